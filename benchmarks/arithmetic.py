@@ -13,13 +13,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from common.config import Experiment, Plan, make_hospital_plan
+from common.config import Experiment, HospitalPlan, make_hospital_plan
 from strategies.local.arithmetic import DEFAULT, find_fastest_arithmetic, list_cpu_arithmetics, time_training_steps
 
 MODELS = "tiny_cnn,fedsld_cnn,resnet18,densenet121,efficientnet_lite0"
 
 
-def plan(model: str, side: int, batch: int) -> Plan:
+def plan(model: str, side: int, batch: int) -> HospitalPlan:
     tables = {
         "run": {"method": "surgical"},
         "model": {"architecture": model, "channels": 1, "image_size": side},

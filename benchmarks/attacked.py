@@ -14,7 +14,7 @@ import numpy as np
 
 from client.preview.attack import suite
 from client.preview.dry_run import choose_preview_experiment
-from client.site.policy import Policy
+from client.site.policy import SitePolicy
 from client.site.site import Site
 from common.config import make_hospital_plan
 from common.contract import LabelDeclaration
@@ -27,7 +27,7 @@ FINDINGS = (
 )
 
 
-def hospital(folder: Path, policy: Policy) -> Site:
+def hospital(folder: Path, policy: SitePolicy) -> Site:
     """One hospital with all of it."""
     arrays = np.load(DATA, allow_pickle=False)
     train, validation, test = (
@@ -56,7 +56,7 @@ def main() -> None:
     suite.ATTACKS = {name: attack for name, attack in suite.ATTACKS.items() if arguments.attacks in name}
     for level in arguments.levels.split(","):
         rounding = {"round_counts_to": arguments.round_counts_to}
-        policy = Policy.model_validate({"level": level, **(rounding if level == "trusted" else {})})
+        policy = SitePolicy.model_validate({"level": level, **(rounding if level == "trusted" else {})})
         with tempfile.TemporaryDirectory() as folder:
             site = hospital(Path(folder), policy)
             for each in suite.run_attacks(site, make_hospital_plan(choose_preview_experiment(None, site))):

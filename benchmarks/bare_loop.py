@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.config import ExperimentFile
-from common.data.images.pixels import channels_first
+from common.data.images.pixels import convert_to_channels_first
 from common.models.gpu import move_network_to_device
-from common.models.network import autocast, build
-from common.models.state import layout_of, read_state, state_sha256
-from common.simulation import images_of_simulated_site, load_simulated_data
+from common.models.network import autocast, build_network
+from common.models.state import hash_model_state, make_model_layout, read_model_state
+from common.simulation import load_simulated_data, select_simulated_site_images
 from common.system.hashing import derive_seed
-from strategies.engine.membership import draw_names
+from strategies.engine.membership import draw_random_names
 from strategies.local.training import shuffle_into_batches
 
 
@@ -39,12 +39,12 @@ def hospitals(file: ExperimentFile, device: str) -> list[Hospital]:
     data = load_simulated_data(file.experiment, file.base_folder)
     names, results = data.label_contract.class_names, []
     for index in range(len(data.parts)):
-        images = images_of_simulated_site(data, index, "no")
+        images = select_simulated_site_images(data, index, "no")
         order = [images.train.class_names.index(name) for name in names]
         parts = (
             tensor
             for part in (images.train, images.validation)
-            for tensor in (channels_first(part.images), torch.from_numpy(part.labels[:, order].argmax(1)))
+            for tensor in (convert_to_channels_first(part.images), torch.from_numpy(part.labels[:, order].argmax(1)))
         )
         results.append(Hospital(images.declaration.site, *(part.to(device) for part in parts)))
     return sorted(results, key=lambda site: site.name)  # the order in which sums run
@@ -62,7 +62,7 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sites, network = (
         hospitals(file, device),
-        move_network_to_device(build(experiment.model, names, seed, file.base_folder), device),
+        move_network_to_device(build_network(experiment.model, names, seed, file.base_folder), device),
     )
     torch.set_num_threads(spec.threads)
     # On the CPU, as ours: a GPU multiplies by the inverse where it is to divide.
@@ -71,7 +71,7 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     on_round()
     for server_round in range(1, experiment.run.rounds + 1):
         sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in state.items()}
-        taking_part = set(draw_names(every, experiment.participation.sites_per_round, [seed, server_round]))
+        taking_part = set(draw_random_names(every, experiment.participation.sites_per_round, [seed, server_round]))
         chosen = [site for site in sites if site.name in taking_part]
         images = float(sum(len(site.images) for site in chosen))
         for site in chosen:
@@ -86,7 +86,7 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
             state[name] = (tensor.double() + sums[name] / images).float()
         on_round()
     network.load_state_dict(state, strict=False)
-    return state_sha256(read_state(network), layout_of(network))
+    return hash_model_state(read_model_state(network), make_model_layout(network))
 
 
 def trained(

@@ -18,10 +18,10 @@ from client.preview.attack.adversary import Adversary, copy_site_with_images, dr
 from client.preview.attack.images import attack_by_imprinting
 from client.preview.attack.suite import MOST_IMAGES
 from client.preview.dry_run import choose_preview_experiment
-from client.site.policy import Policy
-from common.config import Plan, make_hospital_plan
-from common.models.network import build
-from common.models.state import ModelState, read_state
+from client.site.policy import SitePolicy
+from common.config import HospitalPlan, make_hospital_plan
+from common.models.network import build_network
+from common.models.state import ModelState, read_model_state
 from common.wire.records import ModelGroups, TrainReply, TrainRequest
 from strategies.local.updates import measure_update_length
 
@@ -42,14 +42,14 @@ class LaterAdversary(Adversary):
     length: float = 0.0
     distance: float = 0.0
 
-    def plan(self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any) -> Plan:
+    def plan(self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any) -> HospitalPlan:
         """A plan of two rounds that names no weights file."""
         plan = super().make_plan(architecture, image_size, self.rate, batch_size, **training)
         return plan.model_copy(update={"run": plan.run.model_copy(update={"rounds": 2}), "weights_sha256": None})
 
-    def request_training(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
+    def request_training(self, plan: HospitalPlan, model: ModelState, run: str = "") -> TrainReply | None:
         """Have the site train in both rounds; try the crafted model in round 1 of another run, too."""
-        first = read_state(build(plan.model, self.head_class_names, plan.run.seed))
+        first = read_model_state(build_network(plan.model, self.head_class_names, plan.run.seed))
         assert super().request_training(plan, model, "crafted") is None
         honest = super().request_training(plan, first, "run")
         assert honest is not None
@@ -60,7 +60,7 @@ class LaterAdversary(Adversary):
         )
         self.length = measure_update_length(honest.update)
         self.distance = sum(float(((a - b).astype(float) ** 2).sum()) for a, b in change) ** 0.5
-        facts = {**self._request_fields(plan, model, "run"), "round": 2}
+        facts = {**self._make_request_fields(plan, model, "run"), "round": 2}
         return self._exchange_records("train", TrainRequest(**facts), TrainReply)
 
 
@@ -69,7 +69,7 @@ def main() -> None:
     print("| learning rate | crafted first model | own update | way to the crafted model | found in round 2 |")
     print("| ---: | --- | ---: | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
-        whole = hospital(Path(folder), Policy(level="trusted"))
+        whole = hospital(Path(folder), SitePolicy(level="trusted"))
         site = copy_site_with_images(whole, train=draw_random_images(whole.train, MOST_IMAGES))
         honest = make_hospital_plan(choose_preview_experiment(None, whole))
         for rate in RATES:

@@ -98,7 +98,7 @@ def measured(federation: Federation, arguments: argparse.Namespace, scratch: Pat
         (superlink,) = started.children()
         watched = Watched(superlink, out / "rounds.jsonl")
         eventually(lambda: watched._count() >= 20, these)
-        log = federation.coordinator.log
+        log = federation.coordinator.log_path
         results.megabytes, results.descriptors = [watched.megabytes], [superlink.num_fds()]
         results.log_bytes = [size_of(log)]
         for number in range(arguments.windows):

@@ -37,7 +37,7 @@ from simulation import Case
 
 from common.models import gpu
 from common.models.gpu import move_network_to_device
-from common.models.network import autocast, build
+from common.models.network import autocast, build_network
 from common.models.zoo.spec import ModelSpec
 
 MODELS = "tiny_cnn:28,resnet18:64,resnet18:224,efficientnet_lite0:224,densenet121:224"
@@ -102,7 +102,7 @@ def table_of(results: Sequence[ContenderResult]) -> Table:
 def steps_of(model: str, side: int, batch: int) -> tuple[float, float]:
     """Milliseconds of a step without graphs and with them, the mean of 30 after 5."""
     spec = ModelSpec(architecture=model, channels=1, image_size=side)
-    backbone = move_network_to_device(build(spec, ("",), seed=0), "cuda").backbone.train()
+    backbone = move_network_to_device(build_network(spec, ("",), seed=0), "cuda").backbone.train()
     images = torch.rand(batch, 1, side, side, device="cuda").to(memory_format=torch.channels_last)
 
     def milliseconds(forward: gpu.Step) -> float:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from simulation import Case, Measured, measure
 
-from common.models.network import build
+from common.models.network import build_network
 from common.models.zoo.spec import ModelSpec
 
 MODELS = ("tiny_cnn", "fedsld_cnn", "femnist_cnn", "resnet18", "unifed_vgg11")
@@ -38,7 +38,7 @@ def row(x: float, results: Measured) -> dict[str, float]:
 
 def parameters(model: str) -> int:
     spec = ModelSpec.model_validate({"architecture": model, "channels": 1, "image_size": 32, "task": "multi_class"})
-    return sum(tensor.numel() for tensor in build(spec, tuple("abcdefghij"), 0).parameters())
+    return sum(tensor.numel() for tensor in build_network(spec, tuple("abcdefghij"), 0).parameters())
 
 
 def slope(rows: list[dict[str, float]], key: str) -> float:

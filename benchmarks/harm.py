@@ -107,18 +107,18 @@ def run(choices: Iterable[str], answer_of: Mapping[str, Answer], *, patched: boo
 @contextmanager
 def without(site: str) -> Iterator[None]:
     """Runs in which this site is never asked, and its images stay its own."""
-    drawn, needed = RunMembership.draw_training_sites, RunMembership.needed_reply_count
+    drawn, needed = RunMembership.draw_training_sites, RunMembership.count_needed_replies
 
     def others(members: RunMembership, server_round: int, out: Iterable[str] = ()) -> list[str]:
         return drawn(members, server_round, frozenset({*out, site}))
 
     setattr(RunMembership, "draw_training_sites", others)  # noqa: B010 mypy: a method is assigned
-    setattr(RunMembership, "needed_reply_count", lambda members, arguments: max(needed(members, arguments), 1))  # noqa: B010
+    setattr(RunMembership, "count_needed_replies", lambda members, arguments: max(needed(members, arguments), 1))  # noqa: B010
     try:
         yield
     finally:
         setattr(RunMembership, "draw_training_sites", drawn)  # noqa: B010
-        setattr(RunMembership, "needed_reply_count", needed)  # noqa: B010
+        setattr(RunMembership, "count_needed_replies", needed)  # noqa: B010
 
 
 # ---------------------------------------------------------------------- backdoors

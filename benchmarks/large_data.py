@@ -24,19 +24,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from common.config import ExperimentFile, TrainingSection, validate_experiment
-from common.data.base.image_set import ImageSet, Splits
-from common.data.base.spec import AugmentationSpec, FolderSpec
-from common.data.images.pixel_cache import MappedPixelRows
-from common.data.images.pixels import channels_first, pixels_on_device
-from common.data.images.store import user_image_store
+from common.data.base.image_set import DatasetSplits, ImageSet
+from common.data.base.spec import AugmentationSpec, FolderDatasetSpec
+from common.data.images.pixel_cache import MappedPictures
+from common.data.images.pixels import convert_to_channels_first, load_pixels_on_device
+from common.data.images.store import open_user_image_store
 from common.data.load import load_dataset
 from common.data.sources.built_in import draw_phantoms
-from common.models.network import build
+from common.models.network import build_network
 from common.models.zoo.spec import ModelSpec
 from server.simulation.simulate import simulate
 from strategies.local.losses import partial_loss
 from strategies.local.objective import pair_pixels_with_labels, plain
-from strategies.local.training import FrozenParts, TrainingTask, train_epoch
+from strategies.local.training import FrozenNetworkParts, TrainingTask, train_epoch
 from strategies.registry import find_method_faults
 
 TEMPLATES = 100
@@ -67,11 +67,11 @@ def data_spec(side: int) -> dict[str, object]:
     return {"kind": "folder", "images": "images", "labels": "labels.csv", "image_size": side, **columns}
 
 
-def load_images(folder: Path, side: int) -> Splits:
+def load_images(folder: Path, side: int) -> DatasetSplits:
     """Load the images through the cache in the folder, and print the time and the memory."""
     began = time.monotonic()
-    store = user_image_store(partial(print, flush=True), str(folder / "cache"))
-    splits = load_dataset(FolderSpec.model_validate(data_spec(side)), folder, store)
+    store = open_user_image_store(partial(print, flush=True), str(folder / "cache"))
+    splits = load_dataset(FolderDatasetSpec.model_validate(data_spec(side)), folder, store)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     own = psutil.Process().memory_full_info()
     print(
@@ -86,7 +86,7 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
     """The cache's rows as a stock data set."""
 
     def __init__(self, images: ImageSet, count: int) -> None:
-        assert isinstance(images.stored, MappedPixelRows)
+        assert isinstance(images.stored, MappedPictures)
         assert images.places is not None
         self.stored, self.places, self.labels = images.stored.array, images.places[:count], images.labels
 
@@ -109,12 +109,12 @@ def compare_speed(folder: Path, side: int, count: int, batch: int, workers: int)
     images = images.select_rows(np.arange(min(count, len(images))))
     spec = ModelSpec.model_validate({"architecture": "tiny_cnn", "channels": 1, "image_size": 32})
     training = TrainingSection(batch_size=batch, precision="float32")
-    examples = pair_pixels_with_labels(images, pixels_on_device(images, "cpu"), CLASSES)
-    task = TrainingTask(examples, plain(partial_loss), training, AugmentationSpec(), FrozenParts())
+    examples = pair_pixels_with_labels(images, load_pixels_on_device(images, "cpu"), CLASSES)
+    task = TrainingTask(examples, plain(partial_loss), training, AugmentationSpec(), FrozenNetworkParts())
     torch.set_num_threads(1)
     for _ in range(2):
         for name in ("bare", "ours"):
-            network = build(spec, CLASSES, seed=0)
+            network = build_network(spec, CLASSES, seed=0)
             optimizer, generator = torch.optim.SGD(network.parameters(), lr=0.01), torch.Generator().manual_seed(0)
             began, used = time.monotonic(), cpu_seconds()
             if name == "ours":
@@ -130,7 +130,7 @@ def compare_speed(folder: Path, side: int, count: int, batch: int, workers: int)
             print(f"{name}: {rate:.0f} images a second, {cpu:.0f} a CPU second", flush=True)
     began = time.monotonic()
     for start in range(0, len(images), batch):
-        channels_first(images.select_rows(np.arange(start, min(start + batch, len(images)))).images)
+        convert_to_channels_first(images.select_rows(np.arange(start, min(start + batch, len(images)))).images)
     print(f"reading alone: {len(images) / (time.monotonic() - began):.0f} images a second", flush=True)
 
 

@@ -20,15 +20,15 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.gate.gate import make_policy_gate
-from client.gate.policy_rules import RequestedWork, reply_verdict, request_verdict
-from client.site.policy import Policy
+from client.gate.policy_rules import RequestedWork, decide_on_reply, decide_on_request
+from client.site.policy import SitePolicy
 from client.site.site import Site
-from common.config import Plan
+from common.config import HospitalPlan
 from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
-from common.models.network import build
-from common.models.state import ModelStateLayout, layout_of, read_state
-from common.wire.canonical_bytes import record_sha256
+from common.models.network import build_network
+from common.models.state import ModelStateLayout, make_model_layout, read_model_state
+from common.wire.canonical_bytes import hash_record
 from common.wire.codec import encode_record
 from common.wire.records import ModelGroups, TrainReply, TrainRequest
 from server.runs.audit_log import RunAudit
@@ -42,7 +42,7 @@ CLASSES = ("a", "b", "c")
 class Round:
     """One site's round, ready to be checked."""
 
-    plan: Plan
+    plan: HospitalPlan
     layout: ModelStateLayout
     request: TrainRequest
     reply: TrainReply
@@ -52,7 +52,7 @@ class Round:
         """A site with a policy that looks at everything."""
         blank = np.zeros((1, 16, 16), np.uint8)
         images = ImageSet(blank, np.zeros((1, 3), np.float32), CLASSES, np.array(["0"]), np.array([""]))
-        policy = Policy(methods=("surgical",), maximum_update_norm=1e9)
+        policy = SitePolicy(methods=("surgical",), maximum_update_norm=1e9)
         declaration = LabelDeclaration("north", CLASSES)
         return Site(declaration, images, images, images, self.folder, policy=policy, durable=durable)
 
@@ -76,13 +76,13 @@ def passage(durable: bool) -> Check:
 def policy_alone(each: Round) -> Callable[[], object]:
     """The rules, without reading the record back; with a bound on the length, which is measured."""
     policy, options = each.site(durable=False).policy, RequestedWork(each.plan, build_site_method(each.plan), 1)
-    return lambda: (request_verdict(policy, options), reply_verdict(policy, options, each.reply))
+    return lambda: (decide_on_request(policy, options), decide_on_reply(policy, options, each.reply))
 
 
 def one_hash(each: Round) -> Callable[[], object]:
     """SHA-256 of a reply."""
     content = encode_record(each.reply)
-    return lambda: record_sha256(content)
+    return lambda: hash_record(content)
 
 
 def coordinator(keep: bool) -> Check:
@@ -111,12 +111,12 @@ def round_of(architecture: str, folder: Path) -> Round:
     model = {"architecture": architecture, "channels": 3, "image_size": 64}
     method = {"clip_update": 1e9}
     tables = {"run": {"method": "surgical"}, "method": method, "model": model, "training": {}, "augmentation": {}}
-    plan = Plan.model_validate(tables)
-    network = build(plan.model, CLASSES, 0)
-    groups = ModelGroups.from_model(read_state(network))
+    plan = HospitalPlan.model_validate(tables)
+    network = build_network(plan.model, CLASSES, 0)
+    groups = ModelGroups.from_model(read_model_state(network))
     request = TrainRequest("run", 2, plan.model_dump_json(), "contract", CLASSES, 0, -1, "", groups)
     reply = TrainReply("run", 2, "north", 100, 0.5, 0.5, 0.5, 1.0, groups)
-    return Round(plan, layout_of(network), request, reply, folder)
+    return Round(plan, make_model_layout(network), request, reply, folder)
 
 
 def measured(work: Callable[[], object], repetitions: int) -> tuple[float, float]:

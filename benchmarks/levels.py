@@ -18,9 +18,9 @@ from unittest.mock import patch
 from rich.console import Console
 
 import polyclinic
-from client.site.policy import Policy
+from client.site.policy import SitePolicy
 from common.config import read_experiment
-from common.metrics.auroc import mean_auroc
+from common.metrics.auroc import compute_mean_auroc
 from common.simulation import load_undivided_data
 from server.simulation.simulate import simulate
 from studies.compare import DEMO
@@ -39,12 +39,12 @@ def auroc(level: str, overrides: tuple[str, ...]) -> float:
     """One run's mean AUROC over the demo's classes, on all of its test images."""
     with tempfile.TemporaryDirectory() as name:
         file = read_experiment(DEMO, [*overrides, "simulation.backend=inline"])
-        policy = Policy.model_validate({"level": level})
+        policy = SitePolicy.model_validate({"level": level})
         with patch("client.simulation.POLICY", policy), patch("server.federation.set_up.write_run_pages"):
             simulate(file, Path(name) / "run", Console(quiet=True))
         test = load_undivided_data(file.experiment, file.base_folder).test
         text = polyclinic.predict(Path(name) / "run", test.images)
-        results = mean_auroc(text[list(test.class_names)].to_numpy(), test.labels)
+        results = compute_mean_auroc(text[list(test.class_names)].to_numpy(), test.labels)
     assert results is not None, "the demo's test part shows every class"
     return results
 

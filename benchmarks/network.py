@@ -44,8 +44,8 @@ from rich.console import Console
 from rich.table import Table
 
 from common.system.toml import read_toml
-from server.coordinator.folder import CoordinatorFolder, read_coordinator
-from server.deployment.superlink.control_client import openssh_key_to_pem
+from server.coordinator.folder import CoordinatorFolder, read_coordinator_folder
+from server.deployment.superlink.control_client import convert_openssh_key_to_pem
 
 HERE = Path(__file__).parent
 RAW, BIN = HERE / "raw_grpc.py", Path(sys.executable).parent
@@ -251,7 +251,7 @@ class Federation:
 
     @property
     def coordinator(self) -> CoordinatorFolder:
-        return read_coordinator(self.folder / "coordinator")
+        return read_coordinator_folder(self.folder / "coordinator")
 
     @property
     def sites(self) -> list[Path]:
@@ -316,11 +316,11 @@ def ours(federation: Federation, rounds: int, into: Measured, scratch: Path) -> 
 def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) -> None:
     """One repetition of Flower's stock deployment, with the same certificates and keys."""
     coordinator, stamps = federation.coordinator, scratch / "stamps"
-    authority = coordinator.authority
+    authority = coordinator.authority_path
     options = [
         *("--host", "127.0.0.1", "--port", str(CONTROL_PORT)),
-        *("--fleet-api-type", "grpc-rere", "--fleet-api-address", coordinator.fleet_address),
-        *("--ssl-ca-certfile", coordinator.ca_certificate, "--ssl-certfile", authority / "server.crt"),
+        *("--fleet-api-type", "grpc-rere", "--fleet-api-address", coordinator.hospital_listen_address),
+        *("--ssl-ca-certfile", coordinator.ca_certificate_path, "--ssl-certfile", authority / "server.crt"),
         *("--ssl-keyfile", authority / "server.key", "--enable-supernode-auth"),
         "--disable-runtime-dependency-installation",
     ]
@@ -330,15 +330,15 @@ def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) ->
         control = ControlHttpClient.from_server_address(
             f"127.0.0.1:{CONTROL_PORT}",
             False,
-            coordinator.ca_certificate.read_bytes(),
+            coordinator.ca_certificate_path.read_bytes(),
             [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
         )
         for number, site in enumerate(federation.sites):
             request = read_toml(site / f"{site.name}.request")
             control.RegisterNode(
-                RegisterNodeRequest(public_key=openssh_key_to_pem(str(request["public_key"])), name=site.name)
+                RegisterNodeRequest(public_key=convert_openssh_key_to_pem(str(request["public_key"])), name=site.name)
             )
-            link = ("--superlink", f"127.0.0.1:{STOCK_PORT}", "--root-certificates", coordinator.ca_certificate)
+            link = ("--superlink", f"127.0.0.1:{STOCK_PORT}", "--root-certificates", coordinator.ca_certificate_path)
             key = ("--auth-supernode-private-key", site / f"{site.name}.key")
             port = ("--port", CLIENT_PORT + number, "--host", "127.0.0.1")
             these.start(site.name, BIN / "flower-supernode", *link, *key, *port)

@@ -20,7 +20,7 @@ from server.runs.reader import RunFolderContent, read_run
 from server.simulation.simulate import simulate
 from strategies.local.training import shuffle_into_batches
 from studies.benchmark_file import BenchmarkVariantPlan
-from studies.claims import markdown_table
+from studies.claims import format_markdown_table
 
 FOLDER = Path("experiments/benchmark")
 AT_THE_SAME_TIME, ONE_AFTER_ANOTHER = "partial_loss", "fedseq"
@@ -72,7 +72,7 @@ def main() -> None:
             [", ".join(block), sites, *counts, f"{slowest:.2f}", f"{together:.2f}", f"{together / slowest:.1f}"]
         )
     head = ["", "sites", "steps: averaging", "passing", "times", "seconds: averaging", "passing", "times"]
-    print(markdown_table(head, rows))
+    print(format_markdown_table(head, rows))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.config import ExperimentFile
-from common.models.network import build
+from common.models.network import build_network
 from common.simulation import load_simulated_data
 
 
@@ -73,7 +73,7 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     sites = {str(number): site for number, site in enumerate(hospitals(file, "cpu"))}
     names = load_simulated_data(experiment, file.base_folder).label_contract.class_names
     torch.set_num_threads(spec.threads)
-    network = Trained(build(experiment.model, names, experiment.run.seed, file.base_folder))
+    network = Trained(build_network(experiment.model, names, experiment.run.seed, file.base_folder))
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
     data = FederatedDataset(lambda name: of_pfl(sites[name]), get_user_sampler("random", list(sites)))
     rounds, cohort = experiment.run.rounds, drawn or len(sites)

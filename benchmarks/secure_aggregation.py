@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from common.models.network import Head
-from common.wire.codec import R, decode_record, encode_record, payload_bytes
+from common.wire.codec import R, count_payload_bytes, decode_record, encode_record
 from common.wire.records import ModelGroups, Record
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskedSumRequest
-from strategies.privacy.secure_aggregation.site import MaskingTerms, SiteMaskingRound
+from strategies.privacy.secure_aggregation.site import MaskingConditions, SiteMaskingRound
 from strategies.privacy.secure_aggregation.vectors import SegmentLayout
 
 CLASSES = tuple(f"class {number:02}" for number in range(14))
@@ -44,11 +44,11 @@ class Meter:
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
         for site, request in requests.items():
-            self.down += payload_bytes(encode_record(request))
+            self.down += count_payload_bytes(encode_record(request))
             began = time.process_time()
             answer = encode_record(_answer(self.sites[site])[type(request)](request))
             self.cpu_s += time.process_time() - began
-            self.up += payload_bytes(answer)
+            self.up += count_payload_bytes(answer)
             yield site, decode_record(answer, expected)
 
 
@@ -76,7 +76,7 @@ def measure(trunk: int, features: int, sites: int) -> tuple[float, float, float,
     began = time.process_time()
     rounds = {
         name: SiteMaskingRound(
-            *ROUND, name, ModelGroups(numbers, None, Head(rows[name], own.weight, own.bias)), MaskingTerms(16.0)
+            *ROUND, name, ModelGroups(numbers, None, Head(rows[name], own.weight, own.bias)), MaskingConditions(16.0)
         )
         for name in names
     }
@@ -87,7 +87,7 @@ def measure(trunk: int, features: int, sites: int) -> tuple[float, float, float,
     began = time.process_time()
     MaskedSummation(options, meter).unmask_sum()
     coordinator = time.process_time() - began - meter.cpu_s
-    bare = 4 * layout.vector_size(rows[names[0]])
+    bare = 4 * layout.compute_vector_size(rows[names[0]])
     return (held + meter.cpu_s) / sites, coordinator, (meter.up / sites - bare) / 1e3, meter.down / sites / 1e3
 
 

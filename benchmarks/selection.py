@@ -15,14 +15,14 @@ from pathlib import Path
 from rich.console import Console
 
 from common.config import read_experiment
-from common.data.images.pixels import channels_first
-from common.metrics.auroc import mean_auroc
-from common.models.network import build, compute_scores, labels_for_head_rows
-from common.models.state import write_state
+from common.data.images.pixels import convert_to_channels_first
+from common.metrics.auroc import compute_mean_auroc
+from common.models.network import build_network, compute_image_probabilities, select_head_row_labels
+from common.models.state import write_model_state
 from common.system.terminal import ProgressFormat
 from server.federation.set_up import lead_run
-from server.runs.progress import NullProgress
-from server.simulation.simulate import Simulation
+from server.runs.progress import SilentRunProgress
+from server.simulation.simulate import SimulationBackend
 from strategies.engine.events import RoundRecord
 from strategies.engine.state import FederationState
 from studies.benchmark_file import BenchmarkVariantPlan
@@ -37,28 +37,29 @@ FEWER = {
 OWN_MODELS = {"pfl", "individual", "fedbn"}
 
 
-class Scores(NullProgress):
+class Scores(SilentRunProgress):
     """Scores the global model after each round."""
 
-    def __init__(self, machine: Simulation) -> None:
+    def __init__(self, machine: SimulationBackend) -> None:
         super().__init__()
         self.machine, self.aurocs = machine, dict[int, float]()
 
     def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
         test, model = self.machine.data.test_images, state.model
-        network = build(self.machine.experiment.model, model.head.class_names, 0)
-        write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
-        labels = labels_for_head_rows(test, model.head.class_names).numpy()
+        network = build_network(self.machine.experiment.model, model.head.class_names, 0)
+        write_model_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
+        labels = select_head_row_labels(test, model.head.class_names).numpy()
         self.aurocs[record.round] = float(
-            mean_auroc(compute_scores(network, channels_first(test.images)), labels) or 0.5
+            compute_mean_auroc(compute_image_probabilities(network, convert_to_channels_first(test.images)), labels)
+            or 0.5
         )
 
 
-class Scored(Simulation):
+class Scored(SimulationBackend):
     """One machine whose rounds are scored."""
 
     @contextmanager
-    def _show_progress(self, out: Path) -> Iterator[list[NullProgress]]:
+    def _show_progress(self, out: Path) -> Iterator[list[SilentRunProgress]]:
         self.scores = Scores(self)
         with super()._show_progress(out) as watchers:
             yield [*watchers, self.scores]
@@ -75,7 +76,7 @@ def main() -> None:
     plan, losses = BenchmarkVariantPlan.read_variant(FOLDER, "published"), []
     plan = BenchmarkVariantPlan(plan.benchmark, plan.folder, plan.form.model_copy(update={"rounds": options.rounds}))
     for data in options.data.split(","):
-        for method in (each for each in plan.methods_for_data(data) if each.name not in OWN_MODELS):
+        for method in (each for each in plan.list_methods_for_data(data) if each.name not in OWN_MODELS):
             run = plan.make_planned_run(data, "shared5", method, 3e-3, options.seed)
             more = (f"evaluation.criterion={options.criterion}", *FEWER.get(data, ()))
             file = read_experiment(run.experiment, (*run.overrides, *more))

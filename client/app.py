@@ -10,15 +10,15 @@ from client.benefit.compare import compare_with_training_alone
 from client.gate.gate import Mod, make_policy_gate
 from client.site.disclosure import count_patients, round_count_down
 from client.site.site import Site
-from client.site.site_file import write_last_plan
+from client.site.site_file import store_last_plan
 from client.training.layers import evaluate_through_layers, train_through_layers
 from client.training.privacy import refuse_over_privacy_budget
 from client.training.secure_aggregation import HeldUpdates
-from client.training.task import network_without_values
+from client.training.task import get_unfilled_network
 from common import __version__
 from common.config import parse_plan_json
 from common.errors import raise_faults
-from common.models.state import layout_of
+from common.models.state import make_model_layout
 from common.wire.codec import decode_record, encode_record
 from common.wire.records import (
     UNKNOWN_COUNT,
@@ -31,7 +31,7 @@ from common.wire.records import (
     TrainRequest,
 )
 from common.wire.secure_aggregation import STAGES, KeysRequest, MaskedRequest, RevealRequest, SharesRequest
-from strategies.privacy.gradients import private_network_faults
+from strategies.privacy.gradients import find_private_network_faults
 from strategies.registry import build_site_method_once
 
 SiteOf = Callable[[Context], Site]
@@ -83,12 +83,14 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     site.refuse_too_few_patients()
     refuse_over_privacy_budget(site, plan, method)
     if not site.simulated:  # a simulation has asked this for all its sites before it starts
-        raise_faults(private_network_faults(plan, method))
+        raise_faults(find_private_network_faults(plan, method))
     if site.durable:
-        write_last_plan(site.folder, call.plan)
+        store_last_plan(site.folder, call.plan)
     counts_leave = method.declared_payload.label_counts and policy.label_counts
-    layout = layout_of(network_without_values(plan.model, site.declaration.canonical_names, site.device, site.gpus))
-    validation = round_count_down(len(site.validation), policy) if site.reports_part("validation") else UNKNOWN_COUNT
+    layout = make_model_layout(
+        get_unfilled_network(plan.model, site.declaration.canonical_names, site.device, site.gpus)
+    )
+    validation = round_count_down(len(site.validation), policy) if site.may_report_part("validation") else UNKNOWN_COUNT
     return RollCallAnswer(
         run=call.run,
         site=site.name,
@@ -99,14 +101,14 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         patients=round_count_down(count_patients(site.reported_training_images), policy),
         layout=layout.layout_sha256,
         version=__version__,
-        positives=label_counts(site, 1) if counts_leave else (),
-        negatives=label_counts(site, 0) if counts_leave else (),
+        positives=count_training_labels(site, 1) if counts_leave else (),
+        negatives=count_training_labels(site, 0) if counts_leave else (),
         smallest_count=policy.smallest_count,
-        holds_frozen=site.frozen_part_files.has_part(plan.model),
+        holds_frozen=site.frozen_part_files.has_frozen_part(plan.model),
     )
 
 
-def label_counts(site: Site, value: int) -> tuple[int, ...]:
+def count_training_labels(site: Site, value: int) -> tuple[int, ...]:
     """Count for each class the training images with this label value; the count of a hidden class is unknown."""
     counts = (site.reported_training_images.labels == value).sum(axis=0).tolist()
     hidden = site.hidden_classes("train")

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client.connection.exit_codes import ConnectionNotAccepted, ExitCode
-from common.system.plain_text import escape_for_terminal, to_json_text
+from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
+from common.system.plain_text import escape_for_terminal, format_as_json_text
 from common.system.resources import exclude_imports_from_gc, reuse_large_buffers
 from common.system.stopping import graceful_shutdown, stop_on_signals
 from common.system.terminal import (
-    LogForm,
     LogFormat,
+    LogOutputFormat,
     PlainConsole,
     Restarted,
     make_command_line_program,
@@ -99,16 +99,16 @@ def preview(
     """
     from client.site.site_file import read_site_with_faults
     from common.errors import raise_faults
-    from common.system.files import new_output_file_faults, new_output_folder_faults
+    from common.system.files import find_output_file_faults, find_output_folder_faults
 
     read_site_with_faults(folder)  # before torch is imported
-    raise_faults([] if out is None else new_output_file_faults(out) if attack else new_output_folder_faults(out))
+    raise_faults([] if out is None else find_output_file_faults(out) if attack else find_output_folder_faults(out))
     planned = _read_experiment(experiment)
     from client.preview.dry_run import choose_preview_experiment, format_record, make_first_round_records, write_records
-    from client.site.settings import open_site, read_site_settings
+    from client.site.settings import load_site, read_site_settings
 
     site = replace(
-        open_site(read_site_settings(folder), make_event_printer(PlainConsole(stderr=True))), tell=lambda line: None
+        load_site(read_site_settings(folder), make_event_printer(PlainConsole(stderr=True))), tell=lambda line: None
     )
     planned = choose_preview_experiment(planned, site)
     if attack:  # on copies of the site
@@ -123,7 +123,7 @@ def preview(
                 _plain(f"{attempt.title}: {attempt.sentence}")
         page = write_attack_page(site, plan, results, out or folder / "attack.html")
         if as_json:
-            print(to_json_text(figures(site, plan, results), indent=1))
+            print(format_as_json_text(figures(site, plan, results), indent=1))
         else:
             _plain(f"{page}: {_PRIVATE_PAGE}")
         return
@@ -144,7 +144,7 @@ def _read_experiment(path: Path | None) -> "Experiment | None":
 
 
 @app.command()
-def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Restarted = False) -> None:
+def start(folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarted: Restarted = False) -> None:
     """Connect to the coordinator and train when asked. Reconnects after a lost connection; runs until it is stopped.
 
     Example: flwr-client start north
@@ -161,28 +161,28 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
     try:
         with delay_failure_until_change(folder, tell, (BadInput, ConnectionNotAccepted), held=restarted):
             check_before_start(folder)  # before torch is imported
-            _run_hospital_service(folder, tell)
+            _run_message_loop(folder, tell)
     except SystemExit:
         tell("stopped on request; unfinished work resumes at the next start")
         raise
 
 
-def _run_hospital_service(folder: Path, tell: Callable[[str], None]) -> None:
+def _run_message_loop(folder: Path, tell: Callable[[str], None]) -> None:
     with exclude_imports_from_gc():
         from client.connection.service import DROP_SIGNAL, HospitalMessageLoop, lock_site_folder
         from client.connection.status import ClientStatus, keep_status_file_current
         from client.gate.gate import record_process_start
-        from client.site.settings import open_site, read_site_settings
+        from client.site.settings import load_site, read_site_settings
         from client.site.site_file import read_credentials
-        from client.training.privacy import privacy_status
+        from client.training.privacy import make_privacy_status
 
     reuse_large_buffers()
     settings = read_site_settings(folder)
     kit = read_credentials(settings)
     status = ClientStatus(site=settings.file.name, coordinator=kit.coordinator)
     with lock_site_folder(settings.state_folder), keep_status_file_current(status, settings.state_folder):
-        site = open_site(settings, tell)
-        status.privacy = privacy_status(site)
+        site = load_site(settings, tell)
+        status.privacy = make_privacy_status(site)
         counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"
         tell(f"site {site.name}: {counts} on {site.device}; annotates {', '.join(site.declaration.canonical_names)}")
         for note in site.train.notes:
@@ -226,7 +226,7 @@ def check(
 
     result, classes = run_check(folder, images=None if every else images, offline=offline, experiment=planned)
     if as_json:
-        print(to_json_text(result.as_json(), indent=2, allow_nan=True))
+        print(format_as_json_text(result.as_json(), indent=2, allow_nan=True))
     else:
         print_check_result(result, classes, make_narrow_console())
     raise SystemExit(int(result.exit_code))
@@ -245,10 +245,10 @@ def preview_data(
     """
     from client.site.site_file import read_site_with_faults
     from common.errors import raise_faults
-    from common.system.files import new_output_file_faults
+    from common.system.files import find_output_file_faults
 
     read_site_with_faults(folder)  # before torch is imported
-    raise_faults([] if out is None else new_output_file_faults(out))
+    raise_faults([] if out is None else find_output_file_faults(out))
     planned = _read_experiment(experiment)
     from client.preview.images import write_image_preview
 
@@ -263,11 +263,11 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
     Example: flwr-client status north
     """
     from client.connection.status import format_status, read_status
-    from client.site.site_file import check_site_folder
+    from client.site.site_file import refuse_missing_site_file
 
-    present = read_status(check_site_folder(folder) / "state")
+    present = read_status(refuse_missing_site_file(folder) / "state")
     if as_json:
-        print(to_json_text(present, allow_nan=True))
+        print(format_as_json_text(present, allow_nan=True))
     else:
         _plain(format_status(present))
 
@@ -279,9 +279,9 @@ def health(folder: Folder) -> None:
     Example: flwr-client health north
     """
     from client.connection.status import read_status
-    from client.site.site_file import check_site_folder
+    from client.site.site_file import refuse_missing_site_file
 
-    present = read_status(check_site_folder(folder) / "state")
+    present = read_status(refuse_missing_site_file(folder) / "state")
     print("healthy" if present["healthy"] else escape_for_terminal(f"not healthy: {present['last_error']}"))
     raise SystemExit(0 if present["healthy"] else 1)
 
@@ -302,20 +302,22 @@ def audit_verify(
     """
     from client.site.site_file import read_site_with_faults
     from common.errors import raise_faults
-    from common.system.files import is_file, missing_input_fault
+    from common.system.files import is_file, make_missing_input_fault
 
     read_site_with_faults(folder)
-    raise_faults([missing_input_fault(receipt)] if receipt and not is_file(receipt) else [])  # before torch is imported
+    raise_faults(
+        [make_missing_input_fault(receipt)] if receipt and not is_file(receipt) else []
+    )  # before torch is imported
     from cryptography import x509
 
     from client.gate.audit_report import make_audit_report
     from client.site.settings import read_site_settings
-    from common.security.identity import public_key_line, read_connection_kit, read_private_key
+    from common.security.identity import format_public_key_line, read_connection_kit, read_private_key
 
     settings = read_site_settings(folder)
     keys = dict(settings.file.policy.peers)
     if receipt:
-        keys[settings.file.name] = public_key_line(read_private_key(settings.key_path), "")
+        keys[settings.file.name] = format_public_key_line(read_private_key(settings.key_path), "")
     kit = read_connection_kit(settings.kit_path) if settings.kit_path.is_file() else None
     authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode()) if kit else None
     lines, right = make_audit_report(settings.state_folder, settings.file.name, receipt, keys, authority)
@@ -341,16 +343,16 @@ def audit_show(
     from client.site.settings import read_site_settings
     from common.security.audit import AuditLog
 
-    entries = list(AuditLog(read_site_settings(folder).state_folder).entries())
+    entries = list(AuditLog(read_site_settings(folder).state_folder).read_entries())
     for entry in entries[-last:]:
-        print(to_json_text(entry) if as_json else describe_audit_entry(entry))
+        print(format_as_json_text(entry) if as_json else describe_audit_entry(entry))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line of ``flwr-client`` and exit with its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = words[:1] == ["start"]
-    with stop_on_signals(), graceful_shutdown(int(ExitCode.STOPPED)) if stays_up else contextlib.nullcontext():
+    with stop_on_signals(), graceful_shutdown(int(ClientExitCode.STOPPED)) if stays_up else contextlib.nullcontext():
         run_program(app, arguments, (ConnectionNotAccepted,), prints_result=not stays_up)
 
 

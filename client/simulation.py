@@ -13,7 +13,7 @@ from client.gate.gate import Handler, make_policy_gate
 from client.site.policy import UNLIMITED
 from client.site.site import Site
 from common.config import Experiment
-from common.simulation import SimulatedData, images_of_simulated_site, load_simulated_data
+from common.simulation import SimulatedData, load_simulated_data, select_simulated_site_images
 from strategies.local.arithmetic import read_arithmetic
 from strategies.registry import build_site_method
 
@@ -24,7 +24,7 @@ POLICY = UNLIMITED
 
 
 @dataclass(frozen=True)
-class SimulatedSites:
+class SimulatedSiteProvider:
     """Callable that returns the simulated site of a message, by the partition id in its Flower context.
 
     Attributes:
@@ -41,7 +41,7 @@ class SimulatedSites:
         """Return the site of the partition id in the context; the last sites used are cached."""
         experiment, index = _parse_experiment(self.experiment), int(context.node_config["partition-id"])
         data = load_simulated_data(experiment, self.base)
-        sites = _cached_sites_of_run(self, data)
+        sites = _get_cached_run_sites(self, data)
         sites[index] = site = sites.pop(index, None) or _make_simulated_site(
             self, experiment, data, index
         )  # the last one used
@@ -54,12 +54,12 @@ _parse_experiment = lru_cache(maxsize=1)(Experiment.model_validate_json)
 
 
 @lru_cache(maxsize=1)
-def _cached_sites_of_run(sites: SimulatedSites, data: SimulatedData) -> dict[int, Site]:
+def _get_cached_run_sites(sites: SimulatedSiteProvider, data: SimulatedData) -> dict[int, Site]:
     return {}
 
 
-def _make_simulated_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData, index: int) -> Site:
-    images = images_of_simulated_site(data, index, build_site_method(experiment).pooled)
+def _make_simulated_site(sites: SimulatedSiteProvider, experiment: Experiment, data: SimulatedData, index: int) -> Site:
+    images = select_simulated_site_images(data, index, build_site_method(experiment).pooled_missing_labels)
     # The coordinator's process chose number formats for the CPU, so that all sites are equal; each GPU is measured.
     training = experiment.training
     use_gpu = torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0
@@ -82,7 +82,7 @@ def _make_simulated_site(sites: SimulatedSites, experiment: Experiment, data: Si
 
 def make_simulation_client_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
     """Build the ClientApp that serves all simulated sites; only sites with limits have a gate and an audit log."""
-    sites = SimulatedSites(experiment, base, run_folder)
+    sites = SimulatedSiteProvider(experiment, base, run_folder)
     gated = make_policy_gate(sites)
 
     def gate_limited_sites(message: Message, context: Context, answer: Handler) -> Message:

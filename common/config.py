@@ -1,7 +1,8 @@
 """The experiment file: its schema, its reader, and its validation, which reports all faults together.
 
 An experiment is a TOML file. ``extends = "other.toml"`` inherits another file's keys, so that a baseline's file lists
-only the differences; ``--set section.key=value`` overrides any key. The coordinator sends hospitals the :class:`Plan`.
+only the differences; ``--set section.key=value`` overrides any key. The coordinator sends hospitals the
+:class:`HospitalPlan`.
 """
 
 import copy
@@ -15,12 +16,12 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from common import plugins
 from common.data.base.spec import AugmentationSpec, DataSpec, add_label_names
-from common.data.partition.spec import ClassListsSpec, PartitionSpec
+from common.data.partition.spec import ClassListsPartitionSpec, PartitionSpec
 from common.errors import BadInput, Fault, raise_faults
 from common.models.zoo.spec import ModelSpec, Sha256
 from common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginIdentity, PluginName, identify_plugin
 from common.system.files import is_file
-from common.system.toml import TomlSection, parse_toml, read_toml, validation_faults
+from common.system.toml import TomlSection, parse_toml, read_toml, translate_validation_errors
 
 Exponent = Annotated[float, Field(ge=0, le=20)]
 
@@ -242,14 +243,14 @@ class SimulationSection(TomlSection):
         return gpus
 
     @property
-    def gpu_share(self) -> float | None:
+    def gpus_of_each_site(self) -> float | None:
         """Number of GPUs of each site; None for ``auto``, which divides the machine's GPUs among the workers."""
         return self.gpus_per_site if isinstance(self.gpus_per_site, float) else None
 
     @property
     def gpus_per_batch(self) -> int:
         """Number of GPUs across which each batch of a site is split."""
-        return max(1, int(self.gpu_share or 0))
+        return max(1, int(self.gpus_of_each_site or 0))
 
 
 class Experiment(TomlSection):
@@ -291,7 +292,7 @@ class Experiment(TomlSection):
     def _translate_partition_list_synonyms(self) -> Self:
         """Translate class names in ``[partition.lists]`` by ``data.synonyms``, as for a hospital's ``site.toml``."""
         synonyms = getattr(self.data, "synonyms", {})
-        if synonyms and isinstance(self.partition, ClassListsSpec):
+        if synonyms and isinstance(self.partition, ClassListsPartitionSpec):
             lists = self.partition.lists.items()
             renamed = {site: tuple(dict.fromkeys(synonyms.get(name, name) for name in names)) for site, names in lists}
             self.__dict__["partition"] = self.partition.model_copy(update={"lists": renamed})
@@ -315,7 +316,7 @@ class Experiment(TomlSection):
         return self
 
 
-class Plan(TomlSection):
+class HospitalPlan(TomlSection):
     """The part of an experiment that the coordinator sends to hospitals: method, model and settings, but no data.
 
     Attributes:
@@ -333,7 +334,7 @@ class Plan(TomlSection):
     weights_sha256: Sha256 | None = None
 
     @property
-    def keeps_optimizer(self) -> bool:
+    def keeps_optimizer_state(self) -> bool:
         """True if a site stores its optimiser's state between rounds; never under secure aggregation."""
         has_state = self.training.optimizer != "sgd" or self.training.momentum > 0
         return has_state and not self.training.reset_optimizer and not self.privacy.secure_aggregation
@@ -343,22 +344,22 @@ LONGEST_CACHED = 2**20
 """Characters of the longest plan that is parsed once for all requests of a run; an ordinary plan has some thousand."""
 
 
-def parse_plan_json(text: str) -> Plan:
+def parse_plan_json(text: str) -> HospitalPlan:
     """Parse a plan from its JSON; the result is cached, because every request of a run contains the same plan.
 
     Raises:
         ValidationError: If the text is not a valid plan.
     """
     if len(text) > LONGEST_CACHED:
-        return Plan.model_validate_json(text)
+        return HospitalPlan.model_validate_json(text)
     plan = _cached_plan(text)
     return plan.model_copy(update={"method": copy.deepcopy(plan.method)})  # a plug-in may write into its parameters
 
 
-_cached_plan = lru_cache(maxsize=4)(Plan.model_validate_json)
+_cached_plan = lru_cache(maxsize=4)(HospitalPlan.model_validate_json)
 
 
-def make_hospital_plan(experiment: Experiment) -> Plan:
+def make_hospital_plan(experiment: Experiment) -> HospitalPlan:
     """Return the plan of an experiment for its hospitals, with the hash of the weights file in place of the file.
 
     Raises:
@@ -368,7 +369,9 @@ def make_hospital_plan(experiment: Experiment) -> Plan:
     shared: dict[str, Any] = {name: getattr(experiment, name) for name in tables}
     model = experiment.model.model_copy(update={"weights": None, "weights_sha256": None})
     weights_sha256 = experiment.model.weights_sha256
-    return Plan(**shared, model=model, plugins=list_plugin_identities(experiment), weights_sha256=weights_sha256)
+    return HospitalPlan(
+        **shared, model=model, plugins=list_plugin_identities(experiment), weights_sha256=weights_sha256
+    )
 
 
 def list_plugin_identities(experiment: Experiment) -> tuple[PluginIdentity, ...]:
@@ -445,7 +448,7 @@ def validate_experiment(
     try:
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
-        faults += validation_faults(error, Experiment, name, extra=("extends",))
+        faults += translate_validation_errors(error, Experiment, name, extra=("extends",))
         faults += [replace(fault, where=f"{name}: {fault.where}") for fault in method_faults(tree)]
         raise BadInput(faults) from None
     raise_faults(faults)
@@ -485,12 +488,12 @@ def read_experiment_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple
             ("data", ("data", "kind")),
             ("partition", ("partition", "kind")),
         ):
-            if _read_table_entry(tree, *decider) not in (None, _read_table_entry(inherited, *decider)):
+            if _get_table_entry(tree, *decider) not in (None, _get_table_entry(inherited, *decider)):
                 small.pop(table, None)
     return _merge_experiment_tables(inherited, tree), path
 
 
-def _read_table_entry(tree: Mapping[str, Any], table: str, key: str) -> object:
+def _get_table_entry(tree: Mapping[str, Any], table: str, key: str) -> object:
     entries = tree.get(table)
     return entries.get(key) if isinstance(entries, Mapping) else None
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.names import class_spelling_key
+from common.data.base.names import make_class_spelling_key
 from common.errors import Fault, quote_names, raise_faults, suggest_nearest_name
 from common.system.plain_text import PLAIN_NAME
 
@@ -53,19 +53,19 @@ class LabelContract:
     class_names: tuple[str, ...]
     sites: Mapping[str, tuple[str, ...]]
 
-    def owners(self, class_name: str) -> tuple[str, ...]:
+    def annotating_sites(self, class_name: str) -> tuple[str, ...]:
         """Return the sites that annotate the class, sorted by name."""
         return tuple(site for site, names in self.sites.items() if class_name in names)
 
     @property
     def shared_classes(self) -> tuple[str, ...]:
         """Classes that every site annotates."""
-        return tuple(name for name in self.class_names if len(self.owners(name)) == len(self.sites))
+        return tuple(name for name in self.class_names if len(self.annotating_sites(name)) == len(self.sites))
 
     @property
     def unique_classes(self) -> tuple[str, ...]:
         """Classes that exactly one of several sites annotates."""
-        return tuple(name for name in self.class_names if len(self.owners(name)) == 1 < len(self.sites))
+        return tuple(name for name in self.class_names if len(self.annotating_sites(name)) == 1 < len(self.sites))
 
     def annotation_matrix(self) -> NDArray[np.bool_]:
         """Return ``(sites, classes)``, True where the site annotates the class; rows are in the order of ``sites``."""
@@ -96,7 +96,7 @@ def merge_label_declarations(
     """
     ordered = sorted(declarations, key=lambda declaration: declaration.site)
     union = tuple(sorted({name for declaration in ordered for name in declaration.canonical_names}))
-    faults = [replace(fault, site=site.site) for site in ordered for fault in label_declaration_faults(site)]
+    faults = [replace(fault, site=site.site) for site in ordered for fault in find_label_declaration_faults(site)]
     counts = Counter(declaration.site for declaration in ordered)
     repeated = sorted(name for name, count in counts.items() if count > 1)
     faults += [Fault(f"site {name}", "answered the roll call twice.", "Each site has one name.") for name in repeated]
@@ -114,12 +114,12 @@ def merge_label_declarations(
             remedy = "Take it out of the run's classes, or admit a site that annotates it."
             faults.append(Fault("run classes", f"no site annotates {quote_names(missing)}.", remedy))
     else:
-        faults += _similar_class_name_faults(ordered)
+        faults += _find_similar_class_faults(ordered)
     raise_faults(faults)
     return LabelContract(union, MappingProxyType({d.site: d.canonical_names for d in ordered}))
 
 
-def label_declaration_faults(declaration: LabelDeclaration) -> list[Fault]:
+def find_label_declaration_faults(declaration: LabelDeclaration) -> list[Fault]:
     """Return the faults of one site's declaration that can be found without other sites' declarations."""
     where = f"site.toml of {declaration.site}: data.annotates"
     faults = []
@@ -145,7 +145,7 @@ def label_declaration_faults(declaration: LabelDeclaration) -> list[Fault]:
     return faults
 
 
-def _similar_class_name_faults(ordered: Sequence[LabelDeclaration]) -> list[Fault]:
+def _find_similar_class_faults(ordered: Sequence[LabelDeclaration]) -> list[Fault]:
     """Return a fault for each canonical name that differs from an earlier one only in case, spaces or punctuation."""
     owners: dict[str, tuple[str, str]] = {}  # canonical name -> a site that uses it, and that site's own name for it
     for declaration in ordered:
@@ -153,7 +153,7 @@ def _similar_class_name_faults(ordered: Sequence[LabelDeclaration]) -> list[Faul
             owners.setdefault(name, (declaration.site, local))
     faults, firsts = [], dict[str, str]()
     for second in sorted(owners):
-        if (first := firsts.setdefault(class_spelling_key(second), second)) != second:
+        if (first := firsts.setdefault(make_class_spelling_key(second), second)) != second:
             (site, _), (other, local) = owners[first], owners[second]
             problem = f'"{first}" (site {site}) and "{second}" (site {other}) look like one class.'
             remedy = (

@@ -12,11 +12,11 @@ from pydantic import TypeAdapter
 
 from common.config import Experiment
 from common.contract import LabelContract, LabelDeclaration, merge_label_declarations
-from common.data.base.image_set import ImageSet, Splits, concatenate_image_sets, has_known_patients
+from common.data.base.image_set import DatasetSplits, ImageSet, concatenate_image_sets, has_known_patients
 from common.data.base.spec import DataSpec
-from common.data.images.store import DecodedImageStore, user_image_store
+from common.data.images.store import DecodedImageStore, open_user_image_store
 from common.data.load import load_dataset
-from common.data.partition.division import SitePartition, site_images
+from common.data.partition.division import SitePartition, select_site_images
 from common.data.partition.partition import partition_dataset
 
 POOLED = "pooled"
@@ -34,9 +34,9 @@ class SimulatedData:
         empty_sites: Sites to which the partition gave no training image; they take no part in a run.
     """
 
-    splits: Splits
+    splits: DatasetSplits
     parts: tuple[SitePartition, ...]
-    server: Splits | None = None
+    server: DatasetSplits | None = None
     empty_sites: tuple[str, ...] = ()
 
     @property
@@ -73,7 +73,7 @@ class SimulatedData:
 
 
 @dataclass(frozen=True)
-class SiteImages:
+class SimulatedSiteImages:
     """The label declaration and the images of one simulated site."""
 
     declaration: LabelDeclaration
@@ -82,7 +82,7 @@ class SiteImages:
     test: ImageSet
 
 
-_received: dict[tuple[str, Path], Splits] = {}
+_received: dict[tuple[str, Path], DatasetSplits] = {}
 """Data sets that another process has read for this process, by their spec and folder."""
 _simulated: dict[tuple[object, ...], SimulatedData] = {}
 """The data of the last experiment, by what determines them."""
@@ -104,7 +104,7 @@ def load_simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda 
     server = experiment.server_data.model_dump_json() if experiment.server_data and not for_sites else ""
     key = data, parts, server, experiment.run.seed, base  # text, for specs hold mappings that cannot be hashed
     if key not in _simulated:
-        store = simulation_image_store(experiment, base, tell)
+        store = open_simulation_image_store(experiment, base, tell)
         splits = _load_whole_data(data, base, store)
         division = partition_dataset(splits, experiment.partition, experiment.run.seed)
         at_server = (
@@ -115,15 +115,17 @@ def load_simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda 
     return _simulated[key]
 
 
-def simulation_image_store(experiment: Experiment, base: Path, tell: Tell = lambda line: None) -> DecodedImageStore:
+def open_simulation_image_store(
+    experiment: Experiment, base: Path, tell: Tell = lambda line: None
+) -> DecodedImageStore:
     """Return the store (disk cache) for the decoded images of an experiment."""
     section = experiment.simulation
-    return user_image_store(
+    return open_user_image_store(
         tell, str(base / section.image_cache) if section.image_cache else "", section.image_cache_gb
     )
 
 
-def cache_received_data(experiment: Experiment, base: Path, splits: Splits) -> None:
+def cache_received_data(experiment: Experiment, base: Path, splits: DatasetSplits) -> None:
     """Cache in this process a data set that another process loaded by :func:`load_undivided_data` and sent here."""
     assert experiment.data is not None, "checked before"
     clear_data_cache()
@@ -131,10 +133,10 @@ def cache_received_data(experiment: Experiment, base: Path, splits: Splits) -> N
     _received[experiment.data.model_dump_json(), base] = splits
 
 
-def load_undivided_data(experiment: Experiment, base: Path) -> Splits:
+def load_undivided_data(experiment: Experiment, base: Path) -> DatasetSplits:
     """Load an experiment's data set without dividing it over the sites; the result is cached in this process."""
     assert experiment.data is not None, "checked before"
-    return _load_whole_data(experiment.data.model_dump_json(), base, simulation_image_store(experiment, base))
+    return _load_whole_data(experiment.data.model_dump_json(), base, open_simulation_image_store(experiment, base))
 
 
 def clear_data_cache() -> None:
@@ -144,13 +146,13 @@ def clear_data_cache() -> None:
 
 
 @lru_cache(maxsize=1)
-def _load_whole_data(data: str, base: Path, store: DecodedImageStore) -> Splits:
+def _load_whole_data(data: str, base: Path, store: DecodedImageStore) -> DatasetSplits:
     if (received := _received.get((data, base))) is not None:
         return received
     return load_dataset(TypeAdapter(DataSpec).validate_json(data), base, store)
 
 
-def images_of_simulated_site(data: SimulatedData, index: int, pooling: Pooling) -> SiteImages:
+def select_simulated_site_images(data: SimulatedData, index: int, pooling: Pooling) -> SimulatedSiteImages:
     """Return labels and images of the site at ``index``, or of one site with all sites' images.
 
     Args:
@@ -161,14 +163,14 @@ def images_of_simulated_site(data: SimulatedData, index: int, pooling: Pooling) 
     """
     if pooling == "no":
         part = data.parts[index]
-        own = site_images(data.splits, part)
-        return SiteImages(LabelDeclaration(part.site, part.class_names), own.train, own.validation, own.test)
+        own = select_site_images(data.splits, part)
+        return SimulatedSiteImages(LabelDeclaration(part.site, part.class_names), own.train, own.validation, own.test)
     names, splits = data.label_contract.class_names, data.splits
     train = [_relabel_for_pooling(splits.train, part, part.train, names, pooling) for part in data.parts]
     validation = [_relabel_for_pooling(splits.validation, part, part.validation, names, pooling) for part in data.parts]
     own_rows = [part.test for part in data.parts if part.test is not None]
     test = splits.test.select_rows(np.concatenate(own_rows)) if own_rows else splits.test
-    return SiteImages(
+    return SimulatedSiteImages(
         LabelDeclaration(POOLED, names),
         concatenate_image_sets(train),
         concatenate_image_sets(validation),
@@ -176,7 +178,7 @@ def images_of_simulated_site(data: SimulatedData, index: int, pooling: Pooling) 
     )
 
 
-def site_test_images(data: SimulatedData) -> dict[str, ImageSet]:
+def select_site_test_images(data: SimulatedData) -> dict[str, ImageSet]:
     """Return site -> its own test images, without sites that have none and are tested on the whole test part."""
     return {part.site: data.splits.test.select_rows(part.test) for part in data.parts if part.test is not None}
 

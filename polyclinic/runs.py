@@ -240,17 +240,21 @@ class FinishedRun:
             BadInput: If no image is found or readable, or the run has no global model.
         """
         from common.models.saved import load_model
-        from server.export.prediction import image_format_for_model, score_files, score_pictures
+        from server.export.prediction import (
+            choose_model_image_format,
+            compute_picture_probabilities,
+            predict_from_files,
+        )
 
         network, pandas = load_model(self.folder), _import_pandas()
         columns = list(network.class_names)
         if isinstance(images, np.ndarray):
-            values = _check_images(images)
+            values = _refuse_non_uint8_images(images)
             index = pandas.RangeIndex(len(values), name="image")
-            return pandas.DataFrame(score_pictures(network, values), index=index, columns=columns)
-        files = [images] if isinstance(images, str | Path) else _check_paths(images)
-        form = image_format_for_model(self.folder, network)
-        results = [score_files(network, Path(file), form) for file in files]
+            return pandas.DataFrame(compute_picture_probabilities(network, values), index=index, columns=columns)
+        files = [images] if isinstance(images, str | Path) else _refuse_non_path_images(images)
+        form = choose_model_image_format(self.folder, network)
+        results = [predict_from_files(network, Path(file), form) for file in files]
         names = [name for pictures, _ in results for name in (*pictures.names, *pictures.unreadable)]
         unknown = np.full((1, len(columns)), np.nan, np.float32)
         rows = [part for pictures, scores in results for part in (scores, *[unknown] * len(pictures.unreadable))]
@@ -329,9 +333,14 @@ def compare(
         raise BadInput([Fault("experiments", "must be a list with at least one file, or name of an example.")])
     if seeds < 1:
         raise BadInput([Fault("seeds", f"must be at least 1, not {seeds}.")])
-    files = [_experiment_path(experiment) for experiment in experiments]
+    files = [_find_experiment_path(experiment) for experiment in experiments]
     run_comparison(
-        files, Path(out), range(seeds), jobs, _settings_to_overrides(settings or {}), Console(quiet=quiet, emoji=False)
+        files,
+        Path(out),
+        range(seeds),
+        jobs,
+        _convert_settings_to_overrides(settings or {}),
+        Console(quiet=quiet, emoji=False),
     )
     rows = []
     for stem, seed in itertools.product([path.stem for path in files], range(seeds)):
@@ -380,15 +389,15 @@ def _read_experiment(
     if own_data or metrics or any(map(is_local_plugin_name, plugins)):
         added.setdefault("simulation.backend", "inline")
     data = added.pop("data", None)
-    overrides = [*(["data=none"] if data else []), *_settings_to_overrides(added)]
-    overrides += [f"data.{key}={_format_toml(value)}" for key, value in (data or {}).items()]
+    overrides = [*(["data=none"] if data else []), *_convert_settings_to_overrides(added)]
+    overrides += [f"data.{key}={_format_toml_value(value)}" for key, value in (data or {}).items()]
     if isinstance(experiment, Mapping):
         tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
         return validate_experiment(tree, Path("experiment"), overrides, find_method_faults)
-    return read_experiment(_experiment_path(experiment), overrides, find_method_faults)
+    return read_experiment(_find_experiment_path(experiment), overrides, find_method_faults)
 
 
-def _experiment_path(experiment: str | Path) -> Path:
+def _find_experiment_path(experiment: str | Path) -> Path:
     """Return the path of an experiment file, or of the example with this name."""
     from polyclinic.examples import example
 
@@ -396,18 +405,18 @@ def _experiment_path(experiment: str | Path) -> Path:
     return path if path.suffix == ".toml" or path.exists() else example(path.name)
 
 
-def _settings_to_overrides(settings: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={_format_toml(value)}" for key, value in settings.items()]
+def _convert_settings_to_overrides(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={_format_toml_value(value)}" for key, value in settings.items()]
 
 
-def _format_toml(value: Any) -> str:
+def _format_toml_value(value: Any) -> str:
     """Format a value as TOML on one line; numpy numbers are allowed."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_format_toml(entry)}" for key, entry in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(key)} = {_format_toml_value(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_format_toml, value)) + "]"
+        return "[" + ", ".join(map(_format_toml_value, value)) + "]"
     try:
         return json.dumps(str(value) if isinstance(value, Path) else value)
     except TypeError:
@@ -422,14 +431,14 @@ def _find_free_folder(file: ExperimentFile) -> Path:
     return next(path for path in paths if not path.exists())
 
 
-def _check_paths(images: object) -> Sequence[str | Path]:
+def _refuse_non_path_images(images: object) -> Sequence[str | Path]:
     if isinstance(images, Sequence) and images and all(isinstance(path, str | Path) for path in images):
         return images
     problem = f"must be a uint8 array, or the path of a file or folder, or several paths, not {type(images).__name__}."
     raise BadInput([Fault("images", problem)])
 
 
-def _check_images(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _refuse_non_uint8_images(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     if not images.size:
         raise BadInput([Fault("images", f"of shape {images.shape} hold no pixel.")])
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):

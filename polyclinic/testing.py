@@ -29,15 +29,15 @@ from torch import Tensor
 
 from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec, PluginDatasetSpec
-from common.data.images.augmentation import augment
+from common.data.images.augmentation import augment_weakly
 from common.data.load import load_dataset
 from common.errors import BadInput
-from common.metrics.auroc import compute_plugin_metric, load_metrics
-from common.models.network import SplitNetwork, build
-from common.models.state import layout_of, read_state, state_sha256, write_state
+from common.metrics.auroc import compute_plugin_metric, load_plugin_metrics
+from common.models.network import SplitNetwork, build_network
+from common.models.state import hash_model_state, make_model_layout, read_model_state, write_model_state
 from common.models.zoo.spec import ModelSpec
-from common.plugins import LOSSES, PLUGIN, load_entry_point
-from strategies.local.optimisation import learning_rate_factor, make_optimizer
+from common.plugins import LOSSES, PLUGIN, load_plugin_entry_point
+from strategies.local.optimisation import compute_learning_rate_factor, make_optimizer
 
 CLASSES = ("first", "second", "third")
 
@@ -55,11 +55,11 @@ def check_network(name: str, channels: int = 3, image_size: int = 64, batch: int
     spec = ModelSpec.model_validate(
         {"architecture": PLUGIN + name, "channels": channels, "image_size": image_size, "dropout": 0.0}
     )
-    first, second, other = (build(spec, CLASSES, seed) for seed in (1, 1, 2))
-    same = _sha256(first) == _sha256(second)
+    first, second, other = (build_network(spec, CLASSES, seed) for seed in (1, 1, 2))
+    same = _hash_network(first) == _hash_network(second)
     assert same, f"{name}: two networks of one seed differ; it must draw all its numbers from torch's generator"
-    state = read_state(first)
-    write_state(other, trunk=state.trunk, norm=state.norm, head=state.head)
+    state = read_model_state(first)
+    write_model_state(other, trunk=state.trunk, norm=state.norm, head=state.head)
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(0, 256, (batch, channels, image_size, image_size), generator=generator).float()
     with torch.no_grad():
@@ -85,7 +85,7 @@ def check_loss(name: str, images: int = 16) -> None:
         AssertionError: If a check fails, with the reason.
         BadInput: If the plug-in is not installed.
     """
-    loss, generator = load_entry_point(LOSSES, name), torch.Generator().manual_seed(1)
+    loss, generator = load_plugin_entry_point(LOSSES, name), torch.Generator().manual_seed(1)
     logits = torch.randn(images, len(CLASSES), generator=generator, requires_grad=True)
     labels = (torch.rand(images, len(CLASSES), generator=generator) < 0.5).float()
     labels[::3, 1] = float("nan")
@@ -138,7 +138,7 @@ def check_transform(name: str, channels: int = 3, image_size: int = 32, batch: i
     spec, generator = AugmentationSpec(transform=PLUGIN + name), torch.Generator().manual_seed(1)
     images = 255 * torch.rand(batch, channels, image_size, image_size, generator=generator)
     before = images.clone()
-    first, second = (augment(images, spec, torch.Generator().manual_seed(2)) for _ in range(2))
+    first, second = (augment_weakly(images, spec, torch.Generator().manual_seed(2)) for _ in range(2))
     assert first.isfinite().all(), f"{name}: some pixels are not finite"
     assert torch.equal(first, second), f"{name}: two runs of one seed differ; draw from the generator that it is given"
     assert torch.equal(images, before), f"{name}: changes the images that it is given"
@@ -155,7 +155,7 @@ def check_optimizer(name: str) -> None:
     """
     moved = []
     for rate in (0.01, 0.01, 0.001):
-        network = build(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), CLASSES, 1)
+        network = build_network(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), CLASSES, 1)
         before = [parameter.detach().clone() for parameter in network.parameters()]
         optimizer = make_optimizer(network, TrainingSection(optimizer=PLUGIN + name, weight_decay=0.01), rate)
         for step in range(3):
@@ -167,7 +167,7 @@ def check_optimizer(name: str) -> None:
         idle = [key for (key, parameter), old in pairs if torch.equal(parameter, old)]
         assert not idle, f"{name}: does not move {', '.join(idle[:5])}"
         assert all(parameter.isfinite().all() for parameter in network.parameters()), f"{name}: does not stay finite"
-        moved.append(_sha256(network))
+        moved.append(_hash_network(network))
     assert moved[0] == moved[1], f"{name}: two runs of one seed differ"
     assert moved[0] != moved[2], f"{name}: the learning rate does not count"
 
@@ -181,9 +181,14 @@ def check_schedule(name: str, rounds: int = 20) -> None:
     """
     spec = TrainingSection(schedule=PLUGIN + name)
     for each in range(1, rounds + 1):
-        first, second = learning_rate_factor(spec, each, rounds), learning_rate_factor(spec, each, rounds)
+        first, second = (
+            compute_learning_rate_factor(spec, each, rounds),
+            compute_learning_rate_factor(spec, each, rounds),
+        )
         assert first == second, f"{name}: says something else the second time, for round {each} of {rounds}"
-    assert any(learning_rate_factor(spec, each, rounds) for each in range(1, rounds + 1)), f"{name}: no round trains"
+    assert any(compute_learning_rate_factor(spec, each, rounds) for each in range(1, rounds + 1)), (
+        f"{name}: no round trains"
+    )
 
 
 def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = None) -> None:
@@ -225,7 +230,7 @@ def check_metric(name: str, images: int = 50) -> None:
         BadInput: If the plug-in is not installed, raises an exception, or returns something else.
     """
     key = PLUGIN + name
-    metric, random = load_metrics([key])[key], np.random.default_rng(1)
+    metric, random = load_plugin_metrics([key])[key], np.random.default_rng(1)
     labels = np.arange(images) % 2.0
     for scores in (random.random(images), np.full(images, 0.5), labels.copy(), 1 - labels):
         order = random.permutation(images)
@@ -237,8 +242,8 @@ def check_metric(name: str, images: int = 50) -> None:
         compute_plugin_metric(key, metric, np.array([0.2, *[0.7] * count]), np.array([0.0, *[1.0] * count]))
 
 
-def _sha256(network: SplitNetwork) -> str:
-    return state_sha256(read_state(network), layout_of(network))
+def _hash_network(network: SplitNetwork) -> str:
+    return hash_model_state(read_model_state(network), make_model_layout(network))
 
 
 __all__ = [

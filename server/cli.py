@@ -24,19 +24,19 @@ from typing import Annotated
 import typer
 
 from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
-from common.system.plain_text import to_json_text
+from common.system.plain_text import format_as_json_text
 from common.system.resources import exclude_imports_from_gc, reuse_large_buffers
 from common.system.stopping import end_with_parent_if_requested, graceful_shutdown, set_resume_hint, stop_on_signals
 from common.system.terminal import (
-    LogForm,
     LogFormat,
+    LogOutputFormat,
     PlainConsole,
     Restarted,
     make_command_line_program,
     make_event_printer,
     run_program,
 )
-from server.runs.tracking import TrackingStore
+from server.runs.tracking import TrackingService
 
 app = make_command_line_program(
     "flwr-server",
@@ -67,10 +67,10 @@ def init(
 
     Example: flwr-server init trial --name trial --host fl.hospital.example
     """
-    from server.coordinator.init import make_coordinator_folder, renew_certificate
+    from server.coordinator.init import make_coordinator_folder, renew_server_certificate
 
     lines = (
-        renew_certificate(folder, hosts)
+        renew_server_certificate(folder, hosts)
         if renew
         else make_coordinator_folder(folder, name, hosts, listen=listen, port=port)
     )
@@ -100,35 +100,35 @@ def admit(
     To change the classes or images that a site may claim, admit the site again or edit sites/NAME.toml. The change
     counts from the next roll call, such as the start of a run.
     """
-    from common.security.identity import public_key_fingerprint, read_admission_request
+    from common.security.identity import compute_public_key_fingerprint, read_admission_request
     from server.coordinator import admission
-    from server.coordinator.folder import read_coordinator
+    from server.coordinator.folder import read_coordinator_folder
 
-    coordinator, site = read_coordinator(folder), read_admission_request(request)
-    raise_faults(admission.admission_faults(coordinator, site))
+    coordinator, site = read_coordinator_folder(folder), read_admission_request(request)
+    raise_faults(admission.find_admission_faults(coordinator, site))
     console.print(f"site         {site.site}", highlight=False, markup=False)
-    console.print(f"fingerprint  {public_key_fingerprint(site.public_key)}", highlight=False, soft_wrap=True)
+    console.print(f"fingerprint  {compute_public_key_fingerprint(site.public_key)}", highlight=False, soft_wrap=True)
     console.print("Have the hospital read its fingerprint out to you: by telephone, not by the way this file came.")
     if not yes:
         _ask_for_confirmation("Is it the same, and is this site to be admitted?")
-    kit = admission.admit(coordinator, site, classes=classes, max_images=max_images)
+    kit = admission.admit_site(coordinator, site, classes=classes, max_images=max_images)
     console.print(f"Admitted. Send {kit} to {site.site}; it holds no secret.", soft_wrap=True, highlight=False)
 
 
 @app.command()
-def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Restarted = False) -> None:
+def start(folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarted: Restarted = False) -> None:
     """Start the server that hospitals connect to, and keep it running.
 
     Example: flwr-server start trial
     """
     from common.system.preflight import delay_failure_until_change
-    from server.coordinator.folder import read_coordinator
+    from server.coordinator.folder import read_coordinator_folder
     from server.coordinator.preflight import find_faults_before_start
 
     tell = make_event_printer(console)
     try:
         with delay_failure_until_change(folder, tell, (BadInput,), held=restarted):
-            coordinator = read_coordinator(folder)
+            coordinator = read_coordinator_folder(folder)
             raise_faults(find_faults_before_start(coordinator))  # before flwr is imported
             os.umask(0o077)  # what this process and the SuperLink write is for this account only
             from server.deployment.serve import serve_superlink
@@ -150,7 +150,7 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. run.rounds=3. Repeatable."),
     ] = [],  # noqa: B006
     track: Annotated[
-        TrackingStore | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")
+        TrackingService | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out where it broke off; begin it if it has not.")
@@ -158,7 +158,7 @@ def run(
     once: Annotated[
         bool, typer.Option("--once", help="If the process that leads dies, leave it to others to begin it again.")
     ] = False,
-    log_format: LogFormat = LogForm.text,
+    log_format: LogFormat = LogOutputFormat.text,
 ) -> None:
     """Train one experiment on the connected hospitals.
 
@@ -173,24 +173,24 @@ def run(
     arguments = [
         *("run", str(folder), str(experiment), "--out", str(out)),
         *(("--sites", str(sites)) if sites else ()),
-        *(("--log-format", log_format.value) if log_format is not LogForm.text else ()),
+        *(("--log-format", log_format.value) if log_format is not LogOutputFormat.text else ()),
         *(part for override in overrides for part in ("--set", override)),
         *(("--track", track.value) if track else ()),
     ]
-    from server.coordinator.folder import read_coordinator
-    from server.coordinator.preflight import expected_site_count, find_faults_before_run
+    from server.coordinator.folder import read_coordinator_folder
+    from server.coordinator.preflight import count_expected_sites, find_faults_before_run
     from server.runs.folder import new_run_folder_faults, resumed_run_folder_faults
     from strategies.method_list import read_experiment_without_torch
 
     # Before torch is imported.
-    file, coordinator = read_experiment_without_torch(experiment, overrides), read_coordinator(folder)
-    expected_sites = expected_site_count(coordinator, file, sites, resume=resume)
+    file, coordinator = read_experiment_without_torch(experiment, overrides), read_coordinator_folder(folder)
+    expected_sites = count_expected_sites(coordinator, file, sites, resume=resume)
     folder_faults = resumed_run_folder_faults(out) if resume else new_run_folder_faults(out)
     raise_faults([*find_faults_before_run(coordinator, out, resume=resume), *folder_faults])
     if not once:
-        raise SystemExit(_run_supervised(arguments, out, resume=resume))
+        raise SystemExit(_run_with_crash_restarts(arguments, out, resume=resume))
     with exclude_imports_from_gc():
-        from server.deployment.network import NetworkBackend, lead_run_with_exit_code
+        from server.deployment.network import NetworkBackend, lead_run_or_exit
         from server.deployment.supervisor import RunExitCode
         from server.federation.set_up import lead_run
         from server.reporting.tables import format_run_result
@@ -201,13 +201,13 @@ def run(
     tell = make_event_printer(console)
     backend = NetworkBackend(coordinator, file, expected_sites, tell)
     with graceful_shutdown(int(RunExitCode.ON_REQUEST)):
-        lead_run_with_exit_code(
+        lead_run_or_exit(
             lambda: lead_run(backend, file, out, track=track, resume=resume),
             out,
             ["flwr-server", *arguments, "--resume"],
             tell,
         )
-    if log_format is LogForm.json:
+    if log_format is LogOutputFormat.json:
         tell(f"done; report: {out / 'report.html'}")
         return
     console.print(format_run_result(read_run(out)))
@@ -225,7 +225,7 @@ def _ask_for_confirmation(question: str) -> None:
     typer.confirm(question, abort=True)
 
 
-def _run_supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
+def _run_with_crash_restarts(arguments: list[str], out: Path, *, resume: bool) -> int:
     """Lead the run in a child process, restart the child when it dies, and record each death in the run folder."""
     from server.deployment.supervisor import count_checkpointed_rounds, supervise_run
     from server.runs.folder import RunFolder
@@ -287,14 +287,14 @@ def status(
     With --web: serve a web page that follows the run, over TLS with the coordinator's own certificate. Anyone who has
     the printed address can open the page. The page only reads files.
     """
-    from server.coordinator.folder import read_coordinator
+    from server.coordinator.folder import read_coordinator_folder
 
-    coordinator = read_coordinator(folder)  # before flwr is imported
+    coordinator = read_coordinator_folder(folder)  # before flwr is imported
     if web:
-        from common.system.preflight import port_faults
+        from common.system.preflight import find_port_faults
 
         raise_faults([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
-        raise_faults(port_faults("--port", listen, port, "Name another with --port."))
+        raise_faults(find_port_faults("--port", listen, port, "Name another with --port."))
         from server.reporting.live.server import serve_live_view
 
         tell = make_event_printer(console)
@@ -302,13 +302,13 @@ def status(
             serve_live_view(coordinator, listen, port, tell)
         tell("the live view is closed; no run notices")
         return
-    from server.deployment.status import format_status_tables, status_fields
+    from server.deployment.status import collect_server_status, format_server_status
 
-    current = status_fields(coordinator)
+    current = collect_server_status(coordinator)
     if as_json:
-        print(to_json_text(current, allow_nan=True))
+        print(format_as_json_text(current, allow_nan=True))
     else:
-        console.print(format_status_tables(current), highlight=False)
+        console.print(format_server_status(current), highlight=False)
 
 
 @app.command()
@@ -317,13 +317,13 @@ def runs(folder: Folder, as_json: AsJson = False) -> None:
 
     Example: flwr-server runs trial
     """
-    from server.coordinator.folder import read_coordinator
+    from server.coordinator.folder import read_coordinator_folder
     from server.deployment.status import format_runs_table
     from server.runs.live_status import read_run_history
 
-    history = read_run_history(read_coordinator(folder).state)
+    history = read_run_history(read_coordinator_folder(folder).state_path)
     if as_json:
-        print(to_json_text(history, allow_nan=True))
+        print(format_as_json_text(history, allow_nan=True))
     else:
         console.print(format_runs_table(history), highlight=False)
 
@@ -334,9 +334,9 @@ def health(folder: Folder) -> None:
 
     Example: flwr-server health trial
     """
-    from server.coordinator.folder import read_coordinator
+    from server.coordinator.folder import read_coordinator_folder
 
-    coordinator = read_coordinator(folder)
+    coordinator = read_coordinator_folder(folder)
     from server.deployment.superlink.control_client import is_superlink_answering
 
     well = is_superlink_answering(coordinator)
@@ -352,15 +352,15 @@ def revoke(
 
     Example: flwr-server revoke trial north
     """
-    from server.coordinator.folder import read_coordinator
+    from server.coordinator.folder import read_coordinator_folder
 
-    coordinator = read_coordinator(folder)
+    coordinator = read_coordinator_folder(folder)
     from server.coordinator import admission
 
-    admission.unrevoked_site(coordinator, site)
+    admission.read_unrevoked_site(coordinator, site)
     if not yes:
         _ask_for_confirmation(f"{site} is to take part no more?")
-    admission.revoke(coordinator, site)
+    admission.revoke_site(coordinator, site)
     message = f"{site} is revoked: refused within 3 s where flwr-server start runs. To come back it makes a new key."
     console.print(message, soft_wrap=True)
 
@@ -377,9 +377,9 @@ def deadlines(
 
     start and run stop with an error if a timer is shorter than another one that has to end before it.
     """
-    from server.coordinator.folder import read_coordinator
+    from server.coordinator.folder import read_coordinator_folder
 
-    read_coordinator(folder)
+    read_coordinator_folder(folder)
     from strategies.method_list import read_experiment_without_data
 
     planned = read_experiment_without_data(experiment).experiment if experiment else None
@@ -387,7 +387,7 @@ def deadlines(
 
     all_timers = list_timers(planned)
     if as_json:
-        print(to_json_text([timer.__dict__ for timer in all_timers], allow_nan=True))
+        print(format_as_json_text([timer.__dict__ for timer in all_timers], allow_nan=True))
     else:
         console.print(timer_settings_table(all_timers))
 

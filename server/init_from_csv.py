@@ -18,41 +18,46 @@ from numpy.typing import NDArray
 
 from common.config import validate_experiment
 from common.data.base.image_set import PARTS, SkippedImage, has_known_patients, is_placeholder_patient
-from common.data.base.names import class_spelling_key, is_blank_cell, normalize_name
-from common.data.base.spec import NO_FINDING, FolderSpec
+from common.data.base.names import is_blank_cell, make_class_spelling_key, normalize_name
+from common.data.base.spec import NO_FINDING, FolderDatasetSpec
 from common.data.images.reading import (
     PICTURE_SUFFIXES,
-    conversion_remedy,
     decode_picture,
     decode_png_samples,
     is_16_bit_png,
     is_grey_picture,
+    make_conversion_remedy,
     open_png_or_jpeg,
 )
-from common.data.tables.csv import CsvColumn, CsvColumns, is_utf_8, missing_column_faults, read_columns
+from common.data.tables.csv import CsvColumn, CsvColumns, find_missing_column_faults, is_utf_8_table, read_csv_columns
 from common.data.tables.files import PictureFileFinder, describe_other_endings, drop_picture_ending
-from common.data.tables.judgement import finding_certainty, names_id, names_person_or_picture, split_diagnosis_code
-from common.data.tables.labels import LabelTable, blank_cell_faults, open_picture_folder
+from common.data.tables.judgement import finding_certainty, is_metadata_column_name, names_id, split_diagnosis_code
+from common.data.tables.labels import LabelTable, find_blank_cell_faults, open_picture_folder
 from common.data.tables.roles import (
     ColumnRoles,
     describe_foreign_cells,
     describe_unnamed_columns,
     find_picture_folder,
-    findings_options,
-    group_by_file_name,
+    format_findings_options,
     group_by_reader,
     guess_column_roles,
+    guess_patients_by_filename,
     labels_of_other_pictures,
-    may_be_ids,
+    list_possible_hospital_columns,
+    list_possible_patient_columns,
+    may_be_identifiers,
     picture_columns,
-    possible_hospital_columns,
-    possible_patient_columns,
     several_picture_columns_faults,
     shorten,
 )
 from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
-from common.system.plain_text import count_with_noun, join_as_english_list, list_first_and_count_rest, to_json_text
+from common.system.files import find_existing_output_faults, is_file, make_missing_input_fault, write_atomically
+from common.system.plain_text import (
+    format_as_json_text,
+    format_count_with_noun,
+    join_as_english_list,
+    list_first_and_count_rest,
+)
 from common.system.resources import exclude_imports_from_gc
 from common.system.toml import parse_toml
 from server.init_hospitals import TableHospitals, find_hospitals, has_undecided_synonyms, propose_synonyms
@@ -138,7 +143,7 @@ class InspectedDataset:
     whole: CsvColumns
     columns: CsvColumns
     roles: ColumnRoles
-    spec: FolderSpec
+    spec: FolderDatasetSpec
     checked: LabelTable
     hospitals: TableHospitals | None
     synonyms: Mapping[str, str]
@@ -229,24 +234,24 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
             data, for instance for similar patient names.
     """
     if not is_file(table):
-        raise BadInput([missing_input_fault(table)])
+        raise BadInput([make_missing_input_fault(table)])
     if table.suffix == ".npz":
         problem = f"{table.name} holds arrays and is no table, for which init writes experiments."
         remedy = 'Write [data] with kind = "npz" yourself: docs/experiments.md, section [data].'
         raise BadInput([Fault("labels", problem, remedy)])
-    columns = whole = read_columns(table, "labels")
+    columns = whole = read_csv_columns(table, "labels")
     required = {
         "--image-column": hints.image,
         "--patient-column": hints.patient,
         "--source-column": hints.source or None,
     }
-    faults = missing_column_faults(table.name, columns, required)
+    faults = find_missing_column_faults(table.name, columns, required)
     raise_faults(
         faults
         + [
             fault
             for name in hints.findings
-            for fault in missing_column_faults(table.name, columns, {"--findings": name})
+            for fault in find_missing_column_faults(table.name, columns, {"--findings": name})
         ]
     )
     given = [None if name is None else normalize_name(name) for name in (hints.image, hints.patient, hints.source)]
@@ -255,7 +260,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     try:
         column, *others = picture_columns(columns, (name for _, name in below), given[0])
     except BadInput as bad:
-        hint = _folder_column_remedy(columns, {part for folder, _ in below for part in Path(folder).parts})
+        hint = _explain_folder_column_remedy(columns, {part for folder, _ in below for part in Path(folder).parts})
         raise BadInput([replace(fault, remedy=hint or fault.remedy) for fault in bad.faults]) from None
     raise_faults([] if given[0] else several_picture_columns_faults((column, *others)))
     names = columns[column]
@@ -263,7 +268,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     on_disk = [None if folder is None else listings.find_file(str(folder), name) for name in names]
     present = np.array([name is not None for name in on_disk])
     if folder is None or not present.any():
-        raise_faults(listings.unlistable_folder_faults("--images"))
+        raise_faults(listings.find_unlistable_folder_faults("--images"))
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
         first = next(filter(None, names), "")
         problem = f'none of the {len(names)} pictures of column "{column}" is {where}; the first is "{first}".'
@@ -304,10 +309,10 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         settings |= {"finding_column": roles.finding, "separator": roles.separator, "classes": tuple(roles.classes)}
         settings |= {"no_finding": (*NO_FINDING, *roles.no_finding), "other_findings": tuple(roles.doubtful)}
         settings["not_assessed"] = tuple(roles.not_assessed)
-    spec = FolderSpec.model_validate(settings)
+    spec = FolderDatasetSpec.model_validate(settings)
     checked = _read_checked_table(spec, columns)
     hospitals = find_hospitals(roles, checked)
-    raise_faults(hospitals.unlabelled_hospital_faults(columns, roles, hints.findings) if hospitals else [])
+    raise_faults(hospitals.find_unlabelled_hospital_faults(columns, roles, hints.findings) if hospitals else [])
     spread = np.unique(np.linspace(0, len(checked.files) - 1, LOOKED_AT).round().astype(int))
     files = [checked.files[row] for row in spread]
     looks, heads = [look for file in files if (look := _summarize_picture(file)) is not None], read_dicom_headers(files)
@@ -334,7 +339,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     )
 
 
-def _folder_column_remedy(columns: CsvColumns, folders: Collection[str]) -> str:
+def _explain_folder_column_remedy(columns: CsvColumns, folders: Collection[str]) -> str:
     """Return a remedy for a table of studies, in which a column names folders of pictures; empty for other tables."""
     for name in columns:
         cells = [cell for cell in columns.get_column(name).cells if not is_blank_cell(cell)]
@@ -360,7 +365,7 @@ def _describe_missing_pictures(column: CsvColumn, present: NDArray[np.bool_]) ->
     return column.describe_cell_lines(absent, 3)
 
 
-def _read_checked_table(spec: FolderSpec, columns: CsvColumns) -> LabelTable:
+def _read_checked_table(spec: FolderDatasetSpec, columns: CsvColumns) -> LabelTable:
     """Read and check the table as a run does, with remedies in terms of the command's options.
 
     Raises:
@@ -368,7 +373,7 @@ def _read_checked_table(spec: FolderSpec, columns: CsvColumns) -> LabelTable:
     """
     faults = []
     if spec.source_column is not None:
-        for fault in blank_cell_faults(columns.get_column(spec.source_column), "--source-column", "hospital"):
+        for fault in find_blank_cell_faults(columns.get_column(spec.source_column), "--source-column", "hospital"):
             remedy = 'Fill them, name another column, or add --source-column "" to deal patients over invented sites.'
             faults.append(replace(fault, remedy=remedy))
     try:
@@ -416,7 +421,9 @@ def _summarize_picture(picture: Path) -> _PictureSummary | None:
         return None
 
 
-def write_experiment(data: InspectedDataset, out: Path, tell: Callable[[str], object] = lambda line: None) -> list[str]:
+def check_and_write_experiment(
+    data: InspectedDataset, out: Path, tell: Callable[[str], object] = lambda line: None
+) -> list[str]:
     """Check an experiment in the same way as a run does, then write its file.
 
     Args:
@@ -428,23 +435,23 @@ def write_experiment(data: InspectedDataset, out: Path, tell: Callable[[str], ob
     Raises:
         BadInput: If the file exists already, or a run would refuse the experiment.
     """
-    raise_faults(existing_output_faults(out))
+    raise_faults(find_existing_output_faults(out))
     with exclude_imports_from_gc():  # torch takes seconds, and most faults are found before
         from common.simulation import clear_data_cache
-        from server.simulation.simulate import check_experiment
+        from server.simulation.simulate import check_simulation_experiment
 
-    tree = parse_toml(_experiment_text(data, out.resolve(), confirmed=True))
+    tree = parse_toml(_format_experiment_file(data, out.resolve(), confirmed=True))
     clear_data_cache()
-    _, checked = check_experiment(validate_experiment(tree, out.resolve(), name=out.name), tell)
-    write_atomically(out, _experiment_text(data, out.resolve()).encode())
+    _, checked = check_simulation_experiment(validate_experiment(tree, out.resolve(), name=out.name), tell)
+    write_atomically(out, _format_experiment_file(data, out.resolve()).encode())
     skipped = [skip for part in checked.splits.parts for skip in part.skipped]
-    lines = [f"{out}: an experiment on {count_with_noun(len(data.checked.files) - len(skipped), 'image')}."]
+    lines = [f"{out}: an experiment on {format_count_with_noun(len(data.checked.files) - len(skipped), 'image')}."]
     notes = [note for note in checked.splits.train.notes if note != data.checked.other_findings_note]  # not decided yet
     lines += [*_describe_pictures(data, skipped), *(f"    {note}" for note in notes)]
     return [*lines, *_describe_data(data), *_describe_synonyms(data, out)]
 
 
-def next_command(data: InspectedDataset, out: Path) -> str:
+def describe_next_command(data: InspectedDataset, out: Path) -> str:
     """Return a line for the user with the next command, and the decisions to make before it."""
     first = (
         f"first decide on {join_as_english_list(data.undecided_settings)} in {out}, then: "
@@ -456,7 +463,7 @@ def next_command(data: InspectedDataset, out: Path) -> str:
 
 def _describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) -> list[str]:
     lines = [f"images: column {data.roles.image}, in {data.images}"]
-    if not is_utf_8(data.table):
+    if not is_utf_8_table(data.table):
         cells = chain(data.columns, *(data.columns.get_column(name).cells for name in data.columns))
         texts = quote_names([shorten(cell) for cell in cells if not cell.isascii()], 3)
         lines.append(f"    {data.table.name} is not UTF-8, and read as Windows-1252: {texts}. If letters are wrong,")
@@ -466,24 +473,27 @@ def _describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) 
             f"    larger than {data.image_size} pixels: reduced to image_size, which stands twice in the file."
         )
     if data.present < data.rows:
-        lost = count_with_noun(data.rows - data.present, "row names a picture that is", "rows name pictures that are")
+        lost = format_count_with_noun(
+            data.rows - data.present, "row names a picture that is", "rows name pictures that are"
+        )
         lines.append(f"    of {data.rows}, {lost} not there, and left out: {data.absent}.")
     if data.unnamed:
         lines.append(
-            f"    {count_with_noun(len(data.unnamed), 'picture')} of the folder that no line names: "
+            f"    {format_count_with_noun(len(data.unnamed), 'picture')} of the folder that no line names: "
             f"{list_first_and_count_rest(data.unnamed, 3)}."
         )
     if data.other_pictures:
         lines += _describe_other_pictures(data)
     if data.checked.repeated:
         lines.append(
-            f"    {count_with_noun(data.checked.repeated, 'row')} said the same as an earlier one; each counts once."
+            f"    {format_count_with_noun(data.checked.repeated, 'row')} said the same as an earlier one; each counts "
+            "once."
         )
     for skip in skipped[:MOST_NAMED]:
         lines.append(f"    {skip.name} cannot be read, and is left out: {skip.reason}.")
     if len(skipped) > MOST_NAMED:
         lines.append(f"    and {len(skipped) - MOST_NAMED} more.")
-    if remedy := conversion_remedy(skip.reason for skip in skipped):
+    if remedy := make_conversion_remedy(skip.reason for skip in skipped):
         lines.append(f"    {remedy}")
     if data.depth is not None:
         lines.append(
@@ -508,7 +518,7 @@ def _describe_other_pictures(data: InspectedDataset) -> list[str]:
     if foreign := labels_of_other_pictures(data.roles.image, names, labels):
         lines.append(f"    WRONG PICTURE, by their names: {', '.join(foreign)} say what {', '.join(names)} shows.")
         if own := [name for name in labels if name not in foreign]:
-            options = f"--image-column {quote(data.roles.image)} {findings_options(own)}"
+            options = f"--image-column {quote(data.roles.image)} {format_findings_options(own)}"
             lines.append(f"    To leave them out, begin again with: {options}")
     return lines
 
@@ -519,9 +529,9 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
             "patients: UNKNOWN. Each image counts as a patient of its own: the same patient may stand in training",
             "    and test, scores come out too high, and intervals too narrow. Name the column: --patient-column",
         ]
-        for name in possible_patient_columns(data.columns, data.roles.unused):
+        for name in list_possible_patient_columns(data.columns, data.roles.unused):
             lines.append(f"    If each patient has one number in it: --patient-column {quote(name)}")
-        if groups := group_by_file_name(data.checked.files.names.tolist()):
+        if groups := guess_patients_by_filename(data.checked.files.names.tolist()):
             lines += [
                 f'    The names of the pictures have {groups[0]} parts such as "{groups[1]}". If each is a patient,',
                 '    make a column of them: docs/recipes.md, "Patients in the names of pictures".',
@@ -531,10 +541,10 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
     whose = "no patient" if has_known_patients(data.checked.patients) else "none of these"
     lines = [f"patients: {source}, {count} of them; {whose} is split over two parts."]
     patient = data.roles.patient
-    others = possible_patient_columns(data.columns, [name for name in (patient, *data.roles.unused) if name])
+    others = list_possible_patient_columns(data.columns, [name for name in (patient, *data.roles.unused) if name])
     if patient in others and len(others) > 1:
         lines.append(f"    Left out, though it may name patients too: {', '.join(set(others) - {patient})}.")
-    if data.roles.patient is not None and not may_be_ids(data.columns, data.roles.patient):
+    if data.roles.patient is not None and not may_be_identifiers(data.columns, data.roles.patient):
         lines.append("    They look like dates, ages or counts. If they are no patients, the split is wrong.")
     return lines
 
@@ -579,7 +589,7 @@ def _describe_data(data: InspectedDataset) -> list[str]:
     for group in group_by_reader(roles.label_columns):
         lines += [
             f"    one finding of several readers? {', '.join(group)}. Each is a class of its own. To use one,",
-            f"    name it and the other findings: {findings_options([group[-1]])}",
+            f"    name it and the other findings: {format_findings_options([group[-1]])}",
         ]
     lines += _describe_names(data) + _describe_unused(data)
     if roles.exclusive:
@@ -591,10 +601,10 @@ def _describe_data(data: InspectedDataset) -> list[str]:
             *(
                 f"    Is it {name} ({quote_names(map(shorten, data.columns.get_column(name).cells), 3)})? "
                 f"--source-column {quote(name)}"
-                for name in possible_hospital_columns(data.columns, roles.unused)[:MOST_SITES]
+                for name in list_possible_hospital_columns(data.columns, roles.unused)[:MOST_SITES]
             ),
         ]
-    return [*lines, *data.hospitals.describe()]
+    return [*lines, *data.hospitals.describe_hospitals()]
 
 
 def _describe_names(data: InspectedDataset) -> list[str]:
@@ -614,7 +624,10 @@ def _describe_names(data: InspectedDataset) -> list[str]:
     for name, count in roles.alone.items():
         key, write = "label_columns.", ""
         if roles.finding is not None:
-            key, write = "classes,", f" and write: no_finding = {to_json_text([*NO_FINDING, *roles.no_finding, name])}"
+            key, write = (
+                "classes,",
+                f" and write: no_finding = {format_as_json_text([*NO_FINDING, *roles.no_finding, name])}",
+            )
         lines += [
             f"    {name} ({count}) never stands beside another finding. If it says that nothing was found, take it",
             f"    out of {key}{write}",
@@ -648,7 +661,8 @@ def _describe_doubtful(roles: ColumnRoles) -> list[str]:
         label = next((label for label in roles.classes if label.casefold() in name.casefold()), None)
         if label and finding_certainty(name) != "denied":
             lines += [
-                f"    Or join it, such as synonyms.{to_json_text(name)} = {to_json_text(label)} in [data],",
+                f"    Or join it, such as synonyms.{format_as_json_text(name)} = {format_as_json_text(label)} in "
+                "[data],",
                 "    and it counts as one that shows the class.",
             ]
             break
@@ -659,7 +673,7 @@ def _describe_unused(data: InspectedDataset) -> list[str]:
     """Return lines for the user on unused columns, especially those that may hold findings."""
     unused, lines = data.roles.unused, []
     labels = [name for name, of in unused.items() if of.kind == "labels"]
-    unlikely = list(filter(names_person_or_picture, labels))
+    unlikely = list(filter(is_metadata_column_name, labels))
     if unlikely:
         lines.append(
             f"    0 and 1, but no findings by their names: {', '.join(unlikely)}. To use them: --findings, each class."
@@ -689,15 +703,18 @@ def _describe_synonyms(data: InspectedDataset, out: Path) -> list[str]:
     ]
     if has_undecided_synonyms(data.synonyms):
         pairs_of_names = data.synonyms.items()
-        spelling = next(name for name, usual in pairs_of_names if class_spelling_key(name) == class_spelling_key(usual))
+        spelling = next(
+            name for name, usual in pairs_of_names if make_class_spelling_key(name) == make_class_spelling_key(usual)
+        )
         lines += [
             "    A run refuses two names that differ in nothing but spelling. To keep both, give one a name of its own",
-            f"    there, such as synonyms.{to_json_text(spelling)} = {to_json_text(f'{spelling} of one hospital')}.",
+            f"    there, such as synonyms.{format_as_json_text(spelling)} = "
+            f"{format_as_json_text(f'{spelling} of one hospital')}.",
         ]
     return lines
 
 
-def _experiment_text(data: InspectedDataset, out: Path, *, confirmed: bool = False) -> str:
+def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: bool = False) -> str:
     """Return the text of the experiment file.
 
     Args:
@@ -717,20 +734,22 @@ def _experiment_text(data: InspectedDataset, out: Path, *, confirmed: bool = Fal
         evidence = "those of which not all of its cells are blank"
         evidence = evidence if hospitals.by_label else "those that its findings name; all where they name none"
         partition = _HOSPITALS.format(
-            source=to_json_text(roles.source), evidence=evidence, lists=hospitals.partition_lists_toml()
+            source=format_as_json_text(roles.source), evidence=evidence, lists=hospitals.format_partition_lists()
         )
     return TEMPLATE.format(
         table=data.table.name,
-        name=to_json_text(out.stem),
+        name=format_as_json_text(out.stem),
         image_size=data.image_size,
         pixels=pixels,
         channels=3 if data.color else 1,
-        images=to_json_text(_relative_path(data.images, folder)),
-        labels=to_json_text(_relative_path(data.table, folder)),
-        image_column=to_json_text(roles.image),
+        images=format_as_json_text(_make_relative_path(data.images, folder)),
+        labels=format_as_json_text(_make_relative_path(data.table, folder)),
+        image_column=format_as_json_text(roles.image),
         columns="\n".join(columns),
         color=str(data.color).lower(),
-        synonyms=_synonym_lines(data.synonyms, "" if confirmed and has_undecided_synonyms(data.synonyms) else "# "),
+        synonyms=_format_synonym_lines(
+            data.synonyms, "" if confirmed and has_undecided_synonyms(data.synonyms) else "# "
+        ),
         partition=partition,
     )
 
@@ -739,7 +758,7 @@ def _column_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
     """Return the lines of ``[data]`` that name columns and say how their cells are read."""
     roles = data.roles
     if roles.patient:
-        columns = [f"patient_column = {to_json_text(roles.patient)}"]
+        columns = [f"patient_column = {format_as_json_text(roles.patient)}"]
     elif data.patient_source_and_count:
         columns = ["# patient_column = ...          # left out: PatientID of the DICOM files is taken"]
     else:
@@ -748,11 +767,11 @@ def _column_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
     if data.spec.similar_patients == "join":
         columns.append('similar_patients = "join"       # patients whose names are alike count as one')
     if roles.source:
-        columns.append(f"source_column = {to_json_text(roles.source)}")
+        columns.append(f"source_column = {format_as_json_text(roles.source)}")
     if roles.split:
-        columns.append(f"split_column = {to_json_text(roles.split)}")
+        columns.append(f"split_column = {format_as_json_text(roles.split)}")
     for name in () if roles.split else roles.possible_splits:
-        columns.append(f"# split_column = {to_json_text(name)}   # once its cells are train, val or test")
+        columns.append(f"# split_column = {format_as_json_text(name)}   # once its cells are train, val or test")
     if data.depth is not None:
         columns.append(
             f"bit_depth = {data.depth}                  # of 16-bit PNG files; a guess, ask who exported them"
@@ -770,20 +789,22 @@ def _label_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
     """Return the lines of ``[data]`` on the label columns, or on the column of findings and the names in it."""
     roles, columns = data.roles, list[str]()
     if roles.label_columns:
-        columns.append(f"label_columns = {to_json_text(list(roles.label_columns))}")
+        columns.append(f"label_columns = {format_as_json_text(list(roles.label_columns))}")
         columns.append('uncertain = "unknown"           # what -1 means')
         columns.append('# blank = "negative"            # a blank cell means: absent; without this line: nobody looked')
     else:
-        columns.append(f"finding_column = {to_json_text(roles.finding)}")
-        columns.append(f"separator = {to_json_text(roles.separator)}")
-        columns.append(f"classes = {to_json_text(list(roles.classes))}   # move what is no finding to the next lines")
+        columns.append(f"finding_column = {format_as_json_text(roles.finding)}")
+        columns.append(f"separator = {format_as_json_text(roles.separator)}")
+        columns.append(
+            f"classes = {format_as_json_text(list(roles.classes))}   # move what is no finding to the next lines"
+        )
         mark = "" if roles.no_finding else "# "
-        names = to_json_text([*NO_FINDING, *roles.no_finding])
+        names = format_as_json_text([*NO_FINDING, *roles.no_finding])
         columns.append(f"{mark}no_finding = {names}   # such an image shows no class")
         mark = "" if roles.doubtful and confirmed else "# "
-        columns.append(f"{mark}other_findings = {to_json_text(list(roles.doubtful))}   # count as no class")
+        columns.append(f"{mark}other_findings = {format_as_json_text(list(roles.doubtful))}   # count as no class")
         if roles.not_assessed:
-            names = to_json_text(list(roles.not_assessed))
+            names = format_as_json_text(list(roles.not_assessed))
             columns.append(
                 f"{'' if confirmed else '# '}not_assessed = {names}   # the labels of such an image are unknown"
             )
@@ -794,10 +815,12 @@ def _label_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
     return columns
 
 
-def _synonym_lines(synonyms: Mapping[str, str], mark: str) -> str:
+def _format_synonym_lines(synonyms: Mapping[str, str], mark: str) -> str:
     if not synonyms:
         return ""
-    lines = [f"{mark}synonyms.{to_json_text(own)} = {to_json_text(name)}" for own, name in synonyms.items()]
+    lines = [
+        f"{mark}synonyms.{format_as_json_text(own)} = {format_as_json_text(name)}" for own, name in synonyms.items()
+    ]
     return "\n".join(
         (
             "# Names that may mean one class. Remove the # of a line to make them one: left name = right name.",
@@ -807,7 +830,7 @@ def _synonym_lines(synonyms: Mapping[str, str], mark: str) -> str:
     )
 
 
-def _relative_path(path: Path, folder: Path) -> str:
+def _make_relative_path(path: Path, folder: Path) -> str:
     """Return a path relative to ``folder`` if it lies below the folder, else an absolute path."""
     absolute = path.resolve()
     return absolute.relative_to(folder).as_posix() if absolute.is_relative_to(folder) else absolute.as_posix()

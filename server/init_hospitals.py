@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import is_placeholder_patient
-from common.data.base.names import class_spelling_key, name_similarity_key
+from common.data.base.names import make_class_spelling_key, make_name_similarity_key
 from common.data.tables.csv import CsvColumns
-from common.data.tables.judgement import judge_column, names_person_or_picture, split_diagnosis_code
+from common.data.tables.judgement import is_metadata_column_name, judge_column, split_diagnosis_code
 from common.data.tables.labels import LabelTable, make_site_name
-from common.data.tables.roles import ColumnRoles, describe_foreign_cells, find_class_synonyms, name_similarity_rank
+from common.data.tables.roles import ColumnRoles, describe_foreign_cells, find_class_synonyms, rank_name_similarity
 from common.errors import Fault, quote_names
-from common.system.plain_text import count_with_noun, list_first_and_count_rest, to_json_text
+from common.system.plain_text import format_as_json_text, format_count_with_noun, list_first_and_count_rest
 
 MOST_HOSPITALS, MOST_COLUMNS, MOST_COMPARED = 30, 10, 300
 """Lines and columns of the table for the terminal; hospitals whose names are compared with one another."""
@@ -50,7 +50,7 @@ class TableHospitals:
     trains: NDArray[np.bool_]
     shared_patients: int
 
-    def unlabelled_hospital_faults(
+    def find_unlabelled_hospital_faults(
         self, columns: CsvColumns, roles: ColumnRoles, findings: Sequence[str]
     ) -> list[Fault]:
         """Return a fault for each hospital without labels, with columns that may have been meant as labels.
@@ -67,7 +67,7 @@ class TableHospitals:
             judged = {
                 other: judge_column(own.get_column(other)) for other, of in roles.unused.items() if of.may_be_labels
             }
-            meant = {other: of for other, of in judged.items() if of.foreign and not names_person_or_picture(other)}
+            meant = {other: of for other, of in judged.items() if of.foreign and not is_metadata_column_name(other)}
             problem = f'"{name}" of column {self.column} has no label that can be read.'
             remedy = "Write its labels in the columns of the others: 1, 0, -1, or nothing where it does not look."
             if findings:
@@ -80,16 +80,16 @@ class TableHospitals:
             faults.append(Fault("--source-column", problem, remedy))
         return faults
 
-    def partition_lists_toml(self) -> str:
+    def format_partition_lists(self) -> str:
         """Return the lines of ``[partition.lists]`` in the experiment file."""
         return "\n".join(
-            f"{to_json_text(name)} = "
-            f"{to_json_text([label for label, has in zip(self.class_names, row, strict=True) if has])}"
+            f"{format_as_json_text(name)} = "
+            f"{format_as_json_text([label for label, has in zip(self.class_names, row, strict=True) if has])}"
             for name, row in zip(self.names, self.annotated, strict=True)
             if row.any()
         )
 
-    def describe(self) -> list[str]:
+    def describe_hospitals(self) -> list[str]:
         """Return lines for the user: classes by hospital, and peculiarities such as shared patients."""
         label = "images that show it / images with a label" if self.by_label else "images that show it"
         lines = [f"hospitals: column {self.column}, {len(self.names)} of them. Of each class: {label}; - where"]
@@ -135,7 +135,7 @@ class TableHospitals:
         alike = [
             f'"{first}" and "{second}"'
             for first, second in combinations(self.names[:MOST_COMPARED], 2)
-            if _may_be_one(first, second)
+            if _may_be_same_hospital(first, second)
         ]
         if alike:
             lines += [
@@ -145,7 +145,7 @@ class TableHospitals:
         if idle := [name for name, trains in zip(self.names, self.trains, strict=True) if not trains]:
             lines.append(f"    Without training images, and therefore tested, but no site: {', '.join(idle)}.")
         if self.shared_patients:
-            shared = count_with_noun(self.shared_patients, "patient has images", "patients have images")
+            shared = format_count_with_noun(self.shared_patients, "patient has images", "patients have images")
             lines.append(
                 f"    {shared} of several hospitals. Each counts as one person, and stands on one side of the split."
             )
@@ -153,12 +153,12 @@ class TableHospitals:
         return lines
 
 
-def _may_be_one(name: str, other: str) -> bool:
+def _may_be_same_hospital(name: str, other: str) -> bool:
     """Return True for similar names, and if one has all words of the other, also abbreviated: "Univ. Ulm"."""
-    short, long = sorted((name_similarity_key(name).split(), name_similarity_key(other).split()), key=len)
+    short, long = sorted((make_name_similarity_key(name).split(), make_name_similarity_key(other).split()), key=len)
     is_within = all(any(word.startswith(part) or part.startswith(word) for word in long) for part in short)
     is_same_number = re.findall(r"\d+", name) == re.findall(r"\d+", other)
-    return (is_within and is_same_number) or name_similarity_rank(name, other) is not None
+    return (is_within and is_same_number) or rank_name_similarity(name, other) is not None
 
 
 def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | None:
@@ -212,7 +212,7 @@ def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHosp
     synonyms = find_class_synonyms(counts, together, one_place)
     for usual in sorted(set(synonyms.values())):
         own = [name for name, other in synonyms.items() if other == usual]
-        first = min(name for name in (usual, *own) if class_spelling_key(name) == class_spelling_key(usual))
+        first = min(name for name in (usual, *own) if make_class_spelling_key(name) == make_class_spelling_key(usual))
         synonyms |= dict.fromkeys((usual, *own), first)
         del synonyms[first]
     codes = {code: name for name in table.class_names if (code := split_diagnosis_code(name))}
@@ -224,4 +224,4 @@ def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHosp
 
 def has_undecided_synonyms(synonyms: Mapping[str, str]) -> bool:
     """Return whether some names differ only in spelling, which a run refuses until a person decides."""
-    return any(class_spelling_key(own) == class_spelling_key(name) for own, name in synonyms.items())
+    return any(make_class_spelling_key(own) == make_class_spelling_key(name) for own, name in synonyms.items())

@@ -8,7 +8,7 @@ from typing import Any
 from common.config import ExperimentFile, read_experiment
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.plugins import PLUGIN, is_simulate_argument
-from common.system.files import is_file, missing_file_faults, missing_folder_faults
+from common.system.files import find_missing_file_faults, find_missing_folder_faults, is_file
 
 CLASSES: Mapping[str, str] = {
     "polyclinic": "strategies.methods.polyclinic:Polyclinic",
@@ -40,7 +40,7 @@ CLASSES: Mapping[str, str] = {
 TABLES = (".csv", ".csv.gz", ".tsv", ".xlsx", ".xls")
 
 
-def find_unknown_method(name: str) -> Fault:
+def find_unknown_method_fault(name: str) -> Fault:
     """Return the fault that a method's name is not in :data:`CLASSES`."""
     remedy = suggest_nearest_name(name, CLASSES) or f"Methods: {quote_names(CLASSES, limit=len(CLASSES))}."
     return Fault("run.method", f'"{name}" is not a method.', remedy)
@@ -53,7 +53,7 @@ def find_unknown_method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
     """
     run = tree.get("run")
     name = run.get("method") if isinstance(run, dict) else None
-    return (find_unknown_method(name),) if isinstance(name, str) and _is_unknown_method(name) else ()
+    return (find_unknown_method_fault(name),) if isinstance(name, str) and _is_unknown_method(name) else ()
 
 
 def read_experiment_and_fault(path: Path, overrides: Iterable[str] = ()) -> tuple[ExperimentFile, list[Fault]]:
@@ -67,7 +67,7 @@ def read_experiment_and_fault(path: Path, overrides: Iterable[str] = ()) -> tupl
         raise BadInput([Fault(str(path), "is a table; an experiment file is wanted.", remedy)])
     file = read_experiment(path, overrides, find_unknown_method_faults)
     name = file.experiment.run.method
-    return file, [prefix_fault_with_file(file, find_unknown_method(name))] if _is_unknown_method(name) else []
+    return file, [prefix_fault_with_file(file, find_unknown_method_fault(name))] if _is_unknown_method(name) else []
 
 
 def read_experiment_without_torch(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
@@ -79,9 +79,9 @@ def read_experiment_without_torch(path: Path, overrides: Iterable[str] = ()) -> 
     file, faults = read_experiment_and_fault(path, overrides)
     for section, data in (("data", file.experiment.data), ("external_test", file.experiment.external_test)):
         for key, look in (
-            ("path", missing_file_faults),
-            ("images", missing_folder_faults),
-            ("labels", missing_file_faults),
+            ("path", find_missing_file_faults),
+            ("images", find_missing_folder_faults),
+            ("labels", find_missing_file_faults),
         ):
             if isinstance(name := getattr(data, key, None), str):  # of phantoms, images is their number
                 faults += [

@@ -7,16 +7,16 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from common.config import LONGEST_CACHED, Experiment, Plan, parse_plan_json
+from common.config import LONGEST_CACHED, Experiment, HospitalPlan, parse_plan_json
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.models.zoo.spec import Task
-from common.plugins import METHODS, PLUGIN, load_entry_point
+from common.plugins import METHODS, PLUGIN, load_plugin_entry_point
 from common.system.toml import describe_validation_error, suggest_nearest_literal
 from strategies.aggregation.robust import RobustMeanRule
 from strategies.aggregation.server_optimizer import ServerOptimizer
 from strategies.local.losses import find_loss_faults
 from strategies.local.site_method import SiteMethod
-from strategies.method_list import CLASSES, find_unknown_method
+from strategies.method_list import CLASSES, find_unknown_method_fault
 from strategies.methods.base import Method
 from strategies.privacy.mechanism import find_privacy_faults, find_secure_aggregation_faults
 
@@ -34,14 +34,14 @@ def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi
         BadInput: With all faults: an unknown name, unknown keys, invalid or contradictory values.
     """
     if name.startswith(PLUGIN):
-        kind = load_entry_point(METHODS, name.removeprefix(PLUGIN))
+        kind = load_plugin_entry_point(METHODS, name.removeprefix(PLUGIN))
         if not (isinstance(kind, type) and issubclass(kind, Method)):
             problem = f'"{name}" is {kind!r}, not a subclass of polyclinic.methods.Method.'
             raise BadInput([Fault("run.method", problem)])
     elif name in STRATEGIES:
         kind = STRATEGIES[name]
     else:
-        raise BadInput([find_unknown_method(name)])
+        raise BadInput([find_unknown_method_fault(name)])
     try:
         method = kind(parameters, task)
     except ValidationError as error:
@@ -49,7 +49,7 @@ def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi
         raise BadInput(
             [_describe_table_fault(dict(detail), table) for detail in error.errors(include_url=False)]
         ) from None
-    raise_faults(method.site.config_faults())
+    raise_faults(method.site.find_parameter_faults())
     return method
 
 
@@ -75,7 +75,7 @@ def find_method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
     return ()
 
 
-def build_site_method(experiment: Experiment | Plan) -> SiteMethod:
+def build_site_method(experiment: Experiment | HospitalPlan) -> SiteMethod:
     """Return the hospital's half of the method of an experiment, or of the plan that a hospital receives.
 
     Raises:
@@ -103,7 +103,7 @@ def _build_cached_site_method(site: str, plan_text: str) -> SiteMethod:
     return build_site_method(parse_plan_json(plan_text))
 
 
-def build_experiment_strategy(experiment: Experiment | Plan) -> Method:
+def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
     """Return the coordinator's half of an experiment's method, after checks of the experiment's other settings.
 
     Raises:
@@ -120,12 +120,14 @@ def build_experiment_strategy(experiment: Experiment | Plan) -> Method:
     return strategy
 
 
-def _find_setting_faults(method: SiteMethod, experiment: Experiment | Plan) -> list[Fault]:
+def _find_setting_faults(method: SiteMethod, experiment: Experiment | HospitalPlan) -> list[Fault]:
     """Return the faults of ``[model]`` and ``[evaluation]`` settings that make no sense with this method."""
     model, evaluation, faults = experiment.model, experiment.evaluation, list[Fault]()
-    if method.frozen_norm and model.norm == "batch":
+    if method.freezes_batch_norm and model.norm == "batch":
         # A plan names no weights, because its reader starts from what it gets; a plug-in may bring some.
-        trained = model.weights is not None or model.architecture.startswith(PLUGIN) or isinstance(experiment, Plan)
+        trained = (
+            model.weights is not None or model.architecture.startswith(PLUGIN) or isinstance(experiment, HospitalPlan)
+        )
         if model.backbone_frozen:  # the layer that standardises features would never learn their mean and variance
             problem = f'"{model.train}" standardises features by batch normalisation, which {method.name} freezes.'
             hint = 'Set model.norm = "group", which standardises each image by itself.'
@@ -139,8 +141,10 @@ def _find_setting_faults(method: SiteMethod, experiment: Experiment | Plan) -> l
         faults.append(
             Fault("evaluation.sites", f"is {evaluation.sites}, but {ends}.", "Leave it out: all sites are asked.")
         )
-    if evaluation.compare_local and (method.pooled != "no" or method.shares_nothing):
-        why = "every site trains alone already" if method.pooled == "no" else "all images are in one place"
+    if evaluation.compare_local and (method.pooled_missing_labels != "no" or method.trains_alone):
+        why = (
+            "every site trains alone already" if method.pooled_missing_labels == "no" else "all images are in one place"
+        )
         faults.append(Fault("evaluation.compare_local", f"makes no sense in {method.name}: {why}.", "Leave it out."))
     return faults
 

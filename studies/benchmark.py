@@ -80,7 +80,7 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
             finally:
                 result = write_benchmark_pages(plan, options)
     for text in (benchmark_as_markdown(result), f"Report: {options.out / 'report.html'}"):
-        _print_plain(console, text)
+        _print_without_markup(console, text)
     if failures:
         raise RunsFailed("\n".join(failures))
     return result
@@ -131,19 +131,19 @@ def _run_missing_runs(
                         f"{name}: validation AUROC {line.validation_auroc}, {format_duration(line.cpu_seconds)} of CPU "
                         "time"
                     )
-                _print_plain(console, text)
+                _print_without_markup(console, text)
 
     try:
         with start_fork_server(), remove_output_if_stopped(remove_scratch):
-            for data in plan.data_sets():
-                tuning = list(plan.tuning_runs(data))
+            for data in plan.list_data_sets():
+                tuning = list(plan.iterate_tuning_runs(data))
                 run_unfinished(tuning)
                 lines = read_result_lines(options.results)
                 rates = choose_learning_rates(
                     [lines[run.results_key] for run in tuning if run.results_key in lines], data
                 )
-                for pattern in plan.patterns_for_data(data):
-                    run_unfinished(plan.block_runs(data, pattern, rates))
+                for pattern in plan.list_patterns_for_data(data):
+                    run_unfinished(plan.iterate_block_runs(data, pattern, rates))
     finally:
         remove_scratch()
     return failures
@@ -156,9 +156,9 @@ def check_planned_runs(plan: BenchmarkVariantPlan, out: Path) -> None:
         BadInput: With all faults of methods, patterns and data sets; also if two methods have the same settings.
     """
     faults, labels, first = list[Fault](), dict[tuple[str, str], str](), dict[str, PlannedRun]()
-    for run, where in plan.representative_runs():
+    for run, where in plan.iterate_representative_runs():
         try:
-            build_site_method(run.file.experiment)
+            build_site_method(run.experiment_file.experiment)
         except BadInput as error:
             faults += [replace(fault, where=f"{where}: {fault.where}") for fault in error.faults]
             continue
@@ -172,14 +172,14 @@ def check_planned_runs(plan: BenchmarkVariantPlan, out: Path) -> None:
 
 def write_benchmark_pages(plan: BenchmarkVariantPlan, options: BenchmarkOptions) -> BenchmarkResult:
     """Write the results of the finished runs as Markdown and as HTML."""
-    lines = result_lines_by_block(plan, read_result_lines(options.results))
+    lines = group_results_by_block(plan, read_result_lines(options.results))
     result = evaluate_benchmark(plan, options.form, lines, count_planned_runs(plan))
     (options.out / "benchmark.md").write_text(benchmark_as_markdown(result) + "\n", encoding="utf-8")
     write_benchmark_report(result, options.out / "report.html")
     return result
 
 
-def result_lines_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> dict[str, RunResultLine]:
+def group_results_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> dict[str, RunResultLine]:
     """Return the finished runs of the plan by ``"PATTERN KEY"``, with the run's label pattern and settings key.
 
     A run appears under each label pattern with its settings: some patterns are equal if all sites have all labels.
@@ -193,17 +193,17 @@ def result_lines_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunRes
 
 def list_planned_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> Iterator[PlannedRun]:
     """Yield the runs that choose learning rates, then those of methods whose rate the finished ``lines`` decide."""
-    for data in plan.data_sets():
-        tuning = list(plan.tuning_runs(data))
+    for data in plan.list_data_sets():
+        tuning = list(plan.iterate_tuning_runs(data))
         yield from tuning
         rates = choose_learning_rates([lines[run.results_key] for run in tuning if run.results_key in lines], data)
-        for pattern in plan.patterns_for_data(data):
-            yield from plan.block_runs(data, pattern, rates)
+        for pattern in plan.list_patterns_for_data(data):
+            yield from plan.iterate_block_runs(data, pattern, rates)
 
 
 def count_planned_runs(plan: BenchmarkVariantPlan) -> int:
     """Return the number of all runs, including those whose learning rate is not chosen yet."""
-    return sum(times * len(plan.methods_for_data(data)) for data, times, _ in _count_runs(plan))
+    return sum(times * len(plan.list_methods_for_data(data)) for data, times, _ in _count_runs(plan))
 
 
 def _count_runs(plan: BenchmarkVariantPlan) -> Iterator[tuple[str, int, int]]:
@@ -211,7 +211,9 @@ def _count_runs(plan: BenchmarkVariantPlan) -> Iterator[tuple[str, int, int]]:
 
     First come the runs that choose learning rates, then those of each block.
     """
-    yield from ((data, len(plan.benchmark.learning_rates), plan.rates_variant.rounds) for data in plan.data_sets())
+    yield from (
+        (data, len(plan.benchmark.learning_rates), plan.rate_tuning_variant.rounds) for data in plan.list_data_sets()
+    )
     yield from ((data, plan.form.seeds, plan.form.rounds) for data, _ in plan.form.blocks)
 
 
@@ -228,12 +230,12 @@ def estimate_benchmark_cost(plan: BenchmarkVariantPlan, lines: Sequence[RunResul
     overall = sum(line.cpu_seconds / line.rounds for line in lines) / len(lines)
     seconds, unmeasured = 0.0, 0
     for data, times, rounds in _count_runs(plan):
-        for method in plan.methods_for_data(data):
+        for method in plan.list_methods_for_data(data):
             own = costs.get((data, method.label), [])
             unmeasured += 0 if own else times
             seconds += times * rounds * (sum(own) / len(own) if own else overall)
     hours = seconds / 3600
-    sized = [data for data in plan.data_sets() if plan.form.sizes.get(data)]
+    sized = [data for data in plan.list_data_sets() if plan.form.sizes.get(data)]
     about = "at least" if sized else "about"
     sentences = [
         f"{count_planned_runs(plan)} runs of {plan.form.rounds} rounds: {about} {hours:.1f} core-hours on this "
@@ -259,8 +261,8 @@ def print_cost_estimate(options: BenchmarkOptions, console: Console) -> None:
     files = sorted({options.results, *options.folder.glob("*.jsonl")})
     lines = [line for path in files for line in read_result_lines(path).values()]
     for sentence in estimate_benchmark_cost(plan, lines):
-        _print_plain(console, sentence)
+        _print_without_markup(console, sentence)
 
 
-def _print_plain(console: Console, text: str) -> None:
+def _print_without_markup(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)

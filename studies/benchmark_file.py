@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from common.config import ExperimentFile, read_experiment
 from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 from common.system.files import is_file
-from common.system.plain_text import to_json_text
+from common.system.plain_text import format_as_json_text
 from common.system.toml import TomlSection, read_toml, validate_tables
 
 FILE_NAME = "benchmark.toml"
@@ -185,14 +185,14 @@ class PlannedRun:
     overrides: tuple[str, ...]
 
     @cached_property
-    def file(self) -> ExperimentFile:
+    def experiment_file(self) -> ExperimentFile:
         """Read the experiment file with the overrides of this run."""
         return read_experiment(self.experiment, self.overrides)
 
     @cached_property
     def settings_text(self) -> str:
         """Return the run's settings, without those at their default, as JSON text; equal runs have equal text."""
-        experiment = self.file.experiment
+        experiment = self.experiment_file.experiment
         return json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
     @property
@@ -234,24 +234,24 @@ class BenchmarkVariantPlan:
         return [method for method in self.benchmark.methods if method.label in labels or not labels]
 
     @property
-    def rates_variant(self) -> BenchmarkVariant:
+    def rate_tuning_variant(self) -> BenchmarkVariant:
         """Return the variant whose runs choose the learning rates."""
         return self.benchmark.forms[self.form.rates] if self.form.rates else self.form
 
-    def methods_for_data(self, data: str) -> list[BenchmarkMethod]:
+    def list_methods_for_data(self, data: str) -> list[BenchmarkMethod]:
         """Return the methods that can run on a data set; some need images at the coordinator."""
         own = next(each.own for each in self.benchmark.data if each.name == data)
         return [method for method in self.variant_methods if own or not method.own_images]
 
-    def data_sets(self) -> list[str]:
+    def list_data_sets(self) -> list[str]:
         """Return the data sets of the variant, in the order of its blocks."""
         return list(dict.fromkeys(data for data, _ in self.form.blocks))
 
-    def patterns_for_data(self, data: str) -> list[str]:
+    def list_patterns_for_data(self, data: str) -> list[str]:
         """Return the label patterns for a data set, in the order of the variant's blocks."""
         return [pattern for name, pattern in self.form.blocks if name == data]
 
-    def representative_runs(self) -> Iterator[tuple[PlannedRun, str]]:
+    def iterate_representative_runs(self) -> Iterator[tuple[PlannedRun, str]]:
         """Yield a few runs that cover all settings, to check them before the start, each with a title for messages.
 
         On the first label pattern of each data set there is one run for each method; on each further pattern there is
@@ -259,24 +259,24 @@ class BenchmarkVariantPlan:
         """
         rate, seed, complete = self.benchmark.learning_rates[0], self.benchmark.tuning_seed, set[str]()
         for data, pattern in self.form.blocks:
-            methods = self.methods_for_data(data)
+            methods = self.list_methods_for_data(data)
             for method in methods[:1] if data in complete else methods:
                 run = self.make_planned_run(data, pattern, method, rate, seed)
                 yield run, f"{FILE_NAME}: {method.label} on {data}, {pattern}"
             complete.add(data)
 
-    def tuning_runs(self, data: str) -> Iterator[PlannedRun]:
+    def iterate_tuning_runs(self, data: str) -> Iterator[PlannedRun]:
         """Yield the runs that choose each method's learning rate on a data set, with its first label pattern."""
-        plan = replace(self, form=self.rates_variant)
-        pattern = plan.patterns_for_data(data)[0]
-        for method in self.methods_for_data(data):
+        plan = replace(self, form=self.rate_tuning_variant)
+        pattern = plan.list_patterns_for_data(data)[0]
+        for method in self.list_methods_for_data(data):
             for lr in self.benchmark.learning_rates:
                 yield plan.make_planned_run(data, pattern, method, lr, self.benchmark.tuning_seed)
 
-    def block_runs(self, data: str, pattern: str, rates: dict[str, float]) -> Iterator[PlannedRun]:
+    def iterate_block_runs(self, data: str, pattern: str, rates: dict[str, float]) -> Iterator[PlannedRun]:
         """Yield the runs of a data set and label pattern, seed by seed, for methods with a rate in ``rates``."""
         for seed in range(self.form.seeds):
-            for method in self.methods_for_data(data):
+            for method in self.list_methods_for_data(data):
                 if method.label in rates:
                     yield self.make_planned_run(data, pattern, method, rates[method.label], seed)
 
@@ -290,7 +290,7 @@ class BenchmarkVariantPlan:
             own = next(each.own for each in self.benchmark.data if each.name == data)
             changed = {key.strip() for key, _, _ in (text.partition("=") for text in own)}
             written = read_toml(path)["data"].items()
-            keys = [f"{key}={to_json_text(value)}" for key, value in written if key not in changed]
+            keys = [f"{key}={format_as_json_text(value)}" for key, value in written if key not in changed]
             server_data = [f"server_data={{{', '.join([*keys, *own])}}}"]
         overrides = (
             f"run.method={method.name}",

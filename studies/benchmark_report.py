@@ -6,11 +6,11 @@ from pathlib import Path
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from common.system.plain_text import count_with_noun, format_number, format_signed, join_as_english_list
+from common.system.plain_text import format_count_with_noun, format_number, format_signed, join_as_english_list
 from server.reporting.page import write_template_page
-from server.reporting.svg import BLUE, INK, VERMILION, inline_svg, new_figure, page_theme
-from studies.benchmark_results import BenchmarkResult, MeanAuroc, MethodInBlock, MethodOverBlocks
-from studies.claims import format_p_value, markdown_table
+from server.reporting.svg import BLUE, INK, VERMILION, convert_figure_to_svg, make_figure, use_report_plot_theme
+from studies.benchmark_results import BenchmarkResult, MeanAurocWithInterval, MethodBlockResult, MethodOverallResult
+from studies.claims import format_markdown_table, format_p_value
 from studies.comparison_report import TEMPLATES
 from studies.statistics import MethodRanking
 
@@ -22,27 +22,31 @@ COLUMNS = ("Mean rank", "AUROC", "mAP", "Balanced accuracy", "Against {reference
 def benchmark_as_markdown(result: BenchmarkResult) -> str:
     """Format the benchmark's results as Markdown: ranks, tables (all, by data set, by block) and conditions."""
     head = ["method", "mean rank", "AUROC", "mAP", "balanced accuracy", f"against {result.reference}", "CPU s", "MB"]
-    ranked = [[method.label, *method_cells(result, method)] for method in result.methods if not method.beyond]
-    beyond = [[method.label, *method_cells(result, method)] for method in result.methods if method.beyond]
+    ranked = [[method.label, *format_method_cells(result, method)] for method in result.methods if not method.beyond]
+    beyond = [[method.label, *format_method_cells(result, method)] for method in result.methods if method.beyond]
     done = (
-        f"**Partial: {finished_runs_sentence(result)}**"
+        f"**Partial: {describe_finished_runs(result)}**"
         if result.is_incomplete
-        else f"Complete: {finished_runs_sentence(result)}"
+        else f"Complete: {describe_finished_runs(result)}"
     )
-    parts = [f"# {result.title}", f"{done} {ranks_sentence(result.ranking, 'block')}", markdown_table(head, ranked)]
-    parts += [f"Not ranked, because {BEYOND}:", markdown_table(head, beyond)] if beyond else []
+    parts = [
+        f"# {result.title}",
+        f"{done} {describe_rank_tests(result.ranking, 'block')}",
+        format_markdown_table(head, ranked),
+    ]
+    parts += [f"Not ranked, because {BEYOND}:", format_markdown_table(head, beyond)] if beyond else []
     blocks = [
-        [method.label, *(block_cell(block.entries.get(method.label)) for block in result.blocks)]
+        [method.label, *(format_block_cell(block.entries.get(method.label)) for block in result.blocks)]
         for method in result.methods
     ]
     titles = [f"{block.data}, {block.pattern}" for block in result.blocks]
-    data_sets = data_sets_with_results(result)
+    data_sets = select_tested_data_sets(result)
     if len(data_sets) > 1:
-        means = [[method.label, *data_cells(result, method)] for method in result.methods]
+        means = [[method.label, *format_data_set_cells(result, method)] for method in result.methods]
         head = ["AUROC", *data_sets, f"against {result.reference}"]
-        parts += ["## Data set by data set", by_data_sentence(result), markdown_table(head, means)]
-    parts += ["## Block by block", markdown_table(["AUROC, mean ± SD over seeds", *titles], blocks)]
-    parts += ["## What the figures rest on", "\n".join(f"- {line}" for line in condition_notes(result))]
+        parts += ["## Data set by data set", explain_data_set_cells(result), format_markdown_table(head, means)]
+    parts += ["## Block by block", format_markdown_table(["AUROC, mean ± SD over seeds", *titles], blocks)]
+    parts += ["## What the figures rest on", "\n".join(f"- {line}" for line in list_condition_notes(result))]
     return "\n\n".join(parts)
 
 
@@ -54,25 +58,25 @@ def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
         TEMPLATES,
         result=result,
         columns=[name.format(reference=result.reference) for name in COLUMNS],
-        method_cells=method_cells,
-        block_cell=block_cell,
-        data_sets=data_sets_with_results(result),
-        data_cells=data_cells,
-        by_data_sentence=by_data_sentence(result),
-        done=finished_runs_sentence(result),
-        ranks=ranks_sentence(result.ranking, "block"),
+        method_cells=format_method_cells,
+        block_cell=format_block_cell,
+        data_sets=select_tested_data_sets(result),
+        data_cells=format_data_set_cells,
+        by_data_sentence=explain_data_set_cells(result),
+        done=describe_finished_runs(result),
+        ranks=describe_rank_tests(result.ranking, "block"),
         beyond_sentence=BEYOND,
-        notes=list(condition_notes(result)),
+        notes=list(list_condition_notes(result)),
         picture=draw_critical_difference(result.ranking, "ranks"),
     )
 
 
-def finished_runs_sentence(result: BenchmarkResult) -> str:
+def describe_finished_runs(result: BenchmarkResult) -> str:
     """Return the number of finished and of planned runs as a sentence, such as ``"12 of 40 runs."``."""
-    return f"{result.done:,} of {count_with_noun(result.planned, 'run')}."
+    return f"{result.done:,} of {format_count_with_noun(result.planned, 'run')}."
 
 
-def ranks_sentence(ranking: MethodRanking, kind: str) -> str:
+def describe_rank_tests(ranking: MethodRanking, kind: str) -> str:
     """Return the result of Friedman's and Nemenyi's tests as a sentence.
 
     Args:
@@ -81,21 +85,26 @@ def ranks_sentence(ranking: MethodRanking, kind: str) -> str:
     if not ranking.blocks:
         return "No block has a seed that every ranked method was run with: there are no ranks yet."
     if ranking.p is None or ranking.critical_difference is None:
-        return f"{count_with_noun(ranking.blocks, kind)} cannot tell methods apart: a test needs three."
+        return f"{format_count_with_noun(ranking.blocks, kind)} cannot tell methods apart: a test needs three."
     first = next(iter(ranking.ranks))
     alike = next((group for group in ranking.cliques if group[0] == first), (first,))
     behind = len(ranking.ranks) - len(alike)
-    over = f"Over {count_with_noun(ranking.blocks, kind)} (Friedman: {format_p_value(ranking.p)})"
+    over = f"Over {format_count_with_noun(ranking.blocks, kind)} (Friedman: {format_p_value(ranking.p)})"
     best = f"{first} has the best mean rank, {ranking.ranks[first]:.2f}"
     critical = f"the critical difference is {ranking.critical_difference:.2f} (Nemenyi, 0.05)"
-    methods = f"{count_with_noun(len(ranking.ranks), 'method')} {'is' if behind == 1 else 'are'} behind by that or more"
+    methods = (
+        f"{format_count_with_noun(len(ranking.ranks), 'method')} {'is' if behind == 1 else 'are'} behind by that or "
+        "more"
+    )
     return f"{over}, {best}; {critical}: {behind} of {methods}."
 
 
-def condition_notes(result: BenchmarkResult) -> Iterator[str]:
+def list_condition_notes(result: BenchmarkResult) -> Iterator[str]:
     """Yield notes on the conditions of the results, such as rounds, seeds and rare classes, for a list."""
-    size = f"Form {result.form}: {result.rounds} rounds, {count_with_noun(result.seeds, 'seed')}"
-    blocks = f"{count_with_noun(result.ranking.blocks, 'block')} of {result.blocks_planned} (data set and pattern)"
+    size = f"Form {result.form}: {result.rounds} rounds, {format_count_with_noun(result.seeds, 'seed')}"
+    blocks = (
+        f"{format_count_with_noun(result.ranking.blocks, 'block')} of {result.blocks_planned} (data set and pattern)"
+    )
     yield f"{size}; model, order, partition and owners of classes follow the seed."
     yield "Each method has the learning rate with the best validation AUROC of a run with another seed, by data set."
     yield "The round is the one with the best validation AUROC; no test image chooses anything."
@@ -107,17 +116,18 @@ def condition_notes(result: BenchmarkResult) -> Iterator[str]:
         yield "Where a method has one seed in a block, no spread over seeds is known, and none is in its intervals."
     yield f"Ranks and means are over {blocks}, averaged over classes and seeds."
     if result.ranking_of_data.blocks < result.ranking.blocks:
-        once = ranks_sentence(result.ranking_of_data, "data set")
+        once = describe_rank_tests(result.ranking_of_data, "data set")
         shared = "The tests take blocks for independent, but blocks of one data set share its test part."
         yield f"{shared} With the mean over its blocks as a data set's one value: {once[0].lower()}{once[1:]}"
     for block in {block.data: block for block in result.blocks}.values():
-        classes = count_with_noun(len(block.scored), "class", "classes")
+        classes = format_count_with_noun(len(block.scored), "class", "classes")
         scored = f"{block.data}: {classes} scored, with {min(block.scored.values())} test positives or more"
         rare = join_as_english_list([f"{name} ({count})" for name, count in block.unscored.items()])
         yield f"{scored}; trained and not scored, for too few: {rare}." if rare else f"{scored}."
     for label, runs in result.untrained.items():
         yield (
-            f"{label}: in {count_with_noun(runs, 'run')} validation was best before round 1; the initial model is "
+            f"{label}: in {format_count_with_noun(runs, 'run')} validation was best before round 1; the initial model "
+            "is "
             "tested."
         )
     if len(result.codes) > 1:
@@ -128,14 +138,14 @@ def condition_notes(result: BenchmarkResult) -> Iterator[str]:
     yield from (f"{method.label}: {method.beyond}." for method in result.methods if method.beyond)
 
 
-def method_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
+def format_method_cells(result: BenchmarkResult, method: MethodOverallResult) -> list[str]:
     """Return a method's cells for the table over all blocks, in the order of :data:`COLUMNS`."""
     rank = result.ranking.ranks.get(method.label)
     return [
         "–" if rank is None else f"{rank:.2f}",
         format_number(method.auroc)
         if method.auroc is None
-        else format_mean_cell(MeanAuroc(method.auroc, method.half_width)),
+        else format_mean_cell(MeanAurocWithInterval(method.auroc, method.half_width)),
         format_number(method.average_precision),
         format_number(method.balanced_accuracy),
         "reference" if method.label == result.reference else format_signed(method.lead),
@@ -143,21 +153,21 @@ def method_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]
     ]
 
 
-def data_sets_with_results(result: BenchmarkResult) -> list[str]:
+def select_tested_data_sets(result: BenchmarkResult) -> list[str]:
     """Return the data sets with results, in the order of their blocks."""
     return list(dict.fromkeys(block.data for block in result.blocks))
 
 
-def by_data_sentence(result: BenchmarkResult) -> str:
+def explain_data_set_cells(result: BenchmarkResult) -> str:
     """Return a sentence that explains the cells of the table of data sets."""
     of_data = "AUROC, mean over the blocks of a data set, with a 95 % interval over patients and seeds"
     last = f"the data sets in which the method is ahead of {result.reference}, and p of a paired t-test over data sets"
     return f"{of_data}; in the last column the mean difference, {last}, not corrected for the number of methods."
 
 
-def data_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
+def format_data_set_cells(result: BenchmarkResult, method: MethodOverallResult) -> list[str]:
     """Return a method's cells for the table of data sets."""
-    means, test = [method.by_data.get(data) for data in data_sets_with_results(result)], method.test
+    means, test = [method.by_data.get(data) for data in select_tested_data_sets(result)], method.test
     if method.label == result.reference:
         return [*map(format_mean_cell, means), "reference"]
     if test is None or test.mean_difference is None:
@@ -169,14 +179,14 @@ def data_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
     return [*map(format_mean_cell, means), against]
 
 
-def format_mean_cell(mean: MeanAuroc | None) -> str:
+def format_mean_cell(mean: MeanAurocWithInterval | None) -> str:
     """Format a mean AUROC with its 95 % interval for a table."""
     if mean is None:
         return "–"
     return format_number(mean.auroc) + ("" if mean.half_width is None else f" ± {format_number(mean.half_width)}")
 
 
-def block_cell(entry: MethodInBlock | None) -> str:
+def format_block_cell(entry: MethodBlockResult | None) -> str:
     """Format a method's AUROC in one block, with its SD over seeds, for a table."""
     if entry is None:
         return "–"
@@ -192,21 +202,23 @@ def draw_critical_difference(ranking: MethodRanking, name: str) -> Markup:
     if (critical := ranking.critical_difference) is None:
         return Markup("")
     ranks = ranking.ranks
-    with page_theme():
-        figure, (axes,) = new_figure(9, 1.2 + 0.26 * (len(ranks) + len(ranking.cliques)))
+    with use_report_plot_theme():
+        figure, (axes,) = make_figure(9, 1.2 + 0.26 * (len(ranks) + len(ranking.cliques)))
         for row, (method, rank) in enumerate(ranks.items(), start=1):
             axes.plot([rank], [row], "o", color=BLUE, markersize=6)
-            _write_label(axes, f"{method}  {rank:.2f}", (rank, row))
+            _annotate_point(axes, f"{method}  {rank:.2f}", (rank, row))
         for row, group in enumerate(ranking.cliques, start=len(ranks) + 1):
             ends = [ranks[group[0]], ranks[group[-1]]]
             axes.plot(ends, [row, row], color=VERMILION, linewidth=4, solid_capstyle="butt")
         axes.plot([1, 1 + critical], [0, 0], color=INK, linewidth=2, marker="|", markersize=8)
-        _write_label(axes, f"critical difference {critical:.2f}", (1 + critical, 0))
+        _annotate_point(axes, f"critical difference {critical:.2f}", (1 + critical, 0))
         axes.set(xlabel="mean rank, 1 is best", xlim=(0.5, len(ranks) + 2.5), yticks=[])
         axes.invert_yaxis()
         axes.grid(axis="x")
-        return inline_svg(figure, name, "Critical-difference picture: mean rank of every method, best first.")
+        return convert_figure_to_svg(
+            figure, name, "Critical-difference picture: mean rank of every method, best first."
+        )
 
 
-def _write_label(axes: Axes, text: str, point: tuple[float, float]) -> None:
+def _annotate_point(axes: Axes, text: str, point: tuple[float, float]) -> None:
     axes.annotate(text, point, (8, 0), textcoords="offset points", va="center", color=INK)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from common.errors import BadInput, Fault
 from server.runs.reader import RunFolderContent
 from studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
-from studies.statistics import MethodRanking, PairedTest, paired_test, rank_methods
+from studies.statistics import MethodRanking, PairedTest, compute_paired_test, rank_methods
 
 NORMAL = 1.96
 Interval = tuple[float, float]
@@ -80,9 +80,9 @@ def make_result_line(planned: PlannedRun, run: RunFolderContent, cpu_seconds: fl
         name: ClassResult(
             positives=result.positives or 0,
             negatives=result.negatives or 0,
-            auroc=_round_figure(result.auroc),
-            average_precision=_round_figure(result.average_precision),
-            balanced_accuracy=_round_figure(result.balanced_accuracy),
+            auroc=_round_to_five_decimals(result.auroc),
+            average_precision=_round_to_five_decimals(result.average_precision),
+            balanced_accuracy=_round_to_five_decimals(result.balanced_accuracy),
             interval=_round_interval(intervals.get(name)),
         )
         for name, result in test.per_class.items()
@@ -96,17 +96,17 @@ def make_result_line(planned: PlannedRun, run: RunFolderContent, cpu_seconds: fl
         lr=planned.lr,
         seed=planned.seed,
         tuning=planned.tuning,
-        validation_auroc=_round_figure(max(validated, default=None)),
+        validation_auroc=_round_to_five_decimals(max(validated, default=None)),
         classes=classes,
         interval=_round_interval(test.intervals.mean_auroc if test.intervals else None),
         best_round=run.summary.best_round,
         rounds=run.summary.rounds,
         cpu_seconds=round(cpu_seconds, 2),
-        megabytes=round(run.summary.traffic_bytes / 1e6, 3),
+        megabytes=round(run.summary.total_traffic_bytes / 1e6, 3),
     )
 
 
-def _round_figure(value: float | None) -> float | None:
+def _round_to_five_decimals(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
 
 
@@ -169,7 +169,7 @@ def hash_result_code() -> str:
 
 
 @dataclass(frozen=True)
-class MethodInBlock:
+class MethodBlockResult:
     """The metrics of one method in one block (a data set with a label pattern).
 
     Attributes:
@@ -205,11 +205,11 @@ class BlockResult:
     scored: Mapping[str, int]
     unscored: Mapping[str, int]
     common_seeds: tuple[int, ...]
-    entries: Mapping[str, MethodInBlock]
+    entries: Mapping[str, MethodBlockResult]
 
 
 @dataclass(frozen=True)
-class MeanAuroc:
+class MeanAurocWithInterval:
     """A mean AUROC over blocks, and half the width of its 95 % interval over patients and seeds (None if unknown)."""
 
     auroc: float
@@ -217,7 +217,7 @@ class MeanAuroc:
 
 
 @dataclass(frozen=True)
-class MethodOverBlocks:
+class MethodOverallResult:
     """The results of one method over all blocks in which every ranked method has results.
 
     Attributes:
@@ -238,7 +238,7 @@ class MethodOverBlocks:
     cpu_seconds: float | None
     megabytes: float | None
     beyond: str
-    by_data: Mapping[str, MeanAuroc]
+    by_data: Mapping[str, MeanAurocWithInterval]
     lead: float | None = None
     test: PairedTest | None = None
 
@@ -265,7 +265,7 @@ class BenchmarkResult:
     planned: int
     blocks: tuple[BlockResult, ...]
     blocks_planned: int
-    methods: tuple[MethodOverBlocks, ...]
+    methods: tuple[MethodOverallResult, ...]
     ranking: MethodRanking
     ranking_of_data: MethodRanking
     codes: Mapping[str, int]
@@ -293,7 +293,7 @@ def evaluate_benchmark(
     """Evaluate the finished runs; return the content of the benchmark's page.
 
     Args:
-        by_block: The finished runs as :func:`studies.benchmark.result_lines_by_block` returns them.
+        by_block: The finished runs as :func:`studies.benchmark.group_results_by_block` returns them.
         planned: Number of runs of the whole plan.
     """
     lines, benchmark = list(by_block.values()), plan.benchmark
@@ -302,7 +302,7 @@ def evaluate_benchmark(
     labels = [method.label for method in plan.variant_methods]
     ranked = [method.label for method in plan.variant_methods if not method.beyond]
     ranks = _rank_methods(ranked, [[block] for block in shared])
-    of_data = [[block for block in shared if block.data == data] for data in plan.data_sets()]
+    of_data = [[block for block in shared if block.data == data] for data in plan.list_data_sets()]
     ordered = [*ranks.ranks, *(label for label in labels if label not in ranks.ranks)]
     run = {line.method for line in lines}
     methods = [_collect_method_over_blocks(plan, label, shared, lines) for label in ordered]
@@ -326,8 +326,8 @@ def evaluate_benchmark(
 
 
 def _compare_with_reference(
-    method: MethodOverBlocks, reference: str, shared: Sequence[BlockResult]
-) -> MethodOverBlocks:
+    method: MethodOverallResult, reference: str, shared: Sequence[BlockResult]
+) -> MethodOverallResult:
     """Return a method with its lead over the reference in its own blocks, and their test over data sets."""
     if method.label == reference:
         return method
@@ -337,7 +337,7 @@ def _compare_with_reference(
         by_data.setdefault(block.data, []).append(pair)
     means = np.array([np.mean(pairs, axis=0) for pairs in by_data.values()]).reshape(-1, 2)
     leads = [own - other for pairs in by_data.values() for own, other in pairs]
-    test = paired_test(means, np.random.default_rng(0))
+    test = compute_paired_test(means, np.random.default_rng(0))
     return replace(method, lead=float(np.mean(leads)) if leads else None, test=test)
 
 
@@ -363,7 +363,7 @@ def _collect_block_result(
     fewest = plan.benchmark.fewest_positives
     scored = {name: kinds[0] for name, kinds in sorted(counts.items()) if min(kinds) >= fewest}
     unscored = {name: kinds[0] for name, kinds in sorted(counts.items()) if name not in scored}
-    ranked = [set(by_method.get(method.label, {})) for method in plan.methods_for_data(data) if not method.beyond]
+    ranked = [set(by_method.get(method.label, {})) for method in plan.list_methods_for_data(data) if not method.beyond]
     common = set.intersection(*ranked) if ranked else set()
     entries = {
         label: _average_runs(
@@ -375,15 +375,15 @@ def _collect_block_result(
     return BlockResult(data, pattern, scored, unscored, tuple(sorted(common)), entries)
 
 
-def _average_runs(lines: Sequence[RunResultLine], scored: Sequence[str]) -> MethodInBlock:
+def _average_runs(lines: Sequence[RunResultLine], scored: Sequence[str]) -> MethodBlockResult:
     """Average a method's runs over the scored classes, which the model of every run has."""
     means: dict[str, list[float]] = {name: [] for name in MEASURES}
     for line in lines:
         for name, of_lines in means.items():
             values = [getattr(line.classes[scored_name], name) for scored_name in scored]
             of_lines.append(float(np.mean([value for value in values if value is not None])))
-    errors = [error for line in lines if (error := standard_error_over_patients(line, scored)) is not None]
-    return MethodInBlock(
+    errors = [error for line in lines if (error := estimate_patient_standard_error(line, scored)) is not None]
+    return MethodBlockResult(
         seeds=len(lines),
         **{name: float(np.mean(values)) for name, values in means.items()},
         seed_sd=float(np.std(means["auroc"], ddof=1)) if len(lines) > 1 else None,
@@ -392,7 +392,7 @@ def _average_runs(lines: Sequence[RunResultLine], scored: Sequence[str]) -> Meth
     )
 
 
-def standard_error_over_patients(line: RunResultLine, scored: Sequence[str]) -> float | None:
+def estimate_patient_standard_error(line: RunResultLine, scored: Sequence[str]) -> float | None:
     """Estimate the standard error, over the test part's patients, of the mean AUROC of the scored classes.
 
     The errors of single classes, from their bootstrap intervals, are combined as if classes were independent. The
@@ -420,32 +420,34 @@ def standard_error_over_patients(line: RunResultLine, scored: Sequence[str]) -> 
 
 def _collect_method_over_blocks(
     plan: BenchmarkVariantPlan, label: str, shared: Sequence[BlockResult], lines: Iterable[RunResultLine]
-) -> MethodOverBlocks:
+) -> MethodOverallResult:
     entries = [(block.data, block.entries[label]) for block in shared if label in block.entries]
-    of_data: dict[str, list[tuple[str, MethodInBlock]]] = {}
+    of_data: dict[str, list[tuple[str, MethodBlockResult]]] = {}
     for data, entry in entries:
         of_data.setdefault(data, []).append((data, entry))
     runs = [line for line in lines if line.method == label]
     means = {
         name: float(np.mean([getattr(entry, name) for _, entry in entries])) if entries else None for name in MEASURES
     }
-    return MethodOverBlocks(
+    return MethodOverallResult(
         label=label,
         auroc=means["auroc"],
-        half_width=interval_half_width(entries),
+        half_width=compute_interval_half_width(entries),
         average_precision=means["average_precision"],
         balanced_accuracy=means["balanced_accuracy"],
         cpu_seconds=float(np.mean([line.cpu_seconds for line in runs])) if runs else None,
         megabytes=float(np.mean([line.megabytes for line in runs])) if runs else None,
         beyond=next(method.beyond for method in plan.benchmark.methods if method.label == label),
         by_data={
-            data: MeanAuroc(float(np.mean([entry.auroc for _, entry in own])), interval_half_width(own))
+            data: MeanAurocWithInterval(
+                float(np.mean([entry.auroc for _, entry in own])), compute_interval_half_width(own)
+            )
             for data, own in of_data.items()
         },
     )
 
 
-def interval_half_width(entries: Sequence[tuple[str, MethodInBlock]]) -> float | None:
+def compute_interval_half_width(entries: Sequence[tuple[str, MethodBlockResult]]) -> float | None:
     """Return half the width of the 95 % interval of a mean AUROC over blocks; None if a patient error is missing.
 
     In a block with one seed, the interval is over patients alone. Blocks of one data set share their test patients, so

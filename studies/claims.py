@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
-from common.metrics.benefit import interval_side_of_zero
+from common.metrics.benefit import locate_interval_around_zero
 from common.system.plain_text import (
     NOT_APPLICABLE,
-    count_with_noun,
+    format_count_with_noun,
     format_number,
     format_signed,
     join_as_english_list,
@@ -47,7 +47,7 @@ PLAIN_WORDS = {
 }
 
 
-def format_spread(value: MeanAndSd) -> str:
+def format_mean_and_sd(value: MeanAndSd) -> str:
     """Format mean and SD over seeds; with one seed, the mean alone."""
     return format_number(value.mean) if value.sd is None else f"{format_number(value.mean)} ± {format_number(value.sd)}"
 
@@ -64,7 +64,7 @@ def format_difference_interval(test: PairedTest) -> str:
     return NOT_APPLICABLE if test.interval is None else " to ".join(format_signed(end) for end in test.interval)
 
 
-def deciding_test(test: PairedTest) -> str:
+def describe_deciding_test(test: PairedTest) -> str:
     """Return the name of the test, with the Shapiro-Wilk p-value of the differences, or why there is no test."""
     if test.normality_p is None:
         return test.reason
@@ -72,7 +72,7 @@ def deciding_test(test: PairedTest) -> str:
     return f"paired t-test; differences {looks} (Shapiro-Wilk {format_p_value(test.normality_p)})"
 
 
-def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> str:
+def format_markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> str:
     """Format a Markdown table, with ``|`` in cells escaped.
 
     Args:
@@ -82,23 +82,23 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], names
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
 
 
-def outcome_of_test(test: PairedTest) -> Standing:
+def judge_test_outcome(test: PairedTest) -> Standing:
     """Return the reference's standing; "better" and "worse" need enough seeds and an interval without zero."""
     if test.holm_p is None or test.mean_difference is None or test.interval is None:
         return "not tested"
     if test.seeds < FEWEST_SEEDS:
         return "too few seeds"
-    if test.holm_p >= ALPHA or interval_side_of_zero(test.interval) == "open":
+    if test.holm_p >= ALPHA or locate_interval_around_zero(test.interval) == "open":
         return "not distinguishable"
     return "better" if test.mean_difference > 0 else "worse"
 
 
-def headline_sentence(comparison: MethodComparison) -> str:
+def describe_headline_result(comparison: MethodComparison) -> str:
     """Return one sentence on the reference against all other methods, by the AUROC over all classes."""
     by_standing: dict[Standing, list[str]] = {each: [] for each in STANDINGS}
     for method in comparison.methods[1:]:
         test = comparison.find_contrast(method.label).result
-        position = outcome_of_test(test)
+        position = judge_test_outcome(test)
         sized = position in ("better", "worse", "too few seeds")
         by_standing[position].append(
             f"{method.label} ({format_signed(test.mean_difference)})" if sized else method.label
@@ -109,14 +109,14 @@ def headline_sentence(comparison: MethodComparison) -> str:
     return f"By mean AUROC on these test images, {comparison.reference} {'; it '.join(parts)}."
 
 
-def verdict_sentences(comparison: MethodComparison) -> list[str]:
+def describe_method_verdicts(comparison: MethodComparison) -> list[str]:
     """Return a sentence for each other method, with its test against the reference over all classes."""
     reference, sentences = comparison.reference, []
     for other in (method.label for method in comparison.methods[1:]):
         test = comparison.find_contrast(other).result
         outcome, seeds, mean = (
-            outcome_of_test(test),
-            count_with_noun(test.seeds, "seed"),
+            judge_test_outcome(test),
+            format_count_with_noun(test.seeds, "seed"),
             format_signed(test.mean_difference),
         )
         figures = f"mean difference in AUROC {mean} over {test.pairs} classes"
@@ -134,7 +134,7 @@ def verdict_sentences(comparison: MethodComparison) -> list[str]:
     return sentences
 
 
-def large_difference_sentences(comparison: MethodComparison) -> list[str]:
+def describe_large_differences(comparison: MethodComparison) -> list[str]:
     """Return a sentence for each other method with a mean that differs from the reference's by :data:`LARGE` or more.
 
     The mean AUROC of all classes is left out. Each difference has the outcome of its paired test, or "not tested".
@@ -144,22 +144,22 @@ def large_difference_sentences(comparison: MethodComparison) -> list[str]:
     sentences = []
     for other in others:
         of_subset = {subset: comparison.find_contrast(other.label, subset).result for subset in subsets}
-        tests = {f"AUROC on {name} classes": f"paired test: {outcome_of_test(t)}" for name, t in of_subset.items()}
-        ours, theirs, parts = _class_means(reference), _class_means(other), []
+        tests = {f"AUROC on {name} classes": f"paired test: {judge_test_outcome(t)}" for name, t in of_subset.items()}
+        ours, theirs, parts = _list_class_metrics(reference), _list_class_metrics(other), []
         for name, mine in ours.items():
             mean, their_mean = mine.mean, theirs[name].mean
             if mean is None or their_mean is None or round(abs(mean - their_mean), 9) < LARGE:
                 continue
             side = "higher" if mean > their_mean else "lower"
             tested = tests.get(name, "not tested")
-            ahead = f"{name} ({format_spread(mine)}) is {side} than that of {other.label}"
-            parts.append(f"{ahead} ({format_spread(theirs[name])}; {tested})")
+            ahead = f"{name} ({format_mean_and_sd(mine)}) is {side} than that of {other.label}"
+            parts.append(f"{ahead} ({format_mean_and_sd(theirs[name])}; {tested})")
         if parts:
             sentences.append(f"On these test images, {reference.label}’s {'; its '.join(parts)}.")
     return sentences
 
 
-def _class_means(method: MethodResult) -> dict[str, MeanAndSd]:
+def _list_class_metrics(method: MethodResult) -> dict[str, MeanAndSd]:
     """Return a method's mean metrics by name, except the mean AUROC of all classes."""
     return {
         "AUROC on shared classes": method.auroc["shared"],
@@ -169,24 +169,27 @@ def _class_means(method: MethodResult) -> dict[str, MeanAndSd]:
     }
 
 
-def gain_sentences(comparison: MethodComparison) -> list[str]:
+def describe_site_gains(comparison: MethodComparison) -> list[str]:
     """Return a sentence for each other method on the sites that gain or lose, and on sites that cannot be compared."""
     sentences = []
     for other in dict.fromkeys(gain.other for gain in comparison.site_gains):
         words = PLAIN_WORDS.get(comparison.kinds.get(other, ""), "")
         gains = [gain for gain in comparison.site_gains if gain.other == other]
-        sentences.append(_site_sentence(f"{words} ({other})" if words and words != other else other, gains))
+        sentences.append(
+            _describe_method_site_gains(f"{words} ({other})" if words and words != other else other, gains)
+        )
     return sentences
 
 
-def _site_sentence(other: str, gains: Sequence[SiteGain]) -> str:
+def _describe_method_site_gains(other: str, gains: Sequence[SiteGain]) -> str:
     compared = sorted((g for g in gains if g.gain is not None), key=lambda g: (-(g.gain or 0.0), g.site))
     by_reason: dict[str, list[str]] = {}
     for gain in gains:
         if gain.gain is None:
             by_reason.setdefault(gain.reason, []).append(gain.site)
     left_out = "; ".join(
-        f"{join_as_english_list(sites) if len(sites) <= LISTED else count_with_noun(len(sites), 'site')}: {reason}"
+        f"{join_as_english_list(sites) if len(sites) <= LISTED else format_count_with_noun(len(sites), 'site')}: "
+        f"{reason}"
         for reason, sites in by_reason.items()
     )
     if not compared:
@@ -201,7 +204,7 @@ def _site_sentence(other: str, gains: Sequence[SiteGain]) -> str:
     undecided = [gain for gain in compared if gain.verdict == "open"]
     if enough := [gain for gain in undecided if len(gain.seeds) >= FEWEST_SEEDS]:
         parts.append(
-            f"Not distinguishable from {other} at {count_with_noun(len(enough), 'site')}: "
+            f"Not distinguishable from {other} at {format_count_with_noun(len(enough), 'site')}: "
             f"{_list_sites_with_gains(enough)}."
         )
     if few := [gain for gain in undecided if len(gain.seeds) < FEWEST_SEEDS]:

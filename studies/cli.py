@@ -27,8 +27,8 @@ from typing import Annotated
 import typer
 
 from common.errors import ProgramCannotContinue, raise_faults
-from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
-from common.system.plain_text import list_first_and_count_rest, to_json_text
+from common.system.files import find_existing_output_faults, is_file, make_missing_input_fault, write_atomically
+from common.system.plain_text import format_as_json_text, list_first_and_count_rest
 from common.system.resources import exclude_imports_from_gc
 from common.system.stopping import set_resume_hint, stop_on_signals
 from common.system.terminal import (
@@ -38,7 +38,7 @@ from common.system.terminal import (
     make_command_line_program,
     run_program,
 )
-from server.runs.tracking import TrackingStore
+from server.runs.tracking import TrackingService
 
 app = make_command_line_program(
     "flwr-sim",
@@ -60,7 +60,9 @@ Progress = Annotated[
         help="How far it is: a bar on the terminal, else lines; lines and JSON objects go to standard error.",
     ),
 ]
-TrackTo = Annotated[TrackingStore | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")]
+TrackTo = Annotated[
+    TrackingService | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")
+]
 RESUMABLE = ("run", "compare", "study", "benchmark")
 """Commands that can be continued after they were stopped."""
 ModelFolder = Annotated[
@@ -88,19 +90,19 @@ def run(
     After a kill or a crash, repeat the same command with --resume: the result is the same model.
     """
     form = choose_progress_format(progress, console)
-    from common.system.preflight import port_faults, writable_folder_faults
+    from common.system.preflight import find_folder_write_faults, find_port_faults
     from server.runs.folder import new_run_folder_faults, resumed_run_folder_faults
     from strategies.method_list import read_experiment_without_torch
 
     # Before torch is imported.
     file = read_experiment_without_torch(experiment, _add_backend_override(overrides, backend))
     raise_faults(
-        (resumed_run_folder_faults(out) if resume else new_run_folder_faults(out)) or writable_folder_faults(out)
+        (resumed_run_folder_faults(out) if resume else new_run_folder_faults(out)) or find_folder_write_faults(out)
     )
-    raise_faults(port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
-    from server.simulation.backends.ray_process import start_ray_process
+    raise_faults(find_port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
+    from server.simulation.backends.ray_process import start_ray_driver
 
-    with start_ray_process(file.experiment) as ray:  # starts while this process imports torch
+    with start_ray_driver(file.experiment) as ray:  # starts while this process imports torch
         with exclude_imports_from_gc():
             from server.simulation.simulate import simulate
 
@@ -140,14 +142,17 @@ def init(
     Example: flwr-sim init labels.csv --images scans --out mine.toml
     """
     # Before NumPy and Pillow are imported.
-    raise_faults([] if is_file(labels) else [missing_input_fault(labels)])
-    raise_faults(existing_output_faults(out))
-    from server.init_from_csv import ColumnHints, inspect_table, next_command, write_experiment
+    raise_faults([] if is_file(labels) else [make_missing_input_fault(labels)])
+    raise_faults(find_existing_output_faults(out))
+    from server.init_from_csv import ColumnHints, check_and_write_experiment, describe_next_command, inspect_table
 
     data = inspect_table(
         labels, images, ColumnHints(image_column, patient_column, source_column, join_patients, tuple(findings))
     )
-    for line in (*write_experiment(data, out, partial(console.print, markup=False)), next_command(data, out)):
+    for line in (
+        *check_and_write_experiment(data, out, partial(console.print, markup=False)),
+        describe_next_command(data, out),
+    ):
         console.print(line, markup=False, soft_wrap=True, highlight=False)
 
 
@@ -169,12 +174,12 @@ def compare(
     Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
     """
     form = choose_progress_format(progress, console)
-    from common.system.preflight import occupied_folder_faults, writable_folder_faults
+    from common.system.preflight import find_folder_write_faults, find_occupied_folder_faults
     from strategies.method_list import read_experiment_without_torch
 
     for experiment in experiments:
         read_experiment_without_torch(experiment, _add_backend_override(overrides, backend))  # before torch is imported
-    raise_faults(occupied_folder_faults(out) or writable_folder_faults(out))
+    raise_faults(find_occupied_folder_faults(out) or find_folder_write_faults(out))
     from studies.compare import run_comparison
 
     run_comparison(
@@ -200,11 +205,11 @@ def study(
     Example: flwr-sim study experiments/papers/fedmlp --quick --out runs/fedmlp
     """
     form = choose_progress_format(progress, console)
-    from common.system.preflight import occupied_folder_faults, writable_folder_faults
+    from common.system.preflight import find_folder_write_faults, find_occupied_folder_faults
     from studies.study_file import read_study
 
     read_study(folder, quick=quick)  # before torch is imported
-    raise_faults(occupied_folder_faults(out) or writable_folder_faults(out))
+    raise_faults(find_occupied_folder_faults(out) or find_folder_write_faults(out))
     from studies.study import run_study
 
     settings = _add_backend_override(overrides, backend)
@@ -237,11 +242,11 @@ def benchmark(
 
     Example: flwr-sim benchmark --variant small --workers 2 --out runs/benchmark
     """
-    from common.system.preflight import occupied_folder_faults, writable_folder_faults
+    from common.system.preflight import find_folder_write_faults, find_occupied_folder_faults
     from studies.benchmark_file import read_benchmark
 
     read_benchmark(folder)  # before torch is imported
-    raise_faults([] if estimate else occupied_folder_faults(out) or writable_folder_faults(out))
+    raise_faults([] if estimate else find_occupied_folder_faults(out) or find_folder_write_faults(out))
     from studies.benchmark import BenchmarkOptions, print_cost_estimate, run_benchmark
 
     options = BenchmarkOptions(folder, variant, results or out / f"{variant}.jsonl", out, workers, minutes, again)
@@ -261,11 +266,11 @@ def sites(
 
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
-    from common.system.preflight import occupied_folder_faults
+    from common.system.preflight import find_occupied_folder_faults
     from strategies.method_list import read_experiment_without_torch
 
     file = read_experiment_without_torch(experiment, overrides)  # before torch is imported
-    raise_faults(occupied_folder_faults(out))
+    raise_faults(find_occupied_folder_faults(out))
     from server.simulation.export_sites import export_simulated_sites
 
     for folder in export_simulated_sites(file, out):
@@ -292,14 +297,14 @@ def export(
 
     Example: flwr-sim export runs/nih --to onnx --check pictures/
     """
-    from server.export.preflight import default_export_file, export_format_of, refuse_wrong_model_paths
+    from server.export.preflight import make_default_export_path, parse_export_format, refuse_wrong_model_paths
 
-    form = export_format_of(to)
-    refuse_wrong_model_paths(folder, check, out or default_export_file(folder, form))  # before torch is imported
+    form = parse_export_format(to)
+    refuse_wrong_model_paths(folder, check, out or make_default_export_path(folder, form))  # before torch is imported
     if check is not None and check.suffix == ".toml":
-        from server.export.preflight import data_of_experiment
+        from server.export.preflight import read_experiment_data_spec
 
-        data_of_experiment(check)
+        read_experiment_data_spec(check)
     elif check is not None:
         from server.export.pictures import refuse_without_pictures
 
@@ -321,13 +326,13 @@ def demo(
 
     Example: flwr-sim demo --backend inline
     """
-    from common.system.preflight import writable_folder_faults
-    from server.runs.folder import demo_folder_faults
+    from common.system.preflight import find_folder_write_faults
+    from server.runs.folder import find_demo_folder_faults
     from strategies.method_list import read_experiment_without_torch
     from studies.compare import DEMO, run_demo
 
     read_experiment_without_torch(DEMO, _add_backend_override([], backend))  # before torch is imported
-    raise_faults(demo_folder_faults(out) or writable_folder_faults(out))
+    raise_faults(find_demo_folder_faults(out) or find_folder_write_faults(out))
     run_demo(out, backend, console)
 
 
@@ -356,9 +361,9 @@ def predict(
     """
     from common.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped_images
     from server.export.pictures import refuse_without_pictures
-    from server.export.preflight import refuse_wrong_model_paths, rendering_from_options
+    from server.export.preflight import make_rendering_from_options, refuse_wrong_model_paths
 
-    rendering = rendering_from_options(frame, axis, window, bit_depth)
+    rendering = make_rendering_from_options(frame, axis, window, bit_depth)
     refuse_wrong_model_paths(folder, data, out)  # before torch is imported
     refuse_without_pictures(data)
     from server.export.prediction import predict_to_csv
@@ -414,12 +419,12 @@ def evaluate(
     if out is not None:
         write_atomically(out, evaluation.evaluation_as_csv(result))
     if as_json:
-        print(to_json_text(evaluation.evaluation_as_json(result), indent=2))
+        print(format_as_json_text(evaluation.evaluation_as_json(result), indent=2))
     else:
         from server.reporting.tables import format_model_limitations
 
         console.print(evaluation.format_evaluation(result))
-        console.print(format_model_limitations(folder, tuple(evaluation.evaluation_limitations(result))), end="")
+        console.print(format_model_limitations(folder, tuple(evaluation.list_evaluation_limitations(result))), end="")
 
 
 @app.command()
@@ -479,11 +484,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     with stop_on_signals():
         if words and words[0] in RESUMABLE:
-            set_resume_hint(partial(resume_command, words))
+            set_resume_hint(partial(make_resume_command, words))
         run_program(app, arguments, (ProgramCannotContinue,))
 
 
-def resume_command(words: list[str]) -> str:
+def make_resume_command(words: list[str]) -> str:
     """Return the command that continues a stopped one: the same one, with ``--resume`` for a run that has begun."""
     apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
     out = next((after for before, after in pairwise(apart) if before == "--out"), "")

@@ -10,8 +10,8 @@ from rich.console import Console
 from common.config import read_experiment
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.terminal import ProgressFormat
-from server.runs.folder import DEMO_MARK, demo_folder_faults
-from server.runs.tracking import TrackingStore, open_mlflow_store
+from server.runs.folder import DEMO_MARK, find_demo_folder_faults
+from server.runs.tracking import TrackingService, open_mlflow_store
 from studies.trial import Trial, check_trials, refuse_seed_override
 
 DEMO = Path(__file__).parent / "demo.toml"
@@ -29,7 +29,7 @@ def run_comparison(
     jobs: int | None,
     overrides: Sequence[str],
     console: Console,
-    track: TrackingStore | None = None,
+    track: TrackingService | None = None,
     progress: ProgressFormat = ProgressFormat.auto,
 ) -> None:
     """Run every experiment with every seed, compare the runs, and write tables and a report.
@@ -57,20 +57,23 @@ def run_comparison(
     labels: dict[str, set[Path]] = {}
     for trial in trials:
         with suppress(BadInput):  # the check below reports its faults
-            run = trial.file.experiment.run
+            run = trial.experiment_file.experiment.run
             labels.setdefault(run.name or run.method, set()).add(trial.experiment)
     same = {label: sorted(path.name for path in paths) for label, paths in labels.items() if len(paths) > 1}
     remedy = "Give each its own [run] name."
     raise_faults(
         [Fault("run.name", f'"{label}" is the name of {quote_names(names)}.', remedy) for label, names in same.items()]
     )
-    from studies.runner import count_parallel_jobs, run_trials  # here: a wrong call is refused before torch is imported
+    from studies.runner import (  # here: a wrong call is refused before torch is imported
+        count_possible_parallel_runs,
+        run_trials,
+    )
 
     open_mlflow_store(track)  # made here once, not by several runs at a time
     check_trials(trials)
-    run_trials(trials, out, jobs or count_parallel_jobs(trials), console, progress)
+    run_trials(trials, out, jobs or count_possible_parallel_runs(trials), console, progress)
     from server.runs.reader import read_run
-    from studies.claims import headline_sentence
+    from studies.claims import describe_headline_result
     from studies.comparison import compare_methods, write_comparison
     from studies.comparison_report import comparison_as_markdown, format_comparison_tables, write_comparison_report
 
@@ -79,7 +82,7 @@ def run_comparison(
     write_comparison(comparison, out / "comparison.json")
     report = write_comparison_report(comparison, out / "report.html", runs)
     console.print(format_comparison_tables(comparison))
-    for sentence in (headline_sentence(comparison), *comparison.cautions):
+    for sentence in (describe_headline_result(comparison), *comparison.cautions):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     (out / "comparison.md").write_text(comparison_as_markdown(comparison) + "\n", encoding="utf-8")
     console.print(f"Report: {report}", soft_wrap=True)
@@ -92,14 +95,14 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
         BadInput: If ``out`` exists and is not a folder of the demo.
     """
     from common.system.plain_text import format_number
-    from server.reporting.tables import label_coverage_table
+    from server.reporting.tables import make_label_coverage_table
     from server.runs.reader import read_run
     from server.simulation.simulate import simulate
     from studies.comparison import compare_methods, write_comparison
     from studies.comparison_report import write_comparison_report
     from studies.statistics import FEWEST_SEEDS
 
-    raise_faults(demo_folder_faults(out))
+    raise_faults(find_demo_folder_faults(out))
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     (out / DEMO_MARK).write_text("flwr-sim demo may remove this folder.\n", encoding="utf-8")
@@ -112,7 +115,7 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
     comparison = compare_methods(list(runs.values()))
     write_comparison(comparison, out / "comparison.json")
     report = write_comparison_report(comparison, out / "report.html", list(runs.values()))
-    console.print(label_coverage_table({method: run.summary for method, run in runs.items()}))
+    console.print(make_label_coverage_table({method: run.summary for method, run in runs.items()}))
     surgical, vanilla = (format_number(runs[method].summary.test.unique_classes.mean_auroc) for method in METHODS)
     console.print(
         f"On findings that one hospital alone annotates: mean AUROC {surgical} with surgical aggregation, {vanilla}"

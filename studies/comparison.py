@@ -9,8 +9,8 @@ import numpy as np
 from scipy.stats import ttest_1samp
 
 from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.metrics.auroc import ClassMetrics, FinalTestSummary, mean_and_sd
-from common.system.plain_text import count_with_noun, format_rounds, join_first_and_count, to_json_text
+from common.metrics.auroc import ClassMetrics, FinalTestSummary, compute_mean_and_sd
+from common.system.plain_text import format_as_json_text, format_count_with_noun, format_rounds, join_first_and_count
 from server.runs.reader import MEASURES, Measure, RunFolderContent
 from studies.statistics import (
     ALPHA,
@@ -151,7 +151,7 @@ class MethodComparison:
     external: "MethodComparison | None" = None
 
     @property
-    def measures(self) -> list[Measure]:
+    def available_metrics(self) -> list[Measure]:
         """Return the multi-class metrics that at least one method has, in the order of tables."""
         return [measure for measure in MEASURES if any(measure in method.measures for method in self.methods)]
 
@@ -173,7 +173,7 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
     """
     by_method = _group_by_method(runs)
     reference, *others = by_method
-    members = _classes_by_subset(by_method)
+    members = _group_classes_by_subset(by_method)
     scores = {label: collect_auroc_scores(seeds.values()) for label, seeds in by_method.items()}
     generator = np.random.default_rng(bootstrap_seed)
     repeated = any(len(by_method[reference].keys() & by_method[other].keys()) > 1 for other in others)
@@ -208,7 +208,7 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
         methods=tuple(_average_over_seeds(label, seeds, members) for label, seeds in by_method.items()),
         class_groups={group: tuple(names) for group, names in class_groups.items() if names},
         contrasts=tuple(contrasts),
-        cautions=tuple(_comparison_cautions(by_method)),
+        cautions=tuple(_list_comparison_cautions(by_method)),
         site_gains=compare_at_sites(by_method),
         kinds={label: next(iter(seeds.values())).summary.method for label, seeds in by_method.items()},
         external=external,
@@ -217,7 +217,7 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
 
 def write_comparison(comparison: MethodComparison, destination: Path) -> Path:
     """Write the comparison as the JSON file ``destination``; return its path."""
-    destination.write_text(to_json_text(asdict(comparison), indent=2, allow_nan=True) + "\n", encoding="utf-8")
+    destination.write_text(format_as_json_text(asdict(comparison), indent=2, allow_nan=True) + "\n", encoding="utf-8")
     return destination
 
 
@@ -244,7 +244,7 @@ def _group_by_method(runs: Sequence[RunFolderContent]) -> dict[str, dict[int, Ru
     return grouped
 
 
-def _classes_by_subset(by_method: ByMethod) -> Members:
+def _group_classes_by_subset(by_method: ByMethod) -> Members:
     tests: dict[int, FinalTestSummary] = {}
     for seeds in reversed(list(by_method.values())):  # the reference comes last and overrides the others
         tests.update({seed: run.summary.test for seed, run in seeds.items()})
@@ -274,15 +274,15 @@ def _average_over_seeds(label: str, seeds: Seeds, members: Members) -> MethodRes
         for name, interval in (test.intervals.per_class if test.intervals else {}).items():
             ends.setdefault(name, []).append(interval)
     intervals = {name: np.mean(of_class, axis=0) for name, of_class in ends.items()}
-    measured = [run.summary.measures for run in seeds.values()]
+    measured = [run.summary.available_metrics for run in seeds.values()]
     measures = {name: [values[name] for values in measured if name in values] for name in MEASURES}
 
     def class_mean(subset: Subset, measure: Callable[[ClassMetrics], float | None]) -> MeanAndSd:
         means = list[float | None]()
         for seed, test in tests.items():
             results = [result for name, result in test.per_class.items() if (seed, name) in members[subset]]
-            means.append(mean_and_sd(map(measure, results))[0])
-        return mean_sd_over_seeds(means)
+            means.append(compute_mean_and_sd(map(measure, results))[0])
+        return summarise_over_seeds(means)
 
     return MethodResult(
         label=label,
@@ -292,22 +292,22 @@ def _average_over_seeds(label: str, seeds: Seeds, members: Members) -> MethodRes
         average_precision=class_mean("all", lambda result: result.exact_metric_or_none("average_precision")),
         balanced_accuracy=class_mean("all", lambda result: result.exact_metric_or_none("balanced_accuracy")),
         per_class={
-            name: mean_and_sd(scores.get((seed, name)) for seed in tests)[0]
+            name: compute_mean_and_sd(scores.get((seed, name)) for seed in tests)[0]
             for name in sorted({name for _, name in scores})
         },
         intervals={name: (float(low), float(high)) for name, (low, high) in intervals.items()},
-        measures={name: mean_sd_over_seeds(values) for name, values in measures.items() if values},
+        measures={name: summarise_over_seeds(values) for name, values in measures.items() if values},
     )
 
 
-def mean_sd_over_seeds(values: Sequence[float | None]) -> MeanAndSd:
+def summarise_over_seeds(values: Sequence[float | None]) -> MeanAndSd:
     """Return mean and sample SD over the seeds with a value."""
     defined = [value for value in values if value is not None]
     sd = float(np.std(defined, ddof=1)) if len(defined) > 1 else None
-    return MeanAndSd(mean_and_sd(defined)[0], sd)
+    return MeanAndSd(compute_mean_and_sd(defined)[0], sd)
 
 
-def _comparison_cautions(by_method: ByMethod) -> Iterator[str]:
+def _list_comparison_cautions(by_method: ByMethod) -> Iterator[str]:
     reference, *others = by_method
     summaries = [run.summary for seeds in by_method.values() for run in seeds.values()]
     if any(summary.patients_known is False for summary in summaries):
@@ -316,9 +316,9 @@ def _comparison_cautions(by_method: ByMethod) -> Iterator[str]:
         yield "Figures that are known with an error (±) are not compared."
     for label, seeds in by_method.items():
         if untrained := [seed for seed, run in sorted(seeds.items()) if run.summary.is_initial_model_tested]:
-            which = f"{count_with_noun(len(untrained), 'seed')} of {len(seeds)} ({format_rounds(untrained)})"
+            which = f"{format_count_with_noun(len(untrained), 'seed')} of {len(seeds)} ({format_rounds(untrained)})"
             yield f"{label}: with {which} validation was best before round 1; the initial model is tested."
-    yield from _absent_site_sentences(by_method)
+    yield from _describe_absent_sites(by_method)
     results = [item for run in by_method[reference].values() for item in run.summary.test.per_class.items()]
     counts = [(name, (r.positives, r.negatives)) for name, r in results if r.exact_metric_or_none("auroc") is not None]
     if rare := sorted({name for name, kinds in counts if any(n is not None and n < FEWEST_IMAGES for n in kinds)}):
@@ -336,10 +336,10 @@ def _comparison_cautions(by_method: ByMethod) -> Iterator[str]:
         which = "Every method" if len(labels) == len(by_method) else ", ".join(labels)
         yield f"{which}: no AUROC for {quote_names(undefined)} in at least one run; the means leave it out."
     for label in others:
-        yield from _uneven_run_cautions(label, by_method[label], reference, by_method[reference])
+        yield from _describe_uneven_runs(label, by_method[label], reference, by_method[reference])
 
 
-def _absent_site_sentences(by_method: ByMethod) -> Iterator[str]:
+def _describe_absent_sites(by_method: ByMethod) -> Iterator[str]:
     """Yield a caution for each site that was absent at the end of a run."""
     absent: dict[str, list[str]] = {}
     for label, seeds in by_method.items():
@@ -350,7 +350,7 @@ def _absent_site_sentences(by_method: ByMethod) -> Iterator[str]:
         yield f"{site} was absent at the end of {len(runs)} of the runs: {join_first_and_count(runs)}."
 
 
-def _uneven_run_cautions(label: str, seeds: Seeds, reference: str, of_reference: Seeds) -> Iterator[str]:
+def _describe_uneven_runs(label: str, seeds: Seeds, reference: str, of_reference: Seeds) -> Iterator[str]:
     common = sorted(seeds.keys() & of_reference.keys())
     if seeds.keys() != of_reference.keys():
         yield f"{label} and {reference} were run with different seeds; pairs come from the {len(common)} they share."
@@ -376,7 +376,7 @@ def compare_at_sites(by_method: ByMethod) -> tuple[SiteGain, ...]:
 def _compute_site_gain(site: str, other: str, of_reference: Seeds, of_other: Seeds) -> SiteGain:
     pairs, reasons = dict[int, dict[str, tuple[float, float]]](), list[str]()
     for seed in sorted(of_reference.keys() & of_other.keys()):
-        if reason := _reason_incomparable(site, of_reference[seed], of_other[seed]):
+        if reason := _explain_incomparable_runs(site, of_reference[seed], of_other[seed]):
             reasons.append(reason)
             continue
         ours, theirs = (runs[seed].summary.per_site[site].per_class for runs in (of_reference, of_other))
@@ -400,14 +400,14 @@ def _compute_site_gain(site: str, other: str, of_reference: Seeds, of_other: See
         auroc=float(means[:, 0].mean()),
         other_auroc=float(means[:, 1].mean()),
         classes=classes,
-        losses=sum((mean_and_sd(a - b for a, b in of_class)[0] or 0.0) < 0 for of_class in by_class),
+        losses=sum((compute_mean_and_sd(a - b for a, b in of_class)[0] or 0.0) < 0 for of_class in by_class),
         seeds=tuple(pairs),
         reason=reasons[0] if reasons else "",
         p=float(ttest_1samp(gains, 0.0).pvalue) if tested else None,
     )
 
 
-def _reason_incomparable(site: str, reference: RunFolderContent, other: RunFolderContent) -> str:
+def _explain_incomparable_runs(site: str, reference: RunFolderContent, other: RunFolderContent) -> str:
     """Return the reason why two runs cannot be compared at this site; empty if they can."""
     ours, theirs = reference.summary, other.summary
     if site not in theirs.sites:

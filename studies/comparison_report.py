@@ -14,23 +14,23 @@ from rich.text import Text
 
 from common.system.plain_text import format_signed
 from server.reporting.page import AnnotatedClassGroup, write_template_page
-from server.reporting.run_figures import BAND, CHANCE, class_axis_height, label_class_rows
+from server.reporting.run_figures import BAND, CHANCE, compute_class_axis_height, label_class_rows
 from server.reporting.svg import (
     INK,
     PAPER,
     ROW,
     RULE,
     SeriesStyle,
-    inline_svg,
-    legend_above,
-    legend_marker,
-    new_figure,
-    page_theme,
-    series_styles,
+    choose_series_styles,
+    convert_figure_to_svg,
+    draw_legend_above,
+    make_figure,
+    make_legend_marker,
+    use_report_plot_theme,
 )
 from server.runs.reader import RunFolderContent
 from studies import claims
-from studies.claims import MEASURE_NAMES, format_p_value, format_spread, markdown_table
+from studies.claims import MEASURE_NAMES, format_markdown_table, format_mean_and_sd, format_p_value
 from studies.comparison import SUBSETS, MeanAndSd, MethodComparison, MethodContrast, MethodResult, SiteGain, Subset
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -71,28 +71,28 @@ def write_comparison_report(
             if page.is_relative_to(folder)
         },
         groups=groups,
-        headline=claims.headline_sentence(comparison),
-        sentences=claims.verdict_sentences(comparison) + claims.large_difference_sentences(comparison),
-        best=best_auroc_per_class(comparison),
+        headline=claims.describe_headline_result(comparison),
+        sentences=claims.describe_method_verdicts(comparison) + claims.describe_large_differences(comparison),
+        best=find_best_class_aurocs(comparison),
         deciding=deciding,
         by_seed=[each for each in comparison.contrasts if each.pairing == "classes x seeds"],
         by_method=draw_auroc_by_method(comparison.methods, groups),
         differences=draw_method_differences(deciding) if deciding else "",
         gain_rows=list(by_site.items())[:SITES_SHOWN],
-        gain_sentences=claims.gain_sentences(comparison),
+        gain_sentences=claims.describe_site_gains(comparison),
         gains=draw_gains_by_site(comparison),
         subsets=draw_auroc_by_subset(comparison.methods),
         elsewhere=elsewhere
         and {
             "comparison": elsewhere,
-            "headline": claims.headline_sentence(elsewhere),
+            "headline": claims.describe_headline_result(elsewhere),
             "deciding": [each for each in elsewhere.contrasts if each.pairing == "classes"],
-            "best": best_auroc_per_class(elsewhere),
+            "best": find_best_class_aurocs(elsewhere),
         },
     )
 
 
-def best_auroc_per_class(comparison: MethodComparison) -> dict[str, str]:
+def find_best_class_aurocs(comparison: MethodComparison) -> dict[str, str]:
     """Return class -> best AUROC as printed, so that all methods equal to three decimals are marked as best."""
     best = {}
     for name in (name for group in comparison.class_groups.values() for name in group):
@@ -107,11 +107,11 @@ def best_auroc_per_class(comparison: MethodComparison) -> dict[str, str]:
 
 def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[AnnotatedClassGroup]) -> Markup:
     """Draw each class's AUROC averaged over seeds, with a marker for each method and its interval if known."""
-    with page_theme():
-        height = class_axis_height(groups) * max(1.0, LANE * len(methods)) + ROW * (len(methods) // 4)
-        figure, (axes,) = new_figure(9, height)
+    with use_report_plot_theme():
+        height = compute_class_axis_height(groups) * max(1.0, LANE * len(methods)) + ROW * (len(methods) // 4)
+        figure, (axes,) = make_figure(9, height)
         positions = label_class_rows(axes, groups)
-        styled = list(zip(methods, series_styles(len(methods)), strict=True))
+        styled = list(zip(methods, choose_series_styles(len(methods)), strict=True))
         for lane, (method, style) in enumerate(styled):
             beside = BAND * ((lane + 0.5) / len(styled) - 0.5)
             rows = {name: row + beside for name, row in positions.items()}
@@ -128,17 +128,19 @@ def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[Annot
         if min([*values, *ends], default=CHANCE) < NEAR_CHANCE:
             axes.axvline(CHANCE, color=INK, linewidth=1, linestyle=":")
         axes.set(xlabel="AUROC (mean over seeds)")
-        legend_above(axes, [legend_marker(method.label, style) for method, style in styled])
-        return inline_svg(figure, "methods", "Dot chart: AUROC of every class by method; the table has the numbers.")
+        draw_legend_above(axes, [make_legend_marker(method.label, style) for method, style in styled])
+        return convert_figure_to_svg(
+            figure, "methods", "Dot chart: AUROC of every class by method; the table has the numbers."
+        )
 
 
 def draw_method_differences(contrasts: Sequence[MethodContrast]) -> Markup:
     """Draw the mean difference, with its interval, between the reference and each other method by class subset."""
     others = list(dict.fromkeys(each.other for each in contrasts))
     subsets = list(dict.fromkeys(each.subset for each in contrasts))
-    styled = list(zip(subsets, series_styles(len(subsets)), strict=True))
-    with page_theme():
-        figure, (axes,) = new_figure(9, 1.1 + 2.2 * ROW * len(others))
+    styled = list(zip(subsets, choose_series_styles(len(subsets)), strict=True))
+    with use_report_plot_theme():
+        figure, (axes,) = make_figure(9, 1.1 + 2.2 * ROW * len(others))
         for offset, (subset, style) in enumerate(styled):
             for each in (each for each in contrasts if each.subset == subset):
                 mean, row = each.result.mean_difference, others.index(each.other) + 0.24 * (offset - 1)
@@ -153,25 +155,27 @@ def draw_method_differences(contrasts: Sequence[MethodContrast]) -> Markup:
         axes.set_yticks(range(len(others)), [f"against {other}" for other in others])
         axes.set(ylim=(len(others) - 0.5, -0.5))
         axes.set_xlabel("← reference scores lower   ·   difference in AUROC   ·   reference scores higher →")
-        legend_above(axes, [legend_marker(f"{subset} classes", style) for subset, style in styled])
-        return inline_svg(figure, "differences", "Interval chart: mean differences with 95 % intervals.")
+        draw_legend_above(axes, [make_legend_marker(f"{subset} classes", style) for subset, style in styled])
+        return convert_figure_to_svg(figure, "differences", "Interval chart: mean differences with 95 % intervals.")
 
 
 def draw_auroc_by_subset(methods: Sequence[MethodResult]) -> Markup:
     """Draw each method's mean AUROC ± SD over seeds, for all, shared and unique classes."""
-    styled = list(zip(methods, series_styles(len(methods)), strict=True))
-    with page_theme():
-        figure, (axes,) = new_figure(9, 1.2 + 0.2 * len(methods) * len(SUBSETS))
+    styled = list(zip(methods, choose_series_styles(len(methods)), strict=True))
+    with use_report_plot_theme():
+        figure, (axes,) = make_figure(9, 1.2 + 0.2 * len(methods) * len(SUBSETS))
         for index, (method, style) in enumerate(styled):
             shift = 0.7 * (index - (len(styled) - 1) / 2) / len(styled)
             for row, subset in enumerate(SUBSETS):
                 auroc = method.auroc[subset]
                 if auroc.mean is not None:
-                    _draw_dot(axes, style, auroc.mean, row + shift, _interval_around(auroc.mean, auroc.sd), size=8)
+                    _draw_dot(axes, style, auroc.mean, row + shift, _make_sd_interval(auroc.mean, auroc.sd), size=8)
         _label_rows(axes, [f"{subset} classes" for subset in SUBSETS])
         axes.set(xlabel="mean AUROC")
-        legend_above(axes, [legend_marker(method.label, style) for method, style in styled])
-        return inline_svg(figure, "subsets", "Dot chart: mean AUROC over all, shared and unique classes by method.")
+        draw_legend_above(axes, [make_legend_marker(method.label, style) for method, style in styled])
+        return convert_figure_to_svg(
+            figure, "subsets", "Dot chart: mean AUROC over all, shared and unique classes by method."
+        )
 
 
 def draw_gains_by_site(comparison: MethodComparison) -> Markup:
@@ -184,10 +188,12 @@ def draw_gains_by_site(comparison: MethodComparison) -> Markup:
         return Markup("")
     sites = list(dict.fromkeys(gain.site for gain in comparison.site_gains))
     # Each method has the same style in all figures of the report.
-    styles = dict(zip([m.label for m in comparison.methods], series_styles(len(comparison.methods)), strict=True))
-    with page_theme():
+    styles = dict(
+        zip([m.label for m in comparison.methods], choose_series_styles(len(comparison.methods)), strict=True)
+    )
+    with use_report_plot_theme():
         ranked = len(sites) > NAMED_SITES
-        figure, (axes,) = new_figure(9, 3.2 if ranked else 1.2 + 0.3 * len(sites) + 0.27 * (len(by_other) // 4))
+        figure, (axes,) = make_figure(9, 3.2 if ranked else 1.2 + 0.3 * len(sites) + 0.27 * (len(by_other) // 4))
         for index, (other, gains) in enumerate(by_other.items()):
             style = styles[other]
             if ranked:
@@ -197,7 +203,7 @@ def draw_gains_by_site(comparison: MethodComparison) -> Markup:
                 continue
             shift = 0.5 * (index - (len(by_other) - 1) / 2) / max(1, len(by_other))
             for site, value, sd in gains:
-                _draw_dot(axes, style, value, sites.index(site) + shift, _interval_around(value, sd))
+                _draw_dot(axes, style, value, sites.index(site) + shift, _make_sd_interval(value, sd))
         if ranked:
             axes.axhline(0, color=INK, linewidth=1)
             axes.set(xlabel="sites, from the largest loss to the largest gain", ylabel="gain in AUROC")
@@ -206,11 +212,11 @@ def draw_gains_by_site(comparison: MethodComparison) -> Markup:
             axes.axvline(0, color=INK, linewidth=1)
             _label_rows(axes, sites)
             axes.set(xlabel="← the site loses   ·   gain in AUROC   ·   the site gains →")
-        legend_above(axes, [legend_marker(f"over {other}", styles[other]) for other in by_other])
-        return inline_svg(figure, "gains", "Dot chart: what each site gains over each other method.")
+        draw_legend_above(axes, [make_legend_marker(f"over {other}", styles[other]) for other in by_other])
+        return convert_figure_to_svg(figure, "gains", "Dot chart: what each site gains over each other method.")
 
 
-def _interval_around(value: float, sd: float | None) -> tuple[float, float] | None:
+def _make_sd_interval(value: float, sd: float | None) -> tuple[float, float] | None:
     return None if sd is None else (value - sd, value + sd)
 
 
@@ -248,15 +254,18 @@ def make_comparison_tables(comparison: MethodComparison) -> dict[str, list[list[
         if method.label != comparison.reference:
             tests = [comparison.find_contrast(method.label, subset).result for subset in TESTED]
             leads = [f"{format_signed(test.mean_difference)}, {format_p_value(test.holm_p)}" for test in tests]
-        rows.append([method.label, *map(format_spread, means), *leads])
+        rows.append([method.label, *map(format_mean_and_sd, means), *leads])
     tables = {"All methods": rows}
-    if comparison.measures:
+    if comparison.available_metrics:
         tables["One class an image"] = [
-            ["method", *(MEASURE_NAMES[measure] for measure in comparison.measures)],
+            ["method", *(MEASURE_NAMES[measure] for measure in comparison.available_metrics)],
             *(
                 [
                     method.label,
-                    *(format_spread(method.measures.get(m, MeanAndSd(None, None))) for m in comparison.measures),
+                    *(
+                        format_mean_and_sd(method.measures.get(m, MeanAndSd(None, None)))
+                        for m in comparison.available_metrics
+                    ),
                 ]
                 for method in comparison.methods
             ),
@@ -282,4 +291,4 @@ def format_comparison_tables(comparison: MethodComparison) -> Group:
 def comparison_as_markdown(comparison: MethodComparison) -> str:
     """Format the tables of :func:`make_comparison_tables` as Markdown."""
     tables = make_comparison_tables(comparison).items()
-    return "\n".join(f"### {title}\n\n{markdown_table(headings, rows)}\n" for title, (headings, *rows) in tables)
+    return "\n".join(f"### {title}\n\n{format_markdown_table(headings, rows)}\n" for title, (headings, *rows) in tables)

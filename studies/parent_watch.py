@@ -5,6 +5,6 @@ Python itself ends such a fork server too, but only after all of its imports, se
 
 import os
 
-from common.system.stopping import PROGRAM, end_with_parent
+from common.system.stopping import PROGRAM, end_process_with_parent
 
-end_with_parent(int(os.environ[PROGRAM]) if PROGRAM in os.environ else None)
+end_process_with_parent(int(os.environ[PROGRAM]) if PROGRAM in os.environ else None)

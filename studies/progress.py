@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from common.system.plain_text import count_with_noun, format_duration, join_first_and_count
+from common.system.plain_text import format_count_with_noun, format_duration, join_first_and_count
 from common.system.terminal import ProgressFormat, choose_progress_format
-from server.runs.progress import Tell, choose_tell
+from server.runs.progress import Tell, choose_event_printer
 
 EVERY_S = 30.0
 """Seconds between two log lines, or JSON objects, about the active runs."""
@@ -37,7 +37,7 @@ class ActiveRun:
 
 
 @dataclass
-class TrialsPace:
+class TrialsTimeEstimate:
     """Numbers and durations of finished runs, from which the remaining time is estimated.
 
     Attributes:
@@ -59,12 +59,12 @@ class TrialsPace:
         self.done[label] = self.done.get(label, 0) + 1
         self.lengths.setdefault(label, []).append(seconds)
 
-    def median_run_s(self, label: str) -> float | None:
+    def compute_median_run_s(self, label: str) -> float | None:
         """Return the median duration of the experiment's runs, else of all runs; None before the first finished run."""
         lengths = self.lengths.get(label) or [seconds for each in self.lengths.values() for seconds in each]
         return statistics.median(lengths) if lengths else None
 
-    def remaining_s(self) -> float | None:
+    def estimate_remaining_s(self) -> float | None:
         """Estimate the seconds until all runs are finished; None before the first finished run or round."""
         active = self.active()
         waiting = [label for label, total in self.totals.items() for _ in range(total - self.done.get(label, 0))]
@@ -72,22 +72,22 @@ class TrialsPace:
             waiting.remove(run.label)
         whole = [run.estimated_total_s for run in active if run.estimated_total_s is not None]
         guess = statistics.median(whole) if whole else None
-        rest = [self.median_run_s(label) or guess for label in waiting]
+        rest = [self.compute_median_run_s(label) or guess for label in waiting]
         for run in active:
-            length = run.estimated_total_s or self.median_run_s(run.label)
+            length = run.estimated_total_s or self.compute_median_run_s(run.label)
             rest.append(None if length is None else max(length - run.seconds, 0.0))
         estimates = [seconds for seconds in rest if seconds is not None]
         if not rest or not estimates:
             return None if rest else 0.0
         return statistics.fmean(estimates) * len(rest) / min(self.jobs, len(rest))
 
-    def finished_and_total(self) -> tuple[int, int]:
+    def count_finished_and_total(self) -> tuple[int, int]:
         """Return the number of finished runs and the number of all runs."""
         return sum(self.done.values()), sum(self.totals.values())
 
-    def progress_sentence(self) -> str:
+    def describe_progress(self) -> str:
         """Return the number of finished runs and the time left as text."""
-        (done, total), left = self.finished_and_total(), self.remaining_s()
+        (done, total), left = self.count_finished_and_total(), self.estimate_remaining_s()
         return f"{done} of {total} runs" + (
             "" if left is None or done == total else f", about {format_duration(left)} left"
         )
@@ -96,7 +96,7 @@ class TrialsPace:
 class TrialsProgressDisplay:
     """Base class of the forms of progress; it shows nothing."""
 
-    def __init__(self, pace: TrialsPace) -> None:
+    def __init__(self, pace: TrialsTimeEstimate) -> None:
         self.pace = pace
         self._last = time.monotonic()
 
@@ -119,7 +119,7 @@ class TrialsProgressDisplay:
 class TrialsTable(TrialsProgressDisplay):
     """Shows the time left, and a table with a row for each unfinished experiment, on a terminal."""
 
-    def __init__(self, console: Console, pace: TrialsPace) -> None:
+    def __init__(self, console: Console, pace: TrialsTimeEstimate) -> None:
         super().__init__(pace)
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -133,7 +133,7 @@ class TrialsTable(TrialsProgressDisplay):
 
     def show_progress(self) -> None:
         # The terminal cuts off the end of a long table.
-        self._live.update(Group(Text(self.pace.progress_sentence()), self.make_table()), refresh=True)
+        self._live.update(Group(Text(self.pace.describe_progress()), self.make_table()), refresh=True)
 
     def make_table(self) -> Table:
         """Return a table with a row for each unfinished experiment."""
@@ -142,14 +142,16 @@ class TrialsTable(TrialsProgressDisplay):
             done = self.pace.done.get(label, 0)
             if done < total:
                 rounds = ", ".join(f"round {run.rounds_done} of {run.rounds}" for run in active if run.label == label)
-                typical = self.pace.median_run_s(label) if label in self.pace.lengths else None
+                typical = self.pace.compute_median_run_s(label) if label in self.pace.lengths else None
                 table.add_row(
                     Text(label), f"{done} of {total}", rounds, "" if typical is None else format_duration(typical)
                 )
         return table
 
     def show_run_end(self, run: str, label: str, failure: str, seconds: float) -> None:
-        self._console.print(_end_line(run, failure, seconds, self.pace), soft_wrap=True, highlight=False, markup=False)
+        self._console.print(
+            _format_run_end_line(run, failure, seconds, self.pace), soft_wrap=True, highlight=False, markup=False
+        )
 
 
 class TrialsProgressEvents(TrialsProgressDisplay):
@@ -158,19 +160,21 @@ class TrialsProgressEvents(TrialsProgressDisplay):
     Events are lines for logs, or JSON objects, whose fields docs/simulation.md explains.
     """
 
-    def __init__(self, tell: Tell, pace: TrialsPace) -> None:
+    def __init__(self, tell: Tell, pace: TrialsTimeEstimate) -> None:
         super().__init__(pace)
         self._tell = tell
 
     def __enter__(self) -> Self:
-        done, total = self.pace.finished_and_total()
-        line = f"{count_with_noun(total - done, 'run')} to do, {self.pace.jobs} at a time" if done < total else ""
+        done, total = self.pace.count_finished_and_total()
+        line = (
+            f"{format_count_with_noun(total - done, 'run')} to do, {self.pace.jobs} at a time" if done < total else ""
+        )
         self._tell(line, {"event": "runs", **self._progress_figures(), "at_a_time": self.pace.jobs})
         return self
 
     def show_run_start(self, run: str, label: str, rounds: int) -> None:
         event = {"event": "run_began", "run": run, "experiment": label, "rounds": rounds}
-        self._tell(f"began  {run}, {count_with_noun(rounds, 'round')}", event)
+        self._tell(f"began  {run}, {format_count_with_noun(rounds, 'round')}", event)
 
     def show_progress(self) -> None:
         if time.monotonic() - self._last < EVERY_S:
@@ -184,19 +188,19 @@ class TrialsProgressEvents(TrialsProgressDisplay):
             for run in active
         ]
         event = {"event": "at_work", "at_work": at_work, **self._progress_figures()}
-        self._tell(f"at work: {names}; {self.pace.progress_sentence()}", event)
+        self._tell(f"at work: {names}; {self.pace.describe_progress()}", event)
 
     def show_run_end(self, run: str, label: str, failure: str, seconds: float) -> None:
         how = {"ok": not failure, "reason": failure, "seconds": round(seconds, 1)}
         event = {"event": "run_ended", "run": run, "experiment": label, **how, **self._progress_figures()}
-        self._tell(_end_line(run, failure, seconds, self.pace), event)
+        self._tell(_format_run_end_line(run, failure, seconds, self.pace), event)
 
     def _progress_figures(self) -> dict[str, Any]:
-        (done, total), left = self.pace.finished_and_total(), self.pace.remaining_s()
+        (done, total), left = self.pace.count_finished_and_total(), self.pace.estimate_remaining_s()
         return {"done": done, "runs": total, "seconds_left": None if left is None else round(left, 1)}
 
 
-def make_trials_progress(form: ProgressFormat, console: Console, pace: TrialsPace) -> TrialsProgressDisplay:
+def make_trials_progress(form: ProgressFormat, console: Console, pace: TrialsTimeEstimate) -> TrialsProgressDisplay:
     """Return the progress in the chosen form: a table on the console, or lines or JSON objects on standard error.
 
     Raises:
@@ -205,8 +209,8 @@ def make_trials_progress(form: ProgressFormat, console: Console, pace: TrialsPac
     form = choose_progress_format(form, console)
     if form is ProgressFormat.bar:
         return TrialsTable(console, pace)
-    return TrialsProgressEvents(tell, pace) if (tell := choose_tell(form)) else TrialsProgressDisplay(pace)
+    return TrialsProgressEvents(tell, pace) if (tell := choose_event_printer(form)) else TrialsProgressDisplay(pace)
 
 
-def _end_line(run: str, failure: str, seconds: float, pace: TrialsPace) -> str:
-    return f"{'failed' if failure else 'done'}  {run}  {format_duration(seconds)}, {pace.progress_sentence()}"
+def _format_run_end_line(run: str, failure: str, seconds: float, pace: TrialsTimeEstimate) -> str:
+    return f"{'failed' if failure else 'done'}  {run}  {format_duration(seconds)}, {pace.describe_progress()}"

@@ -28,12 +28,12 @@ from rich.console import Console
 from common.config import read_experiment
 from common.errors import BadInput, Fault, ProgramCannotContinue
 from common.models.gpu import count_visible_gpus
-from common.system.files import disk_full_message, lock_file
-from common.system.stopping import PROGRAM, end_with_parent, remove_output_if_stopped
+from common.system.files import lock_file, make_disk_full_message
+from common.system.stopping import PROGRAM, end_process_with_parent, remove_output_if_stopped
 from common.system.terminal import ProgressFormat
 from server.simulation.simulate import simulate
 from strategies.engine.events import RunStopped
-from studies.progress import ActiveRun, TrialsPace, make_trials_progress
+from studies.progress import ActiveRun, TrialsTimeEstimate, make_trials_progress
 from studies.trial import Trial
 
 RunT = TypeVar("RunT")
@@ -55,13 +55,13 @@ class RunsFailed(ProgramCannotContinue):
     """Raised if runs failed; the message names each with its reason."""
 
 
-def count_parallel_jobs(trials: Sequence[Trial]) -> int:
+def count_possible_parallel_runs(trials: Sequence[Trial]) -> int:
     """Return how many runs fit at a time: one with Ray, otherwise limited by cores, threads and GPUs."""
-    experiments = [trial.file.experiment for trial in trials]
+    experiments = [trial.experiment_file.experiment for trial in trials]
     if any(each.simulation.backend == "ray" for each in experiments):
         return 1
     by_cores = max(1, len(os.sched_getaffinity(0)) // max(each.training.threads for each in experiments))
-    gpus, shares = count_visible_gpus(), {each.simulation.gpu_share for each in experiments} - {0.0}
+    gpus, shares = count_visible_gpus(), {each.simulation.gpus_of_each_site for each in experiments} - {0.0}
     # A run without Ray trains one site at a time.
     room = [
         gpus // int(share) if share and share > 1 else gpus * (math.floor(1 / share + 1e-6) if share else RUNS_PER_GPU)
@@ -84,7 +84,7 @@ def run_trials(
         problem = "another flwr-sim is at work in this folder."
         lock_file(lock, Fault(f"--out {out}", problem, "Wait for it, or name another."))
         runs = list({trial.folder: trial for trial in trials}.values())
-        todo = [trial for trial in runs if not trial.is_done()]
+        todo = [trial for trial in runs if not trial.is_trial_finished()]
         if len(todo) < len(runs):
             console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are there already.")
         started: dict[Path, tuple[Trial, float]] = {}  # active runs
@@ -95,7 +95,7 @@ def run_trials(
                 done = 0
                 with suppress(OSError), (trial.unfinished_folder / "rounds.jsonl").open("rb") as file:
                     done = sum(1 for _ in file)
-                rounds = trial.file.experiment.run.rounds
+                rounds = trial.experiment_file.experiment.run.rounds
                 runs.append(ActiveRun(trial.label, now - since, done, rounds, trial.folder.name))
             return runs
 
@@ -110,7 +110,7 @@ def run_trials(
 
         totals, left = Counter(each.label for each in runs), Counter(each.label for each in todo)
         failures: list[str] = []
-        pace = TrialsPace(totals, {label: totals[label] - left[label] for label in totals}, jobs, active_runs)
+        pace = TrialsTimeEstimate(totals, {label: totals[label] - left[label] for label in totals}, jobs, active_runs)
         with (
             start_fork_server(),
             make_trials_progress(progress, console, pace) as shown,
@@ -120,7 +120,7 @@ def run_trials(
                 name, label = trial.folder.name, trial.label
                 if failure is None:
                     started[trial.folder] = trial, time.monotonic()
-                    shown.show_run_start(name, label, trial.file.experiment.run.rounds)
+                    shown.show_run_start(name, label, trial.experiment_file.experiment.run.rounds)
                     continue
                 seconds = time.monotonic() - started.pop(trial.folder)[1]
                 if failure:
@@ -217,7 +217,7 @@ def assign_gpus(trial: Trial) -> Iterator[str | None]:
 
     Without it, all runs that do not use Ray would take the first GPU. The value is None if there is nothing to assign.
     """
-    section, visible = trial.file.experiment.simulation, count_visible_gpus()
+    section, visible = trial.experiment_file.experiment.simulation, count_visible_gpus()
     if visible < 2 or section.backend == "ray" or section.gpus_per_site == 0:
         yield None
         return
@@ -234,12 +234,12 @@ def assign_gpus(trial: Trial) -> Iterator[str | None]:
 
 def _run_quietly(trial: Trial, sending: Connection, gpus: str | None) -> None:
     """Run a trial in the current process without output, which would disturb the table of progress."""
-    end_with_parent()
+    end_process_with_parent()
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # nothing has looked for GPUs in this process yet
     gc.freeze()  # a collection would copy every page that is shared with the process it is forked from
     if (program := multiprocessing.parent_process()) is not None and not program.is_alive():
-        return  # flwr-sim ended before end_with_parent was called
+        return  # flwr-sim ended before end_process_with_parent was called
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
@@ -250,5 +250,5 @@ def _run_quietly(trial: Trial, sending: Connection, gpus: str | None) -> None:
     except (BadInput, RunStopped) as error:
         failure = str(error)
     except Exception as error:  # a process's edge
-        failure = disk_full_message(error) or traceback.format_exc()
+        failure = make_disk_full_message(error) or traceback.format_exc()
     sending.send((failure, time.process_time() - began))

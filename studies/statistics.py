@@ -55,26 +55,26 @@ class PairedTest:
 def compare_over_classes(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
     """Test two methods paired by class, each class averaged over the common seeds, as Kulkarni et al. do."""
     by_class: dict[str, list[tuple[float, float]]] = {}
-    pairs = _common_pairs(reference, other)
+    pairs = _collect_common_pairs(reference, other)
     for (_, name), pair in pairs.items():
         by_class.setdefault(name, []).append(pair)
     means = np.array([np.mean(of_class, axis=0) for of_class in by_class.values()]).reshape(-1, 2)
-    return replace(paired_test(means, generator), seeds=len({seed for seed, _ in pairs}))
+    return replace(compute_paired_test(means, generator), seeds=len({seed for seed, _ in pairs}))
 
 
 def compare_classes_and_seeds(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
     """Test two methods paired by class and seed; p-values are too small, because seeds are not independent."""
-    pairs = _common_pairs(reference, other)
-    test = paired_test(np.array(list(pairs.values()), np.float64).reshape(-1, 2), generator)
+    pairs = _collect_common_pairs(reference, other)
+    test = compute_paired_test(np.array(list(pairs.values()), np.float64).reshape(-1, 2), generator)
     return replace(test, seeds=len({seed for seed, _ in pairs}))
 
 
-def _common_pairs(reference: Scores, other: Scores) -> dict[tuple[int, str], tuple[float, float]]:
+def _collect_common_pairs(reference: Scores, other: Scores) -> dict[tuple[int, str], tuple[float, float]]:
     pairs = {key: (reference[key], other[key]) for key in sorted(reference.keys() & other.keys())}
     return {key: (a, b) for key, (a, b) in pairs.items() if a is not None and b is not None}
 
 
-def paired_test(pairs: NDArray[np.float64], generator: np.random.Generator) -> PairedTest:
+def compute_paired_test(pairs: NDArray[np.float64], generator: np.random.Generator) -> PairedTest:
     """Test if two methods differ over pairs of values.
 
     Args:
@@ -158,7 +158,7 @@ def rank_methods(scores: Mapping[str, Sequence[float]]) -> MethodRanking:
     ranks = {name: rank for rank, name in sorted(zip(means.tolist(), scores, strict=True))}
     if blocks < FEWEST_BLOCKS or len(scores) < FEWEST_METHODS:
         return MethodRanking(blocks, ranks, None, None, ())
-    critical = critical_difference(len(scores), blocks)
+    critical = compute_critical_difference(len(scores), blocks)
     return MethodRanking(
         blocks,
         ranks,
@@ -168,7 +168,7 @@ def rank_methods(scores: Mapping[str, Sequence[float]]) -> MethodRanking:
     )
 
 
-def critical_difference(methods: int, blocks: int) -> float:
+def compute_critical_difference(methods: int, blocks: int) -> float:
     """Return the least significant difference of two average ranks by Nemenyi's test at :data:`ALPHA`."""
     # The test uses infinitely many degrees of freedom, approximated by a million.
     quantile = float(stats.studentized_range.ppf(1 - ALPHA, methods, 1e6)) / np.sqrt(2)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from common.system.files import write_atomically
-from common.system.plain_text import to_json_text
+from common.system.plain_text import format_as_json_text
 from common.system.terminal import ProgressFormat
 from server.runs.reader import read_run
 from studies.study_file import PaperTable, StudyFile, StudyRowOrColumn, read_study, title_to_slug
@@ -51,9 +51,12 @@ def run_study(
     grids = list_study_trials(study, folder, out / "runs", (*quick_settings, *overrides), range(seeds or study.seeds))
     trials = [trial for grid in grids for row in grid for column in row for trial in column]
     check_trials(trials)
-    from studies.runner import count_parallel_jobs, run_trials  # here: a wrong call is refused before torch is imported
+    from studies.runner import (  # here: a wrong call is refused before torch is imported
+        count_possible_parallel_runs,
+        run_trials,
+    )
 
-    run_trials(trials, out, jobs or count_parallel_jobs(trials), console, progress)
+    run_trials(trials, out, jobs or count_possible_parallel_runs(trials), console, progress)
     from studies.study_report import study_as_markdown, write_study_report
     from studies.study_results import evaluate_study  # here: a wrong call is refused before scipy is imported
 
@@ -61,7 +64,9 @@ def run_study(
     result = evaluate_study(
         study, [[[[runs[trial.folder] for trial in column] for column in row] for row in grid] for grid in grids]
     )
-    write_atomically(out / "study.json", (to_json_text(asdict(result), indent=1, allow_nan=True) + "\n").encode())
+    write_atomically(
+        out / "study.json", (format_as_json_text(asdict(result), indent=1, allow_nan=True) + "\n").encode()
+    )
     write_atomically(out / "study.md", study_as_markdown(result).encode())
     report = write_study_report(result, out / "report.html")
     console.print(study_as_markdown(result), markup=False, highlight=False, soft_wrap=True)

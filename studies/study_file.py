@@ -29,15 +29,15 @@ MEASURES: Mapping[str, tuple[str, Reading]] = {
     "auroc_unique": ("AUROC, unique classes", lambda run: run.summary.test.unique_classes.mean_auroc),
     "average_precision": ("mean average precision", lambda run: run.summary.test.mean_average_precision),
     "balanced_accuracy": ("balanced accuracy", lambda run: run.summary.test.mean_balanced_accuracy),
-    "accuracy": ("accuracy", lambda run: run.summary.measures.get("accuracy")),
-    "sensitivity": ("sensitivity", lambda run: run.summary.measures.get("sensitivity")),
-    "specificity": ("specificity", lambda run: run.summary.measures.get("specificity")),
-    "f1": ("F1", lambda run: run.summary.measures.get("f1")),
-    "bmcta": ("BMCTA", lambda run: run.summary.measures.get("best_mean_client_test_accuracy")),
-    "bta": ("BTA", lambda run: run.summary.measures.get("best_test_accuracy")),
+    "accuracy": ("accuracy", lambda run: run.summary.available_metrics.get("accuracy")),
+    "sensitivity": ("sensitivity", lambda run: run.summary.available_metrics.get("sensitivity")),
+    "specificity": ("specificity", lambda run: run.summary.available_metrics.get("specificity")),
+    "f1": ("F1", lambda run: run.summary.available_metrics.get("f1")),
+    "bmcta": ("BMCTA", lambda run: run.summary.available_metrics.get("best_mean_client_test_accuracy")),
+    "bta": ("BTA", lambda run: run.summary.available_metrics.get("best_test_accuracy")),
     "rounds": ("rounds", lambda run: float(run.summary.rounds)),
     "epochs": ("epochs at hospitals", lambda run: float(sum(sum(each.epochs.values()) for each in run.rounds))),
-    "megabytes": ("MB sent and received", lambda run: run.summary.traffic_bytes / 1e6),
+    "megabytes": ("MB sent and received", lambda run: run.summary.total_traffic_bytes / 1e6),
     "seconds": ("seconds", lambda run: run.summary.seconds.get("total")),
 }
 """Name of a measure in ``study.toml`` -> its heading, and the function that reads it from a run (may be None)."""
@@ -71,10 +71,10 @@ class MeanOverClasses(TomlSection):
 
     def read_from_run(self, run: "RunFolderContent") -> float | None:
         """Return the mean AUROC over these classes in a run."""
-        from common.metrics.auroc import mean_and_sd
+        from common.metrics.auroc import compute_mean_and_sd
 
         results = run.summary.test.per_class.items()
-        return mean_and_sd(result.auroc for name, result in results if name in self.classes)[0]
+        return compute_mean_and_sd(result.auroc for name, result in results if name in self.classes)[0]
 
 
 class PaperTable(TomlSection):
@@ -140,7 +140,7 @@ class PaperTable(TomlSection):
         """Return the functions that read the measures from a run."""
         return [MEASURES[each][1] if isinstance(each, str) else each.read_from_run for each in self.measures]
 
-    def paper_value(self, method: str, setting: int, measure: int) -> float | None:
+    def get_paper_value(self, method: str, setting: int, measure: int) -> float | None:
         """Return the paper's number as a fraction; None if the paper gives none."""
         row = self.paper[method][setting] if method in self.paper else ()
         value = row[measure] if measure < len(row) else None
@@ -177,12 +177,12 @@ class PaperSetting(TomlSection):
     rows: str = ""
 
     @property
-    def reference(self) -> object:
+    def reference_value(self) -> object:
         """Return the value of files without a departure: the first of ``value``, ``paper`` and ``code`` that is set."""
         return next((each for each in (self.value, self.paper, self.code) if each is not None), None)
 
 
-class Departure(TomlSection):
+class PaperDeparture(TomlSection):
     """A value of some experiment files that differs from the paper's, or from the code's if the paper does not say.
 
     Attributes:
@@ -227,7 +227,7 @@ class StudyFile(TomlSection):
     seeds: Count = 3
     differs: tuple[str, ...] = ()
     settings: tuple[PaperSetting, ...] = ()
-    departures: tuple[Departure, ...] = ()
+    departures: tuple[PaperDeparture, ...] = ()
     quick: QuickScale | None = None
     tables: Annotated[tuple[PaperTable, ...], Field(min_length=1)]
 

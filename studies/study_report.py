@@ -13,11 +13,19 @@ from matplotlib.ticker import MaxNLocator
 from scipy.stats import t
 
 from common.metrics.multi_class import estimate_accuracy_density
-from common.system.plain_text import count_with_noun, format_number, format_rounds, format_signed
+from common.system.plain_text import format_count_with_noun, format_number, format_rounds, format_signed
 from server.reporting.page import write_template_page
-from server.reporting.svg import PAPER, SeriesStyle, inline_svg, new_figure, none_to_nan, page_theme, series_styles
+from server.reporting.svg import (
+    PAPER,
+    SeriesStyle,
+    choose_series_styles,
+    convert_figure_to_svg,
+    make_figure,
+    replace_none_by_nan,
+    use_report_plot_theme,
+)
 from studies import claims
-from studies.claims import format_p_value, format_spread, markdown_table
+from studies.claims import format_markdown_table, format_mean_and_sd, format_p_value
 from studies.comparison_report import TEMPLATES
 from studies.statistics import FEWEST_SEEDS
 from studies.study_results import AccuracyCurve, OurAndPaperNumber, StudyResult, TableResult
@@ -34,7 +42,7 @@ def study_as_markdown(result: StudyResult) -> str:
     """Format all tables as Markdown, with our number and the paper's in one cell, and all differences."""
     parts = [
         f"# {result.title}",
-        study_headline(result),
+        describe_study_result(result),
         f"{result.paper}. Seeds {format_rounds(result.seeds)}; ours (paper's).",
     ]
     parts += [_markdown_list("What differs in all tables:", result.differs)] if result.differs else []
@@ -50,23 +58,23 @@ def write_study_report(result: StudyResult, destination: Path) -> Path:
         TEMPLATES,
         claims=claims,
         study=result,
-        headline=study_headline(result),
+        headline=describe_study_result(result),
         figures=[_draw_figures(table, f"t{index}") for index, table in enumerate(result.tables)],
-        format_entry=format_entry,
+        format_entry=format_study_number,
         run_sizes=describe_run_sizes,
-        untrained_sentence=untrained_sentence,
+        untrained_sentence=describe_untrained_results,
     )
 
 
-def study_headline(result: StudyResult) -> str:
+def describe_study_result(result: StudyResult) -> str:
     """Return a sentence on how many of the paper's numbers lie in the 95 % interval of ours over the seeds."""
     every = [e for table in result.tables for row in table.entries for cells in row for e in cells]
     published = [(entry.paper, entry.ours) for entry in every if entry.paper is not None]
     if not published:
         return "The paper gives no numbers for what was run."
-    numbers, seeds = count_with_noun(len(published), "published number"), len(result.seeds)
+    numbers, seeds = format_count_with_noun(len(published), "published number"), len(result.seeds)
     if seeds < FEWEST_SEEDS:
-        few = f"{count_with_noun(seeds, 'seed')}, and a verdict needs {FEWEST_SEEDS}"
+        few = f"{format_count_with_noun(seeds, 'seed')}, and a verdict needs {FEWEST_SEEDS}"
         return f"Whether the paper’s {numbers} are reproduced is open: this study has {few}."
     sides = list[int | None]()  # of our mean's t-interval: 0 within, 1 above, -1 below, None for unknown
     for paper, ours in published:
@@ -78,17 +86,18 @@ def study_headline(result: StudyResult) -> str:
         sides.append(0 if abs(distance) <= half else 1 if distance > 0 else -1)
     unknown = sides.count(None)
     return (
-        f"Of {numbers}, {sides.count(0)} lie in the 95 % interval of ours over {count_with_noun(seeds, 'seed')}; "
+        f"Of {numbers}, {sides.count(0)} lie in the 95 % interval of ours over "
+        f"{format_count_with_noun(seeds, 'seed')}; "
         f"{sides.count(1)} lie above it and {sides.count(-1)} below"
         f"{f'; {unknown} cannot be compared' if unknown else ''}."
     )
 
 
-def format_entry(entry: OurAndPaperNumber) -> str:
+def format_study_number(entry: OurAndPaperNumber) -> str:
     """Format our number with its SD: three decimals below 10, otherwise one."""
     mean = entry.ours.mean
     if mean is None or abs(mean) < 10:
-        return format_spread(entry.ours)
+        return format_mean_and_sd(entry.ours)
     sd = "" if entry.ours.sd is None else f" ± {entry.ours.sd:,.1f}"
     return f"{mean:,.1f}{sd}"
 
@@ -100,12 +109,12 @@ def describe_run_sizes(table: TableResult) -> list[str]:
     return [f"{setting}: {scale}" for setting, scale in zip(table.settings, table.scale, strict=True)]
 
 
-def untrained_sentence(table: TableResult) -> str:
+def describe_untrained_results(table: TableResult) -> str:
     """Return a sentence on the results that are of the untrained initial model; empty if there are none."""
     if not table.untrained:
         return ""
     named = [method + (f", {setting}" if setting else "") for method, setting, _ in table.untrained]
-    runs = count_with_noun(sum(count for *_, count in table.untrained), "run")
+    runs = format_count_with_noun(sum(count for *_, count in table.untrained), "run")
     return f"In {runs} validation was best before round 1, and the initial model is tested: {'; '.join(named)}."
 
 
@@ -113,10 +122,12 @@ def _markdown_table(table: TableResult) -> str:
     names, rows = ["setting", "method"] if any(table.settings) else ["method"], []
     for index, setting in enumerate(table.settings):
         for method, row in zip(table.methods, table.entries, strict=True):
-            cells = [format_entry(e) + ("" if e.paper is None else f" ({format_number(e.paper)})") for e in row[index]]
+            cells = [
+                format_study_number(e) + ("" if e.paper is None else f" ({format_number(e.paper)})") for e in row[index]
+            ]
             rows.append([*[setting, method][-len(names) :], *cells])
     below = [_markdown_list("Here:", describe_run_sizes(table))]
-    below += [sentence] if (sentence := untrained_sentence(table)) else []
+    below += [sentence] if (sentence := describe_untrained_results(table)) else []
     below += [_markdown_list("What differs:", table.differs)] if table.differs else []
     tests = []
     for comparison in table.tests:
@@ -125,7 +136,9 @@ def _markdown_table(table: TableResult) -> str:
         figures = f"not tested: {test.reason}" if test.holm_p is None else f"{difference}, {test.pairs} {pairs}"
         tests.append(f"{comparison.other}{f' ({comparison.setting})' if comparison.setting else ''}: {figures}")
     below += [_markdown_list(f"{table.reference} against:", tests)] if tests else []
-    return "\n\n".join([f"## {table.title}", markdown_table([*names, *table.headings], rows, len(names)), *below])
+    return "\n\n".join(
+        [f"## {table.title}", format_markdown_table([*names, *table.headings], rows, len(names)), *below]
+    )
 
 
 def _markdown_list(title: str, lines: Iterable[str]) -> str:
@@ -170,48 +183,50 @@ def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
 
 def draw_measures_by_setting(table: TableResult, name: str) -> Markup:
     """Draw the measures along the settings, with a line for each method; hollow markers are the paper's numbers."""
-    headings, positions = table.headings[:PANELS], none_to_nan(table.positions)
-    with page_theme():
-        figure, panels = _new_axes(len(table.methods), len(headings))
+    headings, positions = table.headings[:PANELS], replace_none_by_nan(table.positions)
+    with use_report_plot_theme():
+        figure, panels = _make_axes_row(len(table.methods), len(headings))
         for measure, axes in enumerate(panels):
-            for index, style in enumerate(series_styles(len(table.methods))):
+            for index, style in enumerate(choose_series_styles(len(table.methods))):
                 entries, color = [cells[measure] for cells in table.entries[index]], style.color
-                sd = np.nan_to_num(none_to_nan([entry.ours.sd for entry in entries]))
-                means, line = none_to_nan([entry.ours.mean for entry in entries]), LINES[index % len(LINES)]
+                sd = np.nan_to_num(replace_none_by_nan([entry.ours.sd for entry in entries]))
+                means, line = replace_none_by_nan([entry.ours.mean for entry in entries]), LINES[index % len(LINES)]
                 axes.plot(positions, means, line, color=color, marker=style.marker, markersize=6)
                 axes.errorbar(positions, means, yerr=sd, color=color, linestyle="none", capsize=3)
-                paper = none_to_nan([entry.paper for entry in entries])
+                paper = replace_none_by_nan([entry.paper for entry in entries])
                 axes.plot(positions, paper, style.marker, color=color, markerfacecolor="none", markersize=7)
             axes.set(title=headings[measure])
             axes.set_xticks(positions, [f"{position:g}" for position in positions])
             axes.grid(axis="y")
-        _legend_above(figure, table.methods)
-        return inline_svg(figure, name, f"Line charts: {', '.join(headings)} of every method along the settings.")
+        _draw_legend_above(figure, table.methods)
+        return convert_figure_to_svg(
+            figure, name, f"Line charts: {', '.join(headings)} of every method along the settings."
+        )
 
 
 def _draw_panels(drawn: Sequence[AccuracyCurve], name: str, description: str, draw: Draw) -> Markup:
     """Draw a panel for each setting, with a line for each method."""
     settings = list(dict.fromkeys(each.setting for each in drawn))
     methods = list(dict.fromkeys(each.method for each in drawn))
-    with page_theme():
-        figure, panels = _new_axes(len(methods), len(settings))
+    with use_report_plot_theme():
+        figure, panels = _make_axes_row(len(methods), len(settings))
         for axes, setting in zip(panels, settings, strict=True):
-            for index, style in enumerate(series_styles(len(methods))):
+            for index, style in enumerate(choose_series_styles(len(methods))):
                 for each in (each for each in drawn if (each.method, each.setting) == (methods[index], setting)):
                     draw(axes, each, style, LINES[index % len(LINES)])
             axes.set(title=setting)
-        _legend_above(figure, methods)
-        return inline_svg(figure, name, description)
+        _draw_legend_above(figure, methods)
+        return convert_figure_to_svg(figure, name, description)
 
 
-def _new_axes(methods: int, columns: int) -> tuple[Figure, list[Axes]]:
+def _make_axes_row(methods: int, columns: int) -> tuple[Figure, list[Axes]]:
     """Make axes side by side, with space above for a legend of four methods a line."""
-    return new_figure(9, 3.2 + 0.25 * ((methods + 3) // 4), columns=columns)
+    return make_figure(9, 3.2 + 0.25 * ((methods + 3) // 4), columns=columns)
 
 
-def _legend_above(figure: Figure, methods: Sequence[str]) -> None:
+def _draw_legend_above(figure: Figure, methods: Sequence[str]) -> None:
     handles = [
         Line2D([], [], color=style.color, marker=style.marker, linestyle=LINES[index % len(LINES)], label=method)
-        for index, (method, style) in enumerate(zip(methods, series_styles(len(methods)), strict=True))
+        for index, (method, style) in enumerate(zip(methods, choose_series_styles(len(methods)), strict=True))
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=min(4, len(handles)))

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.system.plain_text import count_with_noun
+from common.system.plain_text import format_count_with_noun
 from server.runs.reader import RunFolderContent, RunSummary
-from studies.comparison import MeanAndSd, collect_auroc_scores, mean_sd_over_seeds
-from studies.statistics import PairedTest, compare_over_classes, correct_family_by_holm, paired_test
+from studies.comparison import MeanAndSd, collect_auroc_scores, summarise_over_seeds
+from studies.statistics import PairedTest, compare_over_classes, compute_paired_test, correct_family_by_holm
 from studies.study_file import Figure, PaperTable, StudyFile
 
 RunGrid = Sequence[Sequence[Sequence[RunFolderContent]]]  # method, setting, seed
@@ -108,7 +108,8 @@ def _evaluate_table(table: PaperTable, grid: RunGrid) -> TableResult:
         tuple(
             tuple(
                 OurAndPaperNumber(
-                    mean_sd_over_seeds([read(run) for run in runs]), table.paper_value(method.title, column, index)
+                    summarise_over_seeds([read(run) for run in runs]),
+                    table.get_paper_value(method.title, column, index),
                 )
                 for index, read in enumerate(table.measure_readers)
             )
@@ -130,16 +131,18 @@ def _evaluate_table(table: PaperTable, grid: RunGrid) -> TableResult:
         positions=tuple(setting.x for setting in table.settings),
         entries=entries,
         reference=table.reference,
-        tests=tuple(_paired_tests(table, grid, entries)) if table.reference else (),
+        tests=tuple(_compute_paired_tests(table, grid, entries)) if table.reference else (),
         figures=table.figures,
-        curves=tuple(_accuracy_curves(method, setting, runs) for method, setting, runs in every) if drawn else (),
+        curves=tuple(_collect_accuracy_curves(method, setting, runs) for method, setting, runs in every)
+        if drawn
+        else (),
         differs=table.differs,
         scale=tuple(_describe_run_size(column[0].summary) for column in grid[0]),
         untrained=tuple(each for each in untrained if each[2]),
     )
 
 
-def _paired_tests(
+def _compute_paired_tests(
     table: PaperTable, grid: RunGrid, entries: Sequence[Sequence[Sequence[OurAndPaperNumber]]]
 ) -> Iterator[PairedComparison]:
     """Yield the tests against the reference; Holm's family is all other methods of a setting, or of the table."""
@@ -153,7 +156,7 @@ def _paired_tests(
         seeds = min(len(runs) for row in grid for runs in row)
         for other in others:
             pairs = [pair for pair in zip(means[reference], means[other], strict=True) if None not in pair]
-            test = paired_test(np.array(pairs, np.float64).reshape(-1, 2), generator)
+            test = compute_paired_test(np.array(pairs, np.float64).reshape(-1, 2), generator)
             families.setdefault("", []).append(replace(test, seeds=seeds))
     for index, setting in enumerate(table.settings if table.tests == "classes" else ()):
         scores = [collect_auroc_scores(row[index]) for row in grid]
@@ -164,7 +167,7 @@ def _paired_tests(
             yield PairedComparison(titles[other], title, test)
 
 
-def _accuracy_curves(method: str, setting: str, runs: Sequence[RunFolderContent]) -> AccuracyCurve:
+def _collect_accuracy_curves(method: str, setting: str, runs: Sequence[RunFolderContent]) -> AccuracyCurve:
     by_round: dict[int, list[float]] = {}
     for each in (each for run in runs for each in run.rounds if each.test_accuracy):
         assert each.test_accuracy is not None
@@ -182,10 +185,11 @@ def _describe_run_size(summary: RunSummary) -> str:
     samples = sum(site.train_samples or 0 for site in summary.sites.values())
     test = next(iter(summary.test.per_class.values()))
     tested = summary.test.multi_class.images if summary.test.multi_class else test.images
-    test_images = "test images that no site counts" if tested is None else count_with_noun(tested, "test image")
-    model, rounds = summary.experiment.get("model", {}), count_with_noun(summary.rounds, "round")
+    test_images = "test images that no site counts" if tested is None else format_count_with_noun(tested, "test image")
+    model, rounds = summary.experiment.get("model", {}), format_count_with_noun(summary.rounds, "round")
     size = (
-        f"{count_with_noun(len(summary.sites), 'site')}, {count_with_noun(samples, 'training image')}, {test_images}, "
+        f"{format_count_with_noun(len(summary.sites), 'site')}, {format_count_with_noun(samples, 'training image')}, "
+        f"{test_images}, "
         f"{rounds}"
     )
     return f"{size}, {model.get('architecture')} on {model.get('image_size')} pixels"

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from common.config import Experiment, ExperimentFile, read_experiment
 from common.errors import BadInput, Fault, raise_faults
 from common.models.zoo.spec import NAMED_BY_THE_RUN
-from server.runs.tracking import TrackingStore
+from server.runs.tracking import TrackingService
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,18 @@ class Trial:
     folder: Path
     overrides: tuple[str, ...]
     label: str
-    track: TrackingStore | None = None
+    track: TrackingService | None = None
     pages: bool = True
 
     @cached_property
-    def file(self) -> ExperimentFile:
+    def experiment_file(self) -> ExperimentFile:
         """Read the experiment with the overrides of this trial."""
         return read_experiment(self.experiment, self.overrides)
 
     @cached_property
     def settings_text(self) -> str:
         """Return the settings without the run's name as JSON text; trials with equal text are the same run."""
-        experiment = self.file.experiment.model_dump(mode="json")
+        experiment = self.experiment_file.experiment.model_dump(mode="json")
         experiment["run"].pop("name")
         return json.dumps(experiment, sort_keys=True)
 
@@ -51,7 +51,7 @@ class Trial:
         """Return the folder of the run before it is finished; the next attempt removes what a stopped one left."""
         return self.folder.with_name(f"{self.folder.name}.unfinished")
 
-    def is_done(self) -> bool:
+    def is_trial_finished(self) -> bool:
         """Return True if the folder holds this trial's finished run; keys missing in its summary count as defaults."""
         summary = self.folder / "summary.json"
         if not summary.is_file():
@@ -60,9 +60,9 @@ class Trial:
             done = Experiment.model_validate(json.loads(summary.read_text(encoding="utf-8"))["experiment"])
         except ValidationError:
             return False
-        model = self.file.experiment.model
+        model = self.experiment_file.experiment.model
         hashes = {key: getattr(model, key) or getattr(done.model, key) for key in NAMED_BY_THE_RUN}
-        return done == self.file.experiment.model_copy(update={"model": model.model_copy(update=hashes)})
+        return done == self.experiment_file.experiment.model_copy(update={"model": model.model_copy(update=hashes)})
 
 
 def refuse_seed_override(overrides: Iterable[str]) -> None:
@@ -79,7 +79,7 @@ def check_trials(trials: Sequence[Trial]) -> None:
     """
 
     def data_key(trial: Trial) -> str:
-        experiment = trial.file.experiment.model_dump(mode="json")
+        experiment = trial.experiment_file.experiment.model_dump(mode="json")
         keys = [experiment[key] for key in ("data", "partition", "server_data")]
         return json.dumps([*keys, experiment["run"]["seed"]])
 
@@ -87,12 +87,14 @@ def check_trials(trials: Sequence[Trial]) -> None:
     faults: dict[Path, Sequence[Fault]] = {}
     # Experiments with the same partition follow one another, because the last partition is cached.
     in_order = sorted(runs.values(), key=data_key)
-    from server.simulation.simulate import check_experiment  # here: a wrong --set is refused before torch is imported
+    from server.simulation.simulate import (
+        check_simulation_experiment,  # here: a wrong --set is refused before torch is imported
+    )
 
     for trial in in_order:
         try:
-            check_experiment(trial.file)
-            if trial.folder.exists() and any(trial.folder.iterdir()) and not trial.is_done():
+            check_simulation_experiment(trial.experiment_file)
+            if trial.folder.exists() and any(trial.folder.iterdir()) and not trial.is_trial_finished():
                 problem = "holds another experiment, and nothing is written over."
                 faults[trial.folder] = [Fault(str(trial.folder), problem, "Remove it, or name another --out.")]
         except BadInput as error:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from client.site.site import Site
 from client.training.layers import train_through_layers
 from common.data.base.image_set import ImageSet, concatenate_image_sets
-from common.data.images.pixels import channels_first
-from common.models.network import compute_scores
+from common.data.images.pixels import convert_to_channels_first
+from common.models.network import compute_image_probabilities
 from common.models.saved import load_model
 from common.simulation import load_simulated_data
 from common.wire.records import TrainReply, TrainRequest
@@ -59,6 +59,6 @@ def success_of(folder: Path, choices: Iterable[str]) -> float:
     test = load_simulated_data(experiment(folder, *choices).experiment, folder).test_images
     place = network.class_names.index(TARGET)
     others = test.select_rows(np.flatnonzero(test.labels[:, test.class_names.index(TARGET)] == 0))
-    clean = compute_scores(network, channels_first(others.images))[:, place]
-    patched = compute_scores(network, channels_first(with_patch(others.images)))[:, place]
+    clean = compute_image_probabilities(network, convert_to_channels_first(others.images))[:, place]
+    patched = compute_image_probabilities(network, convert_to_channels_first(with_patch(others.images)))[:, place]
     return float((patched > np.quantile(clean, 0.95)).mean())

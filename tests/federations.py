@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from client.site.policy import UNLIMITED
 from common.config import ExperimentFile, read_experiment
-from common.models.network import build
+from common.models.network import build_network
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import decode_record
 from common.wire.records import EvaluateReply, TrainReply, TrainRequest
@@ -96,7 +96,7 @@ def given_weights() -> str:
     """The override that gives the digits experiment weights: those with which it would begin anyway."""
     folder = temporary_folder("polyclinic-weights-")
     spec = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
-    tensors = build(spec, ("a",), seed=3).backbone.state_dict()
+    tensors = build_network(spec, ("a",), seed=3).backbone.state_dict()
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "tiny_cnn.safetensors")
     return f'model.weights="{folder / "tiny_cnn.safetensors"}"'
 

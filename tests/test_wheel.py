@@ -84,11 +84,11 @@ def test_examples_and_a_run_work_beside_files_named_as_our_packages(
 
 def test_a_superlink_starts_there_too(installed: Path, hostile: Path) -> None:
     program = [sys.executable, "-P", "-m", "server.deployment.superlink.program"]
-    from server.coordinator.folder import CoordinatorFile, CoordinatorFolder
-    from server.deployment.superlink.process import superlink_command
+    from server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent
+    from server.deployment.superlink.process import make_superlink_command
 
-    file = CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9)
-    command = superlink_command(CoordinatorFolder(hostile, file))
+    file = CoordinatorTomlContent(name="trial", hosts=("127.0.0.1",), port=9)
+    command = make_superlink_command(CoordinatorFolder(hostile, file))
     assert command[: len(program)] == program
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     ended = subprocess.run(command, cwd=hostile, env=environment, capture_output=True, text=True, check=False)

@@ -89,5 +89,5 @@ def put_in(patched: pytest.MonkeyPatch, name: str, part: Any) -> None:
 
 def stairs() -> ModuleType:
     """The installed module."""
-    plugins.load_entry_point(plugins.MODELS, "stairs")
+    plugins.load_plugin_entry_point(plugins.MODELS, "stairs")
     return sys.modules["stairs"]

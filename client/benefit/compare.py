@@ -22,17 +22,17 @@ from client.training.local_round import load_best_local_parts
 from client.training.task import LocalTask, prepare_local_task
 from common.data.base.image_set import has_known_patients
 from common.errors import WireError
-from common.metrics.auroc import per_class
+from common.metrics.auroc import compute_metrics_per_class
 from common.metrics.benefit import MODELS, OVER_ALONE, WORDS, FederationBenefit, SiteModel, format_benefit_sentence
 from common.metrics.bootstrap import EstimateWithInterval, compare_mean_aurocs
-from common.models.network import labels_for_head_rows
-from common.models.state import read_state
+from common.models.network import select_head_row_labels
+from common.models.state import read_model_state
 from common.system.files import write_atomically
 from common.system.hashing import derive_seed
-from common.system.plain_text import count_with_noun, format_interval, format_number, format_signed
+from common.system.plain_text import format_count_with_noun, format_interval, format_number, format_signed
 from common.wire.records import BenefitReply, BenefitRequest, ModelGroups, check_head_rows
-from strategies.local.site_method import largest_epoch_count
-from strategies.local.training import reproducible_training
+from strategies.local.site_method import compute_largest_epoch_count
+from strategies.local.training import make_training_reproducible
 
 FOLDER = "alone"
 """Folder, below the site's own folder, with the page, figures and two trained models of the last comparison."""
@@ -50,7 +50,7 @@ Scores = Mapping[SiteModel, NDArray[np.floating]]
 
 
 @dataclass(frozen=True)
-class ModelScores:
+class FourModelScores:
     """The probabilities that four models give to the images of the test part, with the labels of these images.
 
     Attributes:
@@ -76,7 +76,7 @@ class ModelScores:
         means, gains = compare_mean_aurocs([scores[model] for model in MODELS], labels, self.patients, generator)
         aurocs = dict[SiteModel, dict[str, float]]()
         for model in MODELS:
-            rows = per_class(scores[model], labels, names)
+            rows = compute_metrics_per_class(scores[model], labels, names)
             aurocs[model] = {name: row.auroc for name, row in rows.items() if row.auroc is not None}
         by_model = dict(zip(MODELS, means, strict=True)), dict(zip(OVER_ALONE, gains, strict=True))
         return FederationBenefit(aurocs, *by_model, "patients" if has_known_patients(self.patients) else "images")
@@ -94,7 +94,7 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
     plan, method = task.plan, task.method
     if not plan.evaluation.compare_local:
         raise WireError("the plan does not ask for a comparison with training alone.")
-    if not 0 < request.epochs <= (most := plan.run.rounds * largest_epoch_count(method, plan)):
+    if not 0 < request.epochs <= (most := plan.run.rounds * compute_largest_epoch_count(method, plan)):
         raise WireError(f"a run of at most {most:,} local epochs is compared with {request.epochs:,} alone.")
     check_head_rows(request.initial.head, site.declaration.canonical_names)
     policy, privacy = site.policy, plan.privacy
@@ -103,7 +103,7 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
     figures_leave = policy.test_metrics and not (outside or masked or has_protected_local_parts(task))
     if not len(site.test):
         write_benefit_page(site, request.run, request.epochs, None)
-        return make_empty_benefit_reply(site, request)
+        return make_withheld_benefit_reply(site, request)
     seed = plan.run.seed
     try:
         scores = _train_and_score_models(task, request, figures_leave=figures_leave)
@@ -113,12 +113,12 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
             raise
         # A failure can depend on one patient's image, so the coordinator gets the same reply as without one.
         site.tell(f"the comparison with training alone failed: {error}")
-        return make_empty_benefit_reply(site, request)
+        return make_withheld_benefit_reply(site, request)
     write_benefit_page(site, request.run, request.epochs, benefit)
     hidden = site.hidden_classes("test")
     released = scores.compute_benefit(site, seed, hidden) if hidden and figures_leave else benefit
     if not figures_leave or released is None:
-        return make_empty_benefit_reply(site, request)
+        return make_withheld_benefit_reply(site, request)
     return BenefitReply(
         request.run,
         request.round,
@@ -131,7 +131,7 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
     )
 
 
-def make_empty_benefit_reply(site: Site, request: BenefitRequest) -> BenefitReply:
+def make_withheld_benefit_reply(site: Site, request: BenefitRequest) -> BenefitReply:
     """Return the reply of a site that may not, or cannot, send any figure of the comparison."""
     return BenefitReply(request.run, request.round, site.name)
 
@@ -144,14 +144,14 @@ def _make_interval_columns(name: str, estimates: list[EstimateWithInterval]) -> 
     }
 
 
-def _train_and_score_models(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) -> ModelScores:
+def _train_and_score_models(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) -> FourModelScores:
     """Train the alone and the fine-tuned model here, then score the test part with all four models."""
     site, plan, method = task.site, task.plan, task.method
-    with reproducible_training(derive_seed(plan.run.seed, site.name, "home"), plan.training.threads):
+    with make_training_reproducible(derive_seed(plan.run.seed, site.name, "home"), plan.training.threads):
         if method.keeps_local_parts:
             load_best_local_parts(task, request, task.validate())
         federated, _, held = score_data_part(task, "test")
-    model = read_state(task.network)  # a copy: the networks that are trained next share its tensors
+    model = read_model_state(task.network)  # a copy: the networks that are trained next share its tensors
     tuned_from = ModelGroups(model.trunk, model.norm, model.head.select_rows(site.declaration.canonical_names))
     home = site.copy_for_local_training(site.folder / FOLDER, plan, figures_leave=figures_leave)
     rounds = math.ceil(request.epochs / plan.training.epochs)
@@ -165,7 +165,7 @@ def _train_and_score_models(task: LocalTask, request: BenefitRequest, *, figures
     federated = federated[:, [held.index(name) for name in names]]
     both = (alone.astype(np.float64) + federated) / 2
     scores: Scores = {"alone": alone, "federated": federated, "fine_tuned": tuned, "ensemble": both}
-    return ModelScores(scores, labels_for_head_rows(site.test, names).numpy(), names, site.test.patients)
+    return FourModelScores(scores, select_head_row_labels(site.test, names).numpy(), names, site.test.patients)
 
 
 # ---------------------------------------------------------------------- the site's own page
@@ -200,7 +200,7 @@ def write_benefit_page(site: Site, run: str, epochs: int, benefit: FederationBen
         widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
         table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     folder = site.folder / FOLDER
-    about = f"Run {run}. Trained alone for {count_with_noun(epochs, 'local epoch')}, as many as in the run."
+    about = f"Run {run}. Trained alone for {format_count_with_noun(epochs, 'local epoch')}, as many as in the run."
     text = "\n".join([sentence, "", about, "", *table, *ABOUT_THE_MODELS])
     figures = {"run": run, "site": site.name, "epochs": epochs, "benefit": benefit and asdict(benefit)}
     write_atomically(folder / PAGE, f"{text}\n".encode(), durable=site.durable, private=True)

@@ -20,18 +20,18 @@ from client.training.figures import score_data_part
 from client.training.layers import train_through_layers
 from client.training.local_round import load_best_local_parts
 from client.training.task import prepare_local_task
-from common.config import EvaluationSection, Plan, PrivacySection
+from common.config import EvaluationSection, HospitalPlan, PrivacySection
 from common.models.saved import save_model
 from common.system.hashing import derive_seed
 from common.wire.records import ModelGroups, TrainRequest
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import reproducible_training
+from strategies.local.training import make_training_reproducible
 
 METHOD = "individual"
 WARM_UP = ("warm_up_epochs", "warm_up_lr")
 
 
-def make_local_only_plan(plan: Plan, method: SiteMethod, rounds: int, *, warm_up: bool) -> Plan:
+def make_local_only_plan(plan: HospitalPlan, method: SiteMethod, rounds: int, *, warm_up: bool) -> HospitalPlan:
     """Return a run's plan changed to training alone, with the method's warm-up epochs if ``warm_up``."""
     parameters = {"trunk": method.parameters.trunk}
     parameters |= {name: getattr(method.parameters, name) for name in WARM_UP if warm_up}
@@ -56,19 +56,21 @@ class LocalOnlyTraining:
     """
 
     site: Site
-    plan: Plan
+    plan: HospitalPlan
     initial: ModelGroups
 
     def train_and_score(self, model_folder: Path, contract: str) -> tuple[NDArray[np.floating], tuple[str, ...]]:
         """Train the rounds that are not on disk yet, save the best model, and return its test scores and classes."""
         memory = self.site.folder / "memory"
-        remove_old_run_states(memory, self._hash_run_name)
-        folder, last = RoundStateFolder(memory / self._hash_run_name, durable=self.site.durable), self.plan.run.rounds
+        remove_old_run_states(memory, self._local_run_name)
+        folder, last = RoundStateFolder(memory / self._local_run_name, durable=self.site.durable), self.plan.run.rounds
         for server_round in range(folder.newest_round + 1, last + 1):
             train_through_layers(self.site, self._make_train_request(server_round, server_round - 1))
         request = self._make_train_request(last, last)
         task = prepare_local_task(self.site, request)
-        with reproducible_training(derive_seed(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads):
+        with make_training_reproducible(
+            derive_seed(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads
+        ):
             load_best_local_parts(task, request, task.validate())
             save_model(model_folder, task.whole, label_contract_sha256=contract)
             scores, _, names = score_data_part(task, "test")
@@ -77,7 +79,7 @@ class LocalOnlyTraining:
     def _make_train_request(self, server_round: int, counted: int) -> TrainRequest:
         """Make the request to train that a coordinator would send for a round of the method ``individual``."""
         return TrainRequest(
-            run=self._hash_run_name,
+            run=self._local_run_name,
             round=server_round,
             plan=self.plan.model_dump_json(),
             contract="",
@@ -89,7 +91,7 @@ class LocalOnlyTraining:
         )
 
     @cached_property
-    def _hash_run_name(self) -> str:
+    def _local_run_name(self) -> str:
         """Hash of the plan, labels and initial model, so that a training on disk is continued only for equal inputs."""
         digest = hashlib.sha256(self.plan.model_dump_json().encode())
         # The copy has labels of hidden classes only if no metric of its models leaves.

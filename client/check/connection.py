@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from client.check.findings import CheckArea
-from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable, ExitCode
+from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
 from client.connection.fleet_client import FleetClient
 from client.connection.tls import (
     EXEMPTIONS,
@@ -33,7 +33,7 @@ from common.security.identity import (
     split_address,
 )
 from common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
-from common.wire.fleet_protocol import WIRE_VERSION, Hello
+from common.wire.fleet_protocol import WIRE_VERSION, HelloAnswer
 
 EARLIEST_S, LATEST_S = -300.0, 5.0
 """Range in seconds of the clock difference, site minus coordinator, in which Flower accepts a signed call."""
@@ -80,7 +80,7 @@ def _check_connection_steps(
     try:
         proxy = find_proxy_address(host, environment)
     except CoordinatorUnreachable as error:
-        area.add_fault(ExitCode.NO_ANSWER, f"{error}.", "Correct that variable where this program is started.")
+        area.add_fault(ClientExitCode.NO_ANSWER, f"{error}.", "Correct that variable where this program is started.")
         return
     days = None
     try:
@@ -94,7 +94,7 @@ def _check_connection_steps(
             "Ask the coordinator whether flwr-server start runs. "
             f"If so, the firewall must allow outgoing TCP to {host}, port {port} ({through})."
         )
-        area.add_fault(ExitCode.NO_ANSWER, f"{error}.", remedy)
+        area.add_fault(ClientExitCode.NO_ANSWER, f"{error}.", remedy)
     if days is not None:
         way = f"through the proxy {proxy[0]}:{proxy[1]}" if proxy else "directly, no proxy"
         answers = f"{kit.address} answers {way}"
@@ -125,7 +125,7 @@ def _check_host_name(area: CheckArea, host: str, port: int) -> bool:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
         remedy = "Ask for a DNS entry, or for one in this container's hosts file; or the kit names a wrong host."
-        area.add_fault(ExitCode.HOST_UNKNOWN, f"the name {host} cannot be resolved.", remedy)
+        area.add_fault(ClientExitCode.HOST_UNKNOWN, f"the name {host} cannot be resolved.", remedy)
         return False
     addresses = dict.fromkeys(str(entry[4][0]) for entry in entries)
     if host not in addresses:
@@ -138,8 +138,8 @@ def _add_tls_fault(
 ) -> None:
     """Record why TLS fails, with facts about the certificate or the protocol that the other side shows."""
     host, port = split_address(kit.address)
-    if refused.exit_code == ExitCode.NO_TLS:
-        protocol = "" if find_proxy_address(host, environment) else _identify_protocol(host, port)
+    if refused.exit_code == ClientExitCode.NO_TLS:
+        protocol = "" if find_proxy_address(host, environment) else _identify_server_protocol(host, port)
         remedy = (
             "Ask the coordinator which port flwr-server listens on: this is another service's, or something between"
             " ends TLS before it (a reverse proxy must pass TCP through)."
@@ -162,7 +162,7 @@ def _explain_certificate_fault(
     Raises:
         ValueError: If the certificate cannot be read.
     """
-    if refused.exit_code == ExitCode.OTHER_AUTHORITY:
+    if refused.exit_code == ClientExitCode.OTHER_AUTHORITY:
         values = [part.value for part in certificate.issuer][::-1]
         issuer = ", ".join(value if isinstance(value, str) else value.hex() for value in values) or "nobody"
         problem = f'{host} shows a certificate issued by "{issuer}", not by the authority of this kit.'
@@ -174,7 +174,7 @@ def _explain_certificate_fault(
             f"Have {host}, port {port}, exempted from TLS inspection. Trusting that authority on this machine does not"
             " help: flwr-client trusts the kit's alone."
         )
-    if refused.exit_code == ExitCode.WRONG_HOST:
+    if refused.exit_code == ClientExitCode.WRONG_HOST:
         try:
             alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             hosts = ", ".join(str(name.value) for name in alternatives)
@@ -187,7 +187,7 @@ def _explain_certificate_fault(
     return f"{refused.problem} It is valid from {dates}; this machine's clock says {now}.", refused.remedy
 
 
-def _identify_protocol(host: str, port: int) -> str:
+def _identify_server_protocol(host: str, port: int) -> str:
     """Describe the protocol of a server without TLS by its answer to an HTTP/2 greeting; empty if it is unknown."""
     try:
         with socket.create_connection((host, port), timeout=TLS_TIMEOUT_S) as connection:
@@ -211,25 +211,25 @@ def _check_coordinator_answer(area: CheckArea, kit: SiteConnectionKit, key: ec.E
             # An admission may be on its way, as at flwr-client start. The first call also opens the connection, so
             # that the next one is timed without it.
             patience_ends = time.monotonic() + KEY_PATIENCE_S
-            while (hello := link.hello()) and hello.key == "unknown" and time.monotonic() < patience_ends:
+            while (hello := link.exchange_hello()) and hello.key == "unknown" and time.monotonic() < patience_ends:
                 time.sleep(FIRST_RETRY_S)
             clock, began = time.time(), time.monotonic()
-            hello = link.hello()
+            hello = link.exchange_hello()
             seconds = time.monotonic() - began
     except CoordinatorUnreachable as error:
         remedy = "TLS stands, gRPC does not: a proxy on the way may not let HTTP/2 through."
-        area.add_fault(ExitCode.NO_ANSWER, f"gRPC: {error}.", remedy)
+        area.add_fault(ClientExitCode.NO_ANSWER, f"gRPC: {error}.", remedy)
         return
     if hello is None:
         problem = (
             "the coordinator's release is an older one, which tells neither its clock nor whether it knows this key."
         )
-        area.add_fault(ExitCode.VERSION, problem, "Install a release of the same wire version on both sides.")
+        area.add_fault(ClientExitCode.VERSION, problem, "Install a release of the same wire version on both sides.")
         return
     check_hello_answer(area, hello, ahead_s=clock + seconds / 2 - hello.time, unsure_s=seconds / 2)
 
 
-def check_hello_answer(area: CheckArea, hello: Hello, *, ahead_s: float, unsure_s: float) -> None:
+def check_hello_answer(area: CheckArea, hello: HelloAnswer, *, ahead_s: float, unsure_s: float) -> None:
     """Compare this site's clock, release and key with the coordinator's answer to the ``hello`` call.
 
     Args:
@@ -238,15 +238,15 @@ def check_hello_answer(area: CheckArea, hello: Hello, *, ahead_s: float, unsure_
     """
     clock = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the coordinator's (± {unsure_s:.2f} s)"
     if not EARLIEST_S < ahead_s < LATEST_S:
-        area.add_fault(ExitCode.CLOCK, f"this machine's clock is {clock}.", _SET_CLOCKS)
+        area.add_fault(ClientExitCode.CLOCK, f"this machine's clock is {clock}.", _SET_CLOCKS)
     elif ahead_s > UNEASY_S or ahead_s < EARLIEST_S / 2:
-        area.add_warning(ExitCode.CLOCK, f"this machine's clock is {clock}; calls may be refused.", _SET_CLOCKS)
+        area.add_warning(ClientExitCode.CLOCK, f"this machine's clock is {clock}; calls may be refused.", _SET_CLOCKS)
     else:
         area.passed.append(f"this clock is {clock}")
     if hello.wire != WIRE_VERSION:
         there, here = f"{hello.release} (wire {hello.wire})", f"{__version__} (wire {WIRE_VERSION})"
         remedy = f"Install release {hello.release} here, or ask which is to be."
-        area.add_fault(ExitCode.VERSION, f"the coordinator runs release {there}, this site {here}.", remedy)
+        area.add_fault(ClientExitCode.VERSION, f"the coordinator runs release {there}, this site {here}.", remedy)
     elif hello.release != __version__:
         both = f"both speak wire version {hello.wire}"
         area.passed.append(f"the coordinator runs release {hello.release}, this site {__version__}; {both}")

@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 
 from client.check.findings import CheckArea, ClassCounts
 from client.check.pictures import FEWEST, InversionCounts, PictureFacts, describe_pictures, read_picture_facts
-from client.check.source import ImageSource, choose_evenly_spaced_rows, open_image_source
-from client.connection.exit_codes import ExitCode
-from client.site.policy import TRUST, Policy
+from client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_image_source
+from client.connection.exit_codes import ClientExitCode
+from client.site.policy import TRUST, SitePolicy
 from client.site.settings import list_data_faults, make_label_declaration
 from client.site.site_file import FILE, SiteSettings
 from common.data.base.image_set import PARTS, describe_uniform_pictures, is_placeholder_patient
-from common.data.base.spec import ChexpertSpec, LabelColumnsSpec, MimicSpec
+from common.data.base.spec import ChexpertDatasetSpec, LabelColumnsSpec, MimicDatasetSpec
 from common.data.images.headers import describe_display_problems
-from common.data.images.pixel_cache import content_key
+from common.data.images.pixel_cache import hash_image_file
 from common.data.images.reading import is_grey_picture
-from common.data.images.syntaxes import is_syntax_readable, syntax_name
+from common.data.images.syntaxes import is_syntax_readable, name_transfer_syntax
 from common.data.tables.cells import count_uncertain_blank_cells
 from common.data.tables.copies import describe_contradicting_copies, group_equal_contents
 from common.errors import BadInput, raise_faults
-from common.system.plain_text import count_with_noun, join_as_english_list, list_first_and_count_rest
+from common.system.plain_text import format_count_with_noun, join_as_english_list, list_first_and_count_rest
 
 FEWEST_PATIENTS = 10
 """The check prints no count of fewer patients than this, or than the policy's threshold if that is larger."""
@@ -48,7 +48,7 @@ class DataCheckResults:
     """
 
     area: CheckArea
-    source: ImageSource | None = None
+    source: SiteImageSource | None = None
     pictures: tuple[PictureFacts, ...] = ()
     classes: tuple[ClassCounts, ...] = ()
 
@@ -77,7 +77,7 @@ def check_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
     duplicates = find_duplicate_images(source, compared)
     heads = [head for head in source.heads or (facts.head for facts in pictures) if head.syntax]
     syntaxes = Counter(head.syntax for head in heads)
-    classes = count_classes(source, settings)
+    classes = count_images_by_class(source, settings)
     _check_dataset_parts(area, source)
     _check_transfer_syntaxes(area, source, syntaxes, len(pictures))
     _check_unreadable_files(area, source, empty, pictures)
@@ -108,7 +108,7 @@ def check_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
 
 
 def _add_passed_checks(
-    area: CheckArea, source: ImageSource, decoded: Sequence[PictureFacts], syntaxes: Counter[str]
+    area: CheckArea, source: SiteImageSource, decoded: Sequence[PictureFacts], syntaxes: Counter[str]
 ) -> None:
     counts = Counter(source.parts.tolist())
     by_part = ", ".join(f"{counts[part]:,} {part}" for part in PARTS)
@@ -119,36 +119,38 @@ def _add_passed_checks(
     if source.patients_from:
         area.passed.append(f"PATIENTS: the table has no patient_column; the split is by {source.patients_from}")
     if syntaxes:
-        names = ", ".join(f"{count:,} {syntax_name(syntax)}" for syntax, count in syntaxes.most_common())
+        names = ", ".join(f"{count:,} {name_transfer_syntax(syntax)}" for syntax, count in syntaxes.most_common())
         which = f"the {syntaxes.total():,} images looked at" if source.archive else "the DICOM files"
         area.passed.append(f"transfer syntaxes of {which}: {names}")
     if decoded:
         area.passed.append(f"{len(decoded):,} of them decoded: {describe_pictures(decoded)}")
 
 
-def _check_dataset_parts(area: CheckArea, source: ImageSource) -> None:
+def _check_dataset_parts(area: CheckArea, source: SiteImageSource) -> None:
     if not (source.parts == "train").any():
-        area.add_fault(ExitCode.BAD_INPUT, f"{FILE}: data: there is no training image.", "Put some into that part.")
+        area.add_fault(
+            ClientExitCode.BAD_INPUT, f"{FILE}: data: there is no training image.", "Put some into that part."
+        )
     for part in PARTS[1:]:
         if not (source.parts == part).any():
             area.add_note(f"there is no {part} image: {_WITHOUT[part]}.")
 
 
-def _check_transfer_syntaxes(area: CheckArea, source: ImageSource, syntaxes: Counter[str], decoded: int) -> None:
+def _check_transfer_syntaxes(area: CheckArea, source: SiteImageSource, syntaxes: Counter[str], decoded: int) -> None:
     """Report DICOM transfer syntaxes (compressions) for which no decoder is installed."""
     total = decoded if source.archive else len(source)
     for syntax, count in syntaxes.items():
         if not is_syntax_readable(syntax):
-            files = count_with_noun(count, "DICOM file")
-            problem = f"{files} packed as {syntax_name(syntax)} ({syntax}), which cannot be read."
+            files = format_count_with_noun(count, "DICOM file")
+            problem = f"{files} packed as {name_transfer_syntax(syntax)} ({syntax}), which cannot be read."
             remedy = (
                 "Export them as Explicit VR Little Endian, or in another transfer syntax that docs/recipes.md lists."
             )
-            area.add_warning(ExitCode.UNREADABLE, problem, remedy, fatal=count > source.skip_budget * total)
+            area.add_warning(ClientExitCode.UNREADABLE, problem, remedy, fatal=count > source.skip_budget * total)
 
 
 def _check_unreadable_files(
-    area: CheckArea, source: ImageSource, empty: Sequence[int], pictures: Sequence[PictureFacts]
+    area: CheckArea, source: SiteImageSource, empty: Sequence[int], pictures: Sequence[PictureFacts]
 ) -> None:
     """Report empty files among all files, and unreadable images among those that were decoded."""
     budget, total = source.skip_budget, len(source)
@@ -158,7 +160,7 @@ def _check_unreadable_files(
         fatal = len(empty) > budget * total
         remedy = rules + ("flwr-client start will end." if fatal else "they are left out, the rest is used.")
         remedy += " Export them again: an interrupted copy leaves empty files."
-        area.add_warning(ExitCode.EMPTY_FILES, problem, remedy, (source.names[row] for row in empty), fatal=fatal)
+        area.add_warning(ClientExitCode.EMPTY_FILES, problem, remedy, (source.names[row] for row in empty), fatal=fatal)
     lost = [f"{source.names[facts.row]}: {facts.reason}" for facts in pictures if facts.reason]
     lost += [f"{skip.name}: {skip.reason}" for skip in source.skipped]
     if lost:
@@ -166,22 +168,24 @@ def _check_unreadable_files(
         problem = f"{len(lost):,} of {tried:,} images that were tried cannot be read ({len(lost) / tried:.1%})."
         fatal = len(lost) > budget * tried
         remedy = rules + ("with so many flwr-client start will end." if fatal else "they are left out.")
-        area.add_warning(ExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost, fatal=fatal)
+        area.add_warning(ClientExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost, fatal=fatal)
 
 
-def _check_bit_depth_color(area: CheckArea, source: ImageSource, decoded: Sequence[PictureFacts]) -> None:
+def _check_bit_depth_color(area: CheckArea, source: SiteImageSource, decoded: Sequence[PictureFacts]) -> None:
     """Note 16-bit PNG files that a wrong ``bit_depth`` makes dark, and grey pictures that are read as colour."""
     if source.form is None:
         return
     deep = [facts.pixels for facts in decoded if facts.mode == "16 bit" and facts.pixels is not None]
     brightest = max((int(pixels.max()) for pixels in deep), default=255)
     if brightest < 64:
-        problem = f"the brightest of {count_with_noun(len(deep), 'PNG file')} of 16 bits has {brightest} of 255 with "
+        problem = (
+            f"the brightest of {format_count_with_noun(len(deep), 'PNG file')} of 16 bits has {brightest} of 255 with "
+        )
         problem += f"bit_depth = {source.form.rendering.bit_depth}."
         area.add_note(problem, f"Is bit_depth in {FILE} right? Pictures are brighter with a smaller one.")
     colors = [facts.pixels for facts in decoded if facts.pixels is not None and facts.pixels.ndim == 3]
     if colors and all(map(is_grey_picture, colors)):
-        problem = f"color = true, and {count_with_noun(len(colors), 'image')} that were looked at are all grey."
+        problem = f"color = true, and {format_count_with_noun(len(colors), 'image')} that were looked at are all grey."
         area.add_note(
             problem, "With color = false they take a third of the memory, if the run's model has one channel."
         )
@@ -200,20 +204,23 @@ def _check_inversion(area: CheckArea, decoded: Sequence[PictureFacts]) -> None:
             remedy += f" with the right PhotometricInterpretation (now {modes}; MONOCHROME1 is turned)."
         else:
             remedy += "; a DICOM viewer's export often forgets to turn MONOCHROME1."
-        area.add_warning(ExitCode.INVERTED, f"{problem} darker.", remedy)
+        area.add_warning(ClientExitCode.INVERTED, f"{problem} darker.", remedy)
     elif modes and counts.inverted >= FEWEST:
         problem = f"{counts.inverted:,} of {counts.telling:,} images look inverted, most of those of mode {modes}."
-        area.add_warning(ExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
+        area.add_warning(ClientExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
 
 
-def _add_policy_notes(area: CheckArea, source: ImageSource, classes: Sequence[ClassCounts], policy: Policy) -> None:
+def _add_policy_notes(
+    area: CheckArea, source: SiteImageSource, classes: Sequence[ClassCounts], policy: SitePolicy
+) -> None:
     """Note the effects of the policy and of the labels on a run, for instance hidden classes."""
     if not source.patients_known:
         problem = "no column says whose images they are: one patient's may stand on two sides of a split."
         if source.patients_from:
             nameless = int(is_placeholder_patient(source.patients).sum())
             problem = (
-                f"{count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a patient of "
+                f"{format_count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a "
+                "patient of "
                 "its "
             )
             problem += "own, and may be of one who stands on the other side of the split."
@@ -238,10 +245,11 @@ def _add_policy_notes(area: CheckArea, source: ImageSource, classes: Sequence[Cl
         remedy = "epsilon, or train_hidden_classes = true, in [policy] trains on them; more patients are better."
         area.add_note(problem, remedy)
     if source.missing:
-        area.add_note(f"{count_with_noun(source.missing, 'row')} of the table without an image: left out.")
+        area.add_note(f"{format_count_with_noun(source.missing, 'row')} of the table without an image: left out.")
     if source.repeated:
         area.add_note(
-            f"{count_with_noun(source.repeated, 'row')} of the table said the same as an earlier one: each counts once."
+            f"{format_count_with_noun(source.repeated, 'row')} of the table said the same as an earlier one: each "
+            "counts once."
         )
     if source.other_findings:
         others = [f"{name} {count:,}" for name, count in source.other_findings.items()]
@@ -254,11 +262,11 @@ def _add_policy_notes(area: CheckArea, source: ImageSource, classes: Sequence[Cl
             area.add_note(f"no image {verb} {', '.join(names)}.", remedy)
 
 
-def count_classes(source: ImageSource, settings: SiteSettings) -> list[ClassCounts]:
+def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> list[ClassCounts]:
     """Count images and patients of each class that the site annotates."""
     smallest, spec = max(FEWEST_PATIENTS, settings.file.policy.smallest_count), settings.file.data
     cells: dict[str, tuple[int, int]] = {}
-    if isinstance(spec, LabelColumnsSpec | ChexpertSpec | MimicSpec):  # tables with one column a class
+    if isinstance(spec, LabelColumnsSpec | ChexpertDatasetSpec | MimicDatasetSpec):  # tables with one column a class
         cells = count_uncertain_blank_cells(settings.folder / spec.labels, source.class_names, spec.largest_mb)
     rows = []
     for name in settings.labels or source.class_names:
@@ -280,11 +288,11 @@ class DuplicateImages:
     compared: int
 
 
-def find_duplicate_images(source: ImageSource, rows: Sequence[int]) -> DuplicateImages:
+def find_duplicate_images(source: SiteImageSource, rows: Sequence[int]) -> DuplicateImages:
     """Find equal images: files are compared byte by byte with files of the same size, arrays by their pixels."""
     if not source.files:
         with source.opened():
-            groups = group_equal_contents((row, _content_hash(source.read(row))) for row in rows)
+            groups = group_equal_contents((row, _hash_image_content(source.read(row))) for row in rows)
         return DuplicateImages(groups, len(rows))
     by_size = defaultdict[int, list[int]](list)
     for row in rows:
@@ -297,14 +305,16 @@ def find_duplicate_images(source: ImageSource, rows: Sequence[int]) -> Duplicate
             bytes_left -= size * len(same_size)
             compared += len(same_size)
             to_read += same_size
-    return DuplicateImages(group_equal_contents((row, _content_hash(source.read(row))) for row in to_read), compared)
+    return DuplicateImages(
+        group_equal_contents((row, _hash_image_content(source.read(row))) for row in to_read), compared
+    )
 
 
-def _content_hash(content: bytes | Path | NDArray[np.uint8]) -> bytes:
-    return content_key(content.tobytes() if isinstance(content, np.ndarray) else content)
+def _hash_image_content(content: bytes | Path | NDArray[np.uint8]) -> bytes:
+    return hash_image_file(content.tobytes() if isinstance(content, np.ndarray) else content)
 
 
-def _check_duplicates(area: CheckArea, source: ImageSource, duplicates: DuplicateImages) -> None:
+def _check_duplicates(area: CheckArea, source: SiteImageSource, duplicates: DuplicateImages) -> None:
     across = [group for group in duplicates.groups if len(set(source.parts[list(group)])) > 1]
     within = [group for group in duplicates.groups if group not in across]
 
@@ -318,11 +328,11 @@ def _check_duplicates(area: CheckArea, source: ImageSource, duplicates: Duplicat
         images = "1 image stands" if len(across) == 1 else f"{len(across):,} images stand"
         problem = f"{images} in two parts of the split under different names."
         remedy = "A model is tested on what it was trained on: remove one of each, or give both the same patient."
-        area.add_warning(ExitCode.DUPLICATES, problem, remedy, format_duplicate_groups(across))
+        area.add_warning(ClientExitCode.DUPLICATES, problem, remedy, format_duplicate_groups(across))
     if within:
-        copies = count_with_noun(sum(len(group) - 1 for group in within), "exact copy", "exact copies")
+        copies = format_count_with_noun(sum(len(group) - 1 for group in within), "exact copy", "exact copies")
         area.add_warning(
-            ExitCode.DUPLICATES,
+            ClientExitCode.DUPLICATES,
             f"{copies} of other images.",
             "Remove the copies; they count twice.",
             format_duplicate_groups(within),

@@ -10,17 +10,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from client.connection.exit_codes import ConnectionNotAccepted, ExitCode
+from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
 from common.errors import BadInput, Cause
 from common.system.terminal import PlainConsole
 
 SCHEMA = 1
 AreaName = Literal["connection", "machine", "data", "training"]
-_CODES: Mapping[Cause, ExitCode] = {
-    "": ExitCode.BAD_INPUT,
-    "column": ExitCode.COLUMN,
-    "patients": ExitCode.PATIENTS,
-    "unreadable": ExitCode.UNREADABLE,
+_CODES: Mapping[Cause, ClientExitCode] = {
+    "": ClientExitCode.BAD_INPUT,
+    "column": ClientExitCode.COLUMN,
+    "patients": ClientExitCode.PATIENTS,
+    "unreadable": ClientExitCode.UNREADABLE,
 }
 
 
@@ -40,7 +40,7 @@ class CheckFinding:
     """One note, warning or fault, with the ``names`` of affected files, which are for this hospital only."""
 
     severity: FindingSeverity
-    exit_code: ExitCode
+    exit_code: ClientExitCode
     problem: str
     remedy: str = ""
     names: tuple[str, ...] = ()
@@ -72,16 +72,16 @@ class CheckArea:
 
     def add_note(self, problem: str, remedy: str = "") -> None:
         """Add a finding of the severity note."""
-        self.findings.append(CheckFinding(FindingSeverity.NOTE, ExitCode.STOPPED, problem, remedy))
+        self.findings.append(CheckFinding(FindingSeverity.NOTE, ClientExitCode.STOPPED, problem, remedy))
 
     def add_warning(
-        self, exit_code: ExitCode, problem: str, remedy: str, names: Iterable[str] = (), *, fatal: bool = False
+        self, exit_code: ClientExitCode, problem: str, remedy: str, names: Iterable[str] = (), *, fatal: bool = False
     ) -> None:
         """Add a warning, or a fault if ``fatal``."""
         severity = FindingSeverity.FAULT if fatal else FindingSeverity.WARNING
         self.findings.append(CheckFinding(severity, exit_code, problem, remedy, tuple(names)))
 
-    def add_fault(self, exit_code: ExitCode, problem: str, remedy: str) -> None:
+    def add_fault(self, exit_code: ClientExitCode, problem: str, remedy: str) -> None:
         """Add a finding of the severity fault."""
         self.findings.append(CheckFinding(FindingSeverity.FAULT, exit_code, problem, remedy))
 
@@ -144,8 +144,8 @@ class CheckResult:
         return max(findings, key=lambda finding: finding.severity, default=None)
 
     @property
-    def exit_code(self) -> ExitCode:
-        return self.most_severe_finding.exit_code if self.most_severe_finding else ExitCode.STOPPED
+    def exit_code(self) -> ClientExitCode:
+        return self.most_severe_finding.exit_code if self.most_severe_finding else ClientExitCode.STOPPED
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from client.check.findings import CheckArea
-from client.connection.exit_codes import ExitCode
+from client.connection.exit_codes import ClientExitCode
 from client.gate.plan_costs import count_activations
 from client.site.settings import find_gpu_fault
 from client.site.site_file import SiteSettings
 from common import __version__
-from common.config import BY_STEP, Plan
+from common.config import BY_STEP, HospitalPlan
 from common.models.network import SplitNetwork
 from common.system.plain_text import format_bytes
-from common.system.resources import container_memory_limit
+from common.system.resources import read_container_memory_limit
 
 FLOAT = 4
 GB = 10**9
@@ -78,7 +78,7 @@ class MachineMeasurements:
 def measure_machine(settings: SiteSettings) -> MachineMeasurements:
     """Measure this machine and the site's folder."""
     folder, key, memory = settings.folder, settings.key_path, psutil.virtual_memory()
-    limit, gpu = container_memory_limit(), None
+    limit, gpu = read_container_memory_limit(), None
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         gpu = GpuMeasurements(torch.cuda.get_device_name(), total, free, torch.cuda.device_count())
@@ -96,7 +96,7 @@ def measure_machine(settings: SiteSettings) -> MachineMeasurements:
 
 
 @dataclass(frozen=True)
-class ResourceNeeds:
+class TrainingResourceNeeds:
     """Bytes of disk, memory and (for float32) GPU memory that a run needs, and of one copy of its model."""
 
     model: int
@@ -106,8 +106,14 @@ class ResourceNeeds:
 
 
 def estimate_resource_needs(
-    network: SplitNetwork, plan: Plan, sample: Tensor, images: int, gpus: int = 1, *, images_on_disk: bool = False
-) -> ResourceNeeds:
+    network: SplitNetwork,
+    plan: HospitalPlan,
+    sample: Tensor,
+    images: int,
+    gpus: int = 1,
+    *,
+    images_on_disk: bool = False,
+) -> TrainingResourceNeeds:
     """Estimate the disk, memory and GPU memory that training takes.
 
     Args:
@@ -121,7 +127,7 @@ def estimate_resource_needs(
     # Each layer's output is kept for the backward pass, where its gradient is of the same size.
     batch = 2 * plan.training.batch_size * FLOAT * count_activations(network, sample.float())
     on_one_gpu = batch if plan.privacy.level in BY_STEP else batch // gpus  # noise in each step uses one GPU
-    return ResourceNeeds(
+    return TrainingResourceNeeds(
         model=model,
         disk=DISK_FLOOR + MEMORIES * model + (resident if images_on_disk else 0),
         memory=PROGRAM + COPIES * model + (0 if images_on_disk else resident) + batch,
@@ -129,7 +135,9 @@ def estimate_resource_needs(
     )
 
 
-def check_machine(machine: MachineMeasurements, settings: SiteSettings, needs: ResourceNeeds | None) -> CheckArea:
+def check_machine(
+    machine: MachineMeasurements, settings: SiteSettings, needs: TrainingResourceNeeds | None
+) -> CheckArea:
     """Compare a machine's measurements with a run's needs.
 
     Args:
@@ -143,15 +151,15 @@ def check_machine(machine: MachineMeasurements, settings: SiteSettings, needs: R
         f" ({format_bytes(amount)} wanted)" if amount else ""
         for amount in ((needs.disk, needs.memory, needs.gpu) if needs else (0, 0, 0))
     )
-    if ExitCode.DISK not in faulty:
+    if ClientExitCode.DISK not in faulty:
         area.passed.append(f"{format_bytes(machine.disk_free)} free on disk{disk}")
-    if ExitCode.MEMORY not in faulty:
+    if ClientExitCode.MEMORY not in faulty:
         area.passed.append(f"{format_bytes(machine.memory)} memory, {machine.cores} cores{memory}")
-    if machine.gpu and ExitCode.GPU not in faulty:
+    if machine.gpu and ClientExitCode.GPU not in faulty:
         used = f"; {machine.gpu.count} GPUs, {settings.file.gpus} of them used" if machine.gpu.count > 1 else ""
         used = used if used_gpu else '; not used: device = "cpu"'
         area.passed.append(f"{machine.gpu.name}, {format_bytes(machine.gpu.free)} free{gpu}{used}")
-    if ExitCode.PERMISSIONS not in faulty:
+    if ClientExitCode.PERMISSIONS not in faulty:
         key = "; the private key is its owner's alone" if machine.key_mode is not None else ""
         area.passed.append(f"{settings.folder} is writable for user {machine.user}{key}")
     versions = {
@@ -168,19 +176,19 @@ def check_machine(machine: MachineMeasurements, settings: SiteSettings, needs: R
 def _check_file_permissions(area: CheckArea, machine: MachineMeasurements, settings: SiteSettings) -> None:
     if not machine.writable:
         problem = f"user {machine.user} may not write to {settings.folder}."
-        area.add_fault(ExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {settings.folder}")
+        area.add_fault(ClientExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {settings.folder}")
     if machine.key_mode is not None and machine.key_mode & 0o077:
         problem = f"{settings.key_path.name}, the private key, may be read by others (mode {machine.key_mode:o})."
-        area.add_fault(ExitCode.PERMISSIONS, problem, f"Run: chmod 600 {settings.key_path}")
+        area.add_fault(ClientExitCode.PERMISSIONS, problem, f"Run: chmod 600 {settings.key_path}")
     if machine.folder_mode & 0o002:
         problem = f"everybody on this machine may write to {settings.folder} (mode {machine.folder_mode:o})."
-        area.add_warning(ExitCode.PERMISSIONS, problem, f"Run: chmod o-w {settings.folder}")
+        area.add_warning(ClientExitCode.PERMISSIONS, problem, f"Run: chmod o-w {settings.folder}")
     if machine.user == 0:
         area.add_note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
 
 
 def _check_disk_and_memory(
-    area: CheckArea, machine: MachineMeasurements, settings: SiteSettings, needs: ResourceNeeds | None
+    area: CheckArea, machine: MachineMeasurements, settings: SiteSettings, needs: TrainingResourceNeeds | None
 ) -> None:
     disk, device, gpu = needs.disk if needs else DISK_FLOOR, settings.file.device, machine.gpu
     if machine.disk_free < disk:
@@ -189,13 +197,13 @@ def _check_disk_and_memory(
             "wanted."
         )
         remedy = "Make room, or move the folder. Old runs' memory in state/memory may be deleted between runs."
-        area.add_fault(ExitCode.DISK, problem, remedy)
+        area.add_fault(ClientExitCode.DISK, problem, remedy)
     if device == "cuda" and gpu is None:
         problem = 'device is "cuda" in site.toml, but this machine shows no GPU.'
         remedy = 'Start the container with --gpus all and the NVIDIA container toolkit, or set device = "auto".'
-        area.add_fault(ExitCode.GPU, problem, remedy)
+        area.add_fault(ClientExitCode.GPU, problem, remedy)
     elif lacking := find_gpu_fault(settings.file, gpu.count if gpu else 0):
-        area.add_fault(ExitCode.GPU, f"gpus {lacking.problem}", lacking.remedy)
+        area.add_fault(ClientExitCode.GPU, f"gpus {lacking.problem}", lacking.remedy)
     if needs and machine.memory_free < needs.memory:
         problem = (
             f"{format_bytes(machine.memory_free)} of memory are free; this run wants {format_bytes(needs.memory)}."
@@ -203,7 +211,7 @@ def _check_disk_and_memory(
         remedy = (
             "End other programs, give the container more, or ask the coordinator for a smaller training.batch_size."
         )
-        area.add_warning(ExitCode.MEMORY, problem, remedy)
+        area.add_warning(ClientExitCode.MEMORY, problem, remedy)
     if needs and gpu and device != "cpu" and gpu.free < needs.gpu:
         problem = (
             f"{gpu.name} has {format_bytes(gpu.free)} free of {format_bytes(gpu.total)}; this run wants "
@@ -212,4 +220,4 @@ def _check_disk_and_memory(
         remedy = 'Ask the coordinator for a smaller training.batch_size, or set device = "cpu" in site.toml.'
         if gpu.total >= needs.gpu:
             remedy = "Another program has the GPU (nvidia-smi names it): end it."
-        area.add_fault(ExitCode.GPU, problem, remedy)
+        area.add_fault(ClientExitCode.GPU, problem, remedy)

@@ -9,14 +9,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.check.source import ImageSource
+from client.check.source import SiteImageSource
 from common.data.base.spec import AS_IN_FILE
-from common.data.images.headers import NO_DICOM, DicomHeader, read_dicom_elements, read_dicom_header, tags_of_keywords
+from common.data.images.headers import (
+    NO_DICOM,
+    DicomHeader,
+    convert_keywords_to_tags,
+    read_dicom_elements,
+    read_dicom_header,
+)
 from common.data.images.reading import (
     BLANK,
     decode_picture,
     explain_decoding_error,
-    fit_to_format,
+    fit_picture_to_format,
     is_16_bit_png,
     is_dicom,
     is_nifti,
@@ -63,7 +69,7 @@ class PictureFacts:
     reason: str = ""
 
 
-def read_picture_facts(source: ImageSource, rows: Iterable[int]) -> list[PictureFacts]:
+def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[PictureFacts]:
     """Read and decode the images of these rows on several threads; a fault in one image does not stop the others."""
     with ThreadPoolExecutor(IN_MEMORY.workers) as pool, source.opened():
         pictures = pool.map(lambda row: _read_facts_of_picture(source, int(row)), rows)
@@ -72,7 +78,7 @@ def read_picture_facts(source: ImageSource, rows: Iterable[int]) -> list[Picture
         ]
 
 
-def _read_facts_of_picture(source: ImageSource, row: int) -> PictureFacts:
+def _read_facts_of_picture(source: SiteImageSource, row: int) -> PictureFacts:
     dicom = NO_DICOM
     # Any error of a decoder on a broken file ends here, as it does when a run reads the images.
     try:
@@ -87,7 +93,7 @@ def _read_facts_of_picture(source: ImageSource, row: int) -> PictureFacts:
         image = decode_picture(content, form.rendering if form else AS_IN_FILE)
         kind, mode = _read_format_and_mode(content)
         decoded = np.asarray(image)
-        pixels = fit_to_format(image, form) if form else decoded
+        pixels = fit_picture_to_format(image, form) if form else decoded
         return PictureFacts(
             row, kind, *image.size, mode, looks_inverted(decoded), pixels, dicom, image.info.get(BLANK, False)
         )
@@ -102,7 +108,7 @@ def _read_format_and_mode(content: bytes | Path) -> tuple[str, str]:
             return "NIfTI", "grey"
         content = content.read_bytes()
     if is_dicom(content):
-        header = read_dicom_elements(content, tags_of_keywords("PhotometricInterpretation"))
+        header = read_dicom_elements(content, convert_keywords_to_tags("PhotometricInterpretation"))
         return "DICOM", str(header.PhotometricInterpretation)
     with open_png_or_jpeg(content) as image:
         mode = "16 bit" if is_16_bit_png(content) else "grey" if image.mode in ("1", "L", "LA") else "colour"

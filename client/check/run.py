@@ -11,7 +11,7 @@ from client.check.data import check_data
 from client.check.findings import CheckArea, CheckResult, ClassCounts
 from client.check.machine import MachineMeasurements, check_machine, measure_machine
 from client.check.training import check_training, find_planned_training, prepare_training_trial
-from client.site.site_file import SiteSettings, read_site_file_only
+from client.site.site_file import SiteSettings, read_site_toml_only
 from common.config import Experiment
 from common.errors import BadInput
 
@@ -41,7 +41,7 @@ def check_site(
     Raises:
         BadInput: If site.toml itself cannot be read.
     """
-    settings = read_site_file_only(folder)
+    settings = read_site_toml_only(folder)
     machine = look(settings)
     connection = check_connection(settings, environment, offline=offline)
     data = check_data(settings, images)

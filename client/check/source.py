@@ -11,25 +11,25 @@ from numpy.typing import NDArray
 from client.site.site_file import SiteSettings
 from common.data.base.image_set import PARTS, ImageSet, SkippedImage, has_known_patients, is_placeholder_patient
 from common.data.base.spec import (
-    CompositesSpec,
-    DicomwebSpec,
-    DigitsSpec,
-    MixtureSpec,
-    NpzSpec,
-    PhantomSpec,
+    CompositesDatasetSpec,
+    DicomwebDatasetSpec,
+    DigitsDatasetSpec,
+    MixtureDatasetSpec,
+    NpzDatasetSpec,
+    PhantomDatasetSpec,
     PluginDatasetSpec,
 )
 from common.data.base.splits import Names
-from common.data.images.headers import DicomHeader, patients_of_dicom_files, read_dicom_headers
+from common.data.images.headers import DicomHeader, list_dicom_patient_ids, read_dicom_headers
 from common.data.images.reading import DecodedImageFormat
 from common.data.load import load_dataset, open_label_table
-from common.data.sources.dicomweb import open_dicomweb
+from common.data.sources.dicomweb import open_dicomweb_table
 from common.errors import Fault
-from common.system.plain_text import count_with_noun
+from common.system.plain_text import format_count_with_noun
 
 
 @dataclass(frozen=True)
-class ImageSource:
+class SiteImageSource:
     """A site's images; entry ``i`` of ``names``, ``labels``, ``patients`` and ``parts`` belongs to image ``i``.
 
     Attributes:
@@ -84,25 +84,34 @@ class ImageSource:
         return max(first.shape[:2]) if isinstance(first, np.ndarray) else 0
 
 
-def open_image_source(settings: SiteSettings) -> ImageSource:
+def open_image_source(settings: SiteSettings) -> SiteImageSource:
     """Find a site's images and labels, without reading the pixels of image files.
 
     Raises:
         BadInput: With every fault.
     """
     spec = settings.file.data
-    if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec | CompositesSpec | PluginDatasetSpec):
+    if isinstance(
+        spec,
+        NpzDatasetSpec
+        | MixtureDatasetSpec
+        | DigitsDatasetSpec
+        | PhantomDatasetSpec
+        | CompositesDatasetSpec
+        | PluginDatasetSpec,
+    ):
         return _open_array_source(settings)
     archive = patients_from = ""
     files: Sequence[Path] = ()
     heads = list[DicomHeader]()
-    if isinstance(spec, DicomwebSpec):
-        answer = open_dicomweb(spec, settings.folder)
+    if isinstance(spec, DicomwebDatasetSpec):
+        answer = open_dicomweb_table(spec, settings.folder)
         table, server = answer.table, answer.archive.client.server
         count = len({image.study for image in answer.archive.places.values()})
-        studies, lines = count_with_noun(count, "study", "studies"), count_with_noun(answer.lines, "line")
+        studies, lines = format_count_with_noun(count, "study", "studies"), format_count_with_noun(answer.lines, "line")
         archive = (
-            f"{server.name} answers: {count_with_noun(len(table.files), 'image')} of {studies} for {lines} of the table"
+            f"{server.name} answers: {format_count_with_noun(len(table.files), 'image')} of {studies} for {lines} of "
+            "the table"
         )
         archive += "; its certificate is accepted" if server.context else ", without TLS"
         if answer.patients_from_archive:
@@ -111,10 +120,10 @@ def open_image_source(settings: SiteSettings) -> ImageSource:
     else:
         table = open_label_table(spec, settings.folder)
         heads, files = read_dicom_headers(table.files), table.files
-        if getattr(spec, "patient_column", "in the table") is None and patients_of_dicom_files(heads):
+        if getattr(spec, "patient_column", "in the table") is None and list_dicom_patient_ids(heads):
             named = sum(bool(head.patient) for head in heads)
             patients_from = f"PatientID of {named:,} of {len(heads):,} files"
-    return ImageSource(
+    return SiteImageSource(
         names=tuple(file.name for file in table.files),
         labels=table.labels,
         class_names=table.class_names,
@@ -122,7 +131,7 @@ def open_image_source(settings: SiteSettings) -> ImageSource:
         parts=table.parts,
         read=lambda row: table.reader.read(table.files[row]),
         opened=table.reader.keep_connection_open,
-        reader_faults=table.reader.reading_faults,
+        reader_faults=table.reader.find_reading_faults,
         files=files,
         archive=archive,
         form=DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering),
@@ -136,7 +145,7 @@ def open_image_source(settings: SiteSettings) -> ImageSource:
     )
 
 
-def _open_array_source(settings: SiteSettings) -> ImageSource:
+def _open_array_source(settings: SiteSettings) -> SiteImageSource:
     splits = load_dataset(settings.file.data, settings.folder)
     sets: list[ImageSet] = [splits.train, splits.validation, splits.test]
     starts = np.cumsum([0, *map(len, sets)])
@@ -147,7 +156,7 @@ def _open_array_source(settings: SiteSettings) -> ImageSource:
         return pixels
 
     patients = np.concatenate([images.patients for images in sets])
-    return ImageSource(
+    return SiteImageSource(
         names=tuple(f"{part}[{row}]" for part, images in zip(PARTS, sets, strict=True) for row in range(len(images))),
         labels=np.concatenate([images.labels for images in sets]),
         class_names=splits.class_names,

@@ -9,26 +9,26 @@ import numpy as np
 import torch
 
 from client.check.findings import CheckArea
-from client.check.machine import ResourceNeeds, estimate_resource_needs
+from client.check.machine import TrainingResourceNeeds, estimate_resource_needs
 from client.check.pictures import PictureFacts
-from client.check.source import ImageSource
-from client.connection.exit_codes import ExitCode
+from client.check.source import SiteImageSource
+from client.connection.exit_codes import ClientExitCode
 from client.site.site_file import SiteSettings, read_last_plan
 from client.training.local_round import compute_model_difference
-from common.config import Experiment, Plan, RunSection, TrainingSection, make_hospital_plan
+from common.config import Experiment, HospitalPlan, RunSection, TrainingSection, make_hospital_plan
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import channels_first
+from common.data.images.pixels import convert_to_channels_first
 from common.models.gpu import count_visible_gpus, move_network_to_device, split_batches_across_gpus
-from common.models.network import SplitNetwork, build, compute_logits
-from common.models.state import read_state
+from common.models.network import SplitNetwork, build_network, compute_logits
+from common.models.state import read_model_state
 from common.models.zoo.spec import ModelSpec
 from common.system.plain_text import format_bytes
-from common.wire.codec import encode_record, payload_bytes
+from common.wire.codec import count_payload_bytes, encode_record
 from common.wire.records import ModelGroups, TrainReply
 from strategies.local.objective import LocalRound, pair_pixels_with_labels, plain
 from strategies.local.optimisation import make_optimizer
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import FrozenParts, TrainingTask, reproducible_training, train_epoch
+from strategies.local.training import FrozenNetworkParts, TrainingTask, make_training_reproducible, train_epoch
 from strategies.local.updates import compress_trunk
 from strategies.registry import build_site_method
 
@@ -42,13 +42,13 @@ LINE_MBIT = 10.0
 class PlannedTraining:
     """The plan that the site is checked for, with its ``origin`` in words; ``assumed`` if no run is known."""
 
-    plan: Plan
+    plan: HospitalPlan
     origin: str
     assumed: bool = False
 
 
 def find_planned_training(
-    settings: SiteSettings, experiment: Experiment | None, source: ImageSource
+    settings: SiteSettings, experiment: Experiment | None, source: SiteImageSource
 ) -> PlannedTraining:
     """Return the plan of the experiment, else of the last roll call, else an assumed plan that fits the images."""
     if experiment is not None:
@@ -79,8 +79,8 @@ class TrainingTrial:
     images_on_disk: bool = False
 
     @property
-    def estimated_resource_needs(self) -> ResourceNeeds:
-        sample, plan = channels_first(self.images.images[:1]).to(self.device), self.planned.plan
+    def estimated_resource_needs(self) -> TrainingResourceNeeds:
+        sample, plan = convert_to_channels_first(self.images.images[:1]).to(self.device), self.planned.plan
         total, on_disk = sum(self.totals), self.images_on_disk
         return estimate_resource_needs(self.network, plan, sample, total, self.gpus, images_on_disk=on_disk)
 
@@ -88,7 +88,7 @@ class TrainingTrial:
 def prepare_training_trial(
     settings: SiteSettings,
     planned: PlannedTraining,
-    source: ImageSource,
+    source: SiteImageSource,
     pictures: tuple[PictureFacts, ...],
     device: str,
 ) -> TrainingTrial:
@@ -105,7 +105,7 @@ def prepare_training_trial(
     labels = np.ascontiguousarray(source.labels[rows][:, columns])
     pixels = np.stack([pixels for _, pixels in batch])
     images = ImageSet(pixels, labels, canonical, source.patients[rows], np.full(len(rows), ""))
-    network = move_network_to_device(build(plan.model, canonical, seed=0), device)
+    network = move_network_to_device(build_network(plan.model, canonical, seed=0), device)
     gpus = settings.file.gpus if settings.file.gpus <= count_visible_gpus() else 1
     split_batches_across_gpus(network.backbone, gpus)
     totals = int((source.parts == "train").sum()), int((source.parts == "validation").sum())
@@ -114,7 +114,7 @@ def prepare_training_trial(
 
 
 @dataclass(frozen=True)
-class StepCost:
+class TrainingStepCost:
     """Measured seconds for one image, and bytes of the received model and of the sent update."""
 
     train_s: float
@@ -123,17 +123,17 @@ class StepCost:
     sent: int
 
 
-def check_training(area: CheckArea, trial: TrainingTrial, needs: ResourceNeeds) -> None:
+def check_training(area: CheckArea, trial: TrainingTrial, needs: TrainingResourceNeeds) -> None:
     """Train a trial step, and estimate the time and the traffic of a round."""
     try:
         cost = _measure_training_step(trial)
     except torch.cuda.OutOfMemoryError:
         remedy = 'Ask the coordinator for a smaller training.batch_size, or set device = "cpu" in site.toml.'
-        area.add_fault(ExitCode.GPU, "the GPU's memory does not suffice for a step.", remedy)
+        area.add_fault(ClientExitCode.GPU, "the GPU's memory does not suffice for a step.", remedy)
         return
     except Exception as error:  # the check is for any error of torch, its drivers or the data
         problem = f"a training step failed: {type(error).__name__}: {error}."
-        area.add_fault(ExitCode.TRAINING, problem, "Send the coordinator this line.")
+        area.add_fault(ClientExitCode.TRAINING, problem, "Send the coordinator this line.")
         return
     plan, (train, validation) = trial.planned.plan, trial.totals
     seconds = plan.training.epochs * train * cost.train_s + validation * cost.validate_s
@@ -164,15 +164,15 @@ def check_training(area: CheckArea, trial: TrainingTrial, needs: ResourceNeeds) 
     }
 
 
-def _measure_training_step(trial: TrainingTrial) -> StepCost:
+def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
     """Measure a training step; a short step is measured twice, because the first step of a process is slower."""
     plan, network = trial.planned.plan, trial.network
-    pixels = channels_first(trial.images.images).to(trial.device)
+    pixels = convert_to_channels_first(trial.images.images).to(trial.device)
     examples = pair_pixels_with_labels(trial.images, pixels, network.class_names)
     local = LocalRound(plain(trial.method.training_loss(examples, plan.training)))
-    task = TrainingTask(examples, local.objective, plan.training, plan.augmentation, FrozenParts())
-    received = read_state(network)
-    with reproducible_training(0, plan.training.threads) as generator:
+    task = TrainingTask(examples, local.objective, plan.training, plan.augmentation, FrozenNetworkParts())
+    received = read_model_state(network)
+    with make_training_reproducible(0, plan.training.threads) as generator:
         optimizer = make_optimizer(network, plan.training, plan.training.lr)
 
         def step() -> object:
@@ -181,13 +181,13 @@ def _measure_training_step(trial: TrainingTrial) -> StepCost:
         train_s = _measure_seconds(step)
         train_s = train_s if train_s > PATIENCE_S else _measure_seconds(step)
         validate_s = _measure_seconds(lambda: compute_logits(network, pixels, plan.training.precision).cpu())
-    update = compute_model_difference(read_state(network), received, trial.method, trial.images.class_names)
+    update = compute_model_difference(read_model_state(network), received, trial.method, trial.images.class_names)
     sent, _ = compress_trunk(update, ModelGroups(), trial.method.parameters.compress_update)
     down, up = (
-        payload_bytes(encode_record(TrainReply("", 0, "", 1, 0.0, None, None, 0.0, groups)))
+        count_payload_bytes(encode_record(TrainReply("", 0, "", 1, 0.0, None, None, 0.0, groups)))
         for groups in (ModelGroups.from_model(received), sent)
     )
-    return StepCost(train_s / len(examples), validate_s / len(examples), down, up)
+    return TrainingStepCost(train_s / len(examples), validate_s / len(examples), down, up)
 
 
 def _measure_seconds(work: Callable[[], object]) -> float:

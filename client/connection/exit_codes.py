@@ -3,7 +3,7 @@
 from enum import IntEnum
 
 
-class ExitCode(IntEnum):
+class ClientExitCode(IntEnum):
     """Exit codes of ``flwr-client``: the command ``start`` uses those below 20, the command ``check`` uses all."""
 
     STOPPED = 0
@@ -44,7 +44,7 @@ class ConnectionNotAccepted(Exception):
         may_pass: True if a later try may succeed, because the coordinator may be about to admit the site.
     """
 
-    def __init__(self, exit_code: ExitCode, problem: str, remedy: str, *, may_pass: bool = False) -> None:
+    def __init__(self, exit_code: ClientExitCode, problem: str, remedy: str, *, may_pass: bool = False) -> None:
         super().__init__(f"{problem} {remedy}".strip())
         self.exit_code, self.problem, self.remedy, self.may_pass = exit_code, problem, remedy, may_pass
 
@@ -52,7 +52,9 @@ class ConnectionNotAccepted(Exception):
     def for_key_refusal(cls, why: str) -> "ConnectionNotAccepted":
         """Make the exception for a key that the coordinator does not accept."""
         remedy = "Ask the coordinator whether this site is admitted; a revoked site needs a new key."
-        return cls(ExitCode.KEY, f"the coordinator does not accept this site's key ({why}).", remedy, may_pass=True)
+        return cls(
+            ClientExitCode.KEY, f"the coordinator does not accept this site's key ({why}).", remedy, may_pass=True
+        )
 
     @classmethod
     def for_newer_process(cls, why: str) -> "ConnectionNotAccepted":
@@ -61,10 +63,10 @@ class ConnectionNotAccepted(Exception):
             "Only one may run: keep one copy of the site's folder and remove the others. If nobody here started"
             " another one, the key is stolen: have the coordinator revoke it."
         )
-        return cls(ExitCode.KEY, f"{why}; this one stops.", remedy)
+        return cls(ClientExitCode.KEY, f"{why}; this one stops.", remedy)
 
     @classmethod
     def for_clock_difference(cls) -> "ConnectionNotAccepted":
         """Make the exception for clocks that differ: Flower rejects signatures over 5 minutes old or in the future."""
         remedy = "Set the clock (NTP) here or there."
-        return cls(ExitCode.CLOCK, "the clocks of this site and of the coordinator differ too much.", remedy)
+        return cls(ClientExitCode.CLOCK, "the clocks of this site and of the coordinator differ too much.", remedy)

@@ -23,18 +23,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
 from google.protobuf.message import DecodeError
 
-from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable, ExitCode
+from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
 from client.site.statements import SiteNameMismatch, SiteRecordSigner
-from common.security.call_signatures import ANOTHER_PROCESS, WAIT, make_signed_headers, public_key_as_pem
+from common.security.call_signatures import ANOTHER_PROCESS, WAIT, encode_public_key_pem, make_signed_headers
 from common.security.signatures import SignatureFault, is_record_signed
 from common.system.plain_text import shorten_grpc_details
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
 from common.wire import fleet_protocol as fleet
 from common.wire.flower_objects import (
-    message_without_content,
     rebuild_message_from_objects,
     set_flower_node_identity,
     split_message_into_objects,
+    strip_message_content,
 )
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
@@ -154,9 +154,9 @@ class FleetClient:
         self._hello = self._raw.unary_unary(
             f"/{fleet.HELLO_SERVICE}/{fleet.HELLO_METHOD}",
             request_serializer=bytes,
-            response_deserializer=fleet.Hello.model_validate_json,
+            response_deserializer=fleet.HelloAnswer.model_validate_json,
         )
-        self._public_key = public_key_as_pem(key.public_key())
+        self._public_key = encode_public_key_pem(key.public_key())
         self._bundles: dict[int, str] = {}
         self._small: Mapping[str, bytes] = {}  # small objects that came with the last message
         self.node_id = 0
@@ -169,7 +169,7 @@ class FleetClient:
 
     # ------------------------------------------------------------------ presence
 
-    def hello(self) -> fleet.Hello | None:
+    def exchange_hello(self) -> fleet.HelloAnswer | None:
         """Ask for the coordinator's time and release and this key's state; None if its release lacks this call.
 
         Raises:
@@ -177,7 +177,7 @@ class FleetClient:
         """
         with _translate_grpc_errors():
             try:
-                return cast(fleet.Hello, self._call_signed(self._hello, b"", timeout=TLS_TIMEOUT_S))
+                return cast(fleet.HelloAnswer, self._call_signed(self._hello, b"", timeout=TLS_TIMEOUT_S))
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     return None
@@ -253,7 +253,7 @@ class FleetClient:
         run_id, message_id = metadata.run_id, metadata.message_id
         with _translate_grpc_errors():
             try:
-                names = fleet.object_ids_of_tree(tree)
+                names = fleet.list_tree_object_ids(tree)
                 contents = {name: memoryview(self._small[name]) for name in names if name in self._small}
                 missing = [name for name in dict.fromkeys(names) if name not in contents]
                 fetch = partial(self._fetch_object, run_id, time.monotonic() + CALL_TIMEOUT_S)
@@ -271,7 +271,7 @@ class FleetClient:
                 ).run
                 request = fleet.GetFabRequest(node=self._flower_node, hash_str=run.fab_hash, run_id=run_id)
                 content = self._call_signed(self._fleet["GetFab"], request).fab.content
-            self._bundles[run_id] = app_bundle_fault(content, run.fab_hash)
+            self._bundles[run_id] = find_app_bundle_fault(content, run.fab_hash)
         if self._bundles[run_id]:
             raise RequestRefused(self._bundles[run_id], message)
         try:
@@ -279,7 +279,7 @@ class FleetClient:
                 self._statements.verify_request(message.content, message_id)
         except SiteNameMismatch as fault:
             problem = f"the coordinator does not take this site: {fault}"
-            raise RequestRefused(str(fault), message, ConnectionNotAccepted(ExitCode.NAME, problem, "")) from None
+            raise RequestRefused(str(fault), message, ConnectionNotAccepted(ClientExitCode.NAME, problem, "")) from None
         except SignatureFault as fault:
             reason = f"the coordinator did not sign this request for this site: {fault}"
             raise RequestRefused(reason, message) from None
@@ -316,7 +316,7 @@ class FleetClient:
         small = fleet.choose_small_objects((name, len(content)) for name, content in contents.items())
         request = fleet.PushMessagesRequest(
             node=self._flower_node,
-            messages_list=[message_without_content(reply)],
+            messages_list=[strip_message_content(reply)],
             message_object_trees=[tree],
             small_contents=[contents[name] for name in small],
         )
@@ -387,7 +387,7 @@ def _transfer_in_parallel(transfer: Callable[..., T], arguments: Sequence[tuple[
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def app_bundle_fault(content: bytes, fab_hash: str) -> str:
+def find_app_bundle_fault(content: bytes, fab_hash: str) -> str:
     """Return the reason to refuse a Flower App Bundle, such as code in it, without unpacking it; empty if allowed."""
     if hashlib.sha256(content).hexdigest() != fab_hash:
         return "the app bundle is not the one that the run names"

@@ -10,7 +10,7 @@ from client.connection.tls import check_coordinator_certificate
 from client.site.site_file import read_credentials, read_site_with_faults
 from common.errors import BadInput, Fault, raise_faults
 from common.system.files import is_file_locked
-from common.system.preflight import certificate_date_faults, flower_release_faults, writable_folder_faults
+from common.system.preflight import find_certificate_date_faults, find_flower_release_faults, find_folder_write_faults
 
 LOOK_S = 0.5
 """Time for the coordinator to show its certificate; after that, the connection itself reports a fault."""
@@ -33,10 +33,10 @@ def check_before_start(folder: Path) -> None:
         faults += bad.faults
     else:
         authority, name = x509.load_pem_x509_certificate(kit.ca_certificate.encode()), settings.kit_path.name
-        faults += certificate_date_faults(
+        faults += find_certificate_date_faults(
             f"{name}: the coordinator's authority", authority, "Ask the coordinator for a new kit."
         )
-    raise_faults([*faults, *writable_folder_faults(settings.state_folder), *flower_release_faults()])
+    raise_faults([*faults, *find_folder_write_faults(settings.state_folder), *find_flower_release_faults()])
     with contextlib.suppress(CoordinatorUnreachable):
         check_coordinator_certificate(kit.address, kit.ca_certificate, timeout_s=LOOK_S)
 

@@ -18,7 +18,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.app import SiteOf, make_client_app
-from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable, ExitCode
+from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
 from client.connection.fleet_client import (
     BUNDLE_REFUSED,
     SITE_RAISED,
@@ -39,18 +39,18 @@ from client.gate.incoming_request import PlanRefused, read_plan
 from client.site.site import Site
 from client.site.site_file import SiteSettings
 from client.site.statements import SiteRecordSigner
-from client.training.privacy import privacy_status
+from client.training.privacy import make_privacy_status
 from common import __version__
 from common.errors import BadInput, WireError, WireVersionError
-from common.security.identity import SiteConnectionKit, public_key_line, read_private_key
+from common.security.identity import SiteConnectionKit, format_public_key_line, read_private_key
 from common.system.files import is_disk_full, lock_file, remove_temporary_files, write_atomically
 from common.system.plain_text import make_printable_line, make_printable_lines
 from common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from common.wire.canonical_bytes import read_small_fields
-from common.wire.codec import payload_bytes
+from common.wire.codec import count_payload_bytes
 from common.wire.fleet_protocol import WIRE_VERSION
 from common.wire.records import Refusal
-from strategies.privacy.secure_aggregation.site import SigningIdentity
+from strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 
 WAIT_S = 5.0
 """Time for which the coordinator may hold a call for a message; then the site checks the heartbeat thread's result."""
@@ -63,7 +63,7 @@ DROP_SIGNAL = signal.SIGUSR1
 CERTIFICATE_WARNING_DAYS = 30
 MAX_ATTEMPTS = 3
 """Number of processes that may die during the work on one message before the site answers it with an error."""
-EXIT_CODES = {"name": ExitCode.NAME, "version": ExitCode.VERSION, "labels": ExitCode.LABELS}
+EXIT_CODES = {"name": ClientExitCode.NAME, "version": ClientExitCode.VERSION, "labels": ClientExitCode.LABELS}
 Tell = Callable[[str], None]
 
 
@@ -145,7 +145,7 @@ class HospitalMessageLoop:
         self._process = secrets.token_hex(8)
         authority = x509.load_pem_x509_certificate(self.kit.ca_certificate.encode())
         self._statements = SiteRecordSigner(self.settings.state_folder, self.site.name, self._key, authority)
-        self.site = replace(self.site, identity=SigningIdentity(self._key, public_key_line(self._key, "")))
+        self.site = replace(self.site, identity=SiteSigningIdentity(self._key, format_public_key_line(self._key, "")))
 
     # ------------------------------------------------------------------ connections
 
@@ -207,7 +207,7 @@ class HospitalMessageLoop:
                 sign_off()
                 raise
             except ConnectionNotAccepted as refusal:
-                if refusal.exit_code is not ExitCode.KEY:  # a newer process may have signed on by this key
+                if refusal.exit_code is not ClientExitCode.KEY:  # a newer process may have signed on by this key
                     with contextlib.suppress(KeyboardInterrupt, SystemExit):  # report the refusal, not the interruption
                         sign_off()
                 raise
@@ -218,7 +218,7 @@ class HospitalMessageLoop:
     def _record_coordinator_release(self, link: FleetClient) -> None:
         """Record the coordinator's release, and warn if its wire version differs: then no run accepts this site."""
         with contextlib.suppress(CoordinatorUnreachable, RunOver):  # the next call reports the fault
-            if (hello := link.hello()) is None:
+            if (hello := link.exchange_hello()) is None:
                 return
             self.status.coordinator_release = hello.release
             if hello.wire != WIRE_VERSION:
@@ -351,9 +351,9 @@ class HospitalMessageLoop:
         except Exception as error:  # the site continues; the coordinator gets the reason
             self._current_run = 0
             if isinstance(error, WireVersionError):
-                self._refusal = ConnectionNotAccepted(ExitCode.VERSION, str(error), "")
+                self._refusal = ConnectionNotAccepted(ClientExitCode.VERSION, str(error), "")
             self._report_error(f"{self.status.phase} failed: {error}")
-            return make_error_reply(message, SITE_RAISED, error_reason_for_coordinator(error))
+            return make_error_reply(message, SITE_RAISED, describe_error_for_coordinator(error))
         if reply.has_error():
             self._report_error(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
             return reply
@@ -407,14 +407,14 @@ class HospitalMessageLoop:
             return
         status.rounds_done += 1
         if "epsilon" in fields:
-            status.privacy = privacy_status(self.site)
-        sent = payload_bytes(reply.content) / 1e6
+            status.privacy = make_privacy_status(self.site)
+        sent = count_payload_bytes(reply.content) / 1e6
         loss = f", loss {fields['train_loss']:.3f}" if "train_loss" in fields else ""
         where += f": round {status.round} of {status.rounds}"
         self.tell(f"{where} trained in {seconds:.1f} s{loss}; {sent:.1f} MB to send")
 
 
-def error_reason_for_coordinator(error: Exception) -> str:
+def describe_error_for_coordinator(error: Exception) -> str:
     """Return the text about an exception that the coordinator may see.
 
     This is our own text for faults of the request, and only the exception's class otherwise, because the text of any

@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from cryptography import x509
 
-from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable, ExitCode
+from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
 from common.security.identity import UNREADABLE_CERTIFICATE, split_address
 from common.system.timers import TLS_TIMEOUT_S
 
@@ -43,7 +43,7 @@ def check_coordinator_certificate(
     try:
         shown = _fetch_certificate(address, context, environment, timeout_s)
     except ConnectionNotAccepted as refusal:
-        if refusal.exit_code is not ExitCode.EXPIRED:
+        if refusal.exit_code is not ClientExitCode.EXPIRED:
             raise
         dates = ""  # for the message: dates show which clock is wrong
         with contextlib.suppress(ConnectionNotAccepted, CoordinatorUnreachable, ValueError):
@@ -78,8 +78,8 @@ def _fetch_certificate(
     host, port = split_address(address)
     within_s = TLS_TIMEOUT_S if timeout_s is None else timeout_s
     context.set_alpn_protocols(["h2"])
-    url = _find_proxy(host, environment)
-    proxy = _proxy_address(url)
+    url = _find_proxy_url(host, environment)
+    proxy = _split_proxy_address(url)
     connection = http.client.HTTPSConnection(*(proxy or (host, port)), timeout=within_s, context=context)
     if url:
         headers = dict[str, str]()
@@ -96,7 +96,7 @@ def _fetch_certificate(
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
             problem = f"{address} does not speak TLS; this site talks to nobody without."
             remedy = "Check host and port of the kit, and proxies on the way."
-            raise ConnectionNotAccepted(ExitCode.NO_TLS, problem, remedy) from None
+            raise ConnectionNotAccepted(ClientExitCode.NO_TLS, problem, remedy) from None
         raise CoordinatorUnreachable(f"{address}: TLS failed ({error.reason or error})") from None
     except (socket.gaierror, UnicodeError):
         raise CoordinatorUnreachable(f"the name {proxy[0] if proxy else host} cannot be resolved") from None
@@ -118,14 +118,14 @@ def find_proxy_address(host: str, environment: Mapping[str, str]) -> tuple[str, 
     Raises:
         CoordinatorUnreachable: If the environment variable of the proxy cannot be read.
     """
-    return _proxy_address(_find_proxy(host, environment))
+    return _split_proxy_address(_find_proxy_url(host, environment))
 
 
-def _proxy_address(proxy: SplitResult | None) -> tuple[str, int] | None:
+def _split_proxy_address(proxy: SplitResult | None) -> tuple[str, int] | None:
     return (proxy.hostname or "", proxy.port or 80) if proxy else None
 
 
-def _find_proxy(host: str, environment: Mapping[str, str]) -> SplitResult | None:
+def _find_proxy_url(host: str, environment: Mapping[str, str]) -> SplitResult | None:
     exempt, host = next((environment[name] for name in EXEMPTIONS if name in environment), ""), host.lower()
     for entry in filter(None, (part.strip().lower() for part in exempt.split(","))):
         if "/" in entry:  # a network, perhaps with the host's address
@@ -152,14 +152,16 @@ def _explain_certificate_error(error: ssl.SSLCertVerificationError, host: str) -
         remedy = (
             "The coordinator adds this name with flwr-server init DIR --renew --host ..., or the kit names another."
         )
-        return ConnectionNotAccepted(ExitCode.WRONG_HOST, problem, remedy)
+        return ConnectionNotAccepted(ClientExitCode.WRONG_HOST, problem, remedy)
     if error.verify_code == _EXPIRED:
         remedy = "The coordinator runs flwr-server init DIR --renew. If it has not, this machine's clock is wrong."
-        return ConnectionNotAccepted(ExitCode.EXPIRED, "the coordinator's certificate has expired.", remedy)
+        return ConnectionNotAccepted(ClientExitCode.EXPIRED, "the coordinator's certificate has expired.", remedy)
     if error.verify_code == _NOT_YET_VALID:
         problem = "the coordinator's certificate is not valid yet."
-        return ConnectionNotAccepted(ExitCode.EXPIRED, problem, "This machine's clock, or the coordinator's, is wrong.")
+        return ConnectionNotAccepted(
+            ClientExitCode.EXPIRED, problem, "This machine's clock, or the coordinator's, is wrong."
+        )
     problem = f"{host} does not show the certificate of this kit's coordinator ({error.verify_message})."
     remedy = "Another machine answers, a firewall opens TLS on the way, or the kit is an old one: ask for a new kit."
     remedy += " flwr-client check names who issued what is shown."
-    return ConnectionNotAccepted(ExitCode.OTHER_AUTHORITY, problem, remedy)
+    return ConnectionNotAccepted(ClientExitCode.OTHER_AUTHORITY, problem, remedy)

@@ -12,7 +12,7 @@ from client.site.statements import FILE as STATEMENTS
 from client.site.statements import read_accepted_replies
 from common.errors import BadInput, Fault
 from common.security.audit import FILE, AuditCheckResult, AuditEntry, AuditLog, check_audit_log
-from common.security.authorship import AuthorshipCheckResult, OwnReplyRecord, SentReply, check_authorship
+from common.security.authorship import AuthorshipCheckResult, OwnReplyRecord, SentReply, check_receipt_authorship
 from common.security.signatures import (
     CHAINED,
     SignatureFault,
@@ -20,7 +20,7 @@ from common.security.signatures import (
     verify_request_signature,
     verify_signing_certificate,
 )
-from common.system.plain_text import count_with_noun, make_printable_line
+from common.system.plain_text import format_count_with_noun, make_printable_line
 
 RECEIPT_FORMAT = 2
 
@@ -59,7 +59,9 @@ def make_audit_report(
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadInput([Fault(str(receipt), f"is no receipt that can be read: {error!r}.")]) from None
         received = _list_received_replies(content, site)
-        sent_hashes = {entry.get("sha256") for entry in AuditLog(state).entries() if entry.get("direction") == "out"}
+        sent_hashes = {
+            entry.get("sha256") for entry in AuditLog(state).read_entries() if entry.get("direction") == "out"
+        }
         missing = [
             f"{receipt.name}: it names a reply of {site} of {when} ({sha256[:12]}...) that this audit does not have: "
             "somebody else sent it, or the audit was changed."
@@ -68,7 +70,7 @@ def make_audit_report(
         ]
         faults += missing if received else [f"{receipt.name}: knows nothing of {site}."]
         if received and not missing:
-            records = count_with_noun(len(received), "record")
+            records = format_count_with_noun(len(received), "record")
             notes.append(f"{receipt.name}: the {records} that it names of {site} left by entries of this audit.")
         authorship = _check_reply_authorship(content, site, keys, state)
         notes += [f"{receipt.name}: {line}" for line in (*authorship.right, *authorship.notes)]
@@ -76,7 +78,11 @@ def make_audit_report(
     if not findings.entries and not faults:
         return ["There is no audit: nothing came in and nothing left."], True
     if faults:
-        return [*notes, *faults, f"{count_with_noun(len(faults), 'fault')} in {findings.entries} entries."], False
+        return [
+            *notes,
+            *faults,
+            f"{format_count_with_noun(len(faults), 'fault')} in {findings.entries} entries.",
+        ], False
     return [*notes, f"{findings.entries} entries, unbroken; the last one's SHA-256 is {findings.sha256}."], True
 
 
@@ -86,7 +92,7 @@ def _check_request_signatures(state: Path, authority: x509.Certificate) -> Audit
     A request signed under another authority is only noted, because it may come from an earlier coordinator.
     """
     signed, findings = 0, AuditCheckResult()
-    for entry in AuditLog(state).entries():
+    for entry in AuditLog(state).read_entries():
         if entry.get("direction") != "in" or entry.get("rule") == "signature" or "statement" not in entry:
             continue
         where = f"entry {entry['n']}"
@@ -108,7 +114,7 @@ def _check_request_signatures(state: Path, authority: x509.Certificate) -> Audit
         except SignatureFault as fault:
             findings.faults.append(Fault(where, f"the coordinator did not sign this request: {fault}."))
     if signed:
-        requests = count_with_noun(signed, "request")
+        requests = format_count_with_noun(signed, "request")
         findings.notes.insert(0, f"{requests} in this audit, of all runs, each signed by the coordinator.")
     return findings
 
@@ -128,11 +134,11 @@ def _check_reply_authorship(
         run = content["run"]
         sent = [
             SentReply(entry["record"], entry["round"], entry["sha256"])
-            for entry in AuditLog(state).entries()
+            for entry in AuditLog(state).read_entries()
             if (entry.get("run"), entry.get("direction"), entry.get("decision")) == (run, "out", "allow")
             and entry.get("record") in CHAINED
         ]
-        authorship = check_authorship(
+        authorship = check_receipt_authorship(
             content, keys, OwnReplyRecord(site, read_accepted_replies(state, run).count, sent)
         )
         authorship.notes += [

@@ -14,15 +14,15 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 
 from client.gate.incoming_request import IncomingRequest, RequestTimeExceeded
-from client.gate.policy_rules import PolicyVerdict, reply_verdict
+from client.gate.policy_rules import PolicyVerdict, decide_on_reply
 from client.site.site import Site
 from common import __version__
 from common.errors import WireError
 from common.security.audit import AuditLog, TornAuditLine
 from common.security.signatures import SignatureFault, read_run_round_class, read_unverified_signature
-from common.system.plain_text import make_printable_line, to_json_text
-from common.wire.canonical_bytes import RecordField, list_record_fields, read_small_fields, record_sha256
-from common.wire.codec import decode_record, payload_bytes
+from common.system.plain_text import format_as_json_text, make_printable_line
+from common.wire.canonical_bytes import RecordField, hash_record, list_record_fields, read_small_fields
+from common.wire.codec import count_payload_bytes, decode_record
 from common.wire.records import BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskingAnswer, RevealAnswer, SharesAnswer
 
@@ -75,8 +75,8 @@ def record_refused_request(site: Site, message: Message, reason: str) -> None:
         round=server_round,
         direction="in",
         record=make_printable_line(record, MOST_NAME),
-        bytes=payload_bytes(message.content),
-        sha256=record_sha256(message.content),
+        bytes=count_payload_bytes(message.content),
+        sha256=hash_record(message.content),
         decision="deny",
         rule="signature",
         reason=make_printable_line(reason),
@@ -109,7 +109,7 @@ class GatedMessage:
         """Return the handler's reply, or an error with the reason why the policy does not allow request or reply."""
         incoming = IncomingRequest(self._site, self._message.content)
         try:
-            work, verdict = incoming.policy_verdict()
+            work, verdict = incoming.decide_by_policy()
         except Exception as error:
             self._write_error_to_audit(type(error).__name__)
             raise
@@ -117,10 +117,10 @@ class GatedMessage:
         if not verdict.allowed:
             return self._make_declined_reply(f"declines: {verdict}")
         try:
-            with incoming.limit_time():
+            with incoming.limit_working_time():
                 reply = answer(self._message, context)
         except RequestTimeExceeded:
-            verdict = incoming.time_limit_verdict()
+            verdict = incoming.make_time_limit_verdict()
             self._write_record_to_audit("in", self._message.content, verdict)
             return self._make_declined_reply(f"stopped its work: {verdict}")
         except Exception as error:
@@ -139,7 +139,7 @@ class GatedMessage:
                     "no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this"
                 )
             else:
-                verdict = reply_verdict(self._site.policy, work, record)
+                verdict = decide_on_reply(self._site.policy, work, record)
         self._write_record_to_audit("out", reply.content, verdict)
         if not verdict.allowed:
             return self._make_declined_reply(f"does not send this: {verdict}")
@@ -155,8 +155,8 @@ class GatedMessage:
             direction=direction,
             record=make_printable_line(str(read_small_fields(content).get("wire.record", "")), MOST_NAME),
             fields=list_audit_fields(list_record_fields(content)),
-            bytes=payload_bytes(content),
-            sha256=record_sha256(content),
+            bytes=count_payload_bytes(content),
+            sha256=hash_record(content),
             decision="allow" if verdict.allowed else "deny",
             rule=verdict.rule,
             **({} if verdict.allowed else {"reason": make_printable_line(verdict.reason)}),
@@ -181,7 +181,7 @@ def list_audit_fields(fields: Sequence[RecordField]) -> list[Any]:
     for place, part in enumerate(fields):
         shape = None if part.shape is None else [*part.shape[:MOST_DIMENSIONS_LISTED]]
         lines.append([make_printable_line(part.name, MOST_NAME), shape, part.size])
-        size += len(to_json_text(lines[-1]).encode())
+        size += len(format_as_json_text(lines[-1]).encode())
         if size > LISTED_BYTES:
             rest = fields[place:]
             return [*lines[:-1], [f"... {len(rest):,} more", None, sum(field.size for field in rest)]]

@@ -31,17 +31,17 @@ import numpy as np
 from flwr.app import RecordDict
 from pydantic import ValidationError
 
-from client.gate.policy_rules import PolicyVerdict, RequestedWork, method_policy_fault, request_verdict
+from client.gate.policy_rules import PolicyVerdict, RequestedWork, decide_on_request, find_method_policy_fault
 from client.site.memory import remove_old_run_states
 from client.site.site import Site
-from common.config import Plan, parse_plan_json
+from common.config import HospitalPlan, parse_plan_json
 from common.errors import BadInput, Fault, WireError
-from common.models.network import build
-from common.models.state import FrozenPart, read_state
+from common.models.network import build_network
+from common.models.state import FrozenPart, read_model_state
 from common.models.zoo.spec import is_external_network
 from common.plugins import PLUGIN
 from common.system.files import write_atomically
-from common.system.toml import validation_faults
+from common.system.toml import translate_validation_errors
 from common.wire.canonical_bytes import read_small_fields
 from common.wire.codec import decode_record
 from common.wire.fleet_protocol import WIRE_VERSION
@@ -63,7 +63,7 @@ class IncomingRequest:
         self._runs = RunRecordsFile(site.folder, durable=site.durable)
         self._record = self._runs.find_record(self._run)
 
-    def policy_verdict(self) -> tuple[RequestedWork | None, PolicyVerdict]:
+    def decide_by_policy(self) -> tuple[RequestedWork | None, PolicyVerdict]:
         """Return the requested work, and the policy's verdict: the first rule that the request breaks, if any."""
         try:
             work = read_requested_work(self._fields, self._site)
@@ -71,7 +71,7 @@ class IncomingRequest:
             return None, PolicyVerdict(error.rule, str(error))
         if work is None:
             return None, PolicyVerdict("no plan")
-        verdict = request_verdict(self._policy, work)
+        verdict = decide_on_request(self._policy, work)
         if verdict.allowed and is_valid_run_name(self._run):  # otherwise the handler reports the wrong run name
             plan = str(self._fields["plan"])
             if self._record is None:
@@ -85,7 +85,7 @@ class IncomingRequest:
                 reason = "this run was announced with another plan; another plan needs a new run"
                 verdict = PolicyVerdict("run.plan", reason)
             elif self._policy_seconds_left() == 0:
-                verdict = self.time_limit_verdict()
+                verdict = self.make_time_limit_verdict()
         return work, self._check_initial_model(work) if verdict.allowed else verdict
 
     def _check_initial_model(self, work: RequestedWork) -> PolicyVerdict:
@@ -104,11 +104,11 @@ class IncomingRequest:
             request = decode_record(self._content, TrainRequest)
         except WireError:
             return ALLOWED  # its handler says what is wrong
-        reason = initial_model_fault(self._site, work.plan, request)
+        reason = find_initial_model_fault(self._site, work.plan, request)
         return PolicyVerdict("run.first_model", reason) if reason else ALLOWED
 
     @contextmanager
-    def limit_time(self) -> Iterator[None]:
+    def limit_working_time(self) -> Iterator[None]:
         """Context manager that interrupts the work when its time is over, and adds its duration to the run's total.
 
         Raises:
@@ -122,10 +122,10 @@ class IncomingRequest:
             if self._site.durable:  # a simulation needs no record of time
                 self._record = self._runs.add_seconds(self._run, time.monotonic() - began)
 
-    def time_limit_verdict(self) -> PolicyVerdict:
+    def make_time_limit_verdict(self) -> PolicyVerdict:
         """Return the verdict on a request after its own time limit, or that of its run, has passed."""
         whole = self._policy.maximum_run_hours
-        if whole is not None and self._seconds_worked() >= whole * HOUR_S:
+        if whole is not None and self._count_seconds_worked() >= whole * HOUR_S:
             return PolicyVerdict(
                 "policy.maximum_run_hours", f"it is {whole:g}, and the work on this run took that long"
             )
@@ -136,10 +136,10 @@ class IncomingRequest:
         """Return the seconds left by the limits of the request and of its run; None without a limit."""
         request, whole = self._policy.maximum_hours, self._policy.maximum_run_hours
         limits = [] if request is None else [request * HOUR_S]
-        limits += [] if whole is None else [max(whole * HOUR_S - self._seconds_worked(), 0.0)]
+        limits += [] if whole is None else [max(whole * HOUR_S - self._count_seconds_worked(), 0.0)]
         return min(limits, default=None)
 
-    def _seconds_worked(self) -> float:
+    def _count_seconds_worked(self) -> float:
         return self._record.seconds if self._record else 0.0
 
 
@@ -154,7 +154,7 @@ def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork 
     if "plan" not in fields or fields.get("wire.version") != WIRE_VERSION:
         return None
     plan = read_plan(fields["plan"], site.policy.maximum_plan_kb)
-    if fault := method_policy_fault(site.policy, plan):  # before anything of a plug-in is imported
+    if fault := find_method_policy_fault(site.policy, plan):  # before anything of a plug-in is imported
         raise PlanRefused("policy.methods", fault)
     try:
         method = build_site_method_once(site.name, fields["plan"])
@@ -216,7 +216,7 @@ RUNS_KEPT = 200
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class SiteRunRecord:
     """A run's stored record: the hash of its plan (:func:`hash_plan`), and the site's seconds of work for it."""
 
     plan: str
@@ -229,21 +229,21 @@ class RunRecordsFile:
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self._path, self._durable = folder / RUNS_FILE, durable
 
-    def find_record(self, run: str) -> RunRecord | None:
+    def find_record(self, run: str) -> SiteRunRecord | None:
         """Return the record of a run; None for a new run."""
         return self._read_all().get(run)
 
-    def record_plan(self, run: str, plan: str) -> RunRecord:
+    def record_plan(self, run: str, plan: str) -> SiteRunRecord:
         """Store a new run with the hash of its plan; return the record of the run."""
-        return self.find_record(run) or self._write_record(run, RunRecord(hash_plan(plan)), durable=self._durable)
+        return self.find_record(run) or self._write_record(run, SiteRunRecord(hash_plan(plan)), durable=self._durable)
 
-    def add_seconds(self, run: str, seconds: float) -> RunRecord | None:
+    def add_seconds(self, run: str, seconds: float) -> SiteRunRecord | None:
         """Add to the time that the site has worked for a run; return None if the run has no record."""
         if (record := self.find_record(run)) is None:
             return None
         return self._write_record(run, replace(record, seconds=record.seconds + seconds), durable=False)
 
-    def _write_record(self, run: str, record: RunRecord, *, durable: bool) -> RunRecord:
+    def _write_record(self, run: str, record: SiteRunRecord, *, durable: bool) -> SiteRunRecord:
         runs = self._read_all()
         runs.pop(run, None)  # the latest run comes last
         runs[run] = record
@@ -252,11 +252,13 @@ class RunRecordsFile:
         write_atomically(self._path, content.encode(), durable=durable)
         return record
 
-    def _read_all(self) -> dict[str, RunRecord]:
+    def _read_all(self) -> dict[str, SiteRunRecord]:
         """Read the records of all runs; return none if the file is damaged, so that any plan is accepted again."""
         try:
             tree = json.loads(self._path.read_bytes())
-            return {str(name): RunRecord(str(entry["plan"]), float(entry["seconds"])) for name, entry in tree.items()}
+            return {
+                str(name): SiteRunRecord(str(entry["plan"]), float(entry["seconds"])) for name, entry in tree.items()
+            }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
@@ -296,7 +298,7 @@ class PlanRefused(ValueError):
         super().__init__(shown if len(shown) <= LONGEST_REASON else f"{shown[:LONGEST_REASON]}...")
 
 
-def read_plan(text: object, maximum_kb: float | None) -> Plan:
+def read_plan(text: object, maximum_kb: float | None) -> HospitalPlan:
     """Read a plan that a coordinator sent as JSON text of at most ``maximum_kb``; None is no limit.
 
     Raises:
@@ -311,7 +313,7 @@ def read_plan(text: object, maximum_kb: float | None) -> Plan:
 
 
 @lru_cache(maxsize=4)
-def _parse_plan(text: str) -> Plan:
+def _parse_plan(text: str) -> HospitalPlan:
     """Parse a plan; the last few results are cached, because every request of a run holds the same plan."""
     depth = deepest = 0
     for letter in re.findall(r"[\[\]{}]", _STRING.sub("", text)):  # brackets inside texts do not count
@@ -329,7 +331,9 @@ def _parse_plan(text: str) -> Plan:
         )
         return parse_plan_json(text)
     except ValidationError as error:
-        raise PlanRefused("plan.form", describe_first_plan_fault(validation_faults(error, Plan, "plan"))) from None
+        raise PlanRefused(
+            "plan.form", describe_first_plan_fault(translate_validation_errors(error, HospitalPlan, "plan"))
+        ) from None
     except (ValueError, RecursionError) as error:
         raise error if isinstance(error, PlanRefused) else PlanRefused("plan.form", f"it is no JSON: {error}") from None
 
@@ -374,7 +378,7 @@ ABSOLUTE, RELATIVE = 1e-6, 1e-5
 between kinds of CPU in their last bits: by 9e-7 at most with and without AVX2, in 13 networks."""
 
 
-def initial_model_fault(site: Site, plan: Plan, request: TrainRequest) -> str:
+def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainRequest) -> str:
     """Return the reason why a model is not the initial model of its plan; empty if it is.
 
     If the plan names a weights file that is not in the site's folder ``weights``, the site cannot check the model, and
@@ -389,12 +393,14 @@ def initial_model_fault(site: Site, plan: Plan, request: TrainRequest) -> str:
             return ""
         spec, source = spec.model_copy(update={"weights": str(path)}), "weights file"
     try:
-        network = build(spec, request.class_names, plan.run.seed)
+        network = build_network(spec, request.class_names, plan.run.seed)
         received = request.model.to_named_arrays()
-        built = ModelGroups.from_model(read_state(network)).to_named_arrays()
+        built = ModelGroups.from_model(read_model_state(network)).to_named_arrays()
         if spec.frozen_sha256 is not None:
             sent = request.frozen.trunk
-            received["frozen"] = site.frozen_part_files.read_part(spec.frozen_sha256).values if sent is None else sent
+            received["frozen"] = (
+                site.frozen_part_files.read_frozen_part(spec.frozen_sha256).values if sent is None else sent
+            )
             built["frozen"] = FrozenPart.from_network(network).values
     except BadInput as bad:
         return f"it cannot be built here: {bad.faults[0]}".removesuffix(".")

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from common.config import BY_STEP, Plan
-from common.models.network import meta_backbone_with_lora, resolve_precision
-from common.models.trained import trained_layer_names
+from common.config import BY_STEP, HospitalPlan
+from common.models.network import build_meta_lora_backbone, resolve_precision
+from common.models.trained import list_trained_layers
 from common.models.zoo.registry import build_meta_backbone
 from common.models.zoo.spec import Architecture, ModelSpec, is_external_network
-from common.system.resources import physical_memory
+from common.system.resources import measure_physical_memory
 from strategies.local.site_method import SiteMethod
 from strategies.privacy.gradients import choose_micro_batch_size
 
@@ -96,8 +96,8 @@ def _count_trained_backbone_parameters(spec: ModelSpec) -> int:
     """
     if spec.backbone_frozen:
         return 0
-    backbone = meta_backbone_with_lora(spec)
-    layers = [backbone.get_submodule(name) for name in trained_layer_names(backbone, spec.train)]
+    backbone = build_meta_lora_backbone(spec)
+    layers = [backbone.get_submodule(name) for name in list_trained_layers(backbone, spec.train)]
     return sum(value.numel() for layer in layers for value in layer.parameters(recurse=False))
 
 
@@ -135,7 +135,7 @@ def count_activations(network: nn.Module, images: Tensor) -> int:
     return sum(counts)
 
 
-def estimate_memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus: int = 1) -> int:
+def estimate_training_memory_bytes(plan: HospitalPlan, rows: int, images: int, device: str, gpus: int = 1) -> int:
     """Estimate the least memory of the machine, or of its fullest GPU, that training by this plan takes.
 
     Args:
@@ -155,7 +155,7 @@ def estimate_memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus:
     return ((COPIES_AT_WORK + moments) * size.trained + frozen) * FLOAT32 + of_batch
 
 
-def estimate_disk_bytes(plan: Plan, method: SiteMethod, rows: int) -> int:
+def estimate_run_disk_bytes(plan: HospitalPlan, method: SiteMethod, rows: int) -> int:
     """Estimate the most disk space that one run takes at a site.
 
     Counted are the message being answered, the site's state of two rounds and its own model; for a frozen part, the
@@ -179,4 +179,4 @@ def measure_machine_memory(device: str) -> int:
     """Return the size in bytes of the machine's memory, or of the GPU's for the device ``cuda``."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[1])
-    return physical_memory()
+    return measure_physical_memory()

@@ -11,13 +11,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from client.gate.plan_costs import (
-    estimate_disk_bytes,
-    estimate_memory_bytes,
     estimate_network_cost,
+    estimate_run_disk_bytes,
+    estimate_training_memory_bytes,
     measure_machine_memory,
 )
-from client.site.policy import GROUPS, Policy
-from common.config import Plan
+from client.site.policy import GROUPS, SitePolicy
+from common.config import HospitalPlan
 from common.errors import BadInput, quote_names
 from common.models.zoo.spec import is_external_network
 from common.plugins import LOSSES, METHODS, METRICS, MODELS, OPTIMIZERS, PLUGIN, SCHEDULES, TRANSFORMS, identify_plugin
@@ -56,7 +56,7 @@ class RequestedWork:
         gpus: Number of the site's GPUs that share each batch.
     """
 
-    plan: Plan
+    plan: HospitalPlan
     method: SiteMethod
     round: int = 0
     test: bool = False
@@ -71,7 +71,7 @@ class RequestedWork:
         method = self.method
         sends = {
             "trunk": method.declared_payload.trunk,
-            "norm": method.sends_norm,
+            "norm": method.sends_batch_norm,
             "head": method.declared_payload.head,
         }
         return tuple(name for name in GROUPS if sends[name])
@@ -105,23 +105,24 @@ class PolicyVerdict:
         return f"{self.rule}: {self.reason}."
 
 
-def request_verdict(policy: Policy, work: RequestedWork) -> PolicyVerdict:
+def decide_on_request(policy: SitePolicy, work: RequestedWork) -> PolicyVerdict:
     """Decide if the site carries out a request; the first broken rule counts."""
     return next(
-        (PolicyVerdict(*broken) for broken in request_rules(policy, work) if broken[1]), PolicyVerdict("policy")
+        (PolicyVerdict(*broken) for broken in check_request_rules(policy, work) if broken[1]), PolicyVerdict("policy")
     )
 
 
-def reply_verdict(policy: Policy, work: RequestedWork, reply: Reply) -> PolicyVerdict:
+def decide_on_reply(policy: SitePolicy, work: RequestedWork, reply: Reply) -> PolicyVerdict:
     """Decide if a reply may leave the site; the first broken rule counts."""
     return next(
-        (PolicyVerdict(*broken) for broken in reply_rules(policy, work, reply) if broken[1]), PolicyVerdict("policy")
+        (PolicyVerdict(*broken) for broken in check_reply_rules(policy, work, reply) if broken[1]),
+        PolicyVerdict("policy"),
     )
 
 
 # ---------------------------------------------------------------------- requests
 
-_PLUGIN_RULES: tuple[tuple[str, str, Callable[[Plan], Iterable[str]]], ...] = (
+_PLUGIN_RULES: tuple[tuple[str, str, Callable[[HospitalPlan], Iterable[str]]], ...] = (
     ("losses", LOSSES, lambda plan: [plan.training.loss]),
     ("metrics", METRICS, lambda plan: plan.evaluation.metrics),
     ("transforms", TRANSFORMS, lambda plan: [plan.augmentation.transform or ""]),
@@ -145,13 +146,15 @@ _LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
 """Key of the policy behind ``maximum_``, the plan's number, and its noun."""
 
 
-def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]]:
+def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
     """Yield each rule for requests with its reason against this request, empty if allowed; fast rules come first."""
     plan, method = work.plan, work.method
     last = plan.run.rounds
-    yield "policy.methods", method_policy_fault(policy, plan)
+    yield "policy.methods", find_method_policy_fault(policy, plan)
     network, fault = plan.model.architecture, ""
-    if is_external_network(network) and not (fault := _plugin_policy_fault(MODELS, network, policy.networks, plan)):
+    if is_external_network(network) and not (
+        fault := _find_plugin_policy_fault(MODELS, network, policy.networks, plan)
+    ):
         try:
             estimate_network_cost(plan.model, work.rows)
         except BadInput as bad:
@@ -159,7 +162,7 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
     yield "policy.networks", fault
     for key, group, names_in in _PLUGIN_RULES:
         plugins = (name for name in names_in(plan) if name.startswith(PLUGIN))
-        faults = (_plugin_policy_fault(group, name, getattr(policy, key), plan) for name in plugins)
+        faults = (_find_plugin_policy_fault(group, name, getattr(policy, key), plan) for name in plugins)
         yield f"policy.{key}", next(filter(None, faults), "")
     rounds, most = max(last, work.round), policy.maximum_rounds
     too_long = most is not None and rounds > most
@@ -168,7 +171,7 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
     yield "plan.rounds", "" if announced else f"the run has {last} rounds, and this is round {work.round}"
     for key, number_in, noun in _LIMITS:
         most, value = getattr(policy, f"maximum_{key}"), number_in(work)
-        yield f"policy.maximum_{key}", _limit_excess_fault(value, most, noun)
+        yield f"policy.maximum_{key}", _find_limit_excess(value, most, noun)
     tests = plan.evaluation.test_each_round and not policy.test_each_round
     yield "policy.test_each_round", "it is false, and the plan tests every round" if tests else ""
     outside = (
@@ -177,20 +180,20 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
         if (value := getattr(plan.privacy, name)) and not least <= value <= most
     )
     yield "plan.privacy", next(outside, "") if plan.privacy.level != "none" else ""
-    yield from _network_size_rules(policy, work)
+    yield from _check_network_size_rules(policy, work)
     yield (
         "policy.parts",
-        _unlisted_names_fault(work.updated_model_groups, policy.parts, f"{method.name} needs the change of"),
+        _find_unlisted_names_fault(work.updated_model_groups, policy.parts, f"{method.name} needs the change of"),
     )
     yield (
         "policy.statistics",
-        _unlisted_names_fault(method.declared_payload.names, policy.statistics, f"{method.name} needs"),
+        _find_unlisted_names_fault(method.declared_payload.names, policy.statistics, f"{method.name} needs"),
     )
-    yield "policy.maximum_update_norm", _clipping_fault(policy, work)
-    yield from _privacy_rules(policy, plan)
+    yield "policy.maximum_update_norm", _find_clipping_fault(policy, work)
+    yield from _check_privacy_rules(policy, plan)
 
 
-def method_policy_fault(policy: Policy, plan: Plan) -> str:
+def find_method_policy_fault(policy: SitePolicy, plan: HospitalPlan) -> str:
     """Return the reason why the policy does not allow a plan's method; empty if it does.
 
     A plug-in method must be listed in the policy, and its files must equal the coordinator's; until then it is not
@@ -199,11 +202,11 @@ def method_policy_fault(policy: Policy, plan: Plan) -> str:
     name = plan.run.method
     if name.startswith(PLUGIN):
         listed = tuple(method for method in policy.methods or () if method.startswith(PLUGIN))
-        return _plugin_policy_fault(METHODS, name, listed, plan)
+        return _find_plugin_policy_fault(METHODS, name, listed, plan)
     return "" if policy.methods is None or {name, "*"} & set(policy.methods) else f'it does not have "{name}"'
 
 
-def _plugin_policy_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -> str:
+def _find_plugin_policy_fault(group: str, name: str, allowed: tuple[str, ...], plan: HospitalPlan) -> str:
     """Return the reason against a plug-in; empty if the policy lists it and its files equal the coordinator's."""
     if not any(fnmatchcase(name, pattern) for pattern in allowed):
         return f'it does not have "{name}"'
@@ -221,20 +224,20 @@ def _plugin_policy_fault(group: str, name: str, allowed: tuple[str, ...], plan: 
     )
 
 
-def _network_size_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]]:
+def _check_network_size_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
     """Yield the rules for a network's parameters, memory and disk space that have a limit in the policy."""
     plan, rows = work.plan, work.rows
     if (parameters := policy.maximum_parameters) is not None:
         numbers = estimate_network_cost(plan.model, rows).parameters
-        yield "policy.maximum_parameters", _limit_excess_fault(numbers, parameters, "numbers a model")
+        yield "policy.maximum_parameters", _find_limit_excess(numbers, parameters, "numbers a model")
     for key, most in (("memory", policy.maximum_memory_gb), ("disk", policy.maximum_disk_gb)):
         if most is None:
             continue
         room = measure_machine_memory(work.device) if most == "machine" else int(most * GB)
         needed = (
-            estimate_memory_bytes(plan, rows, work.images, work.device, work.gpus)
+            estimate_training_memory_bytes(plan, rows, work.images, work.device, work.gpus)
             if key == "memory"
-            else estimate_disk_bytes(plan, work.method, rows)
+            else estimate_run_disk_bytes(plan, work.method, rows)
         )
         reason = (
             f"it is {format_bytes(room)}, and this plan takes {format_bytes(needed)} of {key} or more"
@@ -244,7 +247,7 @@ def _network_size_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[s
         yield f"policy.maximum_{key}_gb", reason
 
 
-def _clipping_fault(policy: Policy, work: RequestedWork) -> str:
+def _find_clipping_fault(policy: SitePolicy, work: RequestedWork) -> str:
     bound, parameters, privacy = policy.maximum_update_norm, work.method.parameters, work.plan.privacy
     if bound is None or not work.updated_model_groups:
         return ""
@@ -258,7 +261,7 @@ def _clipping_fault(policy: Policy, work: RequestedWork) -> str:
     return ""
 
 
-def _privacy_rules(policy: Policy, plan: Plan) -> Iterator[tuple[str, str]]:
+def _check_privacy_rules(policy: SitePolicy, plan: HospitalPlan) -> Iterator[tuple[str, str]]:
     privacy = plan.privacy
     bare = policy.masked_only and not privacy.secure_aggregation
     why = ' (level = "masked" sets it)' if policy.level == "masked" else ""
@@ -281,11 +284,11 @@ def _privacy_rules(policy: Policy, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "policy.peers", reason if listed < needed - 1 else ""
 
 
-def _limit_excess_fault(value: int, most: int | None, noun: str) -> str:
+def _find_limit_excess(value: int, most: int | None, noun: str) -> str:
     return f"it is {most:,}, and the plan has {value:,} {noun}" if most is not None and value > most else ""
 
 
-def _unlisted_names_fault(names: Iterable[str], allowed: tuple[str, ...] | None, what: str) -> str:
+def _find_unlisted_names_fault(names: Iterable[str], allowed: tuple[str, ...] | None, what: str) -> str:
     extra = [] if allowed is None else [name for name in names if name not in allowed]
     return f"{what} {quote_names(extra)}" if extra else ""
 
@@ -304,7 +307,7 @@ def _iterate_integers(tree: Any) -> Iterator[int]:
 # ---------------------------------------------------------------------- replies
 
 
-def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[tuple[str, str]]:
+def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> Iterator[tuple[str, str]]:
     """Yield each rule for replies with its reason against this reply, empty if allowed."""
     evaluation, private = work.plan.evaluation, work.plan.privacy.level != "none"
     match reply:
@@ -313,49 +316,49 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
                 uncalled = f"{work.method.name} does not ask how many images show a class"
                 yield "policy.label_counts", "" if work.method.declared_payload.label_counts else uncalled
                 yield "policy.label_counts", "" if policy.label_counts else "it is false"
-            yield "policy.smallest_count", _small_count_fault(policy, reply)
+            yield "policy.smallest_count", _find_small_count_fault(policy, reply)
         case TrainReply():
             name = work.method.name
             groups = tuple(group for group in GROUPS if getattr(reply.update, group) is not None)
             needed = work.updated_model_groups if work.round else ()  # round 0 ranks the sites by their statistics
-            unneeded = _unlisted_names_fault(
+            unneeded = _find_unlisted_names_fault(
                 groups, needed, f"round {work.round} of {name} does not need the change of"
             )
             yield "method.groups", unneeded
-            yield "policy.parts", _unlisted_names_fault(groups, policy.parts, "it does not have")
+            yield "policy.parts", _find_unlisted_names_fault(groups, policy.parts, "it does not have")
             sent, declared = tuple(reply.statistics), work.method.declared_payload.names
-            yield "method.statistics", _unlisted_names_fault(sent, declared, f"{name} does not declare")
-            yield "policy.statistics", _unlisted_names_fault(sent, policy.statistics, "it does not have")
+            yield "method.statistics", _find_unlisted_names_fault(sent, declared, f"{name} does not declare")
+            yield "policy.statistics", _find_unlisted_names_fault(sent, policy.statistics, "it does not have")
             bound = policy.maximum_update_norm
             if bound is not None and work.plan.privacy.level != "update":  # noise is added after clipping
                 length = measure_update_length(reply.update)
                 reason = f"it is {bound:g}, and the update has length {length:g}"
                 yield "policy.maximum_update_norm", reason if length > bound * (1 + ROUNDING) else ""
-            yield "policy.test_metrics", _test_metrics_fault(policy, work, reply)
+            yield "policy.test_metrics", _find_test_metrics_fault(policy, work, reply)
             figures: tuple[float | None, ...] = (reply.train_loss, reply.validation_loss, reply.validation_auroc)
-            yield from _metric_rules(policy, private, figures, tested=reply.test_images is not None)
+            yield from _check_metric_rules(policy, private, figures, tested=reply.test_images is not None)
         case EvaluateReply():
             spread = bool(reply.histogram_classes or reply.validation_classes or reply.masked_classes)
             if spread and not (work.test and evaluation.pooled):
                 yield "policy.score_histograms", "nobody asked how scores are spread"
             yield "policy.score_histograms", "it is false" if spread and not policy.score_histograms else ""
-            yield "policy.smallest_count", _small_count_fault(policy, reply)
-            yield "policy.test_metrics", _test_metrics_fault(policy, work, reply)
-            metrics = _unlisted_names_fault(reply.metric_names, evaluation.metrics, "the plan does not ask for")
+            yield "policy.smallest_count", _find_small_count_fault(policy, reply)
+            yield "policy.test_metrics", _find_test_metrics_fault(policy, work, reply)
+            metrics = _find_unlisted_names_fault(reply.metric_names, evaluation.metrics, "the plan does not ask for")
             yield "evaluation.metrics", metrics
             # A validation histogram of a class counts as a metric.
             counted = [0.0] * len(reply.validation_classes)
             figures = (*counted, reply.validation_loss, reply.validation_auroc)
             tested = reply.test_images is not None or bool(reply.auroc)
-            yield from _metric_rules(policy, private, figures, tested=tested)
+            yield from _check_metric_rules(policy, private, figures, tested=tested)
         case BenefitReply() if reply.class_names:
             if not evaluation.compare_local:
                 yield "policy.test_metrics", "nobody asked for a comparison with training alone"
             yield "policy.test_metrics", "" if policy.test_metrics else "it is false"
-            yield from _metric_rules(policy, private, (), tested=True)
+            yield from _check_metric_rules(policy, private, (), tested=True)
 
 
-def _small_count_fault(policy: Policy, reply: RollCallAnswer | EvaluateReply) -> str:
+def _find_small_count_fault(policy: SitePolicy, reply: RollCallAnswer | EvaluateReply) -> str:
     least = policy.smallest_count
     if any(UNKNOWN_COUNT < count < least for count in (*reply.positives, *reply.negatives)):
         return f"it is {least}, and a label count is less"
@@ -367,7 +370,7 @@ def _small_count_fault(policy: Policy, reply: RollCallAnswer | EvaluateReply) ->
     return f"it is {least}, and scores of fewer images would leave" if fewest < least else ""
 
 
-def _test_metrics_fault(policy: Policy, work: RequestedWork, reply: TrainReply | EvaluateReply) -> str:
+def _find_test_metrics_fault(policy: SitePolicy, work: RequestedWork, reply: TrainReply | EvaluateReply) -> str:
     tested = isinstance(reply, EvaluateReply) and bool(reply.class_names)
     counted = reply.test_images is not None
     if tested and not work.test:
@@ -380,8 +383,8 @@ def _test_metrics_fault(policy: Policy, work: RequestedWork, reply: TrainReply |
     return "it is false" if (tested or counted) and not policy.test_metrics else ""
 
 
-def _metric_rules(
-    policy: Policy, private: bool, figures: Iterable[float | None], *, tested: bool
+def _check_metric_rules(
+    policy: SitePolicy, private: bool, figures: Iterable[float | None], *, tested: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield the rules for training and validation metrics, and for metrics outside the privacy budget."""
     trained = any(figure is not None for figure in figures)

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Mapping
 
-from common.wire.codec import record_field_names
+from common.wire.codec import list_record_field_names
 from common.wire.records import BenefitReply, EvaluateReply, Record, RefusalNoted, RollCallAnswer, TrainReply
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
 from strategies.registry import meanings_of_all_statistics
@@ -34,20 +34,20 @@ OF_EACH = {
 """Fields that every record has, which the page explains once."""
 
 
-def field_meanings(record: type[Record]) -> dict[str, str]:
+def read_field_meanings(record: type[Record]) -> dict[str, str]:
     """Return the meaning of each field, from the record class's docstring, without capital and full stop."""
     _, _, attributes = (inspect.getdoc(record) or "").partition("Attributes:\n")
     entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
     texts = {name: re.sub(r"\s+", " ", text).removesuffix(".") for name, text in entries}
     own = {name: text[0].lower() + text[1:] for name, text in texts.items()}
-    return {name: OF_EACH.get(name) or own[name] for name in record_field_names(record)}
+    return {name: OF_EACH.get(name) or own[name] for name in list_record_field_names(record)}
 
 
-MEANING: Mapping[str, Mapping[str, str]] = {record.__name__: field_meanings(record) for record in SENT}
+MEANING: Mapping[str, Mapping[str, str]] = {record.__name__: read_field_meanings(record) for record in SENT}
 STATISTICS: Mapping[str, str] = meanings_of_all_statistics()
 
 
-def meaning_of_field(record: str, field: str) -> str:
+def find_field_meaning(record: str, field: str) -> str:
     """Return the meaning of a field; an array has that of its group of arrays, a statistic that of its method."""
     name, _, rest = field.partition("/")
     if name == "statistics" and rest.removesuffix("/shape") in STATISTICS:

@@ -21,16 +21,16 @@ from rich.padding import Padding
 from rich.text import Text
 
 from client.app import make_client_app
-from client.preview.data_dictionary import MEANING, meaning_of_field
+from client.preview.data_dictionary import MEANING, find_field_meaning
 from client.site.site import Site
 from common.config import Experiment, ParticipationSection, make_hospital_plan
 from common.errors import raise_faults
-from common.models.network import build
-from common.models.state import build_initial_frozen_part, layout_of, read_state, with_frozen_hash
-from common.system.files import new_output_folder_faults, remove_outputs_on_failure, write_atomically
-from common.system.plain_text import to_json_text
-from common.wire.canonical_bytes import WIDTH, iterate_canonical_bytes, list_record_fields, record_sha256
-from common.wire.codec import payload_bytes, unpack_counts
+from common.models.network import build_network
+from common.models.state import add_frozen_hash, build_initial_frozen_part, make_model_layout, read_model_state
+from common.system.files import find_output_folder_faults, remove_outputs_on_failure, write_atomically
+from common.system.plain_text import format_as_json_text
+from common.wire.canonical_bytes import WIDTH, hash_record, iterate_canonical_bytes, list_record_fields
+from common.wire.codec import count_payload_bytes, unpack_counts
 from common.wire.flower_objects import set_flower_node_identity, set_message_id
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import TooFewSites
@@ -119,18 +119,18 @@ def make_first_round_records(site: Site, experiment: Experiment) -> tuple[list[R
     """
     plan = make_hospital_plan(experiment)
     frozen = build_initial_frozen_part(plan.model, plan.run.seed, Path())
-    plan = plan.model_copy(update={"model": with_frozen_hash(plan.model, frozen), "weights_sha256": None})
+    plan = plan.model_copy(update={"model": add_frozen_hash(plan.model, frozen), "weights_sha256": None})
     with tempfile.TemporaryDirectory() as folder:
         grid = SingleSiteGrid(replace(site, folder=Path(folder), durable=False))
         participation = ParticipationSection(round_deadline_s=DEADLINE_S)
         coordinator = Coordinator(build_experiment_strategy(plan), plan, participation, "preview", frozen=frozen)
         with suppress(TooFewSites):  # the site declined, with a reason
             contract = coordinator.sites.call_roll(grid, 1)
-            network = build(plan.model, contract.class_names, plan.run.seed)
-            coordinator.settle_model_layout(layout_of(network))
-            coordinator.state = FederationState(0, read_state(network))
+            network = build_network(plan.model, contract.class_names, plan.run.seed)
+            coordinator.settle_model_layout(make_model_layout(network))
+            coordinator.state = FederationState(0, read_model_state(network))
             grid.send_and_receive(coordinator.configure_train(1, grid))
-            coordinator.test(grid)
+            coordinator.test_result_model(grid)
         return grid.records, grid.errors
 
 
@@ -145,20 +145,20 @@ def list_record_field_rows(content: RecordDict) -> list[RecordFieldRow]:
             array = content.array_records[name][key]
             values = f"packed as {array.dtype}"
             if array.dtype == "float32":
-                values = _describe_range(np.frombuffer(array.data, "<f4"))
+                values = _describe_number_range(np.frombuffer(array.data, "<f4"))
         elif isinstance(value := fields[part.name], bytes):
             width = fields.get(f"{part.name}/{WIDTH}")
             numbers = np.frombuffer(value, "<f4") if width is None else unpack_counts(value, width)
-            values = _describe_range(numbers) if value else ""
+            values = _describe_number_range(numbers) if value else ""
         else:
-            text = to_json_text(value, allow_nan=True) if isinstance(value, list) else str(value)
+            text = format_as_json_text(value, allow_nan=True) if isinstance(value, list) else str(value)
             values = text if len(text) <= 60 else f"{text[:57]}..."
         shape = "x".join(map(str, part.shape)) if part.shape is not None else ""
-        rows.append(RecordFieldRow(record, part.name, shape, part.size, values, meaning_of_field(record, part.name)))
+        rows.append(RecordFieldRow(record, part.name, shape, part.size, values, find_field_meaning(record, part.name)))
     return rows
 
 
-def _describe_range(numbers: NDArray[np.float32] | NDArray[np.int64]) -> str:
+def _describe_number_range(numbers: NDArray[np.float32] | NDArray[np.int64]) -> str:
     numbers = numbers[~np.isnan(numbers)]
     return f"{numbers.min():.3g} to {numbers.max():.3g}" if len(numbers) else "none"
 
@@ -166,7 +166,7 @@ def _describe_range(numbers: NDArray[np.float32] | NDArray[np.int64]) -> str:
 def format_record(content: RecordDict) -> Group:
     """Format a record for the terminal, with fields of the same meaning in one group."""
     every = list_record_field_rows(content)
-    title = f"{every[0].record}: {payload_bytes(content):,} bytes, SHA-256 {record_sha256(content)[:16]}..."
+    title = f"{every[0].record}: {count_payload_bytes(content):,} bytes, SHA-256 {hash_record(content)[:16]}..."
     empty = [row.field for row in every if row.values in ("", "[]")]
     sent = [row for row in every if row.field not in empty]
     pieces: list[Text | Padding] = [Text(f"\n{title}", style="bold")]
@@ -189,13 +189,15 @@ def write_records(records: Sequence[RecordDict], out: Path) -> list[Path]:
     Raises:
         BadInput: If the folder exists and is not empty.
     """
-    raise_faults(new_output_folder_faults(out))
+    raise_faults(find_output_folder_faults(out))
     paths = list[Path]()
     with remove_outputs_on_failure(out):
         for number, content in enumerate(records, 1):
             every = list_record_field_rows(content)
             fields = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in every}
-            text = to_json_text({"sha256": record_sha256(content), "fields": fields}, indent=1, allow_nan=True) + "\n"
+            text = (
+                format_as_json_text({"sha256": hash_record(content), "fields": fields}, indent=1, allow_nan=True) + "\n"
+            )
             name = f"{number}-{every[0].record}"
             paths += [out / f"{name}.record", out / f"{name}.json"]
             write_atomically(paths[-2], b"".join(iterate_canonical_bytes(content)), durable=False)

@@ -10,20 +10,20 @@ import torch
 from numpy.typing import NDArray
 
 from client.check.pictures import read_picture_facts
-from client.check.source import ImageSource, choose_evenly_spaced_rows, open_image_source
+from client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_image_source
 from client.check.training import find_planned_training
 from client.site.settings import list_data_faults, make_label_declaration
-from client.site.site_file import read_site_file_only
-from common.config import Experiment, Plan
+from client.site.site_file import read_site_toml_only
+from common.config import Experiment, HospitalPlan
 from common.data.base.image_set import PARTS
 from common.data.base.spec import AugmentationSpec
-from common.data.images.augmentation import augment
-from common.data.images.pixels import channels_first
+from common.data.images.augmentation import augment_weakly
+from common.data.images.pixels import convert_to_channels_first
 from common.data.images.reading import encode_png
 from common.errors import raise_faults
 from common.models.network import convert_backbone_pixels
 from common.system.files import write_atomically
-from common.system.plain_text import make_template_environment
+from common.system.plain_text import make_jinja_environment
 
 SIDE = 160
 VIEWS = 2
@@ -66,7 +66,7 @@ def write_image_preview(folder: Path, out: Path, experiment: Experiment | None, 
     Raises:
         BadInput: With every fault of site.toml and the data.
     """
-    settings = read_site_file_only(folder)
+    settings = read_site_toml_only(folder)
     raise_faults(list_data_faults(settings))
     source = open_image_source(settings)
     make_label_declaration(settings, source.class_names)
@@ -81,7 +81,7 @@ def write_image_preview(folder: Path, out: Path, experiment: Experiment | None, 
         )
         rows.append(LabelCountsRow(name, settings.synonyms.get(name, name), counts))
     text = (
-        make_template_environment(Path(__file__).parent)
+        make_jinja_environment(Path(__file__).parent)
         .get_template("images.html.j2")
         .render(
             site=settings.file.name,
@@ -103,7 +103,7 @@ def write_image_preview(folder: Path, out: Path, experiment: Experiment | None, 
 
 
 def _choose_images_by_class(
-    source: ImageSource, names: Sequence[str], labels: NDArray[np.float32], plan: Plan, each: int
+    source: SiteImageSource, names: Sequence[str], labels: NDArray[np.float32], plan: HospitalPlan, each: int
 ) -> Iterator[ClassImageTiles]:
     """Choose evenly spaced training images of each class, and images without any class."""
     training = source.parts == "train"
@@ -117,19 +117,19 @@ def _choose_images_by_class(
         tiles = []
         for facts in read_picture_facts(source, rows[choose_evenly_spaced_rows(len(rows), each)]):
             if facts.pixels is not None:
-                pixels = channels_first(facts.pixels[None]).float()
+                pixels = convert_to_channels_first(facts.pixels[None]).float()
                 count = VIEWS if plan.augmentation != AugmentationSpec() else 0
-                views = [augment(pixels, plan.augmentation, generator) for _ in range(count)]
-                shown = [_encode_pixels(facts.pixels)]
+                views = [augment_weakly(pixels, plan.augmentation, generator) for _ in range(count)]
+                shown = [_encode_pixels_as_png(facts.pixels)]
                 for view in (pixels, *views):
                     # (1, channels, height, width); its augmented contrast may leave 0..255
                     colours = convert_backbone_pixels(view, plan.model)[0].clamp(0, 255).round().to(torch.uint8)
                     image = colours.permute(1, 2, 0).numpy()
-                    shown.append(_encode_pixels(image[..., 0] if image.shape[2] == 1 else image))
+                    shown.append(_encode_pixels_as_png(image[..., 0] if image.shape[2] == 1 else image))
                 decoded, network, *augmented = shown
                 tiles.append(ImageTile(source.names[facts.row], decoded, network, tuple(augmented)))
         yield ClassImageTiles(name, len(rows), tuple(tiles))
 
 
-def _encode_pixels(pixels: NDArray[np.uint8]) -> str:
+def _encode_pixels_as_png(pixels: NDArray[np.uint8]) -> str:
     return base64.b64encode(encode_png(pixels, SIDE)).decode()

@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from client.site.policy import Policy
+from client.site.policy import SitePolicy
 from common.data.base.image_set import ImageSet
 from common.metrics.auroc import ClassMetrics
 from common.models.zoo.spec import Task
@@ -91,12 +91,12 @@ def remove_hidden_labels(images: ImageSet, hidden: Collection[str], unsaid: Few,
     return replace(images, labels=labels)
 
 
-def round_count_down(count: int, policy: Policy) -> int:
+def round_count_down(count: int, policy: SitePolicy) -> int:
     """Round a count down to the policy's multiple; rounding down keeps the sum of parts at most the whole."""
     return count - count % policy.round_counts_to
 
 
-def mark_rows_below_threshold(images: ImageSet, class_names: Sequence[str], policy: Policy) -> Few:
+def mark_rows_below_threshold(images: ImageSet, class_names: Sequence[str], policy: SitePolicy) -> Few:
     """Mark head rows as :func:`mark_classes_below_threshold` marks classes; False for classes that the site lacks."""
     few = np.zeros((len(class_names), 2), np.bool_)
     if policy.smallest_count:
@@ -108,7 +108,7 @@ def mark_rows_below_threshold(images: ImageSet, class_names: Sequence[str], poli
     return few
 
 
-def suppress_class_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> ClassMetrics:
+def suppress_class_metrics(metrics: ClassMetrics, policy: SitePolicy, *, hidden: bool) -> ClassMetrics:
     """Return a class's test metrics for sending: with counts rounded down, or all None if the class is hidden."""
     if hidden or metrics.positives is None or metrics.negatives is None:
         return ClassMetrics(None, None, None, None, None, dict.fromkeys(metrics.more))
@@ -116,7 +116,9 @@ def suppress_class_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: boo
     return replace(metrics, positives=positives, negatives=negatives)
 
 
-def suppress_small_statistics(statistics: Arrays, declared: Collection[Statistic], few: Few, policy: Policy) -> Arrays:
+def suppress_small_statistics(
+    statistics: Arrays, declared: Collection[Statistic], few: Few, policy: SitePolicy
+) -> Arrays:
     """Set the entries of a method's statistics that depend on few patients to NaN, and round counts down.
 
     Args:

@@ -28,7 +28,7 @@ from common.models.state import FROZEN_PART_MISSING, FrozenPart, build_initial_f
 from common.models.zoo.registry import build_meta_backbone
 from common.models.zoo.spec import ModelSpec
 from common.system.files import remove_temporary_files, write_atomically
-from common.wire.records import Arrays, ModelGroups, empty_arrays
+from common.wire.records import Arrays, ModelGroups, make_empty_arrays
 
 NOTHING = ModelGroups()
 
@@ -55,8 +55,8 @@ class SiteRoundState:
     best: ModelGroups = NOTHING
     best_round: int = -1
     best_loss: float = float("inf")
-    optimizer: Arrays = field(default_factory=empty_arrays)
-    method_state: Arrays = field(default_factory=empty_arrays)
+    optimizer: Arrays = field(default_factory=make_empty_arrays)
+    method_state: Arrays = field(default_factory=make_empty_arrays)
     unsent: ModelGroups = NOTHING
 
 
@@ -92,7 +92,7 @@ class RoundStateFolder:
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder, self.durable = folder, durable
 
-    def read_last_counted(
+    def read_last_counted_state(
         self,
         counted: int,
         *,
@@ -151,9 +151,9 @@ class RoundStateFolder:
 
     def may_continue_from_round(self, server_round: int) -> bool:
         """Return True if :meth:`mark_round_settled` has marked a round, and no later training overwrote its state."""
-        return self.settled_request_hash(server_round) is not None
+        return self.read_settled_request_hash(server_round) is not None
 
-    def settled_request_hash(self, server_round: int) -> str | None:
+    def read_settled_request_hash(self, server_round: int) -> str | None:
         """Return the ``agreed`` hash of a round's mark (:meth:`mark_round_settled`); None if there is no valid mark."""
         opened, written = self._settled_mark_path(server_round), self.hash_round_state(server_round)
         noted = opened.read_bytes() if written and opened.exists() else b""
@@ -255,32 +255,32 @@ class FrozenPartFiles:
     def __init__(self, folder: Path, weights: Path | None, *, durable: bool) -> None:
         self._folder, self._weights, self._durable = folder, weights, durable
 
-    def has_part(self, spec: ModelSpec) -> bool:
+    def has_frozen_part(self, spec: ModelSpec) -> bool:
         """Return True if a network's frozen part is stored here, or can be made from a weights file here."""
         if spec.frozen_sha256 is None:
             return False
         with contextlib.suppress(WireError):  # a damaged one is removed, and sent again
-            self.read_part(spec.frozen_sha256)
+            self.read_frozen_part(spec.frozen_sha256)
             return True
-        for path in self._candidate_weights_files(spec):
+        for path in self._list_candidate_weights_files(spec):
             try:
                 made = build_initial_frozen_part(spec.model_copy(update={"weights": str(path)}), 0, Path())
             except BadInput:
                 continue  # of another architecture, or damaged
             if made is not None and made.sha256 == spec.frozen_sha256:
-                self._write_part(made)
+                self._write_frozen_part(made)
                 return True
         return False
 
     def find_weights_file(self, spec: ModelSpec, sha256: str) -> Path | None:
         """Return the hospital's own weights file with this SHA-256; None if there is none."""
-        for path in self._candidate_weights_files(spec):
+        for path in self._list_candidate_weights_files(spec):
             with path.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
                     return path
         return None
 
-    def _candidate_weights_files(self, spec: ModelSpec) -> list[Path]:
+    def _list_candidate_weights_files(self, spec: ModelSpec) -> list[Path]:
         """Return the hospital's weights files that may fit this network, without files that are far too large."""
         plain = build_meta_backbone(spec).module
         most = 2 * sum(4 * tensor.numel() for tensor in plain.state_dict().values()) + LARGEST_REST
@@ -295,16 +295,16 @@ class FrozenPartFiles:
         """
         if part.sha256 != sha256:
             raise WireError(f"the frozen part of the model has SHA-256 {part.sha256}, the plan names {sha256}.")
-        if not self._part_path(sha256).is_file():
-            self._write_part(part)
+        if not self._frozen_part_path(sha256).is_file():
+            self._write_frozen_part(part)
 
-    def read_part(self, sha256: str) -> FrozenPart:
+    def read_frozen_part(self, sha256: str) -> FrozenPart:
         """Read the frozen part with this SHA-256.
 
         Raises:
             WireError: If the part is missing or damaged. A damaged file is removed, and then sent again.
         """
-        path = self._part_path(sha256)
+        path = self._frozen_part_path(sha256)
         try:
             content = path.read_bytes()
         except OSError:
@@ -316,13 +316,13 @@ class FrozenPartFiles:
         os.utime(path)  # the newest are kept
         return part
 
-    def _write_part(self, part: FrozenPart) -> None:
+    def _write_frozen_part(self, part: FrozenPart) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         content = part.values.astype("<f4", copy=False).tobytes()
-        write_atomically(self._part_path(part.sha256), content, durable=self._durable)
+        write_atomically(self._frozen_part_path(part.sha256), content, durable=self._durable)
         parts = sorted(self._folder.glob("*.f32"), key=lambda path: path.stat().st_mtime)
         for old in parts[:-MOST_FROZEN_PARTS]:
             old.unlink(missing_ok=True)
 
-    def _part_path(self, sha256: str) -> Path:
+    def _frozen_part_path(self, sha256: str) -> Path:
         return self._folder / f"{sha256}.f32"

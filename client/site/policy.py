@@ -72,7 +72,7 @@ NOT_BESIDE = {"round_counts_to": "smallest_count", "score_histograms": "round_co
 """Key -> other key: a level does not set the key if the file sets the other one, because they might conflict."""
 
 
-class Policy(TomlSection):
+class SitePolicy(TomlSection):
     """The keys of a hospital's policy.
 
     docs/what-leaves.md ("The policy") explains each key; a test checks that this page and a new site.toml have all
@@ -178,7 +178,7 @@ def _check_known_names(names: tuple[str, ...] | None, options: Iterable[str], no
     return names
 
 
-UNLIMITED = Policy(
+UNLIMITED = SitePolicy(
     label_counts=True, score_histograms=True, smallest_count=0, metrics_outside_privacy=True, **WITHOUT_LIMITS
 )
 """The policy of a simulated site, unless a test or an experiment sets another one."""

@@ -8,11 +8,11 @@ import torch
 
 from client.site.disclosure import find_hidden_classes, mark_images_of_hidden_classes
 from client.site.site import Site
-from client.site.site_file import FILE, SiteFile, SiteSettings, read_site_with_faults
+from client.site.site_file import FILE, SiteSettings, SiteTomlContent, read_site_with_faults
 from common.contract import LabelDeclaration, merge_label_declarations
 from common.data.base.image_set import PARTS, ImageSet
 from common.data.images.store import DecodedImageStore, remove_image_store
-from common.data.load import dataset_faults, load_dataset
+from common.data.load import find_dataset_faults, load_dataset
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.models.gpu import count_visible_gpus, describe_gpu_count
 from common.security.identity import derive_storage_key, read_private_key
@@ -34,7 +34,7 @@ def read_site_settings(folder: Path) -> SiteSettings:
     return settings
 
 
-def find_gpu_fault(file: SiteFile, visible: int) -> Fault | None:
+def find_gpu_fault(file: SiteTomlContent, visible: int) -> Fault | None:
     """Return a fault if site.toml asks for more GPUs than the program can use; otherwise None."""
     if file.gpus == 1 or (file.device != "cpu" and file.gpus <= visible):
         return None
@@ -47,11 +47,12 @@ def find_gpu_fault(file: SiteFile, visible: int) -> Fault | None:
 def list_data_faults(settings: SiteSettings) -> list[Fault]:
     """List the faults of a site's data set that show without decoding pictures."""
     return [
-        replace(fault, where=f"{FILE}: {fault.where}") for fault in dataset_faults(settings.file.data, settings.folder)
+        replace(fault, where=f"{FILE}: {fault.where}")
+        for fault in find_dataset_faults(settings.file.data, settings.folder)
     ]
 
 
-def open_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line: None) -> Site:
+def load_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line: None) -> Site:
     """Read the site's images and labels; ``tell`` prints lines for the hospital's staff, now and later.
 
     Raises:

@@ -19,15 +19,15 @@ from client.site.disclosure import (
     round_count_down,
 )
 from client.site.memory import FrozenPartFiles, RoundStateFolder
-from client.site.policy import UNLIMITED, WITHOUT_LIMITS, Policy
-from common.config import Plan
+from client.site.policy import UNLIMITED, WITHOUT_LIMITS, SitePolicy
+from common.config import HospitalPlan
 from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import Pixels, pixels_on_device
+from common.data.images.pixels import ImageTensors, load_pixels_on_device
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import Task
-from strategies.local.arithmetic import Arithmetic, choose_arithmetic
-from strategies.privacy.secure_aggregation.site import SigningIdentity
+from strategies.local.arithmetic import TrainingArithmetic, choose_arithmetic
+from strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 
 
 @dataclass(frozen=True)
@@ -61,23 +61,23 @@ class Site:
     folder: Path
     device: str = "cpu"
     gpus: int = 1
-    policy: Policy = field(default_factory=Policy)
+    policy: SitePolicy = field(default_factory=SitePolicy)
     durable: bool = True
-    identity: SigningIdentity | None = None
+    identity: SiteSigningIdentity | None = None
     hidden: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
     unsaid: Mapping[str, Few] = field(default_factory=lambda: MappingProxyType({}))
     simulated: bool = False
     tell: Callable[[str], None] = lambda text: None
     frozen_folder: Path | None = None
     weights_folder: Path | None = None
-    arithmetic: Arithmetic | None = None
+    arithmetic: TrainingArithmetic | None = None
 
     @cached_property
     def has_no_limits(self) -> bool:
         """True for a simulated site without limits: it hides nothing, declines nothing and has no audit log."""
         return self.simulated and self.policy == UNLIMITED and not self.hidden
 
-    def arithmetic_for(self, plan: Plan) -> Arithmetic:
+    def choose_arithmetic_for(self, plan: HospitalPlan) -> TrainingArithmetic:
         """Return the number formats and kernels, for instance bfloat16, with which this site trains by a plan."""
         if self.arithmetic is not None and plan.training.precision == "fastest":
             return self.arithmetic
@@ -128,7 +128,7 @@ class Site:
             else mark_images_of_hidden_classes(images, self.hidden_classes(part), smallest)
         )
 
-    def images_to_train_on(self, part: str, plan: Plan) -> ImageSet:
+    def images_to_train_on(self, part: str, plan: HospitalPlan) -> ImageSet:
         """Return the images of one part with the labels that a run trains on and chooses epochs by.
 
         An update without noise discloses the effect of labels, so labels of hidden classes are removed unless the
@@ -142,9 +142,9 @@ class Site:
     def _images_for_plain_training(self, part: str, task: Task) -> ImageSet:
         """Return the images of one part with the labels that training without noise may use."""
         images: ImageSet = getattr(self, part)
-        return images if self.policy.train_hidden_classes else self.without_hidden_labels(part, task)
+        return images if self.policy.train_hidden_classes else self.images_without_hidden_labels(part, task)
 
-    def without_hidden_labels(self, part: str, task: Task) -> ImageSet:
+    def images_without_hidden_labels(self, part: str, task: Task) -> ImageSet:
         """Return the images of one part without labels of hidden classes, to compute metrics that leave."""
         images: ImageSet = getattr(self, part)
         if not self.hidden_classes(part):
@@ -168,7 +168,7 @@ class Site:
         Raises:
             BadInput: With the threshold, and without the number of patients.
         """
-        if not self.reports_part("train"):
+        if not self.may_report_part("train"):
             least = self.policy.smallest_count
             problem = (
                 f"there are training images of fewer than {least} patients, and the policy tells nothing of so few."
@@ -176,7 +176,7 @@ class Site:
             remedy = "A smaller smallest_count in its [policy] lets it take part."
             raise BadInput([Fault("site.toml: policy.smallest_count", problem, remedy)])
 
-    def reports_part(self, part: str) -> bool:
+    def may_report_part(self, part: str) -> bool:
         """Return True if metrics of a whole part of the data may be reported: it has enough patients, or no image."""
         if part not in self._reports_cache:
             images: ImageSet = getattr(self, part)
@@ -192,7 +192,7 @@ class Site:
     def _hidden_classes_cache(self) -> dict[str, frozenset[str]]:
         return {}
 
-    def copy_for_local_training(self, folder: Path, plan: Plan, *, figures_leave: bool) -> "Site":
+    def copy_for_local_training(self, folder: Path, plan: HospitalPlan, *, figures_leave: bool) -> "Site":
         """Return a site with the same images and without hidden classes, for the comparison with training alone.
 
         The copy trains and validates on the labels that the run trains and validates on.
@@ -212,7 +212,7 @@ class Site:
             train=train,
             validation=validation,
             folder=folder,
-            policy=Policy(**{**WITHOUT_LIMITS, "smallest_count": 0}),
+            policy=SitePolicy(**{**WITHOUT_LIMITS, "smallest_count": 0}),
             hidden={},
             unsaid={},
             tell=lambda text: None,
@@ -222,7 +222,7 @@ class Site:
         vars(inner).update(pixels=self.pixels, computed_results_cache=self.computed_results_cache)
         return inner
 
-    def run_state_folder(self, run: str) -> RoundStateFolder:
+    def open_run_state_folder(self, run: str) -> RoundStateFolder:
         """Return the folder with the site's stored states of a run."""
         return RoundStateFolder(self.folder / "memory" / run, durable=self.durable)
 
@@ -237,7 +237,7 @@ class Site:
         return {}
 
     @cached_property
-    def pixels(self) -> dict[str, Pixels]:
+    def pixels(self) -> dict[str, ImageTensors]:
         """The pixels of ``train``, ``validation`` and ``test``, ready for the device."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: pixels_on_device(images, self.device) for name, images in parts.items()}
+        return {name: load_pixels_on_device(images, self.device) for name, images in parts.items()}

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from client.site.policy import TRUST, Policy
-from common.config import Plan
+from client.site.policy import TRUST, SitePolicy
+from common.config import HospitalPlan
 from common.data.base.names import normalize_name
 from common.data.base.spec import DataSpec
 from common.errors import BadInput, Fault, quote_names, raise_faults
@@ -17,10 +17,10 @@ from common.security.identity import (
     SiteAdmissionRequest,
     SiteConnectionKit,
     check_site_name,
+    compute_public_key_fingerprint,
     create_private_key,
+    format_public_key_line,
     is_same_key,
-    public_key_fingerprint,
-    public_key_line,
     read_connection_kit,
     read_private_key,
     write_toml_section,
@@ -31,7 +31,7 @@ from common.system.toml import TomlSection, read_toml, validate_tables
 FILE, PLAN_FILE = "site.toml", "plan.json"
 
 
-class SiteFile(TomlSection):
+class SiteTomlContent(TomlSection):
     """The keys of ``site.toml``, except ``annotates`` and ``synonyms`` in ``[data]`` (see :class:`SiteSettings`).
 
     Attributes:
@@ -48,7 +48,7 @@ class SiteFile(TomlSection):
     key: str = ""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpus: int = Field(1, ge=1)
-    policy: Policy = Policy()
+    policy: SitePolicy = SitePolicy()
     data: DataSpec = Field(discriminator="kind")
 
     _name = field_validator("name")(check_site_name)
@@ -64,7 +64,7 @@ class SiteSettings:
     """
 
     folder: Path
-    file: SiteFile
+    file: SiteTomlContent
     labels: tuple[str, ...]
     synonyms: Mapping[str, str]
 
@@ -82,7 +82,7 @@ class SiteSettings:
         return self.folder / "state"
 
 
-def read_site_file_only(folder: Path) -> SiteSettings:
+def read_site_toml_only(folder: Path) -> SiteSettings:
     """Read ``site.toml`` of a folder, without the data set that it names.
 
     Raises:
@@ -99,7 +99,7 @@ def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     Raises:
         BadInput: With every fault, if the file is missing or has any other fault.
     """
-    tree = read_toml(check_site_folder(folder) / FILE)
+    tree = read_toml(refuse_missing_site_file(folder) / FILE)
     data = tree.get("data")
     labels, synonyms = (data.pop("annotates", ()), data.pop("synonyms", {})) if isinstance(data, dict) else ((), {})
     wrong = []
@@ -108,7 +108,7 @@ def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     if not isinstance(synonyms, dict) or not all(isinstance(name, str) for name in synonyms.values()):
         wrong.append(Fault(f"{FILE}: data.synonyms", 'must be a table of lines "own name" = "canonical name".'))
     try:
-        file = validate_tables(SiteFile, tree, FILE)
+        file = validate_tables(SiteTomlContent, tree, FILE)
     except BadInput as error:
         raise BadInput([*error.faults, *wrong]) from None
     if not wrong:  # the names of the data's columns and classes are normalised as well
@@ -142,15 +142,15 @@ def read_credentials(settings: SiteSettings) -> SiteConnectionKit:
     if kit.site != settings.file.name:
         problem = f'is "{settings.file.name}", but the kit is for "{kit.site}".'
         faults.append(Fault(f"{FILE}: name", problem, "A site uses the name it is registered by."))
-    if not is_same_key(kit.public_key, public_key_line(key, "")):
+    if not is_same_key(kit.public_key, format_public_key_line(key, "")):
         problem = f"is not the key that {settings.kit_path.name} was written for."
         faults.append(Fault(settings.key_path.name, problem, "Ask for a kit for this key, or put the old key back."))
     raise_faults(faults)
     return kit
 
 
-def check_site_folder(folder: Path) -> Path:
-    """Return the folder if it holds a ``site.toml``.
+def refuse_missing_site_file(folder: Path) -> Path:
+    """Return the folder; refuse one that holds no ``site.toml``.
 
     Raises:
         BadInput: If the folder holds none, or does not exist.
@@ -168,15 +168,15 @@ def check_site_folder(folder: Path) -> Path:
 # ---------------------------------------------------------------------- the last plan
 
 
-def write_last_plan(state: Path, plan: str) -> None:
+def store_last_plan(state: Path, plan: str) -> None:
     """Store the plan of the last roll call, for ``flwr-client check``."""
     write_atomically(state / PLAN_FILE, plan.encode())
 
 
-def read_last_plan(state: Path) -> Plan | None:
+def read_last_plan(state: Path) -> HospitalPlan | None:
     """Return the plan of the last roll call; None if there was none, or this release cannot read it."""
     try:
-        return Plan.model_validate_json((state / PLAN_FILE).read_bytes())
+        return HospitalPlan.model_validate_json((state / PLAN_FILE).read_bytes())
     except (OSError, ValidationError):
         return None
 
@@ -221,12 +221,12 @@ def make_site_folder(folder: Path, name: str) -> list[str]:
                     raise
                 raise BadInput([Fault(str(key_path), f"cannot be written: {error.strerror}.")]) from None
             made.append(f"{key_path}: this site's private key. It stays here; nobody else needs it.")
-        line = public_key_line(key, name)
+        line = format_public_key_line(key, name)
         write_toml_section(
             request, SiteAdmissionRequest(site=name, public_key=line), "For the coordinator. Holds no secret."
         )
         made.append(f"{request}: send this file to the coordinator, who asks you for the fingerprint:")
-        made.append(f"    {public_key_fingerprint(line)}")
+        made.append(f"    {compute_public_key_fingerprint(line)}")
         if (folder / FILE).exists():
             made.append(f"{folder / FILE} is there already and stays.")
         else:

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import RecordDict
 
-from common.security.identity import public_key_fingerprint, public_key_line
+from common.security.identity import compute_public_key_fingerprint, format_public_key_line
 from common.security.signatures import (
     CHAINED,
     ReplyStatement,
@@ -26,7 +26,7 @@ from common.security.signatures import (
     verify_request_signature,
 )
 from common.system.files import write_atomically
-from common.wire.canonical_bytes import record_sha256
+from common.wire.canonical_bytes import hash_record
 
 FILE, REQUESTS = "statements.json", "requests"
 RUNS_KEPT = 64
@@ -37,7 +37,7 @@ class SiteNameMismatch(SignatureFault):
 
 
 @dataclass(frozen=True)
-class AcceptedReplies:
+class AcceptedReplyCount:
     """The number of a run's accepted replies, and the id of the message that the last one answered, or ""."""
 
     count: int = 0
@@ -54,19 +54,19 @@ class SiteRecordSigner:
 
     def __init__(self, state: Path, site: str, key: ec.EllipticCurvePrivateKey, authority: x509.Certificate) -> None:
         self._state, self._site, self._key, self._authority = state, site, key, authority
-        self._fingerprint = public_key_fingerprint(public_key_line(key, ""))
+        self._fingerprint = compute_public_key_fingerprint(format_public_key_line(key, ""))
 
     def sign_reply(self, content: RecordDict, message: str) -> RecordDict:
         """Return a reply's records with the site's signature, which names the answered message."""
         run, server_round, record = read_run_round_class(content)
-        last = read_accepted_replies(self._state, run) if record in CHAINED else AcceptedReplies(-1)
+        last = read_accepted_replies(self._state, run) if record in CHAINED else AcceptedReplyCount(-1)
         statement = ReplyStatement(
             site=self._site,
             run=run,
             round=server_round,
             record=record,
             message=message,
-            sha256=record_sha256(content),
+            sha256=hash_record(content),
             number=last.count + 1,
             before=last.message,
         )
@@ -78,7 +78,7 @@ class SiteRecordSigner:
         last = read_accepted_replies(self._state, run)
         if record not in CHAINED or last.message == message:
             return
-        runs = {**_read_accepted_by_run(self._state), run: vars(AcceptedReplies(last.count + 1, message))}
+        runs = {**_read_accepted_by_run(self._state), run: vars(AcceptedReplyCount(last.count + 1, message))}
         newest = dict(list(runs.items())[-RUNS_KEPT:])
         write_atomically(self._state / FILE, json.dumps(newest).encode())
 
@@ -115,10 +115,10 @@ class SiteRecordSigner:
                 file.write(f"{statement.nonce} {message}\n")
 
 
-def read_accepted_replies(state: Path, run: str) -> AcceptedReplies:
+def read_accepted_replies(state: Path, run: str) -> AcceptedReplyCount:
     """Return the site's replies to a run that the coordinator accepted."""
     entry = _read_accepted_by_run(state).get(run)
-    return AcceptedReplies(int(entry["count"]), str(entry["message"])) if entry else AcceptedReplies()
+    return AcceptedReplyCount(int(entry["count"]), str(entry["message"])) if entry else AcceptedReplyCount()
 
 
 def _read_accepted_by_run(state: Path) -> dict[str, dict[str, Any]]:

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor, nn
 
 from client.site.site import Site
-from common.config import Plan
+from common.config import HospitalPlan
 from common.data.base.spec import AugmentationSpec
-from common.data.images.pixels import Pixels
+from common.data.images.pixels import ImageTensors
 from common.models.network import SplitNetwork, apply_doubling_single_image, autocast
 from common.security.identity import derive_storage_key
 from common.system.files import write_atomically
@@ -30,7 +30,7 @@ BATCH = 32
 """Images in a batch; a foundation model at 224 pixels takes 30 MB and more for each image."""
 
 
-class NetworkOnFeatures(SplitNetwork):
+class NeckAndHeadOnFeatures(SplitNetwork):
     """The neck and head of a network, with the backbone's features ``(batch, width)`` as input instead of images."""
 
     def __init__(self, whole: SplitNetwork) -> None:
@@ -41,7 +41,7 @@ class NetworkOnFeatures(SplitNetwork):
         return images
 
 
-def trains_on_cached_features(plan: Plan, method: SiteMethod) -> bool:
+def trains_on_cached_features(plan: HospitalPlan, method: SiteMethod) -> bool:
     """Return True if a run needs no pixels after the backbone's features are computed."""
     return plan.model.backbone_frozen and plan.augmentation == AugmentationSpec() and not method.looks_at_images
 
@@ -63,7 +63,9 @@ class FeatureCache:
     _parts: dict[str, Tensor] = field(default_factory=dict)
 
     @torch.no_grad()
-    def get_or_compute_features(self, network: SplitNetwork, part: str, pixels: Pixels, plan: Plan) -> Tensor:
+    def get_or_compute_features(
+        self, network: SplitNetwork, part: str, pixels: ImageTensors, plan: HospitalPlan
+    ) -> Tensor:
         """Return the float32 features ``(n, width)`` of one part of the site's data, on the device of its pixels."""
         device = pixels.device.type
         arithmetic = read_arithmetic(plan.training, device)
@@ -114,7 +116,7 @@ class FeatureCache:
         return torch.from_numpy(np.frombuffer(plain[8:], "<f4").reshape(-1, width).copy())
 
 
-def site_feature_cache(site: Site) -> FeatureCache:
+def get_site_feature_cache(site: Site) -> FeatureCache:
     """Return a site's feature cache, which stays in memory as long as the site's images."""
     identity = site.identity if site.policy.keep_features else None
     key = None if identity is None else derive_storage_key(identity.key, "features")

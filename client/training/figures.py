@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from client.site.disclosure import round_count_down, suppress_class_metrics
-from client.site.policy import Policy
+from client.site.policy import SitePolicy
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput, WireError
-from common.metrics.auroc import ClassMetrics, Metric, catch_metric_failures, load_metrics, per_class
+from common.metrics.auroc import (
+    ClassMetrics,
+    Metric,
+    catch_metric_failures,
+    compute_metrics_per_class,
+    load_plugin_metrics,
+)
 from common.metrics.score_histograms import Floats, ScoreHistogram, compute_score_histogram
-from common.models.network import compute_scores, labels_for_head_rows
-from common.models.state import arrays_sha256, layout_of, read_state, state_sha256
+from common.models.network import compute_image_probabilities, select_head_row_labels
+from common.models.state import hash_arrays, hash_model_state, make_model_layout, read_model_state
 from common.wire.records import Request
 from strategies.local.objective import pair_pixels_with_labels
 from strategies.local.training import ValidationMetrics, validate_network
@@ -35,14 +41,14 @@ Histograms = Mapping[str, ScoreHistogram]
 def score_data_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
     """Return scores, labels ``(n, classes)`` and names of the site's classes for one part of its data."""
     images, network = getattr(task.site, part), task.network
-    scores = compute_scores(network, task.network_inputs(part), task.plan.training.precision)
+    scores = compute_image_probabilities(network, task.get_network_inputs(part), task.plan.training.precision)
     rows = [row for row, name in enumerate(network.class_names) if name in images.class_names]
     names = tuple(network.class_names[row] for row in rows)
-    return scores[:, rows], labels_for_head_rows(images, names).numpy(), names
+    return scores[:, rows], select_head_row_labels(images, names).numpy(), names
 
 
 def make_score_histograms(
-    policy: Policy, scores: Floats, labels: Floats, class_names: Sequence[str], hidden: Collection[str] = ()
+    policy: SitePolicy, scores: Floats, labels: Floats, class_names: Sequence[str], hidden: Collection[str] = ()
 ) -> dict[str, ScoreHistogram]:
     """Return class -> histogram of its scores by label; empty if the policy forbids it or the model diverged."""
     if not policy.score_histograms or not np.isfinite(scores).all():
@@ -75,53 +81,55 @@ class RequestedMetrics:
         """Return the result of ``compute``; its exceptions are not caught."""
         return compute()
 
-    def metrics_of_received_model(self, task: "LocalTask") -> ReceivedModelMetrics:
+    def compute_received_model_metrics(self, task: "LocalTask") -> ReceivedModelMetrics:
         """Return the metrics of the received model, before training."""
         validation = task.validate()
         # In a sequential method, this model is not the model of a round.
         counted = task.plan.evaluation.test_each_round and not task.method.sequential
-        counts = self.test_image_counts(task) if counted else (None, None)
-        return ReceivedModelMetrics(validation, self.validation_metrics(task, validation), *counts)
+        counts = self.count_test_images(task) if counted else (None, None)
+        return ReceivedModelMetrics(validation, self.compute_validation_metrics(task, validation), *counts)
 
-    def validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
+    def compute_validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
         """Return the validation metrics to send, given ``own``, those by which the site chooses its best round."""
         return own
 
-    def test_image_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
+    def count_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
         """Return the numbers of test images and of correctly classified ones; None if the plan does not ask."""
         return (
             self._count_correct_images(task, task.site.test) if task.plan.evaluation.test_each_round else (None, None)
         )
 
-    def test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
+    def compute_test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
         """Return the metrics and the score histogram of each class on the test part."""
         if not len(task.site.test):
             return {}, {}
         scores, labels, names = score_data_part(task, "test")
-        metrics = per_class(scores, labels, names, self._plugin_metrics(task))
+        metrics = compute_metrics_per_class(scores, labels, names, self._compute_plugin_metrics(task))
         pooled = task.plan.evaluation.pooled
         return metrics, make_score_histograms(task.site.policy, scores, labels, names) if pooled else {}
 
-    def validation_histograms(self, task: "LocalTask") -> Histograms:
+    def compute_validation_histograms(self, task: "LocalTask") -> Histograms:
         """Return score histograms of the validation part, from which the coordinator chooses thresholds."""
         if not task.plan.evaluation.pooled or not len(task.site.validation):
             return {}
         return make_score_histograms(task.site.policy, *score_data_part(task, "validation"))
 
-    def model_sha256(self, task: "LocalTask", request: Request) -> str:
+    def hash_evaluated_model(self, task: "LocalTask", request: Request) -> str:
         """Return the SHA-256 of the evaluated model."""
-        return state_sha256(read_state(task.network), layout_of(task.network))
+        return hash_model_state(read_model_state(task.network), make_model_layout(task.network))
 
-    def _plugin_metrics(self, task: "LocalTask") -> Mapping[str, Metric]:
-        return load_metrics(task.plan.evaluation.metrics)
+    def _compute_plugin_metrics(self, task: "LocalTask") -> Mapping[str, Metric]:
+        return load_plugin_metrics(task.plan.evaluation.metrics)
 
     @staticmethod
     def _count_correct_images(task: "LocalTask", images: ImageSet) -> tuple[int, int]:
-        labels = labels_for_head_rows(images, task.network.class_names).nan_to_num().numpy()
+        labels = select_head_row_labels(images, task.network.class_names).nan_to_num().numpy()
         labelled = labels.any(axis=1)
         if not labelled.any():
             return 0, 0
-        scores = compute_scores(task.network, task.network_inputs("test"), task.plan.training.precision)
+        scores = compute_image_probabilities(
+            task.network, task.get_network_inputs("test"), task.plan.training.precision
+        )
         right = scores.argmax(axis=1) == labels.argmax(axis=1)
         return int(labelled.sum()), int((right & labelled).sum())
 
@@ -146,31 +154,37 @@ class DisclosableMetrics(RequestedMetrics):
             task.site.tell(f"the model could not be judged: {error}")
             return nothing
 
-    def metrics_of_received_model(self, task: "LocalTask") -> ReceivedModelMetrics:
+    def compute_received_model_metrics(self, task: "LocalTask") -> ReceivedModelMetrics:
         """Return the metrics of the received model before training; empty if it cannot be evaluated."""
-        received = super().metrics_of_received_model
+        received = super().compute_received_model_metrics
         return self.run_metric_computation(task, lambda: received(task), ReceivedModelMetrics())
 
-    def validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
+    def compute_validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
         """Return the validation metrics to send, over classes that are not hidden."""
         site, network, plan = task.site, task.network, task.plan
-        if not site.reports_part("validation") or not may_send_validation_metrics(task):
+        if not site.may_report_part("validation") or not may_send_validation_metrics(task):
             return ValidationMetrics()
         if not site.hidden_classes("validation") or site.images_to_train_on("validation", plan) is not site.validation:
             return own  # no label of a hidden class is in it
-        images = site.without_hidden_labels("validation", plan.model.task)
-        examples = pair_pixels_with_labels(images, task.network_inputs("validation"), network.class_names)
+        images = site.images_without_hidden_labels("validation", plan.model.task)
+        examples = pair_pixels_with_labels(images, task.get_network_inputs("validation"), network.class_names)
         return validate_network(network, examples, task.method.loss, plan.training, site.hidden_classes("validation"))
 
-    def test_image_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
+    def count_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
         """Return rounded numbers of test images and of correct ones, without images that show hidden classes only."""
         site = task.site
-        if not task.plan.evaluation.test_each_round or not may_send_test_metrics(task) or not site.reports_part("test"):
+        if (
+            not task.plan.evaluation.test_each_round
+            or not may_send_test_metrics(task)
+            or not site.may_report_part("test")
+        ):
             return None, None
-        images, correct = self._count_correct_images(task, site.without_hidden_labels("test", task.plan.model.task))
+        images, correct = self._count_correct_images(
+            task, site.images_without_hidden_labels("test", task.plan.model.task)
+        )
         return round_count_down(images, site.policy), round_count_down(correct, site.policy)
 
-    def test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
+    def compute_test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
         """Return the metrics and score histograms of classes that are not hidden.
 
         Under secure aggregation both are empty; histograms leave in a sum (:func:`test_histograms_for_sum`).
@@ -178,33 +192,35 @@ class DisclosableMetrics(RequestedMetrics):
         site, policy = task.site, task.site.policy
         if not may_send_test_metrics(task) or task.plan.privacy.secure_aggregation:
             return {}, {}
-        metrics, spread = super().test_metrics(task)
+        metrics, spread = super().compute_test_metrics(task)
         hidden = site.hidden_classes("test")
         return (
             {name: suppress_class_metrics(result, policy, hidden=name in hidden) for name, result in metrics.items()},
             {name: histogram for name, histogram in spread.items() if name not in hidden},
         )
 
-    def validation_histograms(self, task: "LocalTask") -> Histograms:
+    def compute_validation_histograms(self, task: "LocalTask") -> Histograms:
         """Return the score histograms of classes that are not hidden; empty under secure aggregation."""
         site = task.site
         allowed = site.policy.score_histograms and may_send_validation_metrics(task)
-        if not allowed or task.plan.privacy.secure_aggregation or not site.reports_part("validation"):
+        if not allowed or task.plan.privacy.secure_aggregation or not site.may_report_part("validation"):
             return {}
         hidden = site.hidden_classes("validation")
-        return {name: spread for name, spread in super().validation_histograms(task).items() if name not in hidden}
+        return {
+            name: spread for name, spread in super().compute_validation_histograms(task).items() if name not in hidden
+        }
 
-    def model_sha256(self, task: "LocalTask", request: Request) -> str:
+    def hash_evaluated_model(self, task: "LocalTask", request: Request) -> str:
         """Return the SHA-256 of the evaluated model, or of its received parts if masks or noise protect local parts.
 
         A hash over parts that stay at the site would let the coordinator find their values by trial.
         """
         if task.method.keeps_local_parts and task.plan.privacy.protects_updates and not task.site.simulated:
-            return arrays_sha256(*(part for _, part in sorted(request.model.to_named_arrays().items())))
-        return super().model_sha256(task, request)
+            return hash_arrays(*(part for _, part in sorted(request.model.to_named_arrays().items())))
+        return super().hash_evaluated_model(task, request)
 
-    def _plugin_metrics(self, task: "LocalTask") -> Mapping[str, Metric]:
-        metrics = super()._plugin_metrics(task)
+    def _compute_plugin_metrics(self, task: "LocalTask") -> Mapping[str, Metric]:
+        metrics = super()._compute_plugin_metrics(task)
         if task.site.simulated:
             return metrics
         # The failure of a metric can depend on one patient's image.
@@ -230,19 +246,15 @@ def may_send_validation_metrics(task: "LocalTask") -> bool:
     Only then does the validation part decide which epoch is kept: the update depends on that epoch, and so reveals
     something about the validation images.
     """
-    return (
-        task.site.policy.training_figures
-        and not metrics_withheld_by_noise(task)
-        and not has_protected_local_parts(task)
-    )
+    return task.site.policy.training_figures and not are_metrics_withheld(task) and not has_protected_local_parts(task)
 
 
 def may_send_test_metrics(task: "LocalTask") -> bool:
     """Return True if metrics of the test part may leave the hospital."""
-    return task.site.policy.test_metrics and not metrics_withheld_by_noise(task) and not has_protected_local_parts(task)
+    return task.site.policy.test_metrics and not are_metrics_withheld(task) and not has_protected_local_parts(task)
 
 
-def metrics_withheld_by_noise(task: "LocalTask") -> bool:
+def are_metrics_withheld(task: "LocalTask") -> bool:
     """Return True if the plan has noise, and the policy keeps metrics that this noise does not protect at the site."""
     return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
 
@@ -253,7 +265,7 @@ def test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
     All counts are zero if the model cannot be evaluated, because that can depend on one patient's image.
     """
     site, policy = task.site, task.site.policy
-    allowed = policy.score_histograms and task.plan.evaluation.pooled and not metrics_withheld_by_noise(task)
+    allowed = policy.score_histograms and task.plan.evaluation.pooled and not are_metrics_withheld(task)
     if not len(site.test) or not allowed or has_protected_local_parts(task):
         return {}
     hidden = site.hidden_classes("test")

@@ -18,9 +18,9 @@ from client.training.local_round import (
 from client.training.privacy import PrivacyBudgetLayer
 from client.training.secure_aggregation import HeldUpdates, SiteMaskingLayer
 from client.training.task import LocalResult, LocalTask, SiteRoundLayer, Train, read_site_plan
-from common.config import Plan
+from common.config import HospitalPlan
 from common.errors import BadInput, WireError
-from common.models.state import write_state
+from common.models.state import write_model_state
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Form, Request, TrainReply, TrainRequest
 from strategies.local.optimisation import make_optimizer
 from strategies.local.site_method import SiteMethod
@@ -34,7 +34,7 @@ def train_through_layers(site: Site, request: TrainRequest, masks: HeldUpdates |
         masks: Holds updates until they are masked; None if no plan may use secure aggregation.
     """
     followed = read_site_plan(site, request.plan)
-    layers = layers_for_plan(site, followed.plan, followed.method, masks)
+    layers = make_site_layers(site, followed.plan, followed.method, masks)
     answer: Callable[[TrainRequest], TrainReply] = partial(answer_train_request, site, layers=layers)
     for layer in reversed(layers):
         answer = partial(layer.wrap_answer, answer)
@@ -44,10 +44,12 @@ def train_through_layers(site: Site, request: TrainRequest, masks: HeldUpdates |
 def evaluate_through_layers(site: Site, request: EvaluateRequest, masks: HeldUpdates | None = None) -> EvaluateReply:
     """Answer a request to evaluate, with the same layers as :func:`train_through_layers`."""
     followed = read_site_plan(site, request.plan)
-    return answer_evaluate_request(site, request, layers_for_plan(site, followed.plan, followed.method, masks))
+    return answer_evaluate_request(site, request, make_site_layers(site, followed.plan, followed.method, masks))
 
 
-def layers_for_plan(site: Site, plan: Plan, method: SiteMethod, masks: HeldUpdates | None) -> list[SiteRoundLayer]:
+def make_site_layers(
+    site: Site, plan: HospitalPlan, method: SiteMethod, masks: HeldUpdates | None
+) -> list[SiteRoundLayer]:
     """Return a plan's layers at a site, the outermost first; none for a plain run without limits."""
     privacy, parameters = plan.privacy, method.parameters
     layers: list[SiteRoundLayer] = []
@@ -140,7 +142,7 @@ class FailureHidingLayer(SiteRoundLayer):
 
 def _make_zero_update_result(task: LocalTask, request: TrainRequest) -> LocalResult:
     plan, network, received = task.plan, task.network, task.received
-    write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
+    write_model_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
     statistics: Arrays = {}
     if task.method.declared_payload.statistics:  # of the received model; noise is added later
         local = task.method.make_local_round(make_client_context(task, request))

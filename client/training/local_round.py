@@ -18,7 +18,7 @@ from common.errors import WireError, quote_names
 from common.metrics.auroc import ClassMetrics
 from common.models.network import Head, unfreeze_network
 from common.models.saved import save_model
-from common.models.state import ModelState, read_state, write_state
+from common.models.state import ModelState, read_model_state, write_model_state
 from common.system.hashing import derive_seed
 from common.wire.bounds import clip_reported_loss
 from common.wire.records import (
@@ -29,24 +29,24 @@ from common.wire.records import (
     Request,
     TrainReply,
     TrainRequest,
-    empty_score_counts,
+    make_empty_score_counts,
 )
-from strategies.local.objective import ClientContext, Examples, LocalRound, plain
+from strategies.local.objective import ClientContext, LabelledExamples, LocalRound, plain
 from strategies.local.optimisation import (
-    learning_rate_factor,
+    compute_learning_rate_factor,
     make_optimizer,
     restore_optimizer_state,
     save_optimizer_state,
 )
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
-    FrozenParts,
+    FrozenNetworkParts,
+    LocalTrainingMetrics,
     StopCriterion,
-    TrainingMetrics,
     TrainingTask,
     ValidationMetrics,
-    check_not_diverged,
-    reproducible_training,
+    make_training_reproducible,
+    refuse_diverged_training,
     train_epoch,
     train_fixed_epochs,
     train_until_settled,
@@ -58,8 +58,10 @@ def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[Sit
     """Take part in one round, inside the given layers; the site's state is on disk before the reply is returned."""
     began = time.monotonic()
     task = prepare_local_task(site, request, layers)
-    with reproducible_training(derive_seed(task.plan.run.seed, request.round, site.name), task.plan.training.threads):
-        received = task.figures.metrics_of_received_model(task)
+    with make_training_reproducible(
+        derive_seed(task.plan.run.seed, request.round, site.name), task.plan.training.threads
+    ):
+        received = task.figures.compute_received_model_metrics(task)
     step: Train = train_locally
     for layer in reversed(layers):
         step = partial(layer.wrap_training, step)
@@ -92,17 +94,17 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
         WireError: If the method returns a statistic or a state that it does not declare.
     """
     plan, network = task.plan, task.network
-    with reproducible_training(
+    with make_training_reproducible(
         derive_seed(plan.run.seed, request.round, task.site.name), plan.training.threads
     ) as generator:
-        validation = task.labelled_examples("validation") if task.validation_chooses else None  # see StopCriterion
+        validation = task.make_labelled_examples("validation") if task.validation_chooses else None  # see StopCriterion
         local = task.method.make_local_round(make_client_context(task, request))
         if task.warms_up:
             warm_up_head(task, validation, generator)
         trained, optimizer = train_local_epochs(task, request, local, validation, generator)
-        state = read_state(network)
+        state = read_model_state(network)
         # With noise in each step, no noise protects the loss, so it must not decide anything.
-        check_not_diverged(state, trained.last_loss if task.epoch is None else 0.0)
+        refuse_diverged_training(state, trained.last_loss if task.epoch is None else 0.0)
         statistics, method_state = local.statistics(network, trained.losses), local.method_state(network)
     if method_state and not task.method.keeps_method_state:
         raise WireError(f"{task.method.name} stores a state and does not declare it: keeps_method_state = True.")
@@ -121,27 +123,27 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
 
 def make_client_context(task: LocalTask, request: TrainRequest) -> ClientContext:
     """Make the context from which the method prepares the site's half of this round."""
-    examples, method_state = task.labelled_examples("train"), task.memory.method_state
+    examples, method_state = task.make_labelled_examples("train"), task.memory.method_state
     return ClientContext(task.network, examples, request.statistics, method_state, request.round, task.plan.training)
 
 
 def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> TrainingTask:
     """Collect the data and settings for the training loop."""
-    frozen, plan = FrozenParts(norm=task.method.frozen_norm, backbone=backbone_frozen), task.plan
+    frozen, plan = FrozenNetworkParts(norm=task.method.freezes_batch_norm, backbone=backbone_frozen), task.plan
     return TrainingTask(
-        task.labelled_examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch
+        task.make_labelled_examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch
     )
 
 
-def warm_up_head(task: LocalTask, validation: Examples | None, generator: torch.Generator) -> None:
+def warm_up_head(task: LocalTask, validation: LabelledExamples | None, generator: torch.Generator) -> None:
     """Train neck and head with a frozen backbone; keep the epoch with the lowest loss (specs 1.4)."""
     spec, method, network = task.plan.training, task.method, task.network
     if not method.parameters.warm_up_epochs:
         return
     optimizer = make_optimizer(network, spec, method.parameters.warm_up_lr)
-    minimised = method.training_loss(task.labelled_examples("train"), spec)
+    minimised = method.training_loss(task.make_labelled_examples("train"), spec)
     exercise = make_training_task(task, LocalRound(plain(minimised)), backbone_frozen=True)
-    best, best_loss = read_state(network), float("inf")
+    best, best_loss = read_model_state(network), float("inf")
     for _ in range(method.parameters.warm_up_epochs):
         losses = train_epoch(network, exercise, optimizer, generator)
         loss = (
@@ -150,19 +152,23 @@ def warm_up_head(task: LocalTask, validation: Examples | None, generator: torch.
             else float(losses.mean())
         )
         if loss is None or loss < best_loss:
-            best, best_loss = read_state(network), best_loss if loss is None else loss
-    write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
+            best, best_loss = read_model_state(network), best_loss if loss is None else loss
+    write_model_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
 
 
 def train_local_epochs(
-    task: LocalTask, request: TrainRequest, local: LocalRound, validation: Examples | None, generator: torch.Generator
-) -> tuple[TrainingMetrics, torch.optim.Optimizer]:
+    task: LocalTask,
+    request: TrainRequest,
+    local: LocalRound,
+    validation: LabelledExamples | None,
+    generator: torch.Generator,
+) -> tuple[LocalTrainingMetrics, torch.optim.Optimizer]:
     """Train the plan's number of local epochs, or until the loss settles, or one epoch to rank the sites."""
     spec, method, network = task.plan.training, task.method, task.network
     unfreeze_network(network)
-    factor = local.lr_factor * learning_rate_factor(spec, request.round, task.plan.run.rounds)
+    factor = local.lr_factor * compute_learning_rate_factor(spec, request.round, task.plan.run.rounds)
     optimizer = make_optimizer(network, spec, spec.lr * factor)
-    if task.plan.keeps_optimizer:
+    if task.plan.keeps_optimizer_state:
         restore_optimizer_state(network, optimizer, task.memory.optimizer)
     exercise = make_training_task(task, local)
     if request.is_ranking_round:
@@ -184,12 +190,12 @@ def compute_model_difference(
     trained: ModelState, received: ModelState, method: SiteMethod, annotated: tuple[str, ...]
 ) -> ModelGroups:
     """Return new minus received, for the model groups and head rows that the method averages."""
-    sent = method.rows_sent(trained.head.class_names, annotated)
+    sent = method.select_sent_rows(trained.head.class_names, annotated)
     now, before = trained.head.select_rows(sent), received.head.select_rows(sent)
     with np.errstate(over="ignore"):  # a difference may overflow to infinity
         return ModelGroups(
             trained.trunk - received.trunk if method.declared_payload.trunk else None,
-            trained.norm - received.norm if method.sends_norm else None,
+            trained.norm - received.norm if method.sends_batch_norm else None,
             Head(sent, now.weight - before.weight, now.bias - before.bias) if method.declared_payload.head else None,
         )
 
@@ -215,30 +221,32 @@ def evaluate_locally(task: LocalTask, request: EvaluateRequest) -> EvaluateReply
 
 def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     site, plan, figures = task.site, task.plan, task.figures
-    with reproducible_training(derive_seed(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
+    with make_training_reproducible(
+        derive_seed(plan.run.seed, request.round, site.name, "test"), plan.training.threads
+    ):
         validation = task.validate()
         if not request.test:
-            images, correct = figures.test_image_counts(task)
-            reply = _make_evaluate_reply(task, request, figures.validation_metrics(task, validation), {})
+            images, correct = figures.count_test_images(task)
+            reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), {})
             return replace(reply, test_images=images, test_correct=correct)
         if task.method.keeps_local_parts:
             load_best_local_parts(task, request, validation)
             validation = task.validate()
             save_model(site.folder / "model", task.whole, label_contract_sha256=request.contract)
-        metrics, tested = figures.test_metrics(task)
-        chosen_on = figures.validation_histograms(task)
-        reply = _make_evaluate_reply(task, request, figures.validation_metrics(task, validation), metrics)
+        metrics, tested = figures.compute_test_metrics(task)
+        chosen_on = figures.compute_validation_histograms(task)
+        reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), metrics)
     return replace(
         reply,
         histogram_classes=tuple(tested),
-        positive_scores=np.concatenate([empty_score_counts(), *(spread.positives for spread in tested.values())]),
-        negative_scores=np.concatenate([empty_score_counts(), *(spread.negatives for spread in tested.values())]),
+        positive_scores=np.concatenate([make_empty_score_counts(), *(spread.positives for spread in tested.values())]),
+        negative_scores=np.concatenate([make_empty_score_counts(), *(spread.negatives for spread in tested.values())]),
         validation_classes=tuple(chosen_on),
         validation_positive_scores=np.concatenate(
-            [empty_score_counts(), *(spread.positives for spread in chosen_on.values())]
+            [make_empty_score_counts(), *(spread.positives for spread in chosen_on.values())]
         ),
         validation_negative_scores=np.concatenate(
-            [empty_score_counts(), *(spread.negatives for spread in chosen_on.values())]
+            [make_empty_score_counts(), *(spread.negatives for spread in chosen_on.values())]
         ),
     )
 
@@ -268,7 +276,7 @@ def _make_evaluate_reply(
         balanced_accuracy=tuple(nan_if_none(row.balanced_accuracy) for row in rows),
         positives=tuple(unknown_if_none(row.positives) for row in rows),
         negatives=tuple(unknown_if_none(row.negatives) for row in rows),
-        model_sha256=task.figures.model_sha256(task, request),
+        model_sha256=task.figures.hash_evaluated_model(task, request),
         metric_names=plugin_metrics,
         metric_values=tuple(nan_if_none(row.more[name]) for row in rows for name in plugin_metrics),
     )
@@ -281,7 +289,7 @@ def select_local_parts(state: ModelState, method: SiteMethod) -> ModelGroups:
     """Return the model groups that are trained at the site and never leave it."""
     return ModelGroups(
         None if method.declared_payload.trunk else state.trunk,
-        None if method.sends_norm or method.frozen_norm else state.norm,
+        None if method.sends_batch_norm or method.freezes_batch_norm else state.norm,
         None if method.declared_payload.head else state.head,
     )
 
@@ -289,14 +297,14 @@ def select_local_parts(state: ModelState, method: SiteMethod) -> ModelGroups:
 def write_round_state(task: LocalTask, request: TrainRequest, received: ValidationMetrics, result: LocalResult) -> None:
     """Write the site's state after this round, if the method or the optimiser has any."""
     method, memory = task.method, task.memory
-    if not method.stores_state(task.plan):
+    if not method.stores_site_state(task.plan):
         return
     before = select_local_parts(task.received, method)
     if method.selection == "site":
-        loss = selection_loss(task, received)
+        loss = compute_selection_loss(task, received)
         if loss is not None and loss < memory.best_loss:
             memory = replace(memory, best=before, best_round=request.round - 1, best_loss=loss)
-    elif (best := best_round_local_parts(memory, request, before)) is not None:
+    elif (best := read_best_local_parts(memory, request, before)) is not None:
         memory = replace(memory, best=best, best_round=request.best)
     task.folder.write_state(
         replace(
@@ -305,7 +313,7 @@ def write_round_state(task: LocalTask, request: TrainRequest, received: Validati
             parts=select_local_parts(result.state, method),
             evaluated=before,
             evaluated_round=request.round - 1,
-            optimizer=save_optimizer_state(task.network, result.optimizer) if task.plan.keeps_optimizer else {},
+            optimizer=save_optimizer_state(task.network, result.optimizer) if task.plan.keeps_optimizer_state else {},
             method_state=result.method_state,
             unsent=result.unsent,
         )
@@ -316,15 +324,15 @@ def load_best_local_parts(task: LocalTask, request: Request, last: ValidationMet
     """Load the site's own parts of the best round into the network; ``last`` are the metrics with its current parts."""
     memory = task.memory
     if task.method.selection == "site":
-        loss = selection_loss(task, last)
+        loss = compute_selection_loss(task, last)
         better = loss is not None and loss < memory.best_loss  # False where the last round diverged
         best = memory.parts if better else memory.best
     else:
-        best = best_round_local_parts(memory, request, memory.parts) or memory.parts
-    write_state(task.network, trunk=best.trunk, norm=best.norm, head=best.head)
+        best = read_best_local_parts(memory, request, memory.parts) or memory.parts
+    write_model_state(task.network, trunk=best.trunk, norm=best.norm, head=best.head)
 
 
-def best_round_local_parts(memory: SiteRoundState, request: Request, now: ModelGroups) -> ModelGroups | None:
+def read_best_local_parts(memory: SiteRoundState, request: Request, now: ModelGroups) -> ModelGroups | None:
     """Return the site's own parts of the federation's best round; None if they were lost with the disk.
 
     These parts change only in rounds in which the site counted. If the best round is the last of these or later, they
@@ -335,10 +343,10 @@ def best_round_local_parts(memory: SiteRoundState, request: Request, now: ModelG
     return {memory.best_round: memory.best, memory.evaluated_round: memory.evaluated}.get(request.best)
 
 
-def selection_loss(task: LocalTask, validation: ValidationMetrics) -> float | None:
+def compute_selection_loss(task: LocalTask, validation: ValidationMetrics) -> float | None:
     """Return the loss by which a site chooses its own best round; None without validation labels.
 
     The loss is 1 minus the AUROC if the run's criterion is the AUROC and the validation part defines one.
     """
-    auroc = validation.mean_auroc if task.method.criterion_for(task.plan.evaluation) == "auroc" else None
+    auroc = validation.mean_auroc if task.method.choose_selection_criterion(task.plan.evaluation) == "auroc" else None
     return validation.loss if auroc is None else 1 - auroc

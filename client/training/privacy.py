@@ -23,15 +23,15 @@ from torch import Tensor
 from client.gate.incoming_request import RequestTimeExceeded
 from client.site.site import Site
 from client.training.task import LocalResult, LocalTask, SiteRoundLayer, Train
-from common.config import Plan
+from common.config import HospitalPlan
 from common.errors import BadInput, Fault, WireError, quote_names
-from common.models.state import ModelState, layout_of, read_state, state_to_tensors
+from common.models.state import ModelState, make_model_layout, read_model_state, split_state_into_tensors
 from common.system.files import write_atomically
 from common.system.hashing import derive_seed
-from common.wire.records import Arrays, ModelGroups, Request, TrainReply, TrainRequest, arrays_with_prefix
+from common.wire.records import Arrays, ModelGroups, Request, TrainReply, TrainRequest, select_arrays_with_prefix
 from strategies.local.site_method import SiteMethod
 from strategies.privacy.image_gradients import CONSTANT_BUFFERS
-from strategies.privacy.mechanism import Accountant, NoisySteps, SitePrivacy, compute_epsilon, make_site_privacy
+from strategies.privacy.mechanism import Accountant, NoisySteps, SitePrivacySettings, compute_epsilon, make_site_privacy
 from strategies.privacy.noise import NoiseSource, make_secret_noise, make_seeded_noise
 
 FOLDER = "privacy"
@@ -109,9 +109,9 @@ class PrivacyBudgetLedger:
                 return None
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         classes, form, left = facts.pop("classes"), facts.pop("form"), bytes.fromhex(facts.pop("left"))
-        update = replace(ModelGroups.from_named_arrays(arrays_with_prefix("update", arrays), classes), form=form)
+        update = replace(ModelGroups.from_named_arrays(select_arrays_with_prefix("update", arrays), classes), form=form)
         return LastChargedReply(
-            TrainReply(**facts, update=update, statistics=arrays_with_prefix("statistics", arrays)), left
+            TrainReply(**facts, update=update, statistics=select_arrays_with_prefix("statistics", arrays)), left
         )
 
     def write_reply_and_cost(self, entry: PrivacyCostEntry, paid: LastChargedReply) -> None:
@@ -158,7 +158,7 @@ def open_privacy_ledger(site: Site) -> PrivacyBudgetLedger:
     return PrivacyBudgetLedger(site.folder, durable=site.durable)
 
 
-def privacy_status(site: Site) -> dict[str, float | None]:
+def make_privacy_status(site: Site) -> dict[str, float | None]:
     """Return the epsilon of all runs, the delta and the budget, for the site's status; empty if there are none."""
     ledger, policy = open_privacy_ledger(site), site.policy
     if not ledger.entries and policy.epsilon is None:
@@ -167,7 +167,7 @@ def privacy_status(site: Site) -> dict[str, float | None]:
     return {"epsilon": _finite_or_none(spent), "delta": policy.delta, "budget": policy.epsilon}
 
 
-def refuse_over_privacy_budget(site: Site, plan: Plan, method: SiteMethod) -> None:
+def refuse_over_privacy_budget(site: Site, plan: HospitalPlan, method: SiteMethod) -> None:
     """Refuse a plan if another round of it would exceed the site's privacy budget.
 
     Raises:
@@ -197,8 +197,8 @@ def refuse_unnoised_change(task: LocalTask, state: ModelState, covered: Iterable
     Raises:
         UncoveredChangeError: If anything else differs, for instance a buffer that holds a mean of images.
     """
-    layout, of_optimizer = layout_of(task.network), set(map(id, covered))
-    before, after = (state_to_tensors(values, layout) for values in (task.received, state))
+    layout, of_optimizer = make_model_layout(task.network), set(map(id, covered))
+    before, after = (split_state_into_tensors(values, layout) for values in (task.received, state))
     tensors = task.network.state_dict(keep_vars=True)
     changed = [
         name.removeprefix("backbone.")
@@ -215,11 +215,11 @@ class PrivacyBudgetLayer(SiteRoundLayer):
     """Adds a plan's noise to a round, and charges its cost to the site's privacy budget."""
 
     site: Site
-    plan: Plan
+    plan: HospitalPlan
     method: SiteMethod
 
     @cached_property
-    def site_privacy(self) -> SitePrivacy:
+    def site_privacy(self) -> SitePrivacySettings:
         """Return the noise and the cost of each round of the run at this site."""
         protection = make_site_privacy(self.plan, self.method, self.site.train_samples)
         assert protection is not None, "this layer is on for plans with privacy only"
@@ -259,11 +259,11 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             if not site.policy.metrics_outside_privacy:
                 # The number of epochs until a loss settles, and the time, depend on the images.
                 reply = replace(reply, epochs=plan.training.epochs, seconds=0.0)
-            paid = LastChargedReply(reply, site.run_state_folder(request.run).hash_round_state(request.round))
+            paid = LastChargedReply(reply, site.open_run_state_folder(request.run).hash_round_state(request.round))
             ledger.write_reply_and_cost(entry, paid)
         if not section.secure_aggregation:
             # Later rounds may start from this state, whose cost is charged. A masked round must also be unmasked.
-            site.run_state_folder(request.run).mark_round_settled(request.round, paid.left)
+            site.open_run_state_folder(request.run).mark_round_settled(request.round, paid.left)
         return paid.reply
 
     def adapt_task(self, task: LocalTask, request: Request) -> LocalTask:
@@ -284,7 +284,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             UncoveredChangeError: If evaluation or training changed something that the noise does not cover.
         """
         if self.plan.privacy.level != "update":
-            refuse_unnoised_change(task, read_state(task.network))  # evaluation, before training
+            refuse_unnoised_change(task, read_model_state(task.network))  # evaluation, before training
             result = train(task, request)
             groups = result.optimizer.param_groups
             refuse_unnoised_change(task, result.state, [value for group in groups for value in group["params"]])

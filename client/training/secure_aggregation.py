@@ -7,15 +7,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from client.gate.policy_rules import RequestedWork, reply_verdict
+from client.gate.policy_rules import RequestedWork, decide_on_reply
 from client.site.site import Site
 from client.training.figures import test_histograms_for_sum
 from client.training.task import Evaluate, LocalTask, SiteRoundLayer
-from common.config import Plan
+from common.config import HospitalPlan
 from common.errors import quote_names
-from common.metrics.score_histograms import histograms_to_rows
+from common.metrics.score_histograms import convert_histograms_to_rows
 from common.models.network import Head
-from common.models.state import arrays_sha256
+from common.models.state import hash_arrays
 from common.system.files import write_atomically
 from common.system.hashing import derive_seed
 from common.wire.records import (
@@ -43,13 +43,13 @@ from strategies.privacy.noise import KEY_BYTES
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundStore
 from strategies.privacy.secure_aggregation.noise_shares import DistributedNoise, make_distributed_noise
 from strategies.privacy.secure_aggregation.site import (
+    MaskingConditions,
     MaskingRefused,
-    MaskingTerms,
     RequestHashes,
     SiteMaskingRound,
     make_restart_refusal,
 )
-from strategies.privacy.secure_aggregation.vectors import ONE, max_update_value
+from strategies.privacy.secure_aggregation.vectors import ONE, choose_max_update_value
 
 SMALLEST_DIFFERENCE = 2
 """If the policy's ``smallest_cohort`` is below this, two sums of one round may differ by any site."""
@@ -91,10 +91,10 @@ class HeldUpdates:
         """Return this site's secret shares; warn its staff of head rows that too few sites annotate to be hidden."""
         masking = self._find_held_update(site).round
         answer = masking.answer_with_shares(request)
-        if masking.rows_of_few_sites:
+        if masking.classes_of_few_sites:
             what = "can be seen by the coordinator" if site.policy.rows_alone else "stay masked and are not used"
             where, rows = ("test", "counts") if request.round == TEST_ROUND else (f"round {request.round}", "rows")
-            self.tell(f"{where}: too few sites annotate {quote_names(masking.rows_of_few_sites)}: its {rows} {what}")
+            self.tell(f"{where}: too few sites annotate {quote_names(masking.classes_of_few_sites)}: its {rows} {what}")
         return answer
 
     def answer_with_masked_update(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
@@ -110,7 +110,7 @@ class HeldUpdates:
         update = self._find_held_update(site)
         answer = update.round.answer_with_revealed_shares(request)
         if update.left is not None:
-            site.run_state_folder(request.run).mark_round_settled(
+            site.open_run_state_folder(request.run).mark_round_settled(
                 request.round, update.left, update.round.agreement_hash
             )
         return answer
@@ -127,7 +127,7 @@ class SiteMaskingLayer(SiteRoundLayer):
 
     masks: HeldUpdates
     site: Site
-    plan: Plan
+    plan: HospitalPlan
     method: SiteMethod
 
     def wrap_answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
@@ -139,20 +139,20 @@ class SiteMaskingLayer(SiteRoundLayer):
         site, plan, method = self.site, self.plan, self.method
         self.masks.drop_update(site)
         reply = replace(answer(request), seconds=0.0)
-        verdict = reply_verdict(site.policy, RequestedWork(plan, method, request.round), reply)
+        verdict = decide_on_reply(site.policy, RequestedWork(plan, method, request.round), reply)
         if not verdict.allowed:  # the gate later sees only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
         shares = make_distributed_noise(plan, method)
         terms = replace(
             _make_participation_terms(site, request, method, shares),
-            largest=max_update_value(plan, method),
+            largest=choose_max_update_value(plan, method),
             shares=shares,
         )
         if shares is not None:
             terms = replace(terms, noise=make_noise_key_function(site, plan, request.round))
         masking = SiteMaskingRound(request.run, request.round, site.name, reply.update, terms)
         self.masks.hold_update(
-            site, HeldUpdate(masking, site.run_state_folder(request.run).hash_round_state(request.round))
+            site, HeldUpdate(masking, site.open_run_state_folder(request.run).hash_round_state(request.round))
         )
         if masking.cut:
             self.masks.tell(f"round {request.round}: {masking.cut} numbers of the update were cut to {terms.largest:g}")
@@ -174,7 +174,7 @@ class SiteMaskingLayer(SiteRoundLayer):
         self.masks.drop_update(self.site)
         if not (histograms := test_histograms_for_sum(task)):
             return reply
-        names, counts = histograms_to_rows(histograms)
+        names, counts = convert_histograms_to_rows(histograms)
         terms = replace(_make_participation_terms(self.site, request, self.method, None), counts=True)
         update = ModelGroups(head=Head(names, counts[:, :-1], counts[:, -1]))
         masking = SiteMaskingRound(request.run, TEST_ROUND, self.site.name, update, terms)
@@ -184,9 +184,9 @@ class SiteMaskingLayer(SiteRoundLayer):
 
 def _make_participation_terms(
     site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod, shares: DistributedNoise | None
-) -> MaskingTerms:
+) -> MaskingConditions:
     """Return the terms, such as the fewest sites of a sum, on which this site masks counts or an update."""
-    return MaskingTerms(
+    return MaskingConditions(
         largest=float(ONE),
         alone=site.policy.rows_alone and shares is None,
         identity=site.identity,
@@ -197,7 +197,7 @@ def _make_participation_terms(
     )
 
 
-def make_noise_key_function(site: Site, plan: Plan, server_round: int) -> Callable[[str], bytes]:
+def make_noise_key_function(site: Site, plan: HospitalPlan, server_round: int) -> Callable[[str], bytes]:
     """Return a function that maps the description of a noise share to the secret key from which its numbers are drawn.
 
     The key is derived from a secret of the site, so that a round masked again after a kill gets the same noise; two
@@ -231,7 +231,7 @@ def hash_request_parts(site: Site, request: TrainRequest | EvaluateRequest, meth
     test = [] if isinstance(request, TrainRequest) else ["test"]
     # Sites whose local parts are of different rounds must not be summed. The round's number does not suffice: two
     # attempts at one round can be unmasked by different sites.
-    agreed = site.run_state_folder(request.run).settled_request_hash(request.counted)
+    agreed = site.open_run_state_folder(request.run).read_settled_request_hash(request.counted)
     before = "" if agreed is None else f"round {request.counted}: {agreed}"
     # Names are hashed too: without a statistic under its expected name, a method could return a zero update.
     plan = json.dumps([request.plan, request.contract, rows, before, sorted(statistics), *test])
@@ -242,17 +242,17 @@ def hash_request_parts(site: Site, request: TrainRequest | EvaluateRequest, meth
     rest = {name: array for name, array in sorted(statistics.items()) if name not in by_class}
     shared: dict[str, str] = {}
     if (head := request.model.head) is not None:
-        shared = {f'head row of "{name}"': arrays_sha256(head.weight[row], head.bias[row]) for row, name in own}
+        shared = {f'head row of "{name}"': hash_arrays(head.weight[row], head.bias[row]) for row, name in own}
     # Statistics of exclusive classes depend on all classes, so they are compared between sites with equal classes.
     among = quote_names([name for _, name in own]) if method.task == "multi_class" else ""
     for row, name in own:
         values = [array[row] for _, array in sorted(by_class.items())]
         if values:
-            shared[f'statistics of "{name}"' + (f" among {among}" if among else "")] = arrays_sha256(*values)
+            shared[f'statistics of "{name}"' + (f" among {among}" if among else "")] = hash_arrays(*values)
     start = [] if head is None else [array[[row for row, _ in own]] for array in (head.weight, head.bias)]
     return RequestHashes(
         plan=hashlib.sha256(plan.encode()).hexdigest(),
-        model=arrays_sha256(*groups, *rest.values()),
+        model=hash_arrays(*groups, *rest.values()),
         shared=shared,
-        start="".join(test) + arrays_sha256(*groups, *start),
+        start="".join(test) + hash_arrays(*groups, *start),
     )

@@ -9,28 +9,28 @@ from torch import Tensor
 
 from client.site.memory import LostRoundState, RoundStateFolder, SiteRoundState
 from client.site.site import Site
-from client.training.features import NetworkOnFeatures, site_feature_cache, trains_on_cached_features
+from client.training.features import NeckAndHeadOnFeatures, get_site_feature_cache, trains_on_cached_features
 from client.training.figures import ALL_FIGURES, RequestedMetrics
-from common.config import Plan, parse_plan_json
+from common.config import HospitalPlan, parse_plan_json
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import Pixels, select_rows
+from common.data.images.pixels import ImageTensors, select_input_rows
 from common.errors import WireError, quote_names
 from common.models.gpu import move_network_to_device, split_batches_across_gpus
 from common.models.network import (
     MemoryFormat,
     SplitNetwork,
-    build,
+    build_network,
     make_dense_layer,
     set_memory_format,
     unfreeze_network,
 )
-from common.models.state import FrozenPart, ModelState, write_state
+from common.models.state import FrozenPart, ModelState, write_model_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, ModelGroups, Request, TrainReply, TrainRequest
 from strategies.local.arithmetic import set_arithmetic
-from strategies.local.objective import Examples, pair_pixels_with_labels
+from strategies.local.objective import LabelledExamples, pair_pixels_with_labels
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import EpochFunction, ValidationMetrics, validate_network
+from strategies.local.training import EpochTrainer, ValidationMetrics, validate_network
 from strategies.registry import build_site_method_once
 
 
@@ -53,7 +53,7 @@ class LocalTask:
     """
 
     site: Site
-    plan: Plan
+    plan: HospitalPlan
     method: SiteMethod
     network: SplitNetwork
     whole: SplitNetwork
@@ -63,32 +63,32 @@ class LocalTask:
     warms_up: bool
     figures: RequestedMetrics = ALL_FIGURES
     validation_chooses: bool = True
-    epoch: EpochFunction | None = None
+    epoch: EpochTrainer | None = None
     arithmetic: str = ""
-    _examples: dict[str, Examples] = field(default_factory=dict)
+    _examples: dict[str, LabelledExamples] = field(default_factory=dict)
 
-    def labelled_examples(self, part: str) -> Examples:
+    def make_labelled_examples(self, part: str) -> LabelledExamples:
         """Return the images of ``train`` or ``validation``, with labels for the network's head rows."""
         if part not in self._examples:
-            site, inputs = self.site, self.network_inputs(part)
+            site, inputs = self.site, self.get_network_inputs(part)
             images: ImageSet = getattr(site, part) if site.has_no_limits else site.images_to_train_on(part, self.plan)
             if part == "train" and not site.has_no_limits and (rows := site.rows_to_train_on(images)) is not None:
-                images, inputs = images.select_rows(rows), select_rows(inputs, rows)
+                images, inputs = images.select_rows(rows), select_input_rows(inputs, rows)
             self._examples[part] = pair_pixels_with_labels(images, inputs, self.network.class_names)
         return self._examples[part]
 
-    def network_inputs(self, part: str) -> Tensor | Pixels:
+    def get_network_inputs(self, part: str) -> Tensor | ImageTensors:
         """Return the network's inputs for one part of the data: pixels, or features of a frozen backbone."""
         pixels = self.site.pixels[part]
         if self.network is self.whole:
             return pixels
-        return site_feature_cache(self.site).get_or_compute_features(self.whole, part, pixels, self.plan)
+        return get_site_feature_cache(self.site).get_or_compute_features(self.whole, part, pixels, self.plan)
 
     def validate(self) -> ValidationMetrics:
         """Validate the network as it is now; the AUROC leaves out hidden classes."""
         hidden = () if self.site.has_no_limits else self.site.hidden_classes("validation")
         return validate_network(
-            self.network, self.labelled_examples("validation"), self.method.loss, self.plan.training, hidden
+            self.network, self.make_labelled_examples("validation"), self.method.loss, self.plan.training, hidden
         )
 
 
@@ -152,7 +152,7 @@ class SitePlan:
         arithmetic: Description of number formats, kernels and GPUs for replies.
     """
 
-    plan: Plan
+    plan: HospitalPlan
     method: SiteMethod
     arithmetic: str
 
@@ -162,7 +162,7 @@ def read_site_plan(site: Site, text: str) -> SitePlan:
     read: tuple[str, SitePlan] | None = site.computed_results_cache.get("plan")
     if read is None or read[0] != text:
         plan = parse_plan_json(text)
-        arithmetic = site.arithmetic_for(plan)
+        arithmetic = site.choose_arithmetic_for(plan)
         described = f"{arithmetic}{f', {site.gpus} GPUs' if site.gpus > 1 else ''}"
         read = text, SitePlan(set_arithmetic(plan, arithmetic), build_site_method_once(site.name, text), described)
         site.computed_results_cache["plan"] = read
@@ -189,28 +189,26 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
         raise WireError(
             f"the request has head rows {quote_names(request.class_names)}, this site has {quote_names(own)}."
         )
-    folder = site.run_state_folder(request.run)
+    folder = site.open_run_state_folder(request.run)
     covered, trains = plan.privacy.protects_updates, isinstance(request, TrainRequest)
     if covered and trains and request.counted >= max(request.round, 1):
         # Training would overwrite that state, and nobody could tell afterwards from which state the site started.
         raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
-    expected = method.stores_state(plan) and (trains or method.keeps_local_parts)
+    expected = method.stores_site_state(plan) and (trains or method.keeps_local_parts)
     try:
-        memory = folder.read_last_counted(request.counted, forget=trains, settled=covered, expected=expected)
+        memory = folder.read_last_counted_state(request.counted, forget=trains, settled=covered, expected=expected)
     except LostRoundState as lost:
         site.tell(str(lost))
         if trains and not site.simulated:  # the coordinator learns of it by this round's error, and the site goes on
             folder.write_empty_state(request.counted)
         raise
-    network = network_without_values(
-        plan.model, request.class_names, site.device, site.gpus, plan.training.memory_format
-    )
+    network = get_unfilled_network(plan.model, request.class_names, site.device, site.gpus, plan.training.memory_format)
     if network.frozen or plan.model.frozen_sha256 is not None or request.frozen.trunk is not None:
         fill_frozen_part(network, site, request.frozen)
     whole = memory.parts.fill_missing_groups(request.model).to_model()
     received = replace(whole, head=whole.head.select_rows(request.class_names))
-    write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
-    trained = NetworkOnFeatures(network) if network.frozen and trains_on_cached_features(plan, method) else network
+    write_model_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
+    trained = NeckAndHeadOnFeatures(network) if network.frozen and trains_on_cached_features(plan, method) else network
     task = LocalTask(
         site,
         plan,
@@ -232,7 +230,7 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
 
 
 @dataclass
-class CachedNetworks:
+class NetworkCache:
     """The networks of this process for one model, by head rows; they share one backbone and neck.
 
     Attributes:
@@ -246,14 +244,14 @@ class CachedNetworks:
 
 
 @lru_cache(maxsize=1)
-def cached_networks(spec: ModelSpec, device: str, gpus: int) -> CachedNetworks:
+def get_cached_networks(spec: ModelSpec, device: str, gpus: int) -> NetworkCache:
     """Return the networks of this model; those of an earlier model are dropped, to save memory."""
-    network = move_network_to_device(build(spec, ("",), seed=0), device)
+    network = move_network_to_device(build_network(spec, ("",), seed=0), device)
     split_batches_across_gpus(network.backbone, gpus)
-    return CachedNetworks({(): network})
+    return NetworkCache({(): network})
 
 
-def network_without_values(
+def get_unfilled_network(
     spec: ModelSpec,
     class_names: tuple[str, ...],
     device: str,
@@ -268,7 +266,7 @@ def network_without_values(
         gpus: Number of GPUs that share each batch, if the device is ``cuda``.
         memory_format: Memory format of the convolutions; None to leave it.
     """
-    cache = cached_networks(spec, device, gpus)
+    cache = get_cached_networks(spec, device, gpus)
     networks = cache.by_rows
     if memory_format not in (None, cache.memory_format):
         set_memory_format(networks[()], memory_format)  # all networks share this backbone and neck
@@ -289,7 +287,7 @@ def network_with_new_head(network: SplitNetwork, class_names: tuple[str, ...], d
 
 
 def fill_frozen_part(network: SplitNetwork, site: Site, sent: ModelGroups) -> None:
-    """Fill the frozen part of a network of :func:`network_without_values`, from the request or from the site's disk.
+    """Fill the frozen part of a network of :func:`get_unfilled_network`, from the request or from the site's disk.
 
     Raises:
         WireError: If neither has the frozen part, or the plan names another one.
@@ -301,7 +299,7 @@ def fill_frozen_part(network: SplitNetwork, site: Site, sent: ModelGroups) -> No
         return
     if sent.trunk is not None:
         site.frozen_part_files.store_received_part(FrozenPart(sent.trunk), sha256)
-    cache = cached_networks(network.spec, site.device, site.gpus)
+    cache = get_cached_networks(network.spec, site.device, site.gpus)
     if cache.frozen_sha256 != sha256:
-        site.frozen_part_files.read_part(sha256).write_to_network(network)
+        site.frozen_part_files.read_frozen_part(sha256).write_to_network(network)
         cache.frozen_sha256 = sha256

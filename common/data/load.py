@@ -6,35 +6,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.data.base.image_set import ImageSet, Splits, concatenate_image_sets
+from common.data.base.image_set import DatasetSplits, ImageSet, concatenate_image_sets
 from common.data.base.spec import (
-    ChexpertSpec,
-    CompositesSpec,
+    ChexpertDatasetSpec,
+    CompositesDatasetSpec,
     DataSpec,
-    DicomwebSpec,
-    DigitsSpec,
-    FolderSpec,
-    MimicSpec,
-    MixtureSpec,
-    NihSpec,
-    NpzSpec,
-    PhantomSpec,
+    DicomwebDatasetSpec,
+    DigitsDatasetSpec,
+    FolderDatasetSpec,
+    MimicDatasetSpec,
+    MixtureDatasetSpec,
+    NihDatasetSpec,
+    NpzDatasetSpec,
+    PhantomDatasetSpec,
     PluginDatasetSpec,
 )
 from common.data.images.store import IN_MEMORY, DecodedImageStore
 from common.data.sources.built_in import load_digits, load_phantom
-from common.data.sources.composed import composite_faults, load_composites, load_mixture, mixture_faults
-from common.data.sources.npz import load_npz, load_npz_test, open_npz
-from common.data.sources.plugin import load_plugin_dataset, plugin_installation_faults
+from common.data.sources.composed import find_composite_faults, find_mixture_faults, load_composites, load_mixture
+from common.data.sources.npz import load_npz, load_npz_test_part, open_npz_parts
+from common.data.sources.plugin import find_plugin_installation_faults, load_plugin_dataset
 from common.data.tables.labels import LabelTable, decode_table_pictures, open_picture_folder
-from common.data.tables.presets import open_chexpert, open_mimic, open_nih
+from common.data.tables.presets import open_chexpert_table, open_mimic_table, open_nih_table
 from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 
 _opened: dict[tuple[str, Path], Any] = {}
-"""The last table, or npz file without its images, that :func:`dataset_faults` has read, for :func:`load_dataset`."""
+"""The last table, or npz file without images, that :func:`find_dataset_faults` has read, for :func:`load_dataset`."""
 
 
-def dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
+def find_dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
     """Check a data set without reading its pictures, and return all faults.
 
     Args:
@@ -45,15 +45,15 @@ def dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
     """
     try:
         match spec:
-            case NpzSpec():
-                opened: Any = open_npz(spec, base)
-            case CompositesSpec():
-                return composite_faults(spec, base)
-            case MixtureSpec():
-                return mixture_faults(spec, base)
+            case NpzDatasetSpec():
+                opened: Any = open_npz_parts(spec, base)
+            case CompositesDatasetSpec():
+                return find_composite_faults(spec, base)
+            case MixtureDatasetSpec():
+                return find_mixture_faults(spec, base)
             case PluginDatasetSpec():
-                return plugin_installation_faults(spec)
-            case DigitsSpec() | PhantomSpec():
+                return find_plugin_installation_faults(spec)
+            case DigitsDatasetSpec() | PhantomDatasetSpec():
                 return []
             case _:
                 opened = open_label_table(spec, base)
@@ -64,7 +64,7 @@ def dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
     return []
 
 
-def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMORY) -> Splits:
+def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMORY) -> DatasetSplits:
     """Check and load a data set, and split it into training, validation and test.
 
     Args:
@@ -76,15 +76,15 @@ def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMOR
     """
     opened = _opened.pop((spec.model_dump_json(), base), None)
     match spec:
-        case NpzSpec():
+        case NpzDatasetSpec():
             return load_npz(spec, base, store, opened)
-        case CompositesSpec():
+        case CompositesDatasetSpec():
             return load_composites(spec, base, store)
-        case MixtureSpec():
+        case MixtureDatasetSpec():
             return load_mixture(spec, base, store)
-        case DigitsSpec():
+        case DigitsDatasetSpec():
             return load_digits(spec)
-        case PhantomSpec():
+        case PhantomDatasetSpec():
             return load_phantom(spec)
         case PluginDatasetSpec():
             return load_plugin_dataset(spec, base, store.tell)
@@ -92,37 +92,45 @@ def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMOR
             return decode_table_pictures(opened or open_label_table(spec, base), spec, store)
 
 
-def open_label_table(spec: FolderSpec | DicomwebSpec | NihSpec | ChexpertSpec | MimicSpec, base: Path) -> LabelTable:
+def open_label_table(
+    spec: FolderDatasetSpec | DicomwebDatasetSpec | NihDatasetSpec | ChexpertDatasetSpec | MimicDatasetSpec, base: Path
+) -> LabelTable:
     """Read and check the label table of a data set whose pictures are in a folder or a PACS, without reading pictures.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
     """
     match spec:
-        case FolderSpec():
+        case FolderDatasetSpec():
             return open_picture_folder(spec, base)
-        case DicomwebSpec():
-            from common.data.sources.dicomweb import open_dicomweb  # takes a second
+        case DicomwebDatasetSpec():
+            from common.data.sources.dicomweb import open_dicomweb_table  # takes a second
 
-            return open_dicomweb(spec, base).table
-        case NihSpec():
-            return open_nih(spec, base)
-        case ChexpertSpec():
-            return open_chexpert(spec, base)
-        case MimicSpec():
-            return open_mimic(spec, base)
+            return open_dicomweb_table(spec, base).table
+        case NihDatasetSpec():
+            return open_nih_table(spec, base)
+        case ChexpertDatasetSpec():
+            return open_chexpert_table(spec, base)
+        case MimicDatasetSpec():
+            return open_mimic_table(spec, base)
 
 
-_KEYS = "|".join(sorted({*FolderSpec.model_fields, *DicomwebSpec.model_fields, *NpzSpec.model_fields}))
+_KEYS = "|".join(
+    sorted({*FolderDatasetSpec.model_fields, *DicomwebDatasetSpec.model_fields, *NpzDatasetSpec.model_fields})
+)
 _KEY_OF_DATA = re.compile(rf"\bdata\.(?=(?:{_KEYS})\b(?!\.))")
 """The beginning of a key in ``[data]``, but not that of a file such as ``data.csv``."""
 EXTERNAL_TEST = "external_test"
 """The section of an experiment with test images from elsewhere, which no site has and which choose nothing."""
 
 
-def external_test_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
+def find_external_test_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
     """Check the external test set, if there is one, without reading its pictures, and return all faults."""
-    return [] if spec is None or isinstance(spec, NpzSpec) else _rename_section_in_faults(dataset_faults(spec, base))
+    return (
+        []
+        if spec is None or isinstance(spec, NpzDatasetSpec)
+        else _rename_section_in_faults(find_dataset_faults(spec, base))
+    )
 
 
 def load_external_test_images(
@@ -139,8 +147,8 @@ def load_external_test_images(
     if spec is None:
         return None
     try:
-        if isinstance(spec, NpzSpec):
-            return load_npz_test(spec, base, store)
+        if isinstance(spec, NpzDatasetSpec):
+            return load_npz_test_part(spec, base, store)
         images = concatenate_image_sets(load_dataset(spec, base, store).parts)
         return replace(images, notes=tuple(f"External test set: {note}" for note in images.notes))
     except BadInput as error:

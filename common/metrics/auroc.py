@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from common.errors import BadInput, Fault, ModelDiverged
 from common.metrics.bootstrap import AurocIntervals
 from common.metrics.calibration import OperatingPoint, ScoreQuality
-from common.metrics.measured import ValueWithError, mean_value_with_error
+from common.metrics.measured import ValueWithError, average_values_with_error
 from common.metrics.multi_class import MultiClassMetrics
 from common.metrics.pooled import PooledMetrics, SiteSampleIntervals
 from common.metrics.score_histograms import THRESHOLD
-from common.plugins import METRICS, PLUGIN, load_entry_point
+from common.plugins import METRICS, PLUGIN, load_plugin_entry_point
 
 LARGEST_METRIC = 1e9
 """Largest magnitude of a metric."""
@@ -29,13 +29,13 @@ Metric = Callable[[NDArray[np.floating], NDArray[np.floating]], float | None]
 they have both labels. NaN or None stands for "not defined"."""
 
 
-def load_metrics(names: Iterable[str]) -> Mapping[str, Metric]:
+def load_plugin_metrics(names: Iterable[str]) -> Mapping[str, Metric]:
     """Return the metric functions of plug-ins, by their names ``plugin:NAME``.
 
     Raises:
         BadInput: If a plug-in is not installed.
     """
-    return {name: load_entry_point(METRICS, name.removeprefix(PLUGIN)) for name in names}
+    return {name: load_plugin_entry_point(METRICS, name.removeprefix(PLUGIN)) for name in names}
 
 
 def compute_plugin_metric(
@@ -188,7 +188,7 @@ class FinalTestSummary:
     errors: Mapping[Figure, float] = field(default_factory=dict)
     withheld: str = ""
 
-    def mean_with_error(self, name: Figure) -> ValueWithError | None:
+    def compute_mean_with_error(self, name: Figure) -> ValueWithError | None:
         """Return the mean of a metric over all classes with its error bound; None if undefined.
 
         The exact mean lies within ``value`` ± ``error``.
@@ -196,21 +196,21 @@ class FinalTestSummary:
         value: float | None = getattr(self, f"mean_{name}")
         return None if value is None else ValueWithError(value, self.errors.get(name, 0.0))
 
-    def headline_auroc(self, members: Collection[str] | None = None) -> HeadlineAuroc:
+    def compute_headline_auroc(self, members: Collection[str] | None = None) -> HeadlineAuroc:
         """Return the mean AUROC over the classes (``members``, or all) that have enough positive test images."""
         names = [name for name, metrics in self.per_class.items() if metrics.auroc is not None]
         all_positives = {
-            name: self.image_counts_of_class(name)[0] or 0 for name in names if members is None or name in members
+            name: self.get_class_image_counts(name)[0] or 0 for name in names if members is None or name in members
         }
         counted = tuple(name for name, positives in all_positives.items() if positives >= FEWEST_POSITIVES)
         left_out = {name: positives for name, positives in all_positives.items() if positives < FEWEST_POSITIVES}
         return HeadlineAuroc(
-            mean_value_with_error(self.per_class[name].metric_with_error("auroc") for name in counted),
+            average_values_with_error(self.per_class[name].metric_with_error("auroc") for name in counted),
             counted,
             left_out,
         )
 
-    def image_counts_of_class(self, name: str) -> tuple[int | None, int | None]:
+    def get_class_image_counts(self, name: str) -> tuple[int | None, int | None]:
         """Return the numbers of positive and negative test images of a class; None if no site reports them.
 
         Where metrics are means over sites, the numbers are sums over the sites if histograms were pooled; otherwise
@@ -221,7 +221,7 @@ class FinalTestSummary:
         return result.positives, result.negatives
 
 
-def per_class(
+def compute_metrics_per_class(
     scores: Floats, labels: Floats, class_names: Sequence[str], more: Mapping[str, Metric] = NO_METRICS
 ) -> dict[str, ClassMetrics]:
     """Compute the metrics of each class separately.
@@ -256,8 +256,8 @@ def per_class(
         sensitivity = float(np.mean(column[truth == 1] > THRESHOLD))
         specificity = float(np.mean(column[truth == 0] <= THRESHOLD))
         results[name] = ClassMetrics(
-            auroc=_auroc(column, truth),
-            average_precision=_average_precision(column, truth),
+            auroc=_compute_auroc(column, truth),
+            average_precision=_compute_average_precision(column, truth),
             balanced_accuracy=(sensitivity + specificity) / 2,
             positives=positives,
             negatives=negatives,
@@ -266,7 +266,7 @@ def per_class(
     return results
 
 
-def mean_auroc(scores: Floats, labels: Floats) -> float | None:
+def compute_mean_auroc(scores: Floats, labels: Floats) -> float | None:
     """Return the mean AUROC over the classes that have one; None if no class has an AUROC.
 
     Args:
@@ -274,12 +274,12 @@ def mean_auroc(scores: Floats, labels: Floats) -> float | None:
         labels: 1, 0 or NaN for unknown, ``(n, classes)``.
     """
     if not np.isnan(labels).any():
-        return mean_and_sd(map(_auroc, scores.T, labels.T))[0]
+        return compute_mean_and_sd(map(_compute_auroc, scores.T, labels.T))[0]
     rows_of = (~np.isnan(column) for column in labels.T)
-    return mean_and_sd(_auroc(scores[rows, c], labels[rows, c]) for c, rows in enumerate(rows_of))[0]
+    return compute_mean_and_sd(_compute_auroc(scores[rows, c], labels[rows, c]) for c, rows in enumerate(rows_of))[0]
 
 
-def mean_and_sd(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+def compute_mean_and_sd(values: Iterable[float | None]) -> tuple[float | None, float | None]:
     """Return mean and population SD (ddof 0, as in Kulkarni et al. 2024) of the values that are not None."""
     defined = [value for value in values if value is not None]
     return (float(np.mean(defined)), float(np.std(defined))) if defined else (None, None)
@@ -300,50 +300,50 @@ def summarise_test_results(
     return FinalTestSummary(
         mean_auroc=everything.mean_auroc,
         sd_auroc=everything.sd_auroc,
-        mean_average_precision=mean_and_sd(result.average_precision for result in results.values())[0],
-        mean_balanced_accuracy=mean_and_sd(result.balanced_accuracy for result in results.values())[0],
+        mean_average_precision=compute_mean_and_sd(result.average_precision for result in results.values())[0],
+        mean_balanced_accuracy=compute_mean_and_sd(result.balanced_accuracy for result in results.values())[0],
         per_class=dict(results),
         shared_classes=average_group_auroc(results, shared),
         unique_classes=average_group_auroc(results, unique),
         note=note,
-        mean_more=mean_more(results.values()),
-        errors={name: error for name in FIGURES if (error := mean_metric_error(results.values(), name))},
+        mean_more=average_plugin_metrics(results.values()),
+        errors={name: error for name in FIGURES if (error := compute_mean_metric_error(results.values(), name))},
     )
 
 
 def average_metrics_over_models(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
     """Average the metrics of one class over several models; the image counts are the largest of any model."""
     return ClassMetrics(
-        auroc=mean_and_sd(model.auroc for model in metrics)[0],
-        average_precision=mean_and_sd(model.average_precision for model in metrics)[0],
-        balanced_accuracy=mean_and_sd(model.balanced_accuracy for model in metrics)[0],
+        auroc=compute_mean_and_sd(model.auroc for model in metrics)[0],
+        average_precision=compute_mean_and_sd(model.average_precision for model in metrics)[0],
+        balanced_accuracy=compute_mean_and_sd(model.balanced_accuracy for model in metrics)[0],
         positives=max((model.positives for model in metrics if model.positives is not None), default=None),
         negatives=max((model.negatives for model in metrics if model.negatives is not None), default=None),
-        more=mean_more(metrics),
+        more=average_plugin_metrics(metrics),
     )
 
 
 def average_group_auroc(results: Mapping[str, ClassMetrics], members: Collection[str]) -> ClassGroupAuroc:
     """Average the AUROC over the classes in ``members``; the result lists them in the order of ``results``."""
     classes = tuple(name for name in results if name in members)
-    error = mean_metric_error((results[name] for name in classes), "auroc")
-    return ClassGroupAuroc(*mean_and_sd(results[name].auroc for name in classes), classes, error)
+    error = compute_mean_metric_error((results[name] for name in classes), "auroc")
+    return ClassGroupAuroc(*compute_mean_and_sd(results[name].auroc for name in classes), classes, error)
 
 
-def mean_metric_error(results: Iterable[ClassMetrics], name: Figure) -> float:
+def compute_mean_metric_error(results: Iterable[ClassMetrics], name: Figure) -> float:
     """Return the mean error bound of one metric over the classes for which it is defined."""
-    mean = mean_value_with_error(result.metric_with_error(name) for result in results)
+    mean = average_values_with_error(result.metric_with_error(name) for result in results)
     return 0.0 if mean is None else mean.error
 
 
-def mean_more(results: Iterable[ClassMetrics]) -> dict[str, float | None]:
+def average_plugin_metrics(results: Iterable[ClassMetrics]) -> dict[str, float | None]:
     """Return the mean of each plug-in's metric over those results in which it is defined."""
     every = list(results)
     names = {name: None for result in every for name in result.more}
-    return {name: mean_and_sd(result.more.get(name) for result in every)[0] for name in names}
+    return {name: compute_mean_and_sd(result.more.get(name) for result in every)[0] for name in names}
 
 
-def _auroc(scores: Floats, labels: Floats) -> float | None:
+def _compute_auroc(scores: Floats, labels: Floats) -> float | None:
     """Compute the AUROC as the Mann-Whitney U divided by its maximum; ties count half.
 
     Return None without positives or without negatives.
@@ -356,7 +356,7 @@ def _auroc(scores: Floats, labels: Floats) -> float | None:
     return float(smaller.sum() / 2 / (len(positives) * len(negatives)))
 
 
-def _average_precision(scores: Floats, labels: Floats) -> float:
+def _compute_average_precision(scores: Floats, labels: Floats) -> float:
     """Compute the average precision with the same bits as scikit-learn, but without its input checks.
 
     Args:

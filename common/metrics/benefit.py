@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from common.metrics.bootstrap import EstimateWithInterval, Interval
 from common.system.plain_text import (
-    count_with_noun,
+    format_count_with_noun,
     format_interval,
     format_number,
     format_signed,
@@ -40,7 +40,7 @@ PRINTED = 0.0005
 """Smallest number that does not print as zero; an interval that reaches below it counts as including zero."""
 
 
-def interval_side_of_zero(interval: Interval) -> Direction:
+def locate_interval_around_zero(interval: Interval) -> Direction:
     """Return where an interval lies: ``above`` or ``below`` zero, or ``open`` if it includes zero after rounding."""
     low, high = interval
     if low < PRINTED and high > -PRINTED:
@@ -73,7 +73,7 @@ class FederationBenefit:
     @property
     def better_models(self) -> tuple[SiteModel, ...]:
         """The models whose AUROC is above chance and whose gain over the model trained alone is above zero."""
-        ahead = (model for model in OVER_ALONE if interval_side_of_zero(self.gain[model].interval) == "above")
+        ahead = (model for model in OVER_ALONE if locate_interval_around_zero(self.gain[model].interval) == "above")
         return tuple(model for model in ahead if self._model_ranks_above_chance(model))
 
     @property
@@ -85,7 +85,7 @@ class FederationBenefit:
         """
         if self.better_models:
             return "federation"
-        worse = interval_side_of_zero(self.gain["federated"].interval) == "below"
+        worse = locate_interval_around_zero(self.gain["federated"].interval) == "below"
         return "alone" if worse and self._model_ranks_above_chance("alone") else "open"
 
     def _model_ranks_above_chance(self, model: SiteModel) -> bool:
@@ -99,7 +99,7 @@ def format_benefit_sentence(site: str, benefit: FederationBenefit, annotated: Se
     The sentence gives no verdict if the intervals include zero.
     """
     classes, own = len(benefit.compared_classes), benefit.mean["alone"]
-    every = count_with_noun(len(annotated), "class", "classes")
+    every = format_count_with_noun(len(annotated), "class", "classes")
     of_all = f"its {every}" if classes == len(annotated) else f"{classes} of its {every}"
     where = f"on its own test {benefit.over} the mean AUROC over {of_all}"
     alone = f"is {format_number(own.value)} ({format_interval(own.interval)}) with the model that it trained alone"

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.metrics.score_histograms import ScoreHistogram, pooled_auroc
+from common.metrics.score_histograms import ScoreHistogram, compute_pooled_auroc
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -80,7 +80,7 @@ class RankedClassScores:
         cuts = np.unique(np.concatenate([below, upto, [0, len(negatives)]]))
         return cls(positives, negatives, cuts, np.searchsorted(cuts, below), np.searchsorted(cuts, upto))
 
-    def weighted_aurocs(self, weights: NDArray[np.float32]) -> Floats:
+    def compute_weighted_aurocs(self, weights: NDArray[np.float32]) -> Floats:
         """Return the weighted AUROC of each resample, ``(resamples,)``, from weights ``(images, resamples)``."""
         of_negatives = weights.take(self.negatives, 0, mode="clip")  # several times as fast as by index
         between = np.add.reduceat(of_negatives, self.cuts[:-1], axis=0)  # (m - 1, resamples)
@@ -133,15 +133,17 @@ class ResampledAurocs:
         drawn = []
         for _ in range(RESAMPLES // CHUNK):
             weights = generator.standard_exponential((len(numbers), CHUNK), dtype=np.float32)[owner]
-            drawn.append(np.stack([ranking.weighted_aurocs(weights) for ranking in ranked]))  # (classes, CHUNK)
+            drawn.append(np.stack([ranking.compute_weighted_aurocs(weights) for ranking in ranked]))  # (classes, CHUNK)
         aurocs = np.concatenate(drawn, axis=1)
-        observed = np.array([ranking.weighted_aurocs(np.ones((len(owner), 1), np.float32))[0] for ranking in ranked])
+        observed = np.array(
+            [ranking.compute_weighted_aurocs(np.ones((len(owner), 1), np.float32))[0] for ranking in ranked]
+        )
         counts = [
             (len(np.unique(owner[ranking.positives])), len(np.unique(owner[ranking.negatives]))) for ranking in ranked
         ]
-        narrow = [_percentile_interval(of_class) for of_class in aurocs]
+        narrow = [_compute_percentile_interval(of_class) for of_class in aurocs]
         wide = [
-            _join_intervals(own, newcombe_auroc_interval(value, *n))
+            _join_intervals(own, compute_newcombe_interval(value, *n))
             for own, value, n in zip(narrow, observed, counts, strict=True)
         ]
         return cls(observed, aurocs, narrow, wide)
@@ -158,7 +160,7 @@ class ResampledAurocs:
             )
             return max(float(mean - below / len(wide)), 0.0), min(float(mean + above / len(wide)), 1.0)
         factor = (widths[1] / widths[0]) ** 0.5
-        low, high = _percentile_interval(self.drawn.mean(axis=0))
+        low, high = _compute_percentile_interval(self.drawn.mean(axis=0))
         lowest, highest = float(mean - factor * max(mean - low, 0.0)), float(mean + factor * max(high - mean, 0.0))
         return max(lowest, 0.0), min(highest, 1.0)
 
@@ -192,10 +194,10 @@ def compare_mean_aurocs(
     means = [EstimateWithInterval(float(model.observed.mean()), model.interval_of_mean) for model in models]
     drawn = [model.drawn.mean(axis=0) for model in models]
     pairs = zip(means[1:], drawn[1:], strict=True)
-    return means, [_difference_with_interval(mean, means[0], of_model, drawn[0]) for mean, of_model in pairs]
+    return means, [_estimate_difference_with_interval(mean, means[0], of_model, drawn[0]) for mean, of_model in pairs]
 
 
-def _difference_with_interval(
+def _estimate_difference_with_interval(
     mean: EstimateWithInterval, other: EstimateWithInterval, drawn: Floats, drawn_other: Floats
 ) -> EstimateWithInterval:
     """Return ``mean - other`` with its 95 % interval; ``drawn`` and ``drawn_other`` are both means in all resamples."""
@@ -208,11 +210,11 @@ def _difference_with_interval(
 
     below = reach(mean.value - mean.interval[0], other.interval[1] - other.value)
     above = reach(mean.interval[1] - mean.value, other.value - other.interval[0])
-    low, high = _join_intervals(_percentile_interval(drawn - drawn_other), (value - below, value + above))
+    low, high = _join_intervals(_compute_percentile_interval(drawn - drawn_other), (value - below, value + above))
     return EstimateWithInterval(value, (max(min(low, value), -1.0), min(max(high, value), 1.0)))
 
 
-def newcombe_auroc_interval(auroc: float, positives: int, negatives: int) -> Interval:
+def compute_newcombe_interval(auroc: float, positives: int, negatives: int) -> Interval:
     """Compute Newcombe's 95 % score interval of an AUROC.
 
     Args:
@@ -243,7 +245,7 @@ def _join_intervals(interval: Interval, other: Interval) -> Interval:
     return min(interval[0], other[0]), max(interval[1], other[1])
 
 
-def pooled_auroc_interval(histogram: ScoreHistogram, generator: np.random.Generator) -> Interval | None:
+def compute_pooled_auroc_interval(histogram: ScoreHistogram, generator: np.random.Generator) -> Interval | None:
     """Return the 95 % interval of a class's AUROC from its score histogram; None without positives or negatives.
 
     The bootstrap resamples images. The order of images inside a bin is unknown, so the lower end assumes the worst
@@ -259,16 +261,18 @@ def pooled_auroc_interval(histogram: ScoreHistogram, generator: np.random.Genera
     pairs = weights.sum(axis=1) * alarms.sum(axis=1)
     won = (weights * (np.cumsum(alarms, axis=1) - alarms)).sum(axis=1) / pairs
     tied = (weights * alarms).sum(axis=1) / pairs
-    exact = pooled_auroc(histogram)
+    exact = compute_pooled_auroc(histogram)
     assert exact is not None, "there are both kinds"
     counts = int(positives.sum()), int(negatives.sum())
     low, high = (
-        newcombe_auroc_interval(max(exact.low, 0.0), *counts)[0],
-        newcombe_auroc_interval(min(exact.high, 1.0), *counts)[1],
+        compute_newcombe_interval(max(exact.low, 0.0), *counts)[0],
+        compute_newcombe_interval(min(exact.high, 1.0), *counts)[1],
     )
-    return _join_intervals((_percentile_interval(won)[0], min(_percentile_interval(won + tied)[1], 1.0)), (low, high))
+    return _join_intervals(
+        (_compute_percentile_interval(won)[0], min(_compute_percentile_interval(won + tied)[1], 1.0)), (low, high)
+    )
 
 
-def _percentile_interval(aurocs: Floats) -> Interval:
+def _compute_percentile_interval(aurocs: Floats) -> Interval:
     low, high = np.quantile(aurocs, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
     return float(low), float(high)

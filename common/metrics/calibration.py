@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.metrics.multi_class import compute_confusion_matrix, has_exactly_one_class
+from common.metrics.multi_class import compute_confusion_matrix, mask_single_class_images
 from common.metrics.score_histograms import (
     DECIDED,
     EDGES,
@@ -63,11 +63,11 @@ class DecisionCounts:
 
     @property
     def sensitivity(self) -> float | None:
-        return _share_of_total(self.true_positives, self.false_negatives)
+        return _divide_by_total(self.true_positives, self.false_negatives)
 
     @property
     def specificity(self) -> float | None:
-        return _share_of_total(self.true_negatives, self.false_positives)
+        return _divide_by_total(self.true_negatives, self.false_positives)
 
     @property
     def balanced_accuracy(self) -> float | None:
@@ -76,10 +76,10 @@ class DecisionCounts:
 
     @property
     def f1(self) -> float | None:
-        return _share_of_total(2 * self.true_positives, self.false_negatives + self.false_positives)
+        return _divide_by_total(2 * self.true_positives, self.false_negatives + self.false_positives)
 
 
-def _share_of_total(part: int, rest: int) -> float | None:
+def _divide_by_total(part: int, rest: int) -> float | None:
     return part / (part + rest) if part + rest else None
 
 
@@ -158,7 +158,7 @@ class OperatingPoint:
     decisions: DecisionCounts
 
 
-def operating_points(
+def choose_operating_points(
     validation: Mapping[str, ScoreHistogram], test: Mapping[str, ScoreHistogram], sensitivity: float
 ) -> dict[str, tuple[OperatingPoint, ...]]:
     """Choose an operating point by each of the two rules, for each class with enough images.
@@ -233,7 +233,7 @@ def compute_roc_curve(histogram: ScoreHistogram) -> RocCurve | None:
     return RocCurve(tuple(detected[points].tolist()), tuple(alarms[points].tolist()))
 
 
-def wilson_interval(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
+def compute_wilson_interval(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
     """Return lower and upper ends of the 95 % Wilson interval (JASA 1927) of the shares ``part / whole``, ``(n,)``."""
     share, square = part / whole, NORMAL_95**2
     middle = (share + square / (2 * whole)) / (1 + square / whole)
@@ -275,7 +275,7 @@ def compute_score_quality(scores: Floats, labels: Floats, class_names: Sequence[
             if (curve := compute_roc_curve(compute_score_histogram(*pair)))
         },
     )
-    single = has_exactly_one_class(labels) if task == "multi_class" else np.zeros(len(labels), np.bool_)
+    single = mask_single_class_images(labels) if task == "multi_class" else np.zeros(len(labels), np.bool_)
     if not single.any():
         return of_each
     scores, labels = scores[single], labels[single]

@@ -35,7 +35,7 @@ class ValueWithError:
         return self.value + self.error
 
 
-def mean_value_with_error(figures: Iterable[ValueWithError | None]) -> ValueWithError | None:
+def average_values_with_error(figures: Iterable[ValueWithError | None]) -> ValueWithError | None:
     """Return the mean of the values that are not None; its error is the mean of their errors."""
     rows = [(figure.value, figure.error) for figure in figures if figure is not None]
     return ValueWithError(*np.mean(rows, axis=0).tolist()) if rows else None

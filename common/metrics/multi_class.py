@@ -37,7 +37,7 @@ class MultiClassMetrics:
 
 
 @dataclass(frozen=True)
-class CorrectCount:
+class CorrectPredictionCount:
     """Numbers of correctly classified and of all tested images of one site in one round."""
 
     correct: int
@@ -98,7 +98,7 @@ def compute_multi_class_metrics(scores: Floats, labels: Floats) -> MultiClassMet
     """
     if scores.shape != labels.shape:
         raise ValueError(f"Expected scores and labels of one shape, got {scores.shape} and {labels.shape}.")
-    is_known = has_exactly_one_class(labels)
+    is_known = mask_single_class_images(labels)
     if not is_known.any():
         return None
     scores, truth = scores[is_known], np.argmax(labels[is_known] == 1, axis=1)
@@ -119,7 +119,7 @@ def compute_multi_class_metrics(scores: Floats, labels: Floats) -> MultiClassMet
     )
 
 
-def compute_round_accuracy(sites: Mapping[str, CorrectCount]) -> RoundAccuracy | None:
+def compute_round_accuracy(sites: Mapping[str, CorrectPredictionCount]) -> RoundAccuracy | None:
     """Return the accuracy of one round over the sites that tested at least one image; None without any such site."""
     counts = [of_site for _, of_site in sorted(sites.items()) if of_site.tested]
     if not counts:
@@ -128,7 +128,9 @@ def compute_round_accuracy(sites: Mapping[str, CorrectCount]) -> RoundAccuracy |
     return RoundAccuracy(mean, sum(tally.correct for tally in counts) / sum(tally.tested for tally in counts))
 
 
-def find_best_client_accuracies(rounds: Mapping[int, Mapping[str, CorrectCount]]) -> BestClientAccuracies | None:
+def find_best_client_accuracies(
+    rounds: Mapping[int, Mapping[str, CorrectPredictionCount]],
+) -> BestClientAccuracies | None:
     """Return the best accuracies over all rounds, of equally good rounds the first; None if no site ever tested.
 
     Args:
@@ -163,7 +165,7 @@ def estimate_accuracy_density(accuracies: Sequence[float], points: int = 101) ->
     return grid, kernels.mean(axis=1) / (width * math.sqrt(2 * math.pi))
 
 
-def has_exactly_one_class(labels: Floats) -> NDArray[np.bool_]:
+def mask_single_class_images(labels: Floats) -> NDArray[np.bool_]:
     """Return True for each image with exactly one label 1, ``(n,)``; other images have no known class."""
     strange = labels[~(np.isnan(labels) | np.isin(labels, (0, 1)))]
     if strange.size:

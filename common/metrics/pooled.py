@@ -13,7 +13,7 @@ from operator import add
 
 import numpy as np
 
-from common.metrics.bootstrap import LEVEL, Interval, pooled_auroc_interval
+from common.metrics.bootstrap import LEVEL, Interval, compute_pooled_auroc_interval
 from common.metrics.calibration import (
     Calibration,
     DecisionCounts,
@@ -22,8 +22,8 @@ from common.metrics.calibration import (
     compute_roc_curve,
     count_pooled_decisions,
 )
-from common.metrics.measured import ValueWithError, mean_value_with_error
-from common.metrics.score_histograms import ScoreHistogram, pooled_auroc, pooled_average_precision
+from common.metrics.measured import ValueWithError, average_values_with_error
+from common.metrics.score_histograms import ScoreHistogram, compute_pooled_auroc, compute_pooled_average_precision
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def pool_site_histograms(
         histogram, sites = sums[name].histogram, sums[name].sites
         decided = count_pooled_decisions(histogram)
         results[name] = PooledClassMetrics(
-            auroc=pooled_auroc(histogram),
-            average_precision=pooled_average_precision(histogram),
+            auroc=compute_pooled_auroc(histogram),
+            average_precision=compute_pooled_average_precision(histogram),
             balanced_accuracy=decided.balanced_accuracy,
             positives=int(histogram.positives.sum()),
             negatives=int(histogram.negatives.sum()),
@@ -94,12 +94,12 @@ def pool_site_histograms(
             calibration=compute_pooled_calibration(histogram),
             decisions=decided,
             curve=compute_roc_curve(histogram),
-            interval=None if generator is None else pooled_auroc_interval(histogram, generator),
+            interval=None if generator is None else compute_pooled_auroc_interval(histogram, generator),
         )
     if not results:
         return None
     auroc, precision = (
-        mean_value_with_error(getattr(result, figure) for result in results.values())
+        average_values_with_error(getattr(result, figure) for result in results.values())
         for figure in ("auroc", "average_precision")
     )
     return PooledMetrics(auroc, precision, results)
@@ -159,7 +159,7 @@ def estimate_from_sampled_sites(
             mean, scale = float(np.mean(list(of_sites.values()))), ((1 - shares[name]) * n / max(n - 1, 1)) ** 0.5 / n
             moved[name] = {site: scale * (value - mean) for site, value in of_sites.items()}
     means = {name: float(np.mean(list(of_sites.values()))) for name, of_sites in tested.items()}
-    per_class = {name: _student_t_interval(means[name], of_sites) for name, of_sites in moved.items()}
+    per_class = {name: _compute_t_interval(means[name], of_sites) for name, of_sites in moved.items()}
     if unknown or not tested:
         return SiteSampleIntervals(drawn, of, None, per_class)
     together: dict[str, float] = {}
@@ -167,11 +167,11 @@ def estimate_from_sampled_sites(
         for site, by in of_sites.items():
             together[site] = together.get(site, 0.0) + by / len(moved)
     return SiteSampleIntervals(
-        drawn, of, _student_t_interval(float(np.mean(list(means.values()))), together), per_class
+        drawn, of, _compute_t_interval(float(np.mean(list(means.values()))), together), per_class
     )
 
 
-def _student_t_interval(mean: float, moved: Mapping[str, float]) -> Interval:
+def _compute_t_interval(mean: float, moved: Mapping[str, float]) -> Interval:
     """Compute Student's 95 % interval of a mean, cut to 0 to 1, from each site's contribution to its deviation."""
     from scipy.special import stdtrit  # here: a program that only trains does not pay for its import
 

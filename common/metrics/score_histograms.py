@@ -58,7 +58,7 @@ def compute_score_histogram(scores: Floats, labels: Floats) -> ScoreHistogram:
     of_kind = [scores[labels == kind] for kind in (1, 0)]
     if not all((kind >= 0).all() and (kind <= 1).all() for kind in of_kind):
         raise ValueError("Expected probabilities, from 0 to 1.")
-    positives, negatives = (np.bincount(score_bin_indices(kind), minlength=BINS) for kind in of_kind)
+    positives, negatives = (np.bincount(find_score_bins(kind), minlength=BINS) for kind in of_kind)
     return ScoreHistogram(positives, negatives)
 
 
@@ -77,7 +77,7 @@ def parse_score_histograms(classes: Sequence[str], positives: Counts, negatives:
     return dict(zip(classes, map(ScoreHistogram, *both), strict=True))
 
 
-def histograms_to_rows(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str, ...], NDArray[np.float32]]:
+def convert_histograms_to_rows(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str, ...], NDArray[np.float32]]:
     """Return the sorted class names, and their counts (positives, then negatives) as rows ``(classes, 2 * BINS)``.
 
     The rows are float32, in which counts are exact up to 2**24.
@@ -87,12 +87,12 @@ def histograms_to_rows(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[
     return names, np.array(rows, np.float32).reshape(-1, 2 * BINS)
 
 
-def score_bin_indices(scores: Floats) -> Counts:
+def find_score_bins(scores: Floats) -> Counts:
     """Return the index of the histogram bin that holds each score."""
     return np.searchsorted(EDGES[1:-1], np.asarray(scores, np.float64), side="left")
 
 
-def pooled_auroc(histogram: ScoreHistogram) -> ValueWithError | None:
+def compute_pooled_auroc(histogram: ScoreHistogram) -> ValueWithError | None:
     """Return the AUROC with its error bound from a histogram; None without positives or negatives.
 
     A pair of a positive and a negative in the same bin may have either order.
@@ -106,7 +106,7 @@ def pooled_auroc(histogram: ScoreHistogram) -> ValueWithError | None:
     return ValueWithError.from_bounds(won / pairs, (won + open_) / pairs)
 
 
-def pooled_average_precision(histogram: ScoreHistogram) -> ValueWithError | None:
+def compute_pooled_average_precision(histogram: ScoreHistogram) -> ValueWithError | None:
     """Return the average precision (scikit-learn's) with its error bound; None without positives or negatives.
 
     The upper bound assumes that in each bin all positives have one score above the negatives; the lower bound, that

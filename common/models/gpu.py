@@ -26,10 +26,10 @@ def split_batches_across_gpus(backbone: nn.Module, gpus: int) -> None:
     """Let a backbone split each batch across this number of GPUs; the backbone must be on the first GPU."""
     backbone.__dict__.pop(PARALLEL, None)
     if gpus > 1:
-        backbone.__dict__[PARALLEL] = DataParallelBackbone(first_gpu_devices(gpus))
+        backbone.__dict__[PARALLEL] = DataParallelBackbone(list_first_gpus(gpus))
 
 
-def first_gpu_devices(gpus: int) -> tuple[torch.device, ...]:
+def list_first_gpus(gpus: int) -> tuple[torch.device, ...]:
     """Return the devices of the first ``gpus`` GPUs that this process may use."""
     return tuple(torch.device("cuda", index) for index in range(gpus))
 

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import Pixels
+from common.data.images.pixels import ImageTensors
 from common.errors import BadInput, Fault, quote_names
 from common.models.gpu import PARALLEL, REPLAY, compute_backbone_features
 from common.models.trained import (
     add_low_rank_factors,
-    frozen_tensor_names,
+    list_frozen_tensor_names,
+    list_trained_layers,
     make_standardising_layers,
-    refuse_unfit_train,
+    refuse_unfit_train_setting,
     reset_running_statistics,
-    trained_layer_names,
 )
 from common.models.weights import read_backbone_weights
 from common.models.zoo.networks import is_batch_norm, replace_with_group_norm
@@ -154,11 +154,11 @@ class SplitNetwork(nn.Module):
         self.backbone = backbone
         self.neck = neck
         self.head = head
-        self.frozen = frozen_tensor_names(backbone, spec)
+        self.frozen = list_frozen_tensor_names(backbone, spec)
         normalisation = spec.normalisation
         # Not persistent: they follow from the spec and are no part of a model's state.
-        self.register_buffer("pixel_mean", _channel_tensor(normalisation.mean), persistent=False)
-        self.register_buffer("pixel_std", _channel_tensor(normalisation.std), persistent=False)
+        self.register_buffer("pixel_mean", _make_channel_tensor(normalisation.mean), persistent=False)
+        self.register_buffer("pixel_std", _make_channel_tensor(normalisation.std), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits ``(batch, classes)`` of uint8 or float pixels 0..255, ``(batch, 1 or 3, height, width)``."""
@@ -196,7 +196,7 @@ def convert_backbone_pixels(images: Tensor, spec: ModelSpec) -> Tensor:
     return pixels
 
 
-def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = Path()) -> SplitNetwork:
+def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = Path()) -> SplitNetwork:
     """Build a new network from a specification; torch's global random state does not change.
 
     Args:
@@ -223,7 +223,7 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
     if spec.norm == "group" and not spec.norm_frozen:  # frozen, it mixes no images and must stay as published
         replace_with_group_norm(backbone)
     add_low_rank_factors(backbone, spec.train)
-    refuse_unfit_train(backbone, spec)
+    refuse_unfit_train_setting(backbone, spec)
     rows = draw_initial_head(class_names, spec.neck or width, seed)
     head = make_dense_layer(torch.from_numpy(rows.weight), torch.from_numpy(rows.bias))
     # Most convolutions and poolings read channels last faster, on a CPU too.
@@ -236,12 +236,12 @@ def set_memory_format(network: SplitNetwork, memory_format: MemoryFormat) -> Spl
     return network.to(memory_format=torch_format)
 
 
-def network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
-    """Return the faults for which :func:`build` would fail, without allocating the network's memory."""
+def find_network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
+    """Return the faults for which :func:`build_network` would fail, without allocating the network's memory."""
     if spec.weights is None and spec.train == "all" and not is_external_network(spec.architecture):
         return []
     try:
-        refuse_unfit_train(meta_backbone_with_lora(spec), spec)
+        refuse_unfit_train_setting(build_meta_lora_backbone(spec), spec)
     except BadInput as bad:
         return list(bad.faults)
     if spec.weights is None:
@@ -254,7 +254,7 @@ def network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
     return []
 
 
-def meta_backbone_with_lora(spec: ModelSpec) -> nn.Module:
+def build_meta_lora_backbone(spec: ModelSpec) -> nn.Module:
     """Return a :func:`build_meta_backbone`, with low-rank (LoRA) factors if ``model.train`` asks for them.
 
     Raises:
@@ -280,7 +280,7 @@ def _disable_frozen_layer_training(network: SplitNetwork) -> None:
             parameter.requires_grad_(False)
     training = network.training
     network.backbone.eval()
-    for name in trained_layer_names(network.backbone, network.spec.train):
+    for name in list_trained_layers(network.backbone, network.spec.train):
         network.backbone.get_submodule(name).train(training)
 
 
@@ -323,7 +323,7 @@ def make_dense_layer(weight: Tensor, bias: Tensor) -> nn.Linear:
     return head
 
 
-def _channel_tensor(values: Sequence[float]) -> Tensor:
+def _make_channel_tensor(values: Sequence[float]) -> Tensor:
     return 255 * torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1)
 
 
@@ -338,7 +338,7 @@ BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 CPU_FACTS = Path("/proc/cpuinfo")
 
 
-def labels_for_head_rows(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
+def select_head_row_labels(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
     """Return labels ``(n, rows)``, float32, in the order of ``class_names``; NaN for classes without a label column."""
     matrix = torch.full((len(images.labels), len(class_names)), float("nan"))
     for row, name in enumerate(class_names):
@@ -347,14 +347,14 @@ def labels_for_head_rows(images: ImageSet, class_names: tuple[str, ...]) -> Tens
     return matrix
 
 
-def compute_logits(network: Model, images: Tensor | Pixels, precision: Precision = "auto") -> Tensor:
+def compute_logits(network: Model, images: Tensor | ImageTensors, precision: Precision = "auto") -> Tensor:
     """Compute logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
     return _apply_in_batches(network, network, images, precision)
 
 
 @torch.no_grad()
 def compute_features_and_logits(
-    network: Model, images: Tensor | Pixels, precision: Precision = "auto"
+    network: Model, images: Tensor | ImageTensors, precision: Precision = "auto"
 ) -> tuple[Tensor, Tensor]:
     """Compute features ``(n, features)`` and logits ``(n, rows)`` of uint8 images, in evaluation mode."""
     features = _apply_in_batches(network, network.features, images, precision)
@@ -363,11 +363,11 @@ def compute_features_and_logits(
 
 @torch.no_grad()
 def _apply_in_batches(
-    network: Model, function: Callable[[Tensor], Tensor], images: Tensor | Pixels, precision: Precision
+    network: Model, function: Callable[[Tensor], Tensor], images: Tensor | ImageTensors, precision: Precision
 ) -> Tensor:
     network.eval()
     parts, size = [], EVALUATION_BATCH
-    for batch in images.iterate_batches(size) if isinstance(images, Pixels) else torch.split(images, size):
+    for batch in images.iterate_batches(size) if isinstance(images, ImageTensors) else torch.split(images, size):
         with autocast(batch.device, precision):
             parts.append(apply_doubling_single_image(function, batch.float()).float())
     return torch.cat(parts)
@@ -383,8 +383,8 @@ def logits_to_probabilities(logits: Tensor, task: Task) -> Tensor:
     return logits.softmax(dim=1) if task == "multi_class" else logits.sigmoid()
 
 
-def compute_scores(
-    network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto"
+def compute_image_probabilities(
+    network: SplitNetwork, images: Tensor | ImageTensors, precision: Precision = "auto"
 ) -> NDArray[np.float32]:
     """Compute probabilities ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, as a numpy array."""
     scores = logits_to_probabilities(compute_logits(network, images, precision), network.spec.task)
@@ -412,11 +412,11 @@ def resolve_precision(device: str, precision: Precision) -> Literal["float32", "
 
 def cpu_supports_bf16() -> bool:
     """Return True if this machine's CPU has instructions for bfloat16; False if that is unknown."""
-    return bool(cpu_name_and_flags()[1])
+    return bool(read_cpu_info()[1])
 
 
 @lru_cache(maxsize=1)
-def cpu_name_and_flags() -> tuple[str, frozenset[str]]:
+def read_cpu_info() -> tuple[str, frozenset[str]]:
     """Return the CPU's model name and those of :data:`BF16_FLAGS` that it has; both empty if unknown."""
     try:
         lines = CPU_FACTS.read_text(encoding="ascii", errors="replace").splitlines()

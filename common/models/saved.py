@@ -10,17 +10,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from safetensors import SafetensorError
 
 from common.errors import BadInput, Fault
-from common.models.network import SplitNetwork, build
+from common.models.network import SplitNetwork, build_network
 from common.models.state import (
     Array,
     FrozenPart,
-    frozen_tensors,
-    layout_of,
-    read_state,
-    state_from_tensors,
-    state_sha256,
-    state_to_tensors,
-    write_state,
+    hash_model_state,
+    join_tensors_into_state,
+    list_frozen_tensors,
+    make_model_layout,
+    read_model_state,
+    split_state_into_tensors,
+    write_model_state,
 )
 from common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec, Sha256, make_unreadable_model_fault
 from common.system.files import write_atomically
@@ -41,7 +41,7 @@ class SavedModelDescription(BaseModel):
         label_contract_sha256: Hash of the run's label contract; empty if there was none.
         initial_weights_sha256: Hash of the pretrained weights file, if the experiment named the hash.
         safetensors_sha256: Hash of the file ``model.safetensors``.
-        model_sha256: Hash of the tensors' values, see :func:`common.models.state.state_sha256`.
+        model_sha256: Hash of the tensors' values, see :func:`common.models.state.hash_model_state`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -69,13 +69,14 @@ def save_model(folder: Path, network: SplitNetwork, *, label_contract_sha256: st
 
     Each saved model needs its own folder: a crash between the two files leaves files that :func:`load_model` rejects.
     """
-    state, layout = read_state(network), layout_of(network)
+    state, layout = read_model_state(network), make_model_layout(network)
     frozen = {
-        name: np.ascontiguousarray(tensor.detach().cpu().numpy()) for name, tensor in frozen_tensors(network).items()
+        name: np.ascontiguousarray(tensor.detach().cpu().numpy())
+        for name, tensor in list_frozen_tensors(network).items()
     }
     normal, size = network.spec.normalisation, network.spec.image_size
     kind = "grey (luminance of coloured images)" if network.spec.channels == 1 else "RGB (grey images repeated)"
-    content = safetensors.numpy.save({**state_to_tensors(state, layout), **frozen})
+    content = safetensors.numpy.save({**split_state_into_tensors(state, layout), **frozen})
     saved = SavedModelDescription(
         model=network.spec.model_copy(
             update={"weights": None, "weights_sha256": None, "mean": normal.mean, "std": normal.std}
@@ -86,7 +87,7 @@ def save_model(folder: Path, network: SplitNetwork, *, label_contract_sha256: st
         label_contract_sha256=label_contract_sha256,
         initial_weights_sha256=network.spec.weights_sha256,
         safetensors_sha256=hashlib.sha256(content).hexdigest(),
-        model_sha256=state_sha256(state, layout),
+        model_sha256=hash_model_state(state, layout),
     )
     write_atomically(folder / TENSORS, content)
     write_atomically(folder / DESCRIPTION, (saved.model_dump_json(indent=2) + "\n").encode())
@@ -100,7 +101,7 @@ def load_model(folder: Path) -> SplitNetwork:
         BadInput: If a file is missing or damaged, or the two files are of different models.
     """
     saved = read_model_description(folder)
-    content, place = _read_content(folder / TENSORS), str(folder / TENSORS)
+    content, place = _read_model_file(folder / TENSORS), str(folder / TENSORS)
     if (actual := hashlib.sha256(content).hexdigest()) != saved.safetensors_sha256:
         problem = f"has SHA-256 {actual}, but {DESCRIPTION} beside it names {saved.safetensors_sha256}."
         raise BadInput([Fault(place, problem, _WRITTEN_TOGETHER)])
@@ -108,16 +109,16 @@ def load_model(folder: Path) -> SplitNetwork:
         tensors = dict[str, Array](safetensors.numpy.load(content))
     except (SafetensorError, LookupError, TypeError, ValueError) as error:  # the last three by types that numpy lacks
         raise BadInput([Fault(place, f"is no safetensors file of float32 numbers: {error}.")]) from None
-    network = build(saved.model, saved.class_names, seed=0)
-    layout = layout_of(network)
-    frozen = {name: tensors.pop(name) for name in frozen_tensors(network) if name in tensors}
+    network = build_network(saved.model, saved.class_names, seed=0)
+    layout = make_model_layout(network)
+    frozen = {name: tensors.pop(name) for name in list_frozen_tensors(network) if name in tensors}
     try:
         _write_frozen_tensors(network, frozen)
-        state = state_from_tensors(tensors, layout, network.class_names)
+        state = join_tensors_into_state(tensors, layout, network.class_names)
     except ValueError as error:
         problem = f"is not the {layout.architecture} of {DESCRIPTION}: {error}."
         raise BadInput([Fault(place, problem, _WRITTEN_TOGETHER)]) from None
-    write_state(network, state.trunk, state.norm, state.head)
+    write_model_state(network, state.trunk, state.norm, state.head)
     return network.eval()
 
 
@@ -129,7 +130,7 @@ def read_model_description(folder: Path) -> SavedModelDescription:
     """
     path = folder / DESCRIPTION
     try:
-        return SavedModelDescription.model_validate_json(_read_content(path))
+        return SavedModelDescription.model_validate_json(_read_model_file(path))
     except ValidationError as error:
         faults = list[Fault]()
         for fault in error.errors(include_url=False):
@@ -150,7 +151,7 @@ def _write_frozen_tensors(network: SplitNetwork, frozen: dict[str, Array]) -> No
     Raises:
         ValueError: If a tensor is missing or has another shape, or the hash differs from that in the specification.
     """
-    live = frozen_tensors(network)
+    live = list_frozen_tensors(network)
     if not live:
         return
     wrong = [name for name, tensor in live.items() if name not in frozen or frozen[name].shape != tuple(tensor.shape)]
@@ -162,7 +163,7 @@ def _write_frozen_tensors(network: SplitNetwork, frozen: dict[str, Array]) -> No
     part.write_to_network(network)
 
 
-def _read_content(path: Path) -> bytes:
+def _read_model_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

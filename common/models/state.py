@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.models.network import Head as Head
-from common.models.network import Model, SplitNetwork, build
+from common.models.network import Model, SplitNetwork, build_network
 from common.models.zoo.networks import is_batch_norm
 from common.models.zoo.spec import ModelSpec
 
@@ -78,7 +78,7 @@ class ModelStateLayout:
 
     def tensor_slices(self) -> dict[str, slice]:
         """Return the slice of each tensor in the flat array of its group."""
-        return {**_slices_by_name(self.trunk), **_slices_by_name(self.norm)}
+        return {**_compute_slices_by_name(self.trunk), **_compute_slices_by_name(self.norm)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class ModelState:
                 raise ValueError(f"{name} is flat float32, got {values.dtype} of shape {values.shape}")
 
 
-def layout_of(network: SplitNetwork) -> ModelStateLayout:
+def make_model_layout(network: SplitNetwork) -> ModelStateLayout:
     """Return the layout of a network's trained values."""
     trunk, norm = _trunk_and_norm_tensors(network)
     spec = network.spec
@@ -115,7 +115,7 @@ def layout_of(network: SplitNetwork) -> ModelStateLayout:
     return ModelStateLayout(spec.architecture, features, trunk_shapes, norm_shapes, spec.train, frozen)
 
 
-def read_state(network: Model) -> ModelState:
+def read_model_state(network: Model) -> ModelState:
     """Return a copy of a network's trained values as numpy arrays; the network may be on any device."""
     trunk, norm = _trunk_and_norm_tensors(network)
     head = network.head
@@ -124,7 +124,7 @@ def read_state(network: Model) -> ModelState:
     return ModelState(_flatten_tensors(trunk), _flatten_tensors(norm), Head(network.class_names, weight, bias))
 
 
-def write_state(
+def write_model_state(
     network: Model, trunk: Array | None = None, norm: Array | None = None, head: Head | None = None
 ) -> None:
     """Overwrite the trained values of a network in place; an argument of None leaves that group unchanged.
@@ -151,7 +151,7 @@ def write_state(
             network.head.bias.copy_(torch.from_numpy(own_rows.bias))
 
 
-def state_to_tensors(state: ModelState, layout: ModelStateLayout) -> dict[str, Array]:
+def split_state_into_tensors(state: ModelState, layout: ModelStateLayout) -> dict[str, Array]:
     """Return a state's values as one array for each tensor of the network, by name; the arrays are views."""
     views = dict[str, Array]()
     for flat, group in ((state.trunk, layout.trunk), (state.norm, layout.norm)):
@@ -163,10 +163,10 @@ def state_to_tensors(state: ModelState, layout: ModelStateLayout) -> dict[str, A
     return {**views, "head.weight": state.head.weight, "head.bias": state.head.bias}
 
 
-def state_from_tensors(
+def join_tensors_into_state(
     tensors: Mapping[str, Array], layout: ModelStateLayout, class_names: Sequence[str]
 ) -> ModelState:
-    """Rebuild a state from the arrays that :func:`state_to_tensors` returned; the values are copied.
+    """Rebuild a state from the arrays that :func:`split_state_into_tensors` returned; the values are copied.
 
     Raises:
         ValueError: If a tensor is missing or unknown, or its shape does not match the layout and class names.
@@ -185,7 +185,7 @@ def state_from_tensors(
     return ModelState(_flatten_group_arrays(tensors, layout.trunk), _flatten_group_arrays(tensors, layout.norm), head)
 
 
-def arrays_sha256(*arrays: NDArray[Any]) -> str:
+def hash_arrays(*arrays: NDArray[Any]) -> str:
     """Return the SHA-256 of arrays and their shapes; values are hashed as little-endian float32."""
     digest = hashlib.sha256()
     for array in arrays:
@@ -195,10 +195,10 @@ def arrays_sha256(*arrays: NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-def state_sha256(state: ModelState, layout: ModelStateLayout) -> str:
+def hash_model_state(state: ModelState, layout: ModelStateLayout) -> str:
     """Return the SHA-256 of a model's values by tensor name, with the frozen part represented by its own hash."""
     digest = hashlib.sha256(layout.frozen_sha256.encode())
-    for name, values in sorted(state_to_tensors(state, layout).items()):
+    for name, values in sorted(split_state_into_tensors(state, layout).items()):
         digest.update(f"{name}\0float32\0{list(values.shape)}\0".encode())
         digest.update(_view_bytes(np.ascontiguousarray(values, "<f4")))
     return digest.hexdigest()
@@ -226,7 +226,7 @@ def _trunk_and_norm_tensors(network: Model) -> tuple[dict[str, Tensor], dict[str
     return trunk, norm
 
 
-def _slices_by_name(tensors: Sequence[TensorShape]) -> dict[str, slice]:
+def _compute_slices_by_name(tensors: Sequence[TensorShape]) -> dict[str, slice]:
     bounds = pairwise(accumulate((tensor.size for tensor in tensors), initial=0))
     return {tensor.name: slice(*bound) for tensor, bound in zip(tensors, bounds, strict=True)}
 
@@ -277,7 +277,7 @@ class FrozenPart:
     @classmethod
     def from_network(cls, network: SplitNetwork) -> "FrozenPart":
         """Return a copy of a network's frozen part."""
-        return cls(_flatten_tensors(frozen_tensors(network)))
+        return cls(_flatten_tensors(list_frozen_tensors(network)))
 
     @cached_property
     def sha256(self) -> str:
@@ -290,7 +290,7 @@ class FrozenPart:
         Raises:
             ValueError: If the network has another number of frozen values; then nothing is written.
         """
-        tensors = frozen_tensors(network)
+        tensors = list_frozen_tensors(network)
         size = sum(map(Tensor.numel, tensors.values()))
         if len(self.values) != size:
             has = f"has {size:,} frozen values"
@@ -299,7 +299,7 @@ class FrozenPart:
             _copy_into_tensors(self.values, tensors)
 
 
-def frozen_tensors(network: SplitNetwork) -> dict[str, Tensor]:
+def list_frozen_tensors(network: SplitNetwork) -> dict[str, Tensor]:
     """Return the network's own (uncopied) frozen tensors by name, in the order of its ``state_dict``."""
     return {name: tensor for name, tensor in network.state_dict().items() if name in network.frozen}
 
@@ -308,11 +308,11 @@ def build_initial_frozen_part(spec: ModelSpec, seed: int, base: Path) -> FrozenP
     """Return the frozen part of a newly built network; None if all tensors are trained.
 
     Raises:
-        BadInput: See :func:`common.models.network.build`.
+        BadInput: See :func:`common.models.network.build_network`.
     """
-    return None if spec.train == "all" else FrozenPart.from_network(build(spec, ("",), seed, base))
+    return None if spec.train == "all" else FrozenPart.from_network(build_network(spec, ("",), seed, base))
 
 
-def with_frozen_hash(spec: ModelSpec, frozen: FrozenPart | None) -> ModelSpec:
+def add_frozen_hash(spec: ModelSpec, frozen: FrozenPart | None) -> ModelSpec:
     """Return a copy of the specification with the hash of the frozen part; unchanged if ``frozen`` is None."""
     return spec if frozen is None else spec.model_copy(update={"frozen_sha256": frozen.sha256})

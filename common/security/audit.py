@@ -25,7 +25,7 @@ from typing import Any
 
 from common.errors import Fault
 from common.system.files import flush_folder, write_atomically
-from common.system.plain_text import to_json_text
+from common.system.plain_text import format_as_json_text
 
 FILE, HEAD = "audit.jsonl", "audit.head"
 ROTATED_AT_BYTES = 16 * 2**20
@@ -53,7 +53,7 @@ class AuditLog:
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder, self.durable = folder, durable
-        self._written: tuple[tuple[int, ...], _ChainEnd] | None = None
+        self._written: tuple[tuple[int, ...], _AuditChainEnd] | None = None
 
     def append(self, **facts: Any) -> TornAuditLine | None:
         """Append one entry; return the torn line that it follows, if a killed process left one."""
@@ -65,16 +65,16 @@ class AuditLog:
         }
         if end.torn is not None:
             entry["torn"] = {"bytes": end.torn.bytes, "sha256": end.torn.sha256}
-        line = to_json_text({**entry, **facts}).encode()
+        line = format_as_json_text({**entry, **facts}).encode()
         written = self._write_line(line, b"\n" if end.cut else b"")
-        now = _ChainEnd(end.entries + 1, audit_line_sha256(line))
+        now = _AuditChainEnd(end.entries + 1, hash_audit_line(line))
         head = json.dumps({"entries": now.entries, "sha256": now.sha256}).encode().ljust(_HEAD_BYTES)
         if not _overwrite_in_place(self.folder / HEAD, head, durable=self.durable):
             write_atomically(self.folder / HEAD, head, durable=self.durable)
         self._written = written, now
         return end.torn
 
-    def entries(self) -> Iterator[AuditEntry]:
+    def read_entries(self) -> Iterator[AuditEntry]:
         """Yield all readable entries, oldest first, without a check of the chain."""
         for path in list_audit_files(self.folder):
             for line in path.read_bytes().split(b"\n"):
@@ -94,37 +94,39 @@ class AuditLog:
                 data = data[os.write(descriptor, data) :]
             if self.durable:
                 os.fdatasync(descriptor)
-            state = _file_state(os.fstat(descriptor))
+            state = _read_file_state(os.fstat(descriptor))
         finally:
             os.close(descriptor)
         if new and self.durable:
             flush_folder(self.folder)
         return state
 
-    def _find_chain_end(self) -> "_ChainEnd":
+    def _find_chain_end(self) -> "_AuditChainEnd":
         """Return the last entry's number and hash, and rename the current file if it is full."""
         active, debris, cut = self.folder / FILE, b"", False
         with suppress(FileNotFoundError):
             status = active.stat()
             is_full = status.st_size >= ROTATED_AT_BYTES
-            if self._written is not None and self._written[0] == _file_state(status) and not is_full:
+            if self._written is not None and self._written[0] == _read_file_state(status) and not is_full:
                 return self._written[1]  # as this object left it: nothing to read
             if is_full:
                 active.rename(self.folder / f"audit-{len(list_audit_files(self.folder)):06d}.jsonl")
         for path in reversed(list_audit_files(self.folder)):
-            last, behind = _last_entry_of_file(path)
+            last, behind = _read_last_entry(path)
             if path == active and path.stat().st_size > 0:
                 with path.open("rb") as file:
                     file.seek(-1, os.SEEK_END)
                     cut = file.read() != b"\n"
             debris = behind + debris
             if last is not None:
-                return _ChainEnd(int(json.loads(last)["n"]), audit_line_sha256(last), describe_torn_line(debris), cut)
-        return _ChainEnd(0, BEGINNING, describe_torn_line(debris), cut)
+                return _AuditChainEnd(
+                    int(json.loads(last)["n"]), hash_audit_line(last), describe_torn_line(debris), cut
+                )
+        return _AuditChainEnd(0, BEGINNING, describe_torn_line(debris), cut)
 
 
 @dataclass(frozen=True)
-class _ChainEnd:
+class _AuditChainEnd:
     """The last entry's number and hash, the torn line after it, and ``cut``: True if the file lacks a final newline."""
 
     entries: int
@@ -133,7 +135,7 @@ class _ChainEnd:
     cut: bool = False
 
 
-def _file_state(status: os.stat_result) -> tuple[int, ...]:
+def _read_file_state(status: os.stat_result) -> tuple[int, ...]:
     """Return device, inode, size and modification time of a file, to detect that another process wrote to it."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -142,7 +144,7 @@ _TAIL = 2**18
 """Number of bytes in which the last entry is first looked for; an entry has a few thousand."""
 
 
-def _last_entry_of_file(path: Path) -> tuple[bytes | None, bytes]:
+def _read_last_entry(path: Path) -> tuple[bytes | None, bytes]:
     """Return :func:`split_last_entry` of a file.
 
     The file is read backwards in growing steps until they contain an entry, because an entry can have any length: it
@@ -172,7 +174,7 @@ def split_last_entry(data: bytes) -> tuple[bytes | None, bytes]:
 def describe_torn_line(debris: bytes) -> TornAuditLine | None:
     """Return size and hash of the bytes after the last entry; None if there are no bytes."""
     debris = debris.removesuffix(b"\n")
-    return TornAuditLine(len(debris), audit_line_sha256(debris)) if debris else None
+    return TornAuditLine(len(debris), hash_audit_line(debris)) if debris else None
 
 
 def list_audit_files(folder: Path) -> list[Path]:
@@ -190,7 +192,7 @@ def parse_audit_entry(line: bytes) -> AuditEntry | None:
     return entry if isinstance(entry, dict) and type(entry.get("n")) is int and "before" in entry else None
 
 
-def audit_line_sha256(line: bytes) -> str:
+def hash_audit_line(line: bytes) -> str:
     """Return the SHA-256 of a line, which must not include the newline."""
     return hashlib.sha256(line).hexdigest()
 
@@ -255,7 +257,7 @@ def check_audit_log(folder: Path) -> AuditCheckResult:
             _check_torn_line(findings, entry, describe_torn_line(debris), where_torn or where)
         if (entry["n"], entry["before"]) != (findings.entries + 1, findings.sha256):
             _add_chain_fault(findings, entry, where, last)
-        findings.entries, findings.sha256, findings.before = entry["n"], audit_line_sha256(line), str(entry["before"])
+        findings.entries, findings.sha256, findings.before = entry["n"], hash_audit_line(line), str(entry["before"])
         debris, where_torn, last = b"", "", where
     if describe_torn_line(debris) is not None:
         findings.notes.append(f"{where_torn} is torn, as by a kill; the next entry will say so.")

@@ -14,7 +14,7 @@ from typing import Any
 from common.errors import Fault
 from common.security.identity import is_same_key
 from common.security.signatures import CHAINED, ReplyStatement, SignatureFault, SignedStatement, verify_reply_signature
-from common.system.plain_text import count_with_noun, join_as_english_list, make_printable_line
+from common.system.plain_text import format_count_with_noun, join_as_english_list, make_printable_line
 
 FILE = "receipt.json"
 TRAINED = "TrainReply"
@@ -25,7 +25,7 @@ Reply = Mapping[str, Any]
 
 @dataclass
 class AuthorshipCheckResult:
-    """The result of :func:`check_authorship`.
+    """The result of :func:`check_receipt_authorship`.
 
     Attributes:
         right: Descriptions of the checks that passed.
@@ -61,7 +61,7 @@ class OwnReplyRecord:
     sent: Sequence[SentReply] = ()
 
 
-def check_authorship(
+def check_receipt_authorship(
     receipt: Mapping[str, Any], keys: Mapping[str, str], own: OwnReplyRecord = OwnReplyRecord()
 ) -> AuthorshipCheckResult:
     """Check every signature in a receipt, and that no site's reply is missing.
@@ -98,7 +98,8 @@ def check_authorship(
             findings.faults.append(Fault(f"{FILE}: rounds", problem))
     if not findings.faults:
         findings.right.append(
-            f"signatures: {count_with_noun(len(receipt['replies']), 'reply', 'replies')}, each signed by its site"
+            f"signatures: {format_count_with_noun(len(receipt['replies']), 'reply', 'replies')}, each signed by its "
+            "site"
         )
     return findings
 
@@ -178,7 +179,8 @@ def _check_reply_gaps(
             missing = range(before + 1, after)
             names = [str(n) for n in missing] if len(missing) <= MOST_NUMBERS else [f"{missing[0]} to {missing[-1]}"]
             which = (
-                f"{count_with_noun(len(missing), 'reply', 'replies')} of {site} (number {', '.join(names)} by its own "
+                f"{format_count_with_noun(len(missing), 'reply', 'replies')} of {site} (number {', '.join(names)} by "
+                "its own "
                 "count)"
             )
             where = _describe_reply_gap(receipt, site, numbered, before, after, sent)
@@ -186,7 +188,9 @@ def _check_reply_gaps(
             absences = [absence for absence in receipt["absences"] if absence["site"] == site]
             reasons = [make_printable_line(f"{absence['where']}: {absence['reason']}", 100) for absence in absences[:3]]
             reasons += (
-                [f"the run was resumed {count_with_noun(receipt['resumed'], 'time')}"] if receipt["resumed"] else []
+                [f"the run was resumed {format_count_with_noun(receipt['resumed'], 'time')}"]
+                if receipt["resumed"]
+                else []
             )
             stated = "; ".join(reasons) or "no reason"  # by the coordinator, without a signature
             stated = f"The coordinator states{':' if reasons else ''} {stated}."

@@ -22,7 +22,7 @@ WAIT, LONGEST_WAIT_S = "polyclinic-wait", 20.0
 ANOTHER_PROCESS = "another process has signed on with this site's key since"
 
 
-def public_key_as_pem(public_key: ec.EllipticCurvePublicKey) -> bytes:
+def encode_public_key_pem(public_key: ec.EllipticCurvePublicKey) -> bytes:
     """Return a public key as PEM (SubjectPublicKeyInfo), the format of Flower's database and headers."""
     return public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
@@ -33,7 +33,7 @@ def make_signed_headers(
     """Return the headers of one gRPC call, with a signature over the current time.
 
     Args:
-        public_key: The public key by :func:`public_key_as_pem`, computed once for many calls.
+        public_key: The public key by :func:`encode_public_key_pem`, computed once for many calls.
         process: Identifier of the calling process, up to :data:`LONGEST_PROCESS` characters.
     """
     now = dt.datetime.now(dt.UTC).isoformat()

@@ -249,7 +249,7 @@ def derive_storage_key(key: ec.EllipticCurvePrivateKey, purpose: str) -> bytes:
     return HKDF(hashes.SHA256(), 32, salt=None, info=f"polyclinic {purpose}".encode()).derive(secret)
 
 
-def public_key_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:
+def format_public_key_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:
     """Return the public key of a private key as one OpenSSH line."""
     text = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
     return f"{text.decode()} {'_'.join(comment.split())}"
@@ -260,7 +260,7 @@ def is_same_key(line: str, other: str) -> bool:
     return line.split()[1] == other.split()[1]
 
 
-def public_key_fingerprint(line: str) -> str:
+def compute_public_key_fingerprint(line: str) -> str:
     """Return a public key's fingerprint ``SHA256:...``, as ``ssh-keygen -l`` prints it, for people to compare."""
     digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"

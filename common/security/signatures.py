@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE
-from common.wire.canonical_bytes import FIELDS, SIGNATURE, read_small_fields, record_sha256
+from common.wire.canonical_bytes import FIELDS, SIGNATURE, hash_record, read_small_fields
 
 SIGNED_WITH = ec.ECDSA(hashes.SHA256())
 # The key of a site also signs calls (a time) and statements of secure aggregation (a line of JSON). These prefixes keep
@@ -61,7 +61,7 @@ class ReplyStatement(_SignableStatement):
         run, round: Run and round of the request; round 0 at the roll call.
         record: Class name of the record, for instance ``TrainReply``.
         message: Flower's id of the request's message, a SHA-256.
-        sha256: Hash of the record, by :func:`common.wire.canonical_bytes.record_sha256`.
+        sha256: Hash of the record, by :func:`common.wire.canonical_bytes.hash_record`.
         number: Number of the reply: 1 plus the number of this site's earlier replies in this run that the coordinator
             accepted; 0 for records that are not numbered.
         before: Message id of the request that the last accepted reply answered; empty for the first reply.
@@ -82,7 +82,7 @@ class RequestStatement(_SignableStatement):
 
     Attributes:
         site: Name of the site that receives the record.
-        key: Fingerprint of that site's public key, by :func:`common.security.identity.public_key_fingerprint`.
+        key: Fingerprint of that site's public key, by :func:`common.security.identity.compute_public_key_fingerprint`.
         run, round, record, sha256: As in :class:`ReplyStatement`.
         nonce: 128 random bits in hexadecimal digits, which make the message and its id unique and unpredictable.
     """
@@ -151,7 +151,7 @@ def read_unverified_signature(content: RecordDict) -> tuple[SignedStatement, byt
         raise SignatureFault("its signature is not in the form of this release") from None
 
 
-def unverified_signature_or_none(content: RecordDict) -> SignedStatement | None:
+def read_signature_or_none(content: RecordDict) -> SignedStatement | None:
     """Return the signed statement of a record, without verification; None if there is no readable signature."""
     try:
         return read_unverified_signature(content)[0]
@@ -215,7 +215,7 @@ def verify_signing_certificate(certificate: bytes, authority: x509.Certificate) 
 
 def check_statement_matches_record(statement: ReplyStatement | RequestStatement, content: RecordDict) -> None:
     """Raise :class:`SignatureFault` if the hash in a statement is not that of the record."""
-    if statement.sha256 != record_sha256(content):
+    if statement.sha256 != hash_record(content):
         raise SignatureFault("its statement is about another record")
 
 

@@ -29,7 +29,7 @@ def is_disk_full(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
-def disk_full_message(error: BaseException) -> str:
+def make_disk_full_message(error: BaseException) -> str:
     """Return a message for the user if an error means that the disk is full; empty for any other error."""
     if not isinstance(error, OSError) or not is_disk_full(error):
         return ""
@@ -57,17 +57,17 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def missing_file_faults(where: str, path: Path) -> list[Fault]:
+def find_missing_file_faults(where: str, path: Path) -> list[Fault]:
     """Return a fault if a file named by the key ``where`` of a config file is missing; else an empty list."""
-    return _missing(where, path, "file")
+    return _find_missing_path_faults(where, path, "file")
 
 
-def missing_folder_faults(where: str, path: Path) -> list[Fault]:
+def find_missing_folder_faults(where: str, path: Path) -> list[Fault]:
     """Return a fault if a folder named by the key ``where`` of a config file is missing; else an empty list."""
-    return _missing(where, path, "folder")
+    return _find_missing_path_faults(where, path, "folder")
 
 
-def _missing(where: str, path: Path, kind: str) -> list[Fault]:
+def _find_missing_path_faults(where: str, path: Path, kind: str) -> list[Fault]:
     try:
         there = path.is_file() if kind == "file" else path.is_dir()
     except PermissionError:
@@ -78,7 +78,7 @@ def _missing(where: str, path: Path, kind: str) -> list[Fault]:
     return [] if there else [Fault(where, f"there is no {kind} {path}.", _RELATIVE)]
 
 
-def missing_input_fault(path: Path) -> Fault:
+def make_missing_input_fault(path: Path) -> Fault:
     """Return the fault of an input path that is not a file; it says what the path is, or suggests a similar file."""
     problem = ""
     try:
@@ -96,7 +96,7 @@ def missing_input_fault(path: Path) -> Fault:
     return Fault(str(path), "there is no such file.", hint.replace('"?', f'{path.suffix}"?'))
 
 
-def new_output_file_faults(destination: Path) -> list[Fault]:
+def find_output_file_faults(destination: Path) -> list[Fault]:
     """Return the faults of an ``--out`` path that must be a new file in an existing folder; empty if it is valid."""
     if os.path.lexists(destination):  # a link to nowhere too
         return [Fault(f"--out {destination}", "exists, and nothing is written over.", "Name another file.")]
@@ -105,13 +105,13 @@ def new_output_file_faults(destination: Path) -> list[Fault]:
     return []
 
 
-def existing_output_faults(destination: Path) -> list[Fault]:
+def find_existing_output_faults(destination: Path) -> list[Fault]:
     """Return a fault if an ``--out`` path, which must be a new file or folder, already exists; else an empty list."""
     problem, remedy = f"{destination} is there already.", "Name another file, or remove it."
     return [Fault("--out", problem, remedy)] if os.path.lexists(destination) else []
 
 
-def new_output_folder_faults(folder: Path, remedy: str = "Name another folder.") -> list[Fault]:
+def find_output_folder_faults(folder: Path, remedy: str = "Name another folder.") -> list[Fault]:
     """Return a fault if an ``--out`` path is not a new or empty folder; ``remedy`` is for a folder with files."""
     if folder.is_file():
         return [Fault(f"--out {folder}", "is a file, and nothing is written over.", "Name a new folder.")]
@@ -135,7 +135,7 @@ def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True
     """
     block_if_stopping()  # a file begun now would stay half done when the program ends
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_path(path)
+    temporary = make_temporary_path(path)
     remove = partial(temporary.unlink, missing_ok=True)
     with remove_output_if_stopped(remove):
         try:
@@ -222,7 +222,7 @@ def make_private_folder(path: Path) -> bool:
     return True
 
 
-def temporary_path(path: Path) -> Path:
+def make_temporary_path(path: Path) -> Path:
     """Return the temporary path at which this thread writes a file before it is complete."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
 

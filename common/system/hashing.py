@@ -52,7 +52,7 @@ def _yield_content_bytes_for_hash(part: Any, visited: dict[int, tuple[int, Any]]
     elif isinstance(part, types.MethodType):
         yield from _yield_sequence_bytes_for_hash((part.__func__, part.__self__), visited)
     elif isinstance(part, types.FunctionType):
-        yield _source_bytes_for_hash(part)
+        yield _read_source_for_hash(part)
         closure = inspect.getclosurevars(part)
         used = {name: value for name, value in closure.globals.items() if not isinstance(value, types.ModuleType)}
         yield from _yield_sequence_bytes_for_hash(
@@ -60,7 +60,7 @@ def _yield_content_bytes_for_hash(part: Any, visited: dict[int, tuple[int, Any]]
         )
     elif isinstance(part, type):
         yield f"{part.__module__}.{part.__qualname__}".encode()
-        yield _source_bytes_for_hash(part)
+        yield _read_source_for_hash(part)
     elif hasattr(part, "tobytes") and hasattr(part, "shape"):  # numpy's
         yield f"{part.dtype} {part.shape}".encode()
         yield part.tobytes()
@@ -83,7 +83,7 @@ def _yield_sequence_bytes_for_hash(parts: Any, visited: dict[int, tuple[int, Any
         yield from _yield_object_bytes_for_hash(part, visited)
 
 
-def _source_bytes_for_hash(part: Any) -> bytes:
+def _read_source_for_hash(part: Any) -> bytes:
     """Return the source of a function or class for hashing; without a source file also the compiled code.
 
     Code from ``exec`` or a prompt has no source file. Python 3.13 may then return the source of other code, because

@@ -65,13 +65,13 @@ def make_printable_line(text: str, most: int = MOST_WORDS) -> str:
     if len(text) <= most and len(whole) <= most:
         return whole
     end, size = 0, 0
-    room = most - len(_cut_note(len(text)))
+    room = most - len(_make_cut_note(len(text)))
     while end < len(text) and size + len(letter := escape_unplain_characters(text[end])) <= room:
         end, size = end + 1, size + len(letter)
-    return escape_unplain_characters(text[:end]) + _cut_note(len(text) - end)
+    return escape_unplain_characters(text[:end]) + _make_cut_note(len(text) - end)
 
 
-def _cut_note(characters: int) -> str:
+def _make_cut_note(characters: int) -> str:
     return f" ... ({characters:,} characters cut)"
 
 
@@ -83,7 +83,7 @@ def make_printable_lines(text: str) -> str:
     lines = text[: MOST_LINES * 2 * MOST_WORDS].split("\n")[: MOST_LINES + 1]  # no more of it is looked at
     lines = lines[: MOST_LINES - 1] if len(lines) > MOST_LINES else lines
     left = len(text) - len("\n".join(lines))
-    note = [_cut_note(left).strip()] if left else []
+    note = [_make_cut_note(left).strip()] if left else []
     return f"\n{HANGING}".join(
         make_printable_line(line.removeprefix(HANGING) if n else line) for n, line in enumerate(lines + note)
     )
@@ -94,12 +94,12 @@ def escape_for_terminal(text: str) -> str:
     return text if is_plain_text(text) else "\n".join(map(escape_unplain_characters, text.split("\n")))
 
 
-def escape_for_page(value: object) -> object:
+def escape_for_html_page(value: object) -> object:
     """Escape a value for an HTML page, except our own markup; used as ``finalize`` of the jinja templates."""
     return escape_for_terminal(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
-def to_json_text(value: Any, indent: int | None = None, *, allow_nan: bool = False) -> str:
+def format_as_json_text(value: Any, indent: int | None = None, *, allow_nan: bool = False) -> str:
     r"""Format a value as JSON, with visible characters unchanged and all others escaped as ``\u....``.
 
     :func:`json.dumps` alone does not escape C1 controls, bidirectional marks and line separators.
@@ -113,7 +113,7 @@ def to_json_text(value: Any, indent: int | None = None, *, allow_nan: bool = Fal
 
 
 @cache
-def make_template_environment(*folders: Path) -> "Environment":
+def make_jinja_environment(*folders: Path) -> "Environment":
     """Return a jinja environment for the HTML templates in these folders, which are searched in order.
 
     Values are escaped, and an undefined variable in a template raises an error.
@@ -123,7 +123,7 @@ def make_template_environment(*folders: Path) -> "Environment":
     return Environment(
         loader=FileSystemLoader(folders),
         autoescape=True,
-        finalize=escape_for_page,
+        finalize=escape_for_html_page,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -188,7 +188,7 @@ def format_duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def count_with_noun(amount: int, noun: str, plural: str | None = None) -> str:
+def format_count_with_noun(amount: int, noun: str, plural: str | None = None) -> str:
     """Format an amount with its noun: ``"1 site"``, ``"3 sites"``, ``"2 classes"``."""
     return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"
 

@@ -44,13 +44,13 @@ def delay_failure_until_change(
         if held:
             tell(f"refused: {error}")
             tell(f"ends when a file in {folder} changes, or in {HELD_S / 60:.0f} min, to be started again")
-            before, until = _file_modification_times(folder), time.monotonic() + HELD_S
-            while time.monotonic() < until and _file_modification_times(folder) == before:
+            before, until = _read_file_modification_times(folder), time.monotonic() + HELD_S
+            while time.monotonic() < until and _read_file_modification_times(folder) == before:
                 time.sleep(LOOK_S)
         raise
 
 
-def _file_modification_times(folder: Path) -> tuple[tuple[str, float], ...]:
+def _read_file_modification_times(folder: Path) -> tuple[tuple[str, float], ...]:
     """Return name and modification time of each file in a folder; empty if it cannot be read."""
     try:
         return tuple(sorted((path.name, path.stat().st_mtime) for path in folder.iterdir() if path.is_file()))
@@ -58,7 +58,7 @@ def _file_modification_times(folder: Path) -> tuple[tuple[str, float], ...]:
         return ()
 
 
-def port_faults(where: str, host: str, port: int, remedy: str) -> list[Fault]:
+def find_port_faults(where: str, host: str, port: int, remedy: str) -> list[Fault]:
     """Return a fault if a server port cannot be opened on a host; else an empty list."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as trial:
@@ -71,7 +71,7 @@ def port_faults(where: str, host: str, port: int, remedy: str) -> list[Fault]:
     return []
 
 
-def writable_folder_faults(folder: Path) -> list[Fault]:
+def find_folder_write_faults(folder: Path) -> list[Fault]:
     """Return a fault if files cannot be written in a folder, which need not exist yet; else an empty list."""
     ancestors = (folder, *folder.absolute().parents)
     place = next((path for path in ancestors if path.exists() or path.is_symlink()), Path("/"))
@@ -93,14 +93,14 @@ def writable_folder_faults(folder: Path) -> list[Fault]:
 _OTHERS = {"events.jsonl": "a run", "site.toml": "a hospital", "coordinator.toml": "a coordinator"}
 
 
-def occupied_folder_faults(out: Path) -> list[Fault]:
+def find_occupied_folder_faults(out: Path) -> list[Fault]:
     """Return a fault if an ``--out`` folder already belongs to a run, a hospital or a coordinator."""
     owners = [owner for name, owner in _OTHERS.items() if (out / name).exists()]
     problem = "is the folder of {}, and nothing else is written into it."
     return [Fault(f"--out {out}", problem.format(owner), "Name another folder.") for owner in owners[:1]]
 
 
-def certificate_date_faults(where: str, certificate: x509.Certificate, remedy: str) -> list[Fault]:
+def find_certificate_date_faults(where: str, certificate: x509.Certificate, remedy: str) -> list[Fault]:
     """Return a fault if a certificate is expired or not yet valid; else an empty list."""
     now = dt.datetime.now(dt.UTC)
     today = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
@@ -112,7 +112,7 @@ def certificate_date_faults(where: str, certificate: x509.Certificate, remedy: s
     return []
 
 
-def flower_release_faults() -> list[Fault]:
+def find_flower_release_faults() -> list[Fault]:
     """Return a fault if the installed release of Flower is not supported; else an empty list."""
     least, beyond = (".".join(map(str, release)) for release in FLOWER)
     try:

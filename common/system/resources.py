@@ -25,12 +25,12 @@ LARGE_BUFFERS = {
 """Environment of a process that keeps large buffers; glibc reads these variables at its start."""
 
 
-def physical_memory() -> int:
+def measure_physical_memory() -> int:
     """Return the size of the machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def container_memory_limit() -> int:
+def read_container_memory_limit() -> int:
     """Return the memory limit of this process's control groups (cgroups, version 1 or 2) in bytes; 2^62 for no limit.
 
     Containers, systemd services and ``systemd-run -p MemoryMax=...`` set such limits.

@@ -129,7 +129,7 @@ def remove_output_if_stopped(remove: Callable[[], object]) -> Iterator[None]:
         _to_remove.remove(remove)
 
 
-def end_with_parent(parent: int | None = None) -> None:
+def end_process_with_parent(parent: int | None = None) -> None:
     """Let Linux kill this process when its parent ends; no effect on other systems.
 
     Args:
@@ -142,10 +142,10 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def end_with_parent_if_requested() -> None:
-    """Call :func:`end_with_parent` if the environment variable :data:`STARTER` is set; call this first in ``main``."""
+    """Call :func:`end_process_with_parent` if the environment has :data:`STARTER`; call this first in ``main``."""
     starter = os.environ.pop(STARTER, "")  # not for programs that this one starts
     if starter:
-        end_with_parent(int(starter))
+        end_process_with_parent(int(starter))
 
 
 def _adopt_orphans(adopt: bool) -> None:
@@ -227,12 +227,12 @@ def _end_program(code: int, *, silently: bool = False) -> None:
             with suppress(Exception):  # the program ends in any case
                 remove()
         cursor = _SHOW_CURSOR if os.isatty(stderr) else ""
-        os.write(stderr, f"{cursor}\n{exit_message()}\n".encode() if not silently else b"")
+        os.write(stderr, f"{cursor}\n{make_exit_message()}\n".encode() if not silently else b"")
     finally:
         os._exit(code)
 
 
-def exit_message() -> str:
+def make_exit_message() -> str:
     """Return the last message of a stopped program, with the command line that resumes the run, if it is set."""
     again = f"; to go on: {_how_to_go_on[0]()}" if _how_to_go_on else ""
     return f"stopped on request{again}"

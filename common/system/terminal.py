@@ -15,8 +15,8 @@ from rich.segment import Segment
 
 from common import __version__
 from common.errors import BadInput, Fault
-from common.system.files import NO_PLACE_TO_WRITE, disk_full_message
-from common.system.plain_text import HANGING, escape_for_terminal, to_json_text
+from common.system.files import NO_PLACE_TO_WRITE, make_disk_full_message
+from common.system.plain_text import HANGING, escape_for_terminal, format_as_json_text
 from common.system.resources import raise_descriptor_limit
 
 if TYPE_CHECKING:
@@ -33,28 +33,28 @@ class ProgressFormat(StrEnum):
     none = "none"
 
 
-class LogForm(StrEnum):
+class LogOutputFormat(StrEnum):
     """The values of the option ``--log-format``."""
 
     text = "text"
     json = "json"
 
 
-_log_form = [LogForm.text]
+_log_form = [LogOutputFormat.text]
 
 
-def _set_log_format(form: LogForm) -> LogForm:
+def _set_log_format(form: LogOutputFormat) -> LogOutputFormat:
     _log_form[:] = [form]
     return form
 
 
-def current_log_format() -> LogForm:
+def get_log_format() -> LogOutputFormat:
     """Return the value of ``--log-format`` in this process; text if the command has no such option."""
     return _log_form[0]
 
 
 LogFormat = Annotated[
-    LogForm,
+    LogOutputFormat,
     typer.Option(
         "--log-format", callback=_set_log_format, help="Of the lines on what happens: text, or an object a line."
     ),
@@ -202,7 +202,7 @@ def run_program(
         stopped: Further exception types with a message for a person; their exit code is ``exit_code``, or 1.
         prints_result: True if output that is lost on a full disk is a failure; False for a log.
     """
-    _set_log_format(LogForm.text)
+    _set_log_format(LogOutputFormat.text)
     raise_descriptor_limit()
     with _drop_unwritable_output(prints_result=prints_result):
         try:
@@ -212,7 +212,7 @@ def run_program(
                 _print_error("error", str(fault))
             sys.exit(error.exit_code)
         except OSError as error:
-            if full := disk_full_message(error):
+            if full := make_disk_full_message(error):
                 _print_error("stopped", full)
                 sys.exit(1)
             if not (isinstance(error.filename, str | bytes) and error.errno in NO_PLACE_TO_WRITE):
@@ -228,7 +228,7 @@ def run_program(
 
 def _print_error(kind: str, text: str) -> None:
     """Print on standard error the reason why the program ends, in the format of ``--log-format``."""
-    if current_log_format() is LogForm.json:
+    if get_log_format() is LogOutputFormat.json:
         make_json_printer(sys.stderr)({"level": "error", "message": escape_for_terminal(text)})
     else:
         console = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
@@ -241,7 +241,7 @@ def make_event_printer(console: Console) -> Callable[[str], None]:
     With ``--log-format json`` a line is an object with ``time``, ``level`` and ``message``. Further lines of a text are
     indented, so that untrusted text cannot imitate an event.
     """
-    if current_log_format() is LogForm.json:
+    if get_log_format() is LogOutputFormat.json:
         write = make_json_printer(console.file)
         return lambda text: write({"level": "info", "message": escape_for_terminal(text)})
 
@@ -276,7 +276,7 @@ def make_json_printer(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
     """Return a function that writes a mapping, with ``time`` as its first field, to a file as one line of JSON."""
 
     def print_json(fields: Mapping[str, Any]) -> None:
-        file.write(to_json_text({"time": local_timestamp(), **fields}) + "\n")
+        file.write(format_as_json_text({"time": local_timestamp(), **fields}) + "\n")
         file.flush()
 
     return print_json

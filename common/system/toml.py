@@ -18,7 +18,7 @@ from common.errors import (
     quote_names,
     suggest_nearest_name,
 )
-from common.system.files import is_file, missing_input_fault
+from common.system.files import is_file, make_missing_input_fault
 from common.system.plain_text import PLAIN_NAME
 
 
@@ -77,7 +77,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         BadInput: If the file is missing, cannot be read, or is not valid TOML.
     """
     if not is_file(path):
-        raise BadInput([missing_input_fault(path)])
+        raise BadInput([make_missing_input_fault(path)])
     try:
         content = path.read_bytes()
     except PermissionError:
@@ -125,10 +125,10 @@ def validate_tables(model: type[M], tree: Mapping[str, Any], file_name: str) -> 
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        raise BadInput(validation_faults(error, model, file_name)) from None
+        raise BadInput(translate_validation_errors(error, model, file_name)) from None
 
 
-def validation_faults(
+def translate_validation_errors(
     error: ValidationError, root: type[BaseModel], file_name: str, extra: Sequence[str] = ()
 ) -> list[Fault]:
     """Translate pydantic's errors into faults with file, key, actual value and expected value.
@@ -203,25 +203,25 @@ def _locate_validation_error(
     keys: list[str] = []
     table: tuple[str, ...] = tuple(root.model_fields)
     for step in steps:
-        by_kind = {_kind_key_value(member): member for member in members if "kind" in member.model_fields}
+        by_kind = {_get_kind_literal(member): member for member in members if "kind" in member.model_fields}
         if step in by_kind and len(members) > 1:
             members = (by_kind[step],)
             continue
         keys.append(step)
         table = tuple(name for member in members for name in member.model_fields)
         fields = [member.model_fields[step] for member in members if step in member.model_fields]
-        members = tuple(m for field in fields for m in _pydantic_models_in((field.annotation, *field.metadata)))
-    return table, keys, {_kind_key_value(member) for member in members if "kind" in member.model_fields}
+        members = tuple(m for field in fields for m in _find_pydantic_models((field.annotation, *field.metadata)))
+    return table, keys, {_get_kind_literal(member) for member in members if "kind" in member.model_fields}
 
 
-def _pydantic_models_in(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:
+def _find_pydantic_models(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:
     """Yield the pydantic models in type annotations, also those inside unions and optional types."""
     for annotation in annotations:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield annotation
         else:
-            yield from _pydantic_models_in(get_args(annotation))
+            yield from _find_pydantic_models(get_args(annotation))
 
 
-def _kind_key_value(member: type[BaseModel]) -> str:
+def _get_kind_literal(member: type[BaseModel]) -> str:
     return str(get_args(member.model_fields["kind"].annotation)[0])

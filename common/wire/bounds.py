@@ -43,11 +43,14 @@ class NumberRangeBound:
     least: float
     most: float
 
-    def fault(self, value: Any) -> str:
+    def find_bound_violation(self, value: Any) -> str:
         """Return the reason why a value is out of bounds; empty if it is valid."""
         if self.least <= value <= self.most or (isinstance(value, float) and math.isnan(value)):
             return ""
-        return f"must be from {_format_number(self.least)} to {_format_number(self.most)}, not {_format_number(value)}"
+        return (
+            f"must be from {_format_short_number(self.least)} to {_format_short_number(self.most)}, not "
+            f"{_format_short_number(value)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class PlainLineBound:
 
     longest: int = 200
 
-    def fault(self, value: Any) -> str:
+    def find_bound_violation(self, value: Any) -> str:
         if len(value) <= self.longest and is_plain_text(value):
             return ""
         expected = f"must be one line of at most {self.longest} printable characters"
@@ -70,7 +73,7 @@ class LongTextBound:
 
     longest: int
 
-    def fault(self, value: Any) -> str:
+    def find_bound_violation(self, value: Any) -> str:
         if len(value) <= self.longest:
             return ""
         return f"must be at most {self.longest:,} characters, not {len(value):,}"
@@ -80,7 +83,7 @@ class LongTextBound:
 class FreeTextBound:
     """Marks text for a person, such as the reason of a failure: never rejected, but escaped and cut on receipt."""
 
-    def fault(self, value: Any) -> str:
+    def find_bound_violation(self, value: Any) -> str:
         return ""
 
 
@@ -91,7 +94,7 @@ class ListBound:
     most: int
     bound: NumberRangeBound | PlainLineBound
 
-    def fault(self, value: Any) -> str:
+    def find_bound_violation(self, value: Any) -> str:
         if len(value) > self.most:
             return f"must have at most {self.most:,} entries, not {len(value):,}"
         if not value:
@@ -105,7 +108,12 @@ class ListBound:
         if fits:
             return ""
         return next(
-            (f"entry {n}: {fault}" for n, entry in enumerate(value, 1) if (fault := self.bound.fault(entry))), ""
+            (
+                f"entry {n}: {fault}"
+                for n, entry in enumerate(value, 1)
+                if (fault := self.bound.find_bound_violation(entry))
+            ),
+            "",
         )
 
 
@@ -142,7 +150,7 @@ Shares = Annotated[tuple[float, ...], ListBound(MOST_CLASSES, SHARE)]
 
 
 @functools.cache
-def field_bounds_of_record(record: type) -> dict[str, Bound]:
+def list_field_bounds(record: type) -> dict[str, Bound]:
     """Return field name -> bound for a record class, without fields that have no bound."""
     hints = typing.get_type_hints(record, include_extras=True)
     marks_of = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
@@ -151,7 +159,7 @@ def field_bounds_of_record(record: type) -> dict[str, Bound]:
 
 def escape_free_text(record: type, values: dict[str, Any]) -> dict[str, Any]:
     """Return a record's field values, with text for people (:class:`FreeTextBound`) escaped and cut."""
-    for name, bound in field_bounds_of_record(record).items():
+    for name, bound in list_field_bounds(record).items():
         if isinstance(bound, FreeTextBound) and values[name]:
             values = {**values, name: make_printable_lines(values[name])}
     return values
@@ -160,15 +168,15 @@ def escape_free_text(record: type, values: dict[str, Any]) -> dict[str, Any]:
 def check_field_bounds(record: object) -> None:
     """Raise :class:`WireError` if any field of this record is out of bounds."""
     kind: type = type(record)
-    for name, bound in field_bounds_of_record(kind).items():
+    for name, bound in list_field_bounds(kind).items():
         value = getattr(record, name)
-        if value is not None and (fault := bound.fault(value)):
+        if value is not None and (fault := bound.find_bound_violation(value)):
             raise WireError(f"{kind.__name__}.{name} {fault}.")
 
 
 def refuse_unprintable_names(names: Iterable[str], what: str, most: int = MOST_CLASSES) -> None:
     """Raise :class:`WireError` if there are too many names, or one is too long or has unprintable characters."""
-    if fault := ListBound(most, NAME).fault(tuple(names)):
+    if fault := ListBound(most, NAME).find_bound_violation(tuple(names)):
         raise WireError(f"{what}: {fault}.")
 
 
@@ -179,7 +187,7 @@ def clip_reported_loss(loss: float | None) -> float | None:
     return MOST_LOSS if math.isnan(loss) else min(loss, MOST_LOSS)
 
 
-def _format_number(value: float) -> str:
+def _format_short_number(value: float) -> str:
     """Format a number of any size in few characters."""
     if isinstance(value, int):
         return f"{value:,}" if abs(value) < 2**64 else "a number of more than 64 bits"

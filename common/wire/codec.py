@@ -36,7 +36,7 @@ from common.wire.bounds import (
 )
 from common.wire.canonical_bytes import SIGNATURE, WIDTH
 from common.wire.fleet_protocol import WIRE_VERSION
-from common.wire.records import FORMS, Arrays, Form, ModelGroups, Record, ScoreCounts, empty_score_counts
+from common.wire.records import FORMS, Arrays, Form, ModelGroups, Record, ScoreCounts, make_empty_score_counts
 from common.wire.secure_aggregation import Integers
 
 MOST_DIMENSIONS = 64
@@ -59,7 +59,7 @@ WrittenArrays = dict[int, tuple[NDArray[np.float32], Array]]
 """Flower arrays by the ``id`` of the numpy array, which is kept too so that no other object gets its ``id``."""
 
 
-def record_field_names(record: type[Record]) -> tuple[str, ...]:
+def list_record_field_names(record: type[Record]) -> tuple[str, ...]:
     """Return the names of a record class's fields."""
     return tuple(field.name for field in dataclasses.fields(record))
 
@@ -72,7 +72,7 @@ def encode_record(record: Record, written: WrittenArrays | None = None) -> Recor
             many sites is packed and hashed once.
     """
     content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
-    for name, kind in _record_schema(typing.cast(type, type(record))).items():
+    for name, kind in _make_record_schema(typing.cast(type, type(record))).items():
         value = getattr(record, name)
         if isinstance(kind, _ValueField):
             if value is not None:
@@ -102,7 +102,7 @@ def decode_record(content: RecordDict, expected: type[R]) -> R:
         WireError: If the content is not a valid record of the class ``expected``.
     """
     name, values = expected.__name__, dict[str, Any]()
-    fields, schema = _check_record_fields(content, name), _record_schema(typing.cast(type, expected))
+    fields, schema = _check_record_fields(content, name), _make_record_schema(typing.cast(type, expected))
     if unknown := sorted(key for key in content if key != _FIELDS and schema.get(key) not in (ModelGroups, Integers)):
         raise WireError(f"{name} does not have {', '.join(unknown)}.")
     for key, kind in schema.items():
@@ -154,7 +154,7 @@ class _ValueField:
 
 
 @functools.cache
-def _record_schema(record: type) -> dict[str, Any]:
+def _make_record_schema(record: type) -> dict[str, Any]:
     """Return field name -> type of a record class: an array type, or a :class:`_ValueField` for other fields."""
     schema: dict[str, Any] = {}
     for name, kind in typing.get_type_hints(record).items():
@@ -207,7 +207,7 @@ def _read_arrays(fields: dict[str, Any], name: str) -> Arrays:
     arrays = dict[str, NDArray[np.float32]]()
     for key in keys:
         where = f"{name}/{key}"
-        values, shape = _read_numbers(fields.pop(where, None), where), fields.pop(f"{where}/shape", None)
+        values, shape = _decode_float32_bytes(fields.pop(where, None), where), fields.pop(f"{where}/shape", None)
         if values is None or not isinstance(shape, list) or any(type(side) is not int or side < 0 for side in shape):
             raise WireError(f"{where} must be float32 numbers with a shape.")
         if len(shape) > MOST_DIMENSIONS:  # before they are multiplied: a million of them would take minutes
@@ -232,9 +232,9 @@ def _read_model_groups(content: RecordDict, fields: dict[str, Any], name: str) -
     if not isinstance(class_names, list) or not set(map(type, class_names)) <= {str}:
         raise WireError(f"class names of {name} must be a list of str.")
     refuse_unprintable_names(class_names, f"class names of {name}")
-    norm = _read_numbers(fields.pop(f"{name}.norm", None), f"norm of {name}")
-    weight = _read_numbers(fields.pop(f"{name}.weight", None), f"weight of {name}")
-    bias = _read_numbers(fields.pop(f"{name}.bias", None), f"bias of {name}")
+    norm = _decode_float32_bytes(fields.pop(f"{name}.norm", None), f"norm of {name}")
+    weight = _decode_float32_bytes(fields.pop(f"{name}.weight", None), f"weight of {name}")
+    bias = _decode_float32_bytes(fields.pop(f"{name}.bias", None), f"bias of {name}")
     if (weight is not None) != bool(class_names) or (bias is not None) != bool(class_names):
         raise WireError(f"{name} has head rows without class names, or class names without head rows.")
     head = None
@@ -255,7 +255,7 @@ def _read_model_groups(content: RecordDict, fields: dict[str, Any], name: str) -
         raise WireError(f"{where} must be {', '.join(FORMS)} as {RAW}, not {array.dtype} as {array.stype}.")
     form = array.dtype
     one_length = len(array.shape) == 1 and type(array.shape[0]) is int
-    if not one_length or len(array.data) != packed_byte_count(array.shape[0], form):
+    if not one_length or len(array.data) != count_packed_bytes(array.shape[0], form):
         raise WireError(f"{where} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
     try:
         return ModelGroups(unpack_numbers(array.data, array.shape[0], form), norm, head, form)
@@ -278,7 +278,7 @@ def _read_integers(content: RecordDict, name: str) -> Integers:
 def _read_counts(fields: dict[str, Any], name: str, record: str) -> ScoreCounts:
     data, width = fields.pop(name, None), fields.pop(f"{name}/{WIDTH}", None)
     if data == b"" and width is None:
-        return empty_score_counts()
+        return make_empty_score_counts()
     if not isinstance(data, bytes) or type(width) is not int:
         raise WireError(f"{record}.{name} must be the bytes of counts, with how many bytes each takes.")
     try:
@@ -290,7 +290,7 @@ def _read_counts(fields: dict[str, Any], name: str, record: str) -> ScoreCounts:
     return counts
 
 
-def _read_numbers(data: Any, where: str) -> NDArray[np.float32] | None:
+def _decode_float32_bytes(data: Any, where: str) -> NDArray[np.float32] | None:
     """Return bytes as a read-only float32 array, without a copy."""
     if data is None:
         return None
@@ -299,7 +299,7 @@ def _read_numbers(data: Any, where: str) -> NDArray[np.float32] | None:
     return np.frombuffer(data, "<f4")
 
 
-def payload_bytes(content: RecordDict) -> int:
+def count_payload_bytes(content: RecordDict) -> int:
     """Return the payload size of a record in bytes: arrays as sent, other fields as JSON, without Flower's framing.
 
     Flower's own ``count_bytes`` fails on an empty list (1.39).
@@ -339,7 +339,7 @@ def round_to_number_format(values: Float32, form: Form) -> Float32:
         largest = np.finfo(np.float16).max
         return np.clip(values, -largest, largest).astype(np.float16).astype(np.float32)
     if form == "int8":
-        exponents = _block_exponents(values)
+        exponents = _compute_block_exponents(values)
         return _dequantise_int8(_quantise_to_int8(values, exponents), exponents)
     return values
 
@@ -349,7 +349,7 @@ def pack_numbers(values: Float32, form: Form) -> bytes:
     if form == "float16":
         return values.astype("<f2").tobytes()
     if form == "int8":
-        exponents = _block_exponents(values)
+        exponents = _compute_block_exponents(values)
         return exponents.tobytes() + _quantise_to_int8(values, exponents).tobytes()
     return np.ascontiguousarray(values, "<f4").tobytes()
 
@@ -360,7 +360,7 @@ def unpack_numbers(data: bytes, n: int, form: Form) -> Float32:
     Raises:
         ValueError: If the number of bytes is not that of ``n`` numbers, or the scale of an int8 block is invalid.
     """
-    if len(data) != (expected := packed_byte_count(n, form)):
+    if len(data) != (expected := count_packed_bytes(n, form)):
         raise ValueError(f"{n} numbers as {form} take {expected} bytes, not {len(data)}")
     if form == "float16":
         return np.frombuffer(data, "<f2").astype(np.float32)
@@ -373,7 +373,7 @@ def unpack_numbers(data: bytes, n: int, form: Form) -> Float32:
     return np.frombuffer(data, "<f4")
 
 
-def packed_byte_count(n: int, form: Form) -> int:
+def count_packed_bytes(n: int, form: Form) -> int:
     """Return the number of bytes of ``n`` numbers packed in the format ``form``."""
     return n + _count_blocks(n) if form == "int8" else n * (4 if form == "float32" else 2)
 
@@ -400,7 +400,7 @@ def _count_blocks(n: int) -> int:
     return -(-n // BLOCK)
 
 
-def _block_exponents(values: Float32) -> NDArray[np.int8]:
+def _compute_block_exponents(values: Float32) -> NDArray[np.int8]:
     """Return for each block the smallest exponent e for which ``127 * 2**e`` reaches its largest magnitude."""
     if not len(values):
         return np.zeros(0, np.int8)

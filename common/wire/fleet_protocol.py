@@ -127,9 +127,9 @@ def index_by_sha256(contents: Iterable[bytes]) -> dict[str, bytes]:
     return {hashlib.sha256(content).hexdigest(): content for content in contents}
 
 
-def object_ids_of_tree(tree: Any) -> list[str]:
+def list_tree_object_ids(tree: Any) -> list[str]:
     """Return the ids of all objects in Flower's tree of a message's objects, children first."""
-    return [name for child in tree.children for name in object_ids_of_tree(child)] + [tree.object_id]
+    return [name for child in tree.children for name in list_tree_object_ids(child)] + [tree.object_id]
 
 
 # One large field of a message in protobuf's wire format, without protobuf's copies of it: both ends use it for the
@@ -205,7 +205,7 @@ LONGEST_RELEASE = 64
 HELLO_SERVICE, HELLO_METHOD = "polyclinic.Coordinator", "Hello"
 
 
-class Hello(BaseModel):
+class HelloAnswer(BaseModel):
     """A coordinator's JSON answer to the call ``Hello``, by which a site checks clock and versions outside a run.
 
     Attributes:

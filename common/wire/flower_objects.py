@@ -44,7 +44,7 @@ class _CachedArrayChunk(ArrayChunk):
     def __init__(self, data: memoryview) -> None:
         self._content = b"".join((f"{ArrayChunk.__qualname__}  {len(data)}".encode(), _DIVIDER, data))
         self._name = hashlib.sha256(self._content).hexdigest()
-        super().__init__(_object_body(self._content))
+        super().__init__(_strip_object_header(self._content))
 
     @property
     def object_id(self) -> str:
@@ -81,13 +81,13 @@ def set_message_source(message: Message, node_id: int) -> None:
     message.metadata.__dict__["_src_node_id"] = node_id
 
 
-def message_metadata(message: Message) -> dict[str, Any]:
+def extract_message_metadata(message: Message) -> dict[str, Any]:
     """Return all metadata of a message as a mapping that can be written as JSON."""
     return dict(vars(message.metadata))
 
 
 def rebuild_message(content: RecordDict | Error, metadata: Mapping[str, Any]) -> Message:
-    """Rebuild a message from its content and :func:`message_metadata`, in another process of the same run."""
+    """Rebuild a message from its content and :func:`extract_message_metadata`, in another process of the same run."""
     message = Message(content, reply_to=Message(RecordDict(), 1, MessageType.TRAIN))
     vars(message.metadata).update(metadata)
     return message
@@ -114,7 +114,7 @@ def split_message_into_objects(message: Message) -> tuple[Any, dict[str, bytes]]
     return tree, contents
 
 
-def message_without_content(message: Message) -> Any:
+def strip_message_content(message: Message) -> Any:
     """Return a message's metadata, without content, as the protobuf message that announces it."""
     names = MetadataFields.DESCRIPTOR.fields_by_name
     announced = Envelope(metadata=MetadataFields(**{name: getattr(message.metadata, name) for name in names}))
@@ -182,18 +182,20 @@ def _join_arrays(
         kind, below, _ = content[: content.index(_DIVIDER)].decode().split(" ")
         if kind == "Array":
             children = below.split(",")
-            body = json.loads(_object_body(content).tobytes())
+            body = json.loads(_strip_object_header(content).tobytes())
             places = body["arraychunk_ids"]
-            sizes = {place: max(len(_object_body(contents[children[place]])), PER_ARRAY) for place in set(places)}
+            sizes = {
+                place: max(len(_strip_object_header(contents[children[place]])), PER_ARRAY) for place in set(places)
+            }
             for place in places:
                 room -= sizes[place]
                 if room < 0:  # before anything is made of them
                     raise MessageTooLarge(f"array {name[:8]} would take too much memory")
-            chunks = [_object_body(contents[children[place]]) for place in places]
+            chunks = [_strip_object_header(contents[children[place]]) for place in places]
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             yield name, Array(dtype=body["dtype"], shape=tuple(body["shape"]), stype=body["stype"], data=bytes(data))
 
 
-def _object_body(content: bytes | memoryview) -> memoryview:
+def _strip_object_header(content: bytes | memoryview) -> memoryview:
     head = bytes(content[:LONGEST_HEAD]) if _is_array_chunk(content) else bytes(content)
     return memoryview(content)[head.index(_DIVIDER) + 1 :]

@@ -66,7 +66,7 @@ Arrays = Mapping[str, NDArray[np.float32]]
 NO_ARRAYS: Arrays = MappingProxyType({})
 
 
-def empty_arrays() -> Arrays:
+def make_empty_arrays() -> Arrays:
     """Return :data:`NO_ARRAYS`; used as ``default_factory`` of dataclass fields."""
     return NO_ARRAYS
 
@@ -78,7 +78,7 @@ ScoreCounts = NDArray[np.int64]
 """Counts by score in one flat array: ``BINS`` counts of the first class, then those of the next."""
 
 
-def empty_score_counts() -> ScoreCounts:
+def make_empty_score_counts() -> ScoreCounts:
     """Return an empty array of counts; used as ``default_factory`` of dataclass fields."""
     return np.zeros(0, np.int64)
 
@@ -156,7 +156,7 @@ class ModelGroups:
         )
 
 
-def arrays_with_prefix(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def select_arrays_with_prefix(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return the arrays whose names begin with ``prefix/``, keyed by the name without that prefix."""
     return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
 
@@ -313,7 +313,7 @@ class TrainRequest(Request):
         statistics: Further arrays that the method sends to this site.
     """
 
-    statistics: Arrays = field(default_factory=empty_arrays)
+    statistics: Arrays = field(default_factory=make_empty_arrays)
 
     @property
     def is_ranking_round(self) -> bool:
@@ -370,7 +370,7 @@ class TrainReply:
     seconds: Annotated[float, SECONDS]
     update: ModelGroups
     epochs: Annotated[int, EPOCHS] = 1
-    statistics: Arrays = field(default_factory=empty_arrays)
+    statistics: Arrays = field(default_factory=make_empty_arrays)
     test_images: MaybeCount = None
     test_correct: MaybeCount = None
     epsilon: Annotated[float | None, EPSILON] = None
@@ -429,11 +429,11 @@ class EvaluateReply:
     test_images: MaybeCount = None
     test_correct: MaybeCount = None
     histogram_classes: ClassNames = ()
-    positive_scores: ScoreCounts = field(default_factory=empty_score_counts)
-    negative_scores: ScoreCounts = field(default_factory=empty_score_counts)
+    positive_scores: ScoreCounts = field(default_factory=make_empty_score_counts)
+    negative_scores: ScoreCounts = field(default_factory=make_empty_score_counts)
     validation_classes: ClassNames = ()
-    validation_positive_scores: ScoreCounts = field(default_factory=empty_score_counts)
-    validation_negative_scores: ScoreCounts = field(default_factory=empty_score_counts)
+    validation_positive_scores: ScoreCounts = field(default_factory=make_empty_score_counts)
+    validation_negative_scores: ScoreCounts = field(default_factory=make_empty_score_counts)
     metric_names: MetricNames = ()
     metric_values: Figures = ()
     masked_classes: ClassNames = ()

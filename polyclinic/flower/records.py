@@ -48,7 +48,7 @@ def get_reply_metrics(content: RecordDict) -> MetricRecord:
     return next(iter(content.metric_records.values()))
 
 
-def read_weight(reply: Message, key: str) -> float:
+def read_reply_weight(reply: Message, key: str) -> float:
     """Return a reply's weight in averages; raise ``ValueError`` if its metrics cannot be averaged."""
     if len(reply.content.metric_records) != 1:
         raise ValueError("it needs one MetricRecord")

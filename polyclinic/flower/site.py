@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from common.config import TrainingSection
 from common.wire.records import Arrays
 from polyclinic.flower.records import pack_arrays, unpack_arrays
-from strategies.local.objective import ClientContext, Examples
+from strategies.local.objective import ClientContext, LabelledExamples
 from strategies.local.training import MiniBatch
 from strategies.methods import fedmlp
 from strategies.registry import STRATEGIES
@@ -91,7 +91,9 @@ class Site:
                 uncounted |= (labelled == 0) & (prior == 1)
             if names := [self.classes[column] for column in uncounted.any(dim=0).nonzero().flatten()]:
                 raise ValueError(f"targets hold labels of {names}, of which the sites' SiteLabels count none")
-        loss = self.method.local_loss(self._statistics, Examples(logits, labelled, annotated), TrainingSection())
+        loss = self.method.local_loss(
+            self._statistics, LabelledExamples(logits, labelled, annotated), TrainingSection()
+        )
         return loss(logits, labelled, annotated)
 
 
@@ -136,7 +138,7 @@ class FedMLPSite(Site):
         if not torch.equal(own, sent.to(own.dtype)):
             reason = f"not that of the coordinator's head {name!r}: it is another layer"
             raise ValueError(f"the weight of {head!r} is {reason}, or the received model was not loaded before")
-        self._examples = Examples(images, self.targets(targets), self.annotated.to(images.device))
+        self._examples = LabelledExamples(images, self.targets(targets), self.annotated.to(images.device))
         server_round, tags = self._config["server-round"], self._read_tags()
         self._round = self.method.client(
             ClientContext(self._model, self._examples, self._statistics, tags, server_round, TrainingSection())

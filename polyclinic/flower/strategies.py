@@ -89,9 +89,9 @@ class LabelledSites(FedAvg):
                 setattr(self, name, partial(records.average_common_metrics, getattr(self, name)))
         self.head, self.classes = head, tuple(SiteLabels(classes).classes)
         self._timeout, self._in_start = 3600.0, False
-        self.forget_earlier_run()
+        self.reset_earlier_run()
 
-    def forget_earlier_run(self) -> None:
+    def reset_earlier_run(self) -> None:
         """Reset all state of an earlier run."""
         self.answers: dict[str, RollCallAnswer] = {}
         self.statistics: Arrays = {}
@@ -124,7 +124,7 @@ class LabelledSites(FedAvg):
         self.refuse_wrapping_strategy()
         self._read_head_from(arrays)  # refuse a wrong name before a site trains for an hour
         if server_round <= self._round:  # a wrapper's start is not ours, rounds tell both
-            self.forget_earlier_run()
+            self.reset_earlier_run()
         self._round, self._sent, self._asked = server_round, arrays, set()
         messages = self._add_site_labels(list(super().configure_train(server_round, arrays, config, grid)), grid)
         self._nodes = [message.metadata.dst_node_id for message in messages]
@@ -148,7 +148,7 @@ class LabelledSites(FedAvg):
 
     def aggregate_evaluate(self, server_round: int, replies: Messages) -> MetricRecord | None:
         """Average the metrics of usable replies; log a warning with node and reason for each other reply."""
-        read = partial(records.read_weight, key=self.weighted_by_key)
+        read = partial(records.read_reply_weight, key=self.weighted_by_key)
         fit, _ = self.read_replies(server_round, sorted(replies, key=source_node), read, nodes=())
         return super().aggregate_evaluate(server_round, fit)
 
@@ -201,7 +201,7 @@ class LabelledSites(FedAvg):
         """Read a reply to training; raise ``ValueError`` if it is unusable."""
         if len(reply.content.array_records) != 1 or len(reply.content.metric_records) != 1:
             raise ValueError("it needs one ArrayRecord and one MetricRecord")
-        (model,), weight = reply.content.array_records.values(), records.read_weight(reply, self.weighted_by_key)
+        (model,), weight = reply.content.array_records.values(), records.read_reply_weight(reply, self.weighted_by_key)
         if fault := records.find_model_fault(model, self._sent):
             raise ValueError(fault)
         features, statistics = self._read_head_from(model).features, self.read_statistics(reply)
@@ -250,7 +250,7 @@ class LabelledSites(FedAvg):
             log.log(WARNING, "left out of this round: %s", faults)
         self.answers |= answers
         context, labelled = self.round_context(), list[Message]()
-        unowned = [name for name in self.classes if not context.contract.owners(name)]
+        unowned = [name for name in self.classes if not context.contract.annotating_sites(name)]
         if unowned != self._unowned:
             log.log(WARNING, "no site labels %s", unowned)
             self._unowned = unowned
@@ -376,7 +376,7 @@ class SequentialTraining(LabelledSites):
         if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
             return self._grid.send_and_receive(messages, timeout=timeout)
         by_site = {site_name_of_node(message.metadata.dst_node_id): message for message in messages}
-        for site in self.method.order(self.round_context(), sorted(by_site)):
+        for site in self.method.order_sites(self.round_context(), sorted(by_site)):
             if model is not None:
                 by_site[site].content[self.arrayrecord_key] = model
             (reply,) = self._grid.send_and_receive([by_site[site]], timeout=timeout) or (None,)

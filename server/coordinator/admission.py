@@ -18,7 +18,7 @@ from common.security.identity import (
     write_toml_section,
 )
 from common.system.toml import TomlSection, read_toml, validate_tables
-from server.coordinator.authority import authority_certificate
+from server.coordinator.authority import read_authority_certificate
 from server.coordinator.folder import CoordinatorFolder
 from strategies.engine.claims import ClaimsBySite, SiteClaimLimits
 
@@ -61,25 +61,25 @@ class AdmittedSite(TomlSection):
         return tuple(check_public_key(key) for key in keys)
 
 
-def admitted_sites(coordinator: CoordinatorFolder) -> dict[str, AdmittedSite]:
+def read_all_admitted_sites(coordinator: CoordinatorFolder) -> dict[str, AdmittedSite]:
     """Return all sites ever admitted, revoked ones too, by name.
 
     Raises:
         BadInput: If a site's file was edited and is no longer valid.
     """
-    paths = sorted(coordinator.sites.glob("*.toml"))
+    paths = sorted(coordinator.sites_path.glob("*.toml"))
     sites = [validate_tables(AdmittedSite, read_toml(path), f"sites/{path.name}") for path in paths]
     return {site.site: site for site in sorted(sites, key=lambda site: site.site)}
 
 
-def unrevoked_sites(coordinator: CoordinatorFolder) -> dict[str, AdmittedSite]:
+def read_unrevoked_sites(coordinator: CoordinatorFolder) -> dict[str, AdmittedSite]:
     """Return the admitted sites that are not revoked, by name."""
-    return {name: site for name, site in admitted_sites(coordinator).items() if not site.revoked}
+    return {name: site for name, site in read_all_admitted_sites(coordinator).items() if not site.revoked}
 
 
-def admission_faults(coordinator: CoordinatorFolder, request: SiteAdmissionRequest) -> list[Fault]:
+def find_admission_faults(coordinator: CoordinatorFolder, request: SiteAdmissionRequest) -> list[Fault]:
     """Return a fault for each reason why a site's admission request must be rejected."""
-    sites = admitted_sites(coordinator)
+    sites = read_all_admitted_sites(coordinator)
     where = f"{request.site}.request"
     faults = []
     named = sites.get(request.site)
@@ -111,7 +111,7 @@ def make_claim_limits_reader(coordinator: CoordinatorFolder) -> ClaimsBySite:
 
     def read_limits() -> Mapping[str, SiteClaimLimits]:
         try:
-            sites = unrevoked_sites(coordinator)
+            sites = read_unrevoked_sites(coordinator)
         except BadInput:
             return last
         last.update({name: SiteClaimLimits(frozenset(site.classes), site.max_images) for name, site in sites.items()})
@@ -120,7 +120,7 @@ def make_claim_limits_reader(coordinator: CoordinatorFolder) -> ClaimsBySite:
     return read_limits
 
 
-def admit(
+def admit_site(
     coordinator: CoordinatorFolder,
     request: SiteAdmissionRequest,
     *,
@@ -137,10 +137,10 @@ def admit(
     Raises:
         BadInput: If the name, the key or a class cannot be used.
     """
-    raise_faults(admission_faults(coordinator, request))
-    authority_certificate(coordinator)  # without one there is no kit to send
-    site: dict[str, Any] = {"site": request.site, "public_key": request.public_key, "admitted": _utc_now_text()}
-    if old := admitted_sites(coordinator).get(request.site):
+    raise_faults(find_admission_faults(coordinator, request))
+    read_authority_certificate(coordinator)  # without one there is no kit to send
+    site: dict[str, Any] = {"site": request.site, "public_key": request.public_key, "admitted": _format_utc_now()}
+    if old := read_all_admitted_sites(coordinator).get(request.site):
         old_keys = (*old.old_keys, old.public_key) if old.revoked else old.old_keys
         site |= {"old_keys": old_keys, "classes": old.classes, "max_images": old.max_images}
     if classes is not None:
@@ -148,7 +148,7 @@ def admit(
     if max_images is not None:
         site["max_images"] = max_images
     admitted = validate_tables(AdmittedSite, site, "flwr-server admit")
-    write_toml_section(_site_file(coordinator, request.site), admitted, "Admitted by flwr-server admit.")
+    write_toml_section(_admitted_site_path(coordinator, request.site), admitted, "Admitted by flwr-server admit.")
     return write_connection_kit(coordinator, admitted)
 
 
@@ -159,40 +159,40 @@ def write_connection_kit(coordinator: CoordinatorFolder, site: AdmittedSite) -> 
         address=coordinator.public_address,
         site=site.site,
         public_key=site.public_key,
-        ca_certificate=authority_certificate(coordinator),
+        ca_certificate=read_authority_certificate(coordinator),
     )
     path = coordinator.folder / "kits" / f"{site.site}.kit"
     write_toml_section(path, kit, f"For {site.site}. Holds no secret.")
     return path
 
 
-def unrevoked_site(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
+def read_unrevoked_site(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
     """Return an admitted site that is not revoked.
 
     Raises:
         BadInput: If no such site was admitted, or the site is revoked.
     """
-    sites = unrevoked_sites(coordinator)
+    sites = read_unrevoked_sites(coordinator)
     if name not in sites:
         remedy = suggest_nearest_name(name, sites) or f"Admitted sites: {quote_names(sites) or 'none'}."
         raise BadInput([Fault(name, "is not an admitted site.", remedy)])
     return sites[name]
 
 
-def revoke(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
+def revoke_site(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
     """Revoke a site's admission; return the site with the time of the revocation.
 
     Raises:
         BadInput: If no such site was admitted, or the site is revoked already.
     """
-    site = unrevoked_site(coordinator, name).model_copy(update={"revoked": _utc_now_text()})
-    write_toml_section(_site_file(coordinator, name), site, "Admitted by flwr-server admit, revoked since.")
+    site = read_unrevoked_site(coordinator, name).model_copy(update={"revoked": _format_utc_now()})
+    write_toml_section(_admitted_site_path(coordinator, name), site, "Admitted by flwr-server admit, revoked since.")
     return site
 
 
-def _site_file(coordinator: CoordinatorFolder, name: str) -> Path:
-    return coordinator.sites / f"{name}.toml"
+def _admitted_site_path(coordinator: CoordinatorFolder, name: str) -> Path:
+    return coordinator.sites_path / f"{name}.toml"
 
 
-def _utc_now_text() -> str:
+def _format_utc_now() -> str:
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

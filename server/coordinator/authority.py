@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from common.errors import BadInput, Fault
 from common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE, write_secret_file
 from common.system.files import write_atomically
-from common.system.preflight import certificate_date_faults
+from common.system.preflight import find_certificate_date_faults
 from server.coordinator.folder import CoordinatorFolder
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
@@ -32,11 +32,11 @@ _ALWAYS = ("localhost", "127.0.0.1")  # by which flwr-server reaches its own Sup
 def make_certificate_authority(coordinator: CoordinatorFolder) -> None:
     """Create the authority's key and certificate; never overwrite an existing key."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = certificate_subject_name(f"{coordinator.file.name} (Polyclinic authority)")
+    name = make_certificate_subject(f"{coordinator.file.name} (Polyclinic authority)")
     builder = make_certificate_builder(name, name, key.public_key(), AUTHORITY_DAYS, is_authority=True)
     certificate = builder.sign(key, hashes.SHA256())
-    write_secret_file(coordinator.authority / "ca.key", _key_as_pem(key))
-    write_atomically(coordinator.ca_certificate, certificate.public_bytes(form.Encoding.PEM))
+    write_secret_file(coordinator.authority_path / "ca.key", _encode_private_key_pem(key))
+    write_atomically(coordinator.ca_certificate_path, certificate.public_bytes(form.Encoding.PEM))
 
 
 def issue_server_certificate(coordinator: CoordinatorFolder, days: float = SERVER_DAYS) -> None:
@@ -65,7 +65,7 @@ def issue_server_certificate(coordinator: CoordinatorFolder, days: float = SERVE
     )
 
 
-def signing_key_and_certificate(coordinator: CoordinatorFolder) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+def ensure_valid_signing_key(coordinator: CoordinatorFolder) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
     """Return the key that signs a run's requests, and its certificate (DER); issue new ones shortly before they expire.
 
     The key differs from that of the server's TLS certificate, so that a person who steals the TLS key cannot sign
@@ -87,9 +87,11 @@ def _read_signing_key_and_certificate(
     coordinator: CoordinatorFolder,
 ) -> tuple[ec.EllipticCurvePrivateKey, bytes] | None:
     try:
-        key = form.load_pem_private_key((coordinator.authority / "signing.key").read_bytes(), None)
-        certificate = x509.load_pem_x509_certificate((coordinator.authority / "signing.crt").read_bytes())
-        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes()))
+        key = form.load_pem_private_key((coordinator.authority_path / "signing.key").read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate((coordinator.authority_path / "signing.crt").read_bytes())
+        certificate.verify_directly_issued_by(
+            x509.load_pem_x509_certificate(coordinator.ca_certificate_path.read_bytes())
+        )
     except (*UNREADABLE, InvalidSignature):
         return None
     time_left = certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
@@ -104,31 +106,31 @@ def _write_certificate(
     """Write a new key, ``STEM.key``, and its certificate by the authority, ``STEM.crt``, with these extensions."""
     authority_key, authority = _read_authority(coordinator)
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = make_certificate_builder(certificate_subject_name(name), authority.subject, key.public_key(), days)
+    builder = make_certificate_builder(make_certificate_subject(name), authority.subject, key.public_key(), days)
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical=critical)
-    key_path = coordinator.authority / f"{stem}.key"
+    key_path = coordinator.authority_path / f"{stem}.key"
     key_path.unlink(missing_ok=True)
-    write_secret_file(key_path, _key_as_pem(key))
+    write_secret_file(key_path, _encode_private_key_pem(key))
     certificate = builder.sign(authority_key, hashes.SHA256())
-    write_atomically(coordinator.authority / f"{stem}.crt", certificate.public_bytes(form.Encoding.PEM))
+    write_atomically(coordinator.authority_path / f"{stem}.crt", certificate.public_bytes(form.Encoding.PEM))
 
 
-def authority_certificate(coordinator: CoordinatorFolder) -> str:
+def read_authority_certificate(coordinator: CoordinatorFolder) -> str:
     """Return the authority's certificate as PEM, for connection kits.
 
     Raises:
         BadInput: If the certificate cannot be read.
     """
     try:
-        certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
+        certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate_path.read_bytes())
     except UNREADABLE as error:
-        problem = f"cannot be read: {_explain_read_error(error)}."
-        raise BadInput([Fault(str(coordinator.ca_certificate), problem, _NO_AUTHORITY)]) from None
+        problem = f"cannot be read: {_explain_authority_read_error(error)}."
+        raise BadInput([Fault(str(coordinator.ca_certificate_path), problem, _NO_AUTHORITY)]) from None
     return certificate.public_bytes(form.Encoding.PEM).decode()
 
 
-def days_until_certificate_expiry(coordinator: CoordinatorFolder) -> float:
+def count_certificate_days_left(coordinator: CoordinatorFolder) -> float:
     """Return the number of days until the server's certificate expires.
 
     Raises:
@@ -138,27 +140,29 @@ def days_until_certificate_expiry(coordinator: CoordinatorFolder) -> float:
     return time_left.total_seconds() / 86400
 
 
-def certificate_faults(coordinator: CoordinatorFolder) -> list[Fault]:
+def find_server_certificate_faults(coordinator: CoordinatorFolder) -> list[Fault]:
     """Return the faults of the server's certificate: the server cannot use it, or hospitals would reject it."""
     remedy = f"Run: flwr-server init {coordinator.folder} --renew"
     certificate = _read_server_certificate(coordinator)
     try:
-        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes()))
+        certificate.verify_directly_issued_by(
+            x509.load_pem_x509_certificate(coordinator.ca_certificate_path.read_bytes())
+        )
     except (*UNREADABLE, InvalidSignature):
         problem = "was not issued by the authority of this folder, authority/ca.crt, or that one cannot be read."
         return [Fault("authority/server.crt", problem, remedy)]
     try:
-        key = form.load_pem_private_key((coordinator.authority / "server.key").read_bytes(), None)
+        key = form.load_pem_private_key((coordinator.authority_path / "server.key").read_bytes(), None)
         belongs = key.public_key() == certificate.public_key()
     except UNREADABLE as error:
-        return [Fault("authority/server.key", f"cannot be read: {_explain_read_error(error)}.", remedy)]
+        return [Fault("authority/server.key", f"cannot be read: {_explain_authority_read_error(error)}.", remedy)]
     if not belongs:
         return [Fault("authority/server.key", "is not the key of authority/server.crt.", remedy)]
-    authority = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
+    authority = x509.load_pem_x509_certificate(coordinator.ca_certificate_path.read_bytes())
     too_old = "Without a valid authority no hospital connects: start a new folder, and send new kits."
     if dates := [
-        *certificate_date_faults("authority/server.crt", certificate, remedy),
-        *certificate_date_faults("authority/ca.crt", authority, too_old),
+        *find_certificate_date_faults("authority/server.crt", certificate, remedy),
+        *find_certificate_date_faults("authority/ca.crt", authority, too_old),
     ]:
         return dates
     try:
@@ -201,40 +205,40 @@ def make_certificate_builder(
     )
 
 
-def certificate_subject_name(common_name: str) -> x509.Name:
+def make_certificate_subject(common_name: str) -> x509.Name:
     """Return the subject of a certificate, with the common name cut to 64 characters."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
 
 
-def _key_as_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _encode_private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
 
 
 def _read_authority(coordinator: CoordinatorFolder) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     try:
-        key = form.load_pem_private_key((coordinator.authority / "ca.key").read_bytes(), None)
-        certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
+        key = form.load_pem_private_key((coordinator.authority_path / "ca.key").read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate_path.read_bytes())
         certificate.subject, certificate.extensions  # noqa: B018 - read when asked for, and damaged perhaps
         belongs = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
     except UNREADABLE as error:
-        problem = f"the authority cannot be read: {_explain_read_error(error)}."
-        raise BadInput([Fault(str(coordinator.authority), problem, _NO_AUTHORITY)]) from None
+        problem = f"the authority cannot be read: {_explain_authority_read_error(error)}."
+        raise BadInput([Fault(str(coordinator.authority_path), problem, _NO_AUTHORITY)]) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not belongs:
         problem = "ca.key is not the key of ca.crt."
-        raise BadInput([Fault(str(coordinator.authority), problem, _NO_AUTHORITY)])
+        raise BadInput([Fault(str(coordinator.authority_path), problem, _NO_AUTHORITY)])
     return key, certificate
 
 
-def _explain_read_error(error: Exception) -> str:
+def _explain_authority_read_error(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{Path(error.filename).name}: {error.strerror}"
     return "it is damaged, cut off or, if a key, locked by a password"
 
 
 def _read_server_certificate(coordinator: CoordinatorFolder) -> x509.Certificate:
-    path: Path = coordinator.authority / "server.crt"
+    path: Path = coordinator.authority_path / "server.crt"
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except UNREADABLE as error:
         remedy = f"Run: flwr-server init {coordinator.folder} --renew"
-        raise BadInput([Fault(str(path), f"cannot be read: {_explain_read_error(error)}.", remedy)]) from None
+        raise BadInput([Fault(str(path), f"cannot be read: {_explain_authority_read_error(error)}.", remedy)]) from None

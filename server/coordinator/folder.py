@@ -43,7 +43,7 @@ def normalize_host(host: str) -> str:
     return host
 
 
-class CoordinatorFile(TomlSection):
+class CoordinatorTomlContent(TomlSection):
     """The keys of ``coordinator.toml``.
 
     Attributes:
@@ -80,30 +80,30 @@ class CoordinatorFolder:
     """A coordinator's folder, with paths of its files and the content of its ``coordinator.toml``."""
 
     folder: Path
-    file: CoordinatorFile
+    file: CoordinatorTomlContent
 
     @property
-    def authority(self) -> Path:
+    def authority_path(self) -> Path:
         return self.folder / "authority"
 
     @property
-    def sites(self) -> Path:
+    def sites_path(self) -> Path:
         return self.folder / "sites"
 
     @property
-    def state(self) -> Path:
+    def state_path(self) -> Path:
         return self.folder / "state"
 
     @property
-    def log(self) -> Path:
+    def log_path(self) -> Path:
         return self.folder / "logs" / "superlink.log"
 
     @property
-    def ca_certificate(self) -> Path:
-        return self.authority / "ca.crt"
+    def ca_certificate_path(self) -> Path:
+        return self.authority_path / "ca.crt"
 
     @property
-    def fleet_address(self) -> str:
+    def hospital_listen_address(self) -> str:
         """Address and port that the server binds to for hospitals."""
         return _join_host_and_port(self.file.listen, self.file.port)
 
@@ -117,7 +117,7 @@ def _join_host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def read_coordinator(folder: Path) -> CoordinatorFolder:
+def read_coordinator_folder(folder: Path) -> CoordinatorFolder:
     """Read ``coordinator.toml`` in a coordinator's folder, and check it.
 
     Raises:
@@ -126,7 +126,7 @@ def read_coordinator(folder: Path) -> CoordinatorFolder:
     if not (folder / FILE).is_file():
         problem = f"is no coordinator's folder: it holds no {FILE}."
         raise BadInput([Fault(str(folder), problem, "Make one with flwr-server init.")])
-    return CoordinatorFolder(folder, validate_tables(CoordinatorFile, read_toml(folder / FILE), FILE))
+    return CoordinatorFolder(folder, validate_tables(CoordinatorTomlContent, read_toml(folder / FILE), FILE))
 
 
 def restrict_folder_to_owner(coordinator: CoordinatorFolder, tell: Callable[[str], None]) -> None:
@@ -135,7 +135,7 @@ def restrict_folder_to_owner(coordinator: CoordinatorFolder, tell: Callable[[str
         tell(f"other accounts could look into {coordinator.folder}; now only this one can (mode 700)")
 
 
-def write_coordinator(folder: Path, file: CoordinatorFile) -> CoordinatorFolder:
+def write_coordinator_toml(folder: Path, file: CoordinatorTomlContent) -> CoordinatorFolder:
     """Write ``coordinator.toml``; return the folder with the new content."""
     lines = ["# Polyclinic coordinator. After a change of hosts: flwr-server init DIR --renew."]
     lines += [f"{key} = {to_toml_text(value)}" for key, value in file.model_dump().items()]
@@ -143,21 +143,21 @@ def write_coordinator(folder: Path, file: CoordinatorFile) -> CoordinatorFolder:
     return CoordinatorFolder(folder, file)
 
 
-def is_command_running(coordinator: CoordinatorFolder, command: Literal["start", "run"]) -> bool:
+def is_coordinator_command_running(coordinator: CoordinatorFolder, command: Literal["start", "run"]) -> bool:
     """Return whether a process of this ``flwr-server`` command (``start`` or ``run``) uses this folder now."""
-    return is_file_locked(coordinator.state / f"{command}.lock")
+    return is_file_locked(coordinator.state_path / f"{command}.lock")
 
 
 @contextlib.contextmanager
-def lock_coordinator(coordinator: CoordinatorFolder, command: Literal["start", "run"]) -> Iterator[None]:
+def lock_coordinator_folder(coordinator: CoordinatorFolder, command: Literal["start", "run"]) -> Iterator[None]:
     """Lock this folder, so that a second process of this command (``start`` or ``run``) is refused.
 
     Raises:
         BadInput: If another process holds the lock.
     """
-    coordinator.state.mkdir(parents=True, exist_ok=True)
-    coordinator.state.chmod(0o700)
-    with (coordinator.state / f"{command}.lock").open("w") as file:
+    coordinator.state_path.mkdir(parents=True, exist_ok=True)
+    coordinator.state_path.chmod(0o700)
+    with (coordinator.state_path / f"{command}.lock").open("w") as file:
         problem = f"another flwr-server {command} is at work in this folder."
         lock_file(file, Fault(str(coordinator.folder), problem))
         yield

@@ -7,15 +7,15 @@ from common.errors import Fault, raise_faults
 from common.security.identity import check_site_name
 from common.system.files import make_private_folder, remove_outputs_on_failure
 from common.system.toml import validate_tables
-from server.coordinator.admission import unrevoked_sites, write_connection_kit
+from server.coordinator.admission import read_unrevoked_sites, write_connection_kit
 from server.coordinator.authority import SERVER_DAYS, issue_server_certificate, make_certificate_authority
 from server.coordinator.folder import (
     FILE,
-    CoordinatorFile,
     CoordinatorFolder,
+    CoordinatorTomlContent,
     normalize_host,
-    read_coordinator,
-    write_coordinator,
+    read_coordinator_folder,
+    write_coordinator_toml,
 )
 
 
@@ -39,27 +39,27 @@ def make_coordinator_folder(folder: Path, name: str, hosts: Sequence[str], *, li
     if not name:
         faults.append(Fault("--name", "is missing: the federation's name."))
     else:
-        faults += _option_value_faults("--name", check_site_name, [name])
+        faults += _find_option_value_faults("--name", check_site_name, [name])
     if not hosts:
         faults.append(Fault("--host", "is missing: a name or address by which hospitals reach this machine."))
-    raise_faults([*faults, *_option_value_faults("--host", normalize_host, hosts)])
+    raise_faults([*faults, *_find_option_value_faults("--host", normalize_host, hosts)])
     tree = {"name": name, "hosts": tuple(hosts), "listen": listen, "port": port}
-    coordinator = CoordinatorFolder(folder, validate_tables(CoordinatorFile, tree, "flwr-server init"))
-    with remove_outputs_on_failure(folder, coordinator.authority, folder / FILE):
+    coordinator = CoordinatorFolder(folder, validate_tables(CoordinatorTomlContent, tree, "flwr-server init"))
+    with remove_outputs_on_failure(folder, coordinator.authority_path, folder / FILE):
         make_private_folder(folder)
         make_certificate_authority(coordinator)
         issue_server_certificate(coordinator)
-        write_coordinator(folder, coordinator.file)
+        write_coordinator_toml(folder, coordinator.file)
     return [
         f"{folder / FILE}: name, hosts and port.",
-        f"{coordinator.authority}: the certificate authority of this federation and the server's certificate, for"
+        f"{coordinator.authority_path}: the certificate authority of this federation and the server's certificate, for"
         f" {', '.join(coordinator.file.hosts)}; valid {SERVER_DAYS} days. Keep a copy of ca.key in a safe place.",
         f"Hospitals will connect to {coordinator.public_address}: open this port, and no other.",
         f"Next, in any order: flwr-server start {folder}; for each hospital flwr-server admit {folder} NAME.request",
     ]
 
 
-def renew_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
+def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
     """Issue a new server certificate by the same authority; with hosts, also update settings and connection kits.
 
     Returns:
@@ -68,24 +68,24 @@ def renew_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
     Raises:
         BadInput: If the folder is not a coordinator's folder, or a host is not valid.
     """
-    coordinator = read_coordinator(folder)
-    raise_faults(_option_value_faults("--host", normalize_host, hosts))
+    coordinator = read_coordinator_folder(folder)
+    raise_faults(_find_option_value_faults("--host", normalize_host, hosts))
     if hosts:
         chosen = tuple(normalize_host(host) for host in hosts)
-        coordinator = write_coordinator(folder, coordinator.file.model_copy(update={"hosts": chosen}))
+        coordinator = write_coordinator_toml(folder, coordinator.file.model_copy(update={"hosts": chosen}))
     issue_server_certificate(coordinator)
     lines = [
         f"A new certificate for {', '.join(coordinator.file.hosts)}, valid {SERVER_DAYS} days.",
         f"It counts from the next start: stop flwr-server start {folder} and start it again.",
     ]
     if hosts:
-        kits = [str(write_connection_kit(coordinator, site)) for site in unrevoked_sites(coordinator).values()]
+        kits = [str(write_connection_kit(coordinator, site)) for site in read_unrevoked_sites(coordinator).values()]
         if kits:
             lines.append(f"The address in kits is now {coordinator.public_address}; send them again: {', '.join(kits)}")
     return lines
 
 
-def _option_value_faults(option: str, check: Callable[[str], object], values: Sequence[str]) -> list[Fault]:
+def _find_option_value_faults(option: str, check: Callable[[str], object], values: Sequence[str]) -> list[Fault]:
     faults = []
     for value in values:
         try:

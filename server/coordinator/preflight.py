@@ -4,21 +4,21 @@ from pathlib import Path
 
 from common.config import ExperimentFile
 from common.errors import Fault, quote_names, raise_faults
-from common.system.preflight import flower_release_faults, port_faults, writable_folder_faults
-from server.coordinator.admission import unrevoked_sites
-from server.coordinator.authority import certificate_faults
-from server.coordinator.folder import CoordinatorFolder, is_command_running
+from common.system.preflight import find_flower_release_faults, find_folder_write_faults, find_port_faults
+from server.coordinator.admission import read_unrevoked_sites
+from server.coordinator.authority import find_server_certificate_faults
+from server.coordinator.folder import CoordinatorFolder, is_coordinator_command_running
 from server.coordinator.state import is_control_socket_listening
 
 
 def find_faults_before_start(coordinator: CoordinatorFolder) -> list[Fault]:
     """Check certificates, file rights, disk space, Flower's version, and that the hospitals' port is free."""
-    faults = [*certificate_faults(coordinator), *flower_release_faults()]
-    for folder in (coordinator.state, coordinator.log.parent):
-        faults += writable_folder_faults(folder)
-    if is_command_running(coordinator, "start"):
+    faults = [*find_server_certificate_faults(coordinator), *find_flower_release_faults()]
+    for folder in (coordinator.state_path, coordinator.log_path.parent):
+        faults += find_folder_write_faults(folder)
+    if is_coordinator_command_running(coordinator, "start"):
         return [*faults, Fault(str(coordinator.folder), "another flwr-server start is at work in this folder.")]
-    return list(dict.fromkeys([*faults, *hospital_port_faults(coordinator)]))
+    return list(dict.fromkeys([*faults, *find_hospital_port_faults(coordinator)]))
 
 
 def find_faults_before_run(coordinator: CoordinatorFolder, out: Path, *, resume: bool) -> list[Fault]:
@@ -27,25 +27,29 @@ def find_faults_before_run(coordinator: CoordinatorFolder, out: Path, *, resume:
     Args:
         resume: True for a resumed run, which is not refused for a missing SuperLink but waits for it.
     """
-    faults = [*certificate_faults(coordinator), *writable_folder_faults(out), *flower_release_faults()]
+    faults = [
+        *find_server_certificate_faults(coordinator),
+        *find_folder_write_faults(out),
+        *find_flower_release_faults(),
+    ]
     return (
         faults
-        if resume or is_control_socket_listening(coordinator.state)
+        if resume or is_control_socket_listening(coordinator.state_path)
         else [*faults, make_no_superlink_fault(coordinator)]
     )
 
 
 def make_no_superlink_fault(coordinator: CoordinatorFolder) -> Fault:
     """Return the error for a run that finds no running SuperLink."""
-    if is_command_running(coordinator, "start"):
+    if is_coordinator_command_running(coordinator, "start"):
         problem = "flwr-server start is at work on this folder, but its SuperLink does not answer."
-        remedy = f"Wait until it says ready; if it does not, {coordinator.log} says why."
+        remedy = f"Wait until it says ready; if it does not, {coordinator.log_path} says why."
         return Fault(str(coordinator.folder), problem, remedy)
     remedy = f"In another terminal or container: flwr-server start {coordinator.folder}"
     return Fault(str(coordinator.folder), "flwr-server start does not run on this folder.", remedy)
 
 
-def expected_site_count(coordinator: CoordinatorFolder, file: ExperimentFile, sites: int, *, resume: bool) -> int:
+def count_expected_sites(coordinator: CoordinatorFolder, file: ExperimentFile, sites: int, *, resume: bool) -> int:
     """Return the number of sites that a run waits for before its first round.
 
     Args:
@@ -55,7 +59,7 @@ def expected_site_count(coordinator: CoordinatorFolder, file: ExperimentFile, si
     Raises:
         BadInput: If no site is admitted, or the number is above that of admitted sites or below ``min_sites``.
     """
-    admitted, needed = unrevoked_sites(coordinator), file.experiment.participation.min_sites
+    admitted, needed = read_unrevoked_sites(coordinator), file.experiment.participation.min_sites
     expected = min(sites, len(admitted)) if sites and resume else sites or len(admitted)
     faults = []
     if not admitted:
@@ -69,7 +73,7 @@ def expected_site_count(coordinator: CoordinatorFolder, file: ExperimentFile, si
     return expected
 
 
-def hospital_port_faults(coordinator: CoordinatorFolder) -> list[Fault]:
+def find_hospital_port_faults(coordinator: CoordinatorFolder) -> list[Fault]:
     """Return a fault if the hospitals' port cannot be opened."""
     remedy = "Stop what uses it, or set another port in coordinator.toml."
-    return port_faults("coordinator.toml: port", coordinator.file.listen, coordinator.file.port, remedy)
+    return find_port_faults("coordinator.toml: port", coordinator.file.listen, coordinator.file.port, remedy)

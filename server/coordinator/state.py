@@ -34,21 +34,21 @@ def read_site_connections(state: Path) -> dict[str, bool] | None:
         return None
 
 
-def record_sign_off(state: Path, site: str) -> None:
+def record_site_sign_off(state: Path, site: str) -> None:
     """Record that a site has left on purpose: its operator stopped it, or a run refused it."""
     with _lock:
         when = dt.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        _write_sign_offs(state, {**read_sign_offs(state), site: when})
+        _write_site_sign_offs(state, {**read_site_sign_offs(state), site: when})
 
 
-def remove_sign_off(state: Path, site: str) -> None:
+def remove_site_sign_off(state: Path, site: str) -> None:
     """Remove a site's sign-off record, because the site has connected again."""
     with _lock:
-        if site in (sign_offs := read_sign_offs(state)):
-            _write_sign_offs(state, {name: when for name, when in sign_offs.items() if name != site})
+        if site in (sign_offs := read_site_sign_offs(state)):
+            _write_site_sign_offs(state, {name: when for name, when in sign_offs.items() if name != site})
 
 
-def read_sign_offs(state: Path) -> dict[str, str]:
+def read_site_sign_offs(state: Path) -> dict[str, str]:
     """Return site -> local date, time and zone of its sign-off, for the sites that left on purpose."""
     try:
         sign_offs = json.loads((state / SIGNED_OFF).read_text(encoding="utf-8"))
@@ -57,11 +57,11 @@ def read_sign_offs(state: Path) -> dict[str, str]:
         return {}
 
 
-def _write_sign_offs(state: Path, sign_offs: Mapping[str, str]) -> None:
+def _write_site_sign_offs(state: Path, sign_offs: Mapping[str, str]) -> None:
     write_atomically(state / SIGNED_OFF, json.dumps(sign_offs).encode(), durable=False)
 
 
-class ControlSocket:
+class ControlSocketPath:
     """The path of the Unix socket ``state/control.sock``, which only this account can reach (the folder has mode 700).
 
     The kernel allows 107 bytes for a socket's path, and the folder's path may be longer. Therefore the path is
@@ -85,7 +85,7 @@ def is_control_socket_listening(state: Path) -> bool:
     """Return whether a process listens on the control socket in this folder."""
     with (
         contextlib.suppress(OSError),
-        contextlib.closing(ControlSocket(state)) as control,
+        contextlib.closing(ControlSocketPath(state)) as control,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
     ):
         connection.connect(control.path)

@@ -12,22 +12,22 @@ from typing import Any
 import torch
 
 from common.config import ExperimentFile, make_hospital_plan
-from common.data.base.image_set import ImageSet, Splits
+from common.data.base.image_set import DatasetSplits, ImageSet
 from common.data.load import load_dataset, load_external_test_images
 from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
-from common.models.network import network_build_faults
-from common.simulation import simulation_image_store
+from common.models.network import find_network_build_faults
+from common.simulation import open_simulation_image_store
 from common.system.files import is_disk_full, make_private_folder, remove_temporary_files
-from server.coordinator.admission import admitted_sites, make_claim_limits_reader
-from server.coordinator.folder import CoordinatorFolder, lock_coordinator, restrict_folder_to_owner
+from server.coordinator.admission import make_claim_limits_reader, read_all_admitted_sites
+from server.coordinator.folder import CoordinatorFolder, lock_coordinator_folder, restrict_folder_to_owner
 from server.coordinator.preflight import make_no_superlink_fault
-from server.coordinator.state import read_sign_offs
+from server.coordinator.state import read_site_sign_offs
 from server.deployment.superlink.control_client import is_superlink_answering
 from server.deployment.superlink.network_grid import NetworkGrid, open_network_grid
 from server.deployment.superlink.process import OBJECTS, START_TIMEOUT_S
 from server.deployment.superlink.refused_calls import FILE as REFUSED_CALLS
 from server.deployment.supervisor import RunExitCode
-from server.deployment.timers import list_timers, timer_order_faults
+from server.deployment.timers import find_timer_order_faults, list_timers
 from server.federation.evaluation import RunContext
 from server.federation.run import run_federation
 from server.federation.set_up import OpenedRunFolder
@@ -36,13 +36,13 @@ from server.runs.reporter import RunReporter
 from strategies.engine.events import RunStopped
 from strategies.method_list import prefix_fault_with_file
 from strategies.methods.base import find_coordinator_image_faults
-from strategies.privacy.gradients import private_network_faults
+from strategies.privacy.gradients import find_private_network_faults
 from strategies.registry import build_experiment_strategy
 
 Tell = Callable[[str], None]
 
 
-def lead_run_with_exit_code(
+def lead_run_or_exit(
     lead: Callable[[], dict[str, Any]], out: Path, resume_command: Sequence[str], tell: Tell
 ) -> dict[str, Any]:
     """Lead a run and return its summary; turn an interruption or a crash into a message and an exit code.
@@ -80,7 +80,7 @@ class NetworkBackend:
 
     def __init__(self, coordinator: CoordinatorFolder, file: ExperimentFile, sites: int, tell: Tell) -> None:
         self.coordinator, self.file, self.sites, self.tell = coordinator, file, sites, tell
-        self.own: Splits | None = None
+        self.own: DatasetSplits | None = None
         self.external: ImageSet | None = None
 
     def check_before_run(self, *, resume: bool) -> None:
@@ -90,7 +90,7 @@ class NetworkBackend:
             BadInput: If the experiment has faults, or no SuperLink answers.
         """
         file, experiment, faults = self.file, self.file.experiment, list[Fault]()
-        store = simulation_image_store(experiment, file.base_folder, self.tell)
+        store = open_simulation_image_store(experiment, file.base_folder, self.tell)
         try:
             self.own = load_dataset(experiment.server_data, file.base_folder, store) if experiment.server_data else None
         except BadInput as error:
@@ -102,35 +102,37 @@ class NetworkBackend:
         try:
             method = build_experiment_strategy(experiment)
             faults += find_coordinator_image_faults(method, self.own) if not faults else []
-            if method.site.pooled != "no":
+            if method.site.pooled_missing_labels != "no":
                 method_name = experiment.run.method
                 problem = f'"{method_name}" puts all images in one place; hospitals\' images stay where they are.'
                 faults.append(Fault("run.method", problem, "Only flwr-sim runs it."))
         except BadInput as error:
             faults += error.faults
-        faults += network_build_faults(experiment.model, file.base_folder) + timer_order_faults(list_timers(experiment))
+        faults += find_network_build_faults(experiment.model, file.base_folder) + find_timer_order_faults(
+            list_timers(experiment)
+        )
         if not faults:
-            faults += private_network_faults(make_hospital_plan(experiment), method.site)
+            faults += find_private_network_faults(make_hospital_plan(experiment), method.site)
         raise_faults([prefix_fault_with_file(file, fault) for fault in faults])
         if not is_superlink_answering(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
             raise BadInput([make_no_superlink_fault(self.coordinator)])
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
         """Lock the coordinator's folder within the context, because a coordinator leads one run at a time."""
-        return lock_coordinator(self.coordinator, "run")
+        return lock_coordinator_folder(self.coordinator, "run")
 
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run all rounds over the network; return the run's summary."""
         coordinator, experiment, out = self.coordinator, self.file.experiment, opening.folder.path
-        for folder in (coordinator.state, coordinator.state / OBJECTS):
+        for folder in (coordinator.state_path, coordinator.state_path / OBJECTS):
             remove_temporary_files(folder)
         restrict_folder_to_owner(coordinator, self.tell)
         if make_private_folder(out):
             self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")
         present = CurrentRun(str(out.resolve()), experiment.run.name or experiment.run.method)
-        signed_off = partial(read_sign_offs, coordinator.state)
-        note = partial(add_to_run_history, coordinator.state)
-        reports = RunReporter(present, coordinator.state, self.tell, signed_off, note)
+        signed_off = partial(read_site_sign_offs, coordinator.state_path)
+        note = partial(add_to_run_history, coordinator.state_path)
+        reports = RunReporter(present, coordinator.state_path, self.tell, signed_off, note)
         with reports as reporter, open_network_grid(coordinator) as grid:
             try:
                 return run_federation(grid, experiment, self._make_run_context(opening, grid), [reporter])
@@ -140,10 +142,10 @@ class NetworkBackend:
 
     def _make_run_context(self, opening: OpenedRunFolder, grid: NetworkGrid) -> RunContext:
         coordinator, own = self.coordinator, self.own
-        reader = JsonLinesReader(coordinator.state / REFUSED_CALLS)
-        reader.poll()  # calls that were refused before this run are none of its events
+        reader = JsonLinesReader(coordinator.state_path / REFUSED_CALLS)
+        reader.poll_new_lines()  # calls that were refused before this run are none of its events
 
-        def refused_calls() -> list[dict[str, Any]]:  # an event has a time of its own
+        def read_refused_calls() -> list[dict[str, Any]]:  # an event has a time of its own
             calls = reader.read_new_lines()
             return [{name: value for name, value in call.items() if name not in ("time", "run")} for call in calls]
 
@@ -160,9 +162,9 @@ class NetworkBackend:
             own=own,
             test=None if own is None else own.test,
             external=self.external,
-            registered=grid.registered_sites,
-            left_replies=grid.unrecorded_replies,
-            key_of=lambda site: admitted_sites(coordinator)[site].public_key,
-            refused_calls=refused_calls,
+            registered=grid.list_registered_sites,
+            left_replies=grid.receive_unrecorded_replies,
+            key_of=lambda site: read_all_admitted_sites(coordinator)[site].public_key,
+            refused_calls=read_refused_calls,
             claims=make_claim_limits_reader(coordinator),
         )

@@ -4,16 +4,20 @@ import time
 from collections.abc import Callable
 
 from common.errors import BadInput, raise_faults
-from server.coordinator.admission import unrevoked_sites
-from server.coordinator.authority import RENEW_BEFORE_DAYS, days_until_certificate_expiry
-from server.coordinator.folder import CoordinatorFolder, lock_coordinator, restrict_folder_to_owner
-from server.coordinator.state import read_sign_offs, write_site_connections
-from server.deployment.superlink.control_client import ControlClient, SuperLinkGone, openssh_key_to_pem
+from server.coordinator.admission import read_unrevoked_sites
+from server.coordinator.authority import RENEW_BEFORE_DAYS, count_certificate_days_left
+from server.coordinator.folder import CoordinatorFolder, lock_coordinator_folder, restrict_folder_to_owner
+from server.coordinator.state import read_site_sign_offs, write_site_connections
+from server.deployment.superlink.control_client import (
+    SuperLinkControlClient,
+    SuperLinkUnreachable,
+    convert_openssh_key_to_pem,
+)
 from server.deployment.superlink.database import set_aside_unusable_database
-from server.deployment.superlink.process import START_TIMEOUT_S, SuperLink
+from server.deployment.superlink.process import START_TIMEOUT_S, SuperLinkProcess
 from server.deployment.superlink.registrations import RegisteredSite
-from server.deployment.timers import list_timers, timer_order_faults
-from server.runs.live_status import describe_sign_off
+from server.deployment.timers import find_timer_order_faults, list_timers
+from server.runs.live_status import describe_site_sign_off
 
 POLL_S, RESTART_S = 1.0, 1.0
 Tell = Callable[[str], None]
@@ -25,26 +29,26 @@ def serve_superlink(coordinator: CoordinatorFolder, tell: Tell) -> None:
     Raises:
         BadInput: If a timer is shorter than one that has to end before it, or the SuperLink does not start.
     """
-    raise_faults(timer_order_faults(list_timers(None)))
+    raise_faults(find_timer_order_faults(list_timers(None)))
     restrict_folder_to_owner(coordinator, tell)
-    with lock_coordinator(coordinator, "start"):
-        link = SuperLink(coordinator)
+    with lock_coordinator_folder(coordinator, "start"):
+        link = SuperLinkProcess(coordinator)
         try:
             tell(f"opening the port: the SuperLink is started, which takes up to {START_TIMEOUT_S:.0f} s")
             _start_superlink(coordinator, link, tell)
-            control = ControlClient(coordinator)
-            synchronize_registrations(coordinator, control)
-            where = f"{coordinator.public_address} (listening on {coordinator.fleet_address}, TLS)"
+            control = SuperLinkControlClient(coordinator)
+            synchronize_site_registrations(coordinator, control)
+            where = f"{coordinator.public_address} (listening on {coordinator.hospital_listen_address}, TLS)"
             tell(f"ready: hospitals connect to {where}")
-            if (days := days_until_certificate_expiry(coordinator)) < RENEW_BEFORE_DAYS:
+            if (days := count_certificate_days_left(coordinator)) < RENEW_BEFORE_DAYS:
                 tell(f"the certificate expires in {days:.0f} days: flwr-server init {coordinator.folder} --renew")
-            tell(f"admitted sites: {', '.join(unrevoked_sites(coordinator)) or 'none yet'}")
+            tell(f"admitted sites: {', '.join(read_unrevoked_sites(coordinator)) or 'none yet'}")
             _keep_superlink_running(coordinator, link, control, tell)
         finally:
             link.stop()
 
 
-def _start_superlink(coordinator: CoordinatorFolder, link: SuperLink, tell: Tell) -> None:
+def _start_superlink(coordinator: CoordinatorFolder, link: SuperLinkProcess, tell: Tell) -> None:
     """Start the SuperLink; if its database is unusable, first set the database aside."""
     if event := set_aside_unusable_database(coordinator):
         tell(event)
@@ -52,11 +56,11 @@ def _start_superlink(coordinator: CoordinatorFolder, link: SuperLink, tell: Tell
 
 
 def _keep_superlink_running(
-    coordinator: CoordinatorFolder, link: SuperLink, control: ControlClient, tell: Tell
+    coordinator: CoordinatorFolder, link: SuperLinkProcess, control: SuperLinkControlClient, tell: Tell
 ) -> None:
     """Loop for ever: restart a SuperLink that ended, synchronize registrations, report changed connections."""
     before, problem = dict[str, bool](), ""
-    write_site_connections(coordinator.state, before)
+    write_site_connections(coordinator.state_path, before)
     while True:
         if (code := link.exit_code()) is not None:
             tell(f"the SuperLink ended with {code}; starting it again. Runs and registrations are in its database")
@@ -67,9 +71,9 @@ def _keep_superlink_running(
                 tell(str(error))
                 continue
         try:
-            now = {node.name: node.online for node in synchronize_registrations(coordinator, control)}
+            now = {node.name: node.is_online for node in synchronize_site_registrations(coordinator, control)}
             problem = ""
-        except (SuperLinkGone, BadInput) as error:
+        except (SuperLinkUnreachable, BadInput) as error:
             if str(error) != problem:
                 tell(problem := str(error))
             now = before
@@ -78,29 +82,33 @@ def _keep_superlink_running(
                 continue
             if now.get(site):
                 tell(f"{site} connected")
-            elif site not in unrevoked_sites(coordinator):
+            elif site not in read_unrevoked_sites(coordinator):
                 tell(f"{site} is revoked: its calls are refused from now on")
-            elif when := read_sign_offs(coordinator.state).get(site):
-                tell(f"{site} {describe_sign_off(when)}")
+            elif when := read_site_sign_offs(coordinator.state_path).get(site):
+                tell(f"{site} {describe_site_sign_off(when)}")
             else:
                 tell(f"{site} is gone: it gives no sign of life, and did not sign off")
         if now != before:
-            write_site_connections(coordinator.state, now)
+            write_site_connections(coordinator.state_path, now)
         before = now
         time.sleep(POLL_S)
 
 
-def synchronize_registrations(coordinator: CoordinatorFolder, control: ControlClient) -> list[RegisteredSite]:
+def synchronize_site_registrations(
+    coordinator: CoordinatorFolder, control: SuperLinkControlClient
+) -> list[RegisteredSite]:
     """Register newly admitted sites on the SuperLink and unregister revoked ones; return the registered sites.
 
     The commands ``admit`` and ``revoke`` only write files; this function makes them effective.
     """
     nodes = control.list_registered_sites()
-    admitted = {openssh_key_to_pem(site.public_key): site for site in unrevoked_sites(coordinator).values()}
+    admitted = {
+        convert_openssh_key_to_pem(site.public_key): site for site in read_unrevoked_sites(coordinator).values()
+    }
     revoked = [node for node in nodes if node.public_key not in admitted]
     for node in revoked:  # before the registrations: a name may have gone to a new key
-        control.unregister(node)
+        control.unregister_site(node)
     missing = admitted.keys() - {node.public_key for node in nodes}
     for key in missing:
-        control.register(admitted[key].site, admitted[key].public_key)
+        control.register_site(admitted[key].site, admitted[key].public_key)
     return control.list_registered_sites() if revoked or missing else nodes

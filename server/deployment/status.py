@@ -13,30 +13,38 @@ from rich.text import Text
 
 from common import __version__
 from common.errors import quote_names
-from common.security.identity import public_key_fingerprint
-from server.coordinator.admission import admitted_sites
-from server.coordinator.authority import days_until_certificate_expiry
-from server.coordinator.folder import CoordinatorFolder, is_command_running
-from server.coordinator.state import read_sign_offs
-from server.deployment.superlink.control_client import ControlClient, SuperLinkGone, is_superlink_answering
-from server.runs.live_status import CurrentRun, describe_sign_off, describe_site_in_run, read_current_run
+from common.security.identity import compute_public_key_fingerprint
+from server.coordinator.admission import read_all_admitted_sites
+from server.coordinator.authority import count_certificate_days_left
+from server.coordinator.folder import CoordinatorFolder, is_coordinator_command_running
+from server.coordinator.state import read_site_sign_offs
+from server.deployment.superlink.control_client import (
+    SuperLinkControlClient,
+    SuperLinkUnreachable,
+    is_superlink_answering,
+)
+from server.runs.live_status import CurrentRun, describe_site_in_run, describe_site_sign_off, read_current_run
 
 LINK = {"up": "up", "starting": "starting: it takes up to a minute", "down": "down: start it with flwr-server start"}
 
 
-def status_fields(coordinator: CoordinatorFolder) -> dict[str, Any]:
+def collect_server_status(coordinator: CoordinatorFolder) -> dict[str, Any]:
     """Return the content of ``flwr-server status --json``."""
     up, online = is_superlink_answering(coordinator), set[str]()
     if up:
-        with suppress(SuperLinkGone), closing(ControlClient(coordinator, answer_s=5.0)) as control:
-            online = {node.name for node in control.list_registered_sites() if node.online}
-    present, signed_off, sites = read_current_run(coordinator.state), read_sign_offs(coordinator.state), {}
-    for name, site in admitted_sites(coordinator).items():
+        with suppress(SuperLinkUnreachable), closing(SuperLinkControlClient(coordinator, answer_s=5.0)) as control:
+            online = {node.name for node in control.list_registered_sites() if node.is_online}
+    present, signed_off, sites = (
+        read_current_run(coordinator.state_path),
+        read_site_sign_offs(coordinator.state_path),
+        {},
+    )
+    for name, site in read_all_admitted_sites(coordinator).items():
         state = "connected" if name in online else "stopped" if name in signed_off else "not connected"
         sites[name] = {
             "state": "revoked" if site.revoked else state,
             "stopped": signed_off.get(name),
-            "fingerprint": public_key_fingerprint(site.public_key),
+            "fingerprint": compute_public_key_fingerprint(site.public_key),
             "admitted": site.admitted,
             "revoked": site.revoked or None,
             "classes": list(site.classes),
@@ -47,15 +55,15 @@ def status_fields(coordinator: CoordinatorFolder) -> dict[str, Any]:
         "name": coordinator.file.name,
         "address": coordinator.public_address,
         "release": __version__,
-        "superlink": "up" if up else "starting" if is_command_running(coordinator, "start") else "down",
-        "certificate_days": days_until_certificate_expiry(coordinator),
+        "superlink": "up" if up else "starting" if is_coordinator_command_running(coordinator, "start") else "down",
+        "certificate_days": count_certificate_days_left(coordinator),
         "sites": sites,
         "run": asdict(present) if present else None,
         "time": time.time(),
     }
 
 
-def format_status_tables(status: Mapping[str, Any]) -> RenderableType:
+def format_server_status(status: Mapping[str, Any]) -> RenderableType:
     """Format the output of ``flwr-server status`` as tables for the terminal."""
     up = LINK[status["superlink"]]
     heading = f"{status['name']} at {status['address']}: SuperLink {up}; "
@@ -66,7 +74,7 @@ def format_status_tables(status: Mapping[str, Any]) -> RenderableType:
     for name, site in status["sites"].items():
         part = describe_site_in_run(present, name, revoked=site["state"] == "revoked") if present else ""
         when = site.get("stopped") if site["state"] == "stopped" else None
-        link = describe_sign_off(when) if when else site["state"]
+        link = describe_site_sign_off(when) if when else site["state"]
         table.add_row(name, link, "" if when else part, Text(site.get("release") or ""))
         limits = [quote_names(site["classes"])] if site["classes"] else []
         limits += [f"{site['max_images']:,} training images at most"] if site["max_images"] else []
@@ -75,10 +83,10 @@ def format_status_tables(status: Mapping[str, Any]) -> RenderableType:
     # outside the table, which would break them at 80 columns: they are compared by telephone and copied
     keys = [f"{site['fingerprint']}  {name}" for name, site in status["sites"].items()]
     lines = [Text(key, no_wrap=True, overflow="ignore") for key in keys]
-    return Group(Text(heading), table, *lines, *claims, Text(_describe_run(run, status)))
+    return Group(Text(heading), table, *lines, *claims, Text(_describe_current_run(run, status)))
 
 
-def _describe_run(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+def _describe_current_run(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     if not run:
         return "no run yet"
     lines = [f"run {run['name']} ({run['state']}) in {run['run_folder']}"]
@@ -91,7 +99,7 @@ def _describe_run(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:
             site = status["sites"].get(name, {})
             if site.get("state") != "revoked":
                 awaited.append(
-                    f"{name} ({describe_sign_off(site['stopped'])})" if site.get("state") == "stopped" else name
+                    f"{name} ({describe_site_sign_off(site['stopped'])})" if site.get("state") == "stopped" else name
                 )
         if awaited:
             left_s = max(run["deadline"] - status["time"], 0)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from common.system.stopping import STARTER, STOPPED_ON_REQUEST, exit_message, graceful_shutdown, stop_on_signals
+from common.system.stopping import STARTER, STOPPED_ON_REQUEST, graceful_shutdown, make_exit_message, stop_on_signals
 
 MOST_DEATHS = 5
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
@@ -86,7 +86,7 @@ def supervise_run(
 
 
 def _report_requested_stop() -> RunExitCode:
-    print(exit_message(), file=sys.stderr)  # the child is gone and could not say how to go on
+    print(make_exit_message(), file=sys.stderr)  # the child is gone and could not say how to go on
     return RunExitCode.ON_REQUEST
 
 

@@ -60,7 +60,7 @@ ORDER = (
 )
 
 
-def timer_order_faults(all_timers: Sequence[Timer]) -> list[Fault]:
+def find_timer_order_faults(all_timers: Sequence[Timer]) -> list[Fault]:
     """Return a fault for each timer that is not long enough for another one to end before it."""
     by_name = {timer.name: timer for timer in all_timers}
     faults = []
@@ -105,7 +105,7 @@ def list_timers(experiment: Experiment | None) -> list[Timer]:
     """Return all timers; without an experiment, those of a run have their default values."""
     section = experiment.participation if experiment else ParticipationSection()
 
-    def source(key: str) -> str:
+    def describe_source(key: str) -> str:
         is_set = experiment is not None and key in section.model_fields_set
         return "the experiment" if is_set else "the experiment (here: default)"
 
@@ -114,7 +114,7 @@ def list_timers(experiment: Experiment | None) -> list[Timer]:
         "round_deadline_s": "the round goes on without the missing sites if min_sites replied, or the run stops",
     }
     run_timers = [
-        Timer(f"participation.{key}", getattr(section, key), effect, source=source(key))
+        Timer(f"participation.{key}", getattr(section, key), effect, source=describe_source(key))
         for key, effect in effects.items()
     ]
     if experiment and experiment.evaluation.compare_local:

@@ -20,37 +20,37 @@ from common.data.base.image_set import (
     describe_skipped_images,
     has_known_patients,
 )
-from common.data.base.spec import FolderSpec, NpzSpec
-from common.data.images.store import user_image_store
+from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec
+from common.data.images.store import open_user_image_store
 from common.data.load import load_dataset, refuse_unknown_test_classes
-from common.data.sources.npz import load_npz_test
+from common.data.sources.npz import load_npz_test_part
 from common.data.sources.npz_file import read_npz_headers
 from common.data.tables.csv import CsvColumns
-from common.data.tables.roles import image_column, patient_column
+from common.data.tables.roles import guess_image_column, guess_patient_column
 from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.metrics.auroc import ClassMetrics, mean_and_sd, per_class
+from common.metrics.auroc import ClassMetrics, compute_mean_and_sd, compute_metrics_per_class
 from common.metrics.bootstrap import AurocIntervals, bootstrap_auroc_intervals
 from common.metrics.calibration import DecisionCounts, count_decisions
-from common.models.network import SplitNetwork, labels_for_head_rows
+from common.models.network import SplitNetwork, select_head_row_labels
 from common.models.saved import load_model
-from common.system.plain_text import count_with_noun, format_interval, format_number, join_as_english_list
-from server.export.prediction import Cell, rows_to_csv, score_pictures
+from common.system.plain_text import format_count_with_noun, format_interval, format_number, join_as_english_list
+from server.export.prediction import Cell, compute_picture_probabilities, format_rows_as_csv
 from server.export.preflight import (
     EvaluationInput,
-    add_options_to_faults,
-    data_of_experiment,
+    find_class_column_faults,
     make_npz_spec,
-    missing_class_column_faults,
+    name_options_in_faults,
+    read_experiment_data_spec,
     read_labelled_csv_columns,
 )
-from server.reporting.run_claims import UNKNOWN_PATIENTS, few_images_sentences, reason_without_auroc
+from server.reporting.run_claims import UNKNOWN_PATIENTS, describe_few_images, explain_missing_auroc
 from server.runs.reader import RunSummary, read_run
 
-SpecT = TypeVar("SpecT", NpzSpec, FolderSpec)
+SpecT = TypeVar("SpecT", NpzDatasetSpec, FolderDatasetSpec)
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class SavedModelEvaluation:
     """The metrics of a saved model on labelled images.
 
     Attributes:
@@ -70,10 +70,10 @@ class Evaluation:
     @property
     def mean_auroc(self) -> float | None:
         """Return the mean AUROC over the classes whose AUROC is defined."""
-        return mean_and_sd(result.auroc for result in self.results.values())[0]
+        return compute_mean_and_sd(result.auroc for result in self.results.values())[0]
 
 
-def evaluate_saved_model(folder: Path, labelled: EvaluationInput) -> Evaluation:
+def evaluate_saved_model(folder: Path, labelled: EvaluationInput) -> SavedModelEvaluation:
     """Test a saved model on the classes that the model and the labelled data share.
 
     Args:
@@ -88,11 +88,14 @@ def evaluate_saved_model(folder: Path, labelled: EvaluationInput) -> Evaluation:
     refuse_unknown_test_classes(test, network.class_names, str(labelled.data), "the model knows")
     shared = tuple(name for name in network.class_names if name in test.class_names)
     columns = [network.class_names.index(name) for name in shared]
-    scores, labels = score_pictures(network, test)[:, columns], labels_for_head_rows(test, shared).numpy()
-    return Evaluation(
+    scores, labels = (
+        compute_picture_probabilities(network, test)[:, columns],
+        select_head_row_labels(test, shared).numpy(),
+    )
+    return SavedModelEvaluation(
         images=len(test),
         patients=len(np.unique(test.patients)) if has_known_patients(test.patients) else None,
-        results=per_class(scores, labels, shared),
+        results=compute_metrics_per_class(scores, labels, shared),
         decisions={name: count_decisions(scores[:, c], labels[:, c]) for c, name in enumerate(shared)},
         intervals=bootstrap_auroc_intervals(scores, labels, test.patients, shared, np.random.default_rng(0)),
         skipped=test.skipped,
@@ -104,20 +107,22 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
     """Read the labelled images that the model was not trained on; return the images and a description of them."""
     data = labelled.data
     if data.suffix == ".toml":
-        return load_dataset(*data_of_experiment(data), user_image_store()).test, f"the test part of {data.name}'s data"
+        return load_dataset(
+            *read_experiment_data_spec(data), open_user_image_store()
+        ).test, f"the test part of {data.name}'s data"
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     if data.suffix == ".npz":
-        npz_of_run = _data_spec_of_run(summary, NpzSpec)
+        npz_of_run = _parse_run_data_spec(summary, NpzDatasetSpec)
         npz, patient_key = make_npz_spec(labelled, npz_of_run), labelled.patient_column
-        with add_options_to_faults(labelled):
+        with name_options_in_faults(labelled):
             if patient_key is None and npz_of_run and f"test_{npz_of_run.patient_key}" in read_npz_headers(data):
                 patient_key = npz_of_run.patient_key
             npz = npz.model_copy(update={"patient_key": patient_key})
-            return load_npz_test(npz, Path(), user_image_store()), f"the test part of {data.name}"
+            return load_npz_test_part(npz, Path(), open_user_image_store()), f"the test part of {data.name}"
     columns = read_labelled_csv_columns(labelled)
-    of_run = _data_spec_of_run(summary, FolderSpec)
+    of_run = _parse_run_data_spec(summary, FolderDatasetSpec)
     if summary is None or of_run is None or summary.table_sha256 != hashlib.sha256(data.read_bytes()).hexdigest():
-        splits = load_dataset(_make_csv_spec(network, of_run, labelled, columns), Path(), user_image_store())
+        splits = load_dataset(_make_csv_spec(network, of_run, labelled, columns), Path(), open_user_image_store())
         # No row of this table was trained on, so that the loader's split does not count.
         return concatenate_image_sets([splits.train, splits.validation, splits.test]), f"all of {data.name}"
     # The model was trained on some rows of this table, which is read as the run read it.
@@ -136,10 +141,12 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
     base = table.parents[len(parts) - 1] if table.parts[-len(parts) :] == parts else table.parent
     pictures = base / of_run.images if labelled.pictures is None else labelled.pictures.resolve()
     spec = of_run.model_copy(update={"labels": str(table), "images": str(pictures)})
-    return load_dataset(spec, Path(), user_image_store()).test, f"the test part of {data.name}, as the run split it"
+    return load_dataset(
+        spec, Path(), open_user_image_store()
+    ).test, f"the test part of {data.name}, as the run split it"
 
 
-def _data_spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
+def _parse_run_data_spec(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
     """Return ``[data]`` of the run's experiment; None without a run, or for another kind of data or release."""
     try:
         return TypeAdapter(kind).validate_python(summary and summary.experiment.get("data"))
@@ -148,17 +155,17 @@ def _data_spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | 
 
 
 def _make_csv_spec(
-    network: SplitNetwork, of_run: FolderSpec | None, labelled: EvaluationInput, columns: CsvColumns
-) -> FolderSpec:
+    network: SplitNetwork, of_run: FolderDatasetSpec | None, labelled: EvaluationInput, columns: CsvColumns
+) -> FolderDatasetSpec:
     """Return the data spec of a csv: columns by option, else as in the run's settings, else guessed from the cells."""
 
     def existing_column(name: str | None) -> str | None:
         return name if name in columns else None
 
     images = labelled.image_column or existing_column(of_run.image_column if of_run else None)
-    images = images or existing_column("image") or image_column(columns)
+    images = images or existing_column("image") or guess_image_column(columns)
     patients = labelled.patient_column or existing_column(of_run.patient_column if of_run else None)
-    patients = patients or patient_column(columns, (images, *network.class_names))
+    patients = patients or guess_patient_column(columns, (images, *network.class_names))
     spec: dict[str, Any] = {
         "kind": "folder",
         "images": str((labelled.pictures or labelled.data.parent).resolve()),
@@ -179,14 +186,14 @@ def _make_csv_spec(
             spec[key] = getattr(of_run, key)
     else:
         finding_column = of_run.finding_column if of_run else None
-        raise BadInput(missing_class_column_faults(labelled.data, columns, network.class_names, finding_column))
+        raise BadInput(find_class_column_faults(labelled.data, columns, network.class_names, finding_column))
     if of_run is not None:
         keys = ("blank", "resize", "frame", "axis", "window", "similar_patients")
         spec |= {key: getattr(of_run, key) for key in (*keys, *(("uncertain",) if own else ()))}
-    return FolderSpec.model_validate(spec)
+    return FolderDatasetSpec.model_validate(spec)
 
 
-def evaluation_as_json(evaluation: Evaluation) -> dict[str, Any]:
+def evaluation_as_json(evaluation: SavedModelEvaluation) -> dict[str, Any]:
     """Return the evaluation as a dictionary for JSON, with None for undefined figures."""
     return {
         "data": evaluation.source,
@@ -197,11 +204,11 @@ def evaluation_as_json(evaluation: Evaluation) -> dict[str, Any]:
         "mean_auroc": evaluation.mean_auroc,
         "mean_auroc_interval": evaluation.intervals.mean_auroc,
         "intervals_over": "images" if evaluation.patients is None else "patients",
-        "classes": {name: _class_figures(evaluation, name) for name in evaluation.results},
+        "classes": {name: _class_metrics_as_json(evaluation, name) for name in evaluation.results},
     }
 
 
-def _class_figures(evaluation: Evaluation, name: str) -> dict[str, Any]:
+def _class_metrics_as_json(evaluation: SavedModelEvaluation, name: str) -> dict[str, Any]:
     result, decided = evaluation.results[name], evaluation.decisions[name]
     return {
         "auroc": result.auroc,
@@ -214,18 +221,18 @@ def _class_figures(evaluation: Evaluation, name: str) -> dict[str, Any]:
     }
 
 
-def evaluation_as_csv(evaluation: Evaluation) -> bytes:
+def evaluation_as_csv(evaluation: SavedModelEvaluation) -> bytes:
     """Return the evaluation as a csv with one row per class."""
     names = ("class", "auroc", "auroc_low", "auroc_high", "average_precision", "sensitivity", "specificity")
     rows: list[list[Cell]] = [[*names, "positives", "negatives"]]
     for name in evaluation.results:
-        row = _class_figures(evaluation, name)
+        row = _class_metrics_as_json(evaluation, name)
         low, high = row.pop("auroc_interval") or (None, None)
         rows.append([name, row.pop("auroc"), low, high, *row.values()])
-    return rows_to_csv(rows)
+    return format_rows_as_csv(rows)
 
 
-def format_evaluation(evaluation: Evaluation) -> Group:
+def format_evaluation(evaluation: SavedModelEvaluation) -> Group:
     """Format the evaluation for a terminal: a table by class, the result in one sentence, and its limits."""
     table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
     # In 80 columns a long class name is wrapped, never a figure.
@@ -233,7 +240,7 @@ def format_evaluation(evaluation: Evaluation) -> Group:
     for heading in ("AUROC", "95 % interval", *measures_by_line, "with", "without"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name in evaluation.results:
-        auroc, interval, *measures, positives, negatives = _class_figures(evaluation, name).values()
+        auroc, interval, *measures, positives, negatives = _class_metrics_as_json(evaluation, name).values()
         cells = [
             format_number(auroc),
             format_interval(interval),
@@ -242,16 +249,16 @@ def format_evaluation(evaluation: Evaluation) -> Group:
             str(negatives),
         ]
         table.add_row(Text(name), *cells)
-    limits = (Text(f"! {limit}", style="yellow") for limit in evaluation_limitations(evaluation))
-    return Group(table, Text(evaluation_result_sentence(evaluation)), *limits)
+    limits = (Text(f"! {limit}", style="yellow") for limit in list_evaluation_limitations(evaluation))
+    return Group(table, Text(describe_evaluation_result(evaluation)), *limits)
 
 
-def evaluation_result_sentence(evaluation: Evaluation) -> str:
+def describe_evaluation_result(evaluation: SavedModelEvaluation) -> str:
     """Return a sentence with the mean AUROC and the classes and images that it is computed from."""
-    patients = "" if evaluation.patients is None else f" of {count_with_noun(evaluation.patients, 'patient')}"
-    over = f"{count_with_noun(evaluation.images, 'image')}{patients} ({evaluation.source})"
+    patients = "" if evaluation.patients is None else f" of {format_count_with_noun(evaluation.patients, 'patient')}"
+    over = f"{format_count_with_noun(evaluation.images, 'image')}{patients} ({evaluation.source})"
     tested = sum(result.auroc is not None for result in evaluation.results.values())
-    every = count_with_noun(len(evaluation.results), "class", "classes")
+    every = format_count_with_noun(len(evaluation.results), "class", "classes")
     if evaluation.mean_auroc is None:
         return f"None of {every} has an AUROC on {over}."
     classes = every if tested == len(evaluation.results) else f"{tested} of {every}"
@@ -259,13 +266,13 @@ def evaluation_result_sentence(evaluation: Evaluation) -> str:
     return f"Mean AUROC {format_number(evaluation.mean_auroc)} (95 % interval {interval}) over {classes} on {over}."
 
 
-def evaluation_limitations(evaluation: Evaluation) -> Iterator[str]:
+def list_evaluation_limitations(evaluation: SavedModelEvaluation) -> Iterator[str]:
     """Yield one sentence for each limitation of the metrics, such as few images of a class."""
     for name, result in evaluation.results.items():
-        if reason := reason_without_auroc(result):
+        if reason := explain_missing_auroc(result):
             yield f"“{name}” was not tested: {reason}."
         else:
-            yield from few_images_sentences(name, result.positives or 0, result.negatives or 0, "image")
+            yield from describe_few_images(name, result.positives or 0, result.negatives or 0, "image")
     if blind := [f"“{name}”" for name, decided in evaluation.decisions.items() if decided.sensitivity == 0]:
         yield (
             f"At a threshold of 0.5 the model finds none of the positive images of {join_as_english_list(blind)} "

@@ -17,17 +17,22 @@ from torch.nn import functional
 
 from common import __version__
 from common.config import Experiment
-from common.data.images.store import user_image_store
+from common.data.images.store import open_user_image_store
 from common.data.load import load_dataset
 from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
 from common.models.network import SplitNetwork, logits_to_probabilities
 from common.models.saved import SavedModelDescription, load_model, read_model_description
 from common.models.trained import merge_low_rank_factors
 from common.models.zoo.spec import ModelSpec
-from common.system.files import new_output_file_faults, remove_outputs_on_failure, temporary_path, write_atomically
+from common.system.files import (
+    find_output_file_faults,
+    make_temporary_path,
+    remove_outputs_on_failure,
+    write_atomically,
+)
 from server.export.pictures import read_unlabelled_pictures
-from server.export.prediction import image_format_for_model
-from server.export.preflight import ExportFormat, data_of_experiment, default_export_file
+from server.export.prediction import choose_model_image_format
+from server.export.preflight import ExportFormat, make_default_export_path, read_experiment_data_spec
 from server.reporting.model_card import CARD, render_model_card
 from server.runs.reader import read_run
 
@@ -50,7 +55,7 @@ class ExportedOutputsDiffer(ProgramCannotContinue):
 
 
 @dataclass(frozen=True)
-class ExportCheck:
+class ExportComparison:
     """The result of comparing an exported model with the saved model on ``images`` images."""
 
     path: Path
@@ -75,7 +80,7 @@ class PixelClassifier(nn.Module):
         return logits_to_probabilities(self.network(resized), self.network.spec.task)
 
 
-def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Sequence[Pixels]) -> ExportCheck:
+def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Sequence[Pixels]) -> ExportComparison:
     """Write a saved model to a new file, and check on images that the file gives the same probabilities.
 
     Args:
@@ -90,23 +95,25 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     problem = f"needs {', '.join(missing)}, not installed here."
     faults = [Fault(f"--to {form}", problem, "pip install 'polyclinic[export]'")] if missing else []
     saved = read_model_description(folder)
-    raise_faults([*faults, *new_output_file_faults(destination)])
+    raise_faults([*faults, *find_output_file_faults(destination)])
     network = load_model(folder)
     merge_low_rank_factors(network.backbone)
     model = PixelClassifier(network).eval().requires_grad_(False)
-    part = temporary_path(destination)
+    part = make_temporary_path(destination)
     write = _write_onnx if form is ExportFormat.onnx else _write_torchscript
     with remove_outputs_on_failure(destination, part):
-        run = write(model, export_metadata(saved), part)
-        largest = float(np.max([largest_probability_difference(model, run, batch) for batch in pixels]))  # NaN stays
+        run = write(model, make_export_metadata(saved), part)
+        largest = float(
+            np.max([compute_largest_probability_difference(model, run, batch) for batch in pixels])
+        )  # NaN stays
         if not largest <= TOLERANCE:
             problem = f"the exported model's probabilities differ from ours by up to {largest:.2g}"
             raise ExportedOutputsDiffer(f"{problem}, more than {TOLERANCE:g}; {destination} was not written")
         part.replace(destination)
-    return ExportCheck(destination, sum(map(len, pixels)), largest)
+    return ExportComparison(destination, sum(map(len, pixels)), largest)
 
 
-def export_metadata(saved: SavedModelDescription) -> dict[str, str]:
+def make_export_metadata(saved: SavedModelDescription) -> dict[str, str]:
     """Return the metadata that is written into an exported file."""
     channels = "grey" if saved.model.channels == 1 else "RGB, in this order"
     return {
@@ -123,7 +130,7 @@ def export_metadata(saved: SavedModelDescription) -> dict[str, str]:
     }
 
 
-def largest_probability_difference(model: nn.Module, run: Callable[[Pixels], Scores], batch: Pixels) -> float:
+def compute_largest_probability_difference(model: nn.Module, run: Callable[[Pixels], Scores], batch: Pixels) -> float:
     """Return the largest difference of probabilities, over the whole batch and its first image alone; may be NaN."""
     pairs = [(compute_probabilities(model, images), run(images)) for images in (batch[:1], batch)]
     if any(ours.shape != exported.shape for ours, exported in pairs):
@@ -143,7 +150,7 @@ def _write_onnx(model: PixelClassifier, facts: dict[str, str], path: Path) -> Ca
 
     program = torch.onnx.export(
         model,
-        (_example_images(model),),
+        (_make_example_images(model),),
         input_names=[INPUT],
         output_names=[OUTPUT],
         dynamic_shapes={"images": {0: "batch", 2: "height", 3: "width"}},
@@ -164,7 +171,7 @@ def _write_torchscript(model: PixelClassifier, facts: dict[str, str], path: Path
         # torch calls TorchScript deprecated, and warns of sizes that a trace takes for constant, as they are here:
         # the first step brings every image to one size. The comparison is of other sizes than the trace.
         warnings.simplefilter("ignore")
-        traced = torch.jit.trace(model, (_example_images(model),), check_trace=False)  # type: ignore[no-untyped-call]
+        traced = torch.jit.trace(model, (_make_example_images(model),), check_trace=False)  # type: ignore[no-untyped-call]
         whole = io.BytesIO()  # on a full disk torch would end the process where it writes to a path
         torch.jit.save(traced, whole, _extra_files={METADATA: json.dumps(facts, ensure_ascii=False)})
         path.write_bytes(whole.getbuffer())
@@ -172,7 +179,7 @@ def _write_torchscript(model: PixelClassifier, facts: dict[str, str], path: Path
     return lambda batch: compute_probabilities(loaded, batch)
 
 
-def _example_images(model: PixelClassifier) -> Tensor:
+def _make_example_images(model: PixelClassifier) -> Tensor:
     """Return two images of a size other than the model's, so that the export treats no dimension as constant."""
     size = model.network.spec.image_size
     return torch.zeros(2, model.network.spec.channels, size + 5, size + 3, dtype=torch.uint8)
@@ -180,7 +187,7 @@ def _example_images(model: PixelClassifier) -> Tensor:
 
 def export_run_model(
     folder: Path, form: ExportFormat, out: Path | None, check: Path | None
-) -> tuple[ExportCheck, str, Path | None]:
+) -> tuple[ExportComparison, str, Path | None]:
     """Export a run's model with a model card; return the check, a description of its images, and the card's path.
 
     Args:
@@ -192,7 +199,7 @@ def export_run_model(
         BadInput: If something cannot be read or written.
         ExportedOutputsDiffer: If the exported model gives other probabilities.
     """
-    destination = out or default_export_file(folder, form)
+    destination = out or make_default_export_path(folder, form)
     spec = load_model(folder).spec
     card, path = None, destination.parent / CARD
     if (folder / "summary.json").is_file():
@@ -216,10 +223,10 @@ def read_export_check_images(folder: Path, spec: ModelSpec, check: Path | None) 
         with suppress(BadInput, ValueError):  # no run, or its files are on another machine
             experiment = Experiment.model_validate(read_run(folder).summary.experiment)
             data = experiment.data or experiment.server_data
-            test = None if data is None else load_dataset(data, Path(), user_image_store()).test
+            test = None if data is None else load_dataset(data, Path(), open_user_image_store()).test
         if test is not None and len(test):
             return (
-                _image_batches(test.select_rows(_evenly_spaced_rows(len(test))).images, spec),
+                _make_image_batches(test.select_rows(_choose_evenly_spaced_rows(len(test))).images, spec),
                 "test images of the run's own experiment",
             )
         generator, size = np.random.default_rng(0), spec.image_size
@@ -227,20 +234,24 @@ def read_export_check_images(folder: Path, spec: ModelSpec, check: Path | None) 
         noise = [generator.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]
         return noise, "synthetic images, noise: for real ones name --check"
     if check.suffix == ".toml":
-        test = load_dataset(*data_of_experiment(check), user_image_store()).test
-        return _image_batches(test.select_rows(_evenly_spaced_rows(len(test))).images, spec), f"images of {check}"
-    pictures = read_unlabelled_pictures(check, image_format_for_model(folder, load_model(folder)))
+        test = load_dataset(*read_experiment_data_spec(check), open_user_image_store()).test
+        return _make_image_batches(
+            test.select_rows(_choose_evenly_spaced_rows(len(test))).images, spec
+        ), f"images of {check}"
+    pictures = read_unlabelled_pictures(check, choose_model_image_format(folder, load_model(folder)))
     if not len(pictures.images):
         raise BadInput([Fault(f"--check {check}", "holds no image that can be read.")])
-    return _image_batches(pictures.images[_evenly_spaced_rows(len(pictures.images))], spec), f"images of {check}"
+    return _make_image_batches(
+        pictures.images[_choose_evenly_spaced_rows(len(pictures.images))], spec
+    ), f"images of {check}"
 
 
-def _evenly_spaced_rows(count: int) -> NDArray[np.intp]:
+def _choose_evenly_spaced_rows(count: int) -> NDArray[np.intp]:
     """Return at most :data:`MOST_COMPARED` row indices out of ``count``, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(MOST_COMPARED, count)).round().astype(np.intp))
 
 
-def _image_batches(pixels: Pixels, spec: ModelSpec) -> list[Pixels]:
+def _make_image_batches(pixels: Pixels, spec: ModelSpec) -> list[Pixels]:
     """Convert images to channels-first batches with the number of channels that the model takes."""
     if pixels.ndim == 4 and spec.channels == 1:
         pixels = (pixels @ np.array(LUMINANCE)).round().astype(np.uint8)

@@ -17,7 +17,7 @@ from common.data.images.reading import (
     read_first_bytes,
 )
 from common.data.images.store import decode_pictures
-from common.data.sources.npz import content_size_faults
+from common.data.sources.npz import find_content_size_faults
 from common.data.sources.npz_file import open_npz_arrays, read_npz_headers
 from common.data.tables.files import PictureFileFinder
 from common.errors import BadInput, Fault, quote_names, raise_faults
@@ -53,7 +53,7 @@ def refuse_without_pictures(data: Path) -> None:
         BadInput: If :func:`read_unlabelled_pictures` would certainly find no image.
     """
     if _is_npz(data):
-        _npz_images_key(data)
+        _find_npz_images_key(data)
         return
     files, _ = _list_picture_files(data)
     if len(files) <= MOST_EXAMINED and not any(map(_may_be_picture, files)):
@@ -62,7 +62,7 @@ def refuse_without_pictures(data: Path) -> None:
             reason = explain_unsupported_file(read_first_bytes(files[0])) if files[0].stat().st_size else "empty"
         except OSError as error:
             reason = explain_decoding_error(error)
-        raise_faults([unreadable_images_fault(data, name, reason)])
+        raise_faults([make_unreadable_images_fault(data, name, reason)])
 
 
 def _may_be_picture(file: Path) -> bool:
@@ -72,7 +72,7 @@ def _may_be_picture(file: Path) -> bool:
         return False
 
 
-def unreadable_images_fault(data: Path, name: str, reason: str) -> Fault:
+def make_unreadable_images_fault(data: Path, name: str, reason: str) -> Fault:
     """Return the error for data whose images are all unreadable; it names one image and the reason."""
     problem = f"holds no image that can be read ({name}: {reason})."
     return Fault(str(data), problem, f"Name an npz file, a picture, or a folder of pictures ({_KINDS}).")
@@ -85,9 +85,9 @@ def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> Unlabelled
         BadInput: If the data holds no image.
     """
     if _is_npz(data):
-        key = _npz_images_key(data)
+        key = _find_npz_images_key(data)
         raise_faults(
-            content_size_faults(
+            find_content_size_faults(
                 data, read_npz_headers(data, str(data))[key].byte_size, form.rendering.largest_mb, str(data)
             )
         )
@@ -125,13 +125,13 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
                 pictures.append(file)
             else:
                 others.append(str(file.relative_to(data)))
-        raise_faults(listings.unlistable_folder_faults(str(data)))
+        raise_faults(listings.find_unlistable_folder_faults(str(data)))
     if not pictures:
         raise BadInput([Fault(str(data), f"is no npz file, no picture and no folder of pictures ({_KINDS}).")])
     return sorted(pictures), sorted(others)
 
 
-def _npz_images_key(data: Path) -> str:
+def _find_npz_images_key(data: Path) -> str:
     """Return the key of an npz file's image array: ``images``, else e.g. ``train_images`` of its first part.
 
     Raises:

@@ -16,15 +16,15 @@ from pydantic import BaseModel, ValidationError
 from common.data.base.decoded_size import LARGEST_MB
 from common.data.base.image_set import ImageSet
 from common.data.base.spec import AS_IN_FILE, Axis, BitDepth, Frame, LargestMb, PictureRendering, Resize, Window
-from common.data.images.pixels import Pixels, channels_first, pixels_on_device
+from common.data.images.pixels import ImageTensors, convert_to_channels_first, load_pixels_on_device
 from common.data.images.reading import DecodedImageFormat
 from common.errors import BadInput, raise_faults
 from common.models.gpu import move_network_to_device
-from common.models.network import SplitNetwork, compute_scores
+from common.models.network import SplitNetwork, compute_image_probabilities
 from common.models.saved import load_model
-from common.system.files import is_file, new_output_file_faults, write_atomically
+from common.system.files import find_output_file_faults, is_file, write_atomically
 from common.system.plain_text import escape_unplain_characters
-from server.export.pictures import UnlabelledPictures, read_unlabelled_pictures, unreadable_images_fault
+from server.export.pictures import UnlabelledPictures, make_unreadable_images_fault, read_unlabelled_pictures
 from server.runs.reader import read_run
 
 
@@ -40,7 +40,7 @@ class _RunPictureSettings(BaseModel):
     jpeg_draft: bool = False
 
 
-def image_format_for_model(
+def choose_model_image_format(
     folder: Path, network: SplitNetwork, rendering: PictureRendering | None = None
 ) -> DecodedImageFormat:
     """Return how files are converted to a saved model's input: as in the run, if the folder is a run's.
@@ -75,17 +75,17 @@ def predict_to_csv(
     Raises:
         BadInput: If the model is unreadable, no image is readable, or the destination exists.
     """
-    raise_faults(new_output_file_faults(destination))
+    raise_faults(find_output_file_faults(destination))
     network = load_model(folder)
-    pictures, probabilities = score_files(network, data, image_format_for_model(folder, network, rendering))
+    pictures, probabilities = predict_from_files(network, data, choose_model_image_format(folder, network, rendering))
     header = ["image", *network.class_names, "unreadable"]
     read = [[name, *row.tolist(), None] for name, row in zip(pictures.names, probabilities, strict=True)]
     unread = [[name, *[None] * len(network.class_names), why] for name, why in pictures.unreadable.items()]
-    write_atomically(destination, rows_to_csv([header, *read, *unread]))
+    write_atomically(destination, format_rows_as_csv([header, *read, *unread]))
     return pictures
 
 
-def score_files(
+def predict_from_files(
     network: SplitNetwork, data: Path, form: DecodedImageFormat
 ) -> tuple[UnlabelledPictures, NDArray[np.float32]]:
     """Read images from files, and compute their probabilities; return the images and ``(n, classes)``.
@@ -96,20 +96,20 @@ def score_files(
     pictures = read_unlabelled_pictures(data, form)
     if not pictures.names:
         name, reason = next(iter(pictures.unreadable.items()), (data.name, "it holds no image"))
-        raise_faults([unreadable_images_fault(data, name, reason)])
-    return pictures, score_pictures(network, pictures.images)
+        raise_faults([make_unreadable_images_fault(data, name, reason)])
+    return pictures, compute_picture_probabilities(network, pictures.images)
 
 
-def score_pictures(network: SplitNetwork, images: NDArray[np.uint8] | ImageSet) -> NDArray[np.float32]:
+def compute_picture_probabilities(network: SplitNetwork, images: NDArray[np.uint8] | ImageSet) -> NDArray[np.float32]:
     """Return probabilities ``(n, classes)`` of uint8 images; use the GPU if there is one."""
     if not len(images):
         return np.zeros((0, len(network.class_names)), np.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if isinstance(images, ImageSet):
-        pixels = pixels_on_device(images, device)
+        pixels = load_pixels_on_device(images, device)
     else:
-        pixels = Pixels(channels_first(images), None, torch.device(device))
-    return compute_scores(move_network_to_device(network, device), pixels)
+        pixels = ImageTensors(convert_to_channels_first(images), None, torch.device(device))
+    return compute_image_probabilities(move_network_to_device(network, device), pixels)
 
 
 Cell = str | float | None
@@ -119,7 +119,7 @@ _FORMULA = re.compile(r'(?<![^,;|"])(?=\s*[=+\-@＝＋－＠﹦﹢﹣﹫−])')
 spreadsheets cut a line at ``;``, also within quotes that do not open the line."""
 
 
-def rows_to_csv(rows: Iterable[Iterable[Cell]]) -> bytes:
+def format_rows_as_csv(rows: Iterable[Iterable[Cell]]) -> bytes:
     """Return rows as csv in UTF-8; an apostrophe before texts that a spreadsheet would execute as a formula."""
 
     def escape_cell(cell: Cell) -> Cell:

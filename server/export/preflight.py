@@ -9,13 +9,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.data.base.spec import Axis, BitDepth, DataSpec, Frame, NpzSpec, PictureRendering, Window
-from common.data.sources.npz import array_key_faults
+from common.data.base.spec import Axis, BitDepth, DataSpec, Frame, NpzDatasetSpec, PictureRendering, Window
+from common.data.sources.npz import find_array_key_faults
 from common.data.sources.npz_file import read_npz_headers
-from common.data.tables.csv import CsvColumns, missing_column_faults, read_columns
+from common.data.tables.csv import CsvColumns, find_missing_column_faults, read_csv_columns
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
-from common.models.zoo.spec import DESCRIPTION, model_folder_faults
-from common.system.files import is_file, missing_input_fault, new_output_file_faults
+from common.models.zoo.spec import DESCRIPTION, find_model_folder_faults
+from common.system.files import find_output_file_faults, is_file, make_missing_input_fault
 
 
 class ExportFormat(StrEnum):
@@ -25,12 +25,12 @@ class ExportFormat(StrEnum):
     torchscript = "torchscript"
 
 
-def default_export_file(folder: Path, form: ExportFormat) -> Path:
+def make_default_export_path(folder: Path, form: ExportFormat) -> Path:
     """Return the default path of an exported model."""
     return folder / ("model.onnx" if form is ExportFormat.onnx else "model.pt")
 
 
-def export_format_of(name: str) -> ExportFormat:
+def parse_export_format(name: str) -> ExportFormat:
     """Return the export format with this name.
 
     Raises:
@@ -52,8 +52,8 @@ def refuse_wrong_model_paths(folder: Path, data: Path | None = None, out: Path |
     if folder.suffix == ".toml":
         remedy = f"To write its simulated sites' folders: flwr-sim sites {folder}"
         raise BadInput([Fault(str(folder), "is an experiment; the folder of a trained model is needed.", remedy)])
-    nothing = [] if data is None or data.exists() else [missing_input_fault(data)]
-    raise_faults([*model_folder_faults(folder), *nothing, *(new_output_file_faults(out) if out else [])])
+    nothing = [] if data is None or data.exists() else [make_missing_input_fault(data)]
+    raise_faults([*find_model_folder_faults(folder), *nothing, *(find_output_file_faults(out) if out else [])])
 
 
 class _RenderingOptions(BaseModel):
@@ -73,7 +73,7 @@ _EXPECTED = {
 }
 
 
-def rendering_from_options(
+def make_rendering_from_options(
     frame: str | None, axis: str | None, window: str | None, bit_depth: str | None
 ) -> PictureRendering | None:
     """Return the image rendering that the options describe; None if no option is used.
@@ -119,13 +119,13 @@ def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
     Raises:
         BadInput: If the file has no labelled images, or an option does not fit the file.
     """
-    raise_faults(_useless_option_faults(labelled))
+    raise_faults(_find_useless_option_faults(labelled))
     if labelled.data.suffix == ".toml":
-        data_of_experiment(labelled.data)
+        read_experiment_data_spec(labelled.data)
     elif labelled.data.suffix == ".npz":
-        with add_options_to_faults(labelled):
+        with name_options_in_faults(labelled):
             headers, column = read_npz_headers(labelled.data), labelled.patient_column
-            raise_faults(array_key_faults(make_npz_spec(labelled), labelled.data, headers, ("test",)))
+            raise_faults(find_array_key_faults(make_npz_spec(labelled), labelled.data, headers, ("test",)))
             if column is not None and (key := f"test_{column}") not in headers:
                 problem = f'{labelled.data.name} has no array "{key}"; its arrays are {quote_names(headers)}.'
                 raise BadInput([Fault("--patient-column", problem, suggest_nearest_name(key, headers))])
@@ -137,12 +137,12 @@ def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
                 data = json.loads((folder / "summary.json").read_bytes())["experiment"]["data"] or {}
                 finding_column = data.get("finding_column")
         raise_faults(
-            missing_class_column_faults(labelled.data, read_labelled_csv_columns(labelled), class_names, finding_column)
+            find_class_column_faults(labelled.data, read_labelled_csv_columns(labelled), class_names, finding_column)
         )
 
 
 @contextmanager
-def add_options_to_faults(labelled: EvaluationInput) -> Iterator[None]:
+def name_options_in_faults(labelled: EvaluationInput) -> Iterator[None]:
     """Within the context, name the command-line option in an error instead of the ``[data]`` key."""
     words = {"data.path": str(labelled.data), "data.classes": "--classes", "data.patient_key": "--patient-column"}
     try:
@@ -151,7 +151,7 @@ def add_options_to_faults(labelled: EvaluationInput) -> Iterator[None]:
         raise BadInput([replace(fault, where=words.get(fault.where, fault.where)) for fault in bad.faults]) from None
 
 
-def missing_class_column_faults(
+def find_class_column_faults(
     data: Path, columns: CsvColumns, class_names: Sequence[str], finding_column: str | None
 ) -> list[Fault]:
     """Return a fault if a csv file has no column that holds labels of the run's classes.
@@ -173,7 +173,7 @@ def missing_class_column_faults(
     return [Fault(str(data), f"has columns {quote_names(columns)}; expected {expected}.")]
 
 
-def _useless_option_faults(labelled: EvaluationInput) -> list[Fault]:
+def _find_useless_option_faults(labelled: EvaluationInput) -> list[Fault]:
     """Return a fault for each option that has no meaning for this kind of file."""
     of_csv: dict[str, object] = {"--images": labelled.pictures, "--image-column": labelled.image_column}
     useless: dict[str, object] = {"--classes": labelled.class_names}
@@ -187,7 +187,7 @@ def _useless_option_faults(labelled: EvaluationInput) -> list[Fault]:
     return [Fault(option, problem, "Leave it out.") for option, value in useless.items() if value]
 
 
-def data_of_experiment(path: Path) -> tuple[DataSpec, Path]:
+def read_experiment_data_spec(path: Path) -> tuple[DataSpec, Path]:
     """Return ``[data]`` of an experiment file, and the folder that relative paths in it start from.
 
     Raises:
@@ -201,9 +201,9 @@ def data_of_experiment(path: Path) -> tuple[DataSpec, Path]:
     return file.experiment.data, file.base_folder
 
 
-def make_npz_spec(labelled: EvaluationInput, of_run: NpzSpec | None = None) -> NpzSpec:
+def make_npz_spec(labelled: EvaluationInput, of_run: NpzDatasetSpec | None = None) -> NpzDatasetSpec:
     """Return the data spec of the npz file, with the named classes or else those of the run's npz file."""
-    spec = NpzSpec(kind="npz", path=str(labelled.data.resolve()), classes=tuple(labelled.class_names))
+    spec = NpzDatasetSpec(kind="npz", path=str(labelled.data.resolve()), classes=tuple(labelled.class_names))
     if of_run is None or labelled.class_names:
         return spec
     return spec.model_copy(update={key: getattr(of_run, key) for key in ("classes", "keep", "image_size", "resize")})
@@ -216,8 +216,8 @@ def read_labelled_csv_columns(labelled: EvaluationInput) -> CsvColumns:
         BadInput: If the file is no csv, or lacks a column that an option names.
     """
     if not is_file(labelled.data):
-        raise BadInput([missing_input_fault(labelled.data)])
-    columns = read_columns(labelled.data, str(labelled.data))
+        raise BadInput([make_missing_input_fault(labelled.data)])
+    columns = read_csv_columns(labelled.data, str(labelled.data))
     options = {"--image-column": labelled.image_column, "--patient-column": labelled.patient_column}
-    raise_faults(missing_column_faults(str(labelled.data), columns, options))
+    raise_faults(find_missing_column_faults(str(labelled.data), columns, options))
     return columns

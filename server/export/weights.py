@@ -5,7 +5,7 @@ from typing import cast
 
 from common.errors import BadInput, Fault, raise_faults
 from common.models.zoo.spec import Architecture, is_external_network
-from common.system.files import is_file, missing_input_fault
+from common.system.files import is_file, make_missing_input_fault
 
 FROM_TORCHVISION = ("densenet121", "resnet18", "vgg11")
 
@@ -29,7 +29,7 @@ def convert_pretrained_weights(
 
         return convert_efficientnet_lite0(destination)
     if (architecture in FROM_TORCHVISION or is_external_network(architecture)) and checkpoint is not None:
-        raise_faults(_checkpoint_faults(checkpoint))
+        raise_faults(_find_checkpoint_faults(checkpoint))
         from common.models.weights import convert_checkpoint
 
         return convert_checkpoint(cast(Architecture, architecture), checkpoint, destination, image_size)
@@ -41,10 +41,10 @@ def convert_pretrained_weights(
     raise BadInput([Fault("--architecture", problem, remedy)])
 
 
-def _checkpoint_faults(path: Path) -> list[Fault]:
+def _find_checkpoint_faults(path: Path) -> list[Fault]:
     """Return a fault if a file's first bytes show that it is no checkpoint of tensors."""
     if not is_file(path):
-        return [missing_input_fault(path)]
+        return [make_missing_input_fault(path)]
     try:
         with path.open("rb") as file:
             head = file.read(512)

@@ -43,7 +43,7 @@ def collect_benefit_comparisons(
         return {}
     members, drawn = coordinator.sites.members, coordinator.participation.sites_per_round
     share = min(drawn / len(members), 1.0) if drawn else 1.0
-    seconds = benefit_deadline_s(coordinator.deadline_s, totals.round_seconds, share)
+    seconds = compute_benefit_deadline_s(coordinator.deadline_s, totals.round_seconds, share)
     epochs = {site: totals.epochs[site] for site in tested if totals.epochs[site]}  # local epochs, of those asked
     server_round = coordinator.state.round
     requests = coordinator.begin_exchange(server_round)
@@ -54,7 +54,7 @@ def collect_benefit_comparisons(
             partial(BenefitRequest, initial=groups, epochs=count), site, coordinator.result_model
         )
         requests.expected[site] = ModelGroups()
-        messages.append(requests.make_message(site, QUERY, encode_record(request, requests.written)))
+        messages.append(requests.make_flower_message(site, QUERY, encode_record(request, requests.written)))
     exchange = coordinator.exchange_messages(messages, "benefit", server_round, deadline_s=seconds)
     replies = coordinator.collect_replies(exchange, BenefitReply)
     coordinator.callbacks.on_absent_sites("benefit", replies.absent)
@@ -64,7 +64,7 @@ def collect_benefit_comparisons(
     return dict(sorted(benefits.items()))
 
 
-def benefit_deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> float:
+def compute_benefit_deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> float:
     """Return the deadline of the comparison: :data:`ALONE_TIMES` times the duration of all rounds, plus one deadline.
 
     Args:

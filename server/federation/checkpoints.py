@@ -20,8 +20,8 @@ from common.errors import BadInput, Fault
 from common.models.zoo.spec import NAMED_BY_THE_RUN
 from common.system.files import Parts, write_atomically
 from common.system.plain_text import list_first_and_count_rest
-from server.runs.tracking import flatten_tables
-from strategies.engine.state import FederationState, deserialize_state, serialize_state_in_parts
+from server.runs.tracking import flatten_nested_tables
+from strategies.engine.state import FederationState, deserialize_federation_state, serialize_federation_state_parts
 from strategies.registry import build_experiment_strategy
 
 VERSION = 4
@@ -64,9 +64,9 @@ class CheckpointFolder:
     def __init__(self, run_folder: Path, *, durable: bool) -> None:
         self.folder, self.durable = run_folder / "checkpoints", durable
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, and remove old ones, so that :data:`KEPT` checkpoints remain."""
-        content, number = serialize_state_in_parts(checkpoint.state), checkpoint.state.round
+        content, number = serialize_federation_state_parts(checkpoint.state), checkpoint.state.round
         facts = {
             "round": number,
             "run": checkpoint.run,
@@ -74,14 +74,14 @@ class CheckpointFolder:
             "books": checkpoint.totals,
             "last_validation": checkpoint.last_validation,
         }
-        write_atomically(self._file_of_round(number, "safetensors"), content, durable=self.durable)
+        write_atomically(self._round_checkpoint_path(number, "safetensors"), content, durable=self.durable)
         whole = {"version": VERSION, "blake3": _hash_checkpoint(content, facts), "facts": facts}
-        write_atomically(self._file_of_round(number, "json"), json.dumps(whole).encode(), durable=self.durable)
+        write_atomically(self._round_checkpoint_path(number, "json"), json.dumps(whole).encode(), durable=self.durable)
         # Of later rounds there are only those that could not be read; they must not take these ones' places.
-        numbers = self._round_numbers()
+        numbers = self._list_round_numbers()
         self._remove_rounds(numbers[: max(bisect.bisect_right(numbers, number) - KEPT, 0)])
 
-    def read_after_round(self, server_round: int) -> Checkpoint | None:
+    def read_round_checkpoint(self, server_round: int) -> Checkpoint | None:
         """Return the checkpoint of this round; None if it is missing or damaged."""
         try:
             return self._read_round(server_round)
@@ -93,18 +93,18 @@ class CheckpointFolder:
 
         A run that is killed before the removal resumes from a later checkpoint, and reverts again.
         """
-        self.save(checkpoint)
-        self._remove_rounds(later for later in self._round_numbers() if later > checkpoint.state.round)
+        self.save_checkpoint(checkpoint)
+        self._remove_rounds(later for later in self._list_round_numbers() if later > checkpoint.state.round)
 
     def _remove_rounds(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             for kind in ("json", "safetensors"):
-                self._file_of_round(number, kind).unlink(missing_ok=True)
+                self._round_checkpoint_path(number, kind).unlink(missing_ok=True)
 
     def read_newest_undamaged(self) -> tuple[Checkpoint | None, dict[str, str]]:
         """Return the newest undamaged checkpoint; and file name -> reason for each newer, damaged one."""
         broken: dict[str, str] = {}
-        for number in reversed(self._round_numbers()):
+        for number in reversed(self._list_round_numbers()):
             try:
                 return self._read_round(number), broken
             except (OSError, ValueError) as error:
@@ -113,11 +113,11 @@ class CheckpointFolder:
                     problem = f"there is no {Path(error.filename).name} beside it"
                 elif isinstance(error, OSError):
                     problem = f"it cannot be read: {error.strerror}"
-                broken[self._file_of_round(number, "json").name] = problem
+                broken[self._round_checkpoint_path(number, "json").name] = problem
         return None, broken
 
     def _read_round(self, number: int) -> Checkpoint:
-        paths = [self._file_of_round(number, kind) for kind in ("json", "safetensors")]
+        paths = [self._round_checkpoint_path(number, kind) for kind in ("json", "safetensors")]
         if odd := [path.name for path in paths if path.exists() and not path.is_file()]:
             raise ValueError(f"{odd[0]} is no file")  # a pipe would be waited for without end
         text, content = paths[0].read_bytes(), paths[1].read_bytes()
@@ -132,7 +132,7 @@ class CheckpointFolder:
         facts: Any = whole.get("facts")
         if _hash_checkpoint([content], facts) != whole.get("blake3"):
             raise ValueError("its hash is not that of what it says and of the state beside it")
-        state = deserialize_state(content)
+        state = deserialize_federation_state(content)
         is_whole = isinstance(facts, dict) and isinstance(facts.get("run"), str)
         is_whole = is_whole and facts.get("round") == state.round == number
         tables = [facts.get(name) for name in ("books", "last_validation", "experiment")] if is_whole else []
@@ -142,14 +142,14 @@ class CheckpointFolder:
             raise ValueError("it is not what a run writes after this round")
         return Checkpoint(facts["run"], state, facts["experiment"], facts["books"], facts["last_validation"])
 
-    def _round_numbers(self) -> list[int]:
+    def _list_round_numbers(self) -> list[int]:
         numbers = []
         for path in self.folder.glob("round-*.json"):
             if (name := path.stem.removeprefix("round-")).isdecimal():
                 numbers.append(int(name))
         return sorted(numbers)
 
-    def _file_of_round(self, number: int, kind: str) -> Path:
+    def _round_checkpoint_path(self, number: int, kind: str) -> Path:
         return self.folder / f"round-{number:06d}.{kind}"
 
 
@@ -170,7 +170,7 @@ def refuse_checkpoint_of_other_experiment(checkpoint: Checkpoint, experiment: Ex
     refuse_experiment_changes(checkpoint.experiment, experiment, out)
     rounds, before, done = experiment.run.rounds, checkpoint.experiment["run"]["rounds"], checkpoint.state.round
     if done and rounds != before:
-        last = build_experiment_strategy(experiment).last_rounds
+        last = build_experiment_strategy(experiment).special_last_rounds
         if experiment.training.schedule != "constant":
             reason = f'the learning rates of training.schedule "{experiment.training.schedule}" follow from it'
         elif experiment.privacy.level != "none":
@@ -182,14 +182,14 @@ def refuse_checkpoint_of_other_experiment(checkpoint: Checkpoint, experiment: Ex
         if reason:
             problem = f"has done {done} rounds as a run of {before}; run.rounds cannot become {rounds}, for {reason}."
             raise BadInput(
-                [Fault(f"--resume {out}", problem, f"Set run.rounds to {before}, or {describe_new_run_from(out)}.")]
+                [Fault(f"--resume {out}", problem, f"Set run.rounds to {before}, or {explain_starting_from_run(out)}.")]
             )
     if done > rounds:
         problem = f"has done {done} rounds; the experiment asks for {rounds}."
         raise BadInput([Fault(f"--resume {out}", problem, "Set run.rounds to as many, or more.")])
 
 
-def describe_new_run_from(out: Path) -> str:
+def explain_starting_from_run(out: Path) -> str:
     """Describe how to begin a new run, from the backbone of the run in ``out`` if that run has a global model."""
     weights = out.resolve() / "model.safetensors"
     if not weights.is_file():
@@ -212,13 +212,15 @@ def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment,
     old, new = (
         {
             key: value
-            for key, value in flatten_tables(tree)
+            for key, value in flatten_nested_tables(tree)
             if value != {} and not {key, key.partition(".")[0]} & {*_MAY_CHANGE}
         }
         for tree in (began, now)
     )
-    if _gpus_per_site(began) != _gpus_per_site(now):  # of another number of parts the sums are rounded otherwise
-        old["simulation.gpus_per_site"], new["simulation.gpus_per_site"] = map(_gpus_per_site, (began, now))
+    if _read_gpus_per_batch(began) != _read_gpus_per_batch(
+        now
+    ):  # of another number of parts the sums are rounded otherwise
+        old["simulation.gpus_per_site"], new["simulation.gpus_per_site"] = map(_read_gpus_per_batch, (began, now))
     changed = [
         f"{key} was {json.dumps(old.get(key))}, is {json.dumps(new.get(key))}"
         for key in sorted(old.keys() | new.keys())
@@ -229,7 +231,7 @@ def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment,
         raise BadInput([Fault(f"--resume {out}", problem, "Resume with the same file and --set, or take a new --out.")])
 
 
-def _gpus_per_site(experiment: Mapping[str, Any]) -> int:
+def _read_gpus_per_batch(experiment: Mapping[str, Any]) -> int:
     """Return over how many GPUs a batch of a simulated site is split."""
     gpus = experiment.get("simulation", {}).get("gpus_per_site", "auto")  # another release may have other keys
     return 1 if gpus == "auto" else max(1, int(gpus))

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import pixels_on_device
+from common.data.images.pixels import load_pixels_on_device
 from common.metrics.auroc import (
     ClassMetrics,
     FinalTestSummary,
     average_metrics_over_models,
-    mean_and_sd,
-    per_class,
+    compute_mean_and_sd,
+    compute_metrics_per_class,
     summarise_test_results,
 )
 from common.metrics.multi_class import compute_multi_class_metrics
 from common.models.gpu import move_network_to_device
-from common.models.network import Precision, SplitNetwork, compute_scores, labels_for_head_rows
+from common.models.network import Precision, SplitNetwork, compute_image_probabilities, select_head_row_labels
 from common.models.saved import load_model
 from common.models.zoo.spec import DESCRIPTION
 
@@ -32,13 +32,13 @@ NOTE = "ensemble of the owning sites' own models"
 OWN_MODELS = "mean over the owning sites' own models"
 
 
-def local_model_folders(run: Path, contract: LabelContract) -> list[Path]:
+def find_local_model_folders(run: Path, contract: LabelContract) -> list[Path]:
     """Return the folders of simulated sites' local models; empty if the model of any site is not on this machine."""
     folders = [run / "sites" / site / "model" for site in contract.sites]
     return folders if all((folder / DESCRIPTION).is_file() for folder in folders) else []
 
 
-def ensemble_result(
+def evaluate_ensemble(
     folders: Iterable[Path],
     contract: LabelContract,
     test: ImageSet,
@@ -64,14 +64,14 @@ def ensemble_result(
         owners[columns] += 1
         task = network.spec.task
     mean = {key: total / owners for key, total in scores.items()}
-    labels = labels_for_head_rows(test, names).numpy()
+    labels = select_head_row_labels(test, names).numpy()
     per_site = {}
     for site, annotated in contract.sites.items():
         key, own = site if site in site_tests else "", [names.index(name) for name in annotated]
-        site_labels = labels_for_head_rows(tests[key], annotated).numpy()
-        per_site[site] = site_summary_entry(per_class(mean[key][:, own], site_labels, annotated))
+        site_labels = select_head_row_labels(tests[key], annotated).numpy()
+        per_site[site] = make_site_summary_entry(compute_metrics_per_class(mean[key][:, own], site_labels, annotated))
     pooled = summarise_test_results(
-        per_class(mean[""], labels, names), contract.shared_classes, contract.unique_classes, NOTE
+        compute_metrics_per_class(mean[""], labels, names), contract.shared_classes, contract.unique_classes, NOTE
     )
     one_class = compute_multi_class_metrics(mean[""], labels) if task == "multi_class" else None
     return {"test": asdict(replace(pooled, multi_class=one_class)), "per_site": per_site}
@@ -87,8 +87,10 @@ def evaluate_local_models(
     """
     of_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
     for network in (move_network_to_device(load_model(folder), device) for folder in folders):
-        labels = labels_for_head_rows(images, network.class_names).numpy()
-        tested = per_class(_score_images(network, images, device, precision), labels, network.class_names)
+        labels = select_head_row_labels(images, network.class_names).numpy()
+        tested = compute_metrics_per_class(
+            _score_images(network, images, device, precision), labels, network.class_names
+        )
         for name, metrics in tested.items():
             of_class[name].append(metrics)
     means = {name: average_metrics_over_models(metrics) for name, metrics in of_class.items()}
@@ -98,12 +100,12 @@ def evaluate_local_models(
 def _score_images(network: SplitNetwork, images: ImageSet, device: str, precision: Precision) -> NDArray[np.float32]:
     if not len(images):
         return np.zeros((0, len(network.class_names)), np.float32)
-    return compute_scores(network, pixels_on_device(images, device), precision)
+    return compute_image_probabilities(network, load_pixels_on_device(images, device), precision)
 
 
-def site_summary_entry(results: Mapping[str, ClassMetrics]) -> dict[str, Any]:
+def make_site_summary_entry(results: Mapping[str, ClassMetrics]) -> dict[str, Any]:
     """Return a site's entry of ``per_site`` in ``summary.json``."""
     return {
-        "mean_auroc": mean_and_sd(metrics.auroc for metrics in results.values())[0],
+        "mean_auroc": compute_mean_and_sd(metrics.auroc for metrics in results.values())[0],
         "per_class": {name: asdict(metrics) for name, metrics in results.items()},
     }

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from common.config import Plan
+from common.config import HospitalPlan
 from common.contract import LabelContract
-from common.data.base.image_set import ImageSet, SkippedImage, Splits, has_known_patients
-from common.data.images.pixels import pixels_on_device
+from common.data.base.image_set import DatasetSplits, ImageSet, SkippedImage, has_known_patients
+from common.data.images.pixels import load_pixels_on_device
 from common.metrics.auroc import (
     FIGURES,
     GLOBAL_MODEL,
@@ -19,12 +19,12 @@ from common.metrics.auroc import (
     ClassMetrics,
     FinalTestSummary,
     average_metrics_over_models,
-    load_metrics,
-    per_class,
+    compute_metrics_per_class,
+    load_plugin_metrics,
     summarise_test_results,
 )
 from common.metrics.bootstrap import bootstrap_auroc_intervals
-from common.metrics.calibration import compute_score_quality, operating_points
+from common.metrics.calibration import choose_operating_points, compute_score_quality
 from common.metrics.measured import LARGEST_ERROR, ValueWithError
 from common.metrics.multi_class import compute_multi_class_metrics
 from common.metrics.pooled import (
@@ -37,18 +37,18 @@ from common.metrics.pooled import (
 )
 from common.metrics.score_histograms import ScoreHistogram, compute_score_histogram
 from common.models.gpu import move_network_to_device
-from common.models.network import Precision, SplitNetwork, compute_scores, labels_for_head_rows
+from common.models.network import Precision, SplitNetwork, compute_image_probabilities, select_head_row_labels
 from common.models.saved import save_model
-from common.models.state import write_state
+from common.models.state import write_model_state
 from common.system.hashing import derive_seed
 from common.wire.records import UNKNOWN_COUNT, EvaluateReply
 from server.federation.checkpoints import Checkpoint
 from server.federation.ensemble import (
     OWN_MODELS,
-    ensemble_result,
+    evaluate_ensemble,
     evaluate_local_models,
-    local_model_folders,
-    site_summary_entry,
+    find_local_model_folders,
+    make_site_summary_entry,
 )
 from server.runs.folder import RunFolder
 from strategies.engine.claims import ClaimsBySite
@@ -99,7 +99,7 @@ class RunContext:
     backend: str
     device: str = "cpu"
     precision: Precision = "auto"
-    own: Splits | None = None
+    own: DatasetSplits | None = None
     test: ImageSet | None = None
     external: ImageSet | None = None
     site_tests: Callable[[], Mapping[str, ImageSet]] | None = None
@@ -118,7 +118,7 @@ class RunContext:
 
 
 @dataclass(frozen=True)
-class RunOutcome:
+class FinalTestOutcome:
     """The test results and the hash of the final model.
 
     Attributes:
@@ -140,7 +140,7 @@ def save_and_test_model(
     replies: ExchangeReplies[EvaluateReply],
     setting: RunContext,
     sums: Mapping[str, SummedScoreHistogram],
-) -> RunOutcome:
+) -> FinalTestOutcome:
     """Save the global model, if the method has one; test the final model or models.
 
     Args:
@@ -162,7 +162,7 @@ def save_and_test_model(
     external: FinalTestSummary | None = None
     if coordinator.method.site.has_global_model:
         model = coordinator.result_model
-        write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
+        write_model_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
         sha256 = save_model(setting.folder.path, network, label_contract_sha256=contract.hash).model_sha256
         test = summarise_test_results(over_sites, *groups, SITES_PARTS)
         if setting.test is not None and len(setting.test) > 0:
@@ -173,12 +173,12 @@ def save_and_test_model(
         # Each site has its own model; the run's identity is that of all of them.
         sha256 = hashlib.sha256("".join(f"{a.site}\0{a.model_sha256}\0" for a in answers).encode()).hexdigest()
         test = summarise_test_results(over_sites, *groups, OWN_MODELS)
-        folders = local_model_folders(setting.folder.path, coverage)  # none where they lie at the hospitals
+        folders = find_local_model_folders(setting.folder.path, coverage)  # none where they lie at the hospitals
         if folders and setting.external is not None:
             external = evaluate_local_models(folders, coverage, setting.external, setting.device, setting.precision)
         images, site_tests = setting.test, setting.site_tests
-        if coordinator.method.site.shares_nothing and folders and site_tests is not None and images:
-            ensemble = ensemble_result(folders, coverage, images, site_tests(), setting.device, setting.precision)
+        if coordinator.method.site.trains_alone and folders and site_tests is not None and images:
+            ensemble = evaluate_ensemble(folders, coverage, images, site_tests(), setting.device, setting.precision)
     drawn = coordinator.sites_drawn_for_test
     test = _add_histogram_figures(test, coordinator, answers, histograms, groups, sums, real=setting.site_tests is None)
     if test.mean_auroc is None and test.pooled is None and not any(answer.class_names for answer in answers):
@@ -191,10 +191,13 @@ def save_and_test_model(
     if drawn is not None:
         test = replace(test, sampled=_make_sample_intervals(metrics_of_site, contract, drawn, test.note))
     per_site = {
-        answer.site: {"validation_loss": answer.validation_loss, **site_summary_entry(metrics_of_site[answer.site])}
+        answer.site: {
+            "validation_loss": answer.validation_loss,
+            **make_site_summary_entry(metrics_of_site[answer.site]),
+        }
         for answer in answers
     }
-    return RunOutcome(test, per_site, sha256, ensemble, external)
+    return FinalTestOutcome(test, per_site, sha256, ensemble, external)
 
 
 def _add_histogram_figures(
@@ -220,25 +223,27 @@ def _add_histogram_figures(
     """
     contract, drawn = coordinator.sites.contract, coordinator.sites_drawn_for_test
     testers = frozenset(contract.sites if drawn is None else drawn)
-    owners = {name: [site for site in contract.owners(name) if site in testers] for name in contract.class_names}
+    owners = {
+        name: [site for site in contract.annotating_sites(name) if site in testers] for name in contract.class_names
+    }
     validation = sum_site_histograms({answer.site: answer.validation_histograms for answer in answers}, owners)
     sums = masked_sums or sum_site_histograms({answer.site: answer.histograms for answer in answers}, owners)
     chosen_on = {name: of_sites.histogram for name, of_sites in validation.items()}
     tested = {name: of_sites.histogram for name, of_sites in sums.items()} if own is None else own
-    points = operating_points(chosen_on, tested, coordinator.plan.evaluation.sensitivity)
+    points = choose_operating_points(chosen_on, tested, coordinator.plan.evaluation.sensitivity)
     # In a simulation the sites may test on the same images, which are not as many as they seem.
     generator = np.random.default_rng(derive_seed(coordinator.plan.run.seed, "pooled intervals")) if real else None
     of_all = pool_site_histograms(sums, owners, generator)
     if own is None and masked_sums and of_all:
         test = summarise_test_results(
-            {name: class_result_from_histograms(of_all.per_class.get(name)) for name in contract.class_names},
+            {name: compute_class_result(of_all.per_class.get(name)) for name in contract.class_names},
             *groups,
             SUMS,
         )
     return replace(test, pooled=of_all, operating_points=points)
 
 
-def class_result_from_histograms(of_class: PooledClassMetrics | None) -> ClassMetrics:
+def compute_class_result(of_class: PooledClassMetrics | None) -> ClassMetrics:
     """Compute a class's metrics from its summed histograms; a metric with too large an error becomes None."""
     if of_class is None:
         return ClassMetrics(None, None, None, None, None)
@@ -262,19 +267,19 @@ def _test_global_model(
     images: ImageSet,
     setting: RunContext,
     groups: tuple[Collection[str], Collection[str]],
-    plan: Plan,
+    plan: HospitalPlan,
 ) -> tuple[FinalTestSummary, Histograms]:
     """Test the global model on the coordinator's images; ``groups`` are the shared and the unique class names."""
     move_network_to_device(network, setting.device)
     names, task = network.class_names, network.spec.task
-    scores = compute_scores(network, pixels_on_device(images, setting.device), setting.precision)
-    labels = labels_for_head_rows(images, names).numpy()
+    scores = compute_image_probabilities(network, load_pixels_on_device(images, setting.device), setting.precision)
+    labels = select_head_row_labels(images, names).numpy()
     generator = np.random.default_rng(derive_seed(plan.run.seed, "intervals"))
-    more, patients = load_metrics(plan.evaluation.metrics), images.patients
+    more, patients = load_plugin_metrics(plan.evaluation.metrics), images.patients
     resampled: Literal["patients", "images"] = "patients" if has_known_patients(patients) else "images"
     spread = {name: compute_score_histogram(scores[:, c], labels[:, c]) for c, name in enumerate(names)}
     test = replace(
-        summarise_test_results(per_class(scores, labels, names, more), *groups, GLOBAL_MODEL),
+        summarise_test_results(compute_metrics_per_class(scores, labels, names, more), *groups, GLOBAL_MODEL),
         multi_class=compute_multi_class_metrics(scores, labels) if task == "multi_class" else None,
         intervals=replace(bootstrap_auroc_intervals(scores, labels, patients, names, generator), over=resampled),
         quality=compute_score_quality(scores, labels, names, task),
@@ -297,7 +302,7 @@ def _make_sample_intervals(
         for name, metrics in results.items():
             if metrics.auroc is not None:
                 values[name][site] = metrics.auroc
-    owners = {name: contract.owners(name) for name in contract.class_names}
+    owners = {name: contract.annotating_sites(name) for name in contract.class_names}
     shares = {name: len(drawn.intersection(sites)) / len(sites) for name, sites in owners.items()}
     return estimate_from_sampled_sites(values, shares, len(drawn), every)
 

@@ -14,29 +14,29 @@ from pydantic import TypeAdapter
 from common import __version__
 from common.config import Experiment, list_plugin_identities
 from common.errors import quote_names
-from common.metrics.multi_class import CorrectCount, compute_round_accuracy
+from common.metrics.multi_class import CorrectPredictionCount, compute_round_accuracy
 from common.models.state import ModelState, ModelStateLayout
 from common.security.audit import AuditLog
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.federation.evaluation import RunContext
 from server.runs.audit_log import RunAudit
 from server.runs.folder import RunFolder
-from server.runs.progress import NullProgress
-from server.runs.receipt import experiment_sha256, write_receipt
+from server.runs.progress import SilentRunProgress
+from server.runs.receipt import hash_experiment, write_receipt
 from strategies.aggregation.bounds import find_dominant_sites
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import (
     FederationValidation,
+    MissingReplyStatus,
     ReplyArrival,
     RollbackEvent,
     RoundRecord,
     RunCallbacks,
     RunStopped,
-    WaitingStatus,
 )
 from strategies.engine.state import FederationState
 
-_RECORD, _TALLIES = TypeAdapter(RoundRecord), TypeAdapter(dict[str, CorrectCount])
+_RECORD, _TALLIES = TypeAdapter(RoundRecord), TypeAdapter(dict[str, CorrectPredictionCount])
 _VALIDATION = TypeAdapter(FederationValidation)
 _SUMS = (
     *("train_seconds", "aggregate_seconds", "round_seconds", "site_seconds", "epochs", "epsilon", "arithmetic"),
@@ -68,7 +68,7 @@ class RunTotals:
     train_seconds: float = 0.0
     aggregate_seconds: float = 0.0
     round_seconds: float = 0.0
-    tallies: dict[int, Mapping[str, CorrectCount]] = field(default_factory=dict)
+    tallies: dict[int, Mapping[str, CorrectPredictionCount]] = field(default_factory=dict)
     site_seconds: Counter[str] = field(default_factory=Counter)
     epochs: Counter[str] = field(default_factory=Counter)
     epsilon: dict[str, float] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class RunTotals:
         """Add a round to the sums; write the line of the previous round, whose validation metrics are now complete.
 
         Args:
-            learned: Figures that only this method has (:meth:`strategies.methods.base.Method.round_figures`).
+            learned: Figures that only this method has (:meth:`strategies.methods.base.Method.compute_round_figures`).
         """
         self.write_pending_round(record.validation, state)
         self._pending = record, learned
@@ -143,7 +143,7 @@ class RunTotals:
             }
         )
 
-    def state_for_checkpoint(self) -> dict[str, Any]:
+    def make_checkpoint_state(self) -> dict[str, Any]:
         """Return the sums and the pending round as JSON values, for a checkpoint."""
         pending = self._pending and {"record": asdict(self._pending[0]), "learned": dict(self._pending[1])}
         tallies = dict[str, dict[str, Any]]()
@@ -152,7 +152,7 @@ class RunTotals:
         sums = dict(zip(_SUMS, map(copy, attrgetter(*_SUMS)(self)), strict=True))
         return {**sums, "tallies": tallies, "pending": pending}
 
-    def restore(self, facts: Mapping[str, Any], last_round: int) -> None:
+    def restore_from_checkpoint(self, facts: Mapping[str, Any], last_round: int) -> None:
         """Restore the sums from a checkpoint, and remove the lines of later rounds."""
         for name in _SUMS:
             setattr(self, name, type(getattr(self, name))(facts[name]))
@@ -164,7 +164,7 @@ class RunTotals:
 
 
 class RunRecorder(RunCallbacks):
-    """Writes the run folder: :meth:`begin` after the roll call, then callbacks, then :meth:`record_end` or
+    """Writes the run folder: :meth:`begin_recording` after the roll call, then callbacks, then :meth:`record_end` or
     :meth:`record_stop`.
 
     Attributes:
@@ -173,12 +173,12 @@ class RunRecorder(RunCallbacks):
 
     totals: RunTotals
 
-    def __init__(self, experiment: Experiment, setting: RunContext, watchers: Sequence[NullProgress]) -> None:
+    def __init__(self, experiment: Experiment, setting: RunContext, watchers: Sequence[SilentRunProgress]) -> None:
         self.experiment, self.setting, self.watchers = experiment, setting, watchers
         self._experiment_json = experiment.model_dump(mode="json")
         self._left_out: dict[str, str] = {}
 
-    def begin(self, coordinator: Coordinator, layout: ModelStateLayout, initial: ModelState) -> None:
+    def begin_recording(self, coordinator: Coordinator, layout: ModelStateLayout, initial: ModelState) -> None:
         """Open the run's files; record the start or resumption of the run, and the sites that take part.
 
         Raises:
@@ -190,11 +190,11 @@ class RunRecorder(RunCallbacks):
         self.checkpoints = CheckpointFolder(path, durable=durable)
         workers = 1 if coordinator.method.site.sequential else setting.workers  # a pass is one after another
         self.totals = RunTotals(setting.folder, workers)
-        self._totals_at_start = self.totals.state_for_checkpoint()
+        self._totals_at_start = self.totals.make_checkpoint_state()
         if setting.resumed is not None:
             self._restore(setting.resumed)
         self.ledger = RunAudit(path, layout, keep=keep, durable=durable, key_of=setting.key_of)
-        sha256 = experiment_sha256(self.experiment)
+        sha256 = hash_experiment(self.experiment)
         if setting.resumed is None:
             run = self.experiment.run
             self.ledger.record_start(
@@ -202,7 +202,7 @@ class RunRecorder(RunCallbacks):
                 run=setting.run,
                 name=run.name or run.method,
                 method=run.method,
-                versions=software_versions(),
+                versions=collect_software_versions(),
                 experiment_sha256=sha256,
                 plugins=[stamp.model_dump() for stamp in list_plugin_identities(self.experiment)],
                 contract_sha256=sites.contract.hash,
@@ -233,7 +233,7 @@ class RunRecorder(RunCallbacks):
         sites, number = self.coordinator.sites, checkpoint.state.round
         began, now = checkpoint.state.model.head.class_names, sites.contract.class_names
         if began != now:
-            entries = AuditLog(self.setting.folder.path).entries()
+            entries = AuditLog(self.setting.folder.path).read_entries()
             enrolled = {str(entry["site"]) for entry in entries if entry.get("event") == "enrolled"}
             away = sorted(enrolled - sites.members.keys())
             missing = (
@@ -247,7 +247,7 @@ class RunRecorder(RunCallbacks):
         try:
             judged = _VALIDATION.validate_python(checkpoint.last_validation)
             self.coordinator.set_resume_state(checkpoint.state, judged)
-            self.totals.restore(checkpoint.totals, number)
+            self.totals.restore_from_checkpoint(checkpoint.totals, number)
             self.coordinator.sites.bytes_down.update(self.totals.bytes_down)
             self.coordinator.sites.bytes_up.update(self.totals.bytes_up)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -268,7 +268,7 @@ class RunRecorder(RunCallbacks):
     def _record_left_out_sites(self, when: int | str) -> None:
         """Record sites that newly declined to take part or could not be admitted to the run, with the reason."""
         new = dict[str, str]()
-        for site, reason in self.coordinator.sites.left_out.items():
+        for site, reason in self.coordinator.sites.left_out_sites.items():
             if self._left_out.get(site) != reason:
                 self._left_out[site] = new[site] = reason
         self.ledger.record_left_out_sites(when, new)
@@ -284,7 +284,7 @@ class RunRecorder(RunCallbacks):
 
     # ------------------------------------------------------------------ callbacks
 
-    def on_waiting_for_sites(self, waiting: WaitingStatus) -> None:
+    def on_waiting_for_sites(self, waiting: MissingReplyStatus) -> None:
         """Show which sites the run waits for."""
         for watcher in self.watchers:
             watcher.show_waiting_sites(waiting)
@@ -310,13 +310,15 @@ class RunRecorder(RunCallbacks):
     def on_round_end(self, record: RoundRecord, state: FederationState) -> None:
         """Record a finished round: its line, its audit entry, then its checkpoint."""
         coordinator = self.coordinator
-        self.totals.add_round(record, state, coordinator.method.round_figures(coordinator.final_round_context()))
+        self.totals.add_round(
+            record, state, coordinator.method.compute_round_figures(coordinator.make_final_round_context())
+        )
         self._record_left_out_sites(record.round)  # late joiners that declined
         self.ledger.record_aggregation(record, state, coordinator.sites.contract.hash)
         judged, sites = asdict(coordinator.last_validation), coordinator.sites
         self.totals.bytes_down, self.totals.bytes_up = sites.bytes_down, sites.bytes_up
-        self.checkpoints.save(
-            Checkpoint(self.setting.run, state, self._experiment_json, self.totals.state_for_checkpoint(), judged)
+        self.checkpoints.save_checkpoint(
+            Checkpoint(self.setting.run, state, self._experiment_json, self.totals.make_checkpoint_state(), judged)
         )
         for watcher in self.watchers:
             watcher.show_finished_round(record, state)
@@ -333,7 +335,7 @@ class RunRecorder(RunCallbacks):
         """Record a rollback; return the earlier state from its checkpoint, None if that checkpoint is missing."""
         state = FederationState(0, self._initial)
         if rolled_back.to:
-            if (checkpoint := self.checkpoints.read_after_round(rolled_back.to)) is None:
+            if (checkpoint := self.checkpoints.read_round_checkpoint(rolled_back.to)) is None:
                 return None
             state = checkpoint.state
         facts = {"round": rolled_back.collapsed, "to": rolled_back.to, "because": rolled_back.because}
@@ -345,12 +347,12 @@ class RunRecorder(RunCallbacks):
 
     def on_state_reset(self, state: FederationState) -> FederationValidation:
         """Return to an earlier state: remove the records of later rounds, and make this state the newest checkpoint."""
-        earlier = self.checkpoints.read_after_round(state.round) if state.round else None
+        earlier = self.checkpoints.read_round_checkpoint(state.round) if state.round else None
         totals: Mapping[str, Any] = self._totals_at_start
         judged = FederationValidation()
         if earlier is not None:
             totals, judged = earlier.totals, _VALIDATION.validate_python(earlier.last_validation)
-        self.totals.restore(totals, state.round)
+        self.totals.restore_from_checkpoint(totals, state.round)
         self.checkpoints.revert_to_checkpoint(
             Checkpoint(self.setting.run, state, self._experiment_json, totals, asdict(judged))
         )
@@ -377,7 +379,7 @@ class RunRecorder(RunCallbacks):
         folder.append_event("done", model_sha256=summary["model_sha256"])
 
 
-def software_versions() -> dict[str, str]:
+def collect_software_versions() -> dict[str, str]:
     """Return the versions of Polyclinic, Python and the numerical libraries."""
     names = ("flwr", "torch", "numpy", "scikit-learn")
     return {"polyclinic": __version__, "python": platform.python_version(), **{name: version(name) for name in names}}

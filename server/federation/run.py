@@ -14,25 +14,25 @@ from common.config import Experiment, make_hospital_plan
 from common.data.load import refuse_unknown_test_classes
 from common.errors import BadInput, Fault, raise_faults
 from common.metrics.multi_class import find_best_client_accuracies
-from common.models.network import build
-from common.models.state import FrozenPart, build_initial_frozen_part, layout_of, read_state
-from common.models.zoo.registry import plugin_head_faults
+from common.models.network import build_network
+from common.models.state import FrozenPart, build_initial_frozen_part, make_model_layout, read_model_state
+from common.models.zoo.registry import find_plugin_head_faults
 from server.federation.benefit import collect_benefit_comparisons
-from server.federation.evaluation import RunContext, RunOutcome, save_and_test_model, unknown_count_to_none
-from server.federation.recorder import RunRecorder, RunTotals, software_versions
-from server.runs.progress import NullProgress
+from server.federation.evaluation import FinalTestOutcome, RunContext, save_and_test_model, unknown_count_to_none
+from server.federation.recorder import RunRecorder, RunTotals, collect_software_versions
+from server.runs.progress import SilentRunProgress
 from strategies.engine.claims import find_excess_claim_faults
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RunStopped
 from strategies.engine.secure_aggregation import unmask_test_histograms
 from strategies.engine.sequential import make_coordinator
-from strategies.engine.state import make_array_record
+from strategies.engine.state import make_model_array_record
 from strategies.privacy.mechanism import compute_epsilon, make_site_privacy
 from strategies.registry import build_experiment_strategy
 
 
 def run_federation(
-    grid: Grid, experiment: Experiment, setting: RunContext, watchers: Sequence[NullProgress]
+    grid: Grid, experiment: Experiment, setting: RunContext, watchers: Sequence[SilentRunProgress]
 ) -> dict[str, Any]:
     """Run an experiment over ``grid`` and write the run folder; return the summary.
 
@@ -59,9 +59,9 @@ def run_federation(
     while True:
         classes = contract.class_names
         setting.folder.append_event("roll_call", sites=list(contract.sites), classes=list(classes), hash=contract.hash)
-        raise_faults(plugin_head_faults(experiment.model, len(classes)))
-        network = build(experiment.model, classes, experiment.run.seed, setting.base)
-        before, contract = contract, coordinator.settle_model_layout(layout_of(network))
+        raise_faults(find_plugin_head_faults(experiment.model, len(classes)))
+        network = build_network(experiment.model, classes, experiment.run.seed, setting.base)
+        before, contract = contract, coordinator.settle_model_layout(make_model_layout(network))
         if contract == before:
             break
         # Sites that build another network were left out, and their classes with them: build anew.
@@ -69,16 +69,16 @@ def run_federation(
         refuse_unknown_test_classes(setting.external, contract.class_names)
     if setting.own is not None:
         coordinator.receive_coordinator_images(setting.own, contract.class_names, setting.device)
-    initial = read_state(network)
-    recorder.begin(coordinator, layout_of(network), initial)
+    initial = read_model_state(network)
+    recorder.begin_recording(coordinator, make_model_layout(network), initial)
     try:
-        coordinator.start(grid, make_array_record(initial), experiment.run.rounds)
+        coordinator.start(grid, make_model_array_record(initial), experiment.run.rounds)
         if coordinator.state.round < experiment.run.rounds:
             setting.folder.append_event(
                 "ended_early", round=coordinator.state.round, best_round=coordinator.state.best_round
             )
         recorder.totals.write_pending_round(coordinator.last_validation, coordinator.state)
-        tested = coordinator.test(grid)
+        tested = coordinator.test_result_model(grid)
         outcome = save_and_test_model(
             network, coordinator, tested, setting, unmask_test_histograms(coordinator, tested)
         )
@@ -117,7 +117,7 @@ def _make_summary(
     experiment: Experiment,
     setting: RunContext,
     coordinator: Coordinator,
-    outcome: RunOutcome,
+    outcome: FinalTestOutcome,
     totals: RunTotals,
     total: float,
 ) -> dict[str, Any]:
@@ -167,13 +167,13 @@ def _make_summary(
         "drawn_to_test": coordinator.sites_drawn_for_test,
         "ensemble": outcome.ensemble,
         "external": outcome.external and asdict(outcome.external),
-        "learned": dict(coordinator.method.summary_figures(coordinator.final_round_context())),
+        "learned": dict(coordinator.method.compute_summary_figures(coordinator.make_final_round_context())),
         "privacy": _summarize_privacy(experiment, coordinator, totals),
         "client_accuracy": accuracy and asdict(accuracy),
         "seconds": {"total": total, "train": train, "aggregate": aggregate, "idle": idle},
         "model_sha256": outcome.model_sha256,
         "contract_hash": coordinator.sites.contract.hash,
-        "versions": software_versions(),
+        "versions": collect_software_versions(),
         "experiment": experiment.model_dump(mode="json"),
     }
 

@@ -16,12 +16,12 @@ from common.errors import BadInput, Fault, raise_faults
 from server.federation.checkpoints import (
     Checkpoint,
     CheckpointFolder,
-    describe_new_run_from,
+    explain_starting_from_run,
     refuse_checkpoint_of_other_experiment,
     refuse_experiment_changes,
 )
 from server.runs.folder import RunFolder
-from server.runs.tracking import TrackingStore, open_mlflow_store, track_run
+from server.runs.tracking import TrackingService, open_mlflow_store, send_metrics_to_trackers
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
         for name, problem in broken.items():
             folder.append_event("checkpoint_broken", file=name, reason=problem)
         if checkpoint is None:
-            if folder.is_done:
+            if folder.is_run_finished:
                 problem = "is done, and no checkpoint is left from which it could go on for more rounds."
-                raise BadInput([Fault(f"--resume {out}", problem, f"To go on, {describe_new_run_from(out)}.")])
+                raise BadInput([Fault(f"--resume {out}", problem, f"To go on, {explain_starting_from_run(out)}.")])
             where = f"--resume {out}: checkpoints"
             remedy = "Put a copy of checkpoints/ back, or begin the run again with a new --out."
             raise_faults(
@@ -130,7 +130,7 @@ def lead_run(
     file: ExperimentFile,
     out: Path,
     *,
-    track: TrackingStore | None = None,
+    track: TrackingService | None = None,
     resume: bool = False,
     pages: bool = True,
 ) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def lead_run(
         place.lock_out_other_runs(),
         open_run_folder(out, file.experiment, resume=resume, durable=place.durable) as opening,
     ):
-        with track_run(opening.folder, file.experiment, store, place.tell):
+        with send_metrics_to_trackers(opening.folder, file.experiment, store, place.tell):
             summary = place.run(opening)
         if pages:
             write_run_pages(out)

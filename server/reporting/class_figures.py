@@ -10,7 +10,7 @@ from matplotlib.markers import TICKDOWN, TICKLEFT
 from matplotlib.transforms import Affine2D, Transform
 from numpy.typing import NDArray
 
-from common.metrics.calibration import Calibration, DecisionCounts, RocCurve, wilson_interval
+from common.metrics.calibration import Calibration, DecisionCounts, RocCurve, compute_wilson_interval
 from server.reporting.svg import (
     BLUE,
     INK,
@@ -18,12 +18,12 @@ from server.reporting.svg import (
     ROW,
     RULE,
     VERMILION,
+    convert_figure_to_svg,
     draw_heat_map,
-    inline_svg,
-    legend_above,
-    new_figure,
-    none_to_nan,
-    page_theme,
+    draw_legend_above,
+    make_figure,
+    replace_none_by_nan,
+    use_report_plot_theme,
 )
 
 COLUMNS, MOST_PANELS = 5, 25
@@ -39,14 +39,14 @@ MOST_NUMBERED = 14
 Content = TypeVar("Content")
 
 
-def draw_reliability(calibrations: Mapping[str, Calibration]) -> Markup:
+def draw_reliability_diagrams(calibrations: Mapping[str, Calibration]) -> Markup:
     """Draw a reliability diagram per class: share of positives by mean score, and the line of perfect calibration."""
 
     def draw(axes: Axes, at: Transform, calibration: Calibration) -> None:
         bins = [each for each in calibration.bins if each.mean_score is not None]
-        means = none_to_nan([each.mean_score for each in bins])
+        means = replace_none_by_nan([each.mean_score for each in bins])
         positives, images = np.array([(each.positives, each.images) for each in bins], float).reshape(-1, 2).T
-        low, high = wilson_interval(positives, images)
+        low, high = compute_wilson_interval(positives, images)
         areas = 14 + 60 * images / images.sum()
         axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":", transform=at)
         axes.vlines(means, low, high, BLUE, linewidth=1.2, alpha=0.6, transform=at)
@@ -71,7 +71,7 @@ def draw_roc_curves(curves: Mapping[str, RocCurve]) -> Markup:
     return _draw_panels(curves, draw, "roc", labels, "ROC curves, class by class.")
 
 
-def draw_precision_recall(curves: Mapping[str, RocCurve]) -> Markup:
+def draw_precision_recall_curves(curves: Mapping[str, RocCurve]) -> Markup:
     """Draw the precision-recall curve of each class: precision with its interval by sensitivity."""
 
     def draw(axes: Axes, at: Transform, curve: RocCurve) -> None:
@@ -92,7 +92,7 @@ def _draw_rate_with_interval(
     guessing: tuple[float, float],
 ) -> None:
     """Draw a rate (hits per images) with its 95 % interval, and the line of random guessing."""
-    low, high = wilson_interval(hits, images)
+    low, high = compute_wilson_interval(hits, images)
     axes.plot([0, 1], guessing, color=INK, linewidth=1, linestyle=":", transform=at)
     axes.fill_between(x, low, high, color=BLUE, alpha=0.2, linewidth=0, transform=at)
     axes.plot(x, hits / images, color=BLUE, linewidth=1.6, transform=at)
@@ -117,8 +117,8 @@ def _draw_panels(
     if not shown:
         return Markup("")
     rows, columns = -(-len(shown) // COLUMNS), min(COLUMNS, len(shown))
-    with page_theme():
-        figure, (axes,) = new_figure(max(columns * INCHES, 2.6), rows * (INCHES + TITLE_INCHES) + 0.2)
+    with use_report_plot_theme():
+        figure, (axes,) = make_figure(max(columns * INCHES, 2.6), rows * (INCHES + TITLE_INCHES) + 0.2)
         axes.set_axis_off()
         for index, (title, content) in enumerate(shown.items()):
             row, place = divmod(index, COLUMNS)
@@ -128,12 +128,12 @@ def _draw_panels(
         axes.set(xlim=(-0.2, columns * WIDTH - 0.2), ylim=(-(rows - 1) * HEIGHT - 0.3, 1.25), aspect="equal")
         figure.supxlabel(labels[0], fontsize=10)
         figure.supylabel(labels[1], fontsize=10)
-        return inline_svg(figure, name, description)
+        return convert_figure_to_svg(figure, name, description)
 
 
 def _draw_panel_frame(axes: Axes, at: Transform, title: str, *, left: bool, below: bool) -> None:
     """Draw a panel's title, edges and ticks; numbers only beside outer panels."""
-    axes.text(PANEL_LOW, PANEL_HIGH + 0.05, _shorten_name(title), fontsize=9, transform=at)
+    axes.text(PANEL_LOW, PANEL_HIGH + 0.05, _shorten_class_name(title), fontsize=9, transform=at)
     x, y = [PANEL_LOW, PANEL_LOW, PANEL_HIGH], [PANEL_HIGH, PANEL_LOW, PANEL_LOW]
     axes.plot(x, y, color=RULE, linewidth=0.8, transform=at)
     places = [place for _, place in TICKS]
@@ -150,36 +150,41 @@ def draw_sensitivity_and_specificity(decisions: Mapping[str, DecisionCounts]) ->
     """Draw sensitivity and specificity at probability 0.5 for each class; empty without classes."""
     if not decisions:
         return Markup("")
-    with page_theme():
-        figure, (axes,) = new_figure(9, 1.0 + ROW * len(decisions))
+    with use_report_plot_theme():
+        figure, (axes,) = make_figure(9, 1.0 + ROW * len(decisions))
         for row in range(len(decisions)):
             axes.axhline(row, color=RULE, linewidth=0.6)
         for kind, color, marker, shift in (("sensitivity", BLUE, "o", -0.12), ("specificity", VERMILION, "s", 0.12)):
-            x, y = none_to_nan([getattr(each, kind) for each in decisions.values()]), np.arange(len(decisions)) + shift
+            x, y = (
+                replace_none_by_nan([getattr(each, kind) for each in decisions.values()]),
+                np.arange(len(decisions)) + shift,
+            )
             axes.plot(x, y, marker, color=color, markersize=8, markeredgecolor=PAPER, label=kind, clip_on=False)
-        axes.set_yticks(range(len(decisions)), list(map(_shorten_name, decisions)))
+        axes.set_yticks(range(len(decisions)), list(map(_shorten_class_name, decisions)))
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set(xlim=(-0.02, 1.02), ylim=(len(decisions) - 0.5, -0.5), xlabel="sensitivity, specificity")
-        legend_above(axes, axes.get_lines()[len(decisions) :])
-        return inline_svg(figure, "decided", "Dot chart: sensitivity and specificity of every class at 0.5.")
+        draw_legend_above(axes, axes.get_lines()[len(decisions) :])
+        return convert_figure_to_svg(figure, "decided", "Dot chart: sensitivity and specificity of every class at 0.5.")
 
 
 def draw_confusion_matrix(table: Sequence[Sequence[int]], class_names: Sequence[str]) -> Markup:
     """Draw the confusion matrix: true class by row, predicted class by column, shaded by share of the row."""
     counts = np.array(table)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    size, names = len(class_names), [_shorten_name(name, 16) for name in class_names]
-    with page_theme():
-        figure, (axes,) = new_figure(9, min(9.0, 1.6 + 0.36 * size))
+    size, names = len(class_names), [_shorten_class_name(name, 16) for name in class_names]
+    with use_report_plot_theme():
+        figure, (axes,) = make_figure(9, min(9.0, 1.6 + 0.36 * size))
         texts = [[str(count) if count else "" for count in row] for row in table] if size <= MOST_NUMBERED else ()
         draw_heat_map(axes, shares, (0.0, 1.0), texts)
         axes.set(xlabel="answer", ylabel="class")
         axes.set_xticks(range(size), names, rotation=90 if max(map(len, names)) > 3 else 0)
         axes.set_yticks(range(size), names)
         axes.tick_params(labelsize=10 if size <= MOST_NUMBERED else 6)
-        return inline_svg(figure, "confusion", "Confusion matrix: test images by class and by the model's answer.")
+        return convert_figure_to_svg(
+            figure, "confusion", "Confusion matrix: test images by class and by the model's answer."
+        )
 
 
-def _shorten_name(name: str, longest: int = 22) -> str:
+def _shorten_class_name(name: str, longest: int = 22) -> str:
     return name if len(name) <= longest else f"{name[: longest - 1]}…"

@@ -8,11 +8,11 @@ import numpy as np
 from markupsafe import Markup
 
 from common.metrics.auroc import FinalTestSummary
-from common.metrics.calibration import wilson_interval
+from common.metrics.calibration import compute_wilson_interval
 from common.metrics.measured import format_value_with_error
 from common.system import plain_text
 from common.system.files import write_atomically
-from common.system.plain_text import NOT_APPLICABLE, format_count, make_template_environment
+from common.system.plain_text import NOT_APPLICABLE, format_count, make_jinja_environment
 from server.runs.reader import RunSummary
 
 CONTENTS = "<!-- contents -->"
@@ -36,7 +36,7 @@ def write_template_page(template: str, destination: Path, folder: Path = TEMPLAT
         content: Variables of the template, in addition to style, contents and :data:`SHARED`.
     """
     style = Markup((TEMPLATES / "report.css").read_text(encoding="utf-8"))
-    source = make_template_environment(folder, TEMPLATES).get_template(template)
+    source = make_jinja_environment(folder, TEMPLATES).get_template(template)
     page = source.render(style=style, contents=Markup(CONTENTS), **SHARED, **content)
     titles: list[str] = []
 
@@ -80,7 +80,7 @@ def group_classes_by_annotation(summary: RunSummary) -> list[AnnotatedClassGroup
     return [AnnotatedClassGroup(kind, names) for kind, names in groups.items() if names]
 
 
-def count_or_hidden(value: int | None, smallest: int | None) -> str:
+def format_count_or_bound(value: int | None, smallest: int | None) -> str:
     """Format a count of a site; if the site's policy hides the count, state the bound that it lies below."""
     return f"hidden (fewer than {smallest} patients)" if value is None and smallest else format_count(value)
 
@@ -95,7 +95,7 @@ def format_share(part: int, whole: int) -> str:
     """Format a share of images in per cent with its 95 % Wilson score interval: ``"91 % (87–94)"``."""
     if not whole:
         return NOT_APPLICABLE
-    (low,), (high,) = wilson_interval(np.array([part]), np.array([whole]))
+    (low,), (high,) = compute_wilson_interval(np.array([part]), np.array([whole]))
     return f"{part / whole:.0%} ({100 * low:.0f}–{100 * high:.0f})".replace("%", "\N{NO-BREAK SPACE}%")
 
 
@@ -103,7 +103,7 @@ SHARED = {
     "say": plain_text,
     "figure": format_value_with_error,
     "share": format_share,
-    "count_or_hidden": count_or_hidden,
+    "count_or_hidden": format_count_or_bound,
     "classes_averaged": describe_averaged_classes,
 }
 """Variables of every template of a page or a model card."""

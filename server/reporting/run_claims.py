@@ -4,11 +4,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.data.base.image_set import describe_skipped_images
-from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassMetrics, FinalTestSummary, mean_and_sd
+from common.metrics.auroc import (
+    FEWEST_POSITIVES,
+    GLOBAL_MODEL,
+    SUMS,
+    ClassMetrics,
+    FinalTestSummary,
+    compute_mean_and_sd,
+)
 from common.metrics.benefit import FederationBenefit, format_benefit_sentence
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, format_value_with_error
 from common.system.plain_text import (
-    count_with_noun,
+    format_count_with_noun,
     format_interval,
     format_number,
     format_rounds,
@@ -31,26 +38,27 @@ UNKNOWN_PATIENTS = (
 )
 
 
-def run_result(run: RunFolderContent) -> str:
+def describe_run_result(run: RunFolderContent) -> str:
     """Return the result of a run in one sentence, on exactly the classes that were tested."""
     summary, test = run.summary, run.summary.test
-    model = "" if summary.best_round in (None, summary.rounds) else f" (the model is {tested_model(summary)})"
-    training = f"After {count_with_noun(summary.rounds, 'round')} with {format_participation(run)}{model}"
+    model = "" if summary.best_round in (None, summary.rounds) else f" (the model is {describe_tested_model(summary)})"
+    training = f"After {format_count_with_noun(summary.rounds, 'round')} with {format_participation(run)}{model}"
     accuracy = describe_testing_sample(summary)
     if (scored := test.multi_class) is not None:
         accuracy = (
-            f" Accuracy is {format_number(scored.accuracy)} over {count_with_noun(scored.images, 'image')}.{accuracy}"
+            f" Accuracy is {format_number(scored.accuracy)} over "
+            f"{format_count_with_noun(scored.images, 'image')}.{accuracy}"
         )
     if test.mean_auroc is None:
         reason = f": {test.withheld}" if test.withheld else ""
-        every = count_with_noun(len(summary.classes), "class", "classes")
-        return f"{training}, none of {every} has an AUROC{reason}.{accuracy} {external_test_sentence(summary)}".rstrip()
-    headline = test.headline_auroc()
+        every = format_count_with_noun(len(summary.classes), "class", "classes")
+        return f"{training}, none of {every} has an AUROC{reason}.{accuracy} {describe_external_test(summary)}".rstrip()
+    headline = test.compute_headline_auroc()
     if headline.mean is None:
         most = max(headline.left_out.values())
         reason = f"at most {most:,} of the test images show a class, and a mean counts those that"
         outcome = f"no mean AUROC can be given: {reason} {FEWEST_POSITIVES} show.{accuracy}"
-        return f"{training}, {outcome} {external_test_sentence(summary)}".rstrip()
+        return f"{training}, {outcome} {describe_external_test(summary)}".rstrip()
     interval = f" ({text})" if (text := describe_auroc_interval(summary)) else ""
     images = "on the test set" if test.note == GLOBAL_MODEL else f"({test.note})"
     subsets = []
@@ -59,7 +67,7 @@ def run_result(run: RunFolderContent) -> str:
         (test.unique_classes, "only one site annotates"),
     ):
         tested = test.per_class.keys() >= set(summary.classes) and len(group.classes) < len(summary.classes)
-        if tested and (mean := test.headline_auroc(group.classes).mean) is not None:
+        if tested and (mean := test.compute_headline_auroc(group.classes).mean) is not None:
             subsets.append(
                 f"{format_value_with_error(mean)} on {describe_count_in_mean(summary, group.classes, 'the ')} that "
                 f"{owners}"
@@ -67,12 +75,12 @@ def run_result(run: RunFolderContent) -> str:
     groups = f": {join_as_english_list(subsets)}" if subsets else ""
     result = (
         f"the mean AUROC {images} is {format_value_with_error(headline.mean)}{interval} over "
-        f"{classes_in_mean(summary)}{groups}"
+        f"{describe_classes_in_mean(summary)}{groups}"
     )
-    return f"{training}, {result}.{accuracy} {external_test_sentence(summary)}".rstrip()
+    return f"{training}, {result}.{accuracy} {describe_external_test(summary)}".rstrip()
 
 
-def external_test_sentence(summary: RunSummary) -> str:
+def describe_external_test(summary: RunSummary) -> str:
     """Compare in one sentence the mean AUROC on external and on other test images; empty without external images."""
     if (external := summary.external) is None:
         return ""
@@ -84,16 +92,16 @@ def external_test_sentence(summary: RunSummary) -> str:
     beside = f" (95 % interval {format_interval(interval)})" if interval else ""
     mean = (
         f"the mean AUROC is {format_number(external.mean_auroc)}{beside} over "
-        f"{count_with_noun(len(names), 'class', 'classes')}"
+        f"{format_count_with_noun(len(names), 'class', 'classes')}"
     )
-    sentence = f"On the external test set ({count_with_noun(images, 'labelled image')}) {mean}"
-    inside, _ = mean_and_sd(each.auroc for name, each in summary.test.per_class.items() if name in names)
+    sentence = f"On the external test set ({format_count_with_noun(images, 'labelled image')}) {mean}"
+    inside, _ = compute_mean_and_sd(each.auroc for name, each in summary.test.per_class.items() if name in names)
     if inside is None:
         return f"{sentence}."
     return f"{sentence}; over the same classes it is {format_number(inside)} on the run's other test images."
 
 
-def tested_model(summary: RunSummary) -> str:
+def describe_tested_model(summary: RunSummary) -> str:
     """Describe which model was tested: ``"that of round 3"`` or ``"the initial one"``."""
     if summary.is_initial_model_tested:
         return "the initial one"
@@ -103,12 +111,14 @@ def tested_model(summary: RunSummary) -> str:
 def describe_auroc_interval(summary: RunSummary) -> str:
     """Return the 95 % interval of the mean AUROC, and the sites that it holds for; empty if there is none."""
     intervals, sampled = summary.test.intervals, summary.test.sampled
-    if summary.test.headline_auroc().left_out:
+    if summary.test.compute_headline_auroc().left_out:
         return ""  # both are of the mean over all classes
     if intervals and intervals.mean_auroc:
         return f"95 % interval {format_interval(intervals.mean_auroc)}"
     if sampled and sampled.mean_auroc:
-        return f"95 % interval {format_interval(sampled.mean_auroc)} for all {count_with_noun(sampled.of, 'site')}"
+        return (
+            f"95 % interval {format_interval(sampled.mean_auroc)} for all {format_count_with_noun(sampled.of, 'site')}"
+        )
     return ""
 
 
@@ -123,25 +133,26 @@ def describe_testing_sample(summary: RunSummary) -> str:
     silent = len(summary.drawn_to_test) - len(tested)
     rest = f"; {silent:,} more that {'was' if silent == 1 else 'were'} drawn told no figures" if silent else ""
     return (
-        f" {subject} tested at {len(tested):,} of {count_with_noun(len(summary.sites), 'site')}, drawn at random{rest}."
+        f" {subject} tested at {len(tested):,} of {format_count_with_noun(len(summary.sites), 'site')}, drawn at "
+        f"random{rest}."
     )
 
 
 def format_participation(run: RunFolderContent) -> str:
     """Return how many sites took part in at least one round: ``"3 sites"``, ``"1 of 2 sites"``."""
-    active = _active_sites(run) & run.summary.sites.keys()
-    every = count_with_noun(len(run.summary.sites), "site")
+    active = _list_active_sites(run) & run.summary.sites.keys()
+    every = format_count_with_noun(len(run.summary.sites), "site")
     return every if len(active) == len(run.summary.sites) or not run.rounds else f"{len(active):,} of {every}"
 
 
-def _active_sites(run: RunFolderContent) -> set[str]:
+def _list_active_sites(run: RunFolderContent) -> set[str]:
     return {site for line in run.rounds for site in line.sites}
 
 
-def classes_in_mean(summary: RunSummary) -> str:
+def describe_classes_in_mean(summary: RunSummary) -> str:
     """Describe the classes in the mean AUROC: ``"3 of 5 classes that 30 test images or more show, without A (12)"``."""
     names = tuple(dict.fromkeys((*summary.classes, *summary.test.per_class)))
-    left_out = summary.test.headline_auroc().left_out
+    left_out = summary.test.compute_headline_auroc().left_out
     if not left_out:
         return describe_count_in_mean(summary, names)
     rare = join_as_english_list([f"{name} ({count:,})" for name, count in left_out.items()])
@@ -150,12 +161,12 @@ def classes_in_mean(summary: RunSummary) -> str:
 
 def describe_count_in_mean(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
     """Return how many of these classes the mean AUROC covers: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
-    counts = len(summary.test.headline_auroc(names).classes)
-    every = count_with_noun(len(names), "class", "classes")
+    counts = len(summary.test.compute_headline_auroc(names).classes)
+    every = format_count_with_noun(len(names), "class", "classes")
     return f"{article}{every}" if counts == len(names) else f"{counts} of {article}{every}"
 
 
-def reason_without_auroc(result: ClassMetrics | None) -> str:
+def explain_missing_auroc(result: ClassMetrics | None) -> str:
     """Return why a class has no AUROC; empty if it has one."""
     if result is None:
         return "not among the test set's labels"
@@ -172,26 +183,29 @@ def reason_without_auroc(result: ClassMetrics | None) -> str:
     return "the model has no output for it" if result.negatives else "no negative test image"
 
 
-def reason_class_untested(summary: RunSummary, name: str) -> str:
+def explain_untested_class(summary: RunSummary, name: str) -> str:
     """Return why a class of the run has no test AUROC; empty if it has one."""
-    reason, owners = reason_without_auroc(summary.test.per_class.get(name)), set(summary.owners.get(name, ()))
+    reason, owners = (
+        explain_missing_auroc(summary.test.per_class.get(name)),
+        set(summary.annotating_sites_by_class.get(name, ())),
+    )
     if reason and summary.test.withheld:
         return summary.test.withheld
     if not reason or summary.test.note == GLOBAL_MODEL or not owners:
         return reason
-    if not owners & set(testing_sites(summary)):
+    if not owners & set(list_testing_sites(summary)):
         return "no site with this class was drawn to test the model"
     if summary.test.note == SUMS:
         return reason if summary.test.pooled and name in summary.test.pooled.per_class else STAYED_MASKED
     return reason if owners & summary.per_site.keys() else "no site with this class tested the model"
 
 
-def testing_sites(summary: RunSummary) -> tuple[str, ...]:
+def list_testing_sites(summary: RunSummary) -> tuple[str, ...]:
     """Return the sites that were asked to test the model."""
     return tuple(summary.sites) if summary.drawn_to_test is None else summary.drawn_to_test
 
 
-def worst_and_best_site(accuracies: Mapping[str, float]) -> str:
+def describe_worst_and_best_site(accuracies: Mapping[str, float]) -> str:
     """Return the least and the most accurate site: ``"0.7 (north) to 0.9 (south)"``; ties by name."""
     ends = (min(sorted(accuracies), key=accuracies.__getitem__), max(sorted(accuracies), key=accuracies.__getitem__))
     return " to ".join(f"{format_number(accuracies[site])} ({site})" for site in ends)
@@ -200,35 +214,37 @@ def worst_and_best_site(accuracies: Mapping[str, float]) -> str:
 # ---------------------------------------------------------------------- limits of the result
 
 
-def prominent_limitations(run: RunFolderContent) -> list[str]:
+def list_prominent_limitations(run: RunFolderContent) -> list[str]:
     """Return sentences on the limitations that are shown beside the run's result, most severe first."""
     summary, test = run.summary, run.summary.test
     harmed = "harmed the model and was left out for the rest of the run"
     limits = [f"{site} {harmed}: {reason}." for site, reason in summary.excluded.items()]
     if summary.is_initial_model_tested:
-        before = f"Validation was best before the first of {count_with_noun(summary.rounds, 'round')}"
+        before = f"Validation was best before the first of {format_count_with_noun(summary.rounds, 'round')}"
         limits.append(f"{before}: all figures are of the initial model, which no site of this run has trained.")
-    choices = site_benefit_sentences(run)
+    choices = describe_site_benefits(run)
     if alone := [each.site for each in choices if each.benefit and each.benefit.recommended_training == "alone"]:
-        compared = count_with_noun(sum(each.benefit is not None for each in choices), "site")
-        better = f"{_verb_form(alone, 'is', 'are')} better off alone than with this model"
+        compared = format_count_with_noun(sum(each.benefit is not None for each in choices), "site")
+        better = f"{_choose_verb_form(alone, 'is', 'are')} better off alone than with this model"
         limits.append(f"{len(alone)} of {compared} that compared {better}: {join_first_and_count(alone, MOST_NAMED)}.")
-    limits += [*_untested_class_sentences(summary), *_lost_site_sentences(run), *_orphaned_class_sentences(run)]
-    if names := classes_with_hidden_counts(summary):
-        verb = _verb_form(names, "is", "are")
+    limits += [*_describe_untested_classes(summary), *_describe_lost_sites(run), *_describe_orphaned_classes(run)]
+    if names := find_hidden_count_classes(summary):
+        verb = _choose_verb_form(names, "is", "are")
         few = f"{_quote_names(names)} {verb} annotated only by sites with too few patients to tell a count"
-        rows = _verb_form(names, "this row was", "these rows were")
+        rows = _choose_verb_form(names, "this row was", "these rows were")
         limits.append(f"{few}: where a site's policy has train_hidden_classes = false, {rows} not trained there.")
     closed = [set(line.closed_rows) for line in run.rounds]
     if names := [name for name in summary.classes if closed and all(name in rows for rows in closed)]:
-        rows = f"{_verb_form(names, 'its head row', 'their head rows')} stayed masked in every round"
+        rows = f"{_choose_verb_form(names, 'its head row', 'their head rows')} stayed masked in every round"
         few = "fewer hospitals than smallest_cohort sent it"
-        limits.append(f"{_quote_names(names)} {_verb_form(names, 'was', 'were')} not learned: {rows}, because {few}.")
+        limits.append(
+            f"{_quote_names(names)} {_choose_verb_form(names, 'was', 'were')} not learned: {rows}, because {few}."
+        )
     if summary.patients_known is False:
         limits.append(UNKNOWN_PATIENTS)
     if sentence := describe_skipped_images(summary.skipped_images):
         limits.append(sentence)
-    limits += [*summary.notes, *_chance_level_sentences(test), *_unfit_threshold_sentences(test)]
+    limits += [*summary.notes, *_describe_chance_level_classes(test), *_describe_unfit_thresholds(test)]
     by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
     if by_validation and 1 < summary.rounds == summary.best_round:
         limits.append(
@@ -238,8 +254,8 @@ def prominent_limitations(run: RunFolderContent) -> list[str]:
     return limits
 
 
-def further_limitations(run: RunFolderContent) -> list[str]:
-    """Return sentences on less important limitations, in addition to :func:`prominent_limitations`."""
+def list_further_limitations(run: RunFolderContent) -> list[str]:
+    """Return sentences on less important limitations, in addition to :func:`list_prominent_limitations`."""
     summary, test = run.summary, run.summary.test
     limits = list[str]()
     planned = (summary.experiment.get("run") or {}).get("rounds", 0)
@@ -247,9 +263,9 @@ def further_limitations(run: RunFolderContent) -> list[str]:
         later = "no later model was better on validation"
         limits.append(f"The run ended after {summary.rounds:,} of at most {planned:,} rounds, because {later}.")
     for name in summary.classes:
-        positives, negatives = test.image_counts_of_class(name) if name in test.per_class else (None, None)
+        positives, negatives = test.get_class_image_counts(name) if name in test.per_class else (None, None)
         if positives is not None and negatives is not None and test.per_class[name].auroc is not None:
-            limits += few_images_sentences(name, positives, negatives, "test image")
+            limits += describe_few_images(name, positives, negatives, "test image")
     samples = {site: record.validation_samples for site, record in summary.sites.items()}
     few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < FEWEST_POSITIVES]
     if few and summary.best_round is not None:
@@ -257,16 +273,18 @@ def further_limitations(run: RunFolderContent) -> list[str]:
         limits.append(f"Few validation images chose the round that is tested: {names}.")
     if summary.drawn_to_test is not None and test.note == GLOBAL_MODEL:
         covered = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
-        if untested := [name for name in summary.classes if name not in covered and summary.owners.get(name, ())]:
+        if untested := [
+            name for name in summary.classes if name not in covered and summary.annotating_sites_by_class.get(name, ())
+        ]:
             drawn = f"No site that annotates {_quote_names(untested)} was drawn to test the model"
             limits.append(f"{drawn}: no site’s figures are of it.")
-    limits += [*_single_site_sentences(run), *_missed_round_sentences(run)]
+    limits += [*_describe_single_site_classes(run), *_describe_missed_rounds(run)]
     unknown = "it does not show how far figures move with another seed"
     limits.append(f"This is one run, with seed {summary.seed}: {unknown}.")
-    if compared := sum(each.benefit is not None for each in site_benefit_sentences(run)):
+    if compared := sum(each.benefit is not None for each in describe_site_benefits(run)):
         limits.append(
             "Whether a site is better off alone rests on a 95 % interval for each of "
-            f"{count_with_noun(compared, 'site')} by "
+            f"{format_count_with_noun(compared, 'site')} by "
             "itself: where both models are equally good, one site in 40 is called better off alone by chance. The "
             "intervals are over test images and say nothing of another training."
         )
@@ -276,25 +294,26 @@ def further_limitations(run: RunFolderContent) -> list[str]:
     return limits
 
 
-def _untested_class_sentences(summary: RunSummary) -> Iterator[str]:
+def _describe_untested_classes(summary: RunSummary) -> Iterator[str]:
     """Yield sentences on classes without an AUROC, by reason, and on sites that did not test the model."""
     by_reason: dict[str, list[str]] = {}
     for name in summary.classes:
-        if reason := reason_class_untested(summary, name):
+        if reason := explain_untested_class(summary, name):
             by_reason.setdefault(reason, []).append(name)
-    every = count_with_noun(len(summary.classes), "class", "classes")
+    every = format_count_with_noun(len(summary.classes), "class", "classes")
     for reason, names in by_reason.items():
         yield (
-            f"{len(names)} of {every} {_verb_form(names, 'was', 'were')} not tested: {_quote_names(names)} ({reason})."
+            f"{len(names)} of {every} {_choose_verb_form(names, 'was', 'were')} not tested: {_quote_names(names)} "
+            f"({reason})."
         )
-    sites = testing_sites(summary)
+    sites = list_testing_sites(summary)
     silent = [site for site in sites if site not in summary.per_site]
     if silent and summary.test.note != GLOBAL_MODEL:
-        of_all = count_with_noun(len(sites), "site" if summary.drawn_to_test is None else "drawn site")
+        of_all = format_count_with_noun(len(sites), "site" if summary.drawn_to_test is None else "drawn site")
         yield f"{len(sites) - len(silent)} of {of_all} tested the model; {_quote_names(silent)} did not."
 
 
-def _lost_site_sentences(run: RunFolderContent) -> Iterator[str]:
+def _describe_lost_sites(run: RunFolderContent) -> Iterator[str]:
     """Yield a sentence for each site that was absent at the end, except sites that were excluded as harmful."""
     absent = run.rounds[-1].absent.keys() if run.rounds else set[str]()
     for site in sorted(absent - run.summary.excluded.keys()):
@@ -306,7 +325,7 @@ def _lost_site_sentences(run: RunFolderContent) -> Iterator[str]:
             yield f"{site} took part in no round{without}."
 
 
-def _orphaned_class_sentences(run: RunFolderContent) -> Iterator[str]:
+def _describe_orphaned_classes(run: RunFolderContent) -> Iterator[str]:
     """Yield sentences on classes whose sites were all absent while other classes were still trained."""
     summary = run.summary
     if summary.is_initial_model_tested:
@@ -315,7 +334,7 @@ def _orphaned_class_sentences(run: RunFolderContent) -> Iterator[str]:
     effective = [line for line in run.rounds if line.round <= end]
     by_round: dict[int, list[str]] = {}
     for name in summary.classes:
-        owners = set(summary.owners.get(name, ()))
+        owners = set(summary.annotating_sites_by_class.get(name, ()))
         last = max([line.round for line in effective if owners & set(line.sites)], default=0)
         if [line for line in effective if line.round > last and owners & line.absent.keys()]:
             by_round.setdefault(last, []).append(name)
@@ -324,12 +343,15 @@ def _orphaned_class_sentences(run: RunFolderContent) -> Iterator[str]:
             since = f"after round {last:,}; the model is that of round {end:,}"
             yield f"No site that annotates {_quote_names(names)} took part {since}."
         else:
-            why = f"no site that annotates {_verb_form(names, 'it', 'them')} took part"
-            scores = _verb_form(names, "its score is", "their scores are")
-            yield f"{_quote_names(names)} {_verb_form(names, 'was', 'were')} never trained: {why}; {scores} no result."
+            why = f"no site that annotates {_choose_verb_form(names, 'it', 'them')} took part"
+            scores = _choose_verb_form(names, "its score is", "their scores are")
+            yield (
+                f"{_quote_names(names)} {_choose_verb_form(names, 'was', 'were')} never trained: {why}; {scores} no "
+                "result."
+            )
 
 
-def _chance_level_sentences(test: FinalTestSummary) -> Iterator[str]:
+def _describe_chance_level_classes(test: FinalTestSummary) -> Iterator[str]:
     """Yield sentences on classes whose AUROC interval includes 0.5 or lies below it, allowing for the AUROC's error."""
     if test.intervals:
         images, bounds = "", {name: (*ends, 0.0) for name, ends in test.intervals.per_class.items()}
@@ -348,10 +370,12 @@ def _chance_level_sentences(test: FinalTestSummary) -> Iterator[str]:
     ):
         if names:
             interval = f"the 95 % interval{images} {where} an AUROC of 0.5"
-            yield f"{_quote_names(names)} {_verb_form(names, 'is', 'are')} {detected} than by chance: {interval}."
+            yield (
+                f"{_quote_names(names)} {_choose_verb_form(names, 'is', 'are')} {detected} than by chance: {interval}."
+            )
 
 
-def _unfit_threshold_sentences(test: FinalTestSummary) -> Iterator[str]:
+def _describe_unfit_thresholds(test: FinalTestSummary) -> Iterator[str]:
     """Yield sentences on classes for which the threshold 0.5 is unsuitable, for instance if no positive is detected."""
     pooled = test.pooled.per_class.items() if test.pooled else ()
     decisions = test.quality.decisions if test.quality else {name: each.decisions for name, each in pooled}
@@ -367,7 +391,7 @@ def _unfit_threshold_sentences(test: FinalTestSummary) -> Iterator[str]:
         yield f"A threshold of 0.5 does not fit {_quote_names(names)}: {reason}."
 
 
-def few_images_sentences(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
+def describe_few_images(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
     """Yield a sentence if a class has few positive or few negative images.
 
     Args:
@@ -376,34 +400,36 @@ def few_images_sentences(name: str, positives: int, negatives: int, images: str)
     least = min(positives, negatives)
     if least < FEWEST_POSITIVES:
         kind = "positive" if positives == least else "negative"
-        yield f"The figures for “{name}” rest on {count_with_noun(least, f'{kind} {images}')}."
+        yield f"The figures for “{name}” rest on {format_count_with_noun(least, f'{kind} {images}')}."
 
 
-def _single_site_sentences(run: RunFolderContent) -> Iterator[str]:
+def _describe_single_site_classes(run: RunFolderContent) -> Iterator[str]:
     """Yield sentences on classes that only one site annotates, because the model learns that site's way of reading."""
-    summary, hidden, active = run.summary, classes_with_hidden_counts(run.summary), _active_sites(run)
+    summary, hidden, active = run.summary, find_hidden_count_classes(run.summary), _list_active_sites(run)
     if summary.is_initial_model_tested or len(summary.sites) < 2:
         return
     for site in (site for site in summary.sites if site in active):
-        if names := [n for n in summary.classes if summary.owners.get(n, ()) == (site,) and n not in hidden]:
-            reading = f"the model has learned that site's way of reading {_verb_form(names, 'it', 'them')}"
-            alone = f"{_verb_form(names, 'is', 'are')} annotated by {site} alone"
+        if names := [
+            n for n in summary.classes if summary.annotating_sites_by_class.get(n, ()) == (site,) and n not in hidden
+        ]:
+            reading = f"the model has learned that site's way of reading {_choose_verb_form(names, 'it', 'them')}"
+            alone = f"{_choose_verb_form(names, 'is', 'are')} annotated by {site} alone"
             yield f"{join_as_english_list([f'“{name}”' for name in names])} {alone}: {reading}."
 
 
-def classes_with_hidden_counts(summary: RunSummary) -> list[str]:
+def find_hidden_count_classes(summary: RunSummary) -> list[str]:
     """Return classes whose sites all hide their counts, so that policies may have kept the class from training."""
     privacy = summary.experiment.get("privacy") or {}
     if privacy.get("secure_aggregation") or privacy.get("level", "none") != "none":
         return []
     positives = {
-        name: [summary.sites[site].positives.get(name, 0) for site in summary.owners.get(name, ())]
+        name: [summary.sites[site].positives.get(name, 0) for site in summary.annotating_sites_by_class.get(name, ())]
         for name in summary.classes
     }
     return [name for name, counts in positives.items() if counts and all(count is None for count in counts)]
 
 
-def _missed_round_sentences(run: RunFolderContent) -> Iterator[str]:
+def _describe_missed_rounds(run: RunFolderContent) -> Iterator[str]:
     """Yield sentences on sites that missed rounds, and on sites whose updates were clipped for their length."""
     missed: dict[str, list[int]] = {}
     clipped: dict[str, list[tuple[int, str]]] = {}
@@ -412,7 +438,7 @@ def _missed_round_sentences(run: RunFolderContent) -> Iterator[str]:
             missed.setdefault(site, []).append(line.round)
         for site, done in line.shortened.items():
             clipped.setdefault(site, []).append((line.round, done))
-    every = count_with_noun(run.summary.rounds, "round")
+    every = format_count_with_noun(run.summary.rounds, "round")
     for site in sorted(missed.keys() - run.summary.excluded.keys()):
         yield f"{site} was absent in {len(missed[site])} of {every} ({format_rounds(missed[site])})."
     for site, updates in sorted(clipped.items()):
@@ -424,7 +450,7 @@ def _quote_names(names: Iterable[str]) -> str:
     return list_first_and_count_rest([f"“{name}”" for name in names], MOST_NAMED)
 
 
-def _verb_form(names: Collection[str], singular: str, plural: str) -> str:
+def _choose_verb_form(names: Collection[str], singular: str, plural: str) -> str:
     return singular if len(names) == 1 else plural
 
 
@@ -440,7 +466,7 @@ class SiteBenefitSentence:
     benefit: FederationBenefit | None
 
 
-def site_benefit_sentences(run: RunFolderContent) -> list[SiteBenefitSentence]:
+def describe_site_benefits(run: RunFolderContent) -> list[SiteBenefitSentence]:
     """Return the comparison with training alone for every site, by name; empty if the run did not request it."""
     choices = []
     for site, answer in sorted(run.summary.benefit.items()):

@@ -24,16 +24,16 @@ from server.reporting.svg import (
     RULE,
     SKY,
     VERMILION,
+    choose_series_styles,
+    convert_figure_to_svg,
     draw_heat_map,
-    inline_svg,
-    legend_above,
-    new_figure,
-    none_to_nan,
-    page_theme,
-    series_styles,
+    draw_legend_above,
+    make_figure,
+    replace_none_by_nan,
     style_round_axis,
+    use_report_plot_theme,
 )
-from server.runs.reader import PrototypeSimilarity, RoundLine, SiteSummary
+from server.runs.reader import PrototypeSimilarity, RoundFileLine, SiteSummary
 
 CHANCE = 0.5
 BAND = 0.76
@@ -51,7 +51,7 @@ _FILLS = {"shared": (BLUE, ""), "some": (SKY, "..."), "unique": (ORANGE, "///"),
 _STYLES = {"training": (BLUE, "-", "o"), "validation": (VERMILION, "--", "s"), "test": (GREEN, "-.", "^")}
 
 
-def draw_learning_curves(rounds: Sequence[RoundLine], best_round: int | None) -> Markup:
+def draw_learning_curves(rounds: Sequence[RoundFileLine], best_round: int | None) -> Markup:
     """Draw training and validation loss by round, and beside them the mean AUROC by round."""
     panels = {
         "loss": {"training": "train_loss", "validation": "validation_loss"},
@@ -60,13 +60,13 @@ def draw_learning_curves(rounds: Sequence[RoundLine], best_round: int | None) ->
     measured: dict[str, dict[str, NDArray[np.float64]]] = {}
     for label, fields in panels.items():
         for name, field in fields.items():
-            values = none_to_nan([getattr(line, field) for line in rounds])
+            values = replace_none_by_nan([getattr(line, field) for line in rounds])
             if np.isfinite(values).any():
                 measured.setdefault(label, {})[name] = values
     if not measured:
         return Markup("")
-    with page_theme():
-        figure, every = new_figure(9, 3.2, columns=len(measured))
+    with use_report_plot_theme():
+        figure, every = make_figure(9, 3.2, columns=len(measured))
         for axes, (label, curves) in zip(every, measured.items(), strict=True):
             for name, values in curves.items():
                 _draw_curve(axes, [line.round for line in rounds], values, name, _STYLES[name])
@@ -78,17 +78,17 @@ def draw_learning_curves(rounds: Sequence[RoundLine], best_round: int | None) ->
         if best_round is not None:
             place, where = (best_round, 1.0), ("data", "axes fraction")
             every[0].annotate(f"best round: {best_round}", place, (0, 4), where, "offset points", ha="center")
-        return inline_svg(figure, "curves", "Line chart: training and validation loss by round.")
+        return convert_figure_to_svg(figure, "curves", "Line chart: training and validation loss by round.")
 
 
-def draw_accuracy_by_round(rounds: Sequence[RoundLine], best: BestClientAccuracies) -> Markup:
+def draw_accuracy_by_round(rounds: Sequence[RoundFileLine], best: BestClientAccuracies) -> Markup:
     """Draw mean and pooled accuracy by round, with a star at each best round; empty if no round has them."""
     scored = [(line.round, line.test_accuracy) for line in rounds if line.test_accuracy]
     if not scored:
         return Markup("")
     numbers = [server_round for server_round, _ in scored]
-    with page_theme():
-        figure, (axes,) = new_figure(9, 3)
+    with use_report_plot_theme():
+        figure, (axes,) = make_figure(9, 3)
         means = [accuracy.mean for _, accuracy in scored]
         _draw_curve(axes, numbers, means, "mean over sites", (BLUE, "-", "o"))
         pooled = [accuracy.pooled for _, accuracy in scored]
@@ -101,7 +101,7 @@ def draw_accuracy_by_round(rounds: Sequence[RoundLine], best: BestClientAccuraci
         axes.set(title="Accuracy on the sites' test images", xlabel="round", ylabel="accuracy")
         style_round_axis(axes)
         axes.legend()
-        return inline_svg(figure, "accuracy", "Line chart: accuracy on the sites' test images by round.")
+        return convert_figure_to_svg(figure, "accuracy", "Line chart: accuracy on the sites' test images by round.")
 
 
 def _draw_curve(
@@ -132,8 +132,8 @@ def draw_accuracy_density(accuracies: Sequence[float]) -> Markup:
         return Markup("")
     grid, density = curve
     visible = [*accuracies, *grid[density > 0.005 * density.max()].tolist()]
-    with page_theme():
-        figure, (axes,) = new_figure(9, 2.6)
+    with use_report_plot_theme():
+        figure, (axes,) = make_figure(9, 2.6)
         axes.plot(grid, density, color=BLUE, linewidth=2, label="density")
         axes.fill_between(grid, density, color=BLUE, alpha=0.15, linewidth=0)
         ticks = axes.get_xaxis_transform()  # accuracy along x, share of the height along y
@@ -141,7 +141,9 @@ def draw_accuracy_density(accuracies: Sequence[float]) -> Markup:
         axes.set(title="How accuracy spreads over sites", xlabel="accuracy of a site", ylabel="density")
         axes.set(xlim=(min(visible), max(visible)), ylim=(0, None))
         axes.legend()
-        return inline_svg(figure, "density", f"Density of the accuracies of {len(accuracies)} sites, a tick for each.")
+        return convert_figure_to_svg(
+            figure, "density", f"Density of the accuracies of {len(accuracies)} sites, a tick for each."
+        )
 
 
 def draw_auroc_bars(
@@ -150,8 +152,8 @@ def draw_auroc_bars(
     intervals: Mapping[str, tuple[float, float]],
 ) -> Markup:
     """Draw the AUROC of each class as a bar from 0.5, with its interval; classes are grouped by annotation."""
-    with page_theme():
-        figure, (axes,) = new_figure(9, class_axis_height(groups))
+    with use_report_plot_theme():
+        figure, (axes,) = make_figure(9, compute_class_axis_height(groups))
         positions = label_class_rows(axes, groups)
         for group in groups:
             for name in group.classes:
@@ -161,8 +163,12 @@ def draw_auroc_bars(
         axes.set(xlim=(min([0.45, *(value - 0.06 for value in values)]), 1.0), xlabel="AUROC")
         axes.axvline(CHANCE, color=INK, linewidth=1)
         fills = [(group.title, *_FILLS[group.kind]) for group in groups]
-        legend_above(axes, [Patch(facecolor=c, edgecolor=PAPER, hatch=hatch, label=title) for title, c, hatch in fills])
-        return inline_svg(figure, "bars", "Bar chart: AUROC of every class; the table beside it has the numbers.")
+        draw_legend_above(
+            axes, [Patch(facecolor=c, edgecolor=PAPER, hatch=hatch, label=title) for title, c, hatch in fills]
+        )
+        return convert_figure_to_svg(
+            figure, "bars", "Bar chart: AUROC of every class; the table beside it has the numbers."
+        )
 
 
 def _draw_auroc_bar(
@@ -181,7 +187,7 @@ def _draw_auroc_bar(
     axes.annotate(figure_text(measured), (x, row), (points, 0), "data", "offset points", va="center", ha=side)
 
 
-def class_axis_height(groups: Sequence[AnnotatedClassGroup]) -> float:
+def compute_class_axis_height(groups: Sequence[AnnotatedClassGroup]) -> float:
     """Return the height in inches of a plot with one row per class."""
     return 1.1 + ROW * (sum(len(group.classes) for group in groups) + 0.7 * len(groups))
 
@@ -202,13 +208,13 @@ def label_class_rows(axes: Axes, groups: Sequence[AnnotatedClassGroup]) -> dict[
     return positions
 
 
-def draw_participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
+def draw_participation(rounds: Sequence[RoundFileLine], sites: Sequence[str]) -> Markup:
     """Draw sites by round: a dot if the site took part, a cross if it was absent."""
     present = [(line.round, row) for line in rounds for row, site in enumerate(sites) if site in line.sites]
     absent = [(line.round, row) for line in rounds for row, site in enumerate(sites) if site in line.absent]
     area = float(np.clip(3000 / max(1, len(rounds)), 6, 45))
-    with page_theme():
-        figure, (axes,) = new_figure(9, 0.9 + ROW * len(sites))
+    with use_report_plot_theme():
+        figure, (axes,) = make_figure(9, 0.9 + ROW * len(sites))
         x, y = np.array(present, float).reshape(-1, 2).T
         axes.scatter(x, y, s=area, color=BLUE, marker="o", linewidths=0, label="took part")
         x, y = np.array(absent, float).reshape(-1, 2).T
@@ -216,8 +222,8 @@ def draw_participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Mar
         axes.set_yticks(range(len(sites)), sites)
         axes.set(xlabel="round", ylim=(len(sites) - 0.5, -0.5))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        legend_above(axes, list(axes.collections))
-        return inline_svg(figure, "participation", "Dot chart: which site took part in which round.")
+        draw_legend_above(axes, list(axes.collections))
+        return convert_figure_to_svg(figure, "participation", "Dot chart: which site took part in which round.")
 
 
 def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[AnnotatedClassGroup]) -> Markup:
@@ -231,8 +237,8 @@ def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[Annot
         return Markup("")
     covered = np.array([[name in record.classes for name in names] for record in sites.values()])  # (sites, classes)
     order = np.lexsort(~covered.T[::-1])
-    with page_theme():
-        figure, (axes,) = new_figure(9, 0.9 + 0.24 * len(names))
+    with use_report_plot_theme():
+        figure, (axes,) = make_figure(9, 0.9 + 0.24 * len(names))
         for row, name in enumerate(names):
             axes.axhline(row, color=RULE, linewidth=0.6, zorder=0)
             members = np.concatenate([[False], covered[order, row], [False]]).astype(np.int8)
@@ -247,13 +253,15 @@ def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[Annot
             axes.set_xlabel("number of sites; neighbours annotate alike")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.tick_params(axis="y", length=0)
-        return inline_svg(figure, "coverage", f"Bar chart: which of {len(names)} classes {len(sites)} sites annotate.")
+        return convert_figure_to_svg(
+            figure, "coverage", f"Bar chart: which of {len(names)} classes {len(sites)} sites annotate."
+        )
 
 
 # ---------------------------------------------------------------------- what only some methods have
 
 
-def plot_model_pass_order(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
+def draw_model_pass_order(rounds: Sequence[RoundFileLine], sites: Sequence[str]) -> Markup:
     """For sequential methods, draw each site's place in every pass of the model, and the slope of its loss (UniFed).
 
     The result is empty for other methods. Slopes are drawn only if the rounds have them.
@@ -263,11 +271,13 @@ def plot_model_pass_order(rounds: Sequence[RoundLine], sites: Sequence[str]) -> 
     if len(sites) > MOST_SITES_IN_ORDER or not rounds or (in_order and not sloped):
         return Markup("")
     numbers, every = [line.round for line in rounds], max(1, len(rounds) // 15)
-    with page_theme():
-        figure, panels = new_figure(9, 1.1 + max(1.9, ROW * len(sites)), columns=2 if sloped else 1)
-        for site, style in zip(sites, series_styles(len(sites)), strict=True):
-            places = none_to_nan([line.sites.index(site) + 1 if site in line.sites else None for line in rounds])
-            slopes = none_to_nan([line.learned.slopes.get(site) for line in rounds])
+    with use_report_plot_theme():
+        figure, panels = make_figure(9, 1.1 + max(1.9, ROW * len(sites)), columns=2 if sloped else 1)
+        for site, style in zip(sites, choose_series_styles(len(sites)), strict=True):
+            places = replace_none_by_nan(
+                [line.sites.index(site) + 1 if site in line.sites else None for line in rounds]
+            )
+            slopes = replace_none_by_nan([line.learned.slopes.get(site) for line in rounds])
             for axes, values in zip(panels, (places, slopes), strict=False):
                 (curve,) = axes.plot(numbers, values, color=style.color, marker=style.marker, markersize=6, linewidth=2)
                 curve.set_markevery(every)
@@ -280,25 +290,25 @@ def plot_model_pass_order(rounds: Sequence[RoundLine], sites: Sequence[str]) -> 
         if sloped:
             panels[1].set(title="Slope of the site's loss, a batch", xlabel="round")
             style_round_axis(panels[1])
-        return inline_svg(figure, "order", "Line chart: place of every site in each pass, round by round.")
+        return convert_figure_to_svg(figure, "order", "Line chart: place of every site in each pass, round by round.")
 
 
-def draw_difficulty_by_round(rounds: Sequence[RoundLine]) -> Markup:
+def draw_difficulty_by_round(rounds: Sequence[RoundFileLine]) -> Markup:
     """Draw by class and round the share of unlabelled images with a confident prediction (FedMLP)."""
     learned = [(line.round, line.learned.difficulty) for line in rounds if line.learned.difficulty]
     if not learned:
         return Markup("")
     names = list(learned[-1][1])
     learned = learned[:: -(-len(learned) * len(names) // MOST_CELLS)]
-    values = np.array([none_to_nan([difficulty.get(name) for _, difficulty in learned]) for name in names])
-    with page_theme():
-        figure, (axes,) = new_figure(9, 1.0 + ROW * len(names))
+    values = np.array([replace_none_by_nan([difficulty.get(name) for _, difficulty in learned]) for name in names])
+    with use_report_plot_theme():
+        figure, (axes,) = make_figure(9, 1.0 + ROW * len(names))
         draw_heat_map(axes, values, (0.0, 1.0), _format_two_decimals(values) if len(learned) <= MOST_NUMBERED else ())
         ticks = range(0, len(learned), -(-len(learned) // 12))
         axes.set_xticks(list(ticks), [str(learned[place][0]) for place in ticks])
         axes.set_yticks(range(len(names)), names)
         axes.set(title="Share of unlabelled images of which the model is sure", xlabel="round")
-        return inline_svg(figure, "difficulty", "Heat map: share of sure images by class and round.")
+        return convert_figure_to_svg(figure, "difficulty", "Heat map: share of sure images by class and round.")
 
 
 def draw_prototype_similarity(prototypes: PrototypeSimilarity) -> Markup:
@@ -311,14 +321,14 @@ def draw_prototype_similarity(prototypes: PrototypeSimilarity) -> Markup:
     others = between[~np.eye(len(names), dtype=bool)]
     # Cosines of these features lie near 1: colours begin at the least similar pair.
     lowest = min(np.nanmin(others) if np.isfinite(others).any() else 0.0, 0.99)
-    with page_theme():
-        figure, (left, right) = new_figure(9, 1.9 + 0.33 * len(names), columns=2)
+    with use_report_plot_theme():
+        figure, (left, right) = make_figure(9, 1.9 + 0.33 * len(names), columns=2)
         texts = _format_two_decimals(between) if len(names) <= MOST_NUMBERED else ()
         draw_heat_map(left, between, (lowest, 1.0), texts)
         left.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 3 else 0)
         left.set_yticks(range(len(names)), names)
         left.set_title("Cosine between positives of two classes")
-        degrees = np.degrees(np.arccos(none_to_nan(prototypes.signs)))
+        degrees = np.degrees(np.arccos(replace_none_by_nan(prototypes.signs)))
         right.barh(range(len(names)), degrees, height=0.68, color=ORANGE, hatch="///", edgecolor=PAPER, linewidth=0)
         for row, angle in enumerate(degrees.tolist()):
             text, style = (NOT_APPLICABLE, "italic") if np.isnan(angle) else (format_number(angle, 1), "normal")
@@ -328,7 +338,9 @@ def draw_prototype_similarity(prototypes: PrototypeSimilarity) -> Markup:
         right.margins(x=0.15)
         right.spines["left"].set_visible(False)
         right.set_title("Positives apart from negatives, degrees")
-        return inline_svg(figure, "prototypes", "Heat map and bar chart: how much the classes' prototypes are alike.")
+        return convert_figure_to_svg(
+            figure, "prototypes", "Heat map and bar chart: how much the classes' prototypes are alike."
+        )
 
 
 def _format_two_decimals(values: NDArray[np.float64]) -> list[list[str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from common.config import Experiment
-from common.metrics.auroc import FEWEST_POSITIVES, SUMS, FinalTestSummary, mean_and_sd
+from common.metrics.auroc import FEWEST_POSITIVES, SUMS, FinalTestSummary, compute_mean_and_sd
 from common.metrics.benefit import WORDS as SITE_MODELS
 from common.system.plain_text import format_rounds
 from server.reporting import class_figures, run_claims, run_figures
@@ -55,7 +55,7 @@ def write_run_report(folder: Path) -> Path:
         summary=summary,
         groups=groups,
         sites=list(summary.sites.items())[:SITES_SHOWN],
-        choices=run_claims.site_benefit_sentences(run)[:SITES_SHOWN],
+        choices=run_claims.describe_site_benefits(run)[:SITES_SHOWN],
         SITE_MODELS=SITE_MODELS,
         rounds=run.rounds,
         samples=run.samples,
@@ -66,26 +66,28 @@ def write_run_report(folder: Path) -> Path:
         settings=list(flatten_settings(summary.experiment)),
         curves=run_figures.draw_learning_curves(run.rounds, summary.best_round) if run.rounds else "",
         bars=run_figures.draw_auroc_bars(groups, aurocs, intervals.per_class if intervals else {}),
-        quality=quality_section(summary.test, groups),
-        beside_pooled=mean_auroc_over_sites(summary.test),
+        quality=make_quality_section(summary.test, groups),
+        beside_pooled=compute_mean_auroc_over_sites(summary.test),
         of_sums=summary.test.note == SUMS,
         participation=run_figures.draw_participation(run.rounds, sites) if drawn else "",
         accuracy_by_round=run_figures.draw_accuracy_by_round(run.rounds, best) if best else "",
         density=run_figures.draw_accuracy_density(list(best.per_site.values())) if best else "",
-        order=run_figures.plot_model_pass_order(run.rounds, sites),
+        order=run_figures.draw_model_pass_order(run.rounds, sites),
         prototypes=run_figures.draw_prototype_similarity(prototypes) if prototypes else "",
         difficulty=run_figures.draw_difficulty_by_round(run.rounds),
     )
 
 
-def mean_auroc_over_sites(test: FinalTestSummary) -> tuple[float | None, float | None]:
+def compute_mean_auroc_over_sites(test: FinalTestSummary) -> tuple[float | None, float | None]:
     """Return the means over classes of AUROC and average precision, only for classes that also have a pooled AUROC."""
     pooled = test.pooled.per_class if test.pooled else {}
     both = [test.per_class[name] for name, each in pooled.items() if each.auroc is not None and name in test.per_class]
-    return mean_and_sd(each.auroc for each in both)[0], mean_and_sd(each.average_precision for each in both)[0]
+    return compute_mean_and_sd(each.auroc for each in both)[0], compute_mean_and_sd(
+        each.average_precision for each in both
+    )[0]
 
 
-def quality_section(test: FinalTestSummary, groups: Sequence[AnnotatedClassGroup]) -> dict[str, object] | None:
+def make_quality_section(test: FinalTestSummary, groups: Sequence[AnnotatedClassGroup]) -> dict[str, object] | None:
     """Return the variables of ``quality.html.j2`` (calibration, decisions, thresholds); None without calibration.
 
     The values come from the coordinator's test images; without such images, from the sites' score histograms.
@@ -107,11 +109,11 @@ def quality_section(test: FinalTestSummary, groups: Sequence[AnnotatedClassGroup
         "pooled_only": quality is None,
         "calibrations": calibrations,
         "decisions": decisions,
-        "reliability": class_figures.draw_reliability(calibrations),
+        "reliability": class_figures.draw_reliability_diagrams(calibrations),
         "decided": class_figures.draw_sensitivity_and_specificity(decisions),
         "confusion": class_figures.draw_confusion_matrix(confusion, list(test.per_class)) if confusion else "",
         "roc": class_figures.draw_roc_curves(curves),
-        "precision_recall": class_figures.draw_precision_recall(curves),
+        "precision_recall": class_figures.draw_precision_recall_curves(curves),
         "within": max(each.within for each in calibrations.values()),
         "untested": [name for name in order if name not in calibrations],
         "points": points,

@@ -73,14 +73,14 @@ class SeriesStyle:
     marker: str
 
 
-def series_styles(amount: int) -> list[SeriesStyle]:
+def choose_series_styles(amount: int) -> list[SeriesStyle]:
     """Return a style for each series; markers repeat after 13 series, pairs of colour and marker after 78."""
     colors, markers = itertools.cycle((BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)), itertools.cycle("osD^vPX<>ph*d")
     return [SeriesStyle(next(colors), next(markers)) for _ in range(amount)]
 
 
 @contextmanager
-def page_theme() -> Iterator[None]:
+def use_report_plot_theme() -> Iterator[None]:
     """Within the context, use the report's plot style and ignore the user's matplotlib settings."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -88,25 +88,25 @@ def page_theme() -> Iterator[None]:
         yield
 
 
-def none_to_nan(values: Sequence[float | None]) -> NDArray[np.float64]:
+def replace_none_by_nan(values: Sequence[float | None]) -> NDArray[np.float64]:
     """Replace None by NaN, so that a line plot has a gap there."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def legend_marker(label: str, style: SeriesStyle) -> Line2D:
+def make_legend_marker(label: str, style: SeriesStyle) -> Line2D:
     """Return a legend entry with this style."""
     return Line2D(
         [], [], linestyle="", marker=style.marker, color=style.color, markeredgecolor=PAPER, markersize=8, label=label
     )
 
 
-def legend_above(axes: Axes, handles: Sequence[Artist]) -> None:
+def draw_legend_above(axes: Axes, handles: Sequence[Artist]) -> None:
     """Draw a legend above the axes, with at most four entries per line."""
     columns = min(4, len(handles))
     axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.4)
 
 
-def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+def make_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """Create an empty figure of this size in inches; return the figure and its axes from left to right."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(figure)
@@ -143,11 +143,11 @@ def draw_heat_map(
     axes.spines[["left", "bottom"]].set_visible(False)
 
 
-def inline_svg(figure: Figure, name: str, description: str) -> Markup:
+def convert_figure_to_svg(figure: Figure, name: str, description: str) -> Markup:
     """Convert a figure to an ``<svg>`` element; equal figures give equal bytes.
 
     Args:
-        figure: A figure drawn within :func:`page_theme`.
+        figure: A figure drawn within :func:`use_report_plot_theme`.
         name: Prefix of the element ids, unique on the page.
         description: Description for readers who cannot see the figure.
     """

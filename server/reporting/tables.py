@@ -12,7 +12,7 @@ from common.errors import BadInput
 from common.metrics.measured import ValueWithError, format_value_with_error
 from common.system.files import is_file
 from server.reporting.page import group_classes_by_annotation
-from server.reporting.run_claims import prominent_limitations, run_result
+from server.reporting.run_claims import describe_run_result, list_prominent_limitations
 from server.runs.reader import RunFolderContent, RunSummary, read_run
 
 SITES_MARKED = 12
@@ -20,7 +20,7 @@ SITES_MARKED = 12
 BEST = "★"
 
 
-def label_coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
+def make_label_coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
     """Return a table by class of the sites that annotate the class, and each method's AUROC.
 
     Args:
@@ -43,10 +43,10 @@ def label_coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
             aurocs = [result.metric_with_error("auroc") if result else None for result in results]
             marks = ["●" if name in record.classes else "" for record in first.sites.values()]
             if not marked:
-                marks = [f"{len(first.owners.get(name, ()))} of {len(first.sites)}"]
+                marks = [f"{len(first.annotating_sites_by_class.get(name, ()))} of {len(first.sites)}"]
             table.add_row(Text(f"  {name}"), *marks, *_format_marking_best(aurocs))
         table.add_section()
-    means = [summary.test.headline_auroc().mean for summary in summaries.values()]
+    means = [summary.test.compute_headline_auroc().mean for summary in summaries.values()]
     table.add_row(Text("mean", style="bold"), *[""] * len(headings), *_format_marking_best(means))
     return table
 
@@ -65,8 +65,8 @@ def _format_marking_best(values: Sequence[ValueWithError | None]) -> list[Text]:
 
 def format_run_result(run: RunFolderContent) -> Group:
     """Format a finished run for the terminal: a table by class, the result, and its limitations."""
-    table, result = label_coverage_table({run.summary.name_in_tables: run.summary}), Text(run_result(run))
-    return Group(table, result, *_limitation_lines(prominent_limitations(run)))
+    table, result = make_label_coverage_table({run.summary.name_in_tables: run.summary}), Text(describe_run_result(run))
+    return Group(table, result, *_format_limitation_lines(list_prominent_limitations(run)))
 
 
 def format_model_limitations(folder: Path, without: Collection[str] = ()) -> Group:
@@ -78,10 +78,10 @@ def format_model_limitations(folder: Path, without: Collection[str] = ()) -> Gro
     """
     if is_file(folder / "summary.json"):
         with suppress(BadInput):  # of another version, or edited: the model alone is enough
-            limits = [limit for limit in prominent_limitations(read_run(folder)) if limit not in without]
-            return Group(*(["Of the run that trained the model:"] if limits else []), *_limitation_lines(limits))
+            limits = [limit for limit in list_prominent_limitations(read_run(folder)) if limit not in without]
+            return Group(*(["Of the run that trained the model:"] if limits else []), *_format_limitation_lines(limits))
     return Group()
 
 
-def _limitation_lines(limits: Iterable[str]) -> list[Text]:
+def _format_limitation_lines(limits: Iterable[str]) -> list[Text]:
     return [Text(f"! {limit}", style="yellow") for limit in limits]

@@ -12,17 +12,17 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from common.models.state import ModelStateLayout, state_sha256
+from common.models.state import ModelStateLayout, hash_model_state
 from common.security.audit import FILE, AuditLog
-from common.security.signatures import SignedStatement, unverified_signature_or_none
+from common.security.signatures import SignedStatement, read_signature_or_none
 from common.system.files import write_atomically
 from common.system.plain_text import MOST_WORDS, make_printable_line
-from common.wire.canonical_bytes import iterate_canonical_bytes, record_sha256
-from common.wire.codec import encode_record, payload_bytes
+from common.wire.canonical_bytes import hash_record, iterate_canonical_bytes
+from common.wire.codec import count_payload_bytes, encode_record
 from common.wire.records import TrainReply
 from strategies.engine.events import ReplyArrival, RoundRecord, RunStopped
 from strategies.engine.membership import RunMember
-from strategies.engine.state import FederationState, serialize_state
+from strategies.engine.state import FederationState, serialize_federation_state
 
 UPDATES = "updates"
 FIGURES = ("summary.json", "rounds.jsonl", "model.json")
@@ -57,10 +57,10 @@ class RunAudit:
 
     def record_start(self, initial: FederationState, **facts: Any) -> None:
         """Record the start of a run with its initial model."""
-        sha256 = state_sha256(initial.model, self.layout)
+        sha256 = hash_model_state(initial.model, self.layout)
         self.audit.append(event="run", initial_model_sha256=sha256, updates_kept=self.keep, **facts)
         if self.keep:
-            write_atomically(self._updates / INITIAL, serialize_state(initial), durable=self.durable)
+            write_atomically(self._updates / INITIAL, serialize_federation_state(initial), durable=self.durable)
 
     def record_resumption(self, state: FederationState, **facts: Any) -> None:
         """Compare a checkpoint's models with the audit, then record that the run is resumed from the checkpoint.
@@ -69,7 +69,7 @@ class RunAudit:
             RunStopped: If a model of the checkpoint differs from the hash in the audit.
         """
         hashes: dict[int, Any] = {}  # round -> hash of the model after it; round 0 is the initial model
-        for entry in self.audit.entries():
+        for entry in self.audit.read_entries():
             if entry.get("event") == "run":
                 hashes = {0: entry.get("initial_model_sha256")}
             elif entry.get("event") == "aggregated" and isinstance(number := entry.get("round"), int):
@@ -79,7 +79,7 @@ class RunAudit:
             # In simulation a power failure may remove an entry, and leave the checkpoint that came after it.
             lost = number not in hashes and not self.durable and number <= state.round
             try:
-                sha256 = state_sha256(model, self.layout)
+                sha256 = hash_model_state(model, self.layout)
             except (AssertionError, ValueError):  # not of this layout
                 sha256 = ""
             if not lost and hashes.get(number) != sha256:
@@ -91,13 +91,17 @@ class RunAudit:
     def record_enrolment(self, server_round: int, site: str, member: RunMember) -> None:
         """Record that a site joins the run at this round, with its answer to the roll call."""
         content = encode_record(member.answer)
-        sha256 = record_sha256(content)
-        facts: dict[str, Any] = {"release": member.answer.version, "sha256": sha256, "bytes": payload_bytes(content)}
+        sha256 = hash_record(content)
+        facts: dict[str, Any] = {
+            "release": member.answer.version,
+            "sha256": sha256,
+            "bytes": count_payload_bytes(content),
+        }
         if self._key_of is not None:
             facts |= {"public_key": self._key_of(site), **_audit_signature_fields(member.signed)}
         self.audit.append(event="enrolled", round=server_round, site=site, **facts)
         if self.keep:
-            self._store_record("roll-call", site, content)
+            self._store_update_file("roll-call", site, content)
 
     def record_left_out_sites(self, server_round: int | str, absent: Mapping[str, str]) -> None:
         """Record the sites that declined, were not admitted to the run, or missed an exchange, with reasons."""
@@ -110,19 +114,19 @@ class RunAudit:
         if arrival.reason:
             facts["reason"] = arrival.reason
         if (content := arrival.content) is not None:
-            facts |= {"bytes": payload_bytes(content), "sha256": record_sha256(content)}
+            facts |= {"bytes": count_payload_bytes(content), "sha256": hash_record(content)}
             if self._key_of is not None:
-                facts |= _audit_signature_fields(unverified_signature_or_none(content))
+                facts |= _audit_signature_fields(read_signature_or_none(content))
         about = {"round": arrival.round, "site": arrival.site, "record": arrival.record}
         counts = self.keep and not arrival.reason and arrival.round > 0
         if counts and content is not None and arrival.record == TrainReply.__name__:
-            self._store_record(updates_folder_of_round(arrival.round), arrival.site, content)
+            self._store_update_file(name_round_updates_folder(arrival.round), arrival.site, content)
         self.audit.append(event="received", **about, **facts)
 
     def record_reply_before_resume(self, arrival: ReplyArrival) -> None:
         """Record a reply that arrived while the run was interrupted, unless the audit contains it already."""
-        signed = arrival.content and unverified_signature_or_none(arrival.content)
-        if signed and all(entry.get("signature") != signed.signature for entry in self.audit.entries()):
+        signed = arrival.content and read_signature_or_none(arrival.content)
+        if signed and all(entry.get("signature") != signed.signature for entry in self.audit.read_entries()):
             self.record_reply(arrival)
 
     def record_aggregation(self, record: RoundRecord, state: FederationState, contract: str) -> None:
@@ -133,7 +137,7 @@ class RunAudit:
             sites=list(record.sites),
             left_out=shorten_absence_reasons(record.absent) if record.absent else {},
             contract_sha256=contract,
-            model_sha256=state_sha256(state.model, self.layout),
+            model_sha256=hash_model_state(state.model, self.layout),
         )
 
     def record_file_hashes(self, folder: Path) -> None:
@@ -142,9 +146,9 @@ class RunAudit:
         hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in there}
         self.audit.append(event="figures", sha256=hashes)
 
-    def _store_record(self, folder: str, site: str, content: RecordDict) -> None:
+    def _store_update_file(self, folder: str, site: str, content: RecordDict) -> None:
         data = b"".join(iterate_canonical_bytes(content))
-        write_atomically(self._updates / folder / update_file_of_site(site), data, durable=self.durable)
+        write_atomically(self._updates / folder / name_site_update_file(site), data, durable=self.durable)
 
 
 def _audit_signature_fields(signed: SignedStatement | None) -> dict[str, Any]:
@@ -158,11 +162,11 @@ def shorten_absence_reasons(absent: Mapping[str, str]) -> dict[str, str]:
     return {site: make_printable_line(reason, most) for site, reason in absent.items()}
 
 
-def updates_folder_of_round(server_round: int) -> str:
+def name_round_updates_folder(server_round: int) -> str:
     """Return the name of a round's folder inside ``updates/``."""
     return f"round-{server_round:06d}"
 
 
-def update_file_of_site(site: str) -> str:
+def name_site_update_file(site: str) -> str:
     """Return the name of a site's file in the folder of a round."""
     return f"{site}.record"

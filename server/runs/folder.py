@@ -12,16 +12,16 @@ from common.errors import BadInput, Fault, raise_faults
 from common.security.audit import list_audit_files
 from common.system.files import (
     add_file_name_to_errors,
+    find_output_folder_faults,
     is_file,
     lock_file,
-    missing_input_fault,
-    new_output_folder_faults,
+    make_missing_input_fault,
     remove_temporary_files,
     write_atomically,
 )
-from common.system.plain_text import to_json_text
+from common.system.plain_text import format_as_json_text
 from server.runs.live_status import SIGNED_OFF
-from server.runs.tracking import Tracker, final_test_scalars, round_scalars
+from server.runs.tracking import MetricsTracker, extract_final_test_scalars, extract_round_scalars
 
 RECEIPT, SUMMARY = "receipt.json", "summary.json"
 DEMO_MARK = "demo.txt"
@@ -32,7 +32,7 @@ def new_run_folder_faults(path: Path) -> list[Fault]:
     """Return a fault if no new run can be written to this folder."""
     has_run = os.path.isfile(path / "events.jsonl")  # no error where the folder cannot be looked into
     go_on = " To go on with the run in it: --resume." if has_run else ""
-    return new_output_folder_faults(path, f"Name another folder, or remove this one.{go_on}")
+    return find_output_folder_faults(path, f"Name another folder, or remove this one.{go_on}")
 
 
 def resumed_run_folder_faults(path: Path) -> list[Fault]:
@@ -43,14 +43,14 @@ def resumed_run_folder_faults(path: Path) -> list[Fault]:
         holds_another = any(path.iterdir()) and not any((path / name).is_file() for name in ("events.jsonl", SUMMARY))
     except OSError as error:
         return [Fault(f"--resume {path}", f"cannot be looked into: {error.strerror}.", "Name another folder.")]
-    return [_no_run_fault(path)] if holds_another else []
+    return [_make_no_run_fault(path)] if holds_another else []
 
 
-def _no_run_fault(path: Path) -> Fault:
+def _make_no_run_fault(path: Path) -> Fault:
     return Fault(f"--resume {path}", "holds something, but no run.", "Name the folder of a run, or a new one.")
 
 
-def demo_folder_faults(path: Path) -> list[Fault]:
+def find_demo_folder_faults(path: Path) -> list[Fault]:
     """Return a fault if no demo can be written to this folder: only an earlier demo may be replaced."""
     try:
         free = not path.exists() or (path / DEMO_MARK).is_file() or (path.is_dir() and not any(path.iterdir()))
@@ -69,7 +69,7 @@ def receipt_or_folder_faults(path: Path) -> list[Fault]:
             return []
         return [Fault(str(path), "holds no run that is done.", f"Name the {RECEIPT} of a run, or the run's folder.")]
     if not is_file(path):
-        return [missing_input_fault(path)]
+        return [make_missing_input_fault(path)]
     try:
         begins = path.read_bytes().lstrip()
     except OSError as error:
@@ -88,7 +88,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.trackers: list[Tracker] = []
+        self.trackers: list[MetricsTracker] = []
         self._stopped: dict[str, str] = {}  # site -> the reason of its last event
 
     @classmethod
@@ -113,7 +113,7 @@ class RunFolder:
             BadInput: If it is not a run folder.
         """
         if not (path / "events.jsonl").is_file():
-            raise BadInput([_no_run_fault(path)])
+            raise BadInput([_make_no_run_fault(path)])
         return cls(path)
 
     def remove_partial_output(self) -> None:
@@ -124,7 +124,7 @@ class RunFolder:
             write_atomically(events, content[: content.rfind(b"\n") + 1])
 
     @property
-    def is_done(self) -> bool:
+    def is_run_finished(self) -> bool:
         """True if the run is finished: the folder has a summary."""
         return (self.path / SUMMARY).is_file()
 
@@ -167,14 +167,14 @@ class RunFolder:
     def append_round(self, line: Mapping[str, Any]) -> None:
         """Append the line of one round to ``rounds.jsonl``."""
         self._append_line("rounds.jsonl", line)
-        self._send_to_trackers(round_scalars(line), line["round"])
+        self._send_to_trackers(extract_round_scalars(line), line["round"])
 
     def append_event(self, name: str, **fields: Any) -> None:
         """Append an event to ``events.jsonl``: time, name, and values as fields."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         self._append_line("events.jsonl", {"time": now, "event": name, **fields})
 
-    def events(self) -> list[dict[str, Any]]:
+    def read_events(self) -> list[dict[str, Any]]:
         """Return all events so far, oldest first."""
         return [json.loads(line) for line in (self.path / "events.jsonl").read_bytes().splitlines()]
 
@@ -197,9 +197,9 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
-        text = to_json_text(summary, indent=1) + "\n"
+        text = format_as_json_text(summary, indent=1) + "\n"
         write_atomically(self.path / SUMMARY, text.encode())
-        self._send_to_trackers(final_test_scalars(summary), summary["rounds"])
+        self._send_to_trackers(extract_final_test_scalars(summary), summary["rounds"])
 
     def _send_to_trackers(self, values: Mapping[str, float], step: int) -> None:
         for tracker in self.trackers:
@@ -208,4 +208,4 @@ class RunFolder:
     def _append_line(self, name: str, line: Mapping[str, Any]) -> None:
         path = self.path / name
         with add_file_name_to_errors(path), path.open("a", encoding="utf-8") as file:
-            file.write(to_json_text(line) + "\n")
+            file.write(format_as_json_text(line) + "\n")

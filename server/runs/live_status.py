@@ -63,7 +63,7 @@ class CurrentRun:
     last_error_time: str = ""
 
 
-def describe_sign_off(when: str) -> str:
+def describe_site_sign_off(when: str) -> str:
     """Describe that a site signed off at this time; the same words are used in all files and pages."""
     return f"{SIGNED_OFF} at {when}"
 
@@ -88,7 +88,7 @@ def describe_site_in_run(present: CurrentRun, site: str, *, revoked: bool = Fals
     if present.state != "running" or revoked:
         return ""
     if site in present.lost and site in present.stopped:
-        return describe_sign_off(present.stopped[site])
+        return describe_site_sign_off(present.stopped[site])
     if site in present.lost:
         return "lost, may come back"
     if site in present.waiting_for:
@@ -109,7 +109,7 @@ class JsonLinesReader:
         self.all: list[dict[str, Any]] = []
         self._offset, self._inode = 0, -1
 
-    def poll(self) -> bool:
+    def poll_new_lines(self) -> bool:
         """Read the new lines; return whether anything changed. A missing file counts as empty."""
         before = len(self.all), self._inode
         try:
@@ -133,7 +133,7 @@ class JsonLinesReader:
     def read_new_lines(self) -> list[dict[str, Any]]:
         """Return the lines since the last call; all lines if the file was replaced."""
         known, inode = len(self.all), self._inode
-        self.poll()
+        self.poll_new_lines()
         return self.all[known if self._inode == inode and len(self.all) >= known else 0 :]
 
 

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 from rich.text import Text
 
-from common.system.plain_text import count_with_noun, format_duration
+from common.system.plain_text import format_count_with_noun, format_duration
 from common.system.terminal import (
     PlainConsole,
     ProgressFormat,
@@ -20,14 +20,14 @@ from common.system.terminal import (
     make_event_printer,
     make_json_printer,
 )
-from strategies.engine.events import RollbackEvent, RoundRecord, WaitingStatus, describe_exclusion
+from strategies.engine.events import MissingReplyStatus, RollbackEvent, RoundRecord, describe_exclusion
 from strategies.engine.state import FederationState
 
 DRAWN_A_SECOND = 2
 BAR_WIDTH = 24
 
 
-class NullProgress:
+class SilentRunProgress:
     """Follows a run and shows nothing; base class of the progress displays. The run's recorder calls its methods.
 
     Attributes:
@@ -46,7 +46,7 @@ class NullProgress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Do nothing at the end of the run."""
 
-    def show_waiting_sites(self, waiting: WaitingStatus) -> None:
+    def show_waiting_sites(self, waiting: MissingReplyStatus) -> None:
         """Do nothing, because a simulation never waits for sites."""
 
     def show_enrolled_sites(self, releases: Mapping[str, str]) -> None:
@@ -76,7 +76,7 @@ class NullProgress:
         self.seconds_left = pace * (self.rounds - record.round)
 
 
-class ProgressBar(NullProgress):
+class RunProgressBar(SilentRunProgress):
     """Shows bar, round and remaining time on one line of the terminal, and below it sites and losses."""
 
     def __init__(self, console: Console, title: str) -> None:
@@ -97,19 +97,19 @@ class ProgressBar(NullProgress):
 
     def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
         super().show_run_start(sites, rounds)
-        self._facts = f"{count_with_noun(len(sites), 'site')}, first round"
+        self._facts = f"{format_count_with_noun(len(sites), 'site')}, first round"
 
     def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
         super().show_finished_round(record, state)
-        self._round_ended, self._facts = time.monotonic(), "  ".join(round_facts(record))
+        self._round_ended, self._facts = time.monotonic(), "  ".join(format_round_facts(record))
 
     def _draw(self) -> Group:
         now = time.monotonic()
-        times = _format_clock(now - self._shown)
+        times = _format_hours_minutes_seconds(now - self._shown)
         if self.seconds_left is not None and self.round == self.rounds:
             times += ", testing"
         elif self.seconds_left is not None:
-            times += f", {_format_clock(max(self.seconds_left - (now - self._round_ended), 0.0))} left"
+            times += f", {_format_hours_minutes_seconds(max(self.seconds_left - (now - self._round_ended), 0.0))} left"
         line = Table.grid(padding=(0, 1))
         line.add_column()  # the only one that gives way
         for _ in range(3):
@@ -127,7 +127,7 @@ Tell = Callable[[str, Mapping[str, Any]], None]
 """Writes an event, given as a line for people, which may be empty, and as the fields of an object for programs."""
 
 
-class ProgressEvents(NullProgress):
+class RunProgressEvents(SilentRunProgress):
     """Prints the events of a run as text lines or as JSON objects (fields: docs/simulation.md)."""
 
     def __init__(self, tell: Tell, title: str) -> None:
@@ -143,14 +143,14 @@ class ProgressEvents(NullProgress):
 
     def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
         super().show_run_start(sites, rounds)
-        line = f"{self.title}: {count_with_noun(len(sites), 'site')}, {count_with_noun(rounds, 'round')}"
+        line = f"{self.title}: {format_count_with_noun(len(sites), 'site')}, {format_count_with_noun(rounds, 'round')}"
         self._tell(line, {"event": "began", "run": self.title, "sites": list(sites), "rounds": rounds})
 
     def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
         super().show_finished_round(record, state)
         assert self.seconds_left is not None
         left = f"about {format_duration(self.seconds_left)} left" if record.round < self.rounds else "the test is left"
-        facts = ", ".join([*round_facts(record), format_duration(record.seconds), left])
+        facts = ", ".join([*format_round_facts(record), format_duration(record.seconds), left])
         self._tell(
             f"round {record.round} of {self.rounds}: {facts}",
             {
@@ -169,7 +169,7 @@ class ProgressEvents(NullProgress):
         )
 
 
-def choose_tell(form: ProgressFormat) -> Tell | None:
+def choose_event_printer(form: ProgressFormat) -> Tell | None:
     """Return the function that prints events to standard error in this form; None for forms without events."""
     if form is ProgressFormat.lines:
         print_line = make_event_printer(PlainConsole(stderr=True))
@@ -180,7 +180,7 @@ def choose_tell(form: ProgressFormat) -> Tell | None:
     return None
 
 
-def make_run_progress(form: ProgressFormat, console: Console, title: str) -> NullProgress:
+def make_run_progress(form: ProgressFormat, console: Console, title: str) -> SilentRunProgress:
     """Return the progress display of a run: the bar on the console, or lines or JSON objects on standard error.
 
     Raises:
@@ -188,11 +188,11 @@ def make_run_progress(form: ProgressFormat, console: Console, title: str) -> Nul
     """
     form = choose_progress_format(form, console)
     if form is ProgressFormat.bar:
-        return ProgressBar(console, title)
-    return ProgressEvents(tell, title) if (tell := choose_tell(form)) else NullProgress(title)
+        return RunProgressBar(console, title)
+    return RunProgressEvents(tell, title) if (tell := choose_event_printer(form)) else SilentRunProgress(title)
 
 
-def round_facts(record: RoundRecord) -> list[str]:
+def format_round_facts(record: RoundRecord) -> list[str]:
     """Return short texts on a round: number of sites, losses, AUROC."""
     facts = [f"{len(record.sites)} of {len(record.sites) + len(record.absent)} sites"]
     if (train_loss := record.mean_train_loss) is not None:
@@ -204,7 +204,7 @@ def round_facts(record: RoundRecord) -> list[str]:
     return facts
 
 
-def _format_clock(seconds: float) -> str:
+def _format_hours_minutes_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 

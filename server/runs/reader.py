@@ -101,7 +101,7 @@ class RoundMethodStatistics(_RunFileRecord):
     difficulty: dict[str, float | None] = Field(default_factory=dict)
 
 
-class PrivacySpent(_RunFileRecord):
+class PrivacyBudgetSpent(_RunFileRecord):
     """The privacy budget (epsilon) that a run spent.
 
     Attributes:
@@ -159,7 +159,7 @@ class RunSummary(_RunFileRecord):
     benefit: dict[str, SiteBenefit] = Field(default_factory=dict)
     excluded: dict[str, str] = Field(default_factory=dict)
     learned: FinalMethodStatistics = FinalMethodStatistics()
-    privacy: PrivacySpent | None = None
+    privacy: PrivacyBudgetSpent | None = None
     seconds: dict[str, float | None] = Field(default_factory=dict)
     model_sha256: str | None = None
     contract_hash: str | None = None
@@ -167,7 +167,7 @@ class RunSummary(_RunFileRecord):
     experiment: dict[str, Any] = Field(default_factory=dict)
 
     @cached_property
-    def owners(self) -> Mapping[str, tuple[str, ...]]:
+    def annotating_sites_by_class(self) -> Mapping[str, tuple[str, ...]]:
         """Return class -> sites that annotate the class, in the order of the run's sites."""
         owners: dict[str, list[str]] = {}
         for site, record in self.sites.items():
@@ -186,12 +186,12 @@ class RunSummary(_RunFileRecord):
         return self.name or self.method
 
     @property
-    def traffic_bytes(self) -> int:
+    def total_traffic_bytes(self) -> int:
         """Return the bytes sent to and received from all sites, as far as they were counted."""
         return sum((site.bytes_up or 0) + (site.bytes_down or 0) for site in self.sites.values())
 
     @property
-    def measures(self) -> dict[Measure, float]:
+    def available_metrics(self) -> dict[Measure, float]:
         """Return the metrics that this run has."""
         parts = (self.test.multi_class, self.client_accuracy)
         measures = {name: getattr(part, name, None) for part in parts for name in MEASURES if hasattr(part, name)}
@@ -214,14 +214,14 @@ class SampleImage(_RunFileRecord):
     png: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=]+$")]
 
 
-class SamplesOfClass(_RunFileRecord):
+class ClassSampleImages(_RunFileRecord):
     """The sample images of one class, for the report."""
 
     name: str
     samples: tuple[SampleImage, ...]
 
 
-class ReportSamples(_RunFileRecord):
+class ReportSampleImages(_RunFileRecord):
     """The content of ``samples.json``, which only simulated runs have; without it, the report shows no images.
 
     Attributes:
@@ -229,12 +229,12 @@ class ReportSamples(_RunFileRecord):
         examined: Number of test images from which the samples were chosen.
     """
 
-    classes: tuple[SamplesOfClass, ...]
+    classes: tuple[ClassSampleImages, ...]
     classes_left_out: int = 0
     examined: int = 0
 
 
-class RoundLine(_RunFileRecord):
+class RoundFileLine(_RunFileRecord):
     """A round as a line of ``rounds.jsonl``."""
 
     round: int
@@ -259,8 +259,8 @@ class RunFolderContent:
 
     folder: Path
     summary: RunSummary
-    rounds: tuple[RoundLine, ...]
-    samples: ReportSamples | None = None
+    rounds: tuple[RoundFileLine, ...]
+    samples: ReportSampleImages | None = None
 
     @property
     def rounds_by_site(self) -> dict[str, int]:
@@ -292,10 +292,10 @@ def read_run(folder: Path) -> RunFolderContent:
     raise_faults(faults)
     (summary,) = _parse_records(RunSummary, {str(paths[0]): summary_text})
     lines = {f"{paths[1]} line {n}": line for n, line in enumerate(rounds_text.splitlines(), start=1) if line.strip()}
-    rounds = tuple(_parse_records(RoundLine, lines))
+    rounds = tuple(_parse_records(RoundFileLine, lines))
     samples_text = read_text(folder / SAMPLES) if (folder / SAMPLES).exists() else None
     raise_faults(faults)
-    samples = _parse_records(ReportSamples, {} if samples_text is None else {str(folder / SAMPLES): samples_text})
+    samples = _parse_records(ReportSampleImages, {} if samples_text is None else {str(folder / SAMPLES): samples_text})
     return RunFolderContent(folder, summary, rounds, *samples)
 
 

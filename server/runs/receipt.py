@@ -24,11 +24,11 @@ from common.wire.records import RollCallAnswer, TrainReply
 FILE = "receipt.json"
 
 
-class _ReceiptPart(BaseModel):
+class _ReceiptTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ReceiptSite(_ReceiptPart):
+class ReceiptSite(_ReceiptTable):
     """A site that took part in the run.
 
     Attributes:
@@ -44,7 +44,7 @@ class ReceiptSite(_ReceiptPart):
     release: str = ""
 
 
-class ReceiptReply(_ReceiptPart):
+class ReceiptReply(_ReceiptTable):
     """A reply that arrived, whether it was accepted or not.
 
     Attributes:
@@ -64,7 +64,7 @@ class ReceiptReply(_ReceiptPart):
     signature: str = ""
 
 
-class ReceiptAbsence(_ReceiptPart):
+class ReceiptAbsence(_ReceiptTable):
     """A site that contributed no accepted reply to a round or another exchange, with the reason."""
 
     site: str
@@ -72,7 +72,7 @@ class ReceiptAbsence(_ReceiptPart):
     reason: str
 
 
-class ReceiptRound(_ReceiptPart):
+class ReceiptRound(_ReceiptTable):
     """A round with the updates that were aggregated and the resulting model.
 
     Attributes:
@@ -89,14 +89,14 @@ class ReceiptRound(_ReceiptPart):
     model_sha256: str
 
 
-class AuditHead(_ReceiptPart):
+class AuditLogEnd(_ReceiptTable):
     """The audit's state when the receipt was made: number of entries, and hash of the last one."""
 
     entries: int
     sha256: str
 
 
-class Receipt(_ReceiptPart):
+class Receipt(_ReceiptTable):
     """The content of ``receipt.json``.
 
     Attributes:
@@ -127,10 +127,10 @@ class Receipt(_ReceiptPart):
     resumed: int
     result_round: int
     model_sha256: str
-    audit: AuditHead = Field(default=AuditHead(entries=0, sha256=""))
+    audit: AuditLogEnd = Field(default=AuditLogEnd(entries=0, sha256=""))
 
 
-def experiment_sha256(experiment: Experiment) -> str:
+def hash_experiment(experiment: Experiment) -> str:
     """Hash the values of an experiment, independent of the layout of its file."""
     return hashlib.sha256(json.dumps(experiment.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
@@ -140,7 +140,7 @@ def make_receipt(entries: Iterable[AuditEntry]) -> Receipt:
     draft = ReceiptDraft()
     for entry in entries:
         if entry.get("event") == "run":
-            draft = ReceiptDraft(_entry_specific_fields(entry))
+            draft = ReceiptDraft(_select_entry_specific_fields(entry))
         else:
             draft.add_audit_entry(entry)
     return Receipt(
@@ -195,12 +195,12 @@ class ReceiptDraft:
             case "aggregated":
                 updates = {site: self.updates[entry["round"], site] for site in entry["sites"]}
                 self.rounds[entry["round"]] = ReceiptRound.model_validate(
-                    {**_entry_specific_fields(entry), "sites": updates}
+                    {**_select_entry_specific_fields(entry), "sites": updates}
                 )
                 for site, reason in entry["left_out"].items():
                     self._add_absence(site, entry["round"], reason)
             case "result":
-                self.fields |= _entry_specific_fields(entry)
+                self.fields |= _select_entry_specific_fields(entry)
 
     def _add_reply(self, entry: AuditEntry) -> None:
         """Add a reply to the receipt if sites sign this kind of reply, even if its signature is missing."""
@@ -217,9 +217,9 @@ class ReceiptDraft:
 def write_receipt(audit: AuditLog) -> str:
     """Write the receipt of a finished run next to its audit; return the reason if that fails."""
     checked = check_audit_log(audit.folder)
-    head = AuditHead(entries=checked.entries, sha256=checked.sha256)
+    head = AuditLogEnd(entries=checked.entries, sha256=checked.sha256)
     try:
-        receipt = make_receipt(audit.entries()).model_copy(update={"audit": head})
+        receipt = make_receipt(audit.read_entries()).model_copy(update={"audit": head})
     except (ValidationError, KeyError) as error:
         return f"the audit does not describe a whole run ({type(error).__name__})"
     content = (receipt.model_dump_json(indent=1) + "\n").encode()
@@ -246,6 +246,6 @@ def read_receipt(path: Path) -> Receipt:
         ) from None
 
 
-def _entry_specific_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _select_entry_specific_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an audit entry without those that every entry has."""
     return {name: value for name, value in entry.items() if name not in ("n", "time", "before", "torn", "event")}

@@ -11,15 +11,15 @@ from typing import Self
 
 from common import __version__
 from common.system.files import write_atomically
-from common.system.plain_text import count_with_noun, join_first_and_count
-from server.runs.live_status import FILE, CurrentRun, describe_sign_off
-from server.runs.progress import NullProgress, round_facts
-from strategies.engine.events import RoundRecord, WaitingStatus
+from common.system.plain_text import format_count_with_noun, join_first_and_count
+from server.runs.live_status import FILE, CurrentRun, describe_site_sign_off
+from server.runs.progress import SilentRunProgress, format_round_facts
+from strategies.engine.events import MissingReplyStatus, RoundRecord
 from strategies.engine.exchange import NOT_REGISTERED
 from strategies.engine.state import FederationState
 
 
-class RunReporter(NullProgress):
+class RunReporter(SilentRunProgress):
     """Prints the progress of a run and writes it to ``present.json``.
 
     Args:
@@ -59,17 +59,17 @@ class RunReporter(NullProgress):
         self._write_current_run()
         self._note(present)
 
-    def show_waiting_sites(self, waiting: WaitingStatus) -> None:
+    def show_waiting_sites(self, waiting: MissingReplyStatus) -> None:
         present, stopped = self._present, self._signed_off()
         if waiting.phase == "roll call" and waiting.sites:
-            notes = {site: f" ({describe_sign_off(when)})" for site, when in stopped.items()}
+            notes = {site: f" ({describe_site_sign_off(when)})" for site, when in stopped.items()}
             names = ", ".join(f"{site}{notes.get(site, '')}" for site in waiting.sites)
             self._tell(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
         for site in sorted(set(waiting.lost) - self._lost):
             self._lost.add(site)
             if when := stopped.get(site):
                 present.stopped[site] = when
-                what, until = f"{site} {describe_sign_off(when)}", "it is started"
+                what, until = f"{site} {describe_site_sign_off(when)}", "it is started"
             else:
                 what, until = f"lost contact with {site}", "it is back"
             self._store_last_error(f"round {waiting.round}: {what}")
@@ -90,7 +90,7 @@ class RunReporter(NullProgress):
     def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
         super().show_run_start(sites, rounds)
         self._present.sites, self._present.rounds = tuple(sites), rounds
-        self._tell(f"{count_with_noun(len(sites), 'site')} taking part: {', '.join(sites)}")
+        self._tell(f"{format_count_with_noun(len(sites), 'site')} taking part: {', '.join(sites)}")
 
     def show_joined_site(self, server_round: int, site: str) -> None:
         self._present.sites = tuple(sorted({*self._present.sites, site}))
@@ -114,7 +114,7 @@ class RunReporter(NullProgress):
         assert self.seconds_left is not None
         present = self._present
         present.waiting_for, present.seconds_left = (), self.seconds_left
-        sites, *facts = round_facts(record)
+        sites, *facts = format_round_facts(record)
         without = f", without {join_first_and_count(sorted(record.absent))}" if record.absent else ""
         left = f"{self.seconds_left:.0f} s" if self.seconds_left < 90 else f"{self.seconds_left / 60:.0f} min"
         facts = [sites + without, *facts, f"{record.seconds:.1f} s, about {left} left"]

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from common.config import Experiment
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import pixels_on_device
+from common.data.images.pixels import load_pixels_on_device
 from common.data.images.reading import encode_png
 from common.metrics.score_histograms import THRESHOLD
 from common.models.gpu import move_network_to_device
-from common.models.network import Precision, SplitNetwork, compute_scores, labels_for_head_rows
+from common.models.network import Precision, SplitNetwork, compute_image_probabilities, select_head_row_labels
 from common.system.files import write_atomically
-from server.runs.reader import SAMPLES, ReportSamples, SampleImage, SamplesOfClass
+from server.runs.reader import SAMPLES, ClassSampleImages, ReportSampleImages, SampleImage
 
 Kind = Literal["found", "missed", "false alarm"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -33,25 +33,29 @@ BUDGET = 300_000
 """Most bytes of all pictures together, which are reduced until they fit."""
 
 
-def shows_samples(experiment: Experiment) -> bool:
+def report_includes_samples(experiment: Experiment) -> bool:
     """Return whether the report of this experiment shows sample images."""
     if experiment.evaluation.sample_grid is not None:
         return experiment.evaluation.sample_grid
     return all(data.kind in WITHOUT_PATIENTS for data in (experiment.data, experiment.server_data) if data is not None)
 
 
-def write_samples(
+def write_sample_images(
     folder: Path, network: SplitNetwork, test: ImageSet, device: str = "cpu", precision: Precision = "auto"
 ) -> None:
     """Write ``samples.json`` with correctly and wrongly classified images of the first classes."""
     test = test.select_rows(np.arange(min(len(test), EXAMINED)))
-    scores = compute_scores(move_network_to_device(network, device), pixels_on_device(test, device), precision)
-    labels = labels_for_head_rows(test, network.class_names).numpy()
+    scores = compute_image_probabilities(
+        move_network_to_device(network, device), load_pixels_on_device(test, device), precision
+    )
+    labels = select_head_row_labels(test, network.class_names).numpy()
     predicted = scores > THRESHOLD  # (n, classes)
     if network.spec.task == "multi_class":
         predicted = np.eye(scores.shape[1], dtype=np.bool_)[scores.argmax(axis=1)]
     names = network.class_names[:CLASSES]
-    chosen = {name: list(_choose_samples(scores[:, c], labels[:, c], predicted[:, c])) for c, name in enumerate(names)}
+    chosen = {
+        name: list(_choose_sample_images(scores[:, c], labels[:, c], predicted[:, c])) for c, name in enumerate(names)
+    }
     rows = sorted({row for of_class in chosen.values() for _, row in of_class})
     images = list(test.select_rows(np.array(rows, np.intp)).images)
     for side in SIDES:  # all at the largest size at which they fit, or at the smallest
@@ -70,13 +74,13 @@ def write_samples(
             )
             for kind, row in of_class
         ]
-        classes.append(SamplesOfClass(name=name, samples=tuple(samples)))
+        classes.append(ClassSampleImages(name=name, samples=tuple(samples)))
     left_out = len(network.class_names) - len(names)
-    samples_file = ReportSamples(classes=tuple(classes), classes_left_out=left_out, examined=len(test))
+    samples_file = ReportSampleImages(classes=tuple(classes), classes_left_out=left_out, examined=len(test))
     write_atomically(folder / SAMPLES, samples_file.model_dump_json().encode())
 
 
-def _choose_samples(
+def _choose_sample_images(
     scores: NDArray[np.float32], labels: NDArray[np.float32], predicted: NDArray[np.bool_]
 ) -> Iterator[tuple[Kind, int]]:
     """Choose a class's most confident correct and wrong predictions; ties are broken by the order of images."""

@@ -35,13 +35,13 @@ _SETTINGS = {
 }
 
 
-class TrackingStore(StrEnum):
+class TrackingService(StrEnum):
     """Tracking services besides TensorBoard: the values of ``--track``."""
 
     mlflow = "mlflow"
 
 
-class Tracker(Protocol):
+class MetricsTracker(Protocol):
     """Receives the metrics of a run."""
 
     def store_scalars(self, values: Mapping[str, float], step: int) -> None:
@@ -52,7 +52,7 @@ class Tracker(Protocol):
 
 
 @contextmanager
-def track_run(
+def send_metrics_to_trackers(
     folder: "RunFolder", experiment: "Experiment", store: "NewRun | None", tell: Callable[[str], None]
 ) -> Iterator[None]:
     """Within the context, send all metrics of the run folder also to the trackers.
@@ -83,7 +83,7 @@ def track_run(
 # ---------------------------------------------------------------------- figures
 
 
-def round_scalars(line: Mapping[str, Any]) -> dict[str, float]:
+def extract_round_scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """Return tag -> value for the metrics in a line of ``rounds.jsonl``; undefined ones are left out."""
     accuracy, coordinator = line["test_accuracy"] or {}, line["coordinator"] or {}
     figures = {
@@ -108,7 +108,7 @@ def round_scalars(line: Mapping[str, Any]) -> dict[str, float]:
     return {tag: value for tag, value in figures.items() if value is not None}
 
 
-def final_test_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
+def extract_final_test_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return tag -> value for the metrics of the final test in ``summary.json``; undefined ones are left out."""
     test = summary["test"]
     figures = {
@@ -129,18 +129,18 @@ def final_test_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
     return {tag: value for tag, value in figures.items() if value is not None}
 
 
-def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_nested_tables(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested tables with dotted keys, such as ``training.lr``."""
     for key, value in tables.items():
         if isinstance(value, Mapping) and value:
-            yield from flatten_tables(value, f"{prefix}{key}.")
+            yield from flatten_nested_tables(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
 def flatten_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield nested settings as pairs of dotted key and text, as one would write them on the command line."""
-    for key, value in flatten_tables(settings):
+    for key, value in flatten_nested_tables(settings):
         yield key, _format_setting(value)
 
 
@@ -158,7 +158,7 @@ def _format_setting(value: object) -> str:
 
 
 class TensorBoardTracker:
-    """Writes the metrics to one event file for ``tensorboard --logdir``. A :class:`Tracker`.
+    """Writes the metrics to one event file for ``tensorboard --logdir``. A :class:`MetricsTracker`.
 
     The library's ``SummaryWriter`` is not used, because its thread may fail silently, it changes tags, and it puts the
     machine's name into the file name.
@@ -195,7 +195,7 @@ NewRun = Callable[["Experiment", Callable[[str], None]], "MLflowTracker"]
 """Begins a run of an experiment in a store; the second argument is called with the reason once the store fails."""
 
 
-def open_mlflow_store(track: TrackingStore | None) -> NewRun | None:
+def open_mlflow_store(track: TrackingService | None) -> NewRun | None:
     """Open the MLflow store at ``MLFLOW_TRACKING_URI``, or else MLflow's default in the current folder.
 
     A run opens the store first, so that a missing store is an error at the start and not at the end.
@@ -219,7 +219,7 @@ def open_mlflow_store(track: TrackingStore | None) -> NewRun | None:
         store = experiment.experiment_id if experiment else client.create_experiment(name)
         return partial(begin_mlflow_run, client, store)
     except (mlflow.MlflowException, OSError, ImportError) as error:
-        problem = f"{mlflow.get_tracking_uri()} cannot be used: {_first_line(error)}."
+        problem = f"{mlflow.get_tracking_uri()} cannot be used: {_first_error_line(error)}."
         raise BadInput([Fault("--track mlflow", problem, "Set MLFLOW_TRACKING_URI to a store that can.")]) from None
 
 
@@ -239,7 +239,7 @@ def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Ca
         label = f"{experiment.run.name or experiment.run.method} seed {experiment.run.seed}"
         run.identifier = client.create_run(store, run_name=label).info.run_id
         settings = flatten_settings(experiment.model_dump(mode="json"))
-        parameters = [Param(run.metric_name(key), value[:LONGEST_VALUE]) for key, value in settings]
+        parameters = [Param(run.make_metric_name(key), value[:LONGEST_VALUE]) for key, value in settings]
         for start in range(0, len(parameters), PARAMETERS):
             client.log_batch(run.identifier, params=parameters[start : start + PARAMETERS])
 
@@ -249,7 +249,7 @@ def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Ca
 
 @dataclass
 class MLflowTracker:
-    """Sends the metrics to an MLflow run until the store fails. A :class:`Tracker`."""
+    """Sends the metrics to an MLflow run until the store fails. A :class:`MetricsTracker`."""
 
     client: Any
     identifier: str
@@ -262,7 +262,7 @@ class MLflowTracker:
             from mlflow.entities import Metric
 
             now_ms = time.time_ns() // 1_000_000
-            metrics = [Metric(self.metric_name(tag), value, now_ms, step) for tag, value in values.items()]
+            metrics = [Metric(self.make_metric_name(tag), value, now_ms, step) for tag, value in values.items()]
             for start in range(0, len(metrics), METRICS):
                 self.client.log_batch(self.identifier, metrics=metrics[start : start + METRICS])
 
@@ -280,9 +280,9 @@ class MLflowTracker:
                 request()
         except (MlflowException, OSError) as error:
             self._works = False
-            self.lost(_first_line(error))
+            self.lost(_first_error_line(error))
 
-    def metric_name(self, tag: str) -> str:
+    def make_metric_name(self, tag: str) -> str:
         """Return a metric name for a tag that MLflow accepts; append a number if another tag has that name."""
         if tag not in self._names:
             parts = [re.sub(r"[^\w .:-]|^\.*$", "_", part) for part in tag.split("/", 1)]
@@ -294,5 +294,5 @@ class MLflowTracker:
         return self._names[tag]
 
 
-def _first_line(error: Exception) -> str:
+def _first_error_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

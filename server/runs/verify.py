@@ -17,24 +17,24 @@ from pydantic import ValidationError
 from common.config import Experiment
 from common.contract import LabelDeclaration, merge_label_declarations
 from common.errors import BadInput, Fault, WireError, quote_names
-from common.models.network import build
+from common.models.network import build_network
 from common.models.saved import load_model, read_model_description
-from common.models.state import ModelState, ModelStateLayout, layout_of, read_state, state_sha256
+from common.models.state import ModelState, ModelStateLayout, hash_model_state, make_model_layout, read_model_state
 from common.models.zoo.spec import DESCRIPTION
 from common.plugins import identify_plugin
 from common.security.audit import FILE as AUDIT
 from common.security.audit import AuditLog, check_audit_log
-from common.security.authorship import check_authorship
+from common.security.authorship import check_receipt_authorship
 from common.system.plain_text import join_as_english_list
-from common.wire.canonical_bytes import parse_canonical_record, record_sha256
+from common.wire.canonical_bytes import hash_record, parse_canonical_record
 from common.wire.codec import R, decode_record
-from common.wire.records import Arrays, RollCallAnswer, TrainReply, empty_arrays
-from server.runs.audit_log import INITIAL, UPDATES, update_file_of_site, updates_folder_of_round
-from server.runs.receipt import FILE, Receipt, ReceiptRound, experiment_sha256, make_receipt, read_receipt
+from common.wire.records import Arrays, RollCallAnswer, TrainReply, make_empty_arrays
+from server.runs.audit_log import INITIAL, UPDATES, name_round_updates_folder, name_site_update_file
+from server.runs.receipt import FILE, Receipt, ReceiptRound, hash_experiment, make_receipt, read_receipt
 from strategies.aggregation.bounds import Lengths, shorten_long_updates
 from strategies.aggregation.server_optimizer import Moments
-from strategies.engine.aggregator import merge_updates, pass_through_site, update_global_model, update_length_limit
-from strategies.engine.state import deserialize_state as state_of_bytes
+from strategies.engine.aggregator import add_update_of_pass, get_update_length_limit, merge_updates, update_global_model
+from strategies.engine.state import deserialize_federation_state as state_of_bytes
 from strategies.methods.base import Method, RoundContext, SequentialMethod
 from strategies.registry import build_experiment_strategy
 
@@ -68,7 +68,7 @@ def verify_run(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Ve
         report.faults += error.faults
         return report
     _check_receipt_against_audit(report, path, receipt)
-    authorship = check_authorship(receipt.model_dump(mode="json"), keys)
+    authorship = check_receipt_authorship(receipt.model_dump(mode="json"), keys)
     report.right, report.unknown = report.right + authorship.right, report.unknown + authorship.notes
     report.faults += authorship.faults
     if not receipt.replies and not any(site.public_key for site in receipt.sites.values()):
@@ -76,28 +76,28 @@ def verify_run(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Ve
             summary = json.loads((path.parent / "summary.json").read_text(encoding="utf-8"))
             if summary["backend"] == "network":  # only a simulation has no signatures
                 report.faults.append(Fault(FILE, "has no signatures, and the run was over the network: removed."))
-    _check_figure_files(report, path.parent)
-    same_code = _check_plugins(report, receipt)
+    _check_metrics_files(report, path.parent)
+    same_code = _are_plugins_unchanged(report, receipt)
     if same_code:
-        _check_model(report, path.parent, receipt)
+        _check_final_model(report, path.parent, receipt)
     experiment = _read_experiment(report, path.parent, receipt)
     if experiment is None or not same_code:
         return report
-    if reason := unrepeatable_rounds_reason(receipt, experiment):
+    if reason := explain_unrepeatable_rounds(receipt, experiment):
         report.unknown.append(f"sums: not added up again, for {reason}; their hashes are checked")
         return report
     try:
-        for replayed in AggregationReplay.before_first_round(path.parent, receipt, experiment).repeat_rounds():
+        for replayed in AggregationReplay.start_before_first_round(path.parent, receipt, experiment).repeat_rounds():
             made = f"{len(replayed.sites)} updates make the model {replayed.model_sha256[:12]}..."
             report.right.append(f"round {replayed.round}: {made}")
-    except AlteredFile as error:
+    except AlteredRunFile as error:
         report.faults.append(error.fault)
     return report
 
 
 def _check_receipt_against_audit(report: VerificationReport, path: Path, receipt: Receipt) -> None:
     """Check that the receipt follows from the audit's entries, and that the next entry has the receipt's hash."""
-    entries = list(AuditLog(path.parent).entries())
+    entries = list(AuditLog(path.parent).read_entries())
     before, after = entries[: receipt.audit.entries], entries[receipt.audit.entries :]
     last = after[0] if after else {}
     faults = []
@@ -113,28 +113,30 @@ def _check_receipt_against_audit(report: VerificationReport, path: Path, receipt
     else:
         faults += [
             Fault(f"{path.name}: {where}", f"is {now!r}, and {then!r} by the audit: one of both was changed.")
-            for where, now, then in _list_differences("", receipt.model_dump(mode="json") | {"audit": None}, by_audit)
+            for where, now, then in _list_json_differences(
+                "", receipt.model_dump(mode="json") | {"audit": None}, by_audit
+            )
         ]
     report.faults += faults
     if not faults:
         report.right.append(f"{path.name}: says what the audit says")
 
 
-def _list_differences(where: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
+def _list_json_differences(where: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield the places where two JSON trees differ, with both values; the order of keys matters."""
     if isinstance(now, dict) and isinstance(then, dict) and list(now) == list(then):
         for key in now:
-            yield from _list_differences(f"{where}.{key}".removeprefix("."), now[key], then[key])
+            yield from _list_json_differences(f"{where}.{key}".removeprefix("."), now[key], then[key])
     elif isinstance(now, list) and isinstance(then, list) and len(now) == len(then):
         for place, values in enumerate(zip(now, then, strict=True)):
-            yield from _list_differences(f"{where}.{place}", *values)
+            yield from _list_json_differences(f"{where}.{place}", *values)
     elif now != then or isinstance(now, dict):
         yield where, now, then
 
 
-def _check_figure_files(report: VerificationReport, folder: Path) -> None:
+def _check_metrics_files(report: VerificationReport, folder: Path) -> None:
     """Check by their hashes that the files with the run's metrics are unchanged."""
-    hashes = [entry["sha256"] for entry in AuditLog(folder).entries() if entry.get("event") == "figures"]
+    hashes = [entry["sha256"] for entry in AuditLog(folder).read_entries() if entry.get("event") == "figures"]
     if not hashes:
         problem = "does not name summary.json and rounds.jsonl as the run wrote them: its end was removed."
         report.faults.append(Fault(AUDIT, problem))
@@ -151,7 +153,7 @@ def _check_figure_files(report: VerificationReport, folder: Path) -> None:
         report.right.append(f"{join_as_english_list(list(hashes[-1]))}: as the run wrote them")
 
 
-def _check_plugins(report: VerificationReport, receipt: Receipt) -> bool:
+def _are_plugins_unchanged(report: VerificationReport, receipt: Receipt) -> bool:
     """Return whether the run's plug-ins are installed here unchanged; otherwise its models cannot be rebuilt."""
     unequal = []
     for stamp in receipt.plugins:
@@ -169,7 +171,7 @@ def _check_plugins(report: VerificationReport, receipt: Receipt) -> bool:
     return not unequal
 
 
-def _check_model(report: VerificationReport, folder: Path, receipt: Receipt) -> None:
+def _check_final_model(report: VerificationReport, folder: Path, receipt: Receipt) -> None:
     """Check that the model file is the final model in the receipt, and that the receipt contains its round."""
     if receipt.result_round not in {0, *(each.round for each in receipt.rounds)}:
         problem = f"is {receipt.result_round}, and the receipt has no such round: changed."
@@ -182,7 +184,7 @@ def _check_model(report: VerificationReport, folder: Path, receipt: Receipt) -> 
     except BadInput as error:
         report.faults += error.faults
         return
-    if (sha256 := state_sha256(read_state(network), layout_of(network))) != receipt.model_sha256:
+    if (sha256 := hash_model_state(read_model_state(network), make_model_layout(network))) != receipt.model_sha256:
         problem = f"is the model {sha256}, the receipt names {receipt.model_sha256}."
         report.faults.append(Fault("model.safetensors", problem))
         return
@@ -200,7 +202,7 @@ def _read_experiment(report: VerificationReport, folder: Path, receipt: Receipt)
     except (OSError, ValueError, KeyError, TypeError) as error:
         report.faults.append(Fault("summary.json: experiment", f"cannot be read ({type(error).__name__})."))
         return None
-    if experiment_sha256(experiment) != receipt.experiment_sha256:
+    if hash_experiment(experiment) != receipt.experiment_sha256:
         report.faults.append(Fault("summary.json: experiment", "is not the one that the receipt names: changed."))
         return None
     if summary.get("model_sha256") != receipt.model_sha256:
@@ -209,7 +211,7 @@ def _read_experiment(report: VerificationReport, folder: Path, receipt: Receipt)
     return experiment
 
 
-class AlteredFile(Exception):
+class AlteredRunFile(Exception):
     """Raised for a file of the run whose hash is not that in the receipt."""
 
     def __init__(self, where: Path, problem: str) -> None:
@@ -217,7 +219,7 @@ class AlteredFile(Exception):
         self.fault = Fault(f"{UPDATES}/{where}", problem)
 
 
-def unrepeatable_rounds_reason(receipt: Receipt, experiment: Experiment) -> str:
+def explain_unrepeatable_rounds(receipt: Receipt, experiment: Experiment) -> str:
     """Return why the run's aggregations cannot be repeated; empty if they can."""
     method = build_experiment_strategy(experiment)
     if not receipt.updates_kept:
@@ -245,65 +247,68 @@ class AggregationReplay:
     method: Method
     model: ModelState
     moments: Moments = field(default_factory=lambda: MappingProxyType({}))
-    statistics: Arrays = field(default_factory=empty_arrays)
+    statistics: Arrays = field(default_factory=make_empty_arrays)
     lengths: Mapping[str, Lengths] = field(default_factory=lambda: MappingProxyType({}))
     answers: dict[str, RollCallAnswer] = field(default_factory=dict)
 
     @property
     def clip_limit(self) -> float | None:
         """Return the clipping limit of updates as a multiple of their median length; None without clipping."""
-        return update_length_limit(self.method.site, self.experiment.participation, self.experiment.privacy)
+        return get_update_length_limit(self.method.site, self.experiment.participation, self.experiment.privacy)
 
     @classmethod
-    def before_first_round(cls, run_folder: Path, receipt: Receipt, experiment: Experiment) -> "AggregationReplay":
+    def start_before_first_round(
+        cls, run_folder: Path, receipt: Receipt, experiment: Experiment
+    ) -> "AggregationReplay":
         """Return a replay with the coordinator's state before round 1.
 
         Raises:
-            AlteredFile: If the hash of the initial model or of an answer to the roll call is not that in the receipt.
+            AlteredRunFile: If the hash of the initial model or of an answer to the roll call is not that in the
+                receipt.
         """
         spec = experiment.model.model_copy(update={"weights": None, "weights_sha256": None})
-        layout = layout_of(build(spec, receipt.classes, seed=0))
+        layout = make_model_layout(build_network(spec, receipt.classes, seed=0))
         updates = run_folder / UPDATES
         try:
             initial = state_of_bytes(_read_update_file(updates, Path(INITIAL)))
-            model, sha256 = initial.model, state_sha256(initial.model, layout)
+            model, sha256 = initial.model, hash_model_state(initial.model, layout)
         except (ValueError, KeyError, AssertionError) as error:
-            raise AlteredFile(Path(INITIAL), f"is no model of this run ({type(error).__name__}): changed.") from None
+            raise AlteredRunFile(Path(INITIAL), f"is no model of this run ({type(error).__name__}): changed.") from None
         if sha256 != receipt.initial_model_sha256:
             problem = f"holds the model {sha256}, the receipt names {receipt.initial_model_sha256}."
-            raise AlteredFile(Path(INITIAL), problem)
+            raise AlteredRunFile(Path(INITIAL), problem)
         if initial.best is not None or initial.moments or initial.statistics:
-            raise AlteredFile(Path(INITIAL), "holds more than a model to begin with: changed.")
+            raise AlteredRunFile(Path(INITIAL), "holds more than a model to begin with: changed.")
         replay = cls(updates, receipt, experiment, layout, build_experiment_strategy(experiment), model)
         for name, site in receipt.sites.items():
-            path = Path("roll-call") / update_file_of_site(name)
-            replay.answers[name] = replay._read_record(path, site.answer_sha256, RollCallAnswer)
+            path = Path("roll-call") / name_site_update_file(name)
+            replay.answers[name] = replay._read_update_record(path, site.answer_sha256, RollCallAnswer)
         return replay
 
     def repeat_rounds(self) -> Iterator[ReceiptRound]:
         """Repeat the aggregations; yield each round whose model has the hash in the receipt.
 
         Raises:
-            AlteredFile: At the first update or model whose hash is not that in the receipt.
+            AlteredRunFile: At the first update or model whose hash is not that in the receipt.
         """
         for expected in self.receipt.rounds:
-            folder = Path(updates_folder_of_round(expected.round))
+            folder = Path(name_round_updates_folder(expected.round))
             replies = {
-                site: self._read_record(folder / update_file_of_site(site), sha256, TrainReply)
+                site: self._read_update_record(folder / name_site_update_file(site), sha256, TrainReply)
                 for site, sha256 in expected.sites.items()
             }
-            context = self._round_context(expected.round)
+            context = self._make_round_context(expected.round)
             self._aggregate(expected.round, context, replies)
             self.statistics = self.method.aggregate_statistics(context, replies)
-            if (sha256 := state_sha256(self.model, self.layout)) != expected.model_sha256:
-                raise AlteredFile(folder, f"make the model {sha256}, the receipt names {expected.model_sha256}.")
+            if (sha256 := hash_model_state(self.model, self.layout)) != expected.model_sha256:
+                raise AlteredRunFile(folder, f"make the model {sha256}, the receipt names {expected.model_sha256}.")
             yield expected
 
     def _aggregate(self, server_round: int, context: RoundContext, replies: dict[str, TrainReply]) -> None:
         if isinstance(self.method, SequentialMethod):
             passed, left = self.model, self.experiment.run.rounds - server_round
             for hops, reply in enumerate(replies.values(), start=1):
-                visited = pass_through_site(passed, reply, self.clip_limit, self.lengths)
+                visited = add_update_of_pass(passed, reply, self.clip_limit, self.lengths)
                 passed, self.lengths = visited.model, visited.lengths
                 self.model = self.method.result_after_hop(left, hops, self.model, passed)
             return
@@ -312,7 +317,7 @@ class AggregationReplay:
         means = merge_updates(self.method, context, self.model, replies).means
         self.model, self.moments = update_global_model(self.method, server_round, means, self.moments)
 
-    def _round_context(self, server_round: int) -> RoundContext:
+    def _make_round_context(self, server_round: int) -> RoundContext:
         """Return the coordinator's context (sites, statistics, round) at the start of a round."""
         sites = sorted(self.receipt.sites.items())
         answers = {name: self.answers[name] for name, site in sites if site.joined <= server_round}
@@ -324,24 +329,24 @@ class AggregationReplay:
         task, seed = self.experiment.model.task, self.experiment.run.seed
         return RoundContext(task, contract, answers, self.statistics, server_round, seed)
 
-    def _read_record(self, where: Path, sha256: str, kind: type[R]) -> R:
+    def _read_update_record(self, where: Path, sha256: str, kind: type[R]) -> R:
         data = _read_update_file(self.updates, where)
         try:
             content = parse_canonical_record(data)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise AlteredFile(where, f"is no record that was kept ({error}): changed.") from None
-        if (actual := record_sha256(content)) != sha256:
-            raise AlteredFile(where, f"has SHA-256 {actual}, the receipt names {sha256}: changed.")
+            raise AlteredRunFile(where, f"is no record that was kept ({error}): changed.") from None
+        if (actual := hash_record(content)) != sha256:
+            raise AlteredRunFile(where, f"has SHA-256 {actual}, the receipt names {sha256}: changed.")
         try:
             return decode_record(content, kind)
         except (WireError, ValueError) as error:
-            raise AlteredFile(where, f"is none of this release's records: {error}") from None
+            raise AlteredRunFile(where, f"is none of this release's records: {error}") from None
 
 
 def _read_update_file(updates: Path, where: Path) -> bytes:
     if (updates / where).exists() and not (updates / where).is_file():  # a pipe would be waited for
-        raise AlteredFile(where, "is no file: changed.")
+        raise AlteredRunFile(where, "is no file: changed.")
     try:
         return (updates / where).read_bytes()
     except OSError as error:
-        raise AlteredFile(where, f"cannot be read ({error.strerror}): removed.") from None
+        raise AlteredRunFile(where, f"cannot be read ({error.strerror}): removed.") from None

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from common.config import ExperimentFile
 from common.errors import BadInput, Fault, raise_faults
-from common.simulation import images_of_simulated_site
+from common.simulation import select_simulated_site_images
 from common.system.files import remove_outputs_on_failure, write_atomically
 from common.system.toml import to_toml_text
-from server.simulation.simulate import check_experiment
+from server.simulation.simulate import check_simulation_experiment
 
 NOTHING = "(no class)"
 """A second, unlabelled column for a site with one class: npz files with one column hold class numbers."""
@@ -23,8 +23,8 @@ def export_simulated_sites(file: ExperimentFile, out: Path) -> list[Path]:
     Raises:
         BadInput: With every fault of the experiment, or if files of a site exist already.
     """
-    method, data = check_experiment(file)
-    if method.site.pooled != "no":
+    method, data = check_simulation_experiment(file)
+    if method.site.pooled_missing_labels != "no":
         problem = f'"{file.experiment.run.method}" puts all images in one place; it has no sites.'
         raise BadInput([Fault(f"{file.path.name}: run.method", problem)])
     folders = [out / part.site for part in data.parts]
@@ -33,7 +33,7 @@ def export_simulated_sites(file: ExperimentFile, out: Path) -> list[Path]:
     with remove_outputs_on_failure(out, *folders):
         for index, (own, folder) in enumerate(zip(data.parts, folders, strict=True)):
             folder.mkdir(parents=True, exist_ok=True)
-            site = images_of_simulated_site(data, index, "no")
+            site = select_simulated_site_images(data, index, "no")
             arrays = dict[str, NDArray[Any]]()
             for part, images in {"train": site.train, "val": site.validation, "test": site.test}.items():
                 labels = images.labels
@@ -42,11 +42,11 @@ def export_simulated_sites(file: ExperimentFile, out: Path) -> list[Path]:
                 named: dict[str, NDArray[Any]] = {"images": images.images, "labels": labels, "patient": images.patients}
                 arrays |= {f"{part}_{name}": array for name, array in named.items()}
             np.savez(folder / "images.npz", allow_pickle=False, **arrays)
-            write_atomically(folder / "site.toml", _site_toml(own.site, own.class_names).encode())
+            write_atomically(folder / "site.toml", _format_site_toml(own.site, own.class_names).encode())
     return folders
 
 
-def _site_toml(site: str, class_names: tuple[str, ...]) -> str:
+def _format_site_toml(site: str, class_names: tuple[str, ...]) -> str:
     columns = class_names if len(class_names) > 1 else (*class_names, NOTHING)
     lines = [
         f"name = {to_toml_text(site)}",

@@ -14,46 +14,46 @@ from rich.console import Console
 from common.config import Experiment, ExperimentFile, make_hospital_plan
 from common.data.base.image_set import ImageSet, SkippedImage, describe_skipped_images, hash_dataset
 from common.data.load import (
-    dataset_faults,
-    external_test_faults,
+    find_dataset_faults,
+    find_external_test_faults,
     load_external_test_images,
     refuse_unknown_test_classes,
 )
-from common.data.partition.checks import partition_faults
+from common.data.partition.checks import find_partition_faults
 from common.errors import BadInput, Fault, raise_faults
 from common.models.gpu import count_visible_gpus, describe_gpu_count
-from common.models.network import Precision, network_build_faults
+from common.models.network import Precision, find_network_build_faults
 from common.models.saved import load_model
-from common.models.zoo.registry import plugin_head_faults
+from common.models.zoo.registry import find_plugin_head_faults
 from common.simulation import (
     POOLED,
     SimulatedData,
     clear_data_cache,
     load_simulated_data,
     load_undivided_data,
-    simulation_image_store,
-    site_test_images,
+    open_simulation_image_store,
+    select_site_test_images,
 )
 from common.system.plain_text import list_first_and_count_rest
 from common.system.terminal import ProgressFormat
 from server.federation.evaluation import RunContext
 from server.federation.run import run_federation
 from server.federation.set_up import OpenedRunFolder, lead_run
-from server.reporting.live.server import view_beside_run
+from server.reporting.live.server import serve_view_during_run
 from server.reporting.run_claims import UNKNOWN_PATIENTS
 from server.runs.live_status import CurrentRun
-from server.runs.progress import NullProgress, make_run_progress
+from server.runs.progress import SilentRunProgress, make_run_progress
 from server.runs.reporter import RunReporter
-from server.runs.samples import shows_samples, write_samples
-from server.runs.tracking import TrackingStore
-from server.simulation.backends.inline import import_site_app, run_inline
-from server.simulation.backends.ray_grid import SimulatedRunFacts, run_on_ray
-from server.simulation.backends.ray_process import RayDriverHandle, start_ray_process
+from server.runs.samples import report_includes_samples, write_sample_images
+from server.runs.tracking import TrackingService
+from server.simulation.backends.inline import import_site_app, run_with_inline_grid
+from server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
+from server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
 from strategies.local.arithmetic import choose_arithmetic, set_arithmetic
 from strategies.local.plugin_calls import find_plugin_faults
 from strategies.method_list import prefix_fault_with_file
 from strategies.methods.base import Method, find_coordinator_image_faults
-from strategies.privacy.gradients import private_network_faults
+from strategies.privacy.gradients import find_private_network_faults
 from strategies.registry import build_experiment_strategy
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
@@ -64,7 +64,7 @@ def simulate(
     file: ExperimentFile,
     out: Path,
     console: Console,
-    track: TrackingStore | None = None,
+    track: TrackingService | None = None,
     *,
     resume: bool = False,
     web_port: int | None = None,
@@ -85,13 +85,13 @@ def simulate(
         BadInput: With every fault of the experiment and its data, before anything is written or trained.
         TooFewSites: If sites fail during the run.
     """
-    with start_ray_process(file.experiment) if ray_process is None else nullcontext(ray_process) as ray:
-        simulation = Simulation(file, console, web_port, progress, ray)
+    with start_ray_driver(file.experiment) if ray_process is None else nullcontext(ray_process) as ray:
+        simulation = SimulationBackend(file, console, web_port, progress, ray)
         return lead_run(simulation, file, out, track=track, resume=resume, pages=pages)
 
 
 @dataclass
-class Simulation:
+class SimulationBackend:
     """A backend that runs an experiment on simulated sites, in this process or on Ray.
 
     Args:
@@ -121,7 +121,7 @@ class Simulation:
             BadInput: With every fault.
         """
         clear_data_cache()
-        self.method, self.data = check_experiment(self.file, self.tell)
+        self.method, self.data = check_simulation_experiment(self.file, self.tell)
         self.external = read_external_test_set(self.file, self.data, self.tell)
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
@@ -131,19 +131,19 @@ class Simulation:
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run all rounds in simulation, and choose sample images for the report."""
         experiment, folder, data = self._choose_arithmetic(opening), opening.folder, self.data
-        refuse_changed_data(opening, self.data)
+        refuse_changed_dataset(opening, self.data)
         setting = self._make_run_context(opening, experiment.training.precision)
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
                 folder.append_event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
-        for note in self._label_table_notes():
+        for note in self._collect_label_table_notes():
             folder.append_event("table_note", note=note)
             self.tell(note)
         if data.empty_sites:
             folder.append_event("no_training_images", sites=list(data.empty_sites))
             names = list_first_and_count_rest(data.empty_sites, 5)
             self.tell(f"Without training images, and not in the run: {names}. The partition gave them none.")
-        if sentence := describe_skipped_images(self._skipped_images()):
+        if sentence := describe_skipped_images(self._collect_skipped_images()):
             self.tell(sentence)
         if not data.patients_known:
             folder.append_event("patients_unknown")
@@ -151,8 +151,10 @@ class Simulation:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
         with self._show_progress(folder.path) as watchers:
             summary = self._run_federation(setting, experiment, watchers)
-        if self.method.site.has_global_model and len(data.test_images) and shows_samples(self.experiment):
-            write_samples(folder.path, load_model(folder.path), data.test_images, setting.device, setting.precision)
+        if self.method.site.has_global_model and len(data.test_images) and report_includes_samples(self.experiment):
+            write_sample_images(
+                folder.path, load_model(folder.path), data.test_images, setting.device, setting.precision
+            )
         return summary
 
     def _make_run_context(self, opening: OpenedRunFolder, precision: Precision) -> RunContext:
@@ -162,7 +164,7 @@ class Simulation:
             base=self.file.base_folder,
             folder=opening.folder,
             run=opening.run,
-            sites=len(self._site_names()),
+            sites=len(self._list_site_names()),
             workers=1,
             backend=experiment.simulation.backend,
             device=self._device,
@@ -170,46 +172,50 @@ class Simulation:
             own=data.server,
             test=data.test_images,
             external=self.external,
-            site_tests=lambda: site_test_images(data),
+            site_tests=lambda: select_site_test_images(data),
             coverage=data.label_contract,
             resumed=opening.resumed,
             positives=data.positive_training_counts,
             table_sha256=table and hashlib.sha256((self.file.base_folder / table).read_bytes()).hexdigest(),
             patients_known=data.patients_known,
-            skipped=self._skipped_images(),
-            notes=self._label_table_notes(),
+            skipped=self._collect_skipped_images(),
+            notes=self._collect_label_table_notes(),
         )
 
-    def _label_table_notes(self) -> tuple[str, ...]:
+    def _collect_label_table_notes(self) -> tuple[str, ...]:
         """Return sentences about the label tables, including that of the external test set."""
         sets = [self.data.splits.train, *([self.external] if self.external else [])]
         return tuple(dict.fromkeys(note for images in sets for note in images.notes))
 
-    def _skipped_images(self) -> list[SkippedImage]:
+    def _collect_skipped_images(self) -> list[SkippedImage]:
         """Return the images that could not be read, including those of the external test set."""
         sets = [*self.data.splits.parts, *([self.external] if self.external else [])]
         return [skip for images in sets for skip in images.skipped]
 
-    def _site_names(self) -> tuple[str, ...]:
+    def _list_site_names(self) -> tuple[str, ...]:
         """Return the names of the sites, in the order of the partition."""
-        return (POOLED,) if self.method.site.pooled != "no" else tuple(part.site for part in self.data.parts)
+        return (
+            (POOLED,)
+            if self.method.site.pooled_missing_labels != "no"
+            else tuple(part.site for part in self.data.parts)
+        )
 
     @contextmanager
-    def _show_progress(self, out: Path) -> Iterator[list[NullProgress]]:
+    def _show_progress(self, out: Path) -> Iterator[list[SilentRunProgress]]:
         """Within the context, show the progress of the run; also serve the live view if ``web_port`` is set."""
         run = self.experiment.run
         name = run.name or run.method
         with ExitStack() as stack:
             shown = make_run_progress(self.progress, self.console, f"{name} seed {run.seed}")
-            watchers: list[NullProgress] = [stack.enter_context(shown)]
+            watchers: list[SilentRunProgress] = [stack.enter_context(shown)]
             if self.web_port is not None:
-                stack.enter_context(view_beside_run(out, self.web_port, self.tell))
+                stack.enter_context(serve_view_during_run(out, self.web_port, self.tell))
                 present = CurrentRun(str(out.resolve()), name)
                 watchers.append(stack.enter_context(RunReporter(present, out, lambda line: None)))
             yield watchers
 
     def _run_federation(
-        self, setting: RunContext, experiment: Experiment, watchers: list[NullProgress]
+        self, setting: RunContext, experiment: Experiment, watchers: list[SilentRunProgress]
     ) -> dict[str, Any]:
         base, summaries = self.file.base_folder, list[dict[str, Any]]()
 
@@ -220,12 +226,12 @@ class Simulation:
         text, path = experiment.model_dump_json(), setting.folder.path.resolve()
         if self.ray_process is not None:
             note = setting.folder.append_event
-            run = SimulatedRunFacts(
-                text, base, path, self._site_names(), load_undivided_data(self.experiment, base), note
+            run = SimulatedRunData(
+                text, base, path, self._list_site_names(), load_undivided_data(self.experiment, base), note
             )
             run_on_ray(main, run, self.ray_process)
         else:
-            run_inline(main, import_site_app(text, base, path), setting.sites)
+            run_with_inline_grid(main, import_site_app(text, base, path), setting.sites)
         return summaries[0]
 
     def _choose_arithmetic(self, opening: OpenedRunFolder) -> Experiment:
@@ -242,10 +248,10 @@ class Simulation:
         return "cuda" if torch.cuda.is_available() and self.experiment.simulation.gpus_per_site != 0 else "cpu"
 
 
-def refuse_changed_data(opening: OpenedRunFolder, data: SimulatedData) -> None:
+def refuse_changed_dataset(opening: OpenedRunFolder, data: SimulatedData) -> None:
     """Record a hash of a new run's data; raise :class:`BadInput` if a resumed run had other data."""
     folder, sha256 = opening.folder, hash_dataset(data.splits)
-    noted = [event["sha256"] for event in folder.events() if event["event"] == "data_read"]
+    noted = [event["sha256"] for event in folder.read_events() if event["event"] == "data_read"]
     if opening.resumed and noted and noted[-1] != sha256:
         problem = "began with other images, labels or patients than the data set has now."
         raise BadInput([Fault(f"--resume {folder.path}", problem, "Put the data back, or begin a new run: --out NEW.")])
@@ -253,7 +259,7 @@ def refuse_changed_data(opening: OpenedRunFolder, data: SimulatedData) -> None:
         folder.append_event("data_read", sha256=sha256)
 
 
-def check_experiment(
+def check_simulation_experiment(
     file: ExperimentFile, tell: Callable[[str], object] = lambda line: None
 ) -> tuple[Method, SimulatedData]:
     """Check everything that can be checked before training; return the method and the data.
@@ -270,33 +276,33 @@ def check_experiment(
         method = build_experiment_strategy(experiment)
     except BadInput as error:
         faults += error.faults
-    faults += _simulation_setting_faults(experiment)
-    faults += network_build_faults(experiment.model, file.base_folder)
+    faults += _find_simulation_setting_faults(experiment)
+    faults += find_network_build_faults(experiment.model, file.base_folder)
     if experiment.data is not None:
-        faults += dataset_faults(experiment.data, file.base_folder)
-    faults += external_test_faults(experiment.external_test, file.base_folder)
+        faults += find_dataset_faults(experiment.data, file.base_folder)
+    faults += find_external_test_faults(experiment.external_test, file.base_folder)
     # Empty where only the data can tell.
     keys = ("keep", "class_names", "classes")  # those of a table are by its own names in "classes"
     class_names = next((names for key in keys if (names := getattr(experiment.data, key, ()))), ())
     if class_names and experiment.partition is not None:
-        faults += partition_faults(class_names, experiment.partition)
+        faults += find_partition_faults(class_names, experiment.partition)
     if not faults:
-        faults += private_network_faults(make_hospital_plan(experiment), method.site)
+        faults += find_private_network_faults(make_hospital_plan(experiment), method.site)
     raise_faults([prefix_fault_with_file(file, fault) for fault in faults])
     try:
         data = load_simulated_data(experiment, file.base_folder, tell)
         contract = data.label_contract
         raise_faults(find_coordinator_image_faults(method, data.server))
         classes = contract.class_names
-        raise_faults(plugin_head_faults(experiment.model, len(classes)))
-        missing = method.site.counts_missing_as
+        raise_faults(find_plugin_head_faults(experiment.model, len(classes)))
+        missing = method.site.missing_labels_count_as
         raise_faults(find_plugin_faults(experiment, len(classes), missing, has_unknown=data.has_unknown_labels))
-        if method.site.pooled == "no":
-            raise_faults(method.contract_faults(contract))
+        if method.site.pooled_missing_labels == "no":
+            raise_faults(method.find_contract_faults(contract))
     except BadInput as error:
         raise BadInput(prefix_fault_with_file(file, fault) for fault in error.faults) from None
-    if method.site.pooled == "no":
-        raise_faults(_participation_faults(experiment, len(contract.sites), file.path.name))
+    if method.site.pooled_missing_labels == "no":
+        raise_faults(_find_participation_faults(experiment, len(contract.sites), file.path.name))
     return method, data
 
 
@@ -309,7 +315,7 @@ def read_external_test_set(
         BadInput: With all faults, or if the set labels no class of the sites.
     """
     try:
-        store = simulation_image_store(file.experiment, file.base_folder, tell)
+        store = open_simulation_image_store(file.experiment, file.base_folder, tell)
         images = load_external_test_images(file.experiment.external_test, file.base_folder, store)
         if images is not None:
             refuse_unknown_test_classes(images, data.label_contract.class_names)
@@ -318,7 +324,7 @@ def read_external_test_set(
     return images
 
 
-def _participation_faults(experiment: Experiment, sites: int, file_name: str) -> list[Fault]:
+def _find_participation_faults(experiment: Experiment, sites: int, file_name: str) -> list[Fault]:
     """Return a fault for each setting that needs more sites than the partition has."""
     section = experiment.participation
     counts = {f"participation.{key}": getattr(section, key) for key in ("min_sites", "sites_per_round")}
@@ -327,12 +333,12 @@ def _participation_faults(experiment: Experiment, sites: int, file_name: str) ->
     return [Fault(f"{file_name}: {key}", f"is {count}, {few}") for key, count in counts.items() if count > sites]
 
 
-def _simulation_setting_faults(experiment: Experiment) -> list[Fault]:
+def _find_simulation_setting_faults(experiment: Experiment) -> list[Fault]:
     """Return faults of tables that a simulation needs, of a missing GPU, and of secure aggregation on Ray."""
     absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
     faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/.") for name in absent]
     section = experiment.simulation
-    gpus = section.gpu_share
+    gpus = section.gpus_of_each_site
     if gpus and not section.address and gpus > (visible := count_visible_gpus()):
         problem = f"is {gpus:g}, but {describe_gpu_count(visible)}"
         faults.append(Fault("simulation.gpus_per_site", problem, "Leave it out, or set 0 to train on the CPU."))

@@ -78,9 +78,9 @@ def shorten_update(update: ModelGroups, lengths: Lengths, medians: Lengths, clip
         return update, ""
     long = {part: times for part, times in relative.items() if times > clip}
     if TRUNK in long and update.trunk is not None:
-        update = replace(update, trunk=_scale_array(update.trunk, clip / long[TRUNK]))
+        update = replace(update, trunk=_scale_array_in_float64(update.trunk, clip / long[TRUNK]))
     if NORM in long and update.norm is not None:
-        update = replace(update, norm=_scale_array(update.norm, clip / long[NORM]))
+        update = replace(update, norm=_scale_array_in_float64(update.norm, clip / long[NORM]))
     if ROW in long and update.head is not None:
         head, bound = update.head, clip * medians[ROW]
         rows = _measure_row_lengths(head)  # (classes,)
@@ -126,7 +126,7 @@ def divide_lengths_by_medians(lengths: Lengths, medians: Lengths) -> dict[str, f
     return relative
 
 
-def _scale_array(array: Float32, factor: float) -> Float32:
+def _scale_array_in_float64(array: Float32, factor: float) -> Float32:
     """Return the array times the factor as float32, computed in float64 to keep tiny factors accurate."""
     return (array * np.float64(factor)).astype(np.float32)
 

@@ -79,7 +79,7 @@ class FlatMean(ABC):
         self._size = size
 
     @abstractmethod
-    def mean_of_block(self, block: slice) -> Float64:
+    def compute_mean_of_block(self, block: slice) -> Float64:
         """Return the mean of the numbers in one slice of the arrays."""
 
     @property
@@ -88,7 +88,7 @@ class FlatMean(ABC):
         result = np.empty(self._size, np.float64)
 
         def fill_block(block: slice) -> None:
-            result[block] = self.mean_of_block(block)
+            result[block] = self.compute_mean_of_block(block)
 
         run_in_blocks(self._size, fill_block)
         return result
@@ -100,7 +100,7 @@ class FlatMean(ABC):
         result = np.empty_like(state)
 
         def add_block(block: slice) -> None:
-            result[block] = add_update_to_values(state[block], self.mean_of_block(block))
+            result[block] = add_update_to_values(state[block], self.compute_mean_of_block(block))
 
         run_in_blocks(self._size, add_block)
         return result
@@ -113,7 +113,7 @@ class PrecomputedMean(FlatMean):
         super().__init__(len(values))
         self._values = values
 
-    def mean_of_block(self, block: slice) -> Float64:
+    def compute_mean_of_block(self, block: slice) -> Float64:
         """Return one slice of the mean."""
         return self._values[block]
 
@@ -137,7 +137,7 @@ class RunningMean(FlatMean):
         run_in_blocks(len(array), add_block)
         self.weight += weight
 
-    def mean_of_block(self, block: slice) -> Float64:
+    def compute_mean_of_block(self, block: slice) -> Float64:
         """Return one block of the mean of the arrays added so far, at least one."""
         return self._sum[block] / np.float64(self.weight)
 
@@ -161,7 +161,7 @@ class BlockwiseMean(FlatMean):
             total += weight
         self._weight = np.float64(total)
 
-    def mean_of_block(self, block: slice) -> Float64:
+    def compute_mean_of_block(self, block: slice) -> Float64:
         """Return one block of the mean."""
         total = np.zeros(len(self._weighted[0][0][block]), np.float64)
         weighted = np.empty_like(total)
@@ -329,7 +329,7 @@ class RunningUpdateMeans:
         return UpdateMeans(self._model, self._trunk, self._norm, self._head)
 
 
-def site_weight(reply: TrainReply, weighting: Weighting) -> float:
+def compute_site_weight(reply: TrainReply, weighting: Weighting) -> float:
     """Return a site's weight in every mean: its number of training images, or 1 for ``uniform`` weighting."""
     return float(reply.train_samples) if weighting == "samples" else 1.0
 

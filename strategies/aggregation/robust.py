@@ -94,10 +94,14 @@ def compute_robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMeanRu
     """
     parts = [[site[place] for site in vectors] for place in range(len(vectors[0]))]
     if rule.kind == "krum":
-        chosen = krum(squared_distances(parts), rule.byzantine, rule.keep)
-        return [apply_by_coordinate([part[site] for site in chosen], plain_mean) for part in parts]
+        chosen = choose_sites_by_krum(compute_squared_distances(parts), rule.byzantine, rule.keep)
+        return [apply_by_coordinate([part[site] for site in chosen], mean_by_coordinate) for part in parts]
     cut = rule.count_trimmed_values(len(vectors))
-    of_block = median if rule.kind == "coordinate_median" else lambda values: trimmed_mean(values, cut)
+    of_block = (
+        median_by_coordinate
+        if rule.kind == "coordinate_median"
+        else lambda values: trimmed_mean_by_coordinate(values, cut)
+    )
     return [apply_by_coordinate(part, of_block) for part in parts]
 
 
@@ -146,22 +150,22 @@ def _robust_or_plain_mean(
     return [BlockwiseMean(list(zip(part, weights, strict=True))).mean for part in zip(*vectors, strict=True)]
 
 
-def plain_mean(values: Float64) -> Float64:
+def mean_by_coordinate(values: Float64) -> Float64:
     """Return the mean of each coordinate of ``(sites, n)``."""
     return np.asarray(values.mean(axis=0), np.float64)
 
 
-def median(values: Float64) -> Float64:
+def median_by_coordinate(values: Float64) -> Float64:
     """Return the median of each coordinate of ``(sites, n)`` (Yin et al., definition 1)."""
     return np.asarray(np.median(values, axis=0), np.float64)
 
 
-def trimmed_mean(values: Float64, cut: int) -> Float64:
+def trimmed_mean_by_coordinate(values: Float64, cut: int) -> Float64:
     """Return the mean of each coordinate of ``(sites, n)`` without ``cut`` values at either end (definition 2)."""
-    return plain_mean(np.sort(values, axis=0)[cut : len(values) - cut])
+    return mean_by_coordinate(np.sort(values, axis=0)[cut : len(values) - cut])
 
 
-def krum(distances: Float64, byzantine: int, keep: int = 1) -> list[int]:
+def choose_sites_by_krum(distances: Float64, byzantine: int, keep: int = 1) -> list[int]:
     """Return the ascending indices of the ``keep`` sites that lie closest to the others.
 
     A site's score is the sum of its squared distances to its ``n - byzantine - 2`` nearest sites. The sites with the
@@ -177,7 +181,7 @@ def krum(distances: Float64, byzantine: int, keep: int = 1) -> list[int]:
     return sorted(best.tolist())
 
 
-def squared_distances(parts: Sequence[Sequence[Float32]]) -> Float64:
+def compute_squared_distances(parts: Sequence[Sequence[Float32]]) -> Float64:
     """Return the squared Euclidean distances between the sites' vectors, ``(sites, sites)``.
 
     Args:
@@ -213,7 +217,7 @@ def _stack_block(part: Sequence[Float32], block: slice) -> Float64:
     return np.stack([values[block] for values in part]).astype(np.float64)  # (sites, block)
 
 
-def update_inner_products(updates: Sequence[ModelGroups]) -> Float64:
+def compute_update_inner_products(updates: Sequence[ModelGroups]) -> Float64:
     """Return the inner product of every two sites' updates over all model parts, ``(sites, sites)``."""
     named = [update.to_named_arrays() for update in updates]
     products = np.zeros((len(updates), len(updates)))
@@ -225,23 +229,23 @@ def update_inner_products(updates: Sequence[ModelGroups]) -> Float64:
     return products
 
 
-def distances_from_mean_model(products: Float64, weights: Float64) -> Float64:
+def compute_distances_from_mean(products: Float64, weights: Float64) -> Float64:
     """Return the distance of each site's model from the weighted mean model, ``(sites,)``.
 
     Args:
-        products: The sites' :func:`update_inner_products`.
+        products: The sites' :func:`compute_update_inner_products`.
         weights: Weights ``(sites,)``; they need not sum to one.
     """
     shares = weights / weights.sum()
     with_mean = products @ shares  # (sites,)
-    return _square_root(np.diag(products) - 2 * with_mean + shares @ with_mean)
+    return _clipped_square_root(np.diag(products) - 2 * with_mean + shares @ with_mean)
 
 
-def distances_between_models(products: Float64) -> Float64:
-    """Return the distance between every two sites' models, ``(sites, sites)``, from :func:`update_inner_products`."""
+def compute_distances_between_models(products: Float64) -> Float64:
+    """Return every two models' distance, ``(sites, sites)``, from :func:`compute_update_inner_products`."""
     squares = np.diag(products)
-    return _square_root(squares[:, None] + squares[None, :] - 2 * products)
+    return _clipped_square_root(squares[:, None] + squares[None, :] - 2 * products)
 
 
-def _square_root(squares: Float64) -> Float64:
+def _clipped_square_root(squares: Float64) -> Float64:
     return np.sqrt(np.maximum(squares, 0.0))  # rounding can take the square of a tiny distance below zero

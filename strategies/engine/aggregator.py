@@ -35,7 +35,7 @@ from strategies.aggregation.means import (
     Weighting,
     WholeHeadMean,
     average_updates,
-    site_weight,
+    compute_site_weight,
 )
 from strategies.aggregation.robust import average_updates_robustly
 from strategies.aggregation.server_optimizer import Moments
@@ -61,12 +61,12 @@ class StreamingAggregator:
         folder: Path | None = None,
     ) -> None:
         self._means, self._weighting = RunningUpdateMeans(model, head_mean), weighting
-        self._next, self._waiting = deque(sorted(sites)), WaitingUpdates(folder)
+        self._next, self._waiting = deque(sorted(sites)), StoredSiteUpdates(folder)
         self._weights: dict[str, float] = {}
 
     def collect_update(self, reply: TrainReply) -> TrainReply:
         """Add an update to the means, or store it until all earlier sites are added; return the reply without it."""
-        self._weights[reply.site] = site_weight(reply, self._weighting)
+        self._weights[reply.site] = compute_site_weight(reply, self._weighting)
         self._waiting.store_update(reply.site, reply.update, briefly=self._next[0] == reply.site)
         self._add_next_updates()
         return replace(reply, update=ModelGroups())
@@ -82,9 +82,9 @@ class StreamingAggregator:
 
     def compute_update_means(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
         """Return the means of all collected updates."""
-        return MergedUpdates(self.means())
+        return MergedUpdates(self.finish_update_means())
 
-    def means(self) -> UpdateMeans:
+    def finish_update_means(self) -> UpdateMeans:
         """Add the updates that still wait for missing sites, and return the means of all collected updates."""
         self._next = deque(sorted(self._waiting))
         self._add_next_updates()
@@ -107,7 +107,7 @@ class BufferedAggregator:
     """
 
     def __init__(self, method: Method, model: ModelState, folder: Path | None = None) -> None:
-        self._method, self._model, self._waiting = method, model, WaitingUpdates(folder)
+        self._method, self._model, self._waiting = method, model, StoredSiteUpdates(folder)
 
     def collect_update(self, reply: TrainReply) -> TrainReply:
         """Store the update of an accepted reply; return the reply without it."""
@@ -152,14 +152,14 @@ def make_aggregator(
 # ---------------------------------------------------------------------- the rules
 
 
-def update_length_limit(
+def get_update_length_limit(
     method: SiteMethod, participation: ParticipationSection, privacy: PrivacySection
 ) -> float | None:
     """Return the largest length of an update that is not shortened, in median lengths of the round.
 
     None means no limit: the experiment has ``clip = "off"``, the method averages nothing, or updates are masked.
     """
-    averaged = not method.shares_nothing and method.pooled == "no" and not privacy.secure_aggregation
+    averaged = not method.trains_alone and method.pooled_missing_labels == "no" and not privacy.secure_aggregation
     return participation.clip if averaged and participation.clip != "off" else None
 
 
@@ -175,7 +175,7 @@ def merge_updates(
     """
     parameters, weights = method.site.parameters, list[float]()
     for reply in replies.values():
-        weights.append(site_weight(reply, parameters.weighting))
+        weights.append(compute_site_weight(reply, parameters.weighting))
     if parameters.mean is not None:
         return average_updates_robustly(model, [reply.update for reply in replies.values()], weights, parameters.mean)
     weighted = method.site_weights(context, replies, weights)
@@ -212,7 +212,7 @@ class SitePassResult:
     reason: str = ""
 
 
-def pass_through_site(
+def add_update_of_pass(
     model: ModelState, reply: TrainReply, clip: float | None, lengths: Mapping[str, Lengths]
 ) -> SitePassResult:
     """Add one site's update to a model, shortened to at most ``clip`` times the median length of earlier updates.
@@ -245,7 +245,7 @@ IN_MEMORY = 2**29
 """Largest number of bytes of updates in memory."""
 
 
-class WaitingUpdates(Mapping[str, ModelGroups]):
+class StoredSiteUpdates(Mapping[str, ModelGroups]):
     """Stored updates by site: in memory up to :data:`IN_MEMORY` bytes; the trunks of further updates are in a file.
 
     Args:

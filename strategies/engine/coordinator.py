@@ -14,14 +14,14 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from common.config import ParticipationSection, Plan
+from common.config import HospitalPlan, ParticipationSection
 from common.contract import LabelContract
-from common.data.base.image_set import Splits
-from common.models.network import build
-from common.models.state import FrozenPart, ModelState, ModelStateLayout, layout_of
+from common.data.base.image_set import DatasetSplits
+from common.models.network import build_network
+from common.models.state import FrozenPart, ModelState, ModelStateLayout, make_model_layout
 from common.wire.records import EvaluateReply, TrainReply
-from strategies.engine.aggregator import Aggregator, make_aggregator, update_global_model, update_length_limit
-from strategies.engine.events import FederationValidation, RoundRecord, RunCallbacks, WaitingStatus
+from strategies.engine.aggregator import Aggregator, get_update_length_limit, make_aggregator, update_global_model
+from strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord, RunCallbacks
 from strategies.engine.exchange import (
     ExchangeReplies,
     ExchangeRequests,
@@ -36,28 +36,28 @@ from strategies.engine.layers import (
     ImageShareCapLayer,
     Merge,
     ModelCollapse,
-    NormBoundLayer,
     RollbackLayer,
     RoundOutcome,
     RunningVarianceLayer,
+    UpdateLengthBoundLayer,
 )
 from strategies.engine.membership import AdmissionRule, Registered, RunMembership
 from strategies.engine.secure_aggregation import SecureAggregationLayer
 from strategies.engine.state import (
     FederationState,
     is_state_dict,
-    make_array_record,
+    make_model_array_record,
     make_state_after_round,
     make_state_dict_record,
-    read_model,
+    read_global_model,
     record_absent_sites,
-    record_validation,
+    record_model_validation,
 )
 from strategies.methods.base import Method, RoundContext
 
 
 class Coordinator:
-    """Leads one run of a method: :meth:`start`, then :meth:`test`.
+    """Leads one run of a method: :meth:`start`, then :meth:`test_result_model`.
 
     A caller that needs the run's classes before :meth:`start` calls ``sites.call_roll`` and :meth:`settle_model_layout`
     first.
@@ -85,7 +85,7 @@ class Coordinator:
     def __init__(
         self,
         method: Method,
-        plan: Plan,
+        plan: HospitalPlan,
         participation: ParticipationSection,
         run: str,
         *,
@@ -106,11 +106,11 @@ class Coordinator:
         self.requests: ExchangeRequests
         self.grid: Grid
         self.deadline_s = participation.round_deadline_s
-        self._use_layers(self._layers())
+        self._set_layers(self._iterate_layers())
         self._resumed: FederationState | None = None
         self._plan_json = plan.model_dump_json()
 
-    def _layers(self, variances: Sequence[slice] = ()) -> Iterator[CoordinatorRoundLayer]:
+    def _iterate_layers(self, variances: Sequence[slice] = ()) -> Iterator[CoordinatorRoundLayer]:
         """Yield the optional layers that this run uses around its rounds, such as secure aggregation."""
         privacy = self.plan.privacy
         if variances and privacy.level == "none":  # noise may make one negative
@@ -119,24 +119,24 @@ class Coordinator:
             yield ImageShareCapLayer(self)
         if privacy.secure_aggregation:
             yield SecureAggregationLayer(self)
-        clip = update_length_limit(self.method.site, self.participation, privacy)
+        clip = get_update_length_limit(self.method.site, self.participation, privacy)
         if clip is not None and not self.method.site.sequential:
-            bound = NormBoundLayer(clip)
+            bound = UpdateLengthBoundLayer(clip)
             if privacy.level == "none":
                 yield RollbackLayer(self, bound)
             yield bound
 
-    def _use_layers(self, layers: Iterable[CoordinatorRoundLayer]) -> None:
+    def _set_layers(self, layers: Iterable[CoordinatorRoundLayer]) -> None:
         self.layers = tuple(layers)
         self._updates_in_replies = all(layer.updates_in_replies for layer in self.layers)
         self._buffered = self.method.site.weighs_updates or any(layer.buffered for layer in self.layers)
 
     def settle_model_layout(self, layout: ModelStateLayout) -> LabelContract:
         """Fix the model's layout after the roll call; exclude sites whose software would build another model."""
-        self._use_layers(self._layers(layout.running_variance_slices))
+        self._set_layers(self._iterate_layers(layout.running_variance_slices))
         return self.sites.settle_model_layout(layout.layout_sha256)
 
-    def receive_coordinator_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
+    def receive_coordinator_images(self, own: DatasetSplits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images; this class ignores the images, and a subclass trains on them."""
 
     def set_resume_state(self, state: FederationState, last_validation: FederationValidation) -> None:
@@ -162,9 +162,9 @@ class Coordinator:
         chooses = self.method.site.selection == "federation" and self.plan.evaluation.checkpoint == "best"
         return self.state.best_round if chooses and self.state.best_round >= 0 else None
 
-    def final_round_context(self) -> RoundContext:
+    def make_final_round_context(self) -> RoundContext:
         """Return the data for the method's rules after the last round: contract, roll call answers, statistics."""
-        return self.sites.round_context(self.state.round, self.state.statistics)
+        return self.sites.make_round_context(self.state.round, self.state.statistics)
 
     # ------------------------------------------------------------------ the loop
 
@@ -178,8 +178,8 @@ class Coordinator:
 
         Args:
             initial_arrays: The initial model, built from the plan's seed or weights file; hospitals build the same
-                model and compare. Either the result of :func:`make_array_record`, or the ``state_dict`` of a network
-                from :func:`common.models.network.build` for the run's classes.
+                model and compare. Either the result of :func:`make_model_array_record`, or the ``state_dict`` of a
+                network from :func:`common.models.network.build_network` for the run's classes.
             num_rounds: Total number of rounds, including those before a resumed state.
             timeout: Seconds for each exchange, instead of ``participation.round_deadline_s``.
 
@@ -196,29 +196,31 @@ class Coordinator:
         if not self.sites.members:
             connected = len(list(grid.get_node_ids()))
             contract = self.sites.call_roll(grid, max(connected, self.participation.min_sites, 1))
-            self.settle_model_layout(layout_of(build(self.plan.model, contract.class_names, self.plan.run.seed)))
-        initial = read_model(initial_arrays, self.sites.contract.class_names, self.plan)
+            self.settle_model_layout(
+                make_model_layout(build_network(self.plan.model, contract.class_names, self.plan.run.seed))
+            )
+        initial = read_global_model(initial_arrays, self.sites.contract.class_names, self.plan)
         self.state, result = self._resumed or FederationState(0, initial), Result()
         if not self.state.round:
-            self._before_rounds()
+            self._prepare_before_rounds()
         while True:
             try:
                 while (server_round := self.state.round + 1) <= num_rounds and not self._should_stop_early():
                     loss = self._train_round(server_round).mean_train_loss
                     metrics = MetricRecord({} if loss is None else {"train-loss": loss})
                     result.train_metrics_clientapp[server_round] = metrics
-                self._after_rounds()
+                self._validate_after_rounds()
             except ModelCollapse as collapse:  # the round is done again
                 self.state, self.last_validation = collapse.state, self.callbacks.on_state_reset(collapse.state)
                 continue
             break
         flat = not is_state_dict(initial_arrays)
         result.arrays = (
-            make_array_record(self.result_model) if flat else make_state_dict_record(self.result_model, self.plan)
+            make_model_array_record(self.result_model) if flat else make_state_dict_record(self.result_model, self.plan)
         )
         return result
 
-    def _before_rounds(self) -> None:
+    def _prepare_before_rounds(self) -> None:
         """Prepare a new run before the first round; this class does nothing, and subclasses override the method."""
 
     def _should_stop_early(self) -> bool:
@@ -236,7 +238,7 @@ class Coordinator:
         messages = self.configure_train(server_round, self.grid)
         return self.aggregate_train(server_round, self.exchange_messages(messages, "train", server_round))
 
-    def _after_rounds(self) -> None:
+    def _validate_after_rounds(self) -> None:
         """Request a validation of the last model from the sites, after the last round."""
         messages = self.configure_evaluate()
         self.aggregate_evaluate(self.exchange_messages(messages, "evaluate", self.state.round))
@@ -285,7 +287,9 @@ class Coordinator:
         validation = FederationValidation.from_replies(accepted)
         model, moments = update_global_model(self.method, server_round, outcome.merged.means, self.state.moments)
         state = make_state_after_round(
-            record_validation(self.state, validation, site_method.criterion_for(self.plan.evaluation)),
+            record_model_validation(
+                self.state, validation, site_method.choose_selection_criterion(self.plan.evaluation)
+            ),
             server_round,
             accepted,
             absent,
@@ -294,7 +298,7 @@ class Coordinator:
             statistics=self.method.aggregate_statistics(context, accepted),
         )
         for layer in self.layers:
-            state = layer.after_round(state, validation)
+            state = layer.store_layer_values(state, validation)
         self.state = state
         record = RoundRecord.from_replies(
             server_round,
@@ -328,22 +332,24 @@ class Coordinator:
 
     def refuse_too_few_replies(self, server_round: int, received: ExchangeReplies[TrainReply]) -> None:
         """Raise :class:`TooFewSites` if fewer replies of a round count than needed."""
-        if len(received.accepted) < self._needed_reply_count(received):
+        if len(received.accepted) < self._count_needed_replies(received):
             raise make_too_few_sites_error(f"round {server_round}", received, len(self.requests.expected))
 
-    def _needed_reply_count(self, received: ExchangeReplies[Reply]) -> int:
+    def _count_needed_replies(self, received: ExchangeReplies[Reply]) -> int:
         """Return how many replies must count for the exchange to be valid.
 
         With ``min_sites = 0`` a reply of every site is needed, except of sites whose reply was rejected: a rejected
         reply must not end the run for the others. A missing site, or one that answers with an error, is still needed.
         """
-        return max(self.sites.needed_reply_count(len(self.requests.expected) - len(received.unfit)), 1)
+        return max(self.sites.count_needed_replies(len(self.requests.expected) - len(received.unfit)), 1)
 
     # ------------------------------------------------------------------ evaluation
 
     def configure_evaluate(self) -> list[Message]:
         """Return the messages that request the validation loss of the model after the last round."""
-        return self.make_evaluate_messages(self.state.round, self.state.model, self._validation_sites(), test=False)
+        return self.make_evaluate_messages(
+            self.state.round, self.state.model, self._choose_validation_sites(), test=False
+        )
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> None:
         """Record the sites' validation figures of the last model, which may become the best model."""
@@ -352,22 +358,22 @@ class Coordinator:
         self.last_validation = FederationValidation.from_replies(received.accepted)
         for layer in self.layers:
             layer.on_validation(self.last_validation, received.absent)
-        criterion = self.method.site.criterion_for(self.plan.evaluation)
-        judged = record_validation(self.state, self.last_validation, criterion)
+        criterion = self.method.site.choose_selection_criterion(self.plan.evaluation)
+        judged = record_model_validation(self.state, self.last_validation, criterion)
         self.state = record_absent_sites(judged, "evaluation", received.accepted, received.absent)
 
-    def test(self, grid: Grid) -> ExchangeReplies[EvaluateReply]:
+    def test_result_model(self, grid: Grid) -> ExchangeReplies[EvaluateReply]:
         """Request a test of the result model, with each site's local parts, on the sites' test images.
 
         Raises:
             TooFewSites: If fewer than ``min_sites`` answer and no global model exists that could be tested instead.
         """
         self.grid, drawn = grid, self.sites_drawn_for_test
-        sites = self._all_sites() if drawn is None else drawn
+        sites = self._list_remaining_sites() if drawn is None else drawn
         messages = self.make_evaluate_messages(self.state.round, self.result_model, sites, test=True)
         replies = self.exchange_messages(messages, "test", self.state.round)
         received = self.collect_replies(replies, EvaluateReply)
-        needed = self._needed_reply_count(received)
+        needed = self._count_needed_replies(received)
         if not self.method.site.has_global_model and len(received.accepted) < needed:
             raise make_too_few_sites_error("test", received, needed)
         return received
@@ -375,29 +381,29 @@ class Coordinator:
     @property
     def sites_drawn_for_test(self) -> tuple[str, ...] | None:
         """Return the sites drawn for the final test, which cover all classes if possible; None if all sites test."""
-        if not self._samples_sites:
+        if not self._tests_site_sample:
             return None
         return tuple(self.sites.draw_evaluating_sites(self.state.round, self.state.excluded))
 
     @property
-    def _samples_sites(self) -> bool:
+    def _tests_site_sample(self) -> bool:
         """Return True if only a sample of the sites tests the model, False if all do.
 
         If sites keep local model parts, all sites test, because each site chooses and stores its model during the test.
         """
-        return self.method.site.has_global_model and self.sites.samples_sites
+        return self.method.site.has_global_model and self.sites.evaluates_site_sample
 
-    def _all_sites(self) -> list[str]:
+    def _list_remaining_sites(self) -> list[str]:
         return sorted(set(self.sites.members) - set(self.state.excluded))
 
-    def _validation_sites(self) -> list[str]:
+    def _choose_validation_sites(self) -> list[str]:
         """Return the sites that validate the model after the last round.
 
         If a sample is enough, these are the sites that validated the best model so far, because only they can compare
         it with the last model. If the run chooses no best model, they are the sites that the next round would draw.
         """
-        if not self._samples_sites:
-            return self._all_sites()
+        if not self._tests_site_sample:
+            return self._list_remaining_sites()
         excluded, judges = set(self.state.excluded), set[str]()
         if self.plan.evaluation.checkpoint == "best":
             judges = set(self.state.best_losses) & set(self.sites.members)
@@ -413,7 +419,7 @@ class Coordinator:
             plan_json=self._plan_json,
             run=self.run,
             deadline_s=self.deadline_s,
-            context=self.sites.round_context(server_round, self.state.statistics),
+            context=self.sites.make_round_context(server_round, self.state.statistics),
             state=self.state,
             best=self.result_round,
             nodes={site: member.node_id for site, member in self.sites.members.items()},
@@ -448,14 +454,14 @@ class Coordinator:
         names = {member.node_id: site for site, member in self.sites.members.items()}
         seconds, sent = self.deadline_s if deadline_s is None else deadline_s, list(messages)
         ends = time.monotonic() + seconds
-        good = self.sites.needed_reply_count(len(sent)) if enough is None else enough
+        good = self.sites.count_needed_replies(len(sent)) if enough is None else enough
 
         def report_waiting_sites(silent: Collection[int], lost: Collection[int]) -> None:
             waited_for = silent if len(sent) - len(lost) < good else set(silent) - set(lost)
             sites = tuple(sorted(map(names.__getitem__, waited_for)))
             gone = tuple(sorted(map(names.__getitem__, lost)))
             self.callbacks.on_waiting_for_sites(
-                WaitingStatus(phase, server_round, sites, gone, ends - time.monotonic())
+                MissingReplyStatus(phase, server_round, sites, gone, ends - time.monotonic())
             )
 
         registered = self.sites.registered

@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import RecordDict
 
 from common.errors import ProgramCannotContinue
-from common.metrics.multi_class import CorrectCount
+from common.metrics.multi_class import CorrectPredictionCount
 from common.wire.records import EvaluateReply, TrainReply
 
 if TYPE_CHECKING:
@@ -33,19 +33,19 @@ class FederationValidation:
 
     loss: Mapping[str, float] = field(default_factory=dict)
     auroc: Mapping[str, float] = field(default_factory=dict)
-    tallies: Mapping[str, CorrectCount] = field(default_factory=dict)
+    tallies: Mapping[str, CorrectPredictionCount] = field(default_factory=dict)
 
     @classmethod
     def from_replies(cls, replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> "FederationValidation":
         """Collect the validation figures from replies; a site that sent none is omitted."""
-        loss, auroc, tallies = dict[str, float](), dict[str, float](), dict[str, CorrectCount]()
+        loss, auroc, tallies = dict[str, float](), dict[str, float](), dict[str, CorrectPredictionCount]()
         for site, reply in replies.items():
             if reply.validation_loss is not None:
                 loss[site] = reply.validation_loss
             if reply.validation_auroc is not None:
                 auroc[site] = reply.validation_auroc
             if reply.test_correct is not None and reply.test_images is not None:
-                tallies[site] = CorrectCount(reply.test_correct, reply.test_images)
+                tallies[site] = CorrectPredictionCount(reply.test_correct, reply.test_images)
         return cls(loss, auroc, tallies)
 
     @property
@@ -146,7 +146,7 @@ class ReplyArrival:
 
 
 @dataclass(frozen=True)
-class WaitingStatus:
+class MissingReplyStatus:
     """The sites whose replies are still missing, for progress displays.
 
     Attributes:
@@ -195,7 +195,7 @@ def describe_exclusion(server_round: int, site: str, reason: str) -> str:
 class RunCallbacks:
     """Base class of objects that receive the events of a run; its methods do nothing."""
 
-    def on_waiting_for_sites(self, waiting: WaitingStatus) -> None:
+    def on_waiting_for_sites(self, waiting: MissingReplyStatus) -> None:
         """Receive the sites whose replies are missing, whenever these sites change."""
 
     def on_late_join(self, server_round: int, site: str) -> None:

@@ -23,11 +23,11 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from common.config import Plan
+from common.config import HospitalPlan
 from common.errors import WireError, quote_names
 from common.models.state import FROZEN_PART_MISSING, FrozenPart, ModelState
 from common.system.plain_text import make_printable_line
-from common.wire.codec import R, WrittenArrays, decode_record, encode_record, payload_bytes
+from common.wire.codec import R, WrittenArrays, count_payload_bytes, decode_record, encode_record
 from common.wire.flower_objects import set_message_source
 from common.wire.records import (
     Arrays,
@@ -41,7 +41,7 @@ from common.wire.records import (
 )
 from strategies.engine.events import ReplyArrival, TooFewSites
 from strategies.engine.state import FederationState, select_reply_groups, select_site_groups
-from strategies.local.site_method import largest_epoch_count
+from strategies.local.site_method import compute_largest_epoch_count
 from strategies.methods.base import Method, RoundContext
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class FrozenPartDelivery:
     held: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
 
-    def frozen_part_for_site(self, site: str, *, held_before: bool) -> ModelGroups:
+    def get_part_for_site(self, site: str, *, held_before: bool) -> ModelGroups:
         """Return the frozen part if a site still needs it, otherwise empty groups.
 
         Args:
@@ -136,7 +136,7 @@ class ExchangeRequests:
         state: The coordinator's state at the beginning of the exchange.
         best: Round of the current result model; -1 for none.
         nodes: Site -> id of its Flower node.
-        total_down: Site -> bytes sent to it in the whole run; :meth:`make_message` adds to it.
+        total_down: Site -> bytes sent to it in the whole run; :meth:`make_flower_message` adds to it.
         frozen: Delivery of the part of the model that is not trained; None if everything is trained.
         expected: Site -> the model groups that its reply must contain, with the values that were sent.
         sent_at: Site -> time of its request.
@@ -144,7 +144,7 @@ class ExchangeRequests:
     """
 
     method: Method
-    plan: Plan
+    plan: HospitalPlan
     plan_json: str
     run: str
     deadline_s: float
@@ -172,17 +172,17 @@ class ExchangeRequests:
         self.expected[site] = (
             select_reply_groups(request.model, self.method.site, annotated) if update else ModelGroups()
         )
-        return self.make_message(site, MessageType.TRAIN, encode_record(request, self.written))
+        return self.make_flower_message(site, MessageType.TRAIN, encode_record(request, self.written))
 
     def make_evaluate_message(self, site: str, model: ModelState, *, test: bool) -> Message:
         """Make the message that requests an evaluation on a site's validation images or test images."""
         request = self.make_request_record(partial(EvaluateRequest, test=test), site, model)
         self.expected[site] = ModelGroups()
-        return self.make_message(site, MessageType.EVALUATE, encode_record(request, self.written))
+        return self.make_flower_message(site, MessageType.EVALUATE, encode_record(request, self.written))
 
-    def make_message(self, site: str, kind: str, content: RecordDict) -> Message:
+    def make_flower_message(self, site: str, kind: str, content: RecordDict) -> Message:
         """Make a Flower message for a site, and record the message's size and the send time."""
-        size = payload_bytes(content)
+        size = count_payload_bytes(content)
         self.bytes_down[site] = self.bytes_down.get(site, 0) + size
         self.total_down[site] += size
         self.sent_at[site] = SendTime()
@@ -194,7 +194,7 @@ class ExchangeRequests:
         Args:
             make: Function that makes the record from its fields.
         """
-        rows = self.method.site.rows_of(site, self.context.contract)
+        rows = self.method.site.select_own_rows(site, self.context.contract)
         held_before = self.context.answers[site].holds_frozen
         return make(
             run=self.run,
@@ -208,7 +208,7 @@ class ExchangeRequests:
             model=select_site_groups(model, rows),
             frozen=ModelGroups()
             if self.frozen is None
-            else self.frozen.frozen_part_for_site(site, held_before=held_before),
+            else self.frozen.get_part_for_site(site, held_before=held_before),
         )
 
 
@@ -237,7 +237,7 @@ def send_and_receive(
         enough: Number of good replies from which on disconnected sites are not waited for; connected sites still are.
         registered: Returns the nodes of the sites that may take part; None for all.
     """
-    unanswered = OutstandingMessages(grid, time.monotonic() + deadline_s)
+    unanswered = UnansweredMessages(grid, time.monotonic() + deadline_s)
     unanswered.send_messages(messages)
     pause_s = FIRST_POLL_S
     waiting(*unanswered.unanswered_and_lost_nodes)
@@ -265,7 +265,7 @@ def sleep_between_polls(pause_s: float) -> float:
     return min(pause_s * 1.3, MAX_POLL_S)
 
 
-class OutstandingMessages:
+class UnansweredMessages:
     """The messages of an exchange that have no good reply yet.
 
     Attributes:
@@ -289,7 +289,7 @@ class OutstandingMessages:
 
     def send_messages(self, messages: Sequence[Message]) -> None:
         """Send messages; a message to a site that is no longer registered is answered with an error at once."""
-        accepted = push_messages(self._grid, messages)
+        accepted = push_flower_messages(self._grid, messages)
         self.pending |= accepted
         for message in messages:
             if message.metadata.message_id not in accepted:
@@ -338,7 +338,7 @@ class OutstandingMessages:
         return bool(revoked or back)
 
 
-def push_messages(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
+def push_flower_messages(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
     """Send messages through Flower; return message id -> message for the messages that Flower accepted.
 
     Flower does not accept a message to a site that is no longer registered, and no reply to the message will come.
@@ -369,7 +369,7 @@ class ExchangeReplies(Generic[Reply]):
     bytes_up: Mapping[str, int]
     unfit: frozenset[str] = frozenset()
 
-    def without_sites(self, dropped: Mapping[str, str]) -> "ExchangeReplies[Reply]":
+    def drop_sites(self, dropped: Mapping[str, str]) -> "ExchangeReplies[Reply]":
         """Return the replies without those of the dropped sites, which are recorded as absent.
 
         Args:
@@ -438,9 +438,9 @@ def check_exchange_replies(
         if record is not None:
             reason = find_reply_mismatch(requests, record, site)
             for layer in layers if isinstance(record, TrainReply) and not reason else ():
-                reason = reason or layer.find_fault(record.update, requests.expected[site])
+                reason = reason or layer.find_update_rejection(record.update, requests.expected[site])
             reason = reason and make_printable_line(reason)
-            sizes[site] = payload_bytes(message.content)
+            sizes[site] = count_payload_bytes(message.content)
         content = message.content if message.has_content() else None
         if requests.frozen is not None:
             requests.frozen.note_stored_at_site(site, reason)
@@ -479,7 +479,7 @@ def find_reply_mismatch(
             shapes = {name: array.shape for name, array in record.statistics.items()}
             if shapes != due:
                 return f"statistics are {shapes}, expected {due}"
-        if record.epochs > (most := largest_epoch_count(method.site, requests.plan)):
+        if record.epochs > (most := compute_largest_epoch_count(method.site, requests.plan)):
             return f"says that it trained {record.epochs:,} epochs, and was asked for at most {most:,}"
         if record.seconds > (longest := requests.sent_at[site].longest_possible_work_s):
             return f"says that it trained for {record.seconds:,.0f} s, and was asked at most {longest:,.0f} s ago"

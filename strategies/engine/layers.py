@@ -67,7 +67,7 @@ class CoordinatorRoundLayer:
         """Return those of the drawn sites that can take part in the round."""
         return sites
 
-    def find_fault(self, update: ModelGroups, sent: ModelGroups) -> str:
+    def find_update_rejection(self, update: ModelGroups, sent: ModelGroups) -> str:
         """Return why an update must be rejected, or an empty string; ``sent`` is the model that the site received."""
         return ""
 
@@ -82,7 +82,7 @@ class CoordinatorRoundLayer:
         """Return a function that replaces ``merge``, the function that merges a round's updates, and may call it."""
         return merge
 
-    def after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
+    def store_layer_values(self, state: FederationState, validation: FederationValidation) -> FederationState:
         """Return the state after a round, with the values that this layer stores in the state.
 
         Args:
@@ -101,7 +101,7 @@ class RunningVarianceLayer(CoordinatorRoundLayer):
 
     variances: Sequence[slice]
 
-    def find_fault(self, update: ModelGroups, sent: ModelGroups) -> str:
+    def find_update_rejection(self, update: ModelGroups, sent: ModelGroups) -> str:
         """Return a fault if the update makes a variance negative by more than a rounding error."""
         if update.norm is None or sent.norm is None:
             return ""
@@ -128,7 +128,7 @@ class ImageShareCapLayer(CoordinatorRoundLayer):
         return replace(reply, train_samples=self._counted[1][reply.site])
 
 
-class NormBoundLayer(CoordinatorRoundLayer):
+class UpdateLengthBoundLayer(CoordinatorRoundLayer):
     """Shortens updates that are much longer than the median update (:mod:`strategies.aggregation.bounds`).
 
     Args:
@@ -204,7 +204,7 @@ def describe_collapse(losses: Mapping[str, float], absent: Mapping[str, str], be
         if any(words in why for words in CANNOT_GO_ON):
             lost.add(site)
     for site in losses.keys() & before.keys():
-        if (ratio := _loss_ratio(losses[site], before[site])) > COLLAPSE:
+        if (ratio := _compute_loss_ratio(losses[site], before[site])) > COLLAPSE:
             worse.append(ratio)
     voters = len(lost | (before.keys() & (losses.keys() | absent.keys())))
     if 2 * (len(lost) + len(worse)) <= voters:
@@ -213,11 +213,11 @@ def describe_collapse(losses: Mapping[str, float], absent: Mapping[str, str], be
     return f"{len(lost) + len(worse)} of {voters} sites have {much}"
 
 
-def has_stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
+def has_model_stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
     """Return True if a model is no better than the one before at more than half of the sites."""
     judges, no_better = losses.keys() & before.keys(), 0
     for site in judges:
-        no_better += losses[site] > LEAST_LOSS and _loss_ratio(losses[site], before[site]) > STALL
+        no_better += losses[site] > LEAST_LOSS and _compute_loss_ratio(losses[site], before[site]) > STALL
     return 2 * no_better > len(judges) > 0
 
 
@@ -236,10 +236,12 @@ def find_harmful_site(whole: FederationValidation, without: Mapping[str, Federat
     harm = dict[str, tuple[float, float]]()  # factor on most other sites' loss, and fall of their AUROC
     for site, trial in without.items():
         judges = (whole.loss.keys() | trial.loss.keys()) - {site}
-        ratios = [_loss_ratio(whole.loss.get(judge, math.inf), trial.loss.get(judge, math.inf)) for judge in judges]
+        ratios = [
+            _compute_loss_ratio(whole.loss.get(judge, math.inf), trial.loss.get(judge, math.inf)) for judge in judges
+        ]
         tested = (whole.auroc.keys() & trial.auroc.keys()) - {site}
         drops = [trial.auroc[judge] - whole.auroc[judge] for judge in tested]
-        harm[site] = _majority_bound(ratios, 1.0), _majority_bound(drops, 0.0)
+        harm[site] = _compute_majority_bound(ratios, 1.0), _compute_majority_bound(drops, 0.0)
     site = max(sorted(harm), key=lambda name: harm[name])
     times, drop = harm[site]
     if times < HARM and drop < HARM_AUROC:
@@ -248,7 +250,7 @@ def find_harmful_site(whole: FederationValidation, without: Mapping[str, Federat
     return site, f"more than half of the other sites have {much}, or more, with its update, and {drop:.2f} less AUROC"
 
 
-def _majority_bound(values: list[float], none: float) -> float:
+def _compute_majority_bound(values: list[float], none: float) -> float:
     """Return the largest b such that more than half of the values are >= b.
 
     Return ``none`` if there are fewer values than :data:`FEWEST_JUDGES`.
@@ -256,7 +258,7 @@ def _majority_bound(values: list[float], none: float) -> float:
     return sorted(values)[(len(values) - 1) // 2] if len(values) >= FEWEST_JUDGES else none
 
 
-def _loss_ratio(loss: float, other: float) -> float:
+def _compute_loss_ratio(loss: float, other: float) -> float:
     if not math.isfinite(other):
         return 1.0
     return max(loss, LEAST_LOSS) / max(other, LEAST_LOSS) if math.isfinite(loss) else math.inf
@@ -281,10 +283,10 @@ class RollbackLayer(CoordinatorRoundLayer):
 
     buffered = True
 
-    def __init__(self, coordinator: "Coordinator", bound: NormBoundLayer) -> None:
+    def __init__(self, coordinator: "Coordinator", bound: UpdateLengthBoundLayer) -> None:
         self._coordinator, self._bound = coordinator, bound
 
-    def is_trial_due(
+    def is_leave_out_trial_due(
         self, state: FederationState, losses: Mapping[str, float], updates: int, *, too_long: bool
     ) -> bool:
         """Return True if leave-one-site-out models must be evaluated before a round's updates are merged.
@@ -297,7 +299,7 @@ class RollbackLayer(CoordinatorRoundLayer):
         """
         if updates not in SITES or len(losses) < FEWEST_JUDGES:
             return False
-        odd = too_long or has_stalled(losses, state.sound_losses)
+        odd = too_long or has_model_stalled(losses, state.sound_losses)
         return state.repeated == state.round + 1 or (odd and state.round + 1 >= state.next_trial)
 
     def on_validation(self, validation: FederationValidation, absent: Mapping[str, str]) -> None:
@@ -314,7 +316,7 @@ class RollbackLayer(CoordinatorRoundLayer):
             if earlier is not None:
                 raise ModelCollapse(replace(earlier, repeated=state.round, excluded=state.excluded))
 
-    def after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
+    def store_layer_values(self, state: FederationState, validation: FederationValidation) -> FederationState:
         """Store the losses of the model at the beginning of the round, for the next check for a collapse."""
         return replace(state, sound_losses=MappingProxyType({**state.sound_losses, **validation.loss}))
 
@@ -324,7 +326,7 @@ class RollbackLayer(CoordinatorRoundLayer):
         def merge_after_trial(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
             losses = FederationValidation.from_replies(received.accepted).loss
             too_long = self._bound.has_long_updates(received.accepted)
-            if self.is_trial_due(self._coordinator.state, losses, len(received.accepted), too_long=too_long):
+            if self.is_leave_out_trial_due(self._coordinator.state, losses, len(received.accepted), too_long=too_long):
                 received = self._exclude_harmful_site(merge, received)
             return merge(received)
 
@@ -353,7 +355,7 @@ class RollbackLayer(CoordinatorRoundLayer):
             return received
         coordinator.callbacks.on_exclusion(server_round, site, reason)
         coordinator.state = replace(state, excluded={**state.excluded, site: reason})
-        received = replace(received.without_sites({site: reason}), unfit=received.unfit | {site})
+        received = replace(received.drop_sites({site: reason}), unfit=received.unfit | {site})
         coordinator.refuse_too_few_replies(server_round, received)
         return received
 

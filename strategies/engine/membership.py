@@ -15,22 +15,22 @@ import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.config import ParticipationSection, Plan
-from common.contract import LabelContract, LabelDeclaration, label_declaration_faults, merge_label_declarations
-from common.data.base.names import class_spelling_key
+from common.config import HospitalPlan, ParticipationSection
+from common.contract import LabelContract, LabelDeclaration, find_label_declaration_faults, merge_label_declarations
+from common.data.base.names import make_class_spelling_key
 from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.security.signatures import SignedStatement, unverified_signature_or_none
+from common.security.signatures import SignedStatement, read_signature_or_none
 from common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
-from common.wire.codec import encode_record, payload_bytes
+from common.wire.codec import count_payload_bytes, encode_record
 from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from common.wire.records import NO_ARRAYS, Arrays, Refusal, RollCall, RollCallAnswer
-from strategies.engine.events import RunCallbacks, TooFewSites, WaitingStatus
+from strategies.engine.events import MissingReplyStatus, RunCallbacks, TooFewSites
 from strategies.engine.exchange import (
     FIRST_POLL_S,
     NODE_UNAVAILABLE,
     REVOKED,
     decode_reply,
-    push_messages,
+    push_flower_messages,
     send_and_receive,
     sleep_between_polls,
 )
@@ -55,7 +55,7 @@ def count_evaluating_sites(configured: int | None, sites_per_round: int) -> int:
     return max(FEW, sites_per_round) if sites_per_round else 0
 
 
-def draw_names(names: Collection[str], size: int, seed: Sequence[int]) -> list[str]:
+def draw_random_names(names: Collection[str], size: int, seed: Sequence[int]) -> list[str]:
     """Draw ``size`` names uniformly at random and return them sorted; all names if ``size`` is 0 or too large."""
     ordered = sorted(names)
     if not 0 < size < len(ordered):
@@ -176,7 +176,7 @@ class RollCaller:
         self._away = set(self.refused) - online
         nodes = sorted(online - set(self.members) - set(self.refused) - set(self._asked.values()))
         messages = [Message(self._content, node, ROLL_CALL, group_id="roll call", ttl=timeout_s) for node in nodes]
-        for name, message in push_messages(self.grid, messages).items():
+        for name, message in push_flower_messages(self.grid, messages).items():
             self._asked[name] = message.metadata.dst_node_id
 
     def receive_answers(self) -> list[RunMember]:
@@ -197,8 +197,8 @@ class RollCaller:
                     node, "name", f'it calls itself "{answer.site}", but its key is registered for "{name}".'
                 )
             else:
-                sizes = payload_bytes(self._content), payload_bytes(reply.content)
-                self.members[node] = RunMember(node, answer, *sizes, unverified_signature_or_none(reply.content))
+                sizes = count_payload_bytes(self._content), count_payload_bytes(reply.content)
+                self.members[node] = RunMember(node, answer, *sizes, read_signature_or_none(reply.content))
                 new.append(self.members[node])
         return new
 
@@ -207,7 +207,7 @@ class RollCaller:
         self.refused |= dict.fromkeys(self._asked.values(), f"no answer within {timeout_s:.0f} s")
         self._asked.clear()
 
-    def site_name_of_node(self, node: int) -> str:
+    def get_registered_site_name(self, node: int) -> str:
         """Return the registered name of a node's site; in simulation ``node`` and the node's id."""
         names = self.registered() if self.registered else {}
         return names.get(node, f"node {node}")
@@ -232,7 +232,7 @@ class RollCaller:
                 self.refuse_site(node, kind, "\n".join(reasons))
 
     def wait_for_sites(
-        self, expected: int, needed: int, deadline_s: float, on_wait: Callable[[WaitingStatus], None]
+        self, expected: int, needed: int, deadline_s: float, on_wait: Callable[[MissingReplyStatus], None]
     ) -> None:
         """Make the roll call: ask every site for its name and the classes that it annotates.
 
@@ -257,13 +257,15 @@ class RollCaller:
                 self._asked.clear()  # the others are asked again as late joiners
                 break
             if deadline_s - left >= SHOWN_AFTER_S and shown != (missing := self.missing_site_names):
-                on_wait(WaitingStatus("roll call", 0, missing, (), left))
+                on_wait(MissingReplyStatus("roll call", 0, missing, (), left))
                 shown = missing
             if not members:
                 pause_s = sleep_between_polls(pause_s)
         self.stop_waiting(deadline_s)
         if len(self.members) < needed:
-            reasons = "; ".join(f"{self.site_name_of_node(node)}: {why}" for node, why in sorted(self.refused.items()))
+            reasons = "; ".join(
+                f"{self.get_registered_site_name(node)}: {why}" for node, why in sorted(self.refused.items())
+            )
             present = quote_names(sorted(member.answer.site for member in self.members.values())) or "none"
             absent = f" Not there: {quote_names(self.missing_site_names)}." if self.missing_site_names else ""
             answered = f"{len(self.members)} of {needed} sites answered the roll call ({present})."
@@ -296,7 +298,7 @@ def find_label_faults(declarations: Iterable[LabelDeclaration]) -> list[Fault]:
     """Return the faults in each site's own labels: no label, a repeated label, or two spellings of one class."""
     faults = list[Fault]()
     for declaration in declarations:
-        faults += [replace(fault, site=declaration.site) for fault in label_declaration_faults(declaration)]
+        faults += [replace(fault, site=declaration.site) for fault in find_label_declaration_faults(declaration)]
         for spellings in _count_spellings([declaration]).values():
             if len(spellings) > 1:
                 problem = f"{quote_names(sorted(spellings))} look like one class."
@@ -309,7 +311,7 @@ def find_minority_spellings(declarations: Sequence[LabelDeclaration]) -> list[Fa
     """Return a fault for each site that spells a class differently from most sites that annotate it."""
     faults = list[Fault]()
     for spellings in _count_spellings(declarations).values():
-        usual = _strict_majority(spellings)
+        usual = _find_strict_majority(spellings)
         for declaration in declarations if usual else ():
             for local, name in zip(declaration.names, declaration.canonical_names, strict=True):
                 if name in spellings and name != usual:
@@ -323,7 +325,7 @@ def find_minority_spellings(declarations: Sequence[LabelDeclaration]) -> list[Fa
 
 def find_class_coverage_faults(method: Method, declarations: Sequence[LabelDeclaration]) -> list[Fault]:
     """Return a fault for each site whose classes differ from most sites', if the method needs equal classes."""
-    usual = _strict_majority(Counter(frozenset(declaration.canonical_names) for declaration in declarations))
+    usual = _find_strict_majority(Counter(frozenset(declaration.canonical_names) for declaration in declarations))
     if not method.site.full_coverage or usual is None:
         return []
     return [
@@ -345,11 +347,11 @@ def _count_spellings(declarations: Iterable[LabelDeclaration]) -> dict[str, Coun
     spellings: dict[str, Counter[str]] = {}
     for declaration in declarations:
         for name in set(declaration.canonical_names):
-            spellings.setdefault(class_spelling_key(name), Counter())[name] += 1
+            spellings.setdefault(make_class_spelling_key(name), Counter())[name] += 1
     return spellings
 
 
-def _strict_majority(votes: Counter[Choice]) -> Choice | None:
+def _find_strict_majority(votes: Counter[Choice]) -> Choice | None:
     """Return the choice with more than half of all votes; None if there is no such choice."""
     return next((choice for choice, count in votes.items() if 2 * count > votes.total()), None)
 
@@ -370,7 +372,7 @@ class RunMembership:
     """
 
     method: Method
-    plan: Plan
+    plan: HospitalPlan
     participation: ParticipationSection
     run: str
     callbacks: RunCallbacks = field(default_factory=RunCallbacks)
@@ -386,7 +388,7 @@ class RunMembership:
     def __post_init__(self) -> None:
         self._evaluated = count_evaluating_sites(self.plan.evaluation.sites, self.participation.sites_per_round)
 
-    def needed_reply_count(self, requests: int) -> int:
+    def count_needed_replies(self, requests: int) -> int:
         """Return how many replies to a number of requests are needed: ``min_sites``, or all if ``min_sites`` is 0."""
         return self.participation.min_sites or requests
 
@@ -430,13 +432,13 @@ class RunMembership:
         except BadInput as error:
             self._roll.refuse_faulty_sites(error.faults, "labels")
             raise
-        raise_faults(self.method.contract_faults(self.contract))
+        raise_faults(self.method.find_contract_faults(self.contract))
         on_roll = {member.answer.site: member for member in self._roll.members.values()}
         for site in self.members.keys() - on_roll.keys():
             del self.members[site]
         for site in on_roll.keys() - self.members.keys():
             self._add_member(on_roll[site])
-        raise_faults(self.method.roll_call_faults(self.round_context(0, NO_ARRAYS)))
+        raise_faults(self.method.find_roll_call_faults(self.make_round_context(0, NO_ARRAYS)))
         return self.contract
 
     def _add_member(self, member: RunMember) -> None:
@@ -446,11 +448,13 @@ class RunMembership:
         self.bytes_up[site] += member.bytes_up
 
     @property
-    def left_out(self) -> dict[str, str]:
+    def left_out_sites(self) -> dict[str, str]:
         """Return the sites that were refused or did not answer the roll call, with the reasons."""
-        return {self._roll.site_name_of_node(node): reason for node, reason in sorted(self._roll.refused.items())}
+        return {
+            self._roll.get_registered_site_name(node): reason for node, reason in sorted(self._roll.refused.items())
+        }
 
-    def round_context(self, server_round: int, statistics: Arrays) -> RoundContext:
+    def make_round_context(self, server_round: int, statistics: Arrays) -> RoundContext:
         """Return the data for the method's rules in a round: label contract, roll call answers and statistics."""
         answers = {site: member.answer for site, member in sorted(self.members.items())}
         return RoundContext(self.plan.model.task, self.contract, answers, statistics, server_round, self.plan.run.seed)
@@ -482,7 +486,7 @@ class RunMembership:
             try:
                 raise_faults([fault for rule in self.admission for fault in rule([member])])
                 contract = merge_label_declarations(declarations, self.contract.class_names)
-                raise_faults(self.method.contract_faults(contract))
+                raise_faults(self.method.find_contract_faults(contract))
             except BadInput as error:
                 self._roll.refuse_faulty_sites(
                     [replace(fault, site=member.answer.site) for fault in error.faults], "labels"
@@ -495,10 +499,10 @@ class RunMembership:
     def draw_training_sites(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
         """Return the sites of a round: all but the excluded ones, or ``sites_per_round`` of these drawn at random."""
         names = set(self.members) - set(excluded)
-        return draw_names(names, self.participation.sites_per_round, [self.plan.run.seed, server_round])
+        return draw_random_names(names, self.participation.sites_per_round, [self.plan.run.seed, server_round])
 
     @property
-    def samples_sites(self) -> bool:
+    def evaluates_site_sample(self) -> bool:
         """Return True if only a random sample of the sites evaluates models, False if all do."""
         return 0 < self._evaluated < len(self.members)
 
@@ -507,7 +511,7 @@ class RunMembership:
 
         These are all sites, or a sample by seed and round that covers the run's classes if possible.
         """
-        if not self.samples_sites:
+        if not self.evaluates_site_sample:
             return sorted(set(self.members) - set(excluded))
         annotated = {site: self.contract.sites[site] for site in self.members}
         seed = [self.plan.run.seed, server_round, EVALUATION]

@@ -11,7 +11,7 @@ from common.metrics.pooled import SummedScoreHistogram
 from common.metrics.score_histograms import BINS, ScoreHistogram
 from common.models.state import ModelState
 from common.system.plain_text import make_printable_line
-from common.wire.codec import R, encode_record, payload_bytes
+from common.wire.codec import R, count_payload_bytes, encode_record
 from common.wire.records import EvaluateReply, Record, TrainReply
 from common.wire.secure_aggregation import STAGES, TEST_ROUND, KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
 from strategies.aggregation.means import MergedUpdates, PrecomputedHeadMean, PrecomputedMean, UpdateMeans, sum_in_order
@@ -25,7 +25,12 @@ from strategies.privacy.secure_aggregation.coordinator import (
     UnmaskedSum,
 )
 from strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
-from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout, max_update_value, split_update_vector
+from strategies.privacy.secure_aggregation.vectors import (
+    ONE,
+    SegmentLayout,
+    choose_max_update_value,
+    split_update_vector,
+)
 
 if TYPE_CHECKING:
     from strategies.engine.coordinator import Coordinator
@@ -69,13 +74,15 @@ class MaskingQueries:
         for request in requests.values():  # one that goes to many sites is written once
             if id(request) not in contents:
                 contents[id(request)] = encode_record(request)
-        messages = [exchange.make_message(site, kind, contents[id(request)]) for site, request in requests.items()]
-        enough = max(enough, min(coordinator.sites.needed_reply_count(len(exchange.expected)), len(messages)))
+        messages = [
+            exchange.make_flower_message(site, kind, contents[id(request)]) for site, request in requests.items()
+        ]
+        enough = max(enough, min(coordinator.sites.count_needed_replies(len(exchange.expected)), len(messages)))
         for message in coordinator.exchange_messages(messages, "masking", exchange.context.round, enough=enough):
             site = names[message.metadata.src_node_id]
             record, reason = decode_reply(message, expected)
             if message.has_content():
-                self.bytes_up[site] = self.bytes_up.get(site, 0) + payload_bytes(message.content)
+                self.bytes_up[site] = self.bytes_up.get(site, 0) + count_payload_bytes(message.content)
             if record is not None:
                 assert isinstance(record, Answer)
                 origin, expected_origin = (record.run, record.round, record.site), (self.run, self.round, site)
@@ -129,13 +136,19 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         queries = MaskingQueries(coordinator, coordinator.requests.context.round)
         layout = SegmentLayout(
             len(model.trunk) if method.declared_payload.trunk else 0,
-            len(model.norm) if method.sends_norm else 0,
+            len(model.norm) if method.sends_batch_norm else 0,
             model.head.features if method.declared_payload.head else 0,
         )
-        rows = {site: method.rows_sent(method.rows_of(site, contract), contract.sites[site]) for site in replies}
+        rows = {
+            site: method.select_sent_rows(method.select_own_rows(site, contract), contract.sites[site])
+            for site in replies
+        }
         sent = {site: tuple(sorted(rows[site])) if method.declared_payload.head else () for site in replies}
         classes = tuple(sorted({name for names in sent.values() for name in names}))
-        bound, shares = max_update_value(coordinator.plan, method), make_distributed_noise(coordinator.plan, method)
+        bound, shares = (
+            choose_max_update_value(coordinator.plan, method),
+            make_distributed_noise(coordinator.plan, method),
+        )
         request = MaskedSumRequest(queries.run, queries.round, sent, classes, layout, bound, shares)
         try:
             opened = MaskedSummation(request, queries).unmask_sum()

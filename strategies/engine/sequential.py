@@ -11,31 +11,31 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from common.config import ParticipationSection, Plan
-from common.data.base.image_set import ImageSet, Splits
-from common.data.images.pixels import pixels_on_device
+from common.config import HospitalPlan, ParticipationSection
+from common.data.base.image_set import DatasetSplits, ImageSet
+from common.data.images.pixels import load_pixels_on_device
 from common.models.gpu import move_network_to_device
-from common.models.network import SplitNetwork, build, unfreeze_network
-from common.models.state import FrozenPart, ModelState, read_state, write_state
+from common.models.network import SplitNetwork, build_network, unfreeze_network
+from common.models.state import FrozenPart, ModelState, read_model_state, write_model_state
 from common.system.hashing import derive_seed
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.aggregation.bounds import Lengths
 from strategies.aggregation.means import mix_models
 from strategies.aggregation.server_optimizer import Moments
-from strategies.engine.aggregator import pass_through_site, update_length_limit
+from strategies.engine.aggregator import add_update_of_pass, get_update_length_limit
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import CoordinatorTrainingRecord, FederationValidation, RoundRecord, RunStopped
 from strategies.engine.exchange import ExchangeReplies, make_too_few_sites_error
-from strategies.engine.state import make_state_after_round, record_validation
-from strategies.local.objective import Examples, pair_pixels_with_labels, plain
+from strategies.engine.state import make_state_after_round, record_model_validation
+from strategies.local.objective import LabelledExamples, pair_pixels_with_labels, plain
 from strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
-    FrozenParts,
+    FrozenNetworkParts,
     StopCriterion,
     TrainingTask,
-    check_not_diverged,
-    reproducible_training,
+    make_training_reproducible,
+    refuse_diverged_training,
     train_until_settled,
     validate_network,
 )
@@ -49,8 +49,8 @@ COORDINATOR = "coordinator"
 class CoordinatorTraining:
     """Trains and validates a network on the coordinator's own images."""
 
-    images: Splits
-    plan: Plan
+    images: DatasetSplits
+    plan: HospitalPlan
     method: SiteMethod
     class_names: tuple[str, ...]
     device: str = "cpu"
@@ -58,19 +58,21 @@ class CoordinatorTraining:
     network: SplitNetwork = field(init=False)
 
     def __post_init__(self) -> None:
-        network = build(self.plan.model.model_copy(update={"weights": None}), self.class_names, self.plan.run.seed)
+        network = build_network(
+            self.plan.model.model_copy(update={"weights": None}), self.class_names, self.plan.run.seed
+        )
         if self.frozen is not None:
             self.frozen.write_to_network(network)
         self.network = move_network_to_device(network, self.device)
 
-        def make_examples(images: ImageSet) -> Examples:
-            return pair_pixels_with_labels(images, pixels_on_device(images, self.device), self.class_names)
+        def make_examples(images: ImageSet) -> LabelledExamples:
+            return pair_pixels_with_labels(images, load_pixels_on_device(images, self.device), self.class_names)
 
         self.train, self.validation = make_examples(self.images.train), make_examples(self.images.validation)
 
-    def load_model(self, model: ModelState) -> None:
+    def load_into_network(self, model: ModelState) -> None:
         """Load a model into the network."""
-        write_state(self.network, trunk=model.trunk, norm=model.norm, head=model.head)
+        write_model_state(self.network, trunk=model.trunk, norm=model.norm, head=model.head)
 
     def train_model(
         self, model: ModelState, server_round: int, server: ServerTrainingSettings, optimizer_state: Moments
@@ -81,28 +83,28 @@ class CoordinatorTraining:
             FloatingPointError: If training diverged.
         """
         began, spec = time.monotonic(), self.plan.training
-        self.load_model(model)
+        self.load_into_network(model)
         unfreeze_network(self.network)
         optimizer = make_optimizer(self.network, spec, spec.lr)
         if not spec.reset_optimizer:
             restore_optimizer_state(self.network, optimizer, optimizer_state)
-        frozen = FrozenParts(norm=self.method.frozen_norm)
+        frozen = FrozenNetworkParts(norm=self.method.freezes_batch_norm)
         objective = plain(self.method.training_loss(self.train, spec))
         task = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen)
         criterion = StopCriterion(self.validation, self.method.loss, server.early_stopping)
-        with reproducible_training(
+        with make_training_reproducible(
             derive_seed(self.plan.run.seed, server_round, "\0", COORDINATOR), spec.threads
         ) as generator:
             done = train_until_settled(self.network, task, optimizer, generator, criterion)
         record = CoordinatorTrainingRecord(done.last_loss, done.epochs, time.monotonic() - began)
-        state = read_state(self.network)
-        check_not_diverged(state, done.last_loss)
+        state = read_model_state(self.network)
+        refuse_diverged_training(state, done.last_loss)
         return state, {} if spec.reset_optimizer else save_optimizer_state(self.network, optimizer), record
 
     def validate_model(self, model: ModelState) -> FederationValidation:
         """Return loss and AUROC of a model on the coordinator's validation images."""
-        self.load_model(model)
-        with reproducible_training(0, self.plan.training.threads):
+        self.load_into_network(model)
+        with make_training_reproducible(0, self.plan.training.threads):
             validation = validate_network(self.network, self.validation, self.method.loss, self.plan.training)
         figures = validation.loss, validation.mean_auroc
         loss, auroc = ({COORDINATOR: value} if value is not None and math.isfinite(value) else {} for value in figures)
@@ -138,7 +140,7 @@ class SequentialCoordinator(Coordinator):
     method: SequentialMethod
     _own: CoordinatorTraining | None = None
 
-    def receive_coordinator_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
+    def receive_coordinator_images(self, own: DatasetSplits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images, for validation and, in methods such as UniFed, for training."""
         frozen = self.frozen.part if self.frozen else None
         self._own = CoordinatorTraining(own, self.plan, self.method.site, class_names, device, frozen)
@@ -154,7 +156,7 @@ class SequentialCoordinator(Coordinator):
         """Return the newest round whose model is validated: here each round ends with the validation of its model."""
         return self.state.round
 
-    def _before_rounds(self) -> None:
+    def _prepare_before_rounds(self) -> None:
         """Train one epoch at all sites from the same model, if the method orders sites by their losses."""
         if not self.method.site.ranks_sites:
             return
@@ -164,21 +166,21 @@ class SequentialCoordinator(Coordinator):
             requests.make_train_message(site, self.state.model, statistics(site), update=False) for site in sites
         ]
         received = self.collect_replies(self.exchange_messages(messages, "train", 0), TrainReply)
-        needed = self._needed_reply_count(received)
+        needed = self._count_needed_replies(received)
         if len(received.accepted) < needed:
             raise make_too_few_sites_error("ranking the sites", received, needed)
         self.callbacks.on_absent_sites("ranking", received.absent)
         ranking = self.method.aggregate_statistics(requests.context, received.accepted)
         self.state = replace(self.state, statistics=ranking)
 
-    def _after_rounds(self) -> None:
+    def _validate_after_rounds(self) -> None:
         """Do nothing, because each round validates its own model."""
 
-    def _validation_sites(self) -> list[str]:
+    def _choose_validation_sites(self) -> list[str]:
         """Return the sites that validate each round's model: the same in all rounds, so that losses are comparable."""
-        if self._samples_sites:
+        if self._tests_site_sample:
             return self.sites.draw_evaluating_sites(0, self.state.excluded)
-        return super()._validation_sites()
+        return super()._choose_validation_sites()
 
     def _train_round(self, server_round: int) -> RoundRecord:
         """Pass the model through the sites, mix it with the coordinator's own model, and validate the mixture."""
@@ -187,7 +189,7 @@ class SequentialCoordinator(Coordinator):
         arrived, before, validated = time.monotonic(), self.state, self.last_validation
         model, moments, coordinator = self._mix_with_coordinator_model(done.result, server_round)
         statistics = self.method.aggregate_statistics(
-            self.sites.round_context(server_round, before.statistics), done.replies
+            self.sites.make_round_context(server_round, before.statistics), done.replies
         )
         state = make_state_after_round(
             before, server_round, done.replies, done.absent, model=model, moments=moments, statistics=statistics
@@ -217,11 +219,11 @@ class SequentialCoordinator(Coordinator):
         Raises:
             TooFewSites: As soon as the model can no longer pass through ``min_sites`` sites in total.
         """
-        context = self.sites.round_context(server_round, self.state.statistics)
-        order = self.method.order(context, self.sites.draw_training_sites(server_round, self.state.excluded))
+        context = self.sites.make_round_context(server_round, self.state.statistics)
+        order = self.method.order_sites(context, self.sites.draw_training_sites(server_round, self.state.excluded))
         statistics = self.method.statistics_for(context)
         done = ModelPass(self.state.model, self.state.model, self.state.lengths)
-        needed, unfit = self.sites.needed_reply_count(len(order)), set[str]()
+        needed, unfit = self.sites.count_needed_replies(len(order)), set[str]()
         for place, site in enumerate(order):
             message = self.begin_exchange(server_round).make_train_message(
                 site, done.model, statistics(site), update=True
@@ -232,7 +234,7 @@ class SequentialCoordinator(Coordinator):
             self._record_site_visit(done, site, received)
             if site in received.unfit or (site in received.accepted and site not in done.replies):
                 unfit.add(site)
-                needed = max(self.sites.needed_reply_count(len(order) - len(unfit)), 1)
+                needed = max(self.sites.count_needed_replies(len(order) - len(unfit)), 1)
             if len(done.replies) + len(order) - place - 1 < needed:
                 counted = ExchangeReplies(done.replies, done.absent, {})
                 raise make_too_few_sites_error(f"round {server_round}", counted, len(order))
@@ -243,9 +245,9 @@ class SequentialCoordinator(Coordinator):
         done.absent.update(received.absent)
         done.bytes_down.update(self.requests.bytes_down)
         done.bytes_up.update(received.bytes_up)
-        clip = update_length_limit(self.method.site, self.participation, self.plan.privacy)
+        clip = get_update_length_limit(self.method.site, self.participation, self.plan.privacy)
         for reply in received.accepted.values():
-            passed = pass_through_site(done.model, reply, clip, done.lengths)
+            passed = add_update_of_pass(done.model, reply, clip, done.lengths)
             if passed.reason:
                 done.absent[site] = passed.reason
                 continue
@@ -280,11 +282,13 @@ class SequentialCoordinator(Coordinator):
         if self._own and self._own.validation.has_known_labels:
             validation = replace(self._own.validate_model(self.state.model), tallies=validation.tallies)
         self.last_validation = validation
-        self.state = record_validation(self.state, validation, self.method.site.criterion_for(self.plan.evaluation))
+        self.state = record_model_validation(
+            self.state, validation, self.method.site.choose_selection_criterion(self.plan.evaluation)
+        )
 
 
 def make_coordinator(
-    method: Method, plan: Plan, participation: ParticipationSection, run: str, **options: Any
+    method: Method, plan: HospitalPlan, participation: ParticipationSection, run: str, **options: Any
 ) -> Coordinator:
     """Return the coordinator for a run of this method; the arguments are those of :class:`Coordinator`."""
     engine = SequentialCoordinator if isinstance(method, SequentialMethod) else Coordinator

@@ -41,13 +41,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from common.config import Plan
+from common.config import HospitalPlan
 from common.errors import BadInput, Fault, quote_names
-from common.models.network import Head, build
-from common.models.state import ModelState, read_state, write_state
+from common.models.network import Head, build_network
+from common.models.state import ModelState, read_model_state, write_model_state
 from common.system.files import Parts
 from common.system.toml import TomlSection
-from common.wire.records import Arrays, ModelGroups, arrays_with_prefix, empty_arrays
+from common.wire.records import Arrays, ModelGroups, make_empty_arrays, select_arrays_with_prefix
 from strategies.aggregation.bounds import Lengths
 from strategies.aggregation.means import sum_in_order
 from strategies.aggregation.server_optimizer import Moments
@@ -102,7 +102,7 @@ class FederationState:
     next_trial: int = 0
     lengths: Mapping[str, Lengths] = field(default_factory=lambda: MappingProxyType({}))
     moments: Moments = field(default_factory=lambda: MappingProxyType({}))
-    statistics: Arrays = field(default_factory=empty_arrays)
+    statistics: Arrays = field(default_factory=make_empty_arrays)
 
     @property
     def best_or_last_model(self) -> ModelState:
@@ -120,10 +120,10 @@ def select_site_groups(model: ModelState, rows: Sequence[str]) -> ModelGroups:
 
 def select_reply_groups(sent: ModelGroups, method: SiteMethod, annotated: Collection[str]) -> ModelGroups:
     """Return the model parts that a site with these classes sends back: those that the method averages."""
-    head = sent.head.select_rows(method.rows_sent(sent.head.class_names, annotated)) if sent.head else None
+    head = sent.head.select_rows(method.select_sent_rows(sent.head.class_names, annotated)) if sent.head else None
     return ModelGroups(
         sent.trunk if method.declared_payload.trunk else None,
-        sent.norm if method.sends_norm else None,
+        sent.norm if method.sends_batch_norm else None,
         head if method.declared_payload.head else None,
         method.parameters.compress_update,
     )
@@ -171,7 +171,7 @@ def make_state_after_round(
     )
 
 
-def record_validation(
+def record_model_validation(
     state: FederationState, validation: FederationValidation, criterion: Criterion
 ) -> FederationState:
     """Return the state with the sites' validation of the current model, by the run's criterion.
@@ -261,13 +261,13 @@ class _StateHeader(TomlSection):
     lengths: dict[str, dict[str, float]]
 
 
-def serialize_state(state: FederationState) -> bytes:
+def serialize_federation_state(state: FederationState) -> bytes:
     """Return a state as the bytes of a safetensors file."""
-    return b"".join(serialize_state_in_parts(state))
+    return b"".join(serialize_federation_state_parts(state))
 
 
-def serialize_state_in_parts(state: FederationState) -> Parts:
-    """Return the bytes of :func:`serialize_state` in parts, which share the memory of the state's arrays.
+def serialize_federation_state_parts(state: FederationState) -> Parts:
+    """Return the bytes of :func:`serialize_federation_state` in parts, which share the memory of the state's arrays.
 
     This avoids a copy, which takes as long for a large model as writing the file.
     """
@@ -302,8 +302,8 @@ def _lay_out_safetensors(tensors: Mapping[str, NDArray[Any]]) -> Parts:
     return [len(written).to_bytes(8, "little"), written, *data]
 
 
-def deserialize_state(content: bytes) -> FederationState:
-    """Read a state from the bytes that :func:`serialize_state` returned.
+def deserialize_federation_state(content: bytes) -> FederationState:
+    """Read a state from the bytes that :func:`serialize_federation_state` returned.
 
     Raises:
         ValueError: If the bytes do not hold a state.
@@ -316,12 +316,12 @@ def deserialize_state(content: bytes) -> FederationState:
         names = facts.pop("class_names")
         facts |= {name: MappingProxyType(fact) for name, fact in facts.items() if isinstance(fact, dict)}
         return FederationState(
-            model=ModelGroups.from_named_arrays(arrays_with_prefix("model", tensors), names).to_model(),
-            best=ModelGroups.from_named_arrays(arrays_with_prefix("best", tensors), names).to_model()
+            model=ModelGroups.from_named_arrays(select_arrays_with_prefix("model", tensors), names).to_model(),
+            best=ModelGroups.from_named_arrays(select_arrays_with_prefix("best", tensors), names).to_model()
             if "best/trunk" in tensors
             else None,
-            moments=MappingProxyType(arrays_with_prefix("moments", tensors)),
-            statistics=MappingProxyType(arrays_with_prefix("statistics", tensors)),
+            moments=MappingProxyType(select_arrays_with_prefix("moments", tensors)),
+            statistics=MappingProxyType(select_arrays_with_prefix("statistics", tensors)),
             **facts,
         )
     except (SafetensorError, LookupError, TypeError) as error:
@@ -331,18 +331,18 @@ def deserialize_state(content: bytes) -> FederationState:
 # ---------------------------------------------------------------------- the model as Flower carries it
 
 
-def make_array_record(model: ModelState) -> ArrayRecord:
+def make_model_array_record(model: ModelState) -> ArrayRecord:
     """Return the global model as Flower's ``ArrayRecord``, with one array for each part of the model."""
     return ArrayRecord({name: Array(array) for name, array in ModelGroups.from_model(model).to_named_arrays().items()})
 
 
 def is_state_dict(arrays: ArrayRecord) -> bool:
-    """Return True if the arrays are a network's ``state_dict``, and not those of :func:`make_array_record`."""
+    """Return True if the arrays are a network's ``state_dict``, and not those of :func:`make_model_array_record`."""
     return "trunk" not in arrays
 
 
-def read_model(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) -> ModelState:
-    """Read a global model from arrays of :func:`make_array_record` or from a network's ``state_dict``.
+def read_global_model(arrays: ArrayRecord, class_names: tuple[str, ...], plan: HospitalPlan) -> ModelState:
+    """Read a global model from arrays of :func:`make_model_array_record` or from a network's ``state_dict``.
 
     Raises:
         BadInput: If a ``state_dict`` does not fit the plan's network with a head row for each class.
@@ -350,17 +350,17 @@ def read_model(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) ->
     if not is_state_dict(arrays):
         head = Head(class_names, arrays["head.weight"].numpy(), arrays["head.bias"].numpy())
         return ModelState(arrays["trunk"].numpy(), arrays["norm"].numpy(), head)
-    network = build(plan.model, class_names, plan.run.seed)
+    network = build_network(plan.model, class_names, plan.run.seed)
     try:
         network.load_state_dict(arrays.to_torch_state_dict())
     except RuntimeError as error:
         problem = f"is no state_dict of the plan's network with the classes {quote_names(class_names)}: {error}"
         raise BadInput([Fault("initial_arrays", problem)]) from None
-    return read_state(network)
+    return read_model_state(network)
 
 
-def make_state_dict_record(model: ModelState, plan: Plan) -> ArrayRecord:
+def make_state_dict_record(model: ModelState, plan: HospitalPlan) -> ArrayRecord:
     """Return the global model as the ``state_dict`` of the plan's network, in Flower's ``ArrayRecord``."""
-    network = build(plan.model, model.head.class_names, plan.run.seed)
-    write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
+    network = build_network(plan.model, model.head.class_names, plan.run.seed)
+    write_model_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
     return ArrayRecord(network.state_dict())

@@ -16,22 +16,22 @@ from typing import Literal, TypeVar
 
 import torch
 
-from common.config import Experiment, Plan, TrainingSection
+from common.config import Experiment, HospitalPlan, TrainingSection
 from common.models.network import (
     MemoryFormat,
     SplitNetwork,
     autocast,
-    build,
-    cpu_name_and_flags,
+    build_network,
     cpu_supports_bf16,
+    read_cpu_info,
     resolve_precision,
     set_memory_format,
     unfreeze_network,
 )
 from common.system.files import write_atomically
-from strategies.local.training import reproducible_training
+from strategies.local.training import make_training_reproducible
 
-Request = TypeVar("Request", Plan, Experiment)
+Request = TypeVar("Request", HospitalPlan, Experiment)
 FILE = "arithmetic.json"
 STEPS = 2
 """Number of timed steps for each arithmetic, after one step that is not timed."""
@@ -43,7 +43,7 @@ MOST_KEPT = 100
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class TrainingArithmetic:
     """A number format, such as bfloat16, and the memory layout of the network's tensors."""
 
     precision: Literal["float32", "bf16", "fp16"]
@@ -53,15 +53,15 @@ class Arithmetic:
         return f"{self.precision}, {self.memory_format}"
 
 
-DEFAULT = Arithmetic("float32", "channels_last")
+DEFAULT = TrainingArithmetic("float32", "channels_last")
 
 
-def read_arithmetic(training: TrainingSection, device: str) -> Arithmetic:
+def read_arithmetic(training: TrainingSection, device: str) -> TrainingArithmetic:
     """Return the arithmetic of these training settings on ``cpu`` or ``cuda``, without measuring."""
-    return Arithmetic(resolve_precision(device, training.precision), training.memory_format)
+    return TrainingArithmetic(resolve_precision(device, training.precision), training.memory_format)
 
 
-def choose_arithmetic(plan: Plan, device: str, folder: Path, *, durable: bool) -> Arithmetic:
+def choose_arithmetic(plan: HospitalPlan, device: str, folder: Path, *, durable: bool) -> TrainingArithmetic:
     """Return the arithmetic of a plan on ``cpu`` or ``cuda``; for ``fastest`` on a CPU, measure once for each network.
 
     Args:
@@ -70,13 +70,13 @@ def choose_arithmetic(plan: Plan, device: str, folder: Path, *, durable: bool) -
     """
     if plan.training.precision != "fastest" or device != "cpu":
         return read_arithmetic(plan.training, device)
-    training, (name, flags) = plan.training, cpu_name_and_flags()
+    training, (name, flags) = plan.training, read_cpu_info()
     spec = plan.model.model_dump_json(exclude={"weights", "weights_sha256", "frozen_sha256"})
     machine = torch.__version__, platform.machine(), f"{name} {sorted(flags)}"
     facts = spec, training.batch_size, training.threads, *machine  # all that a choice depends on
     about = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     try:
-        stored = {key: Arithmetic(**fields) for key, fields in json.loads((folder / FILE).read_bytes()).items()}
+        stored = {key: TrainingArithmetic(**fields) for key, fields in json.loads((folder / FILE).read_bytes()).items()}
     except (OSError, ValueError, TypeError, AttributeError):  # a damaged file: the choices can be measured again
         stored = {}
     if about not in stored:
@@ -87,19 +87,19 @@ def choose_arithmetic(plan: Plan, device: str, folder: Path, *, durable: bool) -
     return stored[about]
 
 
-def set_arithmetic(request: Request, arithmetic: Arithmetic) -> Request:
+def set_arithmetic(request: Request, arithmetic: TrainingArithmetic) -> Request:
     """Return a copy of a plan or an experiment whose training settings name this arithmetic."""
     return request.model_copy(update={"training": request.training.model_copy(update=vars(arithmetic))})
 
 
-def list_cpu_arithmetics() -> Sequence[Arithmetic]:
+def list_cpu_arithmetics() -> Sequence[TrainingArithmetic]:
     """Return all kinds of arithmetic that this CPU offers, the default first."""
     precisions: Sequence[Literal["float32", "bf16"]] = ("float32", "bf16") if cpu_supports_bf16() else ("float32",)
     formats: Sequence[MemoryFormat] = ("channels_last", "contiguous")
-    return [Arithmetic(precision, memory_format) for precision in precisions for memory_format in formats]
+    return [TrainingArithmetic(precision, memory_format) for precision in precisions for memory_format in formats]
 
 
-def find_fastest_arithmetic(seconds: Mapping[Arithmetic, float]) -> Arithmetic:
+def find_fastest_arithmetic(seconds: Mapping[TrainingArithmetic, float]) -> TrainingArithmetic:
     """Return the arithmetic with the shortest step, or the default if no other is clearly faster.
 
     Args:
@@ -109,17 +109,19 @@ def find_fastest_arithmetic(seconds: Mapping[Arithmetic, float]) -> Arithmetic:
     return best if seconds[best] <= WORTH_IT * seconds[DEFAULT] else DEFAULT
 
 
-def time_training_steps(plan: Plan, arithmetics: Sequence[Arithmetic]) -> dict[Arithmetic, float]:
+def time_training_steps(
+    plan: HospitalPlan, arithmetics: Sequence[TrainingArithmetic]
+) -> dict[TrainingArithmetic, float]:
     """Return the CPU seconds of a training step in each arithmetic, as the minimum of :data:`STEPS` steps.
 
     The arithmetics take turns, so that other programs on the machine slow all of them alike.
     """
     spec, training = plan.model, plan.training
-    with reproducible_training(0, training.threads) as generator:
+    with make_training_reproducible(0, training.threads) as generator:
         shape = (min(training.batch_size, MOST_IMAGES), spec.channels, spec.image_size, spec.image_size)
         images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         formats = dict.fromkeys(arithmetic.memory_format for arithmetic in arithmetics)
-        networks = {name: set_memory_format(build(spec, ("",), seed=0), name) for name in formats}
+        networks = {name: set_memory_format(build_network(spec, ("",), seed=0), name) for name in formats}
         for network in networks.values():
             unfreeze_network(network)
         turns = [
@@ -132,7 +134,7 @@ def time_training_steps(plan: Plan, arithmetics: Sequence[Arithmetic]) -> dict[A
     return {arithmetic: min(turn[arithmetic] for turn in turns[1:]) for arithmetic in arithmetics}
 
 
-def _time_training_step(network: SplitNetwork, images: torch.Tensor, arithmetic: Arithmetic) -> float:
+def _time_training_step(network: SplitNetwork, images: torch.Tensor, arithmetic: TrainingArithmetic) -> float:
     began = time.process_time()
     with autocast(images.device, arithmetic.precision):
         logits = network(images.float())

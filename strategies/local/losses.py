@@ -19,13 +19,13 @@ from common import plugins
 from common.config import BY_STEP, TrainingSection
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import Task
-from common.plugins import PLUGIN, load_entry_point
+from common.plugins import PLUGIN, load_plugin_entry_point
 
 Missing = Literal["masked", "negative"]
 """How the loss treats classes that a site does not annotate: omitted (``masked``), or absent (``negative``)."""
 
 
-class Loss(Protocol):
+class LossFunction(Protocol):
     """A function that returns a scalar loss from logits, labels and the mask of annotated rows."""
 
     def __call__(self, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor: ...
@@ -103,7 +103,7 @@ def mean_over_mask(chosen: Tensor, values: Tensor) -> Tensor:
     return torch.where(chosen, values, 0.0).sum() / chosen.sum().clamp(min=1)
 
 
-PLAIN_LOSSES: Mapping[tuple[Task, Missing], Loss] = {
+PLAIN_LOSSES: Mapping[tuple[Task, Missing], LossFunction] = {
     ("multi_label", "masked"): partial_loss,
     ("multi_label", "negative"): missing_as_negative_loss,
     ("multi_class", "masked"): softmax_over_known_loss,
@@ -112,7 +112,9 @@ PLAIN_LOSSES: Mapping[tuple[Task, Missing], Loss] = {
 """The plain loss by task and by the treatment of classes that the site does not annotate."""
 
 
-def make_training_loss(spec: TrainingSection, plain: Loss, task: Task, missing: Missing, labels: Tensor) -> Loss:
+def make_training_loss(
+    spec: TrainingSection, plain: LossFunction, task: Task, missing: Missing, labels: Tensor
+) -> LossFunction:
     """Return the loss that a site minimises: the one chosen in ``[training]``, or the method's own.
 
     Args:
@@ -126,7 +128,7 @@ def make_training_loss(spec: TrainingSection, plain: Loss, task: Task, missing: 
     if spec.loss == "plain" and not spec.class_weights:
         return plain
     if spec.loss.startswith(PLUGIN):
-        loss = load_entry_point(plugins.LOSSES, spec.loss.removeprefix(PLUGIN))
+        loss = load_plugin_entry_point(plugins.LOSSES, spec.loss.removeprefix(PLUGIN))
         return partial(_plugin_loss, spec.loss, loss, missing)
     if task == "multi_class":
         return partial(_multi_class_loss, spec, missing, compute_class_weights(labels) if spec.class_weights else None)
@@ -223,7 +225,9 @@ def _multi_class_loss(
     return torch.where(is_known, losses * weighs, 0.0).sum() / weighs.sum().clamp(min=torch.finfo(torch.float32).tiny)
 
 
-def _plugin_loss(name: str, loss: Loss, missing: Missing, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+def _plugin_loss(
+    name: str, loss: LossFunction, missing: Missing, logits: Tensor, labels: Tensor, annotated: Tensor
+) -> Tensor:
     value = loss(logits, fill_missing_labels(labels, annotated, missing), annotated)
     if not isinstance(value, Tensor) or value.ndim != 0:
         kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from common.config import TrainingSection
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import Pixels
-from common.models.network import Model, labels_for_head_rows
+from common.data.images.pixels import ImageTensors
+from common.models.network import Model, select_head_row_labels
 from common.models.zoo.networks import is_batch_norm
 from common.wire.records import NO_ARRAYS, Arrays
-from strategies.local.losses import Loss
+from strategies.local.losses import LossFunction
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 Losses = NDArray[np.float32]
@@ -57,13 +57,13 @@ Objective = Callable[[Model, Batch], Tensor]
 """The function that a site minimises: model and batch -> scalar."""
 
 
-def plain(loss: Loss) -> Objective:
+def plain(loss: LossFunction) -> Objective:
     """Return the objective that applies a loss to the logits of one view of each image."""
     return lambda model, batch: loss(batch.logits(model, batch.view()), batch.labels, batch.annotated)
 
 
 @dataclass(frozen=True)
-class Examples:
+class LabelledExamples:
     """Images and labels of one part of a site's data, such as training or validation, on the network's device.
 
     Attributes:
@@ -72,17 +72,17 @@ class Examples:
         annotated: bool ``(rows,)``, the head rows whose class the site annotates.
     """
 
-    images: Tensor | Pixels
+    images: Tensor | ImageTensors
     labels: Tensor
     annotated: Tensor
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def read_ahead(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    def prefetch_images(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
         """Yield the images at each index tensor in ``parts``; the next images may be read from disk in advance."""
         images = self.images
-        return images.prefetch_batches(parts) if isinstance(images, Pixels) else (images[rows] for rows in parts)
+        return images.prefetch_batches(parts) if isinstance(images, ImageTensors) else (images[rows] for rows in parts)
 
     @property
     def has_known_labels(self) -> bool:
@@ -90,13 +90,15 @@ class Examples:
         return len(self) > 0 and not bool(self.labels.isnan().all())
 
 
-def pair_pixels_with_labels(images: ImageSet, pixels: Tensor | Pixels, class_names: tuple[str, ...]) -> Examples:
+def pair_pixels_with_labels(
+    images: ImageSet, pixels: Tensor | ImageTensors, class_names: tuple[str, ...]
+) -> LabelledExamples:
     """Combine pixels with the images' labels for these classes, on the device of the pixels."""
     annotated = torch.zeros(len(class_names), dtype=torch.bool)
     for row, name in enumerate(class_names):
         annotated[row] = name in images.class_names
-    labels = labels_for_head_rows(images, class_names)
-    return Examples(pixels, labels.to(pixels.device), annotated.to(pixels.device))
+    labels = select_head_row_labels(images, class_names)
+    return LabelledExamples(pixels, labels.to(pixels.device), annotated.to(pixels.device))
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class ClientContext:
     """
 
     network: Model
-    examples: Examples
+    examples: LabelledExamples
     statistics: Arrays
     method_state: Arrays
     round: int
@@ -172,12 +174,12 @@ def add_proximal_term(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> 
 # ---------------------------------------------------------------------- teachers
 
 
-def copy_as_teacher(model: AnyModel) -> AnyModel:
+def copy_model_as_teacher(model: AnyModel) -> AnyModel:
     """Return a frozen copy of the model in evaluation mode, for use as a teacher."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
-def teacher_decay(steps: int, decay: float) -> float:
+def compute_teacher_decay(steps: int, decay: float) -> float:
     """Return the decay of a teacher's running mean after some steps: that of a plain mean, at most ``decay``."""
     return min(1 - 1 / (steps + 1), decay)
 

@@ -15,7 +15,7 @@ from common.config import TrainingSection
 from common.errors import BadInput, Fault
 from common.models import network as networks
 from common.models.network import Precision, SplitNetwork
-from common.plugins import OPTIMIZERS, PLUGIN, SCHEDULES, load_entry_point
+from common.plugins import OPTIMIZERS, PLUGIN, SCHEDULES, load_plugin_entry_point
 
 FIRST_SCALE = 1024.0
 """The scale at the start of each epoch. Torch's 65536 overflows in the first steps, and a small site has few others."""
@@ -48,7 +48,7 @@ def make_optimizer(network: nn.Module, spec: TrainingSection, lr: float) -> torc
     """
     learning = list(filter(operator.attrgetter("requires_grad"), network.parameters()))
     if spec.optimizer.startswith(PLUGIN):
-        factory = load_entry_point(OPTIMIZERS, spec.optimizer.removeprefix(PLUGIN))
+        factory = load_plugin_entry_point(OPTIMIZERS, spec.optimizer.removeprefix(PLUGIN))
         optimizer = factory(learning, lr=lr, weight_decay=spec.weight_decay)
         if isinstance(optimizer, torch.optim.Optimizer):
             return optimizer
@@ -60,7 +60,7 @@ def make_optimizer(network: nn.Module, spec: TrainingSection, lr: float) -> torc
     return _SGD(learning, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
 
 
-def learning_rate_factor(spec: TrainingSection, server_round: int, rounds: int) -> float:
+def compute_learning_rate_factor(spec: TrainingSection, server_round: int, rounds: int) -> float:
     """Return the factor of a round that the schedule multiplies the learning rate by.
 
     Built-in schedules return factors above 0 and at most 1; plug-ins return 0 or more.
@@ -72,7 +72,7 @@ def learning_rate_factor(spec: TrainingSection, server_round: int, rounds: int) 
     if server_round <= rising:
         return server_round / (rising + 1)
     if spec.schedule.startswith(PLUGIN):
-        factor = load_entry_point(SCHEDULES, spec.schedule.removeprefix(PLUGIN))(server_round, rounds)
+        factor = load_plugin_entry_point(SCHEDULES, spec.schedule.removeprefix(PLUGIN))(server_round, rounds)
         try:
             value = float(factor)
         except (TypeError, ValueError):

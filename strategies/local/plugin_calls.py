@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from common.config import Experiment
-from common.data.images.augmentation import augment
+from common.data.images.augmentation import augment_weakly
 from common.errors import BadInput, Fault
-from common.metrics.auroc import compute_plugin_metric, load_metrics
+from common.metrics.auroc import compute_plugin_metric, load_plugin_metrics
 from common.models.zoo.spec import Task
-from common.plugins import PLUGIN, plugin_user_name
+from common.plugins import PLUGIN, format_plugin_user_name
 from strategies.local.losses import PLAIN_LOSSES, Missing, make_training_loss
-from strategies.local.optimisation import learning_rate_factor, make_optimizer
+from strategies.local.optimisation import compute_learning_rate_factor, make_optimizer
 
 _IMAGES = 4
 _SIGNATURES = {
@@ -38,9 +38,9 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *
     """
     training, transform = experiment.training, experiment.augmentation.transform or ""
     calls: list[tuple[str, str, Callable[[], object]]] = [
-        ("loss", training.loss, partial(_call_loss, experiment, classes, missing, has_unknown=has_unknown)),
+        ("loss", training.loss, partial(_try_plugin_loss, experiment, classes, missing, has_unknown=has_unknown)),
         *(
-            (argument, name, partial(_call_plugin, argument, name, experiment))
+            (argument, name, partial(_try_plugin, argument, name, experiment))
             for argument, name in (
                 ("transform", transform),
                 ("optimizer", training.optimizer),
@@ -53,7 +53,7 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *
     for argument, name, call in calls:
         if not name.startswith(PLUGIN):
             continue
-        where, usage = plugin_user_name(argument, name), _SIGNATURES[argument]
+        where, usage = format_plugin_user_name(argument, name), _SIGNATURES[argument]
         try:
             with torch.random.fork_rng(devices=[]):
                 call()
@@ -67,7 +67,7 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *
     return faults
 
 
-def _call_loss(experiment: Experiment, classes: int, missing: Missing, *, has_unknown: bool) -> None:
+def _try_plugin_loss(experiment: Experiment, classes: int, missing: Missing, *, has_unknown: bool) -> None:
     task: Task = experiment.model.task
     labels = torch.eye(classes)[torch.arange(_IMAGES) % classes]
     if has_unknown and task == "multi_label":
@@ -82,12 +82,12 @@ def _call_loss(experiment: Experiment, classes: int, missing: Missing, *, has_un
         raise BadInput([Fault("", "returns a value that does not depend on the logits, so nothing is trained.")])
 
 
-def _call_plugin(argument: str, name: str, experiment: Experiment) -> None:
+def _try_plugin(argument: str, name: str, experiment: Experiment) -> None:
     model, training = experiment.model, experiment.training
     match argument:
         case "transform":
             images = torch.full((_IMAGES, model.channels, model.image_size, model.image_size), 127.0)
-            augment(images, experiment.augmentation, torch.Generator().manual_seed(0))
+            augment_weakly(images, experiment.augmentation, torch.Generator().manual_seed(0))
         case "optimizer":
             network = nn.Linear(2, 2, device="cpu")
             optimizer = make_optimizer(network, training, training.lr)
@@ -95,6 +95,8 @@ def _call_plugin(argument: str, name: str, experiment: Experiment) -> None:
             optimizer.step()
         case "schedule":
             for server_round in range(1, experiment.run.rounds + 1):
-                learning_rate_factor(training, server_round, experiment.run.rounds)
+                compute_learning_rate_factor(training, server_round, experiment.run.rounds)
         case "metrics":
-            compute_plugin_metric(name, load_metrics([name])[name], np.linspace(0.1, 0.9, 40), np.arange(40) % 2.0)
+            compute_plugin_metric(
+                name, load_plugin_metrics([name])[name], np.linspace(0.1, 0.9, 40), np.arange(40) % 2.0
+            )

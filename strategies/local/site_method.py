@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.config import EvaluationSection, Plan, TrainingSection
+from common.config import EvaluationSection, HospitalPlan, TrainingSection
 from common.contract import LabelContract
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import Task
@@ -20,8 +20,8 @@ from strategies.aggregation.means import Weighting
 from strategies.aggregation.robust import RobustMeanRule
 from strategies.aggregation.server_optimizer import ServerOptimizer
 from strategies.local.early_stopping import EarlyStopping
-from strategies.local.losses import PLAIN_LOSSES, Loss, Missing, make_training_loss
-from strategies.local.objective import ClientContext, Examples, LocalRound, add_proximal_term, plain
+from strategies.local.losses import PLAIN_LOSSES, LossFunction, Missing, make_training_loss
+from strategies.local.objective import ClientContext, LabelledExamples, LocalRound, add_proximal_term, plain
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """How the trunk is averaged (specs 1.5 step 2).
@@ -186,25 +186,25 @@ class SiteMethod:
         return self.declared
 
     @cached_property
-    def counts_missing_as(self) -> Missing:
+    def missing_labels_count_as(self) -> Missing:
         """Return how the loss treats classes that a site does not annotate."""
         return getattr(self.parameters, "missing", self.missing)
 
     @cached_property
-    def loss(self) -> Loss:
+    def loss(self) -> LossFunction:
         """Return the loss that validation measures, which is by default also the training loss."""
-        return PLAIN_LOSSES[self.task, self.counts_missing_as]
+        return PLAIN_LOSSES[self.task, self.missing_labels_count_as]
 
-    def training_loss(self, examples: Examples, spec: TrainingSection) -> Loss:
+    def training_loss(self, examples: LabelledExamples, spec: TrainingSection) -> LossFunction:
         """Return the training loss: the one chosen in ``[training]``, or :attr:`loss`.
 
         Raises:
             BadInput: If a chosen plug-in is not installed.
         """
-        return make_training_loss(spec, self.loss, self.task, self.counts_missing_as, examples.labels)
+        return make_training_loss(spec, self.loss, self.task, self.missing_labels_count_as, examples.labels)
 
     @cached_property
-    def criterion(self) -> Criterion:
+    def default_selection_criterion(self) -> Criterion:
         """Return the method's default criterion for the best round: AUROC in multi-label tasks, otherwise loss.
 
         The papers compare AUROC, and the plain loss says little about adjusted or weighted logits. UniFed uses the loss
@@ -212,12 +212,12 @@ class SiteMethod:
         """
         return "auroc" if self.task == "multi_label" else "loss"
 
-    def criterion_for(self, evaluation: EvaluationSection) -> Criterion:
+    def choose_selection_criterion(self, evaluation: EvaluationSection) -> Criterion:
         """Return the criterion for the best round: the experiment's, or the method's default."""
-        return self.criterion if evaluation.criterion == "method" else evaluation.criterion
+        return self.default_selection_criterion if evaluation.criterion == "method" else evaluation.criterion
 
     @property
-    def pooled(self) -> Pooled:
+    def pooled_missing_labels(self) -> Pooled:
         """Return how missing labels count if a simulation pools all images at one site; ``no`` if it does not pool."""
         return "no"
 
@@ -227,46 +227,50 @@ class SiteMethod:
         return None
 
     @cached_property
-    def sends_norm(self) -> bool:
+    def sends_batch_norm(self) -> bool:
         """Return True if batch normalisation is averaged with the trunk."""
         return self.declared_payload.trunk and self.parameters.trunk == "fedavg"
 
     @cached_property
-    def frozen_norm(self) -> bool:
+    def freezes_batch_norm(self) -> bool:
         """Return True if batch normalisation is neither trained nor updated."""
         return self.parameters.trunk == "fedbn_plus"
 
     @cached_property
     def has_global_model(self) -> bool:
         """Return True if training results in one model for all sites and classes at the coordinator."""
-        return self.declared_payload.trunk and self.declared_payload.head and (self.sends_norm or self.frozen_norm)
+        return (
+            self.declared_payload.trunk
+            and self.declared_payload.head
+            and (self.sends_batch_norm or self.freezes_batch_norm)
+        )
 
     @cached_property
     def keeps_local_parts(self) -> bool:
         """Return True if a site keeps parts of its model that it never sends."""
         return not self.has_global_model
 
-    def stores_state(self, plan: Plan) -> bool:
+    def stores_site_state(self, plan: HospitalPlan) -> bool:
         """Return True if a site stores something after each round for its next one, so that its loss can be noticed."""
         compresses = self.parameters.compress_update != "float32"
-        return self.keeps_local_parts or self.keeps_method_state or plan.keeps_optimizer or compresses
+        return self.keeps_local_parts or self.keeps_method_state or plan.keeps_optimizer_state or compresses
 
     @cached_property
-    def shares_nothing(self) -> bool:
+    def trains_alone(self) -> bool:
         """Return True if every site trains alone, so that no model part is averaged."""
         return not self.declared_payload.trunk and not self.declared_payload.head
 
-    def rows_of(self, site: str, contract: LabelContract) -> tuple[str, ...]:
+    def select_own_rows(self, site: str, contract: LabelContract) -> tuple[str, ...]:
         """Return the head rows that a site holds, in the order of its own head."""
         return contract.sites[site] if self.declared_payload.rows == "own" else contract.class_names
 
-    def rows_sent(self, held: tuple[str, ...], annotated: Collection[str]) -> tuple[str, ...]:
+    def select_sent_rows(self, held: tuple[str, ...], annotated: Collection[str]) -> tuple[str, ...]:
         """Return the head rows that a site sends, out of those that it holds."""
         return held if self.declared_payload.sends_rows == "all" else tuple(name for name in held if name in annotated)
 
     # ------------------------------------------------------------------ training
 
-    def local_loss(self, statistics: Arrays, examples: Examples, spec: TrainingSection) -> Loss:
+    def local_loss(self, statistics: Arrays, examples: LabelledExamples, spec: TrainingSection) -> LossFunction:
         """Return the training loss, for methods whose loss depends only on the logits of one view of each image.
 
         Args:
@@ -283,31 +287,31 @@ class SiteMethod:
         mu = self.parameters.proximal_mu
         if not mu:
             return self.client(context)
-        return add_proximal_term(self.client, mu, head=self.declared_payload.head, norm=self.sends_norm)(context)
+        return add_proximal_term(self.client, mu, head=self.declared_payload.head, norm=self.sends_batch_norm)(context)
 
     # ------------------------------------------------------------------ faults of parameters
 
-    def config_faults(self) -> list[Fault]:
+    def find_parameter_faults(self) -> list[Fault]:
         """Return the faults of parameters that contradict one another."""
-        faults, reason = list[Fault](), self.no_averaging_reason()
+        faults, reason = list[Fault](), self.explain_no_averaging()
         if self.needs_global_norm and self.parameters.trunk == "fedbn":
             problem = f'makes no sense in {self.name}: {self.needs_global_norm}, and with "fedbn" there is none.'
             faults.append(Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".'))
-        problem, keys = f"makes no sense in {self.name}: {reason}.", self.averaging_options() if reason else []
+        problem, keys = f"makes no sense in {self.name}: {reason}.", self.list_averaging_options() if reason else []
         faults += [Fault(f"method.{key}", problem, "Leave it out.") for key in keys]
         if self.parameters.mean is not None and self.weighs_updates:
             problem = f"makes no sense in {self.name}: it weighs the sites by a rule of its own."
             faults.append(Fault("method.mean", problem, "Leave it out."))
         return faults
 
-    def averaging_options(self) -> list[str]:
+    def list_averaging_options(self) -> list[str]:
         """Return the names of the parameters that are set and affect only the averaging of updates."""
         keys = ("proximal_mu", "clip_update", "compress_update", "server_optimizer", "mean")
         return [key for key in keys if getattr(self.parameters, key) != Parameters.model_fields[key].default]
 
-    def no_averaging_reason(self) -> str:
+    def explain_no_averaging(self) -> str:
         """Return why the method averages nothing; empty if it averages updates."""
-        if self.pooled != "no":
+        if self.pooled_missing_labels != "no":
             return "there is one pseudo-site, and nothing to average"
         return "" if self.declared_payload.trunk else "every site trains by itself, and nothing is averaged"
 
@@ -318,25 +322,25 @@ class SequentialSite(SiteMethod):
     sequential = True
     missing = "negative"
 
-    def averaging_options(self) -> list[str]:
+    def list_averaging_options(self) -> list[str]:
         """Add weighting and warm-up, and omit ``proximal_mu``, which has an effect wherever hospitals train."""
-        options = [key for key in super().averaging_options() if key != "proximal_mu" or not self.hospitals_train]
+        options = [key for key in super().list_averaging_options() if key != "proximal_mu" or not self.hospitals_train]
         options += ["weighting"] if self.parameters.weighting != "uniform" else []
         return options + (["warm_up_epochs"] if self.parameters.warm_up_epochs else [])
 
-    def no_averaging_reason(self) -> str:
+    def explain_no_averaging(self) -> str:
         """Return why the method averages nothing: the model is passed on."""
         return "the model is passed on, not averaged"
 
-    def config_faults(self) -> list[Fault]:
+    def find_parameter_faults(self) -> list[Fault]:
         """Add a fault if batch normalisation is to stay at the sites, because the whole network is passed on."""
-        faults = super().config_faults()
+        faults = super().find_parameter_faults()
         if self.parameters.trunk == "fedbn":
             problem = f"makes no sense in {self.name}: the whole network is passed on, batch normalisation too."
             faults.append(Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".'))
         return faults
 
 
-def largest_epoch_count(method: SiteMethod, plan: Plan) -> int:
+def compute_largest_epoch_count(method: SiteMethod, plan: HospitalPlan) -> int:
     """Return the largest possible number of local epochs in a round: the experiment's, or the early stopping cap."""
     return max(plan.training.epochs, method.early_stopping.cap if method.early_stopping else 0, 1)

@@ -13,23 +13,23 @@ from torch.nn.utils import clip_grad_norm_
 
 from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec
-from common.data.images.augmentation import augment
-from common.metrics.auroc import mean_auroc
+from common.data.images.augmentation import augment_weakly
+from common.metrics.auroc import compute_mean_auroc
 from common.models.gpu import GRAPH_DEVICES, is_data_parallel, use_cuda_graphs
 from common.models.network import Model, SplitNetwork, autocast, compute_logits, logits_to_probabilities, set_train_mode
-from common.models.state import ModelState, read_state, write_state
+from common.models.state import ModelState, read_model_state, write_model_state
 from common.models.zoo.spec import is_external_network
 from common.plugins import PLUGIN
 from strategies.local.early_stopping import EarlyStopping
-from strategies.local.losses import Loss
-from strategies.local.objective import Examples, Losses, Objective
+from strategies.local.losses import LossFunction
+from strategies.local.objective import LabelledExamples, Losses, Objective
 from strategies.local.optimisation import make_gradient_scaler
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class FrozenParts:
+class FrozenNetworkParts:
     """Flags for the parts of a network that are not trained: batch normalisation, or the backbone during warm-up."""
 
     norm: bool = False
@@ -70,15 +70,15 @@ class TrainingTask:
         epoch: Function that trains one epoch; None for :func:`train_epoch`.
     """
 
-    examples: Examples
+    examples: LabelledExamples
     objective: Objective
     spec: TrainingSection
     augmentation: AugmentationSpec
-    frozen: FrozenParts
-    epoch: "EpochFunction | None" = None
+    frozen: FrozenNetworkParts
+    epoch: "EpochTrainer | None" = None
 
 
-class EpochFunction(Protocol):
+class EpochTrainer(Protocol):
     """A function that trains one epoch and can replace :func:`train_epoch`."""
 
     def __call__(
@@ -102,7 +102,7 @@ def train_epoch(
     set_train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
     device, augmented = examples.images.device, None
     if exercise.augmentation != AugmentationSpec():
-        augmented = partial(augment, spec=exercise.augmentation, generator=generator)
+        augmented = partial(augment_weakly, spec=exercise.augmentation, generator=generator)
     losses, parts = [], shuffle_into_batches(len(examples), spec.batch_size, generator, device)
     scaler, arithmetic = make_gradient_scaler(device, spec.precision), autocast(device, spec.precision)
     # No CUDA graph for an external network: it would repeat the first decisions of the network's Python code. None for
@@ -119,7 +119,7 @@ def train_epoch(
     if as_graph:
         graphs = use_cuda_graphs(network.backbone, device, spec.precision)
     with graphs as begin_step:
-        for number, (rows, images) in enumerate(zip(parts, examples.read_ahead(parts), strict=True), start=1):
+        for number, (rows, images) in enumerate(zip(parts, examples.prefetch_images(parts), strict=True), start=1):
             if begin_step is not None:
                 begin_step()
             labels = examples.labels[rows]
@@ -139,7 +139,7 @@ def train_epoch(
 
 
 @dataclass(frozen=True)
-class TrainingMetrics:
+class LocalTrainingMetrics:
     """Figures of a round's local training.
 
     Attributes:
@@ -155,13 +155,13 @@ class TrainingMetrics:
 
 def train_fixed_epochs(
     network: SplitNetwork, exercise: TrainingTask, optimizer: torch.optim.Optimizer, generator: torch.Generator
-) -> TrainingMetrics:
+) -> LocalTrainingMetrics:
     """Train the experiment's number of epochs."""
     epoch = exercise.epoch or train_epoch
     every = list[Losses]()
     for _ in range(exercise.spec.epochs):
         every.append(epoch(network, exercise, optimizer, generator))
-    return TrainingMetrics(np.concatenate(every), float(every[-1].mean()), len(every))
+    return LocalTrainingMetrics(np.concatenate(every), float(every[-1].mean()), len(every))
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ class StopCriterion:
             reveals nothing about validation images.
     """
 
-    validation: Examples | None
-    loss: Loss
+    validation: LabelledExamples | None
+    loss: LossFunction
     early_stopping: EarlyStopping
 
     @property
@@ -182,7 +182,7 @@ class StopCriterion:
         """Return True if validation images should decide but none of them has a known label."""
         return self.validation is not None and not self.validation.has_known_labels
 
-    def loss_after_epoch(self, network: SplitNetwork, losses: Losses, spec: TrainingSection) -> float:
+    def compute_loss_after_epoch(self, network: SplitNetwork, losses: Losses, spec: TrainingSection) -> float:
         """Return the loss after an epoch for the stopping rule; NaN if there is none."""
         if self.validation is None:
             return float(losses.mean())
@@ -196,23 +196,23 @@ def train_until_settled(
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
     criterion: StopCriterion,
-) -> TrainingMetrics:
+) -> LocalTrainingMetrics:
     """Train until the loss settles, and restore the weights of the lowest loss (specs 2.4, step 4).
 
     Without validation labels the experiment's number of epochs is trained.
     """
     if criterion.lacks_validation_labels:
         return train_fixed_epochs(network, exercise, optimizer, generator)
-    every, settling, best = list[Losses](), criterion.early_stopping, read_state(network)
+    every, settling, best = list[Losses](), criterion.early_stopping, read_model_state(network)
     while not settling.stopped:
         every.append(train_epoch(network, exercise, optimizer, generator))
-        settling = settling.after(criterion.loss_after_epoch(network, every[-1], exercise.spec))
+        settling = settling.after(criterion.compute_loss_after_epoch(network, every[-1], exercise.spec))
         if settling.best_epoch == settling.epochs - 1:
-            best = read_state(network)
-    write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
+            best = read_model_state(network)
+    write_model_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
     if not np.isfinite(every[-1]).all():  # diverged after its best point: momentum would never be finite again
         optimizer.state.clear()
-    return TrainingMetrics(np.concatenate(every), float(every[settling.best_epoch].mean()), len(every))
+    return LocalTrainingMetrics(np.concatenate(every), float(every[settling.best_epoch].mean()), len(every))
 
 
 def shuffle_into_batches(n: int, size: int, generator: torch.Generator, device: torch.device = CPU) -> Sequence[Tensor]:
@@ -238,7 +238,11 @@ class ValidationMetrics:
 
 
 def validate_network(
-    network: SplitNetwork, examples: Examples, loss: Loss, spec: TrainingSection, but: Collection[str] = ()
+    network: SplitNetwork,
+    examples: LabelledExamples,
+    loss: LossFunction,
+    spec: TrainingSection,
+    but: Collection[str] = (),
 ) -> ValidationMetrics:
     """Return the loss over all examples, and the mean AUROC over the annotated classes except those in ``but``."""
     if not examples.has_known_labels:
@@ -252,11 +256,11 @@ def validate_network(
         counted[network.class_names.index(name)] = False
     rows = counted.nonzero().flatten()
     scores = logits_to_probabilities(logits, network.spec.task)[:, rows].cpu().numpy()
-    return ValidationMetrics(value, mean_auroc(scores, examples.labels[:, rows].cpu().numpy()))
+    return ValidationMetrics(value, compute_mean_auroc(scores, examples.labels[:, rows].cpu().numpy()))
 
 
 @contextlib.contextmanager
-def reproducible_training(seed: int, threads: int) -> Iterator[torch.Generator]:
+def make_training_reproducible(seed: int, threads: int) -> Iterator[torch.Generator]:
     """Fix thread count and seeds inside the context, which yields a seeded CPU generator; restore both afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -272,7 +276,7 @@ def reproducible_training(seed: int, threads: int) -> Iterator[torch.Generator]:
         torch.set_num_threads(before)
 
 
-def check_not_diverged(trained: ModelState, loss: float) -> None:
+def refuse_diverged_training(trained: ModelState, loss: float) -> None:
     """Check that the trained values and the loss are finite, so that a diverged round is not stored.
 
     Raises:

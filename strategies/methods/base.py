@@ -12,9 +12,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from common.config import ParticipationSection, Plan
+from common.config import HospitalPlan, ParticipationSection
 from common.contract import LabelContract
-from common.data.base.image_set import Splits
+from common.data.base.image_set import DatasetSplits
 from common.errors import Fault, quote_names
 from common.models.state import ModelState
 from common.models.zoo.spec import Task
@@ -90,7 +90,7 @@ class Method(Strategy):
         self.site = self.site_class(parameters, task)
 
     @property
-    def last_rounds(self) -> int:
+    def special_last_rounds(self) -> int:
         """Return how many rounds at the end of a run differ from the others; a run with any cannot be extended."""
         return 0
 
@@ -146,15 +146,15 @@ class Method(Strategy):
 
     # ------------------------------------------------------------------ figures, and what does not fit
 
-    def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
+    def compute_round_figures(self, context: RoundContext) -> Mapping[str, Any]:
         """Return figures of the statistics after a round for ``rounds.jsonl``; None stands for an unknown number."""
         return {}
 
-    def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
+    def compute_summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
         """Return figures of the statistics after the last round for ``summary.json``."""
         return {}
 
-    def contract_faults(self, contract: LabelContract) -> list[Fault]:
+    def find_contract_faults(self, contract: LabelContract) -> list[Fault]:
         """Return the faults if the method does not support this label contract."""
         mean = self.site.parameters.mean
         if mean is not None and len(contract.sites) < mean.fewest_sites:
@@ -167,13 +167,13 @@ class Method(Strategy):
         remedy = 'Use "surgical" or "partial_loss", which learn from partial labels, or "vanilla": missing is negative.'
         return [Fault("run.method", problem, remedy)]
 
-    def roll_call_faults(self, context: RoundContext) -> list[Fault]:
+    def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
         """Return the faults in the answers to the roll call that make this method impossible."""
         return []
 
     # ------------------------------------------------------------------ a Flower strategy
 
-    def prepare(self, plan: Plan, participation: ParticipationSection, run: str, **options: Any) -> Self:
+    def prepare(self, plan: HospitalPlan, participation: ParticipationSection, run: str, **options: Any) -> Self:
         """Make the coordinator of one run, which handles all later calls.
 
         Args:
@@ -252,7 +252,7 @@ class SequentialMethod(Method):
         """Return the settings of the coordinator's own training; None if it does not train."""
         return None
 
-    def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
+    def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return the order in which the model visits the sites of a round; ``sites`` are sorted by name."""
         return sites
 
@@ -274,7 +274,7 @@ def convert_to_json_numbers(values: Mapping[str, NDArray[np.floating]]) -> dict[
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
-def find_coordinator_image_faults(method: Method, own: Splits | None) -> list[Fault]:
+def find_coordinator_image_faults(method: Method, own: DatasetSplits | None) -> list[Fault]:
     """Return a fault if the method trains at the coordinator, and training or validation images are missing there."""
     if not isinstance(method, SequentialMethod) or method.server_training_settings is None:
         return []

@@ -100,12 +100,12 @@ class CentralisedSite(SiteMethod):
     parameters: CentralisedParameters
 
     @cached_property
-    def counts_missing_as(self) -> Missing:
+    def missing_labels_count_as(self) -> Missing:
         """Return ``masked``: labels that are unknown after pooling are omitted from the loss."""
         return "masked"
 
     @property
-    def pooled(self) -> Pooled:
+    def pooled_missing_labels(self) -> Pooled:
         """Return how the loss treats classes that an image's site does not annotate."""
         return self.parameters.missing
 

@@ -41,7 +41,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from common.models.network import Model, compute_logits
 from common.models.state import ModelState
-from common.wire.records import Arrays, ModelGroups, arrays_with_prefix
+from common.wire.records import Arrays, ModelGroups, select_arrays_with_prefix
 from strategies.aggregation.means import Weighting, Weights, mix_tensors
 from strategies.aggregation.server_optimizer import Moments
 from strategies.local.losses import compute_positive_weights, partial_loss
@@ -164,7 +164,7 @@ class CBAFedSite(SiteMethod):
 
     def client(self, context: ClientContext) -> LocalRound:
         """Return the local round: its objective is the cross-entropy of labels and pseudo-labels."""
-        parameters, targets = self.parameters, self.labels_and_pseudo_labels(context)
+        parameters, targets = self.parameters, self.add_pseudo_labels(context)
         positive_weight = compute_positive_weights(targets) if parameters.balanced else None
 
         def objective(model: Model, batch: Batch) -> Tensor:
@@ -181,7 +181,7 @@ class CBAFedSite(SiteMethod):
 
         return LocalRound(objective, statistics)
 
-    def labels_and_pseudo_labels(self, context: ClientContext) -> Tensor:
+    def add_pseudo_labels(self, context: ClientContext) -> Tensor:
         """Return the site's labels and, in stage 2, pseudo-labels, ``(n, classes)``; NaN if there is neither."""
         examples, statistics = context.examples, context.statistics
         if context.round <= self.parameters.stage_one_rounds or "thresholds" not in statistics:
@@ -239,13 +239,15 @@ class CBAFed(Method):
         if not parameters.residual_every or finished % parameters.residual_every:
             return model, moments
         if finished:
-            earlier = ModelGroups.from_named_arrays(arrays_with_prefix("earlier", moments), model.head.class_names)
+            earlier = ModelGroups.from_named_arrays(
+                select_arrays_with_prefix("earlier", moments), model.head.class_names
+            )
             share = parameters.residual_stage_one if first else parameters.residual
             model = mix_with_earlier_model(model, earlier, share)
         named = ModelGroups.from_model(model).to_named_arrays()
         return model, {**moments, **{f"earlier/{name}": array for name, array in named.items()}}
 
-    def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
+    def compute_round_figures(self, context: RoundContext) -> Mapping[str, Any]:
         """Return each class's pseudo-label threshold for the next round.
 
         Empty until sites have sent their numbers of trained entries.

@@ -48,7 +48,7 @@ class FedFixMatchParameters(Parameters):
     balanced: bool = True
 
 
-def assign_pseudo_labels(weak: Tensor, confidence: float) -> Tensor:
+def assign_confident_pseudo_labels(weak: Tensor, confidence: float) -> Tensor:
     """Return pseudo-labels without gradient: 1 or 0 if the model is confident, otherwise NaN.
 
     Args:
@@ -59,7 +59,7 @@ def assign_pseudo_labels(weak: Tensor, confidence: float) -> Tensor:
     return torch.where(sure, (probabilities > 0.5).to(weak.dtype), torch.nan)
 
 
-def unlabelled_loss(strong: Tensor, pseudo: Tensor) -> Tensor:
+def compute_unlabelled_loss(strong: Tensor, pseudo: Tensor) -> Tensor:
     """Return the cross-entropy of strong views with pseudo-labels, divided by the number of all entries (eq. 4)."""
     entries = binary_cross_entropy_with_logits(strong, pseudo.nan_to_num(), reduction="none")
     return torch.where(pseudo.isnan(), 0.0, entries).sum() / pseudo.numel()
@@ -85,8 +85,10 @@ class FedFixMatchSite(SiteMethod):
             if batch.annotated.all():
                 return labelled
             strong = batch.logits(model, augment_strongly(batch.view(), batch.generator))
-            pseudo = assign_pseudo_labels(weak[:, ~batch.annotated], parameters.confidence)
-            return labelled + parameters.unlabelled_weight * unlabelled_loss(strong[:, ~batch.annotated], pseudo)
+            pseudo = assign_confident_pseudo_labels(weak[:, ~batch.annotated], parameters.confidence)
+            return labelled + parameters.unlabelled_weight * compute_unlabelled_loss(
+                strong[:, ~batch.annotated], pseudo
+            )
 
         return LocalRound(objective)
 

@@ -51,9 +51,9 @@ from strategies.local.objective import (
     ClientContext,
     LocalRound,
     Losses,
-    copy_as_teacher,
+    compute_teacher_decay,
+    copy_model_as_teacher,
     plain,
-    teacher_decay,
     update_teacher_average,
 )
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
@@ -112,7 +112,7 @@ def mask_confident_positives(probabilities: Tensor, entropy_below: float) -> Ten
     return (probabilities > 0.5) & (entropy < entropy_below)
 
 
-def relation_divergence(own: Tensor, members: Tensor, federation: Tensor) -> Tensor:
+def compute_relation_divergence(own: Tensor, members: Tensor, federation: Tensor) -> Tensor:
     """Return the symmetric Kullback-Leibler divergence between the site's and the federation's relations.
 
     It is ``sum (p - q)(log p - log q)``, averaged over the rows that both have; 0 without gradient if there are none.
@@ -142,14 +142,14 @@ def average_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def unlabelled_weight_ramp(finished: int, rounds: int) -> float:
+def compute_unlabelled_weight(finished: int, rounds: int) -> float:
     """Return the unlabelled terms' weight as a fraction: ``exp(-5 (1 - w / W)^2)`` after w of W rounds, then 1."""
     return math.exp(-5 * (1 - min(1.0, finished / rounds)) ** 2) if rounds else 1.0
 
 
 def copy_as_dropout_teacher(model: Model) -> Model:
     """Return a frozen copy of the model: batch normalisation in evaluation mode, dropout in training mode."""
-    teacher = copy_as_teacher(model)
+    teacher = copy_model_as_teacher(model)
     for module in teacher.modules():
         if isinstance(module, nn.Dropout):
             module.train()
@@ -190,7 +190,9 @@ class FedIRMRound:
     def __init__(self, context: ClientContext, parameters: FedIRMParameters) -> None:
         self.context, self.parameters = context, parameters
         self.missing = ~context.examples.annotated
-        self.weight = parameters.unlabelled_weight * unlabelled_weight_ramp(context.round - 1, parameters.ramp_rounds)
+        self.weight = parameters.unlabelled_weight * compute_unlabelled_weight(
+            context.round - 1, parameters.ramp_rounds
+        )
         positives = compute_positive_weights(context.examples.labels) if parameters.balanced else None
         self.supervised = partial(partial_loss, positive_weight=positives)
         self.matches = bool(context.round > parameters.supervised_rounds and self.missing.any())
@@ -203,7 +205,9 @@ class FedIRMRound:
     def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return the partial loss, plus weighted consistency with the teacher and divergence from global relations."""
         if self.steps:  # the teacher follows the step that the student has made since the last batch
-            update_teacher_average(self.teacher, model, teacher_decay(self.steps, self.parameters.teacher_decay))
+            update_teacher_average(
+                self.teacher, model, compute_teacher_decay(self.steps, self.parameters.teacher_decay)
+            )
         self.steps += 1
         student = batch.logits(model, batch.view())
         with torch.no_grad():
@@ -211,7 +215,7 @@ class FedIRMRound:
         likely = torch.stack([logits.sigmoid() for logits in teachers]).mean(dim=0)[:, self.missing]
         members = mask_confident_positives(likely, self.parameters.entropy_below)
         own = compute_log_relations(student, members, self.parameters.temperature)
-        unlabelled = consistency_loss([student], teachers[:1], batch.annotated) + relation_divergence(
+        unlabelled = consistency_loss([student], teachers[:1], batch.annotated) + compute_relation_divergence(
             own, members, self.federation
         )
         return self.supervised(student, batch.labels, batch.annotated) + self.weight * unlabelled

@@ -85,7 +85,7 @@ def mean_entropy(logits: Tensor) -> Tensor:
     return -sum((logsigmoid(side).exp() * logsigmoid(side)).mean() for side in (logits, -logits))  # type: ignore[return-value]
 
 
-def distance_weight_ramp(finished: int, rounds: int) -> float:
+def compute_distance_weight(finished: int, rounds: int) -> float:
     """Return gamma as a fraction of its largest value: 0 in round 1, growing to 1 after ``rounds`` finished rounds."""
     return min(1.0, finished / rounds) if rounds else 1.0
 
@@ -103,7 +103,7 @@ class FedLSRSite(SiteMethod):
         """Return the local round: cross-entropy of the sharpened mixture plus the distance between both views."""
         parameters = self.parameters
         weight = compute_positive_weights(context.examples.labels) if parameters.balanced else None
-        gamma = parameters.distance_weight * distance_weight_ramp(context.round - 1, parameters.ramp_rounds)
+        gamma = parameters.distance_weight * compute_distance_weight(context.round - 1, parameters.ramp_rounds)
 
         def objective(model: Model, batch: Batch) -> Tensor:
             original = batch.logits(model, batch.images.float())

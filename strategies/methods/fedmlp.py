@@ -36,8 +36,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from common.models.network import Model, compute_features_and_logits
 from common.wire.records import Arrays
 from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
-from strategies.local.losses import PLAIN_LOSSES, Loss
-from strategies.local.objective import Batch, ClientContext, LocalRound, Losses, copy_as_teacher
+from strategies.local.losses import PLAIN_LOSSES, LossFunction
+from strategies.local.objective import Batch, ClientContext, LocalRound, Losses, copy_model_as_teacher
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.methods.base import Method, RoundContext, SiteReply, convert_to_json_numbers
 from strategies.methods.surgical import OwnersMean
@@ -99,7 +99,7 @@ class FedMLPParameters(Parameters):
 # ---------------------------------------------------------------------- how often a site sees a class (eq. 3)
 
 
-def positive_prior(positives: ArrayLike, images: int) -> Float64:
+def compute_positive_prior(positives: ArrayLike, images: int) -> Float64:
     """Return the share of a site's images in which each class is present, ``(classes,)``.
 
     Departs from the paper: the share is kept half an image away from 0 and 1, where its log odds are infinite.
@@ -112,15 +112,15 @@ def positive_prior(positives: ArrayLike, images: int) -> Float64:
     return np.clip(np.asarray(positives, np.float64) / images, margin, 1 - margin)
 
 
-def logit_adjustment(prior: Float64) -> Float64:
+def compute_logit_adjustment(prior: Float64) -> Float64:
     """Return the log odds of the classes' priors, which training adds to the logits."""
     return np.log(prior) - np.log1p(-prior)
 
 
-def logit_adjustment_of_targets(targets: Tensor) -> Tensor:
-    """Return the :func:`logit_adjustment` ``(classes,)`` computed from all targets of a site, ``(n, classes)``."""
+def compute_target_logit_adjustment(targets: Tensor) -> Tensor:
+    """Return the :func:`compute_logit_adjustment` ``(classes,)`` by all targets of a site, ``(n, classes)``."""
     positives = (targets == 1).sum(dim=0).cpu().numpy()
-    values = logit_adjustment(positive_prior(positives, len(targets)))
+    values = compute_logit_adjustment(compute_positive_prior(positives, len(targets)))
     return torch.from_numpy(values.astype(np.float32)).to(targets.device)
 
 
@@ -143,7 +143,7 @@ def compute_prototypes(features: Floats, labels: Floats) -> Float64:
     return np.where(counts[..., None] > 0, sums / np.maximum(counts, 1)[..., None], np.nan)
 
 
-def average_over_sites(local: Mapping[str, Floats], weights: Mapping[str, float]) -> Float64:
+def average_known_entries(local: Mapping[str, Floats], weights: Mapping[str, float]) -> Float64:
     """Average arrays of one shape over sites, entry by entry and without NaN; NaN where all are NaN.
 
     Args:
@@ -171,7 +171,7 @@ def compute_class_difficulty(probabilities: Floats, low: float = 0.3, high: floa
     return np.asarray(((probabilities < low) | (probabilities > high)).mean(axis=0), np.float64)
 
 
-def pairwise_cosines(vectors: Floats) -> Float64:
+def compute_pairwise_cosines(vectors: Floats) -> Float64:
     """Return the cosines ``(n, n)`` between vectors ``(n, features)``; NaN for zero and NaN vectors."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)  # (n, 1)
     unit = vectors / np.where(lengths > 0, lengths, np.nan)
@@ -239,14 +239,14 @@ def cross_entropy_per_entry(logits: Tensor, targets: Tensor, adjustment: Tensor 
     """Return the binary cross-entropy of each entry ``(batch, classes)``, 0 where the target is NaN.
 
     Args:
-        adjustment: The result of :func:`logit_adjustment`, ``(classes,)``, which is added to the logits.
+        adjustment: The result of :func:`compute_logit_adjustment`, ``(classes,)``, which is added to the logits.
     """
     adjusted = logits if adjustment is None else logits + adjustment
     entries = binary_cross_entropy_with_logits(adjusted, targets.nan_to_num(), reduction="none")
     return torch.where(targets.isnan(), 0.0, entries)
 
 
-def squared_probability_differences(student: Tensor, teacher: Tensor) -> Tensor:
+def compute_squared_probability_differences(student: Tensor, teacher: Tensor) -> Tensor:
     """Return each squared difference of student and teacher probabilities, without gradient for the teacher."""
     return (student.sigmoid() - teacher.detach().sigmoid()).square()
 
@@ -271,7 +271,7 @@ def consistency_loss(views: Sequence[Tensor], teachers: Sequence[Tensor], annota
     """
     means = []
     for view, teacher in zip(views, teachers, strict=True):
-        entries = squared_probability_differences(view[:, ~annotated], teacher[:, ~annotated])
+        entries = compute_squared_probability_differences(view[:, ~annotated], teacher[:, ~annotated])
         means.append(entries.sum() / max(1, entries.numel()))
     return torch.stack(means).mean()
 
@@ -305,7 +305,7 @@ def second_stage_loss(
     if teacher is None:
         return supervised_loss([student], targets, adjustment)
     untagged = targets.isnan() & ~annotated
-    distilled = torch.where(untagged, squared_probability_differences(student, teacher), 0.0)
+    distilled = torch.where(untagged, compute_squared_probability_differences(student, teacher), 0.0)
     return (cross_entropy_per_entry(student, targets, adjustment) + distilled).sum() / targets.numel()
 
 
@@ -339,7 +339,7 @@ class FedMLPSite(SiteMethod):
         return replace(self.declared, sends_rows=self.parameters.heads)
 
     @cached_property
-    def loss(self) -> Loss:
+    def loss(self) -> LossFunction:
         """Return cross-entropy on the site's classes, or on all classes if missing labels count as negative."""
         return PLAIN_LOSSES[self.task, "masked" if self.parameters.weighted_partial_loss else "negative"]
 
@@ -363,7 +363,7 @@ class FedMLPRound:
         self.labels = context.examples.labels.cpu().numpy()  # (n, classes)
         self.annotated = context.examples.annotated.cpu().numpy()  # (classes,)
         self.second_stage = context.round > parameters.stage_one_rounds
-        self.teacher = copy_as_teacher(context.network)
+        self.teacher = copy_model_as_teacher(context.network)
         stored = context.method_state.get("tags")
         self.tags: Tags = np.full(self.labels.shape, -1, np.int8) if stored is None else stored.astype(np.int8)
         if self.second_stage and parameters.detection and "prototypes" in context.statistics:
@@ -373,7 +373,7 @@ class FedMLPRound:
             targets = np.where(~self.annotated & np.isnan(targets), 0.0, targets)
         self.targets = torch.from_numpy(targets.astype(np.float32)).to(context.examples.labels.device)
         # By each class's positives at this site, true or tagged.
-        self.adjustment = logit_adjustment_of_targets(self.targets) if parameters.weighted_partial_loss else None
+        self.adjustment = compute_target_logit_adjustment(self.targets) if parameters.weighted_partial_loss else None
 
     def tag_missing_labels(self) -> Tags:
         """Return earlier and new tags; new ones follow from the received model's features (specs 3.5, steps 1 to 4)."""
@@ -476,21 +476,21 @@ class FedMLP(Method):
         }
         difficulty = {site: reply.statistics["difficulty"].clip(0, 1) for site, reply in sent.items()}
         sure = {site: np.where(annotated[site], np.nan, of_site) for site, of_site in difficulty.items()}
-        now = {"prototypes": average_over_sites(local, weights), "difficulty": average_over_sites(sure, images)}
+        now = {"prototypes": average_known_entries(local, weights), "difficulty": average_known_entries(sure, images)}
         first = {"prototypes": now["prototypes"], "difficulty": np.ones(len(context.contract.class_names))}
         return {
             name: np.where(np.isnan(mean), context.statistics.get(name, first[name]), mean).astype(np.float32)
             for name, mean in now.items()
         }
 
-    def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
+    def compute_round_figures(self, context: RoundContext) -> Mapping[str, Any]:
         """Return each class's difficulty; None if every site labels the class. Empty before sites send difficulties."""
         if "difficulty" not in context.statistics:
             return {}
         values = np.where(context.contract.annotation_matrix().all(axis=0), np.nan, context.statistics["difficulty"])
         return {"difficulty": convert_to_json_numbers(dict(zip(context.contract.class_names, values, strict=True)))}
 
-    def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
+    def compute_summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
         """Return the cosines between the global prototypes, but not the vectors themselves."""
         if "prototypes" not in context.statistics:
             return {}
@@ -499,6 +499,6 @@ class FedMLP(Method):
         def to_json_numbers(values: Iterable[np.floating]) -> list[float | None]:
             return [None if np.isnan(value) else float(value) for value in values]
 
-        positives = [to_json_numbers(row) for row in pairwise_cosines(prototypes[:, 1])]
-        signs = to_json_numbers(pairwise_cosines(pair)[0, 1] for pair in prototypes)
+        positives = [to_json_numbers(row) for row in compute_pairwise_cosines(prototypes[:, 1])]
+        signs = to_json_numbers(compute_pairwise_cosines(pair)[0, 1] for pair in prototypes)
         return {"prototypes": {"classes": list(context.contract.class_names), "positives": positives, "signs": signs}}

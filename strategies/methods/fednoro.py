@@ -44,12 +44,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from common.models.network import Model, compute_logits
 from common.wire.records import Arrays
 from strategies.aggregation.means import Float64, Weighting, Weights
-from strategies.aggregation.robust import distances_between_models, update_inner_products
+from strategies.aggregation.robust import compute_distances_between_models, compute_update_inner_products
 from strategies.local.losses import Missing
-from strategies.local.objective import Batch, ClientContext, LocalRound, copy_as_teacher
+from strategies.local.objective import Batch, ClientContext, LocalRound, copy_model_as_teacher
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.methods.base import Method, RoundContext, SiteReply
-from strategies.methods.fedmlp import logit_adjustment_of_targets, supervised_loss
+from strategies.methods.fedmlp import compute_target_logit_adjustment, supervised_loss
 
 Floats = NDArray[np.floating]
 Flags = NDArray[np.bool_]
@@ -148,7 +148,7 @@ def lower_noisy_site_weights(weights: Floats, products: Float64, noisy: Flags) -
     plain = np.asarray(weights, np.float64)
     if noisy.all() or not noisy.any():
         return plain
-    nearest = distances_between_models(products)[:, ~noisy].min(axis=1)
+    nearest = compute_distances_between_models(products)[:, ~noisy].min(axis=1)
     distance = np.where(noisy, nearest, 0.0)
     return np.asarray(plain * np.exp(-distance / (distance.max() or 1.0)), np.float64)
 
@@ -156,13 +156,13 @@ def lower_noisy_site_weights(weights: Floats, products: Float64, noisy: Flags) -
 # ---------------------------------------------------------------------- distillation
 
 
-def distillation_weight(server_round: int, parameters: FedNoRoParameters) -> float:
+def compute_distillation_weight(server_round: int, parameters: FedNoRoParameters) -> float:
     """Return lambda: its largest value times ``exp(-5 (1 - x)^2)``, where x rises from 0 to 1 over the ramp."""
     risen = min(1.0, (server_round - 1 - parameters.stage_one_rounds) / parameters.ramp_rounds)
     return parameters.distillation * float(np.exp(-5.0 * (1.0 - risen) ** 2))
 
 
-def distillation_divergence(student: Tensor, teacher: Tensor, chosen: Tensor) -> Tensor:
+def compute_distillation_divergence(student: Tensor, teacher: Tensor, chosen: Tensor) -> Tensor:
     """Return the Kullback-Leibler divergence of the student from the teacher, averaged over the chosen entries.
 
     Args:
@@ -203,9 +203,12 @@ class FedNoRoSite(SiteMethod):
         negative = parameters.missing == "negative"
         targets = torch.where(examples.annotated, examples.labels, 0.0) if negative else examples.labels  # (n, classes)
         indicators = self.make_loss_indicators(context, targets)
-        adjustment, share = logit_adjustment_of_targets(targets), distillation_weight(context.round, parameters)
+        adjustment, share = (
+            compute_target_logit_adjustment(targets),
+            compute_distillation_weight(context.round, parameters),
+        )
         noisy = "noisy" in context.statistics and bool(context.statistics["noisy"][0])
-        teacher = copy_as_teacher(context.network) if noisy else None
+        teacher = copy_model_as_teacher(context.network) if noisy else None
 
         def objective(model: Model, batch: Batch) -> Tensor:
             view = batch.view()
@@ -216,7 +219,7 @@ class FedNoRoSite(SiteMethod):
             with torch.no_grad():
                 received = batch.logits(teacher, view) / parameters.temperature
             chosen = torch.ones_like(batch.annotated) if negative else ~batch.annotated
-            return share * distillation_divergence(student, received, chosen) + (1 - share) * labels
+            return share * compute_distillation_divergence(student, received, chosen) + (1 - share) * labels
 
         return LocalRound(objective, lambda model, losses: indicators)
 
@@ -267,10 +270,10 @@ class FedNoRo(Method):
         noisy: Flags = np.array([self.is_noisy_site(context, site) for site in replies], np.bool_)
         if context.round <= self.site.parameters.stage_one_rounds or noisy.all() or not noisy.any():
             return weights
-        products = update_inner_products([reply.update for reply in replies.values()])
+        products = compute_update_inner_products([reply.update for reply in replies.values()])
         return [float(weight) for weight in lower_noisy_site_weights(np.asarray(weights), products, noisy)]
 
-    def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
+    def compute_summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
         """Return the names of the noisy sites; empty before stage 2."""
         if context.round <= self.site.parameters.stage_one_rounds:
             return {}

@@ -37,7 +37,7 @@ from common.models.zoo.spec import Task
 from common.wire.records import Arrays, RollCallAnswer
 from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
 from strategies.local.losses import (
-    Loss,
+    LossFunction,
     Missing,
     cross_entropy_per_image,
     fill_missing_labels,
@@ -45,7 +45,7 @@ from strategies.local.losses import (
     mask_unknown_logits,
     mean_over_mask,
 )
-from strategies.local.objective import Batch, ClientContext, Examples, LocalRound, plain
+from strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound, plain
 from strategies.local.site_method import Parameters, Payload, SiteMethod
 from strategies.methods.base import Method, RoundContext
 from strategies.methods.surgical import OwnersMean
@@ -98,7 +98,7 @@ def compute_label_prior(positives: Float64, images: Float64) -> Float64:
     return np.asarray(np.nansum(positives, axis=0) / np.where(total > 0, total, 1.0), np.float64)
 
 
-def expected_label_weight(shares: Float64, prior: Float64) -> float:
+def compute_expected_label_weight(shares: Float64, prior: Float64) -> float:
     """Return FedSLD's expected weight ``sum_c p(c)^2 / P(c)``, at least 1, for class shares p and prior P.
 
     Args:
@@ -146,8 +146,8 @@ def _complete_label_counts(answer: RollCallAnswer, context: RoundContext) -> tup
     return positives, images
 
 
-def mean_label_weight(context: RoundContext) -> float:
-    """Return the :func:`expected_label_weight` averaged over the sites, weighted by their images.
+def compute_mean_label_weight(context: RoundContext) -> float:
+    """Return the :func:`compute_expected_label_weight` averaged over the sites, weighted by their images.
 
     In a multi-label task it is also averaged over classes.
     """
@@ -163,7 +163,7 @@ def mean_label_weight(context: RoundContext) -> float:
         if context.task == "multi_label":  # each class is a distribution of two
             stated = np.flatnonzero(np.isfinite(own_images) & (own_images > 0))
             pairs = [(np.array([shares[c], 1 - shares[c]]), np.array([prior[c], 1 - prior[c]])) for c in stated]
-        factors.append(float(np.mean([expected_label_weight(*pair) for pair in pairs])))
+        factors.append(float(np.mean([compute_expected_label_weight(*pair) for pair in pairs])))
         weights.append(float(np.nanmax(own_images)))
     return float(np.average(factors, weights=weights))
 
@@ -270,7 +270,7 @@ class FedSLDSite(SiteMethod):
         """Return the declared data; with ``heads = "own"`` each site has the head rows of its own classes only."""
         return replace(self.declared, rows=self.parameters.heads)
 
-    def local_loss(self, statistics: Arrays, examples: Examples, spec: TrainingSection) -> Loss:
+    def local_loss(self, statistics: Arrays, examples: LabelledExamples, spec: TrainingSection) -> LossFunction:
         """Return the loss that weighs images by their class's share in the batch over its share in the federation."""
         prior = torch.from_numpy(statistics["prior"].copy()).to(examples.labels.device)
 
@@ -319,7 +319,7 @@ class FedSLD(Method):
         """Return the class that averages head rows: over all sites, or with ``heads = "own"`` over the row's owners."""
         return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
 
-    def roll_call_faults(self, context: RoundContext) -> list[Fault]:
+    def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
         """Return a fault if a class's share in the federation is unknown."""
         return find_uncounted_class_faults(context)
 
@@ -327,12 +327,12 @@ class FedSLD(Method):
         """Return for each site the federation's label prior over the classes of the site's head rows."""
         everywhere, contract = compute_label_prior(*collect_label_counts(context)), context.contract
 
-        def prior_of(site: str) -> Arrays:
+        def select_prior_of_site(site: str) -> Arrays:
             prior = compute_site_prior(context, everywhere, site)
-            rows = self.site.rows_of(site, contract)
+            rows = self.site.select_own_rows(site, contract)
             return {"prior": prior[[contract.class_names.index(name) for name in rows]]}
 
-        return prior_of
+        return select_prior_of_site
 
 
 class ScaledFedAvg(Method):
@@ -341,7 +341,7 @@ class ScaledFedAvg(Method):
     site_class = ScaledFedAvgSite
     site: ScaledFedAvgSite
 
-    def roll_call_faults(self, context: RoundContext) -> list[Fault]:
+    def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
         """Return a fault if a class's share in the federation is unknown."""
         return find_uncounted_class_faults(context)
 
@@ -350,5 +350,5 @@ class ScaledFedAvg(Method):
         if self.site.parameters.scale == "batch":
             everywhere = compute_label_prior(*collect_label_counts(context))
             return lambda site: {"prior": compute_site_prior(context, everywhere, site)}
-        factor = np.array([mean_label_weight(context)], np.float32)
+        factor = np.array([compute_mean_label_weight(context)], np.float32)
         return lambda site: {"factor": factor}

@@ -51,7 +51,7 @@ class Polyclinic(SequentialMethod):
     site_class = PolyclinicSite
     site: PolyclinicSite
 
-    def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
+    def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return the sites in a random order that depends only on the run's seed and the round."""
         if self.site.parameters.order == "name":
             return sites
@@ -59,7 +59,7 @@ class Polyclinic(SequentialMethod):
         return [sites[place] for place in generator.permutation(len(sites))]
 
     @property
-    def last_rounds(self) -> int:
+    def special_last_rounds(self) -> int:
         """Return the number of last rounds that end with the mean of the models after each hospital."""
         return self.site.parameters.mean_rounds
 

@@ -30,18 +30,18 @@ from pydantic import Field
 from torch import Tensor
 
 from common.models.network import Model
-from common.models.state import read_state, write_state
+from common.models.state import read_model_state, write_model_state
 from common.system.hashing import derive_seed
-from common.wire.records import Arrays, ModelGroups, arrays_with_prefix
+from common.wire.records import Arrays, ModelGroups, select_arrays_with_prefix
 from strategies.aggregation.means import Float64, Weighting, Weights
-from strategies.aggregation.robust import distances_from_mean_model, update_inner_products
+from strategies.aggregation.robust import compute_distances_from_mean, compute_update_inner_products
 from strategies.local.losses import compute_positive_weights, partial_loss
 from strategies.local.objective import (
     Batch,
     ClientContext,
     LocalRound,
-    copy_as_teacher,
-    teacher_decay,
+    compute_teacher_decay,
+    copy_model_as_teacher,
     update_teacher_average,
 )
 from strategies.local.site_method import Parameters, SiteMethod
@@ -102,7 +102,7 @@ def compute_consensus_weights(
 
 def weigh_group_by_distance(products: Float64, weights: Float64, images: Float64, scale: float) -> Float64:
     """Return the site weights in one sub-consensus, lower with the distance from its mean; they sum to 1."""
-    distances = scale * distances_from_mean_model(products, weights) / images
+    distances = scale * compute_distances_from_mean(products, weights) / images
     raw = weights * np.exp(distances.min() - distances)  # 1 for the closest site: a large beta leaves one
     return np.asarray(raw / raw.sum(), np.float64)
 
@@ -132,10 +132,10 @@ class RSCFedRound:
 
     def __init__(self, context: ClientContext, parameters: RSCFedParameters) -> None:
         self.parameters = parameters
-        self.teacher = copy_as_teacher(context.network)
-        if stored := arrays_with_prefix("teacher", context.method_state):
+        self.teacher = copy_model_as_teacher(context.network)
+        if stored := select_arrays_with_prefix("teacher", context.method_state):
             groups = ModelGroups.from_named_arrays(stored, context.network.class_names)
-            write_state(self.teacher, trunk=groups.trunk, norm=groups.norm, head=groups.head)
+            write_model_state(self.teacher, trunk=groups.trunk, norm=groups.norm, head=groups.head)
         self.steps = int(context.method_state["steps"][0]) if stored else 0
         self.teacher_is_behind = False  # the student took a step that the teacher has not followed yet
         labels = context.examples.labels
@@ -154,14 +154,16 @@ class RSCFedRound:
     def method_state(self, model: Model) -> Arrays:
         """Return the teacher, and the number of training steps that it averages."""
         self._update_teacher(model)
-        arrays = ModelGroups.from_model(read_state(self.teacher)).to_named_arrays()
+        arrays = ModelGroups.from_model(read_model_state(self.teacher)).to_named_arrays()
         return {f"teacher/{name}": array for name, array in arrays.items()} | {
             "steps": np.array([self.steps], np.float32)
         }
 
     def _update_teacher(self, model: Model) -> None:
         if self.teacher_is_behind:
-            update_teacher_average(self.teacher, model, teacher_decay(self.steps, self.parameters.teacher_decay))
+            update_teacher_average(
+                self.teacher, model, compute_teacher_decay(self.steps, self.parameters.teacher_decay)
+            )
             self.steps, self.teacher_is_behind = self.steps + 1, False
 
 
@@ -180,7 +182,7 @@ class RSCFed(Method):
         models = range(parameters.consensus_models)
         groups = [draw_consensus_group(list(replies), parameters.consensus_sites, (*seed, number)) for number in models]
         images = np.array([float(reply.train_samples) for reply in replies.values()])
-        products = update_inner_products([reply.update for reply in replies.values()])
+        products = compute_update_inner_products([reply.update for reply in replies.values()])
         shares = compute_consensus_weights(
             products, np.asarray(weights, np.float64), images, groups, parameters.distance_scale
         )

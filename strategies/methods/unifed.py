@@ -147,7 +147,7 @@ class UniFed(SequentialMethod):
         """Return the settings of the coordinator's training, which lasts until the loss settles in each round."""
         return _make_server_training(self.site.parameters, self.site.parameters.alpha)
 
-    def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
+    def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return the sites sorted by their latest slope; sites without a slope come last."""
         slopes = {site: float(slope[0]) for site, slope in context.statistics.items() if site in sites}
         return [*sort_sites_easiest_first(slopes), *(site for site in sites if site not in slopes)]
@@ -160,7 +160,7 @@ class UniFed(SequentialMethod):
         """Return the latest slope of each site."""
         return {**context.statistics, **{site: reply.statistics["slope"] for site, reply in replies.items()}}
 
-    def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
+    def compute_round_figures(self, context: RoundContext) -> Mapping[str, Any]:
         """Return the slope of each site's training loss."""
         return {"slopes": convert_to_json_numbers(context.statistics)}
 
@@ -201,7 +201,7 @@ class ServerOnly(SequentialMethod):
         """Return the settings of the coordinator's training, whose model is not mixed with models of sites."""
         return _make_server_training(self.site.parameters, 0.0)
 
-    def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
+    def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return no sites, because no hospital trains."""
         return ()
 

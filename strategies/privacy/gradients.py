@@ -26,13 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.config import BY_STEP, Plan
+from common.config import BY_STEP, HospitalPlan
 from common.data.base.spec import AugmentationSpec
 from common.data.images.augmentation import DRAWS, apply_weak_augmentation
 from common.errors import BadInput, Fault
-from common.models.network import SplitNetwork, autocast, build, set_train_mode
+from common.models.network import SplitNetwork, autocast, build_network, set_train_mode
 from common.models.zoo.spec import is_external_network
-from strategies.local.losses import Loss
+from strategies.local.losses import LossFunction
 from strategies.local.objective import Losses
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import MiniBatch, TrainingTask
@@ -55,7 +55,7 @@ def choose_micro_batch_size(batch_size: int) -> int:
     return min(batch_size, PACK)
 
 
-def private_network_faults(plan: Plan, method: SiteMethod) -> list[Fault]:
+def find_private_network_faults(plan: HospitalPlan, method: SiteMethod) -> list[Fault]:
     """Return the fault for which private training would refuse a network of another package, before any round.
 
     As in training, random images go through a network of random weights, here two at a time.
@@ -64,8 +64,8 @@ def private_network_faults(plan: Plan, method: SiteMethod) -> list[Fault]:
     if plan.privacy.level not in BY_STEP or not is_external_network(spec.architecture):
         return []
     try:
-        network = build(spec.model_copy(update={"weights": None}), ("",), seed=0)
-        set_train_mode(network, frozen_batch_norm=method.frozen_norm)
+        network = build_network(spec.model_copy(update={"weights": None}), ("",), seed=0)
+        set_train_mode(network, frozen_batch_norm=method.freezes_batch_norm)
         with replace_dropout(network, make_secret_noise()), refuse_plan_on_error():
             check_images_independent(network, 2, (spec.channels, spec.image_size, spec.image_size))
     except BadInput as bad:
@@ -86,7 +86,7 @@ class PrivateEpochTrainer:
             images.
     """
 
-    loss: Loss
+    loss: LossFunction
     max_norm: float
     noise_multiplier: float
     sample_rate: float
@@ -123,10 +123,10 @@ class PrivateEpochTrainer:
                     drawn = [
                         rows[number] for number in self.noise.draw_poisson_sample(len(rows), self.sample_rate).tolist()
                     ]
-                    sums, losses[step] = self._sum_of_clipped_gradients(network, exercise, drawn, generator)
+                    sums, losses[step] = self._compute_clipped_gradient_sums(network, exercise, drawn, generator)
                     optimizer.zero_grad(set_to_none=True)
                     for parameter, total in zip(learning, sums, strict=True):
-                        noisy = self._noise_grid.release_with_noise(total, self.noise)
+                        noisy = self._noise_grid.add_noise_to_sum(total, self.noise)
                         # In the parameter's memory format, because a fused step reads both in memory order.
                         parameter.grad = torch.empty_like(parameter).copy_(noisy / self.expected)
                     optimizer.step()
@@ -136,7 +136,7 @@ class PrivateEpochTrainer:
     def _noise_grid(self) -> NoiseQuantizationGrid:
         return NoiseQuantizationGrid(self.noise_multiplier * self.max_norm, self.max_norm)
 
-    def _sum_of_clipped_gradients(
+    def _compute_clipped_gradient_sums(
         self, network: SplitNetwork, exercise: TrainingTask, drawn: Sequence[Tensor], generator: torch.Generator
     ) -> tuple[list[Tensor], float]:
         """Return each parameter's sum of clipped gradients, in steps of the noise's grid, and the mean loss.
@@ -148,7 +148,7 @@ class PrivateEpochTrainer:
         sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in learning]
         loss, images = 0.0, sum(map(len, drawn))
         for pack in split_into_micro_batches(drawn, choose_micro_batch_size(exercise.spec.batch_size)):
-            losses, each = self._gradients_per_owner(network, exercise, pack, learning, generator)
+            losses, each = self._compute_gradients_per_owner(network, exercise, pack, learning, generator)
             loss += losses
             sums = [
                 before + more for before, more in zip(sums, sum_clipped_gradients(each, self._noise_grid), strict=True)
@@ -179,7 +179,7 @@ class PrivateEpochTrainer:
         for parameter in learning:
             pop_image_gradients(parameter, len(rows))
 
-    def _gradients_per_owner(
+    def _compute_gradients_per_owner(
         self,
         network: SplitNetwork,
         exercise: TrainingTask,
@@ -197,14 +197,14 @@ class PrivateEpochTrainer:
         rows, owner = torch.cat(tuple(pack)), torch.repeat_interleave(torch.tensor([len(owned) for owned in pack]))
         for part, whose in zip(*(torch.split(numbers, size) for numbers in (rows, owner)), strict=True):
             filled = torch.cat([part, part[-1:].expand(size - len(part))])
-            losses = self._loss_per_image(network, exercise, filled, generator)[: len(part)]
+            losses = self._compute_loss_per_image(network, exercise, filled, generator)[: len(part)]
             losses.sum().backward()  # type: ignore[no-untyped-call]
             loss += float(losses.detach().sum())
             for parameter, gradients in zip(learning, each, strict=True):
                 gradients.index_add_(0, whose.to(gradients.device), pop_image_gradients(parameter, size)[: len(part)])
         return loss, each
 
-    def _loss_per_image(
+    def _compute_loss_per_image(
         self, network: SplitNetwork, exercise: TrainingTask, rows: Tensor, generator: torch.Generator
     ) -> Tensor:
         """Run the network on augmented images, and return the loss of each image, ``(batch,)``."""
@@ -222,7 +222,7 @@ class PrivateEpochTrainer:
         return compute_losses_by_image(self.loss, batch.logits(network, batch.view()), labels, annotated)
 
 
-def compute_losses_by_image(loss: Loss, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+def compute_losses_by_image(loss: LossFunction, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     """Return the loss of each image alone, ``(batch,)``."""
 
     def loss_of_image(row: Tensor, entries: Tensor) -> Tensor:

@@ -174,7 +174,7 @@ def pop_image_gradients(parameter: nn.Parameter, images: int) -> Tensor:
     if len(rows) == images:
         return rows
     if not len(rows) or len(rows) % images:
-        raise _mixed_images_error()
+        raise _make_mixed_images_error()
     return rows.reshape(images, -1, *parameter.shape).sum(dim=1)
 
 
@@ -259,14 +259,14 @@ def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed:
         before = gradients(first, weights[:images])
         _, longer = gradients(torch.cat([first, second[:1]]), weights)
         if longer != before[1]:
-            raise _mixed_images_error()
+            raise _make_mixed_images_error()
         # Two different numbers differ in some bit, so some trial replaces only one of any two images.
         for bit, value in itertools.product(range((images - 1).bit_length()), (0, 1)):
             stays = (numbers >> bit) % 2 == value
             mixed = torch.where(stays.view(-1, *[1] * (first.dim() - 1)), first, second)
             after, _ = gradients(mixed, weights[:images])
             if not _are_gradients_alike([rows[stays] for rows in before[0]], [rows[stays] for rows in after]):
-                raise _mixed_images_error()
+                raise _make_mixed_images_error()
     with torch.no_grad():
         probe.eval()(second)
     after_both = probe.state_dict()  # nothing was optimised
@@ -298,7 +298,7 @@ def _compute_trial_gradients(
     by_image = [pop_image_gradients(parameter, len(images)) for parameter in learning]
     sums = [gradients.sum(dim=0)[None].flatten(1) for gradients in by_image]
     if not _are_gradients_alike([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
-        raise _mixed_images_error()
+        raise _make_mixed_images_error()
     return [gradients.flatten(1) for gradients in by_image], [count / len(images) for count in (*rows, *masks)]
 
 
@@ -329,7 +329,7 @@ def refuse_plan_on_error() -> Iterator[None]:
         raise BadInput([Fault("model.architecture", f"{problem}.", hint)]) from error
 
 
-def _mixed_images_error() -> BadInput:
+def _make_mixed_images_error() -> BadInput:
     problem = (
         "mixes the images of a batch, takes them apart or has one dropout mask for several: "
         "what one image changes cannot be limited."

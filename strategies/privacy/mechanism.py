@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.config import BY_STEP, Experiment, Plan, PrivacySection
+from common.config import BY_STEP, Experiment, HospitalPlan, PrivacySection
 from common.errors import Fault
 from common.models.zoo.networks import is_batch_norm
 from common.models.zoo.registry import build_meta_backbone
@@ -152,7 +152,7 @@ class ReplyNoise:
 
     def _add_noise(self, array: Array, grid: NoiseQuantizationGrid) -> Array:
         steps = grid.round_to_steps(torch.from_numpy(np.array(array, np.float64)))
-        return grid.release_with_noise(steps, self.noise).numpy()
+        return grid.add_noise_to_sum(steps, self.noise).numpy()
 
 
 def clip_arrays(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Array]:
@@ -165,7 +165,7 @@ def clip_arrays(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Array
 
 
 @dataclass(frozen=True)
-class SitePrivacy:
+class SitePrivacySettings:
     """The settings of differential privacy at one site, equal in every round of a run.
 
     Attributes:
@@ -227,7 +227,7 @@ class SitePrivacy:
         )
 
 
-def make_site_privacy(plan: Plan, method: SiteMethod, images: int) -> SitePrivacy | None:
+def make_site_privacy(plan: HospitalPlan, method: SiteMethod, images: int) -> SitePrivacySettings | None:
     """Return the noise of a plan at a site with this number of training images; None if the plan has no noise."""
     section, training = plan.privacy, plan.training
     if section.level == "none":
@@ -246,10 +246,10 @@ def make_site_privacy(plan: Plan, method: SiteMethod, images: int) -> SitePrivac
         noise_multiplier = find_noise_multiplier(
             section.epsilon, section.delta, sample_rate=rate, count=count, accountant=section.accountant
         )
-    return SitePrivacy(section, noise_multiplier, rate, steps, epochs, images)
+    return SitePrivacySettings(section, noise_multiplier, rate, steps, epochs, images)
 
 
-def find_privacy_faults(method: SiteMethod, experiment: Experiment | Plan) -> list[Fault]:
+def find_privacy_faults(method: SiteMethod, experiment: Experiment | HospitalPlan) -> list[Fault]:
     """Return the reasons why this method or experiment would break the promise of differential privacy."""
     level, training = experiment.privacy.level, experiment.training
     if level == "none":
@@ -260,7 +260,7 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | Plan) -> li
         unsent = f'{instead} or "fedbn", which do not send it' if instead else ""
         reasons = {
             f'noise can make a running variance of batch normalisation negative; set model.norm = "group"{unsent}': (
-                trains_norm and method.sends_norm
+                trains_norm and method.sends_batch_norm
             )
         }
     else:
@@ -274,7 +274,7 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | Plan) -> li
                 bool(method.parameters.proximal_mu)
             ),
             f'batch normalisation mixes the images of a batch; set model.norm = "group"{frozen}': (
-                trains_norm and not method.frozen_norm
+                trains_norm and not method.freezes_batch_norm
             ),
             f"{by_step}clip_gradients": training.clip_gradients is not None,
             f"{by_step}gradient_accumulation_steps": training.gradient_accumulation_steps > 1,
@@ -287,7 +287,7 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | Plan) -> li
             ),
         }
     faults = [reason for reason, holds in reasons.items() if holds]
-    if method.pooled != "no" or method.shares_nothing or not method.hospitals_train:
+    if method.pooled_missing_labels != "no" or method.trains_alone or not method.hospitals_train:
         faults = [f"{method.name} sends nothing that noise could protect"]
     return [Fault("privacy.level", f'"{level}" makes no sense here: {reason}.') for reason in faults]
 
@@ -308,9 +308,9 @@ def has_trained_batch_norm(spec: ModelSpec) -> bool:
 def find_secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
     """Return the reasons why this method cannot work with sums of updates alone; empty if it can."""
     reasons = {
-        "there is one pseudo-site": method.pooled != "no",
+        "there is one pseudo-site": method.pooled_missing_labels != "no",
         "the model is passed on from site to site": method.sequential,
-        "every site trains by itself, and nothing is summed": method.shares_nothing,
+        "every site trains by itself, and nothing is summed": method.trains_alone,
         "it weighs each update by what that update is": method.weighs_updates,
         "a robust mean looks at each update by itself (method.mean)": method.parameters.mean is not None,
         "its statistics would travel beside the update, unmasked": bool(method.declared_payload.statistics),

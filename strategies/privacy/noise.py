@@ -32,7 +32,7 @@ Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 
 
-class BitStream:
+class SecretBitStream:
     """A stream of random bits: AES-256 in counter mode with a key of 256 bits."""
 
     def __init__(self, key: bytes) -> None:
@@ -55,7 +55,7 @@ class BitStream:
         return happened
 
 
-def draw_discrete_gaussian(count: int, bits: BitStream, scale_bits: int = SCALE_BITS) -> Integers:
+def draw_discrete_gaussian(count: int, bits: SecretBitStream, scale_bits: int = SCALE_BITS) -> Integers:
     """Draw independent integers y with probability proportional to ``exp(-y^2 / (2 s^2))``.
 
     Args:
@@ -72,7 +72,7 @@ def draw_discrete_gaussian(count: int, bits: BitStream, scale_bits: int = SCALE_
     return draws
 
 
-def _try_discrete_gaussian(count: int, bits: BitStream, scale_bits: int) -> Integers:
+def _try_discrete_gaussian(count: int, bits: SecretBitStream, scale_bits: int) -> Integers:
     """Make ``count`` attempts to draw a discrete Gaussian (algorithm 3, with t = s); return the accepted values."""
     magnitude, positive = _try_discrete_laplace(count, bits, scale_bits)
     # (|y| - s)^2 / (2 s^2), in units of 2^-(2 scale_bits + 1)
@@ -81,7 +81,7 @@ def _try_discrete_gaussian(count: int, bits: BitStream, scale_bits: int) -> Inte
     return np.where(positive, magnitude, -magnitude)[accepted]
 
 
-def _try_discrete_laplace(count: int, bits: BitStream, scale_bits: int) -> tuple[Integers, NDArray[np.bool_]]:
+def _try_discrete_laplace(count: int, bits: SecretBitStream, scale_bits: int) -> tuple[Integers, NDArray[np.bool_]]:
     """Make ``count`` attempts at a discrete Laplace of scale s (algorithm 2); return accepted sizes and signs."""
     words = bits.draw_words(count)
     fraction = words >> np.uint64(WORD_BITS - scale_bits) if scale_bits else np.zeros(count, np.uint64)
@@ -93,7 +93,7 @@ def _try_discrete_laplace(count: int, bits: BitStream, scale_bits: int) -> tuple
     return magnitude[single], positive[single]
 
 
-def _draw_run_lengths(count: int, bits: BitStream) -> Integers:
+def _draw_run_lengths(count: int, bits: SecretBitStream) -> Integers:
     """Draw ``(count,)`` run lengths: numbers of successes in a row, each with probability exp(-1)."""
     lengths, active = np.zeros(count, np.int64), np.arange(count)
     while active.size:
@@ -102,7 +102,7 @@ def _draw_run_lengths(count: int, bits: BitStream) -> Integers:
     return lengths
 
 
-def _draw_exp_bernoulli_events(exponent: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_]:
+def _draw_exp_bernoulli_events(exponent: Words, bits: SecretBitStream, unit_bits: int) -> NDArray[np.bool_]:
     """Draw random booleans that are True with probability ``exp(-exponent / 2^unit_bits)`` (algorithm 1)."""
     whole, rest = exponent >> np.uint64(unit_bits), exponent & np.uint64((1 << unit_bits) - 1)
     shift = np.uint64(WORD_BITS - unit_bits)
@@ -121,7 +121,7 @@ def _draw_exp_bernoulli_events(exponent: Words, bits: BitStream, unit_bits: int)
 
 
 def _draw_by_alternating_series(
-    count: int, happened: Callable[[NDArray[np.intp]], NDArray[np.bool_]], bits: BitStream
+    count: int, happened: Callable[[NDArray[np.intp]], NDArray[np.bool_]], bits: SecretBitStream
 ) -> NDArray[np.bool_]:
     """Draw ``count`` random booleans, each True with its own probability exp(-x), for x from 0 to 1 (algorithm 1).
 
@@ -165,7 +165,7 @@ class NoiseSource:
         bits: Random bits of one key, which is used for nothing else.
     """
 
-    bits: BitStream
+    bits: SecretBitStream
 
     def draw_gaussian_steps(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
         """Draw discrete Gaussian noise of this shape with a standard deviation of 2^24, as integers in float64."""
@@ -207,7 +207,7 @@ class NoiseQuantizationGrid:
         """Return values in whole steps, in their own type; truncation towards 0 never makes a vector longer."""
         return (values / self.step_size).trunc()
 
-    def release_with_noise(self, total: Tensor, noise: NoiseSource) -> Tensor:
+    def add_noise_to_sum(self, total: Tensor, noise: NoiseSource) -> Tensor:
         """Return a sum with noise, converted from steps to values, float32.
 
         Args:
@@ -219,9 +219,9 @@ class NoiseQuantizationGrid:
 
 def make_seeded_noise(seed: int) -> NoiseSource:
     """Return a noise source that a seed reproduces, for simulations, where nothing leaves a hospital."""
-    return NoiseSource(BitStream(seed.to_bytes(KEY_BYTES, "big")))
+    return NoiseSource(SecretBitStream(seed.to_bytes(KEY_BYTES, "big")))
 
 
 def make_secret_noise() -> NoiseSource:
     """Return a noise source with a new secret key, for hospitals, because the coordinator knows the run's seeds."""
-    return NoiseSource(BitStream(secrets.token_bytes(KEY_BYTES)))
+    return NoiseSource(SecretBitStream(secrets.token_bytes(KEY_BYTES)))

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from server.coordinator.authority import issue_server_certificate
-from server.coordinator.folder import read_coordinator
+from server.coordinator.folder import read_coordinator_folder
 from tests.bad_input.catalogue import Case, Ended, client, server
 from tests.bad_input.site_files import DATA, HEAD, KEY, LINE, OTHER_LINE, kit_text, request_text
 from tests.client.handshakes import coordinator_in, listening, shows, speaks_http
@@ -77,7 +77,7 @@ def key_of(kind: str, password: bytes = b"") -> bytes:
 
 def of_another_authority(trial: Path) -> None:
     other = coordinator_in(trial.parent / "other")
-    shutil.copy(other.ca_certificate, trial / "authority" / "ca.crt")
+    shutil.copy(other.ca_certificate_path, trial / "authority" / "ca.crt")
 
 
 def edited_entry(trial: Path) -> None:
@@ -86,7 +86,7 @@ def edited_entry(trial: Path) -> None:
 
 
 def expired(trial: Path) -> None:
-    issue_server_certificate(read_coordinator(trial), days=-3)
+    issue_server_certificate(read_coordinator_folder(trial), days=-3)
 
 
 def moved(trial: Path) -> None:
@@ -158,7 +158,7 @@ def meeting(name: str, host: str = "127.0.0.1", days: float | None = None) -> Ca
         trusted = shown if name == "trial" else coordinator_in(folder / "trial", "127.0.0.1")
         issue_server_certificate(shown, **{} if days is None else {"days": days})
         with listening(shows(shown), host) as port:
-            text = kit_text(address=f"{host}:{port}", ca_certificate=trusted.ca_certificate.read_text("ascii"))
+            text = kit_text(address=f"{host}:{port}", ca_certificate=trusted.ca_certificate_path.read_text("ascii"))
             return site(folder, text)
 
     return done

@@ -9,27 +9,27 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from client.site.site_file import make_site_toml
-from common.security.identity import public_key_line
+from common.security.identity import format_public_key_line
 from common.system.toml import to_toml_text
 from server.coordinator.authority import make_certificate_authority
-from server.coordinator.folder import CoordinatorFile, CoordinatorFolder
+from server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent
 from tests.bad_input.catalogue import Case, Ended, client
 
 # ---------------------------------------------------------------------- a key pair, a request and a kit, made once
 
 _PRIVATE = ec.derive_private_key(7, ec.SECP256R1())
 KEY = _PRIVATE.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()).decode()
-LINE = public_key_line(_PRIVATE, "north")
-OTHER_LINE = public_key_line(ec.derive_private_key(8, ec.SECP256R1()), "south")
+LINE = format_public_key_line(_PRIVATE, "north")
+OTHER_LINE = format_public_key_line(ec.derive_private_key(8, ec.SECP256R1()), "south")
 
 
 @lru_cache
 def authority() -> str:
     """PEM of an authority's certificate."""
     with TemporaryDirectory() as folder:
-        made = CoordinatorFolder(Path(folder), CoordinatorFile(name="trial", hosts=("fl.example",), port=1))
+        made = CoordinatorFolder(Path(folder), CoordinatorTomlContent(name="trial", hosts=("fl.example",), port=1))
         make_certificate_authority(made)
-        return made.ca_certificate.read_text(encoding="ascii")
+        return made.ca_certificate_path.read_text(encoding="ascii")
 
 
 def request_text(**other: str) -> str:

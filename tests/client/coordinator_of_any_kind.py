@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from common.config import Plan
+from common.config import HospitalPlan
 from common.data.base.image_set import ImageSet
 from common.models.network import Head
 from common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
-from common.security.identity import public_key_line
+from common.security.identity import format_public_key_line
 from common.wire import secure_aggregation as wire
 from common.wire.records import ModelGroups, TrainReply, TrainRequest
 from strategies.privacy.secure_aggregation import crypto
@@ -56,7 +56,7 @@ def linear_network(channels: int, image_size: int) -> nn.Module:
 NETWORK = register_local_plugin(MODELS, linear_network)
 
 
-def of_linear_network(plan: Plan) -> Plan:
+def of_linear_network(plan: HospitalPlan) -> HospitalPlan:
     """The plan, for the network above; its one step is long, so that updates are far above the masks' grid."""
     of = changed_plan(plan, model={"architecture": PLUGIN + NETWORK, "neck": None}, training={"lr": 1.0})
     return of.model_copy(update={"plugins": (identify_plugin(MODELS, NETWORK),), "weights_sha256": NOBODY_HAS})
@@ -119,13 +119,13 @@ class Attempt:
 
 
 def _place(rows: tuple[str, ...], part: str) -> slice:
-    return next(LAYOUT.slices_of_classes(rows, () if part == BODY else (part,), body=part == BODY))
+    return next(LAYOUT.iterate_class_slices(rows, () if part == BODY else (part,), body=part == BODY))
 
 
 class AnyCoordinator:
     """Leads attempts, as their scripts say."""
 
-    def __init__(self, hospitals: Hospitals, plan: Plan, rows: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(self, hospitals: Hospitals, plan: HospitalPlan, rows: Mapping[str, tuple[str, ...]]) -> None:
         self._here, self._plan, self._rows = hospitals, plan, rows
         self._classes = tuple(sorted({name for names in rows.values() for name in names}))
         self._stated: dict[str, wire.KeysAnswer] = {}
@@ -219,7 +219,9 @@ class AnyCoordinator:
         chosen = script.letters.get(name, tuple(letters))
         senders = tuple(sorted(site for site in chosen if site != name and name in written.get(site, {})))
         sealed = tuple(written[site][name] for site in senders)
-        request = wire.MaskedRequest(script.run, script.round, senders, sealed, LAYOUT.vector_size(self._rows[name]))
+        request = wire.MaskedRequest(
+            script.run, script.round, senders, sealed, LAYOUT.compute_vector_size(self._rows[name])
+        )
         answer = self._here.send(name, "query.masked_update", request, wire.MaskedAnswer)
         if answer is not None and name in attempt.updates:
             attempt.vectors[name], attempt.fellows[name] = answer.vector, senders
@@ -244,7 +246,7 @@ def _forged(
             text = stated.model_copy(update=changes[how]).text_to_sign()
             own = {
                 "signature": crypto.sign_masking_statement(text, STRANGER),
-                "identity": public_key_line(STRANGER, ""),
+                "identity": format_public_key_line(STRANGER, ""),
             }
             yield replace(keys, statement=text, **(own if how == "stranger" else {}))
         else:
@@ -288,15 +290,15 @@ def _without_known_masks(
     vector = attempt.vectors[name].copy()
     for segment in list_segments({site: rows[site] for site in attempt.statements}):
         if name in segment.owners and (name, segment.name) in masks:
-            places = LAYOUT.slices_of_classes(rows[name], segment.classes, body=segment.is_body)
-            crypto.add_mask(vector, places, masks[(name, segment.name)], subtract=True)
+            places = LAYOUT.iterate_class_slices(rows[name], segment.classes, body=segment.is_body)
+            crypto.add_mask_to_vector(vector, places, masks[(name, segment.name)], subtract=True)
     for other in attempt.fellows[name]:
         for ours, theirs in ((name, other), (other, name)):
             if ours in keys:
-                shared = crypto.agree_shared_secret(keys[ours], attempt.statements[theirs].masking_key)
+                shared = crypto.compute_shared_secret(keys[ours], attempt.statements[theirs].masking_key)
                 common = tuple(row for row in rows[name] if row in rows[other])
-                crypto.add_mask(
-                    vector, LAYOUT.slices_of_classes(rows[name], common, body=True), shared, subtract=name < other
+                crypto.add_mask_to_vector(
+                    vector, LAYOUT.iterate_class_slices(rows[name], common, body=True), shared, subtract=name < other
                 )
                 break
     # A mask that two sites have in common and that nobody else knows cancels in their sum.
@@ -315,8 +317,10 @@ def _secrets(attempt: Attempt) -> tuple[dict[tuple[str, str], bytes], dict[str, 
     masks, keys = {}, {}
     for part, shares in shares_of_masks.items():
         with suppress(crypto.SecretsError):  # too few of them
-            masks[part] = crypto.join_shares(shares)
+            masks[part] = crypto.recover_secret_from_shares(shares)
     for gone, shares in shares_of_keys.items():
         with suppress(crypto.SecretsError):
-            keys[gone] = crypto.private_key_from_bytes(crypto.join_shares(shares), attempt.statements[gone].masking_key)
+            keys[gone] = crypto.deserialize_private_key(
+                crypto.recover_secret_from_shares(shares), attempt.statements[gone].masking_key
+            )
     return masks, keys

@@ -11,15 +11,15 @@ from select import select
 
 import grpc
 
-from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, Hello
+from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, HelloAnswer
 from server.coordinator.authority import issue_server_certificate, make_certificate_authority
-from server.coordinator.folder import CoordinatorFile, CoordinatorFolder, write_coordinator
+from server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent, write_coordinator_toml
 
 Handler = Callable[[socket.socket], object]
 
 
 def coordinator_in(folder: Path, host: str = "fl.example", name: str = "trial") -> CoordinatorFolder:
-    coordinator = write_coordinator(folder, CoordinatorFile(name=name, hosts=(host,), port=9092))
+    coordinator = write_coordinator_toml(folder, CoordinatorTomlContent(name=name, hosts=(host,), port=9092))
     make_certificate_authority(coordinator)
     issue_server_certificate(coordinator)
     return coordinator
@@ -64,7 +64,7 @@ def shows_certificate(chain: Path, key: Path) -> Handler:
 
 
 def shows(coordinator: CoordinatorFolder) -> Handler:
-    return shows_certificate(coordinator.authority / "server.crt", coordinator.authority / "server.key")
+    return shows_certificate(coordinator.authority_path / "server.crt", coordinator.authority_path / "server.key")
 
 
 def answers(line: bytes) -> Handler:
@@ -117,10 +117,10 @@ def grpc_server(answer: Callable[[bytes], bytes] | grpc.GenericRpcHandler, crede
 
 
 def tls_of(coordinator: CoordinatorFolder) -> grpc.ServerCredentials:
-    chain, key = coordinator.authority / "server.crt", coordinator.authority / "server.key"
+    chain, key = coordinator.authority_path / "server.crt", coordinator.authority_path / "server.key"
     return grpc.ssl_server_credentials([(key.read_bytes(), chain.read_bytes())])
 
 
 def says(**fields: object) -> Callable[[bytes], bytes]:
     """A coordinator that says this of itself."""
-    return lambda request: Hello(**fields).model_dump_json().encode()
+    return lambda request: HelloAnswer(**fields).model_dump_json().encode()

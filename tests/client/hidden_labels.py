@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.site.policy import Policy
+from client.site.policy import SitePolicy
 from client.site.site import Site
 from common.contract import LabelDeclaration
 from common.wire.records import TrainReply, TrainRequest
@@ -47,7 +47,7 @@ def hospital(folder: Path, classes: Sequence[str], labels: Labels, *, turned: bo
     Args:
         turned: The validation part and the test part are of other images, with the opposite labels.
     """
-    own = Policy(**{"smallest_count": FEW, "networks": ("*",), "train_hidden_classes": False, **policy})
+    own = SitePolicy(**{"smallest_count": FEW, "networks": ("*",), "train_hidden_classes": False, **policy})
     parts = []
     for number, count in enumerate((len(labels), 16, 16)):
         other = turned and number > 0

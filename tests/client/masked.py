@@ -13,20 +13,20 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import make_client_app
-from client.site.policy import Policy
+from client.site.policy import SitePolicy
 from client.site.site import Site
-from common.config import Plan
+from common.config import HospitalPlan
 from common.contract import LabelDeclaration
 from common.errors import BadInput
 from common.models.state import ModelState
-from common.security.identity import public_key_line
+from common.security.identity import format_public_key_line
 from common.wire.codec import R, decode_record, encode_record
 from common.wire.records import Record, TrainReply, TrainRequest
 from common.wire.secure_aggregation import STAGES, RevealRequest
 from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskedSumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
-from strategies.privacy.secure_aggregation.site import SigningIdentity
-from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout, flatten_update, max_update_value
+from strategies.privacy.secure_aggregation.site import SiteSigningIdentity
+from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout, choose_max_update_value, flatten_update
 from strategies.registry import build_site_method
 from tests.client.rounds import OWN, beginning, changed_plan, images, plan, request
 
@@ -70,7 +70,7 @@ def forged(record: Any, **fields: Any) -> Any:
     return copied
 
 
-def masked_plan(method: str = "vanilla", parameters: Mapping[str, Any] | None = None, **training: Any) -> Plan:
+def masked_plan(method: str = "vanilla", parameters: Mapping[str, Any] | None = None, **training: Any) -> HospitalPlan:
     """One local step of plain descent, whose outcome can be worked out."""
     own = {"weighting": "uniform", **(parameters or {})}
     of = plan(method, own, **{"optimizer": "sgd", "lr": 0.1, "batch_size": 64, "epochs": 1, **training})
@@ -96,8 +96,8 @@ class Hospitals:
     def __post_init__(self) -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
         keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in self.names}
-        lines = {name: public_key_line(key, "") for name, key in keys.items()}
-        policy = Policy(**{"masked_only": True, "peers": lines, "smallest_count": 0, **self.policy})
+        lines = {name: format_public_key_line(key, "") for name, key in keys.items()}
+        policy = SitePolicy(**{"masked_only": True, "peers": lines, "smallest_count": 0, **self.policy})
         self.sites, self.apps = dict[str, Site](), dict[str, ClientApp]()
         for seed, name in enumerate(self.names):
             classes, count = self.class_names.get(name, OWN), self.counts.get(name, 40)
@@ -107,7 +107,7 @@ class Hospitals:
                 self.folder / name,
                 durable=False,
                 policy=policy,
-                identity=SigningIdentity(keys[name], lines[name]),
+                identity=SiteSigningIdentity(keys[name], lines[name]),
             )
         self.start(self.names)
 
@@ -133,19 +133,19 @@ class Hospitals:
             return None
         return decode_record(reply.content, expected)
 
-    def rows(self, name: str, of: Plan) -> tuple[str, ...]:
+    def rows(self, name: str, of: HospitalPlan) -> tuple[str, ...]:
         """The head rows that a hospital is sent."""
         every = tuple(sorted({row for site in self.sites for row in self.class_names.get(site, OWN)}))
         return self.class_names.get(name, OWN) if build_site_method(of).declared_payload.rows == "own" else every
 
-    def train_request(self, of: Plan, name: str, server_round: int = 1, run: str = "run") -> TrainRequest:
+    def train_request(self, of: HospitalPlan, name: str, server_round: int = 1, run: str = "run") -> TrainRequest:
         """The request of an honest coordinator to a hospital, from the run's first model."""
         whole = beginning(of, tuple(sorted({row for site in self.sites for row in self.rows(site, of)})))
         own = ModelState(whole.trunk, whole.norm, whole.head.select_rows(self.rows(name, of)))
         return replace(request(of, own, server_round), run=run)
 
     def trained(
-        self, of: Plan, members: Sequence[str], server_round: int, change: Change, run: str = "run"
+        self, of: HospitalPlan, members: Sequence[str], server_round: int, change: Change, run: str = "run"
     ) -> dict[str, TrainReply]:
         """Have hospitals train."""
         requests = {name: change(name, self.train_request(of, name, server_round, run)) for name in members}
@@ -154,7 +154,7 @@ class Hospitals:
 
     def opened(
         self,
-        of: Plan,
+        of: HospitalPlan,
         members: Sequence[str] = (),
         server_round: int = 1,
         change: Change = honest,
@@ -173,10 +173,10 @@ class Hospitals:
         method = build_site_method(of)
         replies = self.trained(of, members or tuple(self.sites), server_round, change, run)
         model = beginning(of, OWN)
-        layout = SegmentLayout(len(model.trunk), len(model.norm) if method.sends_norm else 0, model.head.features)
+        layout = SegmentLayout(len(model.trunk), len(model.norm) if method.sends_batch_norm else 0, model.head.features)
         rows = {name: tuple(sorted(self.rows(name, of))) if method.declared_payload.head else () for name in replies}
         classes = tuple(sorted({row for own in rows.values() for row in own}))
-        numbers = max_update_value(of, method), make_distributed_noise(of, method)
+        numbers = choose_max_update_value(of, method), make_distributed_noise(of, method)
         return self.unmask(MaskedSumRequest(run, server_round, rows, classes, layout, *numbers), change, lost or {})
 
     def unmask(
@@ -195,16 +195,16 @@ class Hospitals:
 
         return MaskedSummation(summation, ask).unmask_sum()
 
-    def plain(self, of: Plan, name: str, change: Change = honest) -> np.ndarray:
+    def plain(self, of: HospitalPlan, name: str, change: Change = honest) -> np.ndarray:
         """The update that a hospital would send without masks, as one vector."""
         return self.bare(name, change(name, self.train_request(of, name))).astype(np.float64)
 
     def bare(self, name: str, train: TrainRequest) -> np.ndarray:
         """The update of a hospital that took part in nothing before, for a request without masks."""
-        unmasked = changed_plan(Plan.model_validate_json(train.plan), privacy={"secure_aggregation": False})
+        unmasked = changed_plan(HospitalPlan.model_validate_json(train.plan), privacy={"secure_aggregation": False})
         folder = self.folder / "bare" / name
         train = replace(train, plan=unmasked.model_dump_json(), run=f"bare-{len(list(folder.glob('*')))}")
-        policy = Policy(smallest_count=0, networks=("*",))
+        policy = SitePolicy(smallest_count=0, networks=("*",))
         site = replace(self.sites[name], folder=folder / train.run, policy=policy)
         reply = self.send(name, "train", train, TrainReply, make_client_app(lambda context: site))
         assert reply is not None, self.refusals[-1]

@@ -8,13 +8,13 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 
 from client.app import make_client_app
-from client.site.policy import Policy
+from client.site.policy import SitePolicy
 from client.site.site import Site
-from common.config import Plan
+from common.config import HospitalPlan
 from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
-from common.models.network import build
-from common.models.state import ModelState, read_state
+from common.models.network import build_network
+from common.models.state import ModelState, read_model_state
 from common.security.audit import AuditLog
 from common.wire.codec import R, decode_record, encode_record
 from common.wire.fleet_protocol import ROLL_CALL
@@ -40,11 +40,11 @@ def images(seed: int, count: int, class_names: tuple[str, ...] = OWN) -> ImageSe
 def site(folder: Path, **policy: Any) -> Site:
     """A hospital with few images, of level trusted unless its policy says otherwise."""
     parts = images(1, 40), images(2, 16), images(3, 16)
-    return Site(LabelDeclaration("north", OWN), *parts, folder, policy=Policy(**policy), durable=False)
+    return Site(LabelDeclaration("north", OWN), *parts, folder, policy=SitePolicy(**policy), durable=False)
 
 
-def plan(method: str = "surgical", parameters: Mapping[str, Any] | None = None, **training: Any) -> Plan:
-    return Plan.model_validate(
+def plan(method: str = "surgical", parameters: Mapping[str, Any] | None = None, **training: Any) -> HospitalPlan:
+    return HospitalPlan.model_validate(
         {
             "run": {"method": method, "seed": 5},
             "method": parameters or {},
@@ -55,24 +55,24 @@ def plan(method: str = "surgical", parameters: Mapping[str, Any] | None = None, 
     )
 
 
-def changed_plan(of: Plan, **tables: Mapping[str, Any]) -> Plan:
+def changed_plan(of: HospitalPlan, **tables: Mapping[str, Any]) -> HospitalPlan:
     """The plan with other values in some tables, which nothing checks."""
     return of.model_copy(update={name: getattr(of, name).model_copy(update=keys) for name, keys in tables.items()})
 
 
-def private_plan(of: Plan, **privacy: Any) -> Plan:
+def private_plan(of: HospitalPlan, **privacy: Any) -> HospitalPlan:
     """The plan with this privacy, and with what noise needs: group normalisation, and the last checkpoint."""
     tree = of.model_dump(mode="json")
     tree["model"]["norm"], tree["evaluation"]["checkpoint"] = "group", "last"
-    return Plan.model_validate({**tree, "privacy": privacy})
+    return HospitalPlan.model_validate({**tree, "privacy": privacy})
 
 
-def beginning(of: Plan, rows: Sequence[str] = OWN) -> ModelState:
-    return read_state(build(of.model, rows, of.run.seed))
+def beginning(of: HospitalPlan, rows: Sequence[str] = OWN) -> ModelState:
+    return read_model_state(build_network(of.model, rows, of.run.seed))
 
 
 def request(
-    of: Plan, model: ModelState | None = None, server_round: int = 1, counted: int = 0, best: int = -1
+    of: HospitalPlan, model: ModelState | None = None, server_round: int = 1, counted: int = 0, best: int = -1
 ) -> TrainRequest:
     """A request to train, by default from the run's first model."""
     model = model or beginning(of)
@@ -88,11 +88,13 @@ def evaluate_request(train: TrainRequest, *, test: bool = True) -> EvaluateReque
     return EvaluateRequest(**{name: value for name, value in vars(train).items() if name != "statistics"}, test=test)
 
 
-def evaluation(of: Plan, model: ModelState, server_round: int, counted: int, best: int) -> EvaluateRequest:
+def evaluation(of: HospitalPlan, model: ModelState, server_round: int, counted: int, best: int) -> EvaluateRequest:
     return evaluate_request(request(of, model, server_round, counted, best))
 
 
-def benefit_request(of: Plan, model: ModelState, initial: ModelState, server_round: int, epochs: int) -> BenefitRequest:
+def benefit_request(
+    of: HospitalPlan, model: ModelState, initial: ModelState, server_round: int, epochs: int
+) -> BenefitRequest:
     facts = vars(evaluation(of, model, server_round, 0, -1))
     facts = {name: value for name, value in facts.items() if name != "test"}
     return BenefitRequest(**facts, initial=ModelGroups.from_model(initial), epochs=epochs)
@@ -110,17 +112,17 @@ def record_of(message: Message, kind: type[R]) -> R:
     return decode_record(message.content, kind)
 
 
-def called(at: Site, of: Plan) -> Message:
+def called(at: Site, of: HospitalPlan) -> Message:
     return send(at, ROLL_CALL, RollCall("run", of.model_dump_json()))
 
 
-def trained(at: Site, of: Plan) -> Message:
+def trained(at: Site, of: HospitalPlan) -> Message:
     return send(at, "train", request(of))
 
 
-def judged(at: Site, of: Plan) -> Message:
+def judged(at: Site, of: HospitalPlan) -> Message:
     return send(at, "evaluate", evaluation(of, beginning(of), 1, 0, -1))
 
 
 def log(at: Site) -> list[Any]:
-    return list(AuditLog(at.folder).entries())
+    return list(AuditLog(at.folder).read_entries())

@@ -23,18 +23,24 @@ from client.preview.attack.counts import (
 )
 from client.preview.attack.coverage import BY_FIELD, BY_STATISTIC
 from client.preview.attack.images import attack_by_imprinting
-from client.preview.attack.membership import likelihood_ratio_attack, matched_filter_attack
+from client.preview.attack.membership import attack_by_likelihood_ratio, attack_by_matched_filter
 from client.preview.attack.patients import list_pictures_to_locate, locate_pictures, locate_pictures_by_failure
-from client.preview.attack.suite import ATTACKS, attacks_as_json, draw_sets_by_patient, run_attacks, write_attack_page
+from client.preview.attack.suite import (
+    ATTACKS,
+    attacks_as_json,
+    draw_patient_disjoint_sets,
+    run_attacks,
+    write_attack_page,
+)
 from client.preview.data_dictionary import SENT
 from client.preview.dry_run import choose_preview_experiment
-from client.site.policy import Level, Policy
+from client.site.policy import Level, SitePolicy
 from client.site.site import Site
 from common.config import make_hospital_plan
 from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
-from common.wire.codec import record_field_names
+from common.wire.codec import list_record_field_names
 from strategies.registry import meanings_of_all_statistics
 
 CLASSES = PHANTOM_CLASSES[:3]
@@ -54,7 +60,7 @@ PARTS = draw_parts()
 
 
 def hospital(folder: Path, level: Level, **policy: Any) -> Site:
-    own = Policy.model_validate({"level": level, **policy})
+    own = SitePolicy.model_validate({"level": level, **policy})
     return Site(LabelDeclaration("north", CLASSES), *PARTS, folder, policy=own, durable=False)
 
 
@@ -71,7 +77,7 @@ def figures(attempt: AttackResult) -> tuple[int, int]:
 def test_every_field_that_can_leave_has_an_attack_or_a_reason() -> None:
     """A new field of a record fails here until coverage.py says who looks at it."""
     assert {name: set(fields) for name, fields in BY_FIELD.items()} == {
-        record.__name__: set(record_field_names(record)) for record in SENT
+        record.__name__: set(list_record_field_names(record)) for record in SENT
     }
     assert set(BY_STATISTIC) == set(meanings_of_all_statistics())
     by_field = [by for fields in BY_FIELD.values() for by in fields.values()]
@@ -144,7 +150,7 @@ def test_digits_give_rounded_counts_away_unless_no_score_leaves(tmp_path: Path) 
 
 def sought_by(attack: Callable[[Adversary, ImageSet, Adversary], AttackResult], site: Site) -> AttackResult:
     """Sixteen images trained on, sixteen others, and an update of sixteen further ones."""
-    members, strangers, others = draw_sets_by_patient(site.train, 16)
+    members, strangers, others = draw_patient_disjoint_sets(site.train, 16)
     attacked, other = (adversary(copy_site_with_images(site, train=train)) for train in (members, others))
     return attack(attacked, strangers, other)
 
@@ -156,11 +162,11 @@ def auroc(attempt: AttackResult) -> float:
 
 def test_who_has_an_image_sees_its_part_in_an_update_of_one_step(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted")
-    attempt = sought_by(matched_filter_attack, site)
+    attempt = sought_by(attack_by_matched_filter, site)
     assert (figures(attempt), auroc(attempt)) == ((16, 16), 1)
     assert attempt.by_chance < 8
     few = replace(site, train=site.train.select_rows(np.arange(1)))  # a hospital with one patient attacks itself too
-    assert figures(sought_by(matched_filter_attack, few)) == (0, 1)
+    assert figures(sought_by(attack_by_matched_filter, few)) == (0, 1)
 
 
 def test_noise_hides_an_image_in_an_update_of_one_step(tmp_path: Path) -> None:
@@ -168,11 +174,11 @@ def test_noise_hides_an_image_in_an_update_of_one_step(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).mkdir()
     sites = [hospital(tmp_path / name, "private") for name in "abc"]
-    assert np.mean([auroc(sought_by(matched_filter_attack, site)) for site in sites]) < 0.9
+    assert np.mean([auroc(sought_by(attack_by_matched_filter, site)) for site in sites]) < 0.9
 
 
 def test_shadow_models_tell_members_of_a_model_that_memorised_them(tmp_path: Path) -> None:
-    assert auroc(sought_by(likelihood_ratio_attack, hospital(tmp_path, "trusted"))) > 0.7
+    assert auroc(sought_by(attack_by_likelihood_ratio, hospital(tmp_path, "trusted"))) > 0.7
 
 
 def test_labels_that_a_site_hides_do_not_hide_its_images(tmp_path: Path) -> None:
@@ -182,12 +188,12 @@ def test_labels_that_a_site_hides_do_not_hide_its_images(tmp_path: Path) -> None
     labels[4:, 2] = 0
     labels[(labels[:, :2] == 0).all(axis=1), 0] = 1  # images that show hidden classes alone are not trained on
     site = replace(site, train=replace(site.train, labels=labels))
-    assert figures(sought_by(matched_filter_attack, site)) == (16, 16)
+    assert figures(sought_by(attack_by_matched_filter, site)) == (16, 16)
 
 
 def test_members_and_strangers_are_other_patients() -> None:
     few = replace(PARTS[0], patients=np.array(["a"] * 20 + ["b"] * 9 + ["c"] * 9 + list("defghijklm")))
-    sets = draw_sets_by_patient(few, 12)
+    sets = draw_patient_disjoint_sets(few, 12)
     assert not set(sets[0].patients) & set(sets[1].patients)
     assert not (set(sets[0].patients) | set(sets[1].patients)) & set(sets[2].patients)
     assert [len(set(images.patients)) for images in sets] == [5, 4, 4]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.security.audit import AuditLog
-from common.security.identity import create_private_key, public_key_line
+from common.security.identity import create_private_key, format_public_key_line
 from tests.network.real import flwr_client
 from tests.receipts import RUN, message_of, signed_reply, the_receipt
 from tests.server.commands import Ended
@@ -43,7 +43,7 @@ def receipt(folder: Path) -> Path:
         signed_reply(key, "north", "RollCallAnswer", 0, 1, CALL),
         signed_reply(key, "north", "TrainReply", 1, 2, UPDATE),
     ]
-    content = the_receipt({"north": public_key_line(key, "")}, replies)
+    content = the_receipt({"north": format_public_key_line(key, "")}, replies)
     (folder / "receipt.json").write_text(json.dumps(content), encoding="utf-8")
     return folder / "receipt.json"
 

@@ -11,31 +11,31 @@ from flwr.app import Message
 
 from client.benefit import home_training
 from client.benefit.compare import FIGURES, FOLDER, PAGE
-from client.site.policy import Policy
+from client.site.policy import SitePolicy
 from client.site.site import Site
 from client.training.privacy import open_privacy_ledger
-from common.config import Plan
+from common.config import HospitalPlan
 from common.errors import WireError
 from common.wire.records import BenefitReply, ModelGroups, TrainRequest
 from tests.client.rounds import Killed, beginning, benefit_request, images, log, plan, record_of, send, site, trained
 
 
-def asking(**tables: Any) -> Plan:
+def asking(**tables: Any) -> HospitalPlan:
     tree = plan(batch_size=32).model_dump(mode="json")
     tree["run"]["rounds"] = 4
     tree["evaluation"] |= {"compare_local": True, "checkpoint": "last"}
     tree["model"]["norm"] = "group"
-    return Plan.model_validate({**tree, **tables})
+    return HospitalPlan.model_validate({**tree, **tables})
 
 
-def compared(at: Site, of: Plan, epochs: int = 4) -> Message:
+def compared(at: Site, of: HospitalPlan, epochs: int = 4) -> Message:
     """The answer to the comparison of a model that moved a little from the one that the run began with."""
     first = beginning(of)
     later = replace(first, trunk=first.trunk + np.float32(1e-4))
     return send(at, "query.benefit", benefit_request(of, later, first, 4, epochs))
 
 
-def reply(at: Site, of: Plan) -> BenefitReply:
+def reply(at: Site, of: HospitalPlan) -> BenefitReply:
     return record_of(compared(at, of), BenefitReply)
 
 
@@ -80,7 +80,7 @@ def test_nothing_leaves_and_the_hospital_sees_it(
 
 
 def test_training_alone_spends_nothing_of_the_budget_of_privacy(tmp_path: Path) -> None:
-    at = replace(site(tmp_path), policy=Policy(smallest_count=0, epsilon=0.5))
+    at = replace(site(tmp_path), policy=SitePolicy(smallest_count=0, epsilon=0.5))
     compared(at, asking(privacy={"level": "update", "noise_multiplier": 1000.0}))
     assert own_figures(at)
     assert len(open_privacy_ledger(at).entries) == 0
@@ -90,7 +90,7 @@ def test_a_gate_stops_figures_that_the_policy_forbids(tmp_path: Path, monkeypatc
     at, of = site(tmp_path, smallest_count=0), asking()
     figures = reply(at, of)
     monkeypatch.setattr("client.app.compare_with_training_alone", lambda site, request: figures)
-    other = replace(at, folder=tmp_path / "other", policy=Policy(test_metrics=False))
+    other = replace(at, folder=tmp_path / "other", policy=SitePolicy(test_metrics=False))
     refused = compared(other, of)
     assert "policy.test_metrics" in refused.error.reason
     assert [entry["decision"] for entry in log(other) if entry.get("record") == "BenefitReply"] == ["deny"]
@@ -119,7 +119,7 @@ def test_the_model_at_home_of_a_run_that_tells_nothing_is_no_start_for_one_that_
     without = images(1, 40)
     without.labels[:, 0] = np.nan
     sites = (at, replace(at, train=without))
-    assert len({home_training.LocalOnlyTraining(place, asking(), first)._hash_run_name for place in sites}) == 2
+    assert len({home_training.LocalOnlyTraining(place, asking(), first)._local_run_name for place in sites}) == 2
 
 
 def test_more_epochs_than_the_run_can_have_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from flwr.cli.build import build_fab_from_files
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.connection.fleet_client import BUNDLE_MAX_BYTES, BUNDLE_MAY_HOLD, app_bundle_fault
+from client.connection.fleet_client import BUNDLE_MAX_BYTES, BUNDLE_MAY_HOLD, find_app_bundle_fault
 from server.deployment.superlink.fleet_service import APP
 
 NAME = {"pyproject.toml": APP.encode()}
@@ -34,7 +34,7 @@ def zipped(names: Iterable[str], filling: bytes = b"print('here')") -> bytes:
 
 def fault_of(content: bytes) -> str:
     """What a site says of a bundle that is the one the run names."""
-    return app_bundle_fault(content, hashlib.sha256(content).hexdigest())
+    return find_app_bundle_fault(content, hashlib.sha256(content).hexdigest())
 
 
 def test_the_bundle_of_our_own_coordinator_is_accepted_and_one_with_code_is_refused() -> None:
@@ -58,7 +58,7 @@ def test_a_bundle_that_is_not_the_one_the_run_names_is_refused_whatever_it_holds
     content = packed_by_flower(NAME)
     named = hashlib.sha256(content).hexdigest()
     for other, expected in ((zipped(NAME), named), (content + b"\0", named), (b"", named), (content, "")):
-        assert "is not the one" in app_bundle_fault(other, expected)
+        assert "is not the one" in find_app_bundle_fault(other, expected)
 
 
 def test_a_bundle_has_64_kib_at_most() -> None:

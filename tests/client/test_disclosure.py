@@ -14,8 +14,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from client.app import answer_roll_call
 from client.site.disclosure import find_hidden_classes
-from client.site.policy import Policy
-from client.site.settings import open_site, read_site_settings
+from client.site.policy import SitePolicy
+from client.site.settings import load_site, read_site_settings
 from client.site.site import Site
 from client.training.layers import evaluate_through_layers, train_through_layers
 from common.contract import LabelDeclaration
@@ -41,7 +41,7 @@ def one_class_an_image(counts: Sequence[int]) -> NDArray[np.float32]:
 
 def site(folder: Path, train: ImageSet, test: ImageSet | None = None, **policy: object) -> Site:
     names = train.class_names
-    own = Policy.model_validate({"label_counts": True, **policy})
+    own = SitePolicy.model_validate({"label_counts": True, **policy})
     return Site(LabelDeclaration("north", names), train, train, test or train, folder, policy=own, durable=False)
 
 
@@ -68,7 +68,7 @@ LABELS = np.array([[1] * 12 + [0] * 15 + [NAN] * 3, [1] * 4 + [0] * 26], np.floa
 def test_known_labels_are_counted_where_the_method_asks_the_policy_allows_and_patients_are_enough(
     method: str, policy: dict[str, object], positives: tuple[int, ...], negatives: tuple[int, ...], tmp_path: Path
 ) -> None:
-    at = replace(site(tmp_path, image_set(LABELS)), policy=Policy.model_validate(policy))
+    at = replace(site(tmp_path, image_set(LABELS)), policy=SitePolicy.model_validate(policy))
     reply = answer(at, method)
     assert (reply.positives, reply.negatives) == (positives, negatives)
 
@@ -152,7 +152,7 @@ def test_of_a_hidden_class_no_test_figure_and_no_score_is_told(tmp_path: Path) -
 )
 def test_a_policy_that_would_undo_itself_is_refused(keys: Mapping[str, object]) -> None:
     with pytest.raises(ValueError, match="round_counts_to"):
-        Policy.model_validate(keys)
+        SitePolicy.model_validate(keys)
 
 
 TELLING = {
@@ -251,7 +251,7 @@ def site_of(folder: Path, annotates: Sequence[str]) -> Site:
         f"classes = {list(NAMES)}\nannotates = {list(annotates)}\n".replace("'", '"'),
         encoding="utf-8",
     )
-    return open_site(read_site_settings(folder))
+    return load_site(read_site_settings(folder))
 
 
 def test_runs_with_other_class_lists_tell_no_more_together_than_one(tmp_path: Path) -> None:

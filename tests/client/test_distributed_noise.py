@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.site.policy import Policy
+from client.site.policy import SitePolicy
 from client.training.privacy import open_privacy_ledger
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed
 from tests.client.masked import FOUR, Hospitals, masked_plan, of_opening, of_training, with_trunk
@@ -83,7 +83,7 @@ def test_a_hospital_takes_part_only_where_it_trusts_so_many(
 ) -> None:
     here = hospitals(tmp_path)
     own = here.sites["ash"].policy.model_dump()
-    here.change("ash", policy=Policy.model_validate({**own, **policy}))
+    here.change("ash", policy=SitePolicy.model_validate({**own, **policy}))
     assert "ash" not in here.opened(SHARED_NOISE).survivors
     assert any(refusal.startswith("ash") and reason in refusal for refusal in here.refusals)
 

@@ -19,11 +19,11 @@ from client import app as site_app
 from client.gate import plan_costs
 from client.gate.gate import DECLINED
 from client.gate.incoming_request import RUNS_KEPT, read_requested_work
-from client.gate.policy_rules import RequestedWork, request_verdict
+from client.gate.policy_rules import RequestedWork, decide_on_request
 from client.site.memory import KEPT_RUNS, LostRoundState
-from client.site.policy import Policy
+from client.site.policy import SitePolicy
 from client.site.site import Site
-from common.config import Plan, make_hospital_plan, read_experiment
+from common.config import HospitalPlan, make_hospital_plan, read_experiment
 from common.models.zoo.registry import build_backbone
 from common.models.zoo.spec import TRAITS
 from common.wire.codec import WIRE_VERSION, encode_record
@@ -52,7 +52,7 @@ def call(at: Site, text: str, run: str = "run") -> Message:
     )
 
 
-def text_of(of: Plan, changes: Mapping[str, Any]) -> str:
+def text_of(of: HospitalPlan, changes: Mapping[str, Any]) -> str:
     """A plan as JSON, with other values at dotted keys, as any coordinator may write them."""
     tree = json.loads(of.model_dump_json())
     for key, value in changes.items():
@@ -65,7 +65,7 @@ def text_of(of: Plan, changes: Mapping[str, Any]) -> str:
 
 
 def hospital(folder: Path, **policy: Any) -> Site:
-    return replace(site(folder), policy=Policy(smallest_count=0, **policy))
+    return replace(site(folder), policy=SitePolicy(smallest_count=0, **policy))
 
 
 RAW = {
@@ -89,7 +89,7 @@ def noise(**privacy: float) -> dict[str, Any]:
 
 PARAMETERS, NUMBER = "policy.maximum_parameters", "policy.maximum_method_number"
 KRUM = {"kind": "krum", "byzantine": HUGE, "keep": 1}
-EXCESSIVE: dict[str, tuple[Plan, dict[str, Any], str]] = {
+EXCESSIVE: dict[str, tuple[HospitalPlan, dict[str, Any], str]] = {
     "rounds": (ORDINARY, {"run.rounds": HUGE}, "policy.maximum_rounds"),
     "epochs": (ORDINARY, {"training.epochs": HUGE}, "policy.maximum_epochs"),
     "epochs of all rounds": (ORDINARY, {"training.epochs": 400, "run.rounds": 9000}, "policy.maximum_total_epochs"),
@@ -133,7 +133,7 @@ def _a_machine_of_16_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("of", "changes", "rule"), EXCESSIVE.values(), ids=EXCESSIVE)
 def test_an_excessive_plan_is_declined_at_the_roll_call_within_a_second_and_16_mb(
-    of: Plan, changes: dict[str, Any], rule: str, tmp_path: Path
+    of: HospitalPlan, changes: dict[str, Any], rule: str, tmp_path: Path
 ) -> None:
     at, text = hospital(tmp_path), text_of(of, changes)
     tracemalloc.start()
@@ -166,7 +166,7 @@ def test_no_experiment_of_ours_meets_a_limit(path: Path, scale: str, tmp_path: P
     experiment = read_experiment(path, [f"scale={scale}"] if "[small]" in path.read_text(encoding="utf-8") else ())
     text = make_hospital_plan(experiment.experiment).model_dump_json()
     work = read_requested_work({"plan": text, "wire.version": WIRE_VERSION}, hospital(tmp_path))
-    verdict = request_verdict(Policy(), replace(work, images=10**6, rows=100))  # as large as any
+    verdict = decide_on_request(SitePolicy(), replace(work, images=10**6, rows=100))  # as large as any
     assert str(verdict) == "policy: ."
 
 
@@ -282,8 +282,8 @@ def test_the_estimate_of_a_network_is_a_lower_bound_and_a_close_one(architecture
     assert 0.7 * activations <= cost.activations <= activations
 
 
-def memory_bytes(of: Plan, images: int = 40) -> int:
-    return plan_costs.estimate_memory_bytes(of, rows=2, images=images, device="cpu")
+def memory_bytes(of: HospitalPlan, images: int = 40) -> int:
+    return plan_costs.estimate_training_memory_bytes(of, rows=2, images=images, device="cpu")
 
 
 def test_memory_counts_gradients_of_every_image_and_no_more_images_than_the_site_has() -> None:
@@ -293,8 +293,8 @@ def test_memory_counts_gradients_of_every_image_and_no_more_images_than_the_site
     assert memory_bytes(plan(batch_size=4096), images=8) == memory_bytes(ORDINARY, images=8)
 
 
-def disk_bytes(of: Plan) -> int:
-    return plan_costs.estimate_disk_bytes(of, build_site_method(of), rows=2)
+def disk_bytes(of: HospitalPlan) -> int:
+    return plan_costs.estimate_run_disk_bytes(of, build_site_method(of), rows=2)
 
 
 def test_what_a_run_leaves_on_the_disk_is_counted() -> None:
@@ -306,13 +306,13 @@ def test_what_a_run_leaves_on_the_disk_is_counted() -> None:
     assert disk_bytes(plan("fedbn", reset_optimizer=True)) == (1 + 2 * 3 + 1) * model
     work = RequestedWork(ORDINARY, build_site_method(ORDINARY), rows=2, images=8)
     limits = (5 * model / 1e9, 4 * model / 1e9)
-    rules = [request_verdict(Policy(maximum_disk_gb=limit), work).rule for limit in limits]
+    rules = [decide_on_request(SitePolicy(maximum_disk_gb=limit), work).rule for limit in limits]
     assert rules == ["policy", "policy.maximum_disk_gb"]
 
 
 def test_which_plans_are_too_large_says_no_more_of_the_number_of_images_than_the_site_tells(tmp_path: Path) -> None:
     """Plans of all sizes, one after the other, would else find the number to the image."""
-    policy = Policy(round_counts_to=10, maximum_memory_gb=0.01, smallest_count=10)
+    policy = SitePolicy(round_counts_to=10, maximum_memory_gb=0.01, smallest_count=10)
     least, most = (replace(site(tmp_path), policy=policy, train=images(1, count)) for count in (40, 49))
     assert least.train_samples == most.train_samples == 40
     verdicts = []
@@ -320,7 +320,7 @@ def test_which_plans_are_too_large_says_no_more_of_the_number_of_images_than_the
         text = text_of(ORDINARY, {"model.image_size": size, "training.batch_size": 4096})
         fields = {"plan": text, "wire.version": WIRE_VERSION}
         allowed = [
-            request_verdict(policy, work).allowed for at in (least, most) if (work := read_requested_work(fields, at))
+            decide_on_request(policy, work).allowed for at in (least, most) if (work := read_requested_work(fields, at))
         ]
         assert allowed[0] == allowed[1], size
         verdicts += allowed

@@ -15,9 +15,9 @@ from torch import nn
 
 from client.gate.incoming_request import ABSOLUTE
 from client.site.site import Site
-from common.config import Plan
-from common.models.network import build
-from common.models.state import FrozenPart, ModelState, read_state
+from common.config import HospitalPlan
+from common.models.network import build_network
+from common.models.state import FrozenPart, ModelState, read_model_state
 from common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
 from common.wire.records import ModelGroups, TrainRequest
 from tests.client.rounds import OWN, beginning, changed_plan, log, plan, request, send, site
@@ -121,15 +121,15 @@ def test_the_first_model_of_a_coordinator_without_avx2_is_trained(tmp_path: Path
     assert refusal(site(tmp_path), request(of, replace(own, trunk=sent))) == ""
 
 
-def weights_file(folder: Path) -> tuple[Plan, ModelState]:
+def weights_file(folder: Path) -> tuple[HospitalPlan, ModelState]:
     """Write a backbone into a weights file; return the plan that names it, and the model that begins a run with it."""
     folder.mkdir(parents=True)
-    tensors = build(SURGICAL.model, ("",), 99).state_dict()
+    tensors = build_network(SURGICAL.model, ("",), 99).state_dict()
     path = folder / "trunk.safetensors"
     save_file({n: t.contiguous() for n, t in tensors.items() if n.startswith("backbone.") and t.ndim}, path)
     named = SURGICAL.model_copy(update={"weights_sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
     spec = SURGICAL.model.model_copy(update={"weights": str(path)})
-    return named, read_state(build(spec, OWN, SURGICAL.run.seed))
+    return named, read_model_state(build_network(spec, OWN, SURGICAL.run.seed))
 
 
 def test_a_hospital_that_has_the_weights_file_builds_from_it_and_refuses_another_model(tmp_path: Path) -> None:
@@ -151,10 +151,10 @@ def test_a_hospital_without_the_weights_file_is_told_that_nobody_compared(tmp_pa
 def headed(frozen: FrozenPart | None = None) -> TrainRequest:
     """The first request of a plan that trains neck and head of a frozen backbone, by default the one of its seed."""
     of = changed_plan(SURGICAL, model={"train": "neck"})
-    network = build(of.model, OWN, of.run.seed)
+    network = build_network(of.model, OWN, of.run.seed)
     part = frozen or FrozenPart.from_network(network)
     of = changed_plan(of, model={"frozen_sha256": part.sha256})
-    return replace(request(of, read_state(network)), frozen=ModelGroups(trunk=part.values))
+    return replace(request(of, read_model_state(network)), frozen=ModelGroups(trunk=part.values))
 
 
 def test_a_frozen_part_is_a_part_of_the_first_model(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from client import app as site_app
 from client.gate.gate import DECLINED
-from client.site.policy import Policy
+from client.site.policy import SitePolicy
 from client.site.settings import read_site_settings
 from client.site.site import Site
-from common.config import Plan
+from common.config import HospitalPlan
 from common.errors import BadInput, WireError
 from common.security.audit import AuditLog, check_audit_log
-from common.wire.canonical_bytes import record_sha256
+from common.wire.canonical_bytes import hash_record
 from common.wire.codec import encode_record
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.registry import STRATEGIES
@@ -25,14 +25,14 @@ from tests.client.rounds import called, judged, log, plan, private_plan, record_
 
 
 def under(folder: Path, **policy: Any) -> Site:
-    return replace(site(folder), policy=Policy(smallest_count=0).model_copy(update=policy))
+    return replace(site(folder), policy=SitePolicy(smallest_count=0).model_copy(update=policy))
 
 
 SURGICAL, CLIPPED = plan(), plan(parameters={"clip_update": 0.5})
 NOISY = private_plan(SURGICAL, level="sample", noise_multiplier=2.0)
 
 
-DECLINES: list[tuple[dict[str, Any], Plan, str, str]] = [
+DECLINES: list[tuple[dict[str, Any], HospitalPlan, str, str]] = [
     ({"methods": ("fedsld",)}, SURGICAL, "policy.methods", '"surgical"'),
     ({"maximum_rounds": 19}, SURGICAL, "policy.maximum_rounds", "20 rounds"),
     ({"parts": ("trunk", "head")}, SURGICAL, "policy.parts", '"norm"'),
@@ -47,7 +47,7 @@ DECLINES: list[tuple[dict[str, Any], Plan, str, str]] = [
 
 @pytest.mark.parametrize(("policy", "of", "rule", "named"), DECLINES, ids=lambda value: str(value)[:30])
 def test_a_run_that_the_policy_does_not_allow_is_declined_at_the_roll_call_and_at_every_request(
-    policy: dict[str, Any], of: Plan, rule: str, named: str, tmp_path: Path
+    policy: dict[str, Any], of: HospitalPlan, rule: str, named: str, tmp_path: Path
 ) -> None:
     at = under(tmp_path, **policy)
     for reply in (called(at, of), trained(at, of), judged(at, of)):
@@ -96,7 +96,7 @@ TRAIN, CALL, JUDGE = (
     ("answer_roll_call", called),
     ("evaluate_through_layers", judged),
 )
-NOT_SENT: dict[str, tuple[Any, Callable[[Any], Any], dict[str, Any], Plan, str]] = {
+NOT_SENT: dict[str, tuple[Any, Callable[[Any], Any], dict[str, Any], HospitalPlan, str]] = {
     "a statistic": (
         TRAIN,
         lambda reply: replace(reply, statistics={"pixels": np.zeros(3, np.float32)}),
@@ -144,10 +144,10 @@ NOT_SENT: dict[str, tuple[Any, Callable[[Any], Any], dict[str, Any], Plan, str]]
 
 @pytest.mark.parametrize(("step", "change", "policy", "of", "rule"), NOT_SENT.values(), ids=NOT_SENT)
 def test_what_says_more_than_method_and_policy_allow_is_made_and_not_sent(
-    step: tuple[str, Callable[[Site, Plan], Message]],
+    step: tuple[str, Callable[[Site, HospitalPlan], Message]],
     change: Callable[[Any], Any],
     policy: dict[str, Any],
-    of: Plan,
+    of: HospitalPlan,
     rule: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -191,9 +191,9 @@ def test_the_audit_has_what_passed_by_names_shapes_sizes_and_hash_and_no_value(t
     reply = trained(at, SURGICAL)
     received, left = log(at)
     assert (received["direction"], received["record"], received["round"]) == ("in", "TrainRequest", 1)
-    assert received["sha256"] == record_sha256(encode_record(request(SURGICAL)))
+    assert received["sha256"] == hash_record(encode_record(request(SURGICAL)))
     assert (left["direction"], left["record"], left["decision"]) == ("out", "TrainReply", "allow")
-    assert left["sha256"] == record_sha256(reply.content)
+    assert left["sha256"] == hash_record(reply.content)
     update = record_of(reply, TrainReply).update
     assert ["update/trunk", [len(update.trunk)], 4 * len(update.trunk)] in left["fields"]
     assert ["train_loss", None, len(str(reply.content["fields"]["train_loss"]))] in left["fields"]
@@ -222,8 +222,8 @@ def test_an_error_at_the_site_is_a_line_with_its_kind_alone(tmp_path: Path, monk
 
 
 def test_names_in_the_policy_are_those_of_methods_and_statistics(tmp_path: Path) -> None:
-    assert Policy().methods is None  # every method is allowed
-    assert Policy(methods=tuple(STRATEGIES)).methods == tuple(STRATEGIES)
+    assert SitePolicy().methods is None  # every method is allowed
+    assert SitePolicy(methods=tuple(STRATEGIES)).methods == tuple(STRATEGIES)
     text = 'name = "north"\n[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
     text += '[policy]\nmethods = ["surgcal"]\nstatistics = ["prototype"]\nparts = ["tail"]\n'
     (tmp_path / "site.toml").write_text(text, encoding="utf-8")

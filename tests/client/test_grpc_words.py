@@ -46,7 +46,7 @@ def test_what_grpcs_core_writes_of_a_refusing_proxy_is_not_in_a_sites_log(coordi
     with listening(answers(b"HTTP/1.1 403 Forbidden\r\n\r\n")) as port:
         environment = {**os.environ, "https_proxy": f"http://127.0.0.1:{port}", "no_proxy": "", "no_grpc_proxy": ""}
         environment.pop("GRPC_VERBOSITY", None)
-        command = [sys.executable, "-c", CALL, "fl.example:9092", str(coordinator.ca_certificate)]
+        command = [sys.executable, "-c", CALL, "fl.example:9092", str(coordinator.ca_certificate_path)]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert ended.stderr == ""
     assert ended.stdout == "HTTP proxy returned response code 403\n"
@@ -57,7 +57,7 @@ def asking(answer: Any, coordinator: CoordinatorFolder) -> Iterator[FleetClient]
     """A link to a coordinator that answers every question so."""
     with (
         grpc_server(answer, tls_of(coordinator)) as port,
-        FleetClient(f"127.0.0.1:{port}", coordinator.ca_certificate.read_bytes(), KEY) as link,
+        FleetClient(f"127.0.0.1:{port}", coordinator.ca_certificate_path.read_bytes(), KEY) as link,
     ):
         yield link
 
@@ -81,7 +81,7 @@ def test_words_of_the_other_end_come_as_one_plain_line_without_a_trace(
     methods = {HELLO_METHOD: grpc.unary_unary_rpc_method_handler(abort)}
     handler = grpc.method_handlers_generic_handler(HELLO_SERVICE, methods)
     with asking(handler, coordinator) as link, pytest.raises(raised) as caught:
-        link.hello()
+        link.exchange_hello()
     words = str(caught.value)
     assert is_plain_text(words)
     assert "Source Location" not in words
@@ -93,5 +93,5 @@ def test_an_answer_that_cannot_be_read_logs_no_traceback(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with asking(lambda request: b"\xff no hello", coordinator) as link, pytest.raises(CoordinatorUnreachable):
-        link.hello()
+        link.exchange_hello()
     assert caplog.records == []

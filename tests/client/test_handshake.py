@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 
 import client.connection.tls
-from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable, ExitCode
+from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
 from client.connection.tls import check_coordinator_certificate, find_proxy_address
 from server.coordinator.authority import issue_server_certificate
 from server.coordinator.folder import CoordinatorFolder
@@ -34,14 +34,14 @@ def refusal(
     coordinator: CoordinatorFolder, address: str, environment: Mapping[str, str] = DIRECTLY
 ) -> ConnectionNotAccepted:
     with pytest.raises(ConnectionNotAccepted) as refused:
-        check_coordinator_certificate(address, coordinator.ca_certificate.read_text(), environment)
+        check_coordinator_certificate(address, coordinator.ca_certificate_path.read_text(), environment)
     return refused.value
 
 
 def not_now(coordinator: CoordinatorFolder, address: str, environment: Mapping[str, str] = DIRECTLY) -> str:
     """Why nobody was reached; the site will try again."""
     with pytest.raises(CoordinatorUnreachable) as unreachable:
-        check_coordinator_certificate(address, coordinator.ca_certificate.read_text(), environment)
+        check_coordinator_certificate(address, coordinator.ca_certificate_path.read_text(), environment)
     reason = str(unreachable.value)
     del unreachable
     gc.collect(1)  # a connection that was left open is an error, and is to be one here
@@ -54,7 +54,7 @@ def test_the_coordinators_certificate_is_accepted_and_its_days_are_counted(
 ) -> None:
     issue_server_certificate(coordinator, days=12.25)
     with listening(shows(coordinator)) as port:
-        days = check_coordinator_certificate(f"{host}:{port}", coordinator.ca_certificate.read_text(), DIRECTLY)
+        days = check_coordinator_certificate(f"{host}:{port}", coordinator.ca_certificate_path.read_text(), DIRECTLY)
     assert days == pytest.approx(12.25, abs=0.01)
 
 
@@ -64,9 +64,9 @@ def test_another_authority_is_refused_also_where_this_machine_trusts_it_for_the_
     other = coordinator_in(tmp_path / "theirs")
     with listening(shows(other)) as port:
         refused = refusal(coordinator, f"127.0.0.1:{port}")
-        monkeypatch.setenv("SSL_CERT_FILE", str(other.ca_certificate))
+        monkeypatch.setenv("SSL_CERT_FILE", str(other.ca_certificate_path))
         trusted = refusal(coordinator, f"127.0.0.1:{port}")
-    assert refused.exit_code == trusted.exit_code == ExitCode.OTHER_AUTHORITY
+    assert refused.exit_code == trusted.exit_code == ClientExitCode.OTHER_AUTHORITY
     assert "ask for a new kit" in refused.remedy
 
 
@@ -77,25 +77,25 @@ def test_a_certificate_for_another_address_or_name_is_refused(
 ) -> None:
     with listening(shows(coordinator), bound) as port:
         refused = refusal(coordinator, f"{host}:{port}")
-    assert refused.exit_code == ExitCode.WRONG_HOST
+    assert refused.exit_code == ClientExitCode.WRONG_HOST
     assert host in refused.problem
     assert "--renew --host" in refused.remedy
 
 
 def test_a_certificate_of_tomorrow_is_refused_as_a_matter_of_clocks(coordinator: CoordinatorFolder) -> None:
     """A site sees one if its clock is a day behind."""
-    authority = form.load_pem_private_key((coordinator.authority / "ca.key").read_bytes(), None)
-    today = x509.load_pem_x509_certificate((coordinator.authority / "server.crt").read_bytes())
+    authority = form.load_pem_private_key((coordinator.authority_path / "ca.key").read_bytes(), None)
+    today = x509.load_pem_x509_certificate((coordinator.authority_path / "server.crt").read_bytes())
     builder, tomorrow = x509.CertificateBuilder(), dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
     for extension in today.extensions:
         builder = builder.add_extension(extension.value, extension.critical)
     builder = builder.subject_name(today.subject).issuer_name(today.issuer).public_key(today.public_key())
     builder = builder.serial_number(7).not_valid_before(tomorrow).not_valid_after(tomorrow + dt.timedelta(days=9))
     certificate = builder.sign(authority, hashes.SHA256())
-    (coordinator.authority / "server.crt").write_bytes(certificate.public_bytes(form.Encoding.PEM))
+    (coordinator.authority_path / "server.crt").write_bytes(certificate.public_bytes(form.Encoding.PEM))
     with listening(shows(coordinator)) as port:
         refused = refusal(coordinator, f"127.0.0.1:{port}")
-    assert refused.exit_code == ExitCode.EXPIRED
+    assert refused.exit_code == ClientExitCode.EXPIRED
     assert "not valid yet" in refused.problem
 
 
@@ -113,7 +113,7 @@ def test_a_certificate_of_tomorrow_is_refused_as_a_matter_of_clocks(coordinator:
 def test_whoever_answers_in_clear_text_is_refused(line: bytes, coordinator: CoordinatorFolder) -> None:
     with listening(answers(line)) as port:
         refused = refusal(coordinator, f"127.0.0.1:{port}")
-    assert refused.exit_code == ExitCode.NO_TLS
+    assert refused.exit_code == ClientExitCode.NO_TLS
     assert f"127.0.0.1:{port}" in refused.problem
 
 
@@ -148,7 +148,7 @@ def test_a_proxy_is_asked_for_the_coordinators_name_with_the_password_of_its_url
     heads: list[bytes] = []
     with listening(shows(coordinator)) as port, listening(leads_to(port, heads)) as proxy:
         proxied = {"https_proxy": f"http://north:p%40ss@127.0.0.1:{proxy}"}
-        days = check_coordinator_certificate("fl.example:9092", coordinator.ca_certificate.read_text(), proxied)
+        days = check_coordinator_certificate("fl.example:9092", coordinator.ca_certificate_path.read_text(), proxied)
     assert days == pytest.approx(397, abs=0.01)
     assert heads[0].startswith(b"CONNECT fl.example:9092 HTTP/1.")
     assert b"Proxy-Authorization: Basic " + base64.b64encode(b"north:p@ss") in heads[0]
@@ -157,7 +157,7 @@ def test_a_proxy_is_asked_for_the_coordinators_name_with_the_password_of_its_url
 def test_a_proxy_that_opens_tls_is_refused(coordinator: CoordinatorFolder, tmp_path: Path) -> None:
     with listening(shows(coordinator_in(tmp_path / "firewall"))) as port, listening(leads_to(port, [])) as proxy:
         refused = refusal(coordinator, "fl.example:9092", {"https_proxy": f"http://127.0.0.1:{proxy}"})
-    assert refused.exit_code == ExitCode.OTHER_AUTHORITY
+    assert refused.exit_code == ClientExitCode.OTHER_AUTHORITY
     assert "firewall" in refused.remedy
 
 

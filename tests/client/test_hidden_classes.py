@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.app import label_counts
+from client.app import count_training_labels
 from client.benefit.compare import FOLDER, compare_with_training_alone
 from client.site.site import Site
 from client.training.layers import evaluate_through_layers
 from client.training.task import prepare_local_task
-from common.config import Plan
+from common.config import HospitalPlan
 from common.wire.records import TrainRequest
 from strategies.registry import STRATEGIES
 from tests.client.hidden_labels import FEW, IMAGES, Labels, hospital, one_class_an_image, sent, several_classes_an_image
@@ -30,7 +30,7 @@ METHODS = sorted(
 def requests(method: str, task: str = "multi_class", **tables: Any) -> list[TrainRequest]:
     """Two rounds."""
     tree = plan(method).model_dump(mode="json")
-    of = Plan.model_validate({**tree, **tables, "model": {**tree["model"], "task": task, "norm": "group"}})
+    of = HospitalPlan.model_validate({**tree, **tables, "model": {**tree["model"], "task": task, "norm": "group"}})
     first = request(of, beginning(of, CLASSES))
     return [replace(first, round=number + 1, counted=number, best=number - 1) for number in (0, 1)]
 
@@ -103,7 +103,7 @@ def test_what_a_hospital_says_of_itself_counts_only_images_that_an_update_withou
         (
             site.train_samples,
             len(site.reported_training_images),
-            (label_counts(site, 1), label_counts(site, 0)),
+            (count_training_labels(site, 1), count_training_labels(site, 0)),
             sorted(set(site.reported_training_images.patients)),
         )
         for site in (at, without)
@@ -159,7 +159,7 @@ def test_they_are_trained_on_where_the_policy_makes_sure_of_noise(
     tables: dict[str, Any], policy: dict[str, Any], trained_on: bool, tmp_path: Path
 ) -> None:
     at = hospital(tmp_path, CLASSES, EXCLUSIVE, **policy)
-    examples = prepare_local_task(at, requests("surgical", **tables)[0]).labelled_examples("train")
+    examples = prepare_local_task(at, requests("surgical", **tables)[0]).make_labelled_examples("train")
     assert np.array_equal(examples.labels.numpy(), EXCLUSIVE) == trained_on
 
 
@@ -169,7 +169,7 @@ def test_known_limit_without_a_budget_one_patient_turns_on_all_labels_of_a_class
     for policy in ({}, {"epsilon": 8.0}):
         for shown in (FEW - 1, FEW):
             at = hospital(tmp_path / f"{shown}{len(policy)}", CLASSES, several_classes_an_image(4, shown), **policy)
-            examples = prepare_local_task(at, requests("surgical", "multi_label", **NOISE)[0]).labelled_examples(
+            examples = prepare_local_task(at, requests("surgical", "multi_label", **NOISE)[0]).make_labelled_examples(
                 "train"
             )
             rows[bool(policy), shown] = int((~examples.labels[:, -2].isnan()).sum())

@@ -31,18 +31,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import client.connection.service
-from client.connection.exit_codes import ConnectionNotAccepted, ExitCode
+from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
 from client.connection.fleet_client import is_message_expired
 from client.connection.service import MAX_ATTEMPTS, WAIT_S, HospitalMessageLoop, PendingMessage, lock_site_folder
 from client.connection.status import ClientStatus
-from client.site.settings import open_site, read_site_settings
+from client.site.settings import load_site, read_site_settings
 from client.site.site_file import make_site_folder
 from common.errors import WireVersionError
 from common.security.call_signatures import WAIT, parse_wait_header_s
 from common.security.identity import SiteConnectionKit, read_admission_request
-from common.wire.fleet_protocol import object_ids_of_tree
+from common.wire.fleet_protocol import list_tree_object_ids
 from common.wire.flower_objects import rebuild_message_from_objects
-from server.coordinator.authority import signing_key_and_certificate
+from server.coordinator.authority import ensure_valid_signing_key
 from server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
 from tests.client.handshakes import coordinator_in, tls_of
 from tests.network.real import ROOT
@@ -127,7 +127,7 @@ class Desk(FleetServicer):
     @property
     def replies(self) -> list[Message]:
         """Those of which everything has arrived."""
-        trees = [tree for tree in self._announced if self._objects.keys() >= set(object_ids_of_tree(tree))]
+        trees = [tree for tree in self._announced if self._objects.keys() >= set(list_tree_object_ids(tree))]
         return [rebuild_message_from_objects(tree.object_id, dict(self._objects), 1e9) for tree in trees]
 
     def _perhaps_fail(self, call: str, context: grpc.ServicerContext) -> None:
@@ -171,7 +171,7 @@ class Desk(FleetServicer):
         self._perhaps_fail("PushMessages", context)
         self._announced += request.message_object_trees
         return fleet_pb2.PushMessagesResponse(
-            objects_to_push=object_ids_of_tree(request.message_object_trees[0]), session_id="session"
+            objects_to_push=list_tree_object_ids(request.message_object_trees[0]), session_id="session"
         )
 
     def PushObject(self, request: Any, context: grpc.ServicerContext) -> PushObjectResponse:
@@ -207,17 +207,17 @@ class Hospital:
         self.lines: list[str] = []
         self.work: Callable[[], None] = lambda: None
 
-    def start(self, work: Callable[[], None] = lambda: None) -> ExitCode:
+    def start(self, work: Callable[[], None] = lambda: None) -> ClientExitCode:
         """Run as ``flwr-client start``, until the desk sends it away or its process is ended."""
         self.work = work
         settings = read_site_settings(self.folder)
         kit = SiteConnectionKit.model_validate_json((self.folder / "kit.json").read_text(encoding="utf-8"))
         service = HospitalMessageLoop(
-            settings, kit, open_site(settings), self.lines.append, ClientStatus("north"), self._app
+            settings, kit, load_site(settings), self.lines.append, ClientStatus("north"), self._app
         )
         with pytest.raises((ConnectionNotAccepted, SystemExit, Killed)) as ended:
             service.run()
-        return getattr(ended.value, "exit_code", ExitCode.STOPPED)
+        return getattr(ended.value, "exit_code", ClientExitCode.STOPPED)
 
     def _app(self, *_: object) -> ClientApp:
         app = ClientApp()
@@ -255,9 +255,7 @@ def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hos
     make_site_folder(folder, "north")
     (folder / "site.toml").write_text(SITE, encoding="utf-8")
     public_key = read_admission_request(folder / "north.request").public_key
-    signing = RequestSigner(
-        *signing_key_and_certificate(coordinator), lambda: {5: RequestRecipient("north", public_key)}
-    )
+    signing = RequestSigner(*ensure_valid_signing_key(coordinator), lambda: {5: RequestRecipient("north", public_key)})
     server = grpc.server(ThreadPoolExecutor(4))
     port = server.add_secure_port("127.0.0.1:0", tls_of(coordinator))
     kit = SiteConnectionKit(
@@ -265,7 +263,7 @@ def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hos
         address=f"127.0.0.1:{port}",
         site="north",
         public_key=public_key,
-        ca_certificate=coordinator.ca_certificate.read_text(encoding="ascii"),
+        ca_certificate=coordinator.ca_certificate_path.read_text(encoding="ascii"),
     )
     (folder / "kit.json").write_text(kit.model_dump_json(), encoding="utf-8")
 
@@ -283,7 +281,7 @@ def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hos
 
 def test_an_answered_message_is_not_pending_any_more_and_the_coordinator_knows(hospital_of: HospitalOf) -> None:
     hospital = hospital_of()
-    assert hospital.start() == ExitCode.CLOCK
+    assert hospital.start() == ClientExitCode.CLOCK
     assert hospital.reply.content.config_records["fields"]["begun"] == 1
     assert hospital.reply.metadata.reply_to_message_id == hospital.desk.name
     assert (hospital.desk.confirmed, hospital.left) == ([hospital.desk.name], None)
@@ -291,7 +289,7 @@ def test_an_answered_message_is_not_pending_any_more_and_the_coordinator_knows(h
 
 def test_a_site_says_why_the_coordinator_left_its_last_reply_out(hospital_of: HospitalOf) -> None:
     hospital = hospital_of(left_out="round 4: trunk was expected")
-    assert hospital.start() == ExitCode.CLOCK
+    assert hospital.start() == ClientExitCode.CLOCK
     assert sum("round 4: trunk was expected" in line for line in hospital.lines) == 1
     assert hospital.begun == 1
 
@@ -301,7 +299,7 @@ def test_a_refusal_stands_where_a_site_is_stopped_while_it_leaves(hospital_of: H
     hospital.desk.leaving = lambda: os.kill(os.getpid(), signal.SIGTERM)
     before = signal.signal(signal.SIGTERM, lambda number, frame: STOPPED())
     try:
-        assert hospital.start(REFUSED) == ExitCode.VERSION
+        assert hospital.start(REFUSED) == ClientExitCode.VERSION
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -315,7 +313,7 @@ def test_no_heartbeat_is_sent_when_a_site_signs_off(hospital_of: HospitalOf, mon
         time.sleep(0.1)  # a heartbeat has begun
         REFUSED()
 
-    assert hospital.start(work) == ExitCode.VERSION
+    assert hospital.start(work) == ClientExitCode.VERSION
     assert hospital.desk.beats_at_leaving == 0
 
 
@@ -323,9 +321,9 @@ def test_no_heartbeat_is_sent_when_a_site_signs_off(hospital_of: HospitalOf, mon
 def test_work_at_which_a_process_was_stopped_is_done_by_the_next(times: int, hospital_of: HospitalOf) -> None:
     hospital = hospital_of()
     for _ in range(times):
-        assert hospital.start(STOPPED) == ExitCode.STOPPED
+        assert hospital.start(STOPPED) == ClientExitCode.STOPPED
         assert (hospital.desk.replies, hospital.desk.confirmed) == ([], [])
-    assert hospital.start() == ExitCode.CLOCK
+    assert hospital.start() == ClientExitCode.CLOCK
     assert hospital.reply.content.config_records["fields"]["begun"] == 1 + times
     assert "taking up again the work that was interrupted" in hospital.lines
     assert hospital.left is None
@@ -334,9 +332,9 @@ def test_work_at_which_a_process_was_stopped_is_done_by_the_next(times: int, hos
 def test_a_message_that_killed_three_processes_is_given_up_with_the_reason(hospital_of: HospitalOf) -> None:
     hospital = hospital_of()
     for _ in range(3):
-        assert hospital.start(KILLED_AT_WORK) == ExitCode.STOPPED
+        assert hospital.start(KILLED_AT_WORK) == ClientExitCode.STOPPED
         assert hospital.desk.replies == []
-    assert hospital.start() == ExitCode.CLOCK
+    assert hospital.start() == ClientExitCode.CLOCK
     assert "died 3 times" in hospital.reply.error.reason
     assert (hospital.begun, hospital.left) == (3, None)
 
@@ -348,14 +346,14 @@ def test_a_message_that_expired_is_not_taken_up_again(hospital_of: HospitalOf, m
     monkeypatch.setattr(
         client.connection.service, "is_message_expired", lambda received, now: is_message_expired(received, now + 400)
     )
-    assert hospital.start() == ExitCode.CLOCK
+    assert hospital.start() == ClientExitCode.CLOCK
     assert (hospital.begun, hospital.desk.replies, hospital.left) == (1, [], None)
 
 
 def test_a_message_late_by_no_more_than_clocks_may_differ_is_worked_on(hospital_of: HospitalOf) -> None:
     hospital = hospital_of(ttl=60, age_s=300)
     hospital.start(STOPPED)
-    assert hospital.start() == ExitCode.CLOCK
+    assert hospital.start() == ClientExitCode.CLOCK
     assert (hospital.begun, len(hospital.desk.replies)) == (2, 1)
 
 
@@ -364,14 +362,14 @@ def test_work_for_a_run_that_has_ended_meanwhile_is_forgotten(hospital_of: Hospi
     hospital.start(STOPPED)
     hospital.desk.trouble["PullObject"] = [grpc.StatusCode.PERMISSION_DENIED] * 9
     hospital.desk.trouble["ConfirmMessageReceived"] = [grpc.StatusCode.PERMISSION_DENIED]
-    assert hospital.start() == ExitCode.CLOCK
+    assert hospital.start() == ClientExitCode.CLOCK
     assert (hospital.begun, hospital.desk.replies, hospital.left) == (1, [], None)
 
 
 def test_a_message_whose_content_is_gone_is_confirmed_so_that_it_does_not_come_again(hospital_of: HospitalOf) -> None:
     hospital = hospital_of()
     hospital.desk.lost = True
-    assert hospital.start() == ExitCode.CLOCK
+    assert hospital.start() == ClientExitCode.CLOCK
     assert (hospital.begun, hospital.desk.confirmed, hospital.left) == (0, [hospital.desk.name], None)
     assert [parse_wait_header_s(wait) for wait in hospital.desk.waits] == [WAIT_S, WAIT_S]
 
@@ -383,7 +381,7 @@ def test_a_line_that_breaks_while_a_message_is_fetched_or_its_reply_sent_costs_n
     """So many failures break each connection three times."""
     hospital = hospital_of()
     hospital.desk.trouble[call] = [grpc.StatusCode.UNAVAILABLE] * failures
-    assert hospital.start() == ExitCode.CLOCK
+    assert hospital.start() == ClientExitCode.CLOCK
     assert hospital.reply.content.config_records["fields"]["begun"] == 1
     assert (hospital.begun, hospital.left) == (1, None)
 

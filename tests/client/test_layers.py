@@ -8,18 +8,18 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from client.simulation import make_simulation_client_app
-from client.site.policy import UNLIMITED, Policy
+from client.site.policy import UNLIMITED, SitePolicy
 from client.site.site import Site
 from client.training.layers import (
     DisclosureLimitsLayer,
     FailureHidingLayer,
     UpdateClippingLayer,
     UpdateCompressionLayer,
-    layers_for_plan,
+    make_site_layers,
 )
 from client.training.privacy import PrivacyBudgetLayer
 from client.training.secure_aggregation import HeldUpdates, SiteMaskingLayer
-from common.config import Plan
+from common.config import HospitalPlan
 from common.wire.codec import decode_record, encode_record
 from common.wire.records import RollCall, RollCallAnswer
 from strategies.registry import build_site_method
@@ -30,18 +30,22 @@ MASKED = {"secure_aggregation": True}
 NOISY_UPDATE, NOISY_STEPS = ({"level": level, "noise_multiplier": 1.0} for level in ("update", "sample"))
 
 
-def names(at: Site, of: Plan) -> list[str]:
-    layers = layers_for_plan(at, of, build_site_method(of), HeldUpdates(lambda text: None))
+def names(at: Site, of: HospitalPlan) -> list[str]:
+    layers = make_site_layers(at, of, build_site_method(of), HeldUpdates(lambda text: None))
     return [type(layer).__name__ for layer in layers]
 
 
 @pytest.mark.parametrize(
     ("simulated", "policy", "layers"),
-    [(True, UNLIMITED, []), (True, Policy(), ["DisclosureLimitsLayer"]), (False, UNLIMITED, ["DisclosureLimitsLayer"])],
+    [
+        (True, UNLIMITED, []),
+        (True, SitePolicy(), ["DisclosureLimitsLayer"]),
+        (False, UNLIMITED, ["DisclosureLimitsLayer"]),
+    ],
     ids=["a simulation without limits", "a simulation with a policy", "a hospital"],
 )
 def test_a_plain_round_has_no_layer_but_disclosure_limits(
-    simulated: bool, policy: Policy, layers: list[str], tmp_path: Path
+    simulated: bool, policy: SitePolicy, layers: list[str], tmp_path: Path
 ) -> None:
     assert names(replace(site(tmp_path), simulated=simulated, policy=policy), plan("vanilla")) == layers
 

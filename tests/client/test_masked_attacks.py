@@ -18,9 +18,9 @@ from client.training.figures import DisclosableMetrics
 from client.training.layers import train_through_layers
 from client.training.secure_aggregation import hash_request_parts
 from client.training.task import LocalTask
-from common.config import Plan
-from common.models.network import build
-from common.models.state import read_state
+from common.config import HospitalPlan
+from common.models.network import build_network
+from common.models.state import read_model_state
 from common.wire.records import EvaluateReply, Head, ModelGroups, TrainReply, TrainRequest
 from common.wire.secure_aggregation import STAGES, MaskedRequest, RevealAnswer, RevealRequest, SharesRequest
 from strategies.privacy.secure_aggregation import masked_rounds
@@ -48,7 +48,7 @@ of_others = partial(of_training, spared=(VICTIM,))
 RESTARTED = pytest.mark.parametrize("restarted", [(), FOUR], ids=["", "restarted"])
 
 
-def plain_sum(here: Hospitals, of: Plan, names: Collection[str], part: float = 1 / 3) -> list[int]:
+def plain_sum(here: Hospitals, of: HospitalPlan, names: Collection[str], part: float = 1 / 3) -> list[int]:
     return sum(integers(here.plain(of, name), part) for name in names).tolist()
 
 
@@ -65,8 +65,8 @@ def no_sum(here: Hospitals, reason: str = "", site: str = "") -> Iterator[None]:
     assert any(refusal.startswith(site) and reason in refusal for refusal in here.refusals), here.refusals
 
 
-def with_plan(change: Callable[[Plan], Plan], request: TrainRequest) -> TrainRequest:
-    return replace(request, plan=change(Plan.model_validate_json(request.plan)).model_dump_json())
+def with_plan(change: Callable[[HospitalPlan], HospitalPlan], request: TrainRequest) -> TrainRequest:
+    return replace(request, plan=change(HospitalPlan.model_validate_json(request.plan)).model_dump_json())
 
 
 def with_dead_rows(request: TrainRequest) -> TrainRequest:
@@ -322,7 +322,7 @@ def spoilt(number: float, row: str) -> Change:
     return of_training(change)
 
 
-def share_of_trunk(here: Hospitals, of: Plan, opened: UnmaskedSum, change: Change = honest) -> float:
+def share_of_trunk(here: Hospitals, of: HospitalPlan, opened: UnmaskedSum, change: Change = honest) -> float:
     """The share of the victim's trunk that a sum gives away, where the others' numbers are 0 or cut to 16."""
     trunk = slice(len(here.train_request(of, VICTIM).model.trunk))
     alone, left = here.plain(of, VICTIM, change)[trunk], opened.divisor * opened.vector[trunk]
@@ -378,10 +378,10 @@ def test_known_limit_by_how_many_steps_a_hospital_takes_it_is_left_alone_in_the_
     here = Hospitals(tmp_path, counts={"ash": 80, "birch": 80})
     # A step doubles what no gradient reaches.
     of = changed_plan(masked_plan("surgical"), training={"lr": 3.0, "weight_decay": 1.0})
-    network = build(of.model, OWN, of.run.seed)
+    network = build_network(of.model, OWN, of.run.seed)
     with torch.no_grad():
         network.get_parameter("neck.0.bias")[-1] = -8e37  # of a unit that no image reaches
-    trunk = read_state(network).trunk
+    trunk = read_model_state(network).trunk
     dead = of_training(lambda request: replace(request, model=replace(request.model, trunk=trunk)))
     assert share_of_trunk(here, of, here.opened(of, change=dead), dead) > 0.999
 
@@ -565,7 +565,7 @@ def test_a_masked_update_that_is_longer_than_a_number_is_zero_and_no_error(tmp_p
         (local_round, "train_local_epochs", OTHERS, "nothing of this round is in the update"),
         (local_round, "warm_up_head", OTHERS, "nothing of this round is in the update"),
         (LocalTask, "validate", NAMES, "the model could not be judged"),
-        (DisclosableMetrics, "test_image_counts", NAMES, "the model could not be judged"),
+        (DisclosableMetrics, "count_test_images", NAMES, "the model could not be judged"),
     ],
     ids=["train_local_epochs", "warm_up", "validated", "test_counts"],
 )

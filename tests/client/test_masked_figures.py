@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config import Plan
+from common.config import HospitalPlan
 from common.metrics.score_histograms import BINS
 from common.wire.records import EvaluateReply, TrainRequest
 from common.wire.secure_aggregation import TEST_ROUND, MaskedRequest
@@ -76,7 +76,7 @@ COURSE: tuple[tuple[tuple[str, ...], dict[str, type]], ...] = (
     ],
     ids=["masked", "private"],
 )
-def test_a_masked_run_goes_to_its_end(level: str, of: Plan, tmp_path: Path) -> None:
+def test_a_masked_run_goes_to_its_end(level: str, of: HospitalPlan, tmp_path: Path) -> None:
     here = Hospitals(tmp_path, SIX, policy={"level": level})
     for number, (members, lost) in enumerate(COURSE, 1):
 

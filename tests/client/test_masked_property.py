@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from common.wire.records import TrainRequest
-from strategies.privacy.secure_aggregation.vectors import BODY, max_update_value
+from strategies.privacy.secure_aggregation.vectors import BODY, choose_max_update_value
 from strategies.registry import build_site_method
 from tests.client.coordinator_of_any_kind import (
     CHANGED,
@@ -79,7 +79,7 @@ def all_that_is_found(
     for number, name in enumerate(SITES):
         hospitals.change(name, train=with_own_pixels(hospitals.sites[name].train, number))
     of = of_linear_network(masked_plan("surgical", {"clip_update": 1.0}))
-    coordinator, largest = AnyCoordinator(hospitals, of, rows), max_update_value(of, build_site_method(of))
+    coordinator, largest = AnyCoordinator(hospitals, of, rows), choose_max_update_value(of, build_site_method(of))
     return coordinator, [open_sums(coordinator.lead(script), rows, largest) for script in scripts]
 
 
@@ -96,7 +96,7 @@ def longest_shadow(
 
     Of head rows the biases are left out: also where nothing else is learned, they are.
     """
-    numbers = LAYOUT.body_size if part == BODY else LAYOUT.features
+    numbers = LAYOUT.numbers_in_body if part == BODY else LAYOUT.features
     sums = [value[:numbers] for sums in opened for (name, _), value in sums.items() if name == part]
     tried = [*sums, *(left - right for left, right in combinations(sums, 2))]
     single = [update[:numbers] for update in coordinator.updates_of(part)]

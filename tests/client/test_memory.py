@@ -26,7 +26,7 @@ def kept_rounds(folder: Path) -> list[int]:
 
 def test_what_was_kept_comes_back_whole(tmp_path: Path) -> None:
     RoundStateFolder(tmp_path).write_state(memory(3))
-    back = RoundStateFolder(tmp_path).read_last_counted(counted=3)
+    back = RoundStateFolder(tmp_path).read_last_counted_state(counted=3)
     assert repr(back.parts) == repr(memory(3).parts)
     assert (back.round, back.evaluated_round, back.best_round, back.best_loss) == (3, 2, 1, 0.25)
     assert set(back.optimizer) == set(memory(3).optimizer)
@@ -47,9 +47,9 @@ def test_the_round_that_counted_is_recalled_and_others_are_forgotten(
     folder = RoundStateFolder(tmp_path)
     for server_round in rounds:
         folder.write_state(memory(server_round))
-    assert folder.read_last_counted(counted, forget=forget).round == counted
+    assert folder.read_last_counted_state(counted, forget=forget).round == counted
     assert kept_rounds(tmp_path) == left
-    assert folder.read_last_counted(3).round == 3
+    assert folder.read_last_counted_state(3).round == 3
     assert kept_rounds(tmp_path)[-1] == 3
 
 
@@ -57,7 +57,7 @@ def test_the_round_that_counted_is_recalled_and_others_are_forgotten(
 def test_before_the_first_round_and_where_nothing_is_stored_there_is_no_memory(
     counted: int, expected: bool, tmp_path: Path
 ) -> None:
-    read = RoundStateFolder(tmp_path).read_last_counted(counted, expected=expected)
+    read = RoundStateFolder(tmp_path).read_last_counted_state(counted, expected=expected)
     assert repr(read) == repr(SiteRoundState())
 
 
@@ -65,12 +65,12 @@ def test_a_lost_memory_is_refused_by_name_until_the_site_begins_anew(tmp_path: P
     folder = RoundStateFolder(tmp_path / "memory" / "run")
     folder.write_state(memory(2))  # of a copy that is older than the checkpoint
     with pytest.raises(LostRoundState, match=r"after round 3 is missing: memory/run/round-000003.safetensors"):
-        folder.read_last_counted(3, expected=True)
+        folder.read_last_counted_state(3, expected=True)
     (tmp_path / "memory" / "run" / "round-000003.safetensors").write_bytes(b"cut off")
     with pytest.raises(LostRoundState, match="after round 3 is damaged"):
-        folder.read_last_counted(3)
+        folder.read_last_counted_state(3)
     folder.write_empty_state(3)
-    anew = folder.read_last_counted(3, expected=True)
+    anew = folder.read_last_counted_state(3, expected=True)
     assert (anew.round, anew.best_round, repr(anew.parts), dict(anew.optimizer)) == (0, -1, repr(ModelGroups()), {})
 
 
@@ -103,5 +103,5 @@ def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
     folder = RoundStateFolder(tmp_path)
     folder.write_state(memory(3))
     (tmp_path / ".round-000004.safetensors.4194305-1.part").write_bytes(b"half")
-    assert folder.read_last_counted(counted=3).round == 3
+    assert folder.read_last_counted_state(counted=3).round == 3
     assert [path.name for path in tmp_path.iterdir()] == ["round-000003.safetensors"]

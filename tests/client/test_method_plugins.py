@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from client.gate.incoming_request import PlanRefused, read_requested_work
-from client.site.policy import Policy
-from common.config import Plan, make_hospital_plan
+from client.site.policy import SitePolicy
+from common.config import HospitalPlan, make_hospital_plan
 from common.errors import BadInput
 from common.plugins import METHODS, identify_plugin
 from common.wire.fleet_protocol import WIRE_VERSION
@@ -134,7 +134,7 @@ def test_what_is_wrong_with_it_is_a_fault_of_the_experiment(
         federation(tmp_path, *choices)
 
 
-def refusal(policy: Policy, plan: Plan, folder: Path) -> str:
+def refusal(policy: SitePolicy, plan: HospitalPlan, folder: Path) -> str:
     """Why a hospital with this policy refuses the plan; empty where it takes part."""
     fields = {"plan": plan.model_dump_json(), "wire.version": WIRE_VERSION}
     try:
@@ -150,8 +150,8 @@ def test_a_hospital_declines_before_it_is_imported_what_is_not_listed_or_has_oth
     plan = make_hospital_plan(experiment(tmp_path, *LOUDER).experiment)
     for methods in (None, ("surgical",), ("*",)):
         reason = 'policy.methods: it does not have "plugin:louder"'
-        assert refusal(Policy(methods=methods), plan, tmp_path) == reason
-    listed = Policy(methods=("*", "plugin:louder"))
+        assert refusal(SitePolicy(methods=methods), plan, tmp_path) == reason
+    listed = SitePolicy(methods=("*", "plugin:louder"))
     module.write_text(METHOD + "# changed\n")
     forget(monkeypatch)
     assert re.search(r"the coordinator has .*louder 1.0", refusal(listed, plan, tmp_path))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from client.gate.policy_rules import RequestedWork, request_rules
-from client.site.policy import WITHOUT_LIMITS, Policy
+from client.gate.policy_rules import RequestedWork, check_request_rules
+from client.site.policy import WITHOUT_LIMITS, SitePolicy
 from common.config import make_hospital_plan
 from common.plugins import METRICS
 from strategies.registry import build_site_method
@@ -19,14 +19,14 @@ def requested(folder: Path, *overrides: str) -> RequestedWork:
     return RequestedWork(make_hospital_plan(file.experiment), build_site_method(file.experiment), images=100)
 
 
-def refusal(policy: Policy, work: RequestedWork, rule: str = "policy.networks") -> str:
-    return next((reason for name, reason in request_rules(policy, work) if name == rule), "")
+def refusal(policy: SitePolicy, work: RequestedWork, rule: str = "policy.networks") -> str:
+    return next((reason for name, reason in check_request_rules(policy, work) if name == rule), "")
 
 
 @pytest.mark.parametrize("loss", ["plain", "focal", "asymmetric"])
 def test_our_own_networks_and_losses_need_no_permission(loss: str, tmp_path: Path) -> None:
     work = requested(tmp_path, f"training.loss={loss}")
-    assert refusal(Policy(networks=()), work) == refusal(Policy(), work, "policy.losses") == ""
+    assert refusal(SitePolicy(networks=()), work) == refusal(SitePolicy(), work, "policy.losses") == ""
 
 
 RESNET = ("model.architecture=timm:resnet18", "model.image_size=32")
@@ -36,7 +36,7 @@ RESNET = ("model.architecture=timm:resnet18", "model.image_size=32")
     ("networks", "refused"), [(("timm:*",), ""), (("timm:vit_*",), "it does not have"), ((), "it")]
 )
 def test_a_pattern_allows_what_it_matches(networks: tuple[str, ...], refused: str, tmp_path: Path) -> None:
-    reason = refusal(Policy(networks=networks), requested(tmp_path, *RESNET))
+    reason = refusal(SitePolicy(networks=networks), requested(tmp_path, *RESNET))
     assert reason.startswith(refused)
     assert bool(reason) == bool(refused)
 
@@ -56,8 +56,8 @@ def test_a_plug_in_is_declined_by_name_until_it_is_listed(
 ) -> None:
     install(tmp_path / "site-packages", monkeypatch)
     work, rule = requested(tmp_path, choice), f"policy.{key}"
-    assert refusal(Policy(), work, rule) == f'it does not have "plugin:{name}"'
-    for policy in (Policy.model_validate({key: [f"plugin:{name}"]}), Policy.model_validate(WITHOUT_LIMITS)):
+    assert refusal(SitePolicy(), work, rule) == f'it does not have "plugin:{name}"'
+    for policy in (SitePolicy.model_validate({key: [f"plugin:{name}"]}), SitePolicy.model_validate(WITHOUT_LIMITS)):
         assert refusal(policy, work, rule) == ""
 
 
@@ -66,7 +66,7 @@ def test_a_listed_plug_in_is_declined_without_its_stamp_and_with_other_files(
     key: str, name: str, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = install(tmp_path / "site-packages", monkeypatch)
-    work, rule, listed = requested(tmp_path, choice), f"policy.{key}", Policy.model_validate({key: ["plugin:*"]})
+    work, rule, listed = requested(tmp_path, choice), f"policy.{key}", SitePolicy.model_validate({key: ["plugin:*"]})
     module.write_text(module.read_text() + "\n")
     assert refusal(listed, work, rule).count(f"{name} of stairs 1.0 (files ") == 2
     other_kind = tuple(stamp.model_copy(update={"group": METRICS}) for stamp in work.plan.plugins)
@@ -79,16 +79,16 @@ def test_a_plug_in_that_is_not_installed_here_is_declined(tmp_path: Path, monkey
     with pytest.MonkeyPatch.context() as there:
         install(tmp_path / "site-packages", there)
         work = requested(tmp_path, "model.architecture=plugin:stairs")
-    assert 'no installed package has "stairs"' in refusal(Policy(networks=("plugin:*",)), work)
+    assert 'no installed package has "stairs"' in refusal(SitePolicy(networks=("plugin:*",)), work)
 
 
 def test_a_network_that_nobody_has_is_declined_before_it_is_built(tmp_path: Path) -> None:
     work = requested(tmp_path, *RESNET)
     unknown = changed_plan(work.plan, model={"architecture": "timm:resnet18_of_somebody"})
-    assert '"timm:resnet18_of_somebody"' in refusal(Policy(), RequestedWork(unknown, work.method))
+    assert '"timm:resnet18_of_somebody"' in refusal(SitePolicy(), RequestedWork(unknown, work.method))
 
 
 def test_the_limits_count_a_network_that_is_not_ours(tmp_path: Path) -> None:
     work = requested(tmp_path, *RESNET)
-    assert refusal(Policy(maximum_parameters=12_000_000), work, "policy.maximum_parameters") == ""
-    assert "11,1" in refusal(Policy(maximum_parameters=11_000_000), work, "policy.maximum_parameters")
+    assert refusal(SitePolicy(maximum_parameters=12_000_000), work, "policy.maximum_parameters") == ""
+    assert "11,1" in refusal(SitePolicy(maximum_parameters=11_000_000), work, "policy.maximum_parameters")

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client.site.policy import Level, Policy
+from client.site.policy import Level, SitePolicy
 from client.site.site import Site
 from client.training.features import BATCH, FeatureCache
-from common.config import Plan
+from common.config import HospitalPlan
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import pixels_on_device
-from common.models.network import build
+from common.data.images.pixels import load_pixels_on_device
+from common.models.network import build_network
 from common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
 from common.wire.records import BenefitReply, EvaluateReply, TrainReply
 from tests.client.rounds import (
@@ -50,11 +50,11 @@ def failing(channels: int, image_size: int) -> nn.Module:
 NETWORK = register_local_plugin(MODELS, failing)
 
 
-def crafted(**tables: Any) -> Plan:
+def crafted(**tables: Any) -> HospitalPlan:
     tree = plan(batch_size=64, optimizer="sgd").model_dump(mode="json")
     tree["model"] |= {"architecture": PLUGIN + NETWORK, "neck": None}
     tree["evaluation"] |= {"compare_local": True, "checkpoint": "last"}
-    of = Plan.model_validate({**tree, **{name: {**tree[name], **keys} for name, keys in tables.items()}})
+    of = HospitalPlan.model_validate({**tree, **{name: {**tree[name], **keys} for name, keys in tables.items()}})
     return of.model_copy(update={"plugins": (identify_plugin(MODELS, NETWORK),)})
 
 
@@ -69,10 +69,10 @@ def hospital(folder: Path, level: Level, validation: int = 0, test: int = 0, **p
     """A hospital with so many pictures that the model fails on."""
     at, keys = site(folder), {"level": level, "networks": ("*",), **policy}
     parts = {"validation": with_picture(at.validation, validation), "test": with_picture(at.test, test)}
-    return replace(at, **parts, train=with_picture(at.train, 0), policy=Policy.model_validate(keys))
+    return replace(at, **parts, train=with_picture(at.train, 0), policy=SitePolicy.model_validate(keys))
 
 
-def judged(at: Site, of: Plan, *, test: bool = False, counted: int = 1) -> EvaluateReply:
+def judged(at: Site, of: HospitalPlan, *, test: bool = False, counted: int = 1) -> EvaluateReply:
     return record_of(send(at, "evaluate", evaluate_request(request(of, counted=counted), test=test)), EvaluateReply)
 
 
@@ -144,9 +144,9 @@ def test_features_of_a_frozen_backbone_do_not_say_by_failing_that_one_image_is_l
             return images.flatten(1)
 
     of = plan()
-    network = build(of.model, ("a",), 1)
+    network = build_network(of.model, ("a",), 1)
     network.backbone = NotOfOne()
-    pixels = pixels_on_device(images(1, BATCH + 1), "cpu")
+    pixels = load_pixels_on_device(images(1, BATCH + 1), "cpu")
     assert len(FeatureCache(tmp_path, None, False).get_or_compute_features(network, "train", pixels, of)) == BATCH + 1
 
 
@@ -156,9 +156,9 @@ def test_features_on_the_disk_are_read_by_the_key_that_they_were_written_with(tm
             raise AssertionError
 
     of = plan()
-    network = build(of.model, ("a",), 1)
+    network = build_network(of.model, ("a",), 1)
     network.backbone = nn.Flatten()
-    pixels = pixels_on_device(images(1, 3), "cpu")
+    pixels = load_pixels_on_device(images(1, 3), "cpu")
     computed = FeatureCache(tmp_path, bytes(32), False).get_or_compute_features(network, "train", pixels, of)
     network.backbone = Failing()
     assert torch.equal(

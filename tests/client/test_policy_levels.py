@@ -9,16 +9,16 @@ from pydantic import ValidationError
 
 from client.gate.gate import ANSWERS
 from client.preview.data_dictionary import MEANING, OF_EACH, SENT, STATISTICS
-from client.site.policy import LEVELS, TRUST, Level, Policy
+from client.site.policy import LEVELS, TRUST, Level, SitePolicy
 from client.site.site_file import make_site_folder
-from common.config import Plan
-from common.wire.codec import record_field_names
+from common.config import HospitalPlan
+from common.wire.codec import list_record_field_names
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.registry import meanings_of_all_statistics
 from tests.client.rounds import OWN, changed_plan, judged, plan, private_plan, record_of, site, trained
 
 SURGICAL = plan()
-PLANS: dict[Level, Plan] = {
+PLANS: dict[Level, HospitalPlan] = {
     "private": private_plan(SURGICAL, level="patient", noise_multiplier=20.0),
     "masked": changed_plan(SURGICAL, privacy={"secure_aggregation": True}),
 }
@@ -46,21 +46,21 @@ def test_without_figures_of_training_a_run_without_privacy_goes_on(tmp_path: Pat
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_level_sets_what_the_file_leaves_out_and_no_more(level: Level) -> None:
-    bare = {key: field.get_default(call_default_factory=True) for key, field in Policy.model_fields.items()}
-    assert Policy.model_validate({"level": level}).model_dump() == {**bare, **LEVELS[level], "level": level}
+    bare = {key: field.get_default(call_default_factory=True) for key, field in SitePolicy.model_fields.items()}
+    assert SitePolicy.model_validate({"level": level}).model_dump() == {**bare, **LEVELS[level], "level": level}
     own = {"level": level, "label_counts": True, "training_figures": True, "epsilon": 3.0}
-    assert Policy.model_validate(own).model_dump(include=set(own)) == own
+    assert SitePolicy.model_validate(own).model_dump(include=set(own)) == own
 
 
 def test_a_level_contradicts_no_key_of_the_file() -> None:
-    assert Policy.model_validate({"level": "private", "smallest_count": 3}).round_counts_to == 1
-    assert not Policy.model_validate({"round_counts_to": 5}).score_histograms
+    assert SitePolicy.model_validate({"level": "private", "smallest_count": 3}).round_counts_to == 1
+    assert not SitePolicy.model_validate({"round_counts_to": 5}).score_histograms
 
 
 @pytest.mark.parametrize("level", ["open", "standard", "strict", ["private"], {"private": True}, 3])
 def test_no_other_level_is_taken(level: object) -> None:
     with pytest.raises(ValidationError, match="'trusted', 'masked' or 'private'"):
-        Policy.model_validate({"level": level})
+        SitePolicy.model_validate({"level": level})
 
 
 def test_init_writes_every_key_with_its_default_and_whom_the_hospital_trusts(tmp_path: Path) -> None:
@@ -68,16 +68,16 @@ def test_init_writes_every_key_with_its_default_and_whom_the_hospital_trusts(tmp
     text = (tmp_path / "site.toml").read_text(encoding="utf-8")
     table = text.split("[policy]\n")[1].split("[data.synonyms]")[0]
     keys = {line.removeprefix("# ").split(" = ")[0] for line in table.splitlines() if " = " in line}
-    assert set(Policy.model_fields) <= keys
+    assert set(SitePolicy.model_fields) <= keys
     assert text.splitlines()[0] == f"# {TRUST['trusted']}"
     assert all(sentence in text for sentence in TRUST.values())
-    assert Policy.model_validate(tomllib.loads(text)["policy"]) == Policy()
+    assert SitePolicy.model_validate(tomllib.loads(text)["policy"]) == SitePolicy()
     # Of the other keys that stand there as comments, the value is an example of a hospital's own.
     keys = ("label_counts", "score_histograms", "training_figures", "test_metrics", "train_hidden_classes")
     keys += ("test_each_round", "smallest_count", "round_counts_to", "masked_only", "smallest_cohort", "rows_alone")
     comments = [line for line in table.splitlines() if line.startswith(tuple(f"# {key}" for key in keys))]
     values = tomllib.loads("\n".join(line.removeprefix("# ") for line in comments))
-    assert values == Policy().model_dump(include=set(keys))
+    assert values == SitePolicy().model_dump(include=set(keys))
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/privacy.md", "docs/hospital-it.md"])
@@ -92,7 +92,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "what-leaves.md"
 def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
     assert set(SENT) == set(ANSWERS.values())
     assert {name: set(fields) for name, fields in MEANING.items()} == {
-        record.__name__: set(record_field_names(record)) for record in SENT
+        record.__name__: set(list_record_field_names(record)) for record in SENT
     }
     assert set(STATISTICS) == set(meanings_of_all_statistics())
 
@@ -100,7 +100,7 @@ def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
 def test_the_page_says_the_same() -> None:
     lines = list[str]()
     for record in SENT:
-        own = [name for name in record_field_names(record) if name not in OF_EACH]
+        own = [name for name in list_record_field_names(record) if name not in OF_EACH]
         explained = [f"- `{name}`: {MEANING[record.__name__][name]}" for name in own]
         lines += [f"### {record.__name__}", "", *(explained or ["Nothing else: the site has noted a refusal."]), ""]
     lines += ["### Statistics", "", *(f"- `{name}`: {text}" for name, text in STATISTICS.items())]
@@ -110,8 +110,8 @@ def test_the_page_says_the_same() -> None:
 def test_the_page_has_every_key_of_the_policy_and_a_new_site_toml_too(tmp_path: Path) -> None:
     policy = PAGE.read_text(encoding="utf-8").partition("## The policy")[2].partition("\n## ")[0]
     first_cells = "".join(re.findall(r"^\|([^|]+)\|", policy, re.MULTILINE))
-    assert set(re.findall(r"`(\w+)`", first_cells)) == set(Policy.model_fields)
+    assert set(re.findall(r"`(\w+)`", first_cells)) == set(SitePolicy.model_fields)
     make_site_folder(tmp_path, "north")
     table = (tmp_path / "site.toml").read_text(encoding="utf-8").partition("\n[policy]\n")[2]
     table = table.partition("\n# Where this")[0]
-    assert set(re.findall(r"^(?:# )?(\w+) = ", table, re.MULTILINE)) == set(Policy.model_fields)
+    assert set(re.findall(r"^(?:# )?(\w+) = ", table, re.MULTILINE)) == set(SitePolicy.model_fields)

@@ -18,11 +18,11 @@ from client.app import answer_roll_call
 from client.connection.status import ClientStatus, format_status
 from client.gate.incoming_request import RequestTimeExceeded, hash_plan
 from client.site.memory import RoundStateFolder
-from client.site.policy import Policy
+from client.site.policy import SitePolicy
 from client.site.site import Site
 from client.training.layers import evaluate_through_layers, train_through_layers
-from client.training.privacy import PrivacyBudgetLedger, open_privacy_ledger, privacy_status
-from common.config import Plan
+from client.training.privacy import PrivacyBudgetLedger, make_privacy_status, open_privacy_ledger
+from common.config import HospitalPlan
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
 from common.models.zoo.spec import ModelSpec
@@ -34,15 +34,15 @@ from tests.client.rounds import Killed, beginning, changed_plan, evaluation, ima
 FIVE_STEPS = NoisySteps(2.0, 0.2, 5)  # of 40 images, in batches of 8
 
 
-def noisy(level: str = "sample", **keys: Any) -> Plan:
+def noisy(level: str = "sample", **keys: Any) -> HospitalPlan:
     return private_plan(plan("fedavg"), **{"level": level, "noise_multiplier": 2.0, **keys})
 
 
 def private_site(folder: Path, **policy: Any) -> Site:
-    return replace(site(folder), policy=Policy(smallest_count=0, **policy), durable=True)
+    return replace(site(folder), policy=SitePolicy(smallest_count=0, **policy), durable=True)
 
 
-def first_round(at: Site, of: Plan, server_round: int = 1) -> TrainReply:
+def first_round(at: Site, of: HospitalPlan, server_round: int = 1) -> TrainReply:
     return train_through_layers(at, request(of, server_round=server_round, counted=server_round - 1))
 
 
@@ -79,12 +79,12 @@ def test_a_lost_ledger_counts_the_reply_again_and_a_lost_reply_a_new_one(lost: s
     assert PrivacyBudgetLedger(tmp_path).compute_total_epsilon(1e-5) == cost(5 * count)
 
 
-def one_step(by_whom: Plan, count: int, **drawn: dict[str, Any]) -> Plan:
+def one_step(by_whom: HospitalPlan, count: int, **drawn: dict[str, Any]) -> HospitalPlan:
     """One step over all patients, of plain descent at a rate of 1: the update is the sum of gradients."""
     tree = by_whom.model_dump(mode="json")
     tree["training"] |= {"batch_size": count, "lr": 1.0, "optimizer": "sgd", "momentum": 0.0}
     tree["run"]["rounds"] = 1
-    return Plan.model_validate({**tree, **{table: {**tree[table], **keys} for table, keys in drawn.items()}})
+    return HospitalPlan.model_validate({**tree, **{table: {**tree[table], **keys} for table, keys in drawn.items()}})
 
 
 AUGMENTED = {"augmentation": {"rotation": 0.5, "horizontal_flip": True, "contrast": 0.9}}
@@ -171,12 +171,12 @@ def test_that_training_diverged_is_told_by_nothing_that_noise_does_not_cover(lev
 
 
 def test_the_status_says_what_is_spent_and_of_what(tmp_path: Path) -> None:
-    assert privacy_status(private_site(tmp_path)) == {}
+    assert make_privacy_status(private_site(tmp_path)) == {}
     at = private_site(tmp_path, epsilon=40.0)
-    assert privacy_status(at) == {"epsilon": 0.0, "delta": 1e-5, "budget": 40.0}
+    assert make_privacy_status(at) == {"epsilon": 0.0, "delta": 1e-5, "budget": 40.0}
     first_round(at, noisy())
-    assert privacy_status(at) == {"epsilon": cost(), "delta": 1e-5, "budget": 40.0}
-    status = asdict(ClientStatus("north", privacy=privacy_status(at)))
+    assert make_privacy_status(at) == {"epsilon": cost(), "delta": 1e-5, "budget": 40.0}
+    status = asdict(ClientStatus("north", privacy=make_privacy_status(at)))
     assert f"epsilon {cost():.2f} of 40 at delta 1e-05" in format_status(status)
 
 
@@ -215,7 +215,7 @@ def test_no_round_goes_on_from_one_whose_cost_was_not_noted(monkeypatch: pytest.
     assert all(np.allclose(fresh[name], killed[name], atol=1e-6) for name in fresh)
 
 
-def stating(epsilon: float, rounds: int) -> Plan:
+def stating(epsilon: float, rounds: int) -> HospitalPlan:
     return changed_plan(noisy(), run={"rounds": rounds}, privacy={"noise_multiplier": None, "epsilon": epsilon})
 
 
@@ -271,7 +271,7 @@ def test_a_private_training_that_fails_costs_what_an_answer_costs(
 def test_no_round_goes_on_from_a_training_that_is_not_paid_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Killed before the ledger has it, a training leaves a memory; the answer before it, asked again, is paid for."""
     at, train = private_site(tmp_path), request(noisy())
-    paid, memory = train_through_layers(at, train), at.run_state_folder("run")
+    paid, memory = train_through_layers(at, train), at.open_run_state_folder("run")
     assert memory.may_continue_from_round(1)
     with monkeypatch.context() as patched:
         patched.setattr(PrivacyBudgetLedger, "write_reply_and_cost", kill)

@@ -14,16 +14,22 @@ from client.site.memory import RoundStateFolder
 from client.site.site import Site
 from client.training.layers import evaluate_through_layers, train_through_layers
 from client.training.local_round import warm_up_head
-from client.training.task import LocalTask, network_without_values, prepare_local_task
+from client.training.task import LocalTask, get_unfilled_network, prepare_local_task
 from common.errors import WireError
-from common.models.network import build, freeze_backbone
+from common.models.network import build_network, freeze_backbone
 from common.models.saved import load_model
-from common.models.state import read_state, write_state
+from common.models.state import read_model_state, write_model_state
 from common.models.zoo.spec import ModelSpec
 from strategies.engine.state import select_site_groups
 from strategies.local.objective import plain
 from strategies.local.optimisation import make_optimizer
-from strategies.local.training import FrozenParts, TrainingTask, reproducible_training, train_epoch, validate_network
+from strategies.local.training import (
+    FrozenNetworkParts,
+    TrainingTask,
+    make_training_reproducible,
+    train_epoch,
+    validate_network,
+)
 from strategies.registry import STRATEGIES, build_site_method
 from tests.client.rounds import OWN, beginning, evaluation, images, plan, request, site
 
@@ -35,13 +41,15 @@ INITIAL = beginning(PFL).head.weight.tobytes()
 def evaluated_head(at: Site, counted: int, best: int, rounds: int) -> bytes:
     """The head rows of the model that the site tests, as it lies on its disk."""
     evaluate_through_layers(at, evaluation(PFL, beginning(PFL), rounds, counted=counted, best=best))
-    return read_state(load_model(at.folder / "model")).head.weight.tobytes()
+    return read_model_state(load_model(at.folder / "model")).head.weight.tobytes()
 
 
 def trained_head(at: Site, server_round: int, counted: int, best: int = -1) -> bytes:
     """Train a round; return the head rows in the site's memory of it."""
     train_through_layers(at, request(PFL, None, server_round, counted, best))
-    return RoundStateFolder(at.folder / "memory" / "run").read_last_counted(server_round).parts.head.weight.tobytes()
+    return (
+        RoundStateFolder(at.folder / "memory" / "run").read_last_counted_state(server_round).parts.head.weight.tobytes()
+    )
 
 
 NO_WARM_UP: dict[str, dict[str, Any]] = {"fedseq": {}, "polyclinic": {}, "server_only": {}, "unifed": {}}
@@ -59,14 +67,14 @@ def test_what_a_site_is_lent_stays_as_it_was_and_what_it_sends_is_the_difference
     assert lent.head.class_names == model.head.class_names
     rule = build_site_method(of)
     sent = {name for name in ("trunk", "norm", "head") if getattr(reply.update, name) is not None}
-    declared = {"trunk": rule.declared_payload.trunk, "norm": rule.sends_norm, "head": rule.declared_payload.head}
+    declared = {"trunk": rule.declared_payload.trunk, "norm": rule.sends_batch_norm, "head": rule.declared_payload.head}
     assert sent == {name for name, sends in declared.items() if sends}
 
 
 def test_the_update_is_new_minus_received(tmp_path: Path) -> None:
     update = train_through_layers(site(tmp_path / "pfl"), request(PFL)).update
     alone = train_through_layers(site(tmp_path / "alone"), request(plan("individual"), beginning(PFL)))
-    own = RoundStateFolder(tmp_path / "alone" / "memory" / "run").read_last_counted(1).parts
+    own = RoundStateFolder(tmp_path / "alone" / "memory" / "run").read_last_counted_state(1).parts
     assert alone.update.trunk is None
     np.testing.assert_allclose(beginning(PFL).trunk + update.trunk, own.trunk, rtol=0, atol=1e-7)
 
@@ -129,7 +137,7 @@ def test_a_site_without_a_memory_of_the_best_round_is_tested_with_its_last_head(
     trained: int, before: int, counted: int, best: int, rounds: int, tmp_path: Path
 ) -> None:
     at = site(tmp_path)
-    at.run_state_folder("run").write_empty_state(before)
+    at.open_run_state_folder("run").write_empty_state(before)
     last = trained_head(at, trained, before, min(best, before - 1))
     assert last != INITIAL
     assert evaluated_head(at, counted, best, rounds) == last
@@ -141,20 +149,25 @@ def test_warming_up_keeps_the_backbone_and_the_epoch_with_the_lowest_loss(trunk:
     train = request(of, beginning(of))
     work = prepare_local_task(site(tmp_path), train)
     by_hand = replace(work, network=copy.deepcopy(work.network))  # requests share one network, one after another
-    with reproducible_training(1, 1) as generator:
-        warm_up_head(work, work.labelled_examples("validation"), generator)
+    with make_training_reproducible(1, 1) as generator:
+        warm_up_head(work, work.make_labelled_examples("validation"), generator)
     loss, spec = by_hand.method.loss, of.training
     optimizer, losses = make_optimizer(by_hand.network, spec, 0.2), []
-    with reproducible_training(1, 1) as generator:
+    with make_training_reproducible(1, 1) as generator:
         for _ in range(5):
-            frozen = FrozenParts(norm=trunk == "fedbn_plus", backbone=True)
-            examples = by_hand.labelled_examples("train")
+            frozen = FrozenNetworkParts(norm=trunk == "fedbn_plus", backbone=True)
+            examples = by_hand.make_labelled_examples("train")
             exercise = TrainingTask(examples, plain(loss), spec, of.augmentation, frozen)
             train_epoch(by_hand.network, exercise, optimizer, generator)
-            losses.append(validate_network(by_hand.network, by_hand.labelled_examples("validation"), loss, spec).loss)
+            losses.append(
+                validate_network(by_hand.network, by_hand.make_labelled_examples("validation"), loss, spec).loss
+            )
     assert losses.index(min(losses)) < 4  # else the last epoch would do
-    assert validate_network(work.network, work.labelled_examples("validation"), loss, spec).loss == min(losses)
-    fresh, backbone = build(of.model, OWN, of.run.seed).backbone.state_dict(), work.network.backbone.state_dict()
+    assert validate_network(work.network, work.make_labelled_examples("validation"), loss, spec).loss == min(losses)
+    fresh, backbone = (
+        build_network(of.model, OWN, of.run.seed).backbone.state_dict(),
+        work.network.backbone.state_dict(),
+    )
     assert all(torch.equal(tensor, fresh[name]) for name, tensor in backbone.items() if tensor.is_floating_point())
 
 
@@ -164,7 +177,7 @@ def test_only_the_first_round_that_a_site_takes_part_in_warms_up(tmp_path: Path)
         requests = [request(of, beginning(warm), 5, counted) for of in (warm, plan())]
         sites = [site(tmp_path / f"{counted}{number}") for number in (0, 1)]
         for at in sites:
-            at.run_state_folder("run").write_empty_state(counted)
+            at.open_run_state_folder("run").write_empty_state(counted)
         first, second = (train_through_layers(*pair).update.trunk for pair in zip(sites, requests, strict=True))
         assert np.array_equal(first, second) == bool(counted)
 
@@ -174,7 +187,7 @@ def test_frozen_batch_normalisation_stays_bit_for_bit_through_a_round(tmp_path: 
     at, model = site(tmp_path), beginning(of)
     train_through_layers(at, request(of, model))
     evaluate_through_layers(at, evaluation(of, model, 1, counted=1, best=1))
-    assert read_state(load_model(at.folder / "model")).norm.tobytes() == model.norm.tobytes()
+    assert read_model_state(load_model(at.folder / "model")).norm.tobytes() == model.norm.tobytes()
 
 
 def test_a_wide_head_learns_from_the_sites_own_classes_only(tmp_path: Path) -> None:
@@ -224,10 +237,10 @@ SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8)
 
 def test_a_filled_network_is_as_one_that_was_built_for_it() -> None:
     for names, seed in ((("a", "b"), 1), (("b",), 2), (("a", "b"), 3)):
-        built = read_state(build(SPEC, names, seed))
-        network = network_without_values(SPEC, names, "cpu")
-        write_state(network, trunk=built.trunk, norm=built.norm, head=built.head)
-        filled = read_state(network)
+        built = read_model_state(build_network(SPEC, names, seed))
+        network = get_unfilled_network(SPEC, names, "cpu")
+        write_model_state(network, trunk=built.trunk, norm=built.norm, head=built.head)
+        filled = read_model_state(network)
         assert filled.head.class_names == names
         for name in ("trunk", "norm"):
             np.testing.assert_array_equal(getattr(filled, name), getattr(built, name))
@@ -236,16 +249,16 @@ def test_a_filled_network_is_as_one_that_was_built_for_it() -> None:
 
 
 def test_what_was_frozen_learns_again_and_gradients_are_gone() -> None:
-    network = network_without_values(SPEC, ("a", "b"), "cpu")
+    network = get_unfilled_network(SPEC, ("a", "b"), "cpu")
     network.head.weight.sum().backward()  # type: ignore[no-untyped-call]
     freeze_backbone(network)
-    again = network_without_values(SPEC, ("a", "b"), "cpu")
+    again = get_unfilled_network(SPEC, ("a", "b"), "cpu")
     assert all(parameter.requires_grad and parameter.grad is None for parameter in again.parameters())
 
 
 def test_of_other_classes_only_the_head_is_another_and_of_another_model_everything() -> None:
-    first, second = network_without_values(SPEC, ("a", "b"), "cpu"), network_without_values(SPEC, ("c",), "cpu")
+    first, second = get_unfilled_network(SPEC, ("a", "b"), "cpu"), get_unfilled_network(SPEC, ("c",), "cpu")
     assert first.backbone is second.backbone
     assert first.head is not second.head
-    other = network_without_values(SPEC.model_copy(update={"neck": 4}), ("a", "b"), "cpu")
+    other = get_unfilled_network(SPEC.model_copy(update={"neck": 4}), ("a", "b"), "cpu")
     assert other.backbone is not first.backbone

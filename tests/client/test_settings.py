@@ -10,17 +10,17 @@ import pytest
 import torch
 from PIL import Image
 
-from client.site.policy import Policy
-from client.site.settings import choose_device, open_site, read_site_settings
+from client.site.policy import SitePolicy
+from client.site.settings import choose_device, load_site, read_site_settings
 from client.site.site_file import make_site_folder, read_credentials
-from common.data.base.image_set import PixelRows
-from common.data.base.spec import PhantomSpec
+from common.data.base.image_set import LazyPictures
+from common.data.base.spec import PhantomDatasetSpec
 from common.data.images import store
 from common.data.load import load_dataset
 from common.errors import BadInput
 from common.security.identity import (
     SiteConnectionKit,
-    public_key_fingerprint,
+    compute_public_key_fingerprint,
     read_admission_request,
     read_connection_kit,
     write_toml_section,
@@ -63,10 +63,10 @@ def test_the_site_toml_that_init_writes_works_once_images_and_labels_are_there(t
     lines = make_site_folder(tmp_path, "north")
     request = read_admission_request(tmp_path / "north.request")
     assert request.site == "north"
-    assert f"    {public_key_fingerprint(request.public_key)}" in lines
+    assert f"    {compute_public_key_fingerprint(request.public_key)}" in lines
     assert places_of_faults(read_site_settings, tmp_path) == ["data.images", "data.labels"]
     pictures(tmp_path, "train train test")
-    site = open_site(read_site_settings(tmp_path))
+    site = load_site(read_site_settings(tmp_path))
     assert (site.name, site.declaration.names) == ("north", ("Effusion", "Pneumonia"))
     assert len(site.train) + len(site.validation) + len(site.test) == 3
 
@@ -81,9 +81,9 @@ def test_decoded_images_are_kept_as_the_policy_says_and_no_longer(
     for policy, folder in (("plain", "images-plain"), ("encrypted", "images-encrypted"), ("no", "")):
         line = f'\n[policy]\nkeep_images = "{policy}"\n'
         settings = read_site_settings(write(tmp_path, text.replace("\n[policy]\n", line)))
-        site = open_site(settings, lines.append)
+        site = load_site(settings, lines.append)
         assert [path.name for path in (tmp_path / "state").glob("images-*")] == [folder] * bool(folder)
-        assert isinstance(site.train.stored, PixelRows) == bool(folder)
+        assert isinstance(site.train.stored, LazyPictures) == bool(folder)
         content = b"".join(path.read_bytes() for path in (tmp_path / "state").glob("*/*/pixels"))
         assert (bytes([50] * 100) in content) == (policy == "plain")
         assert site.train.images.max(axis=(1, 2)).tolist() == [0, 100]
@@ -102,10 +102,10 @@ def test_images_behind_a_link_go_when_the_policy_changes_and_nothing_else(
     (disk / "other").write_text("mine")
     (site / "state" / "images-encrypted").symlink_to(disk)
     settings = read_site_settings(site)
-    open_site(settings)
+    load_site(settings)
     assert len(list(disk.glob("*/*/pixels"))) == 1
-    gone = replace(settings, file=settings.file.model_copy(update={"policy": Policy(keep_images="no")}))
-    assert len(open_site(gone).train.images) == 2
+    gone = replace(settings, file=settings.file.model_copy(update={"policy": SitePolicy(keep_images="no")}))
+    assert len(load_site(gone).train.images) == 2
     assert not (site / "state" / "images-encrypted").is_symlink()
     assert [path.name for path in disk.iterdir()] == ["other"]
 
@@ -115,7 +115,7 @@ def test_without_its_key_a_folder_keeps_no_images(tmp_path: Path, monkeypatch: p
     make_site_folder(tmp_path, "north")
     pictures(tmp_path, "train train test")
     (tmp_path / "north.key").unlink()
-    assert len(open_site(read_site_settings(tmp_path)).train.images) == 2
+    assert len(load_site(read_site_settings(tmp_path)).train.images) == 2
     assert not (tmp_path / "state").exists()
 
 
@@ -181,15 +181,15 @@ def test_several_gpus_must_be_there(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_site_has_as_many_gpus_as_its_file_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert open_site(read_site_settings(write(folder, f"{HEAD}gpus = 2\n{DATA}"))).gpus == 2
-    assert open_site(read_site_settings(write(folder, f"{HEAD}{DATA}"))).gpus == 1
+    assert load_site(read_site_settings(write(folder, f"{HEAD}gpus = 2\n{DATA}"))).gpus == 2
+    assert load_site(read_site_settings(write(folder, f"{HEAD}{DATA}"))).gpus == 1
 
 
 def test_only_the_annotated_classes_are_left_in_the_sites_order_under_the_federations_names(folder: Path) -> None:
-    splits = load_dataset(PhantomSpec(kind="phantom", images=20, image_size=16), folder)
-    assert open_site(read_site_settings(folder)).declaration.canonical_names == splits.class_names
+    splits = load_dataset(PhantomDatasetSpec(kind="phantom", images=20, image_size=16), folder)
+    assert load_site(read_site_settings(folder)).declaration.canonical_names == splits.class_names
     text = 'annotates = ["Mass", "Device", "Edema"]\n[data.synonyms]\nDevice = "Implant"\n'
-    site = open_site(read_site_settings(write(folder, HEAD + DATA + text)))
+    site = load_site(read_site_settings(write(folder, HEAD + DATA + text)))
     columns = [splits.class_names.index(name) for name in ("Mass", "Device", "Edema")]
     for ours, theirs in ((site.train, splits.train), (site.validation, splits.validation), (site.test, splits.test)):
         assert ours.class_names == ("Mass", "Implant", "Edema")
@@ -203,12 +203,12 @@ def test_a_site_without_a_training_image_is_refused(folder: Path) -> None:
     table = 'images = "images"\nlabels = "labels.csv"\nimage_column = "image"\nlabel_columns = ["Effusion"]\n'
     write(folder, f'{HEAD}[data]\nkind = "folder"\n{table}split_column = "part"\nimage_size = 8\n')
     with pytest.raises(BadInput, match="no training image"):
-        open_site(read_site_settings(folder))
+        load_site(read_site_settings(folder))
 
 
 def kit_for(folder: Path, site: str = "north") -> SiteConnectionKit:
     """Write ``north.kit`` as a coordinator would for a site of this name with its key."""
-    certificate = coordinator_in(folder / "coordinator").ca_certificate.read_text(encoding="ascii")
+    certificate = coordinator_in(folder / "coordinator").ca_certificate_path.read_text(encoding="ascii")
     line = read_admission_request(folder / f"{site}.request").public_key
     kit = SiteConnectionKit(
         coordinator="trial", address="fl.example:9092", site=site, public_key=line, ca_certificate=certificate

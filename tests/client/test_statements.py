@@ -17,7 +17,7 @@ from flwr.app import RecordDict
 from client.gate.audit_report import make_audit_report
 from client.site.statements import RUNS_KEPT, SiteRecordSigner, read_accepted_replies
 from common.security.audit import AuditLog
-from common.security.identity import public_key_fingerprint, public_key_line
+from common.security.identity import compute_public_key_fingerprint, format_public_key_line
 from common.security.signatures import (
     SIGNED_WITH,
     ReplyStatement,
@@ -28,10 +28,10 @@ from common.security.signatures import (
     sign_record,
     verify_reply_signature,
 )
-from common.wire.canonical_bytes import record_sha256
-from common.wire.codec import decode_record, encode_record, payload_bytes
+from common.wire.canonical_bytes import hash_record
+from common.wire.codec import count_payload_bytes, decode_record, encode_record
 from common.wire.records import RefusalNoted, RollCall, RollCallAnswer
-from server.coordinator.authority import certificate_subject_name, make_certificate_builder, signing_key_and_certificate
+from server.coordinator.authority import ensure_valid_signing_key, make_certificate_builder, make_certificate_subject
 from server.coordinator.folder import CoordinatorFolder
 from tests.certificates import of_version_10
 from tests.client.handshakes import coordinator_in
@@ -48,16 +48,21 @@ class Side:
 
     @property
     def authority(self) -> x509.Certificate:
-        return x509.load_pem_x509_certificate(self.coordinator.ca_certificate.read_bytes())
+        return x509.load_pem_x509_certificate(self.coordinator.ca_certificate_path.read_bytes())
 
     def request(
         self, content: RecordDict | None = None, by: tuple[Any, bytes] | None = None, **changes: Any
     ) -> RecordDict:
         """Sign a request, whose statement has these changes."""
         content = content or encode_record(RollCall(RUN, "{}"))
-        fields = {"site": "north", "key": public_key_fingerprint(public_key_line(SITE_KEY, "")), "run": RUN, "round": 0}
-        fields |= {"record": "RollCall", "sha256": record_sha256(content), "nonce": "c" * 32, **changes}
-        signing, certificate = by or signing_key_and_certificate(self.coordinator)
+        fields = {
+            "site": "north",
+            "key": compute_public_key_fingerprint(format_public_key_line(SITE_KEY, "")),
+            "run": RUN,
+            "round": 0,
+        }
+        fields |= {"record": "RollCall", "sha256": hash_record(content), "nonce": "c" * 32, **changes}
+        signing, certificate = by or ensure_valid_signing_key(self.coordinator)
         return sign_record(content, RequestStatement(**fields), signing, certificate=certificate)
 
 
@@ -77,12 +82,12 @@ def answer(run: str = RUN) -> RecordDict:
 
 
 def statement_of(signed: RecordDict) -> ReplyStatement:
-    return verify_reply_signature(read_unverified_signature(signed)[0], public_key_line(SITE_KEY, ""))
+    return verify_reply_signature(read_unverified_signature(signed)[0], format_public_key_line(SITE_KEY, ""))
 
 
 def test_a_signed_record_is_the_same_record_with_the_same_hash_and_size(statements: SiteRecordSigner) -> None:
     plain, signed = answer(), statements.sign_reply(answer(), MESSAGE)
-    for measure in (record_sha256, payload_bytes, lambda record: decode_record(record, RollCallAnswer)):
+    for measure in (hash_record, count_payload_bytes, lambda record: decode_record(record, RollCallAnswer)):
         assert measure(signed) == measure(plain)
 
 
@@ -95,7 +100,7 @@ def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: Sit
     with pytest.raises(SignatureFault, match="about another record"):
         check_statement_matches_record(statement, answer("another"))
     with pytest.raises(SignatureFault, match="not by the key"):
-        verify_reply_signature(read_unverified_signature(signed)[0], public_key_line(OTHER_KEY, ""))
+        verify_reply_signature(read_unverified_signature(signed)[0], format_public_key_line(OTHER_KEY, ""))
 
 
 def test_accepted_replies_are_counted_from_1_and_each_names_the_one_before(statements: SiteRecordSigner) -> None:
@@ -142,11 +147,11 @@ def test_a_request_is_accepted_again_by_its_message_alone(
 
 def other_authority(side: Side) -> RecordDict:
     folder = side.coordinator.folder.parent / "stranger"
-    return side.request(by=signing_key_and_certificate(coordinator_in(folder)))
+    return side.request(by=ensure_valid_signing_key(coordinator_in(folder)))
 
 
 def servers_key(side: Side) -> RecordDict:
-    folder = side.coordinator.authority
+    folder = side.coordinator.authority_path
     key = load_pem_private_key((folder / "server.key").read_bytes(), None)
     certificate = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
     return side.request(by=(key, certificate.public_bytes(Encoding.DER)))
@@ -156,7 +161,7 @@ def own_certificate(side: Side) -> RecordDict:
     """A certificate with the right purpose that the forger issued to itself in the authority's name."""
     certificate = (
         make_certificate_builder(
-            certificate_subject_name("trial (Polyclinic requests)"), side.authority.subject, OTHER_KEY.public_key(), 30
+            make_certificate_subject("trial (Polyclinic requests)"), side.authority.subject, OTHER_KEY.public_key(), 30
         )
         .add_extension(x509.ExtendedKeyUsage([x509.ObjectIdentifier("1.3.6.1.5.5.7.3.36")]), critical=True)
         .sign(OTHER_KEY, hashes.SHA256())
@@ -165,7 +170,7 @@ def own_certificate(side: Side) -> RecordDict:
 
 
 def unknown_version(side: Side) -> RecordDict:
-    right = x509.load_der_x509_certificate(signing_key_and_certificate(side.coordinator)[1])
+    right = x509.load_der_x509_certificate(ensure_valid_signing_key(side.coordinator)[1])
     return side.request(by=(OTHER_KEY, of_version_10(right)))
 
 
@@ -176,10 +181,10 @@ def other_content(side: Side) -> RecordDict:
 
 
 def other_key(side: Side) -> RecordDict:
-    return side.request(by=(OTHER_KEY, signing_key_and_certificate(side.coordinator)[1]))
+    return side.request(by=(OTHER_KEY, ensure_valid_signing_key(side.coordinator)[1]))
 
 
-OTHER = public_key_fingerprint(public_key_line(OTHER_KEY, ""))
+OTHER = compute_public_key_fingerprint(format_public_key_line(OTHER_KEY, ""))
 FORGED: dict[str, tuple[Callable[[Side], RecordDict], str]] = {
     "no signature": (lambda side: encode_record(RollCall(RUN, "{}")), "it is not signed"),
     "another name": (lambda side: side.request(site="east"), 'its key is registered for "east"'),
@@ -208,22 +213,22 @@ def test_a_request_that_the_coordinator_did_not_sign_for_this_site_is_refused(
 
 
 def test_the_coordinators_key_for_requests_stays_the_same_until_it_is_about_to_expire(side: Side) -> None:
-    first = signing_key_and_certificate(side.coordinator)[1]
-    assert signing_key_and_certificate(side.coordinator)[1] == first
+    first = ensure_valid_signing_key(side.coordinator)[1]
+    assert ensure_valid_signing_key(side.coordinator)[1] == first
     certificate = x509.load_der_x509_certificate(first)
     assert certificate.not_valid_after_utc - dt.datetime.now(dt.UTC) > dt.timedelta(days=390)
-    assert (side.coordinator.authority / "signing.key").stat().st_mode & 0o777 == 0o600
+    assert (side.coordinator.authority_path / "signing.key").stat().st_mode & 0o777 == 0o600
     purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert ExtendedKeyUsageOID.SERVER_AUTH not in purposes
-    (side.coordinator.authority / "signing.crt").write_text("damaged", encoding="ascii")
-    assert signing_key_and_certificate(side.coordinator)[1] != first
+    (side.coordinator.authority_path / "signing.crt").write_text("damaged", encoding="ascii")
+    assert ensure_valid_signing_key(side.coordinator)[1] != first
 
 
 def noted(side: Side, state: Path, **changes: str) -> bool:
     """Return whether an audit with one request, in which something was changed, is without a fault."""
     request = side.request()
     signed, certificate = read_unverified_signature(request)
-    entry = {**signed.model_dump(), "sha256": record_sha256(request), "certificate": certificate.hex(), **changes}
+    entry = {**signed.model_dump(), "sha256": hash_record(request), "certificate": certificate.hex(), **changes}
     AuditLog(state, durable=False).append(run=RUN, round=0, direction="in", decision="allow", rule="", **entry)
     return make_audit_report(state, "north", None, {}, side.authority)[1]
 

@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
 import polyclinic
-from client.site.policy import Policy
+from client.site.policy import SitePolicy
 from client.site.site import Site
 from client.training.figures import make_score_histograms, score_data_part
 from client.training.layers import evaluate_through_layers
@@ -31,10 +31,10 @@ LABELS = np.array([[1] * 12 + [0] * 15 + [np.nan] * 3, [1] * 4 + [0] * 26], np.f
 
 
 def test_histograms_are_made_of_classes_that_are_not_hidden_where_the_policy_shows_scores() -> None:
-    policy = Policy(score_histograms=True)
+    policy = SitePolicy(score_histograms=True)
     for hidden, shown in (((), NAMES), (("Edema",), ("Mass",)), (NAMES, ())):
         assert tuple(make_score_histograms(policy, SCORES, LABELS, NAMES, hidden)) == shown
-    assert make_score_histograms(Policy(score_histograms=False), SCORES, LABELS, NAMES) == {}
+    assert make_score_histograms(SitePolicy(score_histograms=False), SCORES, LABELS, NAMES) == {}
 
 
 def test_a_reply_has_the_counts_by_bin_of_each_tested_class(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_validation_scores_leave_by_the_policy(
     who = np.array([f"p{row}" for row in range(len(labels))])
     images = np.random.default_rng(1).integers(0, 255, (len(labels), 16, 16)).astype(np.uint8)
     part = ImageSet(images, labels, ("a", "b", "c"), who, np.full(len(labels), ""))
-    policy = Policy.model_validate(keys)
+    policy = SitePolicy.model_validate(keys)
     judged = part.select_rows(np.arange(0, len(labels), 2)) if policy.smallest_count == FEW else part
     at = Site(LabelDeclaration("north", part.class_names), part, judged, part, tmp_path, policy=policy, durable=False)
     of = plan("fedavg")
@@ -154,7 +154,7 @@ def test_a_metric_that_fails_is_not_defined_and_its_error_stays_at_the_site(nume
 
 def test_each_class_has_the_figures_of_scikit_learn_at_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each site tests on 361 images, 32 to 41 of which show a class."""
-    monkeypatch.setattr("client.simulation.POLICY", Policy())
+    monkeypatch.setattr("client.simulation.POLICY", SitePolicy())
     summary = federation(tmp_path)
     file = experiment(tmp_path)
     test = load_undivided_data(file.experiment, file.base_folder).test

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from client.gate.policy_rules import RequestedWork, request_rules
-from client.site.policy import WITHOUT_LIMITS, Policy
+from client.gate.policy_rules import RequestedWork, check_request_rules
+from client.site.policy import WITHOUT_LIMITS, SitePolicy
 from common.config import TrainingSection, make_hospital_plan
 from common.errors import BadInput
-from common.models.network import build
+from common.models.network import build_network
 from common.models.zoo.spec import ModelSpec
 from polyclinic import testing
 from strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
@@ -128,12 +128,12 @@ def test_a_hospital_has_to_list_it_and_have_the_same_files(key: str, choice: str
     file, name = experiment(tmp_path, choice), choice.partition("=")[2]
     work = RequestedWork(make_hospital_plan(file.experiment), build_site_method(file.experiment), images=100)
 
-    def rule(policy: Policy, work: RequestedWork) -> str:
-        return next(reason for name, reason in request_rules(policy, work) if name == f"policy.{key}")
+    def rule(policy: SitePolicy, work: RequestedWork) -> str:
+        return next(reason for name, reason in check_request_rules(policy, work) if name == f"policy.{key}")
 
-    listed = Policy.model_validate({key: [name]})
-    assert rule(Policy(), work) == f'it does not have "{name}"'
-    assert rule(listed, work) == rule(Policy.model_validate(WITHOUT_LIMITS), work) == ""
+    listed = SitePolicy.model_validate({key: [name]})
+    assert rule(SitePolicy(), work) == f'it does not have "{name}"'
+    assert rule(listed, work) == rule(SitePolicy.model_validate(WITHOUT_LIMITS), work) == ""
     without = replace(work, plan=work.plan.model_copy(update={"plugins": ()}))
     assert rule(listed, without).startswith("the coordinator has none, this site ")
     module.write_text(MODULE + "# changed\n")
@@ -174,7 +174,7 @@ def test_one_that_nobody_has_or_that_privacy_excludes_is_a_fault_before_anything
 @pytest.mark.parametrize(("name", "whole"), [("plugin:adamw", True), ("plugin:adafactor", False), ("adam", True)])
 def test_a_state_is_remembered_whole_or_not_at_all(name: str, whole: bool) -> None:
     """Adafactor keeps rows and columns of a matrix, which no later round could take for the matrix."""
-    network = build(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), ("a", "b"), 0)
+    network = build_network(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), ("a", "b"), 0)
     spec = TrainingSection(optimizer=name)
     optimizer = make_optimizer(network, spec, 0.01)
     images = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(1))

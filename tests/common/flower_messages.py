@@ -9,7 +9,7 @@ from flwr.app.message import make_message
 from flwr.app.metadata import Metadata
 from numpy.typing import NDArray
 
-from common.wire.codec import record_field_names
+from common.wire.codec import list_record_field_names
 from common.wire.records import Record as WireRecord
 
 Record = dict[str, NDArray[Any]]
@@ -46,7 +46,7 @@ def message(**arrays: NDArray[Any]) -> Message:
 
 def same(left: WireRecord, right: WireRecord) -> bool:
     """Compare two records, arrays included, with NaN equal to itself."""
-    pairs = ((getattr(left, name), getattr(right, name)) for name in record_field_names(type(left)))
+    pairs = ((getattr(left, name), getattr(right, name)) for name in list_record_field_names(type(left)))
     return type(left) is type(right) and all(text_of(value) == text_of(other) for value, other in pairs)
 
 

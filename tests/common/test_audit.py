@@ -42,7 +42,7 @@ def is_sound(folder: Path, entries: int, notes: int = 0) -> bool:
 def test_what_was_written_is_right_and_counted(tmp_path: Path) -> None:
     written(tmp_path)
     assert is_sound(tmp_path, ENTRIES)
-    assert [entry["bytes"] for entry in AuditLog(tmp_path).entries()] == [100, 101, 102, 103, 104, 105]
+    assert [entry["bytes"] for entry in AuditLog(tmp_path).read_entries()] == [100, 101, 102, 103, 104, 105]
 
 
 @pytest.fixture(scope="module")
@@ -193,12 +193,12 @@ def test_a_long_line_as_an_earlier_release_wrote_it_is_found_again(tmp_path: Pat
     """Raw control characters stand in it, and it is the last line of a file that is full."""
     path = written(tmp_path, 3)
     last = json.loads(lines(path)[-1])
-    raw = {"n": 4, "before": audit.audit_line_sha256(lines(path)[-1].rstrip(b"\n")), "reason": "\u202e\x85" * 9_000_000}
+    raw = {"n": 4, "before": audit.hash_audit_line(lines(path)[-1].rstrip(b"\n")), "reason": "\u202e\x85" * 9_000_000}
     assert last["n"] == 3
     with path.open("ab") as file:
         file.write(line := json.dumps(raw, ensure_ascii=False).encode())
         file.write(b"\n")
-    (tmp_path / audit.HEAD).write_text(json.dumps({"entries": 4, "sha256": audit.audit_line_sha256(line)}))
+    (tmp_path / audit.HEAD).write_text(json.dumps({"entries": 4, "sha256": audit.hash_audit_line(line)}))
     AuditLog(tmp_path, durable=False).append(record="start")
     assert [path.name for path in list_audit_files(tmp_path)] == ["audit-000001.jsonl", "audit.jsonl"]
     assert is_sound(tmp_path, 5)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from common.data.base.spec import AugmentationSpec
-from common.data.images.augmentation import apply_weak_augmentation, augment
+from common.data.images.augmentation import apply_weak_augmentation, augment_weakly
 
 SURGICAL = AugmentationSpec(rotation=0.2, horizontal_flip=True, zoom=0.5, contrast=0.75)
 FEDMLP_WEAK = AugmentationSpec(rotation=10 / 360, translate=0.02, horizontal_flip=True)
@@ -29,20 +29,20 @@ def every_image(
 
 def test_all_off_returns_the_very_same_tensor() -> None:
     pixels = images()
-    assert augment(pixels, AugmentationSpec(), seeded()) is pixels
+    assert augment_weakly(pixels, AugmentationSpec(), seeded()) is pixels
 
 
 def test_the_same_generator_gives_the_same_images_and_leaves_the_originals_alone() -> None:
     pixels = images()
     before = pixels.clone()
-    assert torch.equal(augment(pixels, SURGICAL, seeded()), augment(pixels, SURGICAL, seeded()))
-    assert not torch.equal(augment(pixels, SURGICAL, seeded()), augment(pixels, SURGICAL, seeded(1)))
+    assert torch.equal(augment_weakly(pixels, SURGICAL, seeded()), augment_weakly(pixels, SURGICAL, seeded()))
+    assert not torch.equal(augment_weakly(pixels, SURGICAL, seeded()), augment_weakly(pixels, SURGICAL, seeded(1)))
     assert torch.equal(pixels, before)
 
 
 def test_a_flip_alone_is_exact_and_takes_about_every_other_image() -> None:
     pixels = images(batch=400)
-    flipped = augment(pixels, AugmentationSpec(horizontal_flip=True), seeded())
+    flipped = augment_weakly(pixels, AugmentationSpec(horizontal_flip=True), seeded())
     mirrored = (flipped == pixels.flip(3)).flatten(1).all(1)
     same = (flipped == pixels).flatten(1).all(1)
     assert bool((mirrored ^ same).all())
@@ -50,14 +50,14 @@ def test_a_flip_alone_is_exact_and_takes_about_every_other_image() -> None:
 
 
 def test_the_grid_flips_as_the_shortcut_does() -> None:
-    shortcut = augment(images(), AugmentationSpec(horizontal_flip=True), seeded())
-    grid = augment(images(), AugmentationSpec(horizontal_flip=True, translate=1e-9), seeded())
+    shortcut = augment_weakly(images(), AugmentationSpec(horizontal_flip=True), seeded())
+    grid = augment_weakly(images(), AugmentationSpec(horizontal_flip=True, translate=1e-9), seeded())
     torch.testing.assert_close(grid, shortcut, rtol=0, atol=0.01)
 
 
 def test_contrast_keeps_the_mean_of_every_channel_and_scales_by_at_most_its_factor() -> None:
     pixels = images(channels=3)
-    result = augment(pixels, AugmentationSpec(contrast=0.75), seeded())
+    result = augment_weakly(pixels, AugmentationSpec(contrast=0.75), seeded())
     torch.testing.assert_close(result.mean((2, 3)), pixels.mean((2, 3)))
     factors = result.std((2, 3)) / pixels.std((2, 3))
     assert bool(((factors > 0.25) & (factors < 1.75)).all())
@@ -98,8 +98,8 @@ def test_height_and_width_are_zoomed_independently() -> None:
 
 
 def test_turning_one_change_off_leaves_the_others_as_they_were() -> None:
-    flip_only = augment(images(), AugmentationSpec(horizontal_flip=True), seeded())
-    with_contrast = augment(images(), AugmentationSpec(horizontal_flip=True, contrast=1e-7), seeded())
+    flip_only = augment_weakly(images(), AugmentationSpec(horizontal_flip=True), seeded())
+    with_contrast = augment_weakly(images(), AugmentationSpec(horizontal_flip=True, contrast=1e-7), seeded())
     torch.testing.assert_close(with_contrast, flip_only, rtol=0, atol=0.001)
 
 
@@ -114,7 +114,7 @@ def test_turning_one_change_off_leaves_the_others_as_they_were() -> None:
 )
 def test_every_setting_keeps_shape_and_finite_values(channels: int, **settings: Any) -> None:
     pixels = images(channels=channels, height=9, width=14)
-    result = augment(pixels, AugmentationSpec(**settings), seeded())
+    result = augment_weakly(pixels, AugmentationSpec(**settings), seeded())
     assert result.shape == pixels.shape
     assert bool(result.isfinite().all())
 
@@ -123,6 +123,6 @@ def test_every_setting_keeps_shape_and_finite_values(channels: int, **settings: 
 @given(seed=st.integers(0, 2**31))
 def test_moving_pixels_about_makes_no_new_extremes(seed: int) -> None:
     for spec in (FEDMLP_WEAK, SURGICAL.model_copy(update={"contrast": 0.0})):
-        result = augment(images(), spec, seeded(seed))
+        result = augment_weakly(images(), spec, seeded(seed))
         assert float(result.min()) >= float(images().min()) - 0.01
         assert float(result.max()) <= float(images().max()) + 0.01

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.security.authorship import OwnReplyRecord, SentReply, check_authorship
-from common.security.identity import public_key_line
+from common.security.authorship import OwnReplyRecord, SentReply, check_receipt_authorship
+from common.security.identity import format_public_key_line
 from common.security.signatures import OF_A_REPLY, SIGNED_WITH
 from tests.receipts import message_of, signed_reply, the_receipt
 
 KEYS = {site: ec.generate_private_key(ec.SECP256R1()) for site in ("east", "north")}
-LINES = {site: public_key_line(key, "") for site, key in KEYS.items()}
+LINES = {site: format_public_key_line(key, "") for site, key in KEYS.items()}
 FORGER = ec.generate_private_key(ec.SECP256R1())
 SCHEDULE = [("RollCallAnswer", 0), ("TrainReply", 1), ("TrainReply", 2), ("TrainReply", 3), ("EvaluateReply", 3)]
 Receipt = dict[str, Any]
@@ -62,11 +62,11 @@ def replace(receipt: Receipt, old: dict[str, Any], new: dict[str, Any] | None) -
 
 
 def problems(receipt: Receipt, keys: dict[str, str] | None = None) -> str:
-    return " ".join(map(str, check_authorship(receipt, keys or {}).faults))
+    return " ".join(map(str, check_receipt_authorship(receipt, keys or {}).faults))
 
 
 def test_a_receipt_whose_sites_signed_everything_is_right(receipt: Receipt) -> None:
-    verdict = check_authorship(receipt, LINES)
+    verdict = check_receipt_authorship(receipt, LINES)
     assert (verdict.faults, verdict.notes) == ([], [])
     assert verdict.right == ["signatures: 10 replies, each signed by its site"]
 
@@ -177,7 +177,7 @@ def test_whoever_makes_new_keys_for_all_sites_is_found_out_by_one_key_that_is_kn
         signed_reply(keys[old["site"]], old["site"], old["record"], old["round"], number // 2 + 1, old["sha256"])
         for number, old in enumerate(receipt["replies"])
     ]
-    forged = the_receipt({site: public_key_line(key, "") for site, key in keys.items()}, replies)
+    forged = the_receipt({site: format_public_key_line(key, "") for site, key in keys.items()}, replies)
     assert problems(forged) == ""
     assert "north: the receipt does not name this site's own public key: forged." in problems(forged, LINES)
 
@@ -194,16 +194,16 @@ def test_the_coordinators_own_word_excuses_no_reply_that_it_took(excuse: dict[st
     """It writes absences and resumptions itself, without anybody's signature."""
     withheld(receipt)
     receipt |= excuse
-    (fault,) = check_authorship(receipt, LINES).faults
+    (fault,) = check_receipt_authorship(receipt, LINES).faults
     assert fault.site == "north"
     assert "TrainReply of round 2" in fault.problem
-    assert check_authorship(receipt, LINES).notes == []
+    assert check_receipt_authorship(receipt, LINES).notes == []
 
 
 def test_a_withheld_reply_is_named_by_its_neighbours_and_by_the_round_that_lacks_it(receipt: Receipt) -> None:
     withheld(receipt)
     replace(receipt, reply(receipt, "east", "RollCallAnswer", 0), None)
-    faults = {fault.site: fault.problem for fault in check_authorship(receipt, LINES).faults if fault.site}
+    faults = {fault.site: fault.problem for fault in check_receipt_authorship(receipt, LINES).faults if fault.site}
     assert "between its TrainReply of round 1 and its TrainReply of round 3" in faults["north"]
     assert "no TrainReply of round 2" in faults["north"]
     assert "before its TrainReply of round 1" in faults["east"]
@@ -212,11 +212,11 @@ def test_a_withheld_reply_is_named_by_its_neighbours_and_by_the_round_that_lacks
 def test_a_site_names_what_it_sent_last(receipt: Receipt) -> None:
     replace(receipt, reply(receipt, "north", "EvaluateReply", 3), None)
     sent = [SentReply(record, 3, sha(f"north {record} 3")) for record in ("TrainReply", "EvaluateReply")]
-    assert check_authorship(receipt, LINES).faults == []
-    (fault,) = check_authorship(receipt, LINES, OwnReplyRecord("north", 5, sent)).faults
+    assert check_receipt_authorship(receipt, LINES).faults == []
+    (fault,) = check_receipt_authorship(receipt, LINES, OwnReplyRecord("north", 5, sent)).faults
     assert "after its TrainReply of round 3" in fault.problem
     assert "EvaluateReply of round 3" in fault.problem
-    assert check_authorship(receipt, LINES, OwnReplyRecord("east", 5)).faults == []
+    assert check_receipt_authorship(receipt, LINES, OwnReplyRecord("east", 5)).faults == []
 
 
 def test_another_sites_absence_explains_nothing(receipt: Receipt) -> None:
@@ -240,7 +240,7 @@ def test_a_simulation_has_no_signatures_and_says_so(receipt: Receipt) -> None:
     receipt["replies"] = []
     for site in receipt["sites"].values():
         site["public_key"] = ""
-    verdict = check_authorship(receipt, {})
+    verdict = check_receipt_authorship(receipt, {})
     assert verdict.faults == []
     assert "signatures: none, as in every simulation" in verdict.notes[0]
 
@@ -257,11 +257,11 @@ def test_signatures_cannot_be_taken_out_of_a_hospitals_receipt(receipt: Receipt)
 def test_a_count_of_resumptions_that_is_none_is_refused(count: Any, receipt: Receipt) -> None:
     receipt["resumed"] = count
     with pytest.raises(ValueError, match="resumed is no count"):
-        check_authorship(receipt, LINES)
+        check_receipt_authorship(receipt, LINES)
 
 
 def test_a_reason_is_cut(receipt: Receipt) -> None:
     withheld(receipt)
     receipt["absences"].append({"site": "north", "where": "round 2", "reason": "A" * 3000})
-    (fault,) = check_authorship(receipt, LINES).faults
+    (fault,) = check_receipt_authorship(receipt, LINES).faults
     assert len(str(fault)) < 700

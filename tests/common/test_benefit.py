@@ -16,7 +16,7 @@ from common.metrics.benefit import (
     FederationBenefit,
     SiteModel,
     format_benefit_sentence,
-    interval_side_of_zero,
+    locate_interval_around_zero,
 )
 from common.metrics.bootstrap import EstimateWithInterval, bootstrap_auroc_intervals, compare_mean_aurocs
 
@@ -39,7 +39,7 @@ def test_means_are_those_of_scikit_learn_and_differences_are_over_the_first() ->
     expected = [np.mean([roc_auc_score(labels[:, c], model[:, c]) for c in (0, 1)]) for model in scores]
     assert [mean.value for mean in means] == pytest.approx(expected)
     assert [gain.value for gain in gains] == pytest.approx([expected[1] - expected[0], expected[2] - expected[0]])
-    assert interval_side_of_zero(gains[1].interval) == "above"
+    assert locate_interval_around_zero(gains[1].interval) == "above"
 
 
 def test_a_models_interval_is_the_one_that_a_test_of_it_alone_has() -> None:

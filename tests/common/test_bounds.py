@@ -16,9 +16,9 @@ from common.wire.bounds import (
     FreeTextBound,
     LongTextBound,
     clip_reported_loss,
-    field_bounds_of_record,
+    list_field_bounds,
 )
-from common.wire.codec import decode_record, encode_record, record_field_names
+from common.wire.codec import decode_record, encode_record, list_record_field_names
 from common.wire.records import BenefitRequest, EvaluateRequest, Record, Refusal, RefusalNoted, RollCall
 from common.wire.secure_aggregation import (
     KeysAnswer,
@@ -68,7 +68,7 @@ def kind_in(hint: Any) -> type | None:
 
 def texts_and_numbers(record: type) -> dict[str, type]:
     hints = typing.get_type_hints(record)
-    kinds = {name: kind_in(hints[name]) for name in record_field_names(record)}
+    kinds = {name: kind_in(hints[name]) for name in list_record_field_names(record)}
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
@@ -78,8 +78,8 @@ def test_every_kind_of_record_is_here() -> None:
 
 @pytest.mark.parametrize("kind", typing.get_args(Record), ids=lambda kind: kind.__name__)
 def test_every_text_and_number_has_a_bound_beside_its_type(kind: type) -> None:
-    assert field_bounds_of_record(kind).keys() == texts_and_numbers(kind).keys()
-    assert all(isinstance(bound, BOUNDS) for bound in field_bounds_of_record(kind).values())
+    assert list_field_bounds(kind).keys() == texts_and_numbers(kind).keys()
+    assert all(isinstance(bound, BOUNDS) for bound in list_field_bounds(kind).values())
 
 
 def changed(record: Any, name: str, value: object) -> Any:
@@ -120,7 +120,7 @@ def harmless(value: object, bound: object) -> bool:
 
 @pytest.mark.parametrize(("record", "name", "texts"), cases((str,), tuple(HOSTILE_TEXTS.items())))
 def test_a_hostile_text_is_refused_or_harmless(record: Any, name: str, texts: tuple[tuple[str, str], ...]) -> None:
-    bound = field_bounds_of_record(type(record))[name]
+    bound = list_field_bounds(type(record))[name]
     for what, text in texts:
         reason, accepted = refusal_of(record, name, text)
         assert raw_in(reason, "") == set(), what
@@ -133,7 +133,7 @@ def test_a_hostile_text_is_refused_or_harmless(record: Any, name: str, texts: tu
     ("record", "name", "numbers"), [*cases((float,), HOSTILE_NUMBERS), *cases((int,), HOSTILE_INTEGERS)]
 )
 def test_a_hostile_number_is_refused_or_within_its_range(record: Any, name: str, numbers: tuple[float, ...]) -> None:
-    bound = field_bounds_of_record(type(record))[name]
+    bound = list_field_bounds(type(record))[name]
     span: Any = getattr(bound, "bound", bound)
     assert abs(span.most) < 1e16
     for number in numbers:

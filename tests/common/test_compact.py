@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from common.wire.codec import BLOCK, pack_numbers, packed_byte_count, round_to_number_format, unpack_numbers
+from common.wire.codec import BLOCK, count_packed_bytes, pack_numbers, round_to_number_format, unpack_numbers
 from common.wire.records import FORMS, Form
 
 NUMBERS = arrays.arrays(
@@ -18,7 +18,7 @@ NUMBERS = arrays.arrays(
 def test_what_was_rounded_comes_back_bit_for_bit_and_is_not_rounded_again(values: np.ndarray, form: Form) -> None:
     once = round_to_number_format(values, form)
     data = pack_numbers(once, form)
-    assert len(data) == packed_byte_count(len(values), form)
+    assert len(data) == count_packed_bytes(len(values), form)
     np.testing.assert_array_equal(unpack_numbers(data, len(values), form), once)
     np.testing.assert_array_equal(round_to_number_format(once, form), once)
 

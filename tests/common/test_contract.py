@@ -24,7 +24,7 @@ def test_synonyms_bring_local_names_to_canonical_ones_in_the_sites_own_order() -
     assert dict(contract.sites) == {"north": ("Pleural Effusion", "Mass"), "south": ("Pneumonia", "Pleural Effusion")}
     assert contract.shared_classes == ("Pleural Effusion",)
     assert contract.unique_classes == ("Mass", "Pneumonia")
-    assert contract.owners("Mass") == ("north",)
+    assert contract.annotating_sites("Mass") == ("north",)
     np.testing.assert_array_equal(contract.annotation_matrix(), [[True, True, False], [False, True, True]])
 
 
@@ -102,7 +102,7 @@ def test_writing_the_two_lines_mends_the_contradiction() -> None:
 def test_owners_coverage_shared_and_unique_tell_one_story(sites: dict[str, list[str]]) -> None:
     contract = merge_label_declarations(LabelDeclaration(site, tuple(names)) for site, names in sites.items())
     owners = contract.annotation_matrix().sum(axis=0)  # (classes,)
-    assert [len(contract.owners(name)) for name in contract.class_names] == owners.tolist()
+    assert [len(contract.annotating_sites(name)) for name in contract.class_names] == owners.tolist()
     assert [name in contract.shared_classes for name in contract.class_names] == (owners == len(sites)).tolist()
     unique = {name for name, count in zip(contract.class_names, owners, strict=True) if count == 1 < len(sites)}
     assert set(contract.unique_classes) == unique

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 from sklearn.metrics import precision_recall_curve, roc_curve
 
-from common.metrics.calibration import POINTS, compute_roc_curve, wilson_interval
-from common.metrics.score_histograms import EDGES, compute_score_histogram, score_bin_indices
+from common.metrics.calibration import POINTS, compute_roc_curve, compute_wilson_interval
+from common.metrics.score_histograms import EDGES, compute_score_histogram, find_score_bins
 
 Values = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ def test_every_point_is_one_of_scikit_learns(seed: int, count: int, spread: floa
     if len(set(labels[labelled])) < 2:
         assert curve is None
         return
-    binned = EDGES[score_bin_indices(scores[labelled]) + 1]  # images of one bin cannot be told apart
+    binned = EDGES[find_score_bins(scores[labelled]) + 1]  # images of one bin cannot be told apart
     rates, sensitivities, _ = roc_curve(labels[labelled], binned, drop_intermediate=False)
     detected, alarms = np.array(curve.detected), np.array(curve.alarms)
     theirs = {(round(a, 9), round(b, 9)) for a, b in zip(rates, sensitivities, strict=True)}
@@ -61,6 +61,6 @@ def test_a_class_without_positives_or_negatives_has_no_curve() -> None:
 @given(st.integers(1, 500), st.data())
 def test_intervals_are_wilsons(whole: int, data: st.DataObject) -> None:
     part = data.draw(st.integers(0, whole))
-    (low,), (high,) = wilson_interval(np.array([float(part)]), np.array([float(whole)]))
+    (low,), (high,) = compute_wilson_interval(np.array([float(part)]), np.array([float(whole)]))
     expected = binomtest(part, whole).proportion_ci(method="wilson")
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-6)

@@ -20,7 +20,7 @@ from common.models.gpu import (
     split_batches_across_gpus,
     without_gpu_batch_splitting,
 )
-from common.models.network import SplitNetwork, build, set_train_mode
+from common.models.network import SplitNetwork, build_network, set_train_mode
 from common.models.zoo.spec import ModelSpec
 from server.simulation import simulate
 from strategies.privacy.image_gradients import pop_image_gradients, record_image_gradients
@@ -47,7 +47,7 @@ class Calls(DataParallelBackbone):
 @pytest.fixture(autouse=True)
 def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the first GPUs be this CPU, as often."""
-    monkeypatch.setattr(gpu, "first_gpu_devices", lambda gpus: (CPU,) * gpus)
+    monkeypatch.setattr(gpu, "list_first_gpus", lambda gpus: (CPU,) * gpus)
     monkeypatch.setattr(gpu, "DataParallelBackbone", Calls)
     monkeypatch.setattr(Calls, "divided", 0)
 
@@ -56,7 +56,7 @@ def network(architecture: str = "tiny_cnn", norm: str = "group", **more: object)
     spec = ModelSpec.model_validate(
         {"architecture": architecture, "channels": 1, "image_size": TRAIN[architecture], "norm": norm, **more}
     )
-    model = build(spec, ("a", "b"), seed=0).double()
+    model = build_network(spec, ("a", "b"), seed=0).double()
     set_train_mode(model)
     return model
 
@@ -214,7 +214,7 @@ def test_sites_with_two_learn_as_with_one(tmp_path: Path, monkeypatch: pytest.Mo
     settings = (*CASES[name], "model.norm=group", "training.precision=float32")
     single = federation(tmp_path, *settings, out="single")
     monkeypatch.setattr(simulate, "count_visible_gpus", lambda: 2)
-    task.cached_networks.cache_clear()
+    task.get_cached_networks.cache_clear()
     two, again = (federation(tmp_path, *settings, "simulation.gpus_per_site=2", out=out) for out in ("two", "again"))
     assert Calls.divided > 50
     assert abs(two["test"]["mean_auroc"] - single["test"]["mean_auroc"]) < 0.02

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from common.wire import flower_objects
-from common.wire.fleet_protocol import object_ids_of_tree
+from common.wire.fleet_protocol import list_tree_object_ids
 from common.wire.flower_objects import (
     MOST_RECORDS,
     PER_ARRAY,
@@ -136,7 +136,7 @@ def test_what_was_put_together_is_taken_apart_into_the_same_objects_again_which_
 @given(records)
 def test_every_object_is_named_once_for_each_place_and_after_those_it_is_made_of(sent: dict[str, Record]) -> None:
     whole = instruction(of_arrays(sent))
-    names = object_ids_of_tree(get_object_tree(whole))
+    names = list_tree_object_ids(get_object_tree(whole))
     assert set(names) == set(get_all_nested_objects(whole))
     assert names[-1] == whole.object_id
     for name, part in get_all_nested_objects(whole).items():

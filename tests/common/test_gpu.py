@@ -211,7 +211,7 @@ def test_sites_and_rounds_share_one_graph(graphs: Graphs, tmp_path: Path, monkey
         training, "use_cuda_graphs", lambda backbone, device, more: use_cuda_graphs(backbone, GPU, more)
     )
     monkeypatch.setattr(training, "GRAPH_DEVICES", ("cpu",))
-    task.cached_networks.cache_clear()
+    task.get_cached_networks.cache_clear()
     assert federation(tmp_path, "training.batch_size=16", out="replayed")["model_sha256"] == plain["model_sha256"]
     assert len(graphs.shapes) == 1
     assert graphs.runs > 50

@@ -19,10 +19,10 @@ from common.security.identity import (
     SiteAdmissionRequest,
     check_public_key,
     check_site_name,
+    compute_public_key_fingerprint,
     create_private_key,
+    format_public_key_line,
     is_same_key,
-    public_key_fingerprint,
-    public_key_line,
     read_admission_request,
     read_connection_kit,
     read_private_key,
@@ -33,8 +33,8 @@ from common.system.plain_text import PLAIN_NAME
 from tests.certificates import of_version_10, pem_of
 
 KEY = ec.derive_private_key(7, ec.SECP256R1())
-LINE = public_key_line(KEY, "north")
-OTHER = public_key_line(ec.derive_private_key(8, ec.SECP256R1()), "north")
+LINE = format_public_key_line(KEY, "north")
+OTHER = format_public_key_line(ec.derive_private_key(8, ec.SECP256R1()), "north")
 
 
 @pytest.mark.usefixtures("lax_umask")
@@ -46,7 +46,7 @@ def test_a_new_key_is_its_owners_alone_and_is_the_one_that_is_read_back(tmp_path
 
 def test_no_two_keys_are_alike_and_none_is_written_over(tmp_path: Path) -> None:
     keys = [create_private_key(tmp_path / name) for name in ("first.key", "second.key")]
-    assert not is_same_key(*(public_key_line(key, "") for key in keys))
+    assert not is_same_key(*(format_public_key_line(key, "") for key in keys))
     before = (tmp_path / "first.key").read_bytes()
     with pytest.raises(FileExistsError):
         create_private_key(tmp_path / "first.key")
@@ -64,15 +64,15 @@ def test_a_key_that_others_may_touch_is_refused_with_the_command_that_mends_it(m
 
 
 def test_a_key_is_known_again_under_any_comment_and_told_from_another_of_the_same_comment() -> None:
-    assert is_same_key(LINE, public_key_line(KEY, "the same hospital, years later"))
-    assert public_key_fingerprint(LINE) == public_key_fingerprint(public_key_line(KEY, "other"))
+    assert is_same_key(LINE, format_public_key_line(KEY, "the same hospital, years later"))
+    assert compute_public_key_fingerprint(LINE) == compute_public_key_fingerprint(format_public_key_line(KEY, "other"))
     assert not is_same_key(LINE, OTHER)
-    assert public_key_fingerprint(LINE) != public_key_fingerprint(OTHER)
+    assert compute_public_key_fingerprint(LINE) != compute_public_key_fingerprint(OTHER)
 
 
 @given(st.text(max_size=20))
 def test_a_public_line_is_a_key_whatever_the_sites_name(comment: str) -> None:
-    assert check_public_key(public_key_line(KEY, comment)).split(" ")[:2] == LINE.split()[:2]
+    assert check_public_key(format_public_key_line(KEY, comment)).split(" ")[:2] == LINE.split()[:2]
 
 
 @pytest.mark.parametrize("line", ["", "north", "ecdsa-sha2-nistp256", LINE.replace("nistp256", "nistp384"), LINE[:90]])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
 from common.errors import ModelDiverged
-from common.metrics.auroc import ClassMetrics, mean_and_sd, per_class, summarise_test_results
+from common.metrics.auroc import ClassMetrics, compute_mean_and_sd, compute_metrics_per_class, summarise_test_results
 from tests.federations import read_vectors
 
 SURGICAL, FEDMLP = read_vectors("surgical.json"), read_vectors("fedmlp.json")
@@ -37,16 +37,16 @@ labelled_scores = st.lists(
 @pytest.mark.skipif(not SURGICAL, reason="shared vectors are not beside the project")
 def test_auroc_mean_and_sd_equal_the_authors_vector() -> None:
     vector = SURGICAL["auroc"]
-    results = per_class(np.array(vector["score"]), np.array(vector["y"], dtype=float), ["a", "b", "c"])
+    results = compute_metrics_per_class(np.array(vector["score"]), np.array(vector["y"], dtype=float), ["a", "b", "c"])
     aurocs = [result.auroc for result in results.values()]
     assert aurocs == pytest.approx(vector["per_class"], rel=1e-5)
-    assert mean_and_sd(aurocs) == pytest.approx((vector["mean"], vector["sd_population_ddof0"]), rel=1e-9)
+    assert compute_mean_and_sd(aurocs) == pytest.approx((vector["mean"], vector["sd_population_ddof0"]), rel=1e-9)
 
 
 @pytest.mark.skipif(not FEDMLP, reason="../shared/vectors/fedmlp.json is absent")
 def test_the_means_over_classes_are_fedmlps() -> None:
     vector = FEDMLP["metrics"]
-    results = per_class(np.array(vector["prob"]), np.array(vector["y"], dtype=float), ["a", "b", "c"])
+    results = compute_metrics_per_class(np.array(vector["prob"]), np.array(vector["y"], dtype=float), ["a", "b", "c"])
     summary = summarise_test_results(results, (), ())
     assert summary.mean_balanced_accuracy == pytest.approx(vector["BACC_macro_binary"], rel=1e-9)
     assert summary.mean_average_precision == pytest.approx(vector["mAP_macro"], rel=1e-9)
@@ -57,7 +57,7 @@ def test_a_class_worked_by_hand() -> None:
     # Positives .9 .4, negatives .6 .1 .4: right order in .9>(.6 .1 .4) and .4>.1, a tie with .4 -> 4.5 of 6 pairs.
     # Over .5: one of two positives, one of three negatives -> (1/2 + 2/3) / 2.
     # Precision by falling threshold: 1/1 at .9 (recall 1/2), 1/2 at .6, 2/4 at .4 (recall 1) -> 1/2 + 1/2 * 1/2.
-    result = per_class(column(0.9, 0.4, 0.6, 0.1, 0.4), column(1, 1, 0, 0, 0), ["mass"])["mass"]
+    result = compute_metrics_per_class(column(0.9, 0.4, 0.6, 0.1, 0.4), column(1, 1, 0, 0, 0), ["mass"])["mass"]
     assert result.auroc == pytest.approx(4.5 / 6)
     assert result.balanced_accuracy == pytest.approx(7 / 12)
     assert result.average_precision == pytest.approx(0.75)
@@ -68,7 +68,7 @@ def test_a_class_worked_by_hand() -> None:
 @settings(max_examples=60)
 def test_auroc_is_the_share_of_pairs_in_the_right_order(rows: list[tuple[float, float]]) -> None:
     table = np.array(rows)
-    result = per_class(table[:, :1], table[:, 1:], ["mass"])["mass"]
+    result = compute_metrics_per_class(table[:, :1], table[:, 1:], ["mass"])["mass"]
     assert result.auroc == pytest.approx(pair_count(table[:, 0], table[:, 1]))
 
 
@@ -78,7 +78,7 @@ def test_the_order_of_images_changes_nothing(rows: list[tuple[float, float]], ra
     shuffled = list(rows)
     random.shuffle(shuffled)
     first, second = (
-        asdict(per_class(np.array(table)[:, :1], np.array(table)[:, 1:], ["mass"])["mass"])
+        asdict(compute_metrics_per_class(np.array(table)[:, :1], np.array(table)[:, 1:], ["mass"])["mass"])
         for table in (rows, shuffled)
     )
     assert first.pop("more") == second.pop("more") == {}
@@ -91,7 +91,9 @@ def test_the_order_of_images_changes_nothing(rows: list[tuple[float, float]], ra
 def test_images_with_an_unknown_label_are_left_out(rows: list[tuple[float, float]]) -> None:
     more = np.array([*rows, (0.3, UNKNOWN), (UNKNOWN, UNKNOWN)])
     table = np.array(rows)
-    assert per_class(more[:, :1], more[:, 1:], ["mass"]) == per_class(table[:, :1], table[:, 1:], ["mass"])
+    assert compute_metrics_per_class(more[:, :1], more[:, 1:], ["mass"]) == compute_metrics_per_class(
+        table[:, :1], table[:, 1:], ["mass"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,14 +101,16 @@ def test_images_with_an_unknown_label_are_left_out(rows: list[tuple[float, float
     [((0, 0, 0), 0, 3), ((1, 1, UNKNOWN), 2, 0), ((UNKNOWN, UNKNOWN, UNKNOWN), 0, 0)],
 )
 def test_a_class_of_one_kind_of_image_is_undefined(labels: tuple[float, ...], positives: int, negatives: int) -> None:
-    result = per_class(column(0.2, 0.7, 0.4), column(*labels), ["mass"])["mass"]
+    result = compute_metrics_per_class(column(0.2, 0.7, 0.4), column(*labels), ["mass"])["mass"]
     assert result == ClassMetrics(None, None, None, positives, negatives)
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
 def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_class(score: float) -> None:
     with pytest.raises(ModelDiverged, match='1 of 2 scores of class "mass" are NaN or infinite'):
-        per_class(np.array([[0.1, score], [0.2, 0.3]]), np.array([[0.0, 1.0], [1.0, 0.0]]), ["edema", "mass"])
+        compute_metrics_per_class(
+            np.array([[0.1, score], [0.2, 0.3]]), np.array([[0.0, 1.0], [1.0, 0.0]]), ["edema", "mass"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -115,13 +119,13 @@ def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_class(score: f
 )
 def test_labels_of_another_form_are_refused(labels: tuple[float, ...], names: list[str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        per_class(column(0.1, 0.2), column(*labels), names)
+        compute_metrics_per_class(column(0.1, 0.2), column(*labels), names)
 
 
 def test_mean_and_sd_leave_out_what_is_undefined() -> None:
     # Mean of .6 and .8 is .7; population SD is .1 (the sample SD would be .141).
-    assert mean_and_sd([0.6, None, 0.8]) == pytest.approx((0.7, 0.1))
-    assert mean_and_sd([None]) == (None, None)
+    assert compute_mean_and_sd([0.6, None, 0.8]) == pytest.approx((0.7, 0.1))
+    assert compute_mean_and_sd([None]) == (None, None)
 
 
 def test_the_summary_separates_shared_from_unique_classes() -> None:
@@ -145,7 +149,7 @@ def test_every_measure_is_that_of_scikit_learn_over_the_known_labels_of_each_cla
     scores = np.round(rng.random((30, 3)), int(rng.integers(1, 6)))
     labels = rng.choice([0.0, 1.0, UNKNOWN], (30, 3))
     labels[:2] = [[0.0], [1.0]]
-    for place, metrics in enumerate(per_class(scores, labels, "abc").values()):
+    for place, metrics in enumerate(compute_metrics_per_class(scores, labels, "abc").values()):
         labelled = ~np.isnan(labels[:, place])
         truth, score = labels[labelled, place], scores[labelled, place]
         assert metrics.auroc == pytest.approx(roc_auc_score(truth, score))

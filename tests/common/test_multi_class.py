@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, recall_s
 
 from common.errors import ModelDiverged
 from common.metrics.multi_class import (
-    CorrectCount,
+    CorrectPredictionCount,
     MultiClassMetrics,
     RoundAccuracy,
     compute_confusion_matrix,
@@ -60,7 +60,7 @@ def test_the_best_accuracies_of_fedsld_are_the_vectors_and_come_from_two_rounds(
     vector = vector_metrics("fedsld")
     rounds = {
         number: {
-            f"site-{index}": CorrectCount(*counts)
+            f"site-{index}": CorrectPredictionCount(*counts)
             for index, counts in enumerate(zip(row, vector["n_test"], strict=True))
         }
         for number, row in enumerate(vector["correct_per_round_client"], start=1)
@@ -155,25 +155,34 @@ def test_scores_that_are_not_finite_are_a_model_that_diverged() -> None:
 
 
 def test_a_site_that_was_absent_or_tested_nothing_is_left_out_of_its_rounds_mean() -> None:
-    assert compute_round_accuracy({"north": CorrectCount(3, 4), "south": CorrectCount(0, 0)}) == RoundAccuracy(
-        0.75, 0.75
-    )
+    assert compute_round_accuracy(
+        {"north": CorrectPredictionCount(3, 4), "south": CorrectPredictionCount(0, 0)}
+    ) == RoundAccuracy(0.75, 0.75)
     best = find_best_client_accuracies(
-        {1: {"north": CorrectCount(1, 4), "south": CorrectCount(1, 1)}, 2: {"north": CorrectCount(3, 4)}}
+        {
+            1: {"north": CorrectPredictionCount(1, 4), "south": CorrectPredictionCount(1, 1)},
+            2: {"north": CorrectPredictionCount(3, 4)},
+        }
     )
     assert (best.best_mean_client_test_accuracy, best.best_mean_round) == (0.75, 2)
     assert best.per_site == {"north": 0.75}
 
 
 def test_a_round_in_which_nobody_tested_does_not_count() -> None:
-    best = find_best_client_accuracies({1: {}, 2: {"north": CorrectCount(0, 4)}, 3: {"north": CorrectCount(0, 0)}})
+    best = find_best_client_accuracies(
+        {1: {}, 2: {"north": CorrectPredictionCount(0, 4)}, 3: {"north": CorrectPredictionCount(0, 0)}}
+    )
     assert (best.best_mean_round, best.best_pooled_round, best.best_test_accuracy) == (2, 2, 0.0)
-    assert find_best_client_accuracies({1: {}, 2: {"north": CorrectCount(0, 0)}}) is None
+    assert find_best_client_accuracies({1: {}, 2: {"north": CorrectPredictionCount(0, 0)}}) is None
 
 
 def test_of_equal_rounds_the_earlier_is_the_best() -> None:
     best = find_best_client_accuracies(
-        {3: {"north": CorrectCount(2, 4)}, 2: {"north": CorrectCount(1, 2)}, 1: {"north": CorrectCount(0, 2)}}
+        {
+            3: {"north": CorrectPredictionCount(2, 4)},
+            2: {"north": CorrectPredictionCount(1, 2)},
+            1: {"north": CorrectPredictionCount(0, 2)},
+        }
     )
     assert (best.best_mean_round, best.best_pooled_round) == (2, 2)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import precision_score, recall_score
 
-from common.metrics.calibration import operating_points
+from common.metrics.calibration import choose_operating_points
 from common.metrics.score_histograms import BINS, EDGES, ScoreHistogram, compute_score_histogram
 
 Values = NDArray[np.float64]
@@ -27,7 +27,9 @@ def test_both_rules_are_a_search_over_all_borders(
     seed: int, validation: int, test: int, spread: float, target: float
 ) -> None:
     chosen, tested = drawn(seed, validation, spread), drawn(seed + 1, test, spread)
-    points = operating_points({"a": compute_score_histogram(*chosen)}, {"a": compute_score_histogram(*tested)}, target)
+    points = choose_operating_points(
+        {"a": compute_score_histogram(*chosen)}, {"a": compute_score_histogram(*tested)}, target
+    )
     shares = [_shares(*chosen, edge) for edge in EDGES]
     if shares[0] is None or np.isnan(tested[1]).all():
         assert points == {}
@@ -60,7 +62,7 @@ def test_a_target_that_some_images_reach_exactly_is_reached(positives: int, data
     scores = np.arange(1, 2 * positives + 1) / (2 * positives + 1)
     labels = np.repeat([0.0, 1.0], positives)
     histograms = {"a": compute_score_histogram(scores, labels)}
-    point = operating_points(histograms, histograms, share)["a"][-1]
+    point = choose_operating_points(histograms, histograms, share)["a"][-1]
     reached = [edge for edge in EDGES if (scores[positives:] > edge).mean() >= share]
     assert point.rule == "sensitivity"
     assert point.threshold == max(reached)
@@ -73,7 +75,7 @@ def ratio(part: int, rest: int) -> float | None:
 @given(st.integers(0, 10**6), st.floats(0, 4))
 def test_the_four_shares_are_scikit_learns_on_the_test_images(seed: int, spread: float) -> None:
     chosen, (scores, labels) = drawn(seed, 200, spread), drawn(seed + 1, 300, spread)
-    points = operating_points(
+    points = choose_operating_points(
         {"a": compute_score_histogram(*chosen)}, {"a": compute_score_histogram(scores, labels)}, 0.9
     )["a"]
     labelled = ~np.isnan(labels)
@@ -96,7 +98,7 @@ def test_between_two_groups_far_apart_the_threshold_is_in_the_middle() -> None:
     counts = np.zeros((2, BINS), np.int64)
     counts[0, 900], counts[1, 100] = 5, 5
     apart = ScoreHistogram(counts[0], counts[1])
-    youden, sensitive = operating_points({"a": apart}, {"a": apart}, 1.0)["a"]
+    youden, sensitive = choose_operating_points({"a": apart}, {"a": apart}, 1.0)["a"]
     assert youden.threshold == EDGES[501]
     assert sensitive.threshold == EDGES[900]
 
@@ -104,7 +106,9 @@ def test_between_two_groups_far_apart_the_threshold_is_in_the_middle() -> None:
 def test_what_has_one_kind_of_image_only_has_no_threshold() -> None:
     none, some = np.zeros(BINS, np.int64), np.eye(BINS, dtype=np.int64)[5]
     for positives, negatives in product((none, some), repeat=2):
-        points = operating_points({"a": ScoreHistogram(positives, negatives)}, {"a": ScoreHistogram(some, some)}, 0.9)
+        points = choose_operating_points(
+            {"a": ScoreHistogram(positives, negatives)}, {"a": ScoreHistogram(some, some)}, 0.9
+        )
         assert bool(points) == bool(positives.any() and negatives.any())
-    assert operating_points({"a": ScoreHistogram(some, some)}, {"a": ScoreHistogram(none, none)}, 0.9) == {}
-    assert operating_points({"a": ScoreHistogram(some, some)}, {}, 0.9) == {}
+    assert choose_operating_points({"a": ScoreHistogram(some, some)}, {"a": ScoreHistogram(none, none)}, 0.9) == {}
+    assert choose_operating_points({"a": ScoreHistogram(some, some)}, {}, 0.9) == {}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import channels_first, pixels_on_device
+from common.data.images.pixels import convert_to_channels_first, load_pixels_on_device
 from tests.common.data.conftest import splits_of
 
 HANDS = (np.array([3, 39, 0, 17, 3]), np.arange(40)[::-1].copy())
@@ -23,8 +23,8 @@ def whole(*colour: int) -> ImageSet:
 @pytest.mark.parametrize("hand", HANDS, ids=["some", "all"])
 def test_each_site_reads_its_own_rows(hand: np.ndarray, colour: tuple[int, ...]) -> None:
     expected, pixels = (
-        channels_first(whole(*colour).stored[hand]),
-        pixels_on_device(whole(*colour).select_rows(hand), "cpu"),
+        convert_to_channels_first(whole(*colour).stored[hand]),
+        load_pixels_on_device(whole(*colour).select_rows(hand), "cpu"),
     )
     drawn = torch.randperm(len(expected))
     assert len(pixels) == len(expected)
@@ -35,7 +35,7 @@ def test_each_site_reads_its_own_rows(hand: np.ndarray, colour: tuple[int, ...])
 
 def test_no_picture_is_copied_for_a_site() -> None:
     everything = whole()
-    first, second = (pixels_on_device(everything.select_rows(hand), "cpu") for hand in HANDS)
+    first, second = (load_pixels_on_device(everything.select_rows(hand), "cpu") for hand in HANDS)
     assert first.stored.data_ptr() == second.stored.data_ptr() == everything.stored.ctypes.data
 
 
@@ -47,5 +47,5 @@ def test_rows_of_rows_are_rows_of_the_store() -> None:
 
 
 def test_no_pictures_are_one_batch_of_none() -> None:
-    (batch,) = pixels_on_device(whole().select_rows(np.arange(0)), "cpu").iterate_batches(4)
+    (batch,) = load_pixels_on_device(whole().select_rows(np.arange(0)), "cpu").iterate_batches(4)
     assert batch.shape == (0, 1, 5, 4)

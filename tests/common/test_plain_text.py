@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from common.system.plain_text import (
     MOST_LINES,
     MOST_WORDS,
-    escape_for_page,
+    escape_for_html_page,
     escape_for_terminal,
     escape_unplain_characters,
+    format_as_json_text,
     is_plain_text,
     make_printable_line,
     make_printable_lines,
-    to_json_text,
 )
 from tests.words import HOSTILE_TEXTS, raw_in
 
@@ -73,12 +73,12 @@ def test_lines_are_plain_few_and_none_but_the_first_begins_where_ours_do(text: s
 @given(any_text)
 def test_at_a_terminal_and_in_a_page_nothing_but_line_feeds_stays(text: str) -> None:
     assert raw_in(escape_for_terminal(text)) == set()
-    assert escape_for_page(text) == escape_for_terminal(text)
+    assert escape_for_html_page(text) == escape_for_terminal(text)
 
 
 @given(any_text)
 def test_json_holds_the_same_text_and_no_raw_character(text: str) -> None:
-    line = to_json_text({"reason": text})
+    line = format_as_json_text({"reason": text})
     assert json.loads(line) == {"reason": text}
     assert raw_in(line, allowed="") == set()
 
@@ -86,7 +86,7 @@ def test_json_holds_the_same_text_and_no_raw_character(text: str) -> None:
 @given(any_text.filter(is_plain_text))
 def test_plain_text_stays_as_it_is_everywhere(text: str) -> None:
     assert escape_unplain_characters(text) == escape_for_terminal(text) == make_printable_line(text) == text
-    assert text in to_json_text({"a": text}) or '"' in text or "\\" in text
+    assert text in format_as_json_text({"a": text}) or '"' in text or "\\" in text
 
 
 class Counted(str):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from common.plugins import LOSSES, identify_plugin, load_entry_point
+from common.plugins import LOSSES, identify_plugin, load_plugin_entry_point
 from tests.third_parties import forget, install_files
 
 NAMES = ("acme", "acme_more", "acme_data", "acme_hook", "shared", "other", "third")
@@ -181,7 +181,7 @@ def test_an_editable_installation_counts_every_module_of_its_folder(tmp_path: Pa
     monkeypatch.syspath_prepend(str(tmp_path / "moved" / "src"))
     importlib.invalidate_caches()
     assert identify_plugin(LOSSES, "answer") == before
-    assert load_entry_point(LOSSES, "answer")() == "hashed"
+    assert load_plugin_entry_point(LOSSES, "answer")() == "hashed"
     forget(monkeypatch)
     (tmp_path / "moved" / "src" / "acme_more.py").write_text(EVIL)
     assert identify_plugin(LOSSES, "answer") != before
@@ -192,7 +192,7 @@ def test_what_was_stamped_for_a_plan_is_what_is_loaded(tmp_path: Path, monkeypat
     identify_plugin(LOSSES, "answer")
     (site / "acme_more.py").write_text(EVIL)
     with pytest.raises(BadInput, match="changed"):
-        load_entry_point(LOSSES, "answer")
+        load_plugin_entry_point(LOSSES, "answer")
 
 
 def test_a_package_in_an_archive_is_refused(tmp_path: Path, monkeypatch: Patched) -> None:
@@ -204,7 +204,7 @@ def test_a_package_in_an_archive_is_refused(tmp_path: Path, monkeypatch: Patched
     with pytest.raises(BadInput):
         identify_plugin(LOSSES, "answer")
     with pytest.raises(BadInput):
-        load_entry_point(LOSSES, "answer")
+        load_plugin_entry_point(LOSSES, "answer")
 
 
 def test_a_shared_namespace_counts_only_the_plug_ins_own_files(tmp_path: Path, monkeypatch: Patched) -> None:
@@ -214,7 +214,7 @@ def test_a_shared_namespace_counts_only_the_plug_ins_own_files(tmp_path: Path, m
     before = identify_plugin(LOSSES, "answer")
     installed(tmp_path, monkeypatch, {"shared/theirs/__init__.py": "", "shared/flat.py": ""}, {}, "other")
     assert identify_plugin(LOSSES, "answer") == before
-    assert load_entry_point(LOSSES, "answer")() == "hashed"
+    assert load_plugin_entry_point(LOSSES, "answer")() == "hashed"
     forget(monkeypatch)
     (site / "shared" / "mine" / "new.py").write_text("")
     assert identify_plugin(LOSSES, "answer") != before

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from client.gate.policy_rules import RequestedWork, reply_rules, request_rules
+from client.gate.policy_rules import RequestedWork, check_reply_rules, check_request_rules
 from client.site.disclosure import suppress_class_metrics
-from client.site.policy import WITHOUT_LIMITS, Policy
+from client.site.policy import WITHOUT_LIMITS, SitePolicy
 from common.config import EvaluationSection, make_hospital_plan
 from common.errors import BadInput, WireError
-from common.metrics.auroc import ClassMetrics, mean_more, per_class
+from common.metrics.auroc import ClassMetrics, average_plugin_metrics, compute_metrics_per_class
 from common.wire.records import EvaluateReply
 from strategies.registry import build_site_method
 from tests.federations import experiment, federation
@@ -41,10 +41,10 @@ def test_it_is_computed_of_each_class_over_the_known_labels() -> None:
         calls.append((scores.tolist(), labels.tolist()))
         return 7
 
-    of_class = per_class(*scored(), ("a", "b"), {"plugin:seven": metric})
+    of_class = compute_metrics_per_class(*scored(), ("a", "b"), {"plugin:seven": metric})
     assert calls == [([0.9, 0.6, 0.4, 0.1], [1, 1, 0, 0])]  # of "b" there is no positive
     assert [of_class[name].more for name in "ab"] == [{"plugin:seven": 7.0}, {"plugin:seven": None}]
-    assert mean_more(of_class.values()) == {"plugin:seven": 7.0}
+    assert average_plugin_metrics(of_class.values()) == {"plugin:seven": 7.0}
 
 
 def test_a_plug_in_cannot_change_what_ours_are_computed_of() -> None:
@@ -53,7 +53,7 @@ def test_a_plug_in_cannot_change_what_ours_are_computed_of() -> None:
         return 0
 
     scores, labels = scored()
-    assert per_class(scores, labels, ("a", "b"), {"plugin:rude": rude})["a"].auroc == 1
+    assert compute_metrics_per_class(scores, labels, ("a", "b"), {"plugin:rude": rude})["a"].auroc == 1
     assert scores[0, 0] == 0.9
 
 
@@ -73,15 +73,15 @@ def fails(scores: np.ndarray, labels: np.ndarray) -> float:
 )
 def test_one_that_fails_is_named_without_its_words(metric: Callable[..., float], problem: str) -> None:
     with pytest.raises(BadInput) as refused:
-        per_class(*scored(), ("a", "b"), {"plugin:bad": metric})
+        compute_metrics_per_class(*scored(), ("a", "b"), {"plugin:bad": metric})
     assert f"evaluation.metrics: plugin:bad: {problem}" in str(refused.value)
     assert "Roe" not in str(refused.value)
 
 
 def test_nothing_is_told_of_a_class_of_few_patients() -> None:
     metrics = ClassMetrics(0.5, 0.5, 0.5, 20, 30, {YOUDEN: 0.25})
-    assert suppress_class_metrics(metrics, Policy(), hidden=False).more == {YOUDEN: 0.25}
-    assert suppress_class_metrics(metrics, Policy(), hidden=True).more == {YOUDEN: None}
+    assert suppress_class_metrics(metrics, SitePolicy(), hidden=False).more == {YOUDEN: 0.25}
+    assert suppress_class_metrics(metrics, SitePolicy(), hidden=True).more == {YOUDEN: None}
 
 
 @pytest.mark.parametrize("names", [("youden",), ("plugin:",), tuple(f"plugin:{n}" for n in range(21)), 3])
@@ -105,8 +105,8 @@ def test_a_run_ends_with_it_in_summary_report_and_tensorboard_and_in_the_same_mo
     assert f'<th scope="col">{YOUDEN}</th>' in (tmp_path / "measured" / "report.html").read_text()
 
 
-def request_rule(rule: str, policy: Policy, work: RequestedWork) -> str:
-    return next(reason for name, reason in request_rules(policy, work) if name == rule)
+def request_rule(rule: str, policy: SitePolicy, work: RequestedWork) -> str:
+    return next(reason for name, reason in check_request_rules(policy, work) if name == rule)
 
 
 def requested(tmp_path: Path, *metrics: str) -> RequestedWork:
@@ -116,16 +116,16 @@ def requested(tmp_path: Path, *metrics: str) -> RequestedWork:
 
 def test_it_is_declined_until_it_is_listed_and_when_its_files_differ(tmp_path: Path) -> None:
     work, rule = requested(tmp_path), partial(request_rule, "policy.metrics")
-    assert rule(Policy(), work) == f'it does not have "{YOUDEN}"'
-    assert rule(Policy(metrics=(YOUDEN,)), work) == ""
-    assert rule(Policy.model_validate(WITHOUT_LIMITS), work) == ""
+    assert rule(SitePolicy(), work) == f'it does not have "{YOUDEN}"'
+    assert rule(SitePolicy(metrics=(YOUDEN,)), work) == ""
+    assert rule(SitePolicy.model_validate(WITHOUT_LIMITS), work) == ""
     module = Path(str(stairs().__file__))
     module.write_text(module.read_text() + "\n")
-    assert rule(Policy(metrics=("*",)), work).count("youden of stairs 1.0 (files ") == 2
+    assert rule(SitePolicy(metrics=("*",)), work).count("youden of stairs 1.0 (files ") == 2
 
 
 def test_one_that_is_named_twice_is_stamped_once(tmp_path: Path) -> None:
-    assert request_rule("policy.metrics", Policy(metrics=("*",)), requested(tmp_path, YOUDEN, YOUDEN)) == ""
+    assert request_rule("policy.metrics", SitePolicy(metrics=("*",)), requested(tmp_path, YOUDEN, YOUDEN)) == ""
 
 
 REPLY = EvaluateReply(
@@ -136,10 +136,12 @@ REPLY = EvaluateReply(
 
 
 def test_a_reply_tells_no_metric_that_the_plan_did_not_ask_for(tmp_path: Path) -> None:
-    policy, work = Policy(metrics=("*",)), requested(tmp_path)
-    assert dict(reply_rules(policy, work, REPLY))["evaluation.metrics"] == ""
+    policy, work = SitePolicy(metrics=("*",)), requested(tmp_path)
+    assert dict(check_reply_rules(policy, work, REPLY))["evaluation.metrics"] == ""
     more = replace(REPLY, metric_names=("plugin:other",))
-    assert dict(reply_rules(policy, work, more))["evaluation.metrics"] == 'the plan does not ask for "plugin:other"'
+    assert (
+        dict(check_reply_rules(policy, work, more))["evaluation.metrics"] == 'the plan does not ask for "plugin:other"'
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from common.errors import BadInput, Fault
 from common.system import preflight
 from common.system.preflight import (
     FLOWER,
-    certificate_date_faults,
     delay_failure_until_change,
-    flower_release_faults,
-    port_faults,
-    writable_folder_faults,
+    find_certificate_date_faults,
+    find_flower_release_faults,
+    find_folder_write_faults,
+    find_port_faults,
 )
 
 DAY = dt.timedelta(days=1)
@@ -37,11 +37,13 @@ def certificate(begin: dt.datetime, end: dt.datetime) -> x509.Certificate:
 
 def test_a_certificate_is_refused_outside_its_dates_with_the_date_the_clock_and_the_remedy() -> None:
     now = dt.datetime.now(dt.UTC)
-    assert certificate_date_faults("kit", certificate(now - DAY, now + DAY), "Ask for a new kit.") == []
-    (old,) = map(str, certificate_date_faults("kit", certificate(now - 9 * DAY, now - DAY), "Ask for a new kit."))
+    assert find_certificate_date_faults("kit", certificate(now - DAY, now + DAY), "Ask for a new kit.") == []
+    (old,) = map(str, find_certificate_date_faults("kit", certificate(now - 9 * DAY, now - DAY), "Ask for a new kit."))
     assert f"expired on {now - DAY:%Y-%m-%d %H:%M} UTC; this machine's clock says {now:%Y-%m-%d}" in old
     assert old.endswith(" UTC. Ask for a new kit.")
-    (early,) = map(str, certificate_date_faults("kit", certificate(now + DAY, now + 9 * DAY), "Ask for a new kit."))
+    (early,) = map(
+        str, find_certificate_date_faults("kit", certificate(now + DAY, now + 9 * DAY), "Ask for a new kit.")
+    )
     assert f"only from {now + DAY:%Y-%m-%d %H:%M} UTC; this machine's clock says" in early
     assert early.endswith("Set the clock. If it is right: ask for a new kit.")
 
@@ -49,26 +51,26 @@ def test_a_certificate_is_refused_outside_its_dates_with_the_date_the_clock_and_
 def test_a_port_in_use_is_a_fault_and_any_port_is_none() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        (fault,) = port_faults("port", "127.0.0.1", port, "Name another.")
+        (fault,) = find_port_faults("port", "127.0.0.1", port, "Name another.")
         assert (fault.where, fault.remedy) == ("port", "Name another.")
         assert fault.problem == f"{port} of 127.0.0.1 cannot be opened: address already in use."
-        assert port_faults("port", "127.0.0.1", 0, "") == []
+        assert find_port_faults("port", "127.0.0.1", 0, "") == []
 
 
 def test_a_place_needs_a_folder_room_and_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    assert writable_folder_faults(tmp_path / "new" / "deep") == []
-    (fault,) = writable_folder_faults(tmp_path / "file" / "run")
+    assert find_folder_write_faults(tmp_path / "new" / "deep") == []
+    (fault,) = find_folder_write_faults(tmp_path / "file" / "run")
     assert fault.where == f"{tmp_path}/file"
     assert "is a file" in fault.problem
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1_500_000))
-        (full,) = writable_folder_faults(tmp_path / "new")
+        (full,) = find_folder_write_faults(tmp_path / "new")
         assert full.where == str(tmp_path)
         assert "1.5 MB are free on its disk; 17 MB are needed" in full.problem
     denying = SimpleNamespace(**{**vars(os), "access": lambda place, mode: False})  # root may write anywhere
     monkeypatch.setattr(preflight, "os", denying)
-    (fault,) = map(str, writable_folder_faults(tmp_path / "new"))
+    (fault,) = map(str, find_folder_write_faults(tmp_path / "new"))
     assert f"user {os.geteuid()} may not write there. Run: chown -R" in fault
 
 
@@ -79,7 +81,7 @@ def test_another_flower_is_told_with_the_line_that_installs_ours(
     installed: str, right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "version", lambda name: installed)
-    faults = list(map(str, flower_release_faults()))
+    faults = list(map(str, find_flower_release_faults()))
     assert len(faults) == (not right)
     assert all(installed in fault and 'pip install "flwr>=1.39,<1.43"' in fault for fault in faults)
 

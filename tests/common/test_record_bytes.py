@@ -9,10 +9,10 @@ from flwr.app import ConfigRecord, RecordDict
 from common.models.network import Head
 from common.wire.canonical_bytes import (
     RecordField,
+    hash_record,
     iterate_canonical_bytes,
     list_record_fields,
     parse_canonical_record,
-    record_sha256,
 )
 from common.wire.codec import decode_record, encode_record
 from common.wire.records import ModelGroups, TrainReply
@@ -31,15 +31,15 @@ def test_a_record_comes_back_from_its_bytes_and_has_their_hash() -> None:
     again = parse_canonical_record(data)
     assert b"".join(iterate_canonical_bytes(again)) == data
     assert decode_record(again, TrainReply).update.head.class_names == ("a", "b")
-    assert record_sha256(content) == hashlib.sha256(data.partition(b"\n")[0] + b"\n").hexdigest()
+    assert hash_record(content) == hashlib.sha256(data.partition(b"\n")[0] + b"\n").hexdigest()
 
 
 def test_an_array_whose_bytes_are_replaced_is_hashed_anew() -> None:
     content = encode_record(reply())
-    before = record_sha256(content)
+    before = hash_record(content)
     array = content.array_records["update"]["trunk"]
     array.data = bytes(len(array.data))
-    assert record_sha256(content) != before
+    assert hash_record(content) != before
 
 
 def test_every_byte_of_a_kept_record_is_held_to_its_hash() -> None:
@@ -55,16 +55,16 @@ def test_the_order_in_which_fields_are_kept_does_not_matter() -> None:
     content = encode_record(reply())
     turned = RecordDict({name: content[name] for name in reversed(list(content))})
     turned["fields"] = ConfigRecord(dict(reversed(list(content["fields"].items()))))
-    assert record_sha256(turned) == record_sha256(content)
+    assert hash_record(turned) == hash_record(content)
 
 
 def test_every_value_counts() -> None:
     content = encode_record(reply())
-    before = record_sha256(content)
+    before = hash_record(content)
     for name, value in {"train_loss": 0.25, "site": "south", "round": 4, "update.norm": bytes(16)}.items():
         changed = encode_record(reply())
         changed["fields"][name] = value
-        assert record_sha256(changed) != before
+        assert hash_record(changed) != before
 
 
 def test_the_parts_have_names_shapes_and_sizes() -> None:

@@ -12,8 +12,8 @@ from common.metrics.bootstrap import (
     AurocIntervals,
     RankedClassScores,
     bootstrap_auroc_intervals,
-    newcombe_auroc_interval,
-    pooled_auroc_interval,
+    compute_newcombe_interval,
+    compute_pooled_auroc_interval,
 )
 from common.metrics.score_histograms import BINS, ScoreHistogram, compute_score_histogram
 
@@ -38,7 +38,7 @@ def random_case(seed: int, count: int, classes: int = 1) -> tuple[Floats, Floats
 def test_a_resample_is_the_weighted_auroc_of_scikit_learn(seed: int) -> None:
     scores, labels, _ = random_case(seed, 40)
     weights = generator(seed).standard_exponential((40, 3), dtype=np.float32)
-    aurocs = RankedClassScores.from_scores(scores[:, 0], labels[:, 0]).weighted_aurocs(weights)
+    aurocs = RankedClassScores.from_scores(scores[:, 0], labels[:, 0]).compute_weighted_aurocs(weights)
     expected = [roc_auc_score(labels[:, 0], scores[:, 0], sample_weight=weights[:, r]) for r in range(3)]
     assert aurocs == pytest.approx(expected, rel=1e-5)
 
@@ -113,16 +113,16 @@ def test_the_interval_from_counts_by_score_encloses_that_from_the_scores_and_is_
     scores, labels, patients = random_case(seed, 400)
     scores = 1 / (1 + np.exp(-scores))
     exact = bootstrap_auroc_intervals(scores, labels, patients, ["mass"], generator()).per_class["mass"]
-    pooled = pooled_auroc_interval(compute_score_histogram(scores[:, 0], labels[:, 0]), generator(seed))
+    pooled = compute_pooled_auroc_interval(compute_score_histogram(scores[:, 0], labels[:, 0]), generator(seed))
     assert pooled is not None
     assert pooled == pytest.approx(exact, abs=0.15 * np.diff(exact)[0])
 
 
 def test_one_bin_leaves_everything_open_and_one_kind_of_image_has_no_interval() -> None:
     positives, none = 7 * np.eye(BINS, dtype=np.int64)[3], np.zeros(BINS, np.int64)
-    assert pooled_auroc_interval(ScoreHistogram(positives, positives), generator()) == pytest.approx((0, 1))
-    assert pooled_auroc_interval(ScoreHistogram(positives, none), generator()) is None
-    assert pooled_auroc_interval(ScoreHistogram(none, positives), generator()) is None
+    assert compute_pooled_auroc_interval(ScoreHistogram(positives, positives), generator()) == pytest.approx((0, 1))
+    assert compute_pooled_auroc_interval(ScoreHistogram(positives, none), generator()) is None
+    assert compute_pooled_auroc_interval(ScoreHistogram(none, positives), generator()) is None
 
 
 def test_the_interval_covers_the_true_auroc_about_as_often_as_it_says() -> None:
@@ -131,7 +131,7 @@ def test_the_interval_covers_the_true_auroc_about_as_often_as_it_says() -> None:
     for _ in range(100):
         logits = np.concatenate([random.normal(1, 1, 60), random.normal(0, 1, 140)])
         spread = compute_score_histogram(1 / (1 + np.exp(-logits)), np.repeat([1.0, 0.0], [60, 140]))
-        low, high = pooled_auroc_interval(spread, random) or (1.0, 0.0)
+        low, high = compute_pooled_auroc_interval(spread, random) or (1.0, 0.0)
         covered.append(low <= true <= high)
     assert 0.88 <= np.mean(covered) <= 1.0  # 0.95 and three standard errors
 
@@ -143,7 +143,7 @@ def test_intervals_hold_the_true_auroc_as_often_as_they_say_with_few_positives_t
     for _ in range(300):
         scores = np.concatenate([random.normal(1, 1, positives), random.normal(0, 1, 100)])
         wins = np.mean(scores[:positives, None] > scores[None, positives:])
-        low, high = newcombe_auroc_interval(float(wins), positives, 100)
+        low, high = compute_newcombe_interval(float(wins), positives, 100)
         covered.append(low <= true <= high)
     assert np.mean(covered) >= 0.91  # 0.95 less three standard errors
 
@@ -159,7 +159,7 @@ def test_the_ends_are_the_true_aurocs_from_which_the_found_one_is_no_further_tha
         chance = float(norm.ppf(0.975)) ** 2 * true * (1 - true) * spread / (positives * negatives)
         return (auroc - true) ** 2 - chance
 
-    low, high = newcombe_auroc_interval(auroc, positives, negatives)
+    low, high = compute_newcombe_interval(auroc, positives, negatives)
     assert 0 <= low <= auroc <= high <= 1
     for end, outer in ((low, 0.0), (high, 1.0)):
         assert abs(beyond(end)) < 1e-9 or end == outer

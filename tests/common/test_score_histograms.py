@@ -16,10 +16,10 @@ from common.metrics.score_histograms import (
     MIDDLES,
     TENTHS,
     ScoreHistogram,
+    compute_pooled_auroc,
+    compute_pooled_average_precision,
     compute_score_histogram,
-    pooled_auroc,
-    pooled_average_precision,
-    score_bin_indices,
+    find_score_bins,
 )
 
 CASES = 1000
@@ -43,7 +43,9 @@ def test_auroc_and_average_precision_lie_within_their_bounds_in_a_thousand_rando
         scores, labels = random_case(seed)
         histogram = compute_score_histogram(scores, labels)
         exact = roc_auc_score(labels, scores), average_precision_score(labels, scores)
-        for bounded, value in zip((pooled_auroc(histogram), pooled_average_precision(histogram)), exact, strict=True):
+        for bounded, value in zip(
+            (compute_pooled_auroc(histogram), compute_pooled_average_precision(histogram)), exact, strict=True
+        ):
             assert bounded.low - ROUNDING <= value <= bounded.high + ROUNDING, (seed, bounded, value)
             assert bounded.value == pytest.approx((bounded.low + bounded.high) / 2)
 
@@ -56,7 +58,7 @@ def test_bounds_are_narrow_for_rare_and_common_findings_and_for_sure_models(
     labels = (rng.random(3000) < 0.1).astype(np.float64)
     scores = expit(rng.normal(centre, spread, 3000) + ahead * labels).astype(np.float32)
     histogram = compute_score_histogram(scores, labels)
-    auroc, precision = pooled_auroc(histogram), pooled_average_precision(histogram)
+    auroc, precision = compute_pooled_auroc(histogram), compute_pooled_average_precision(histogram)
     assert auroc.high - auroc.low < 0.004
     assert precision.high - precision.low < 0.02
 
@@ -78,7 +80,7 @@ def placed(rows: list[tuple[int, int]], positive: float, step: float) -> tuple[F
 def test_both_bounds_are_attained_by_some_order_within_the_bins(rows: list[tuple[int, int]]) -> None:
     counts = np.zeros((2, BINS), np.int64)
     counts[:, 100 : 100 + len(rows)] = np.array(rows).T
-    auroc, precision = (of(ScoreHistogram(*counts)) for of in (pooled_auroc, pooled_average_precision))
+    auroc, precision = (of(ScoreHistogram(*counts)) for of in (compute_pooled_auroc, compute_pooled_average_precision))
     above, below = placed(rows, 0.3, 0.0), placed(rows, -0.3, 0.01)
     assert roc_auc_score(above[1], above[0]) == pytest.approx(auroc.high)
     assert roc_auc_score(below[1], below[0]) == pytest.approx(auroc.low)
@@ -92,8 +94,8 @@ def test_bounds_worked_by_hand() -> None:
     counts = np.zeros((2, BINS), np.int64)
     counts[:, 7], counts[:, 8] = (1, 2), (1, 0)
     histogram = ScoreHistogram(*counts)
-    assert pooled_auroc(histogram) == ValueWithError(0.75, 0.25)
-    assert pooled_average_precision(histogram) == ValueWithError(0.875, 0.125)
+    assert compute_pooled_auroc(histogram) == ValueWithError(0.75, 0.25)
+    assert compute_pooled_average_precision(histogram) == ValueWithError(0.875, 0.125)
 
 
 def test_histograms_of_sites_add_up_to_that_of_all_their_images() -> None:
@@ -111,7 +113,7 @@ def test_bins_cover_the_scale_from_0_to_1_and_have_borders_at_every_tenth() -> N
     assert (np.diff(EDGES) > 0).all()
     assert set(TENTHS) <= set(EDGES)
     np.testing.assert_allclose(EDGES, 1 - EDGES[::-1], atol=1e-12)
-    np.testing.assert_array_equal(score_bin_indices(MIDDLES), np.arange(BINS))
+    np.testing.assert_array_equal(find_score_bins(MIDDLES), np.arange(BINS))
 
 
 def test_bins_are_finer_near_0_and_1_than_in_the_middle_but_nowhere_wide() -> None:
@@ -122,14 +124,14 @@ def test_bins_are_finer_near_0_and_1_than_in_the_middle_but_nowhere_wide() -> No
 
 def test_a_border_belongs_to_the_bin_below_so_that_only_scores_above_a_half_count_as_yes() -> None:
     scores = np.array([0.0, 0.5, np.nextafter(0.5, 1), 1.0])
-    assert score_bin_indices(scores).tolist() == [0, DECIDED - 1, DECIDED, BINS - 1]
+    assert find_score_bins(scores).tolist() == [0, DECIDED - 1, DECIDED, BINS - 1]
 
 
 def test_without_positives_or_without_negatives_there_is_no_value() -> None:
     for label in (0, 1):
         histogram = compute_score_histogram(np.array([0.2, 0.7]), np.array([label, np.nan]))
-        assert pooled_auroc(histogram) is None
-        assert pooled_average_precision(histogram) is None
+        assert compute_pooled_auroc(histogram) is None
+        assert compute_pooled_average_precision(histogram) is None
 
 
 @pytest.mark.parametrize("score", [-0.1, 1.5, np.nan])

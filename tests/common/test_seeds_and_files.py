@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common.config import read_experiment
 from common.errors import BadInput
 from common.system import stopping
-from common.system.files import missing_input_fault, temporary_path, write_atomically
+from common.system.files import make_missing_input_fault, make_temporary_path, write_atomically
 from common.system.hashing import derive_seed
 
 purposes = st.lists(st.one_of(st.integers(0, 99), st.text("ab1", max_size=3)), min_size=1, max_size=4)
@@ -57,10 +57,10 @@ def test_a_program_that_is_stopped_while_it_writes_removes_what_is_half_done(
 
     def is_registered() -> bool:
         removals = [getattr(remove, "func", None) for remove in stopping._to_remove]
-        return any(getattr(function, "__self__", None) == temporary_path(path) for function in removals)
+        return any(getattr(function, "__self__", None) == make_temporary_path(path) for function in removals)
 
     def looking(*arguments: Any, **options: Any) -> Any:
-        if arguments[0] == temporary_path(path):
+        if arguments[0] == make_temporary_path(path):
             registered.append(is_registered())
         return real(*arguments, **options)
 
@@ -109,8 +109,8 @@ def test_what_a_path_is_instead_of_a_file_is_said_and_nothing_suggested(tmp_path
         folder: "folder", pipe: "pipe", loop: "loop", tmp_path / ("a" * 300): "longer", Path("/dev/null"): "device",
     }  # fmt: skip
     for path, kind in kinds.items():
-        fault = missing_input_fault(path)
+        fault = make_missing_input_fault(path)
         assert (fault.where, kind in fault.problem) == (str(path), True)
         with pytest.raises(BadInput, match=kind):
             read_experiment(path)
-    assert '"scans.toml"' in missing_input_fault(tmp_path / "scan.toml").remedy
+    assert '"scans.toml"' in make_missing_input_fault(tmp_path / "scan.toml").remedy

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common.errors import WireError
 from common.models.network import Head
 from common.system.plain_text import is_plain_text
-from common.wire.codec import RAW, decode_record, encode_record, payload_bytes
+from common.wire.codec import RAW, count_payload_bytes, decode_record, encode_record
 from common.wire.records import EvaluateReply, ModelGroups, Record, RollCall, TrainReply, TrainRequest
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskedRequest, RevealAnswer, SharesRequest
 from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, ONES, REPLY, REQUEST, SCORES, SPREAD
@@ -56,9 +56,9 @@ def refusal(content: RecordDict, expected: type = TrainReply) -> str:
 
 
 def test_bytes_are_those_of_the_arrays_and_the_text() -> None:
-    empty = payload_bytes(encode_record(replace(REPLY, update=ModelGroups())))
+    empty = count_payload_bytes(encode_record(replace(REPLY, update=ModelGroups())))
     # 2 + 4 + 2 values of 4 bytes, and the class names
-    assert 32 <= payload_bytes(encode_record(REPLY)) - empty <= 32 + 20
+    assert 32 <= count_payload_bytes(encode_record(REPLY)) - empty <= 32 + 20
 
 
 def test_an_array_that_many_records_share_is_written_once_and_none_is_taken_for_another() -> None:

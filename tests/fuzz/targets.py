@@ -29,26 +29,26 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from PIL import Image
 
-from client.connection.fleet_client import MessageContentGone, app_bundle_fault, is_message_expired
+from client.connection.fleet_client import MessageContentGone, find_app_bundle_fault, is_message_expired
 from client.connection.service import PendingMessage
 from client.site.memory import LostRoundState, RoundStateFolder, SiteRoundState
-from client.site.settings import open_site, read_site_settings
+from client.site.settings import load_site, read_site_settings
 from common.config import read_experiment
-from common.data.base.spec import FolderSpec, NpzSpec, PictureRendering
+from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRendering
 from common.data.images.headers import (
     DicomHeader,
-    encoded_frame_shape,
-    jpeg_2000_decoder_bytes,
+    estimate_jpeg_2000_memory,
     read_dicom_headers,
-    rle_plane_sizes,
+    read_encoded_frame_shape,
+    read_rle_plane_sizes,
 )
 from common.data.images.reading import DecodedImageFormat
 from common.data.images.store import decode_pictures
 from common.data.load import load_dataset
-from common.data.tables.csv import read_columns
+from common.data.tables.csv import read_csv_columns
 from common.data.tables.labels import open_picture_folder
 from common.errors import BadInput, WireError
-from common.models.network import Head, build
+from common.models.network import Head, build_network
 from common.models.saved import load_model, save_model
 from common.models.state import ModelState
 from common.models.weights import convert_checkpoint
@@ -64,13 +64,17 @@ from common.wire.codec import decode_record, encode_record, pack_numbers, round_
 from common.wire.fleet_protocol import append_protobuf_field, extract_protobuf_field
 from common.wire.flower_objects import rebuild_message_from_objects
 from common.wire.records import FORMS, ModelGroups, RefusalNoted, RollCall
-from server.coordinator.authority import certificate_faults, issue_server_certificate, make_certificate_authority
+from server.coordinator.authority import (
+    find_server_certificate_faults,
+    issue_server_certificate,
+    make_certificate_authority,
+)
 from server.coordinator.folder import FILE as COORDINATOR_FILE
-from server.coordinator.folder import CoordinatorFile, CoordinatorFolder, read_coordinator
+from server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent, read_coordinator_folder
 from server.export.pictures import read_unlabelled_pictures
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.runs.folder import RunFolder
-from strategies.engine.state import FederationState, deserialize_state, serialize_state
+from strategies.engine.state import FederationState, deserialize_federation_state, serialize_federation_state
 from tests.bad_input.coordinator_files import GOOD
 from tests.bad_input.data_sets import FOLDER, TABLE, arrays_with
 from tests.bad_input.images import dicom, encoded
@@ -214,7 +218,7 @@ def bundle_seeds() -> list[bytes]:
 
 
 def bundle(data: bytes) -> None:
-    assert isinstance(app_bundle_fault(data, hashlib.sha256(data).hexdigest()), str)
+    assert isinstance(find_app_bundle_fault(data, hashlib.sha256(data).hexdigest()), str)
 
 
 # ---------------------------------------------------------------------- credentials
@@ -239,7 +243,7 @@ def public_key(data: bytes) -> None:
 
 
 def _coordinator(folder: str) -> CoordinatorFolder:
-    return CoordinatorFolder(Path(folder), CoordinatorFile(name="trial", hosts=("fl.example",), port=1))
+    return CoordinatorFolder(Path(folder), CoordinatorTomlContent(name="trial", hosts=("fl.example",), port=1))
 
 
 @lru_cache
@@ -248,7 +252,7 @@ def _authority() -> dict[str, bytes]:
         coordinator = _coordinator(name)
         make_certificate_authority(coordinator)
         issue_server_certificate(coordinator)
-        return {path.name: path.read_bytes() for path in coordinator.authority.iterdir()}
+        return {path.name: path.read_bytes() for path in coordinator.authority_path.iterdir()}
 
 
 def certificates(data: bytes) -> None:
@@ -257,10 +261,10 @@ def certificates(data: bytes) -> None:
     files = _authority() | ({names[data[0] % len(names)]: data[1:]} if data else {})
     with TemporaryDirectory() as name, contextlib.suppress(BadInput):
         coordinator = _coordinator(name)
-        coordinator.authority.mkdir()
+        coordinator.authority_path.mkdir()
         for file, content in files.items():
-            (coordinator.authority / file).write_bytes(content)
-        certificate_faults(coordinator)
+            (coordinator.authority_path / file).write_bytes(content)
+        find_server_certificate_faults(coordinator)
         issue_server_certificate(coordinator)
 
 
@@ -287,16 +291,18 @@ def _state() -> FederationState:
 
 def state(data: bytes) -> None:
     try:
-        before = deserialize_state(data)
+        before = deserialize_federation_state(data)
     except ValueError:
         return
-    assert serialize_state(deserialize_state(serialize_state(before))) == serialize_state(before)
+    assert serialize_federation_state(
+        deserialize_federation_state(serialize_federation_state(before))
+    ) == serialize_federation_state(before)
 
 
 @lru_cache
 def _checkpoint() -> dict[str, bytes]:
     with TemporaryDirectory() as name:
-        CheckpointFolder(Path(name), durable=False).save(Checkpoint("run", _state(), {"run": {}}, {}, {}))
+        CheckpointFolder(Path(name), durable=False).save_checkpoint(Checkpoint("run", _state(), {"run": {}}, {}, {}))
         return {path.name: path.read_bytes() for path in Path(name, "checkpoints").iterdir()}
 
 
@@ -333,7 +339,7 @@ def memory(data: bytes) -> None:
         with folder_with() as folder:
             (folder / "round-000003.safetensors").write_bytes(content)
             with contextlib.suppress(LostRoundState):
-                assert RoundStateFolder(folder).read_last_counted(3).round == 3
+                assert RoundStateFolder(folder).read_last_counted_state(3).round == 3
 
 
 def in_hand(data: bytes) -> None:
@@ -346,7 +352,7 @@ def in_hand(data: bytes) -> None:
 def _model() -> dict[str, bytes]:
     spec = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
     with TemporaryDirectory() as name:
-        save_model(Path(name), build(spec, ("a", "b"), seed=0), label_contract_sha256="")
+        save_model(Path(name), build_network(spec, ("a", "b"), seed=0), label_contract_sha256="")
         return {path.name: path.read_bytes() for path in Path(name).iterdir()}
 
 
@@ -376,10 +382,10 @@ def site(data: bytes) -> None:
     with folder_with(site__toml=data) as folder, contextlib.suppress(BadInput):
         settings = read_site_settings(folder)
         if settings.file.data.kind == "phantom" and settings.file.data.images <= 40:
-            open_site(settings)
+            load_site(settings)
 
 
-_TABLE = FolderSpec(
+_TABLE = FolderDatasetSpec(
     kind="folder",
     images="pictures",
     labels="labels.csv",
@@ -404,7 +410,7 @@ def packed_table(data: bytes) -> None:
     """The file as it is, and as gzip makes it of the bytes."""
     for content in (data, gzip.compress(data, 1)):
         with folder_with(labels__csv__gz=content) as folder, contextlib.suppress(BadInput):
-            columns = read_columns(folder / "labels.csv.gz", "data.labels")
+            columns = read_csv_columns(folder / "labels.csv.gz", "data.labels")
             assert len({cells.shape for cells in columns.values()}) == 1
 
 
@@ -418,7 +424,9 @@ def npz_seeds() -> list[bytes]:
 
 def npz(data: bytes) -> None:
     with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
-        splits = load_dataset(NpzSpec(kind="npz", path="it.npz", classes=("a", "b"), validation_fraction=0.0), folder)
+        splits = load_dataset(
+            NpzDatasetSpec(kind="npz", path="it.npz", classes=("a", "b"), validation_fraction=0.0), folder
+        )
         assert splits.train.labels.shape == (len(splits.train), 2)
 
 
@@ -438,7 +446,9 @@ def jpeg_npz_seeds() -> list[bytes]:
 
 def limited_npz(data: bytes) -> None:
     """Some rows of a file, which are read without the others."""
-    spec = NpzSpec(kind="npz", path="it.npz", classes=("a", "b"), patient_key="patient", train_limit=2, image_size=8)
+    spec = NpzDatasetSpec(
+        kind="npz", path="it.npz", classes=("a", "b"), patient_key="patient", train_limit=2, image_size=8
+    )
     with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
         splits = load_dataset(spec, folder)
         assert splits.train.images.shape[1:3] == (8, 8)
@@ -473,7 +483,7 @@ def frame_seeds() -> list[bytes]:
 
 
 def frame(data: bytes) -> None:
-    for read in (encoded_frame_shape, jpeg_2000_decoder_bytes, rle_plane_sizes):
+    for read in (read_encoded_frame_shape, estimate_jpeg_2000_memory, read_rle_plane_sizes):
         with contextlib.suppress(ValueError):
             read(data)
 
@@ -514,7 +524,7 @@ TARGETS = {
     "certificates": Target(
         lambda: [bytes([i]) + _authority()[n] for i, n in enumerate(sorted(_authority()))], certificates
     ),
-    "state": Target(lambda: [serialize_state(_state())], state),
+    "state": Target(lambda: [serialize_federation_state(_state())], state),
     "checkpoint": Target(lambda: [_checkpoint()["round-000002.json"]], checkpoint),
     "rounds": Target(lambda: [b'{"round": 1}\n{"round": 2}\n'], rounds),
     "memory": Target(lambda: [_memory()], memory),
@@ -523,7 +533,7 @@ TARGETS = {
     "model-tensors": Target(lambda: [_model()[TENSORS]], model_tensors),
     "experiment": Target(lambda: [DIGITS.encode()], experiment),
     "site-file": Target(lambda: [(HEAD + DATA + 'annotates = ["Mass"]\n').encode()], site),
-    "coordinator-file": Target(lambda: [GOOD.encode()], refused_at_most(COORDINATOR_FILE, read_coordinator)),
+    "coordinator-file": Target(lambda: [GOOD.encode()], refused_at_most(COORDINATOR_FILE, read_coordinator_folder)),
     "table": Target(lambda: [TABLE.encode()], table),
     "npz": Target(npz_seeds, npz),
     "picture": Target(picture_seeds, picture),

@@ -106,7 +106,7 @@ def test_a_site_over_several_gpus_ends_in_the_same_bits_twice_and_learns_as_on_o
     overrides = (*(CASES.get(name) or ("run.rounds=4", *MORE[name])), "model.norm=group")
     single = federation(tmp_path, *overrides, out="single")
     monkeypatch.setattr(simulate, "count_visible_gpus", lambda: gpus)
-    monkeypatch.setattr(gpu, "first_gpu_devices", devices)
+    monkeypatch.setattr(gpu, "list_first_gpus", devices)
     several = f"simulation.gpus_per_site={gpus}"
     two, again = (federation(tmp_path, *overrides, several, out=out) for out in ("two", "again"))
     assert two["model_sha256"] == again["model_sha256"]

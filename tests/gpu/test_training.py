@@ -12,13 +12,13 @@ from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec
 from common.models import gpu
 from common.models.gpu import BackboneCudaGraph, compute_backbone_features, move_network_to_device
-from common.models.network import MemoryFormat, SplitNetwork, build, set_memory_format, unfreeze_network
-from common.models.state import ModelState, read_state, write_state
+from common.models.network import MemoryFormat, SplitNetwork, build_network, set_memory_format, unfreeze_network
+from common.models.state import ModelState, read_model_state, write_model_state
 from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import missing_as_negative_loss
-from strategies.local.objective import Batch, Examples, Objective, plain
+from strategies.local.objective import Batch, LabelledExamples, Objective, plain
 from strategies.local.optimisation import make_optimizer
-from strategies.local.training import FrozenParts, TrainingTask, reproducible_training, train_epoch
+from strategies.local.training import FrozenNetworkParts, TrainingTask, make_training_reproducible, train_epoch
 
 SIDES = {
     "densenet121": 64,
@@ -53,7 +53,7 @@ def trained(
     device: str,
     *,
     objective: Objective | None = None,
-    frozen: FrozenParts | None = None,
+    frozen: FrozenNetworkParts | None = None,
     memory_format: MemoryFormat = "channels_last",
     **training: Any,
 ) -> tuple[ModelState, SplitNetwork]:
@@ -64,17 +64,17 @@ def trained(
     draws = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (IMAGES, 1, side, side), dtype=torch.uint8, generator=draws).to(device)
     labels = torch.randint(0, 2, (IMAGES, len(CLASSES)), generator=draws).float().to(device)
-    examples = Examples(images, labels, torch.ones(len(CLASSES), dtype=torch.bool, device=device))
-    network = set_memory_format(move_network_to_device(build(spec, CLASSES, seed=0), device), memory_format)
+    examples = LabelledExamples(images, labels, torch.ones(len(CLASSES), dtype=torch.bool, device=device))
+    network = set_memory_format(move_network_to_device(build_network(spec, CLASSES, seed=0), device), memory_format)
     unfreeze_network(network)
     exercise = TrainingTask(
-        examples, objective or plain(missing_as_negative_loss), section, AUGMENTED, frozen or FrozenParts()
+        examples, objective or plain(missing_as_negative_loss), section, AUGMENTED, frozen or FrozenNetworkParts()
     )
     optimizer = make_optimizer(network, section, section.lr)
-    with reproducible_training(0, 1) as generator:
+    with make_training_reproducible(0, 1) as generator:
         for _ in range(EPOCHS):
             train_epoch(network, exercise, optimizer, generator)
-    return read_state(network), network
+    return read_model_state(network), network
 
 
 def apart(first: ModelState, second: ModelState) -> float:
@@ -129,8 +129,8 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "clipped": {"clip_gradients": 0.1},
     "accumulated": {"gradient_accumulation_steps": 2},
     "contiguous": {"memory_format": "contiguous"},
-    "frozen norm": {"frozen": FrozenParts(norm=True)},
-    "frozen backbone": {"frozen": FrozenParts(backbone=True)},
+    "frozen norm": {"frozen": FrozenNetworkParts(norm=True)},
+    "frozen backbone": {"frozen": FrozenNetworkParts(backbone=True)},
     "sgd": {"optimizer": "sgd", "momentum": 0.9},
     "adamw": {"optimizer": "adamw", "weight_decay": 0.01},
 }
@@ -147,8 +147,8 @@ def test_however_it_is_trained_graphs_change_no_bit(eager: pytest.MonkeyPatch, a
 def test_a_graph_is_recorded_once_for_all_rounds_and_heads(recordings: list[tuple[int, ...]]) -> None:
     _, network = trained("resnet18", "cuda")
     assert recordings == [(BATCH, 1, 64, 64)]
-    state = read_state(network)
-    write_state(network, trunk=state.trunk, norm=state.norm, head=state.head)  # as the next round does
+    state = read_model_state(network)
+    write_model_state(network, trunk=state.trunk, norm=state.norm, head=state.head)  # as the next round does
     replay: BackboneCudaGraph = network.backbone.__dict__[gpu.REPLAY]
     replay.begin_epoch(network.backbone, "auto")
     assert replay._recorded is not None
@@ -161,7 +161,7 @@ def test_a_copy_of_a_network_does_not_write_into_the_graph_of_the_first(recordin
         for parameter in other.parameters():
             parameter.zero_()
     assert other.backbone.__dict__[gpu.REPLAY]._recorded is None
-    assert float(read_state(network).trunk.std()) > 0
+    assert float(read_model_state(network).trunk.std()) > 0
 
 
 class Waiting(nn.Module):

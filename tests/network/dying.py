@@ -70,14 +70,14 @@ def at(owner: Any, name: str, death: Callable[[], None], hits: Callable[..., boo
 
 def half_a_file(death: Callable[[], None], module: Any, name: str) -> None:
     """Write half of a file of this name beside it, then die."""
-    from common.system.files import temporary_path
+    from common.system.files import make_temporary_path
 
     original = module.write_atomically
 
     def dying(path: Path, content: Any, **options: Any) -> None:
         if path.name == name:
             whole = content if isinstance(content, bytes) else b"".join(content)
-            temporary_path(path).write_bytes(whole[: len(whole) // 2])
+            make_temporary_path(path).write_bytes(whole[: len(whole) // 2])
             death()
         original(path, content, **options)
 
@@ -226,11 +226,11 @@ def main() -> None:
         from server.deployment import supervisor
         from server.deployment.superlink import process
 
-        command = process.superlink_command
+        command = process.make_superlink_command
         if program == "supervised":
             supervisor.PROGRAM = (*again, "server")
         elif program == "serving":
-            process.superlink_command = lambda coordinator: [
+            process.make_superlink_command = lambda coordinator: [
                 *again,
                 "superlink",
                 *command(coordinator)[command(coordinator).index("--state") :],

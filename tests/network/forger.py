@@ -31,7 +31,7 @@ from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
 from common.security.identity import read_connection_kit, read_private_key
-from server.deployment.superlink.control_client import openssh_key_to_pem
+from server.deployment.superlink.control_client import convert_openssh_key_to_pem
 from tests.signing import SignsCalls
 
 Attempt = tuple[str, Callable[[Any], Any], Any]
@@ -48,7 +48,7 @@ class Forger:
         self.stub = FleetStub(grpc.intercept_channel(channel, SignsCalls(key, key.public_key())))
         self.own, _ = nodes[name]
         self.victims = {victim: node for victim, (node, _) in nodes.items() if victim != name}
-        self.keys = {victim: openssh_key_to_pem(line) for victim, (_, line) in nodes.items() if victim != name}
+        self.keys = {victim: convert_openssh_key_to_pem(line) for victim, (_, line) in nodes.items() if victim != name}
 
     def always(self) -> Iterator[Attempt]:
         """What needs no message."""

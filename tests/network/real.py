@@ -24,7 +24,7 @@ import server.cli
 import studies.cli
 from client.connection.status import read_status
 from common.errors import BadInput
-from server.coordinator.state import ControlSocket
+from server.coordinator.state import ControlSocketPath
 from tests.federations import DIGITS
 from tests.network.warm import LEADS, Forked, Warm
 from tests.network.warm import PROGRAMS as WARM_PROGRAMS
@@ -304,7 +304,7 @@ def ready_to_lead(folder: Path) -> Iterator[Path]:
     ):
         assert ended.code == 0, ended.err
     (trial / "state").mkdir(exist_ok=True)
-    with contextlib.closing(ControlSocket(trial / "state")) as place, socket.socket(socket.AF_UNIX) as listening:
+    with contextlib.closing(ControlSocketPath(trial / "state")) as place, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(place.path)
         listening.listen()
         yield trial

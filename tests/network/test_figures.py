@@ -14,10 +14,10 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
 from client.site.policy import Level
-from client.site.settings import open_site
-from client.site.site_file import read_site_file_only
-from common.data.images.pixels import pixels_on_device
-from common.models.network import compute_scores, labels_for_head_rows
+from client.site.settings import load_site
+from client.site.site_file import read_site_toml_only
+from common.data.images.pixels import load_pixels_on_device
+from common.models.network import compute_image_probabilities, select_head_row_labels
 from common.models.saved import load_model
 from tests.federations import DIGITS
 from tests.network.federated import connected
@@ -73,9 +73,9 @@ def image_folder(folder: Path, level: Level, part: int) -> Path:
 
 def scored(site: Site, run: Path) -> Scored:
     """The site's test images, scored by the run's model."""
-    images, network = open_site(read_site_file_only(site.folder)).test, load_model(run)
-    scores = compute_scores(network, pixels_on_device(images, "cpu"), "float32")
-    labels = labels_for_head_rows(images, NAMES).numpy()
+    images, network = load_site(read_site_toml_only(site.folder)).test, load_model(run)
+    scores = compute_image_probabilities(network, load_pixels_on_device(images, "cpu"), "float32")
+    labels = select_head_row_labels(images, NAMES).numpy()
     order = [network.class_names.index(name) for name in NAMES]
     return {name: np.stack([scores[:, order[c]], labels[:, c]]) for c, name in enumerate(NAMES)}
 

@@ -13,11 +13,11 @@ CRAFTED = """
 import sys
 import server.federation.run as run
 from client.preview.attack.adversary import set_pixel_passing_weights
-read_state = run.read_state
+read_model_state = run.read_model_state
 def crafted(network):
     set_pixel_passing_weights(network)
-    return read_state(network)
-run.read_state = crafted
+    return read_model_state(network)
+run.read_model_state = crafted
 from server.cli import main
 main(sys.argv[1:])
 """

@@ -13,9 +13,9 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 
 from common.security.identity import read_connection_kit
-from server.coordinator.admission import unrevoked_sites
-from server.coordinator.folder import read_coordinator
-from server.deployment.superlink.control_client import ControlClient, openssh_key_to_pem
+from server.coordinator.admission import read_unrevoked_sites
+from server.coordinator.folder import read_coordinator_folder
+from server.deployment.superlink.control_client import SuperLinkControlClient, convert_openssh_key_to_pem
 from server.deployment.superlink.refused_calls import PAUSE_S
 from tests.network.federated import EVERYBODY, Federation, events
 from tests.network.real import eventually, flwr_client, flwr_server
@@ -26,9 +26,11 @@ pytestmark = pytest.mark.slow
 
 def nodes_of(federation: Federation) -> Path:
     """Every site's node and public key, which no hospital can list."""
-    coordinator = read_coordinator(federation.coordinator.folder)
-    admitted = {openssh_key_to_pem(site.public_key): site for site in unrevoked_sites(coordinator).values()}
-    with closing(ControlClient(coordinator)) as control:
+    coordinator = read_coordinator_folder(federation.coordinator.folder)
+    admitted = {
+        convert_openssh_key_to_pem(site.public_key): site for site in read_unrevoked_sites(coordinator).values()
+    }
+    with closing(SuperLinkControlClient(coordinator)) as control:
         nodes = {admitted[node.public_key].site: node.node_id for node in control.list_registered_sites()}
     keys = {site.site: site.public_key for site in admitted.values()}
     path = federation.folder / "nodes.json"
@@ -107,7 +109,7 @@ def test_a_stranger_does_not_keep_an_admitted_site_out(federation: Federation) -
     victim = federation.east
     federation.stop(victim)
     kit, key = read_connection_kit(victim.kit), ec.generate_private_key(ec.SECP256R1())
-    request = ActivateNodeRequest(public_key=openssh_key_to_pem(kit.public_key), heartbeat_interval=1800)
+    request = ActivateNodeRequest(public_key=convert_openssh_key_to_pem(kit.public_key), heartbeat_interval=1800)
     with grpc.secure_channel(kit.address, grpc.ssl_channel_credentials(kit.ca_certificate.encode())) as channel:
         stub = FleetStub(grpc.intercept_channel(channel, SignsCalls(key, key.public_key())))
         with pytest.raises(grpc.RpcError) as refused:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from common.config import read_experiment
-from common.models.network import build
+from common.models.network import build_network
 from common.models.saved import save_model
 from strategies.registry import find_method_faults
 from tests.network.federated import admitted, hash_in, undisturbed
@@ -54,7 +54,7 @@ def test_a_trunk_of_300_megabytes_crosses_the_wire_at_most_once(tmp_path: Path, 
         weights = federation.south.folder / "weights"
         weights.mkdir()
         file = read_experiment(federation.experiment, network, find_method_faults)
-        trunk = build(file.experiment.model, ("",), file.experiment.run.seed)
+        trunk = build_network(file.experiment.model, ("",), file.experiment.run.seed)
         save_model(weights, trunk, label_contract_sha256="")
         federation.coordinator.start()
         federation.gather()

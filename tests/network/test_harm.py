@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from client.connection.exit_codes import ExitCode
+from client.connection.exit_codes import ClientExitCode
 from server.deployment.supervisor import RunExitCode, count_checkpointed_rounds
 from tests.network.conftest import Survives
 from tests.network.ended import disk, fill
@@ -95,7 +95,7 @@ def test_a_site_whose_clock_is_wrong_costs_its_update(federation: Federation, su
     survives("clock set by an hour", same_model=False)
     federation.strike(federation.north, "clock +1")
     run = federation.run(SLOW, "run.rounds=3", "participation.min_sites=2")
-    assert federation.north.program.ends() == ExitCode.CLOCK
+    assert federation.north.program.ends() == ClientExitCode.CLOCK
     run.succeeds()
     assert sites_by_round(federation.out)[:2] == [EVERYBODY, ["east", "south"]]
 
@@ -112,7 +112,9 @@ def test_a_superlink_whose_clock_is_wrong_for_a_while_keeps_the_run_waiting_and_
     run = federation.run(*overrides)
     federation.north.works_on("train", 2)
     wrong.touch()
-    assert [site.program.ends() for site in federation.sites] == [ExitCode.CLOCK] * 3, "told that the clocks differ"
+    assert [site.program.ends() for site in federation.sites] == [ClientExitCode.CLOCK] * 3, (
+        "told that the clocks differ"
+    )
     wrong.unlink()
     federation.gather()
     federation.ends_unharmed(run, 3, *overrides)

@@ -17,7 +17,7 @@ def test_every_site_declines_an_excessive_plan_and_works_on(federation: Federati
     assert run.ends() == 1
     assert run.output.count(f"declines: {rule}: ") >= 3
     for site in federation.sites:
-        denied = [line for line in AuditLog(site.folder / "state").entries() if line.get("decision") == "deny"]
+        denied = [line for line in AuditLog(site.folder / "state").read_entries() if line.get("decision") == "deny"]
         assert (denied[-1]["record"], denied[-1]["rule"]) == ("RollCall", rule)
         assert site.program.runs
 

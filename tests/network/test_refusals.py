@@ -12,7 +12,7 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.node_pb2 import Node
 
-from client.connection.exit_codes import ExitCode
+from client.connection.exit_codes import ClientExitCode
 from tests.network.conftest import Hospital, Trial
 from tests.network.federated import events
 from tests.network.real import Coordinator, Site, flwr_server, lines_of
@@ -58,7 +58,7 @@ def test_a_key_that_was_never_admitted_is_refused(trial: Trial, hospital: Hospit
     old, new = (text.split('public_key = "')[1].split('"')[0] for text in public)
     shutil.copy(admitted.kit, stranger.kit)
     stranger.edit(stranger.kit, ('site = "known"', 'site = "stranger"'), (old, new))
-    assert stranger.start().ends() == ExitCode.KEY == 14
+    assert stranger.start().ends() == ClientExitCode.KEY == 14
     assert "does not accept this site's key" in stranger.program.output
 
 
@@ -70,9 +70,9 @@ def test_a_site_that_is_revoked_while_connected_ends_and_does_not_come_in_again(
     site.connect()
     trial.coordinator.sees(site)
     assert trial.coordinator.revoke(site).code == 0
-    assert site.program.ends() == ExitCode.KEY == 14
+    assert site.program.ends() == ClientExitCode.KEY == 14
     assert trial.coordinator.now["sites"]["leaver"]["state"] == "revoked"
-    assert site.start().ends() == ExitCode.KEY
+    assert site.start().ends() == ClientExitCode.KEY
     assert "connected to trial" not in site.program.output
 
 
@@ -122,7 +122,7 @@ def test_a_site_with_anothers_name_is_refused_at_the_roll_call(
     assert run.ends() == 1
     reason = 'it calls itself "north", but its key is registered for "impostor".'
     assert f"impostor: {reason}" in run.output
-    assert site.program.ends() == ExitCode.NAME == 16
+    assert site.program.ends() == ClientExitCode.NAME == 16
     assert reason in site.program.output
     trial.coordinator.sees(site, state="stopped")  # so that the next run does not wait for its signs of life to end
 
@@ -135,7 +135,7 @@ def test_why_a_site_was_refused_is_noted_though_it_has_gone(trial: Trial, hospit
     options = ("participation.min_sites=1", "participation.roll_call_deadline_s=120")
     with slow.program.frozen():
         run = trial.coordinator.run(trial.experiment, tmp_path / "run", *options, sites=2, once=True)
-        assert newer.program.ends() == ExitCode.VERSION
+        assert newer.program.ends() == ClientExitCode.VERSION
         trial.coordinator.sees(newer, state="stopped")
     began = time.monotonic()
     run.succeeds()
@@ -154,7 +154,7 @@ def test_labels_that_look_like_one_class_stop_the_run(trial: Trial, hospital: Ho
         site.connect()
     run = trial.coordinator.run(trial.experiment, tmp_path / "run", sites=2)
     assert run.ends() == 2
-    assert lower.program.ends() == ExitCode.LABELS == 18
+    assert lower.program.ends() == ClientExitCode.LABELS == 18
     for output in (run.output, lower.program.output):
         assert '"Effusion" (site upper) and "effusion" (site zlower)' in output
         assert 'settles it:\n    "1" = "Effusion"' in output
@@ -180,11 +180,11 @@ main(sys.argv[1:])
 STARTING = """
 import sys
 from server.deployment.superlink import process
-honest = process.superlink_command
+honest = process.make_superlink_command
 def shipping(coordinator):
     python, _, _, _, *arguments = honest(coordinator)
     return [python, "-c", SHIPPING, *arguments]
-process.superlink_command = shipping
+process.make_superlink_command = shipping
 from server.cli import main
 main(sys.argv[1:])
 """
@@ -217,9 +217,9 @@ def test_of_two_processes_with_one_key_the_later_one_stays_and_the_earlier_one_s
     shutil.copytree(site.folder, tmp_path / "copied", ignore=shutil.ignore_patterns("lock"))
     second = Site(trial.machine, tmp_path / "copied")
     second.connect()
-    assert first.ends() == ExitCode.KEY == 14
+    assert first.ends() == ClientExitCode.KEY == 14
     assert "another process has signed on with this site's key since" in first.output
     assert second.program.runs
     refused = (trial.coordinator.folder / "state" / "refused-calls.jsonl").read_text(encoding="utf-8")
     assert '"caller": "copied"' in refused
-    assert second.program.stop() == ExitCode.STOPPED
+    assert second.program.stop() == ClientExitCode.STOPPED

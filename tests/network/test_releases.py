@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from client.connection.exit_codes import ExitCode
+from client.connection.exit_codes import ClientExitCode
 from common import __version__
 from common.wire.fleet_protocol import WIRE_VERSION
 from tests.network.conftest import Hospital, Trial
@@ -59,6 +59,6 @@ def test_a_site_of_another_wire_version_ends_at_the_first_request(
     trial.coordinator.sees(site)
     run = trial.coordinator.run(trial.experiment, tmp_path / "run", sites=1, once=True)
     assert run.ends() == 1
-    assert site.program.ends() == ExitCode.VERSION == 17
+    assert site.program.ends() == ClientExitCode.VERSION == 17
     for output in (run.output, site.program.output):
         assert "wire version" in output

@@ -23,7 +23,7 @@ from tests.server.commands import needs_real_data
 pytestmark = pytest.mark.slow
 METHODS = {name: build_strategy(name, {}).site for name in STRATEGIES}
 ELSEWHERE = 'external_test={kind = "digits", image_size = 16}'
-FEDERATED = [name for name, method in METHODS.items() if method.pooled == "no"]
+FEDERATED = [name for name, method in METHODS.items() if method.pooled_missing_labels == "no"]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import client.check.connection
-from client.connection.exit_codes import ExitCode
+from client.connection.exit_codes import ClientExitCode
 from tests.network.conftest import Hospital, Trial
 from tests.network.real import Coordinator, Site, eventually, flwr_client, flwr_server
 
@@ -112,7 +112,7 @@ def test_a_revoked_site_is_told_so(trial: Trial, hospital: Hospital, monkeypatch
     monkeypatch.setattr(client.check.connection, "KEY_PATIENCE_S", 0.0)
     site = hospital("hasty")
     trial.coordinator.revoke(site)
-    eventually(lambda: connection_codes(checked(site, trial)) == [ExitCode.KEY], "the key is refused")
+    eventually(lambda: connection_codes(checked(site, trial)) == [ClientExitCode.KEY], "the key is refused")
 
 
 def test_a_check_beside_a_running_client_disturbs_neither(trial: Trial, hospital: Hospital) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from server.coordinator.folder import read_coordinator
-from server.reporting.live.files import RunFileWatcher, source_of_current_run
-from server.reporting.live.page import render_page
+from server.coordinator.folder import read_coordinator_folder
+from server.reporting.live.files import RunFileWatcher, make_current_run_source
+from server.reporting.live.page import render_live_page
 from server.reporting.model_card import CARD
 from tests.network.federated import connected, events
 from tests.network.loose_talker import TEST, TRAINING
@@ -49,7 +49,9 @@ def test_what_cannot_be_does_not_count_and_is_printed_plainly(tmp_path: Path, re
     assert megabytes < MOST_MEGABYTES
     assert (coordinator.folder / "state" / "present.json").stat().st_size < 2**20
     texts.append(
-        render_page(RunFileWatcher(source_of_current_run(read_coordinator(coordinator.folder))).poll_snapshot())
+        render_live_page(
+            RunFileWatcher(make_current_run_source(read_coordinator_folder(coordinator.folder))).poll_snapshot()
+        )
     )
     _check_reasons(out, run.output)
     _check_files(out, texts)

@@ -285,13 +285,13 @@ def test_a_wrong_call_is_refused_at_once_and_leaves_nothing(
 @pytest.fixture(scope="module")
 def trained(place: Place) -> Path:
     """A folder with a model, which no training has made."""
-    from common.models.network import build
+    from common.models.network import build_network
     from common.models.saved import save_model
     from common.models.zoo.spec import ModelSpec
 
     folder = place.folder / "trained"
     folder.mkdir()
-    network = build(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), ("a", "b"), 0)
+    network = build_network(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), ("a", "b"), 0)
     save_model(folder, network, label_contract_sha256="0" * 64)
     return folder
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyclinic.flower import FedMLPSite, Site, SiteLabels, labels, loss_slope
-from server.simulation.backends.inline import run_inline
+from server.simulation.backends.inline import run_with_inline_grid
 from strategies.local.losses import partial_loss
 
 CLASSES = tuple("0123456789")
@@ -179,7 +179,7 @@ def run(
         arrays = options.pop("initial", None) or ArrayRecord(network().state_dict())
         results.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, **options))
 
-    run_inline(main, app.client() if isinstance(app, App) else app, SITES)
+    run_with_inline_grid(main, app.client() if isinstance(app, App) else app, SITES)
     return results[0]
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from polyclinic.flower import FedMLP, FedMLPSite
 from polyclinic.flower.records import unpack_arrays
 from polyclinic.flower.strategies import FEDMLP_PARAMETERS
-from server.simulation.backends.inline import run_inline
-from strategies.methods.fedmlp import FedMLPParameters, average_over_sites, compute_prototypes
+from server.simulation.backends.inline import run_with_inline_grid
+from strategies.methods.fedmlp import FedMLPParameters, average_known_entries, compute_prototypes
 from tests.polyclinic.apps import CLASSES, HALVES, HEAD, SITES, FedMLPApp, data, network, run
 
 RATES = {"tag_rate_negative": 0.1, "tag_rate_positive": 0.1, "self_adaptive": False}
@@ -51,9 +51,9 @@ def test_a_site_tells_the_prototypes_of_its_trained_model_and_receives_their_mea
         np.testing.assert_array_equal(np.isnan(values).all(axis=(1, 2)), ~own[node])
     images = {str(node): float(len(data(node - 2, SITES)[0])) for node in first}
     sent = unpack_arrays(app.sent[2]["polyclinic-statistics"])
-    np.testing.assert_allclose(sent["prototypes"], average_over_sites(prototypes, images), rtol=1e-5)
+    np.testing.assert_allclose(sent["prototypes"], average_known_entries(prototypes, images), rtol=1e-5)
     difficulty = {str(node): record["difficulty"] for node, record in first.items()}
-    mean = np.nan_to_num(average_over_sites(difficulty, images), nan=1.0)
+    mean = np.nan_to_num(average_known_entries(difficulty, images), nan=1.0)
     np.testing.assert_allclose(sent["difficulty"], mean, rtol=1e-5)
     # The features are those that the head sees: recomputed here from the last reply's model.
     trained = network()
@@ -163,7 +163,7 @@ def test_a_second_start_may_have_other_images_and_uses_no_old_tags() -> None:
             arrays = ArrayRecord(network().state_dict())
             strategy.start(grid=grid, initial_arrays=arrays, num_rounds=4 - app.starts)
 
-    run_inline(main, app.client(), SITES)
+    run_with_inline_grid(main, app.client(), SITES)
     assert (tables[SITES * 2] >= 0).any()  # the third round of the first start
     assert all((tags == -1).all() for tags in tables[SITES * 3 : SITES * 4])
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import polyclinic as pc
 from common import plugins
 from common.errors import BadInput
-from polyclinic.runs import _settings_to_overrides
+from polyclinic.runs import _convert_settings_to_overrides
 from server.federation.checkpoints import CheckpointFolder
 from tests.federations import experiment, finished
 from tests.server.killing import Killed, kill_at
@@ -135,7 +135,7 @@ def test_a_network_that_was_changed_is_another_one(tmp_path: Path) -> None:
 def test_a_run_that_broke_off_goes_on(tmp_path: Path) -> None:
     through = simulated(tmp_path / "through", model=tiny)
     with pytest.MonkeyPatch.context() as patched:
-        kill_at(patched, CheckpointFolder, "save", 2)
+        kill_at(patched, CheckpointFolder, "save_checkpoint", 2)
         with pytest.raises(Killed):
             simulated(tmp_path / "run", model=tiny)
     resumed = simulated(tmp_path / "run", model=tiny, resume=True)
@@ -191,7 +191,7 @@ def test_importing_it_loads_neither_torch_nor_flower() -> None:
     ],
 )
 def test_settings_are_written_as_toml(value: object, text: str) -> None:
-    (line,) = _settings_to_overrides({"a.b": value})
+    (line,) = _convert_settings_to_overrides({"a.b": value})
     assert line == f"a.b={text}"
     assert tomllib.loads(f"x = {text}")["x"] == value
 

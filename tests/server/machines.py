@@ -13,14 +13,14 @@ from pathlib import Path
 
 import psutil
 
-from server.simulation.backends.cluster import QUIET, ray_token_variables
+from server.simulation.backends.cluster import QUIET, make_ray_token_variables
 from tests.processes import command_line, kill
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 EAST, WEST = "10.77.0.1", "10.77.0.2"
 WITHIN_S = 120
-SECRET = ray_token_variables()
+SECRET = make_ray_token_variables()
 """Without it Ray takes one from the home folder where there is one."""
 POSSIBLE = hasattr(os, "geteuid") and os.geteuid() == 0 and Path("/usr/sbin/ip").exists()
 """Namespaces of one's own need root."""

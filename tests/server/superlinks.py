@@ -23,11 +23,11 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from common.wire import fleet_protocol
-from server.coordinator.folder import CoordinatorFolder, read_coordinator
+from server.coordinator.folder import CoordinatorFolder, read_coordinator_folder
 from server.coordinator.init import make_coordinator_folder
 from server.deployment.superlink.fleet_server import start_hospital_server
 from server.deployment.superlink.messages import StoredMessage, SuperLinkStorage
-from server.deployment.superlink.object_store import ObjectFiles
+from server.deployment.superlink.object_store import ObjectFileStore
 from tests.signing import SignsCalls, pem
 
 SUPERLINK = 1
@@ -74,7 +74,7 @@ class Link:
 
     def restarted(self) -> SuperLinkStorage:
         """Open the storage of a new process on the same database and files; the one before was killed."""
-        files = ObjectFiles(self.folder / "objects")
+        files = ObjectFileStore(self.folder / "objects")
         self.storages.append(SuperLinkStorage.open(self.folder / DATABASE, files, self.clock, self.clock))
         return self.storages[-1]
 
@@ -194,7 +194,7 @@ class Port:
     def hospital(self, name: str) -> Hospital:
         """Admit a site."""
         site = self.stranger()
-        site.node_id = self.link.storage.sites.register(name, site.key)
+        site.node_id = self.link.storage.sites.register_site(name, site.key)
         return site
 
     def stranger(self) -> Hospital:
@@ -213,10 +213,12 @@ class Port:
         to = {"src_node_id": SUPERLINK, "dst_node_id": hospital.node_id, "reply_to_message_id": ""}
         new = message(words, run_id=self.link.run, **to, created_at=time.time(), ttl=600.0)
         for part, content in get_all_nested_objects(new).items():
-            self.link.files.write(part, content.deflate())
-        self.link.storage.sites.activate(hospital.node_id, INTERVAL_S)  # only a site that is there is sent a message
+            self.link.files.write_object(part, content.deflate())
+        self.link.storage.sites.mark_connected(
+            hospital.node_id, INTERVAL_S
+        )  # only a site that is there is sent a message
         request = StoredMessage.from_request(message_to_proto(remove_content_from_message(new)), get_object_tree(new))
-        assert self.link.storage.messages.accept_requests([request]) == ([new.object_id], [])
+        assert self.link.storage.messages.store_requests([request]) == ([new.object_id], [])
         self.link.sent[new.object_id] = new
         return new.object_id
 
@@ -233,7 +235,7 @@ HOSTS = ("fl.example", "fl-2.example", "192.0.2.7", "2001:db8::7")
 def coordinator_in(folder: Path) -> CoordinatorFolder:
     """Make a coordinator's folder with an authority and a server certificate."""
     make_coordinator_folder(folder, "trial", HOSTS, listen="0.0.0.0", port=9092)
-    return read_coordinator(folder)
+    return read_coordinator_folder(folder)
 
 
 @pytest.fixture
@@ -245,7 +247,7 @@ def coordinator(tmp_path: Path) -> CoordinatorFolder:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, bytes]:
     """An authority's certificate, a server's, and its key."""
-    authority = coordinator_in(tmp_path_factory.mktemp("authority") / "trial").authority
+    authority = coordinator_in(tmp_path_factory.mktemp("authority") / "trial").authority_path
     first, second, third = (authority / name for name in ("ca.crt", "server.crt", "server.key"))
     return first.read_bytes(), second.read_bytes(), third.read_bytes()
 

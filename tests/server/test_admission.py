@@ -18,23 +18,23 @@ from common.errors import BadInput
 from common.security.identity import (
     SiteAdmissionRequest,
     SiteConnectionKit,
+    compute_public_key_fingerprint,
     create_private_key,
-    public_key_fingerprint,
-    public_key_line,
+    format_public_key_line,
     read_admission_request,
     read_connection_kit,
 )
 from server.coordinator.admission import (
-    admission_faults,
-    admit,
-    admitted_sites,
+    admit_site,
+    find_admission_faults,
     make_claim_limits_reader,
-    revoke,
-    unrevoked_sites,
+    read_all_admitted_sites,
+    read_unrevoked_sites,
+    revoke_site,
 )
 from server.coordinator.authority import (
-    certificate_faults,
-    days_until_certificate_expiry,
+    count_certificate_days_left,
+    find_server_certificate_faults,
     issue_server_certificate,
     make_certificate_authority,
 )
@@ -55,12 +55,12 @@ FINGERPRINT = "SHA256:b0ZzPD93OgiIRnl4Fh3MXvf8G8ab4yLvCsJSSwQ/s1I"
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
     """Three public keys."""
     folder = tmp_path_factory.mktemp("keys")
-    return [public_key_line(create_private_key(folder / f"{number}.key"), "comment") for number in range(3)]
+    return [format_public_key_line(create_private_key(folder / f"{number}.key"), "comment") for number in range(3)]
 
 
 def admit_key(coordinator: CoordinatorFolder, name: str, key: str) -> Path:
     """Admit a site; return its kit."""
-    return admit(coordinator, SiteAdmissionRequest(site=name, public_key=key))
+    return admit_site(coordinator, SiteAdmissionRequest(site=name, public_key=key))
 
 
 @pytest.fixture
@@ -93,10 +93,10 @@ def test_both_sides_see_the_same_fingerprint_and_nothing_is_written_before_the_c
     agreed = flwr_server("admit", coordinator.folder, request)
     assert agreed.code == 0
     assert all(
-        public_key_fingerprint(read_admission_request(request).public_key) in ended.out
+        compute_public_key_fingerprint(read_admission_request(request).public_key) in ended.out
         for ended in (created, declined, agreed)
     )
-    assert list(unrevoked_sites(coordinator)) == ["north"]
+    assert list(read_unrevoked_sites(coordinator)) == ["north"]
 
 
 def test_without_standard_input_the_option_is_named(
@@ -113,8 +113,8 @@ def test_without_standard_input_the_option_is_named(
 def test_a_kit_holds_the_first_host_the_port_the_authority_and_the_key(coordinator: CoordinatorFolder) -> None:
     kit = read_connection_kit(admit_key(coordinator, "north", LINE))
     assert (kit.coordinator, kit.site, kit.address, kit.public_key) == ("trial", "north", "fl.example:9092", LINE)
-    assert kit.ca_certificate == coordinator.ca_certificate.read_text(encoding="ascii")
-    assert public_key_fingerprint(LINE) == FINGERPRINT
+    assert kit.ca_certificate == coordinator.ca_certificate_path.read_text(encoding="ascii")
+    assert compute_public_key_fingerprint(LINE) == FINGERPRINT
 
 
 def private_number(path: Path) -> bytes:
@@ -133,7 +133,7 @@ def test_neither_request_nor_kit_holds_a_secret(coordinator: CoordinatorFolder, 
     keys = (read_admission_request(request_file).public_key, kit.public_key)
     public = b"".join(base64.b64decode(key.split()[1]) for key in keys)
     public += x509.load_pem_x509_certificate(kit.ca_certificate.encode()).public_bytes(form.Encoding.DER)
-    for path in (request_file.with_suffix(".key"), *coordinator.authority.glob("*.key")):
+    for path in (request_file.with_suffix(".key"), *coordinator.authority_path.glob("*.key")):
         assert private_number(path) not in public
     assert kit.ca_certificate.count("-----BEGIN") == 1
     request_file.write_text(request_file.read_text(encoding="utf-8") + 'private_key = "mine"\n', encoding="utf-8")
@@ -145,7 +145,7 @@ def test_a_repeated_request_gets_the_kit_again(coordinator: CoordinatorFolder, k
     first = kit.read_bytes()
     again = admit_key(coordinator, "north", keys[0].replace("comment", "other"))
     assert again.read_bytes() == first.replace(b"comment", b"other")
-    assert list(unrevoked_sites(coordinator)) == ["north"]
+    assert list(read_unrevoked_sites(coordinator)) == ["north"]
 
 
 TAKEN, OWN_KEY = 'the name "north" is taken by another key.', 'its key was admitted under the name "{}".'
@@ -168,33 +168,33 @@ def test_a_name_and_a_key_are_given_once(
     admit_key(coordinator, "south", keys[1])
     before = everything_in(coordinator.folder)
     request = SiteAdmissionRequest(site=name, public_key=keys[key].replace("comment", "other"))
-    faults = "\n".join(map(str, admission_faults(coordinator, request)))
+    faults = "\n".join(map(str, find_admission_faults(coordinator, request)))
     assert [problem for problem in problems if problem not in faults] == []
     with pytest.raises(BadInput):
-        admit(coordinator, request)
+        admit_site(coordinator, request)
     assert everything_in(coordinator.folder) == before
 
 
 def test_a_revoked_site_is_listed_with_its_time(coordinator: CoordinatorFolder, kit: Path, keys: Sequence[str]) -> None:
     for name, key in zip(("south", "east"), keys[1:], strict=True):
         admit_key(coordinator, name, key)
-    when = revoke(coordinator, "north").revoked
-    assert list(unrevoked_sites(coordinator)) == ["east", "south"]
-    assert list(admitted_sites(coordinator)) == ["east", "north", "south"]
+    when = revoke_site(coordinator, "north").revoked
+    assert list(read_unrevoked_sites(coordinator)) == ["east", "south"]
+    assert list(read_all_admitted_sites(coordinator)) == ["east", "north", "south"]
     with pytest.raises(BadInput, match="north: is not an admitted site"):
-        revoke(coordinator, "north")
-    assert admitted_sites(coordinator)["north"].revoked == when != ""
+        revoke_site(coordinator, "north")
+    assert read_all_admitted_sites(coordinator)["north"].revoked == when != ""
 
 
 def test_a_revoked_site_comes_back_only_with_a_new_key(
     coordinator: CoordinatorFolder, kit: Path, keys: Sequence[str]
 ) -> None:
-    revoke(coordinator, "north")
+    revoke_site(coordinator, "north")
     for members in ({}, {"north": keys[1]}):
         for name in ("north", "south"):
             with pytest.raises(BadInput, match='its key was revoked under the name "north"'):
                 admit_key(coordinator, name, keys[0])
-        assert {name: site.public_key for name, site in unrevoked_sites(coordinator).items()} == members
+        assert {name: site.public_key for name, site in read_unrevoked_sites(coordinator).items()} == members
         admit_key(coordinator, "north", keys[1])
 
 
@@ -202,7 +202,7 @@ def test_a_renewal_writes_new_kits_for_members_only(
     coordinator: CoordinatorFolder, kit: Path, keys: Sequence[str]
 ) -> None:
     revoked = admit_key(coordinator, "south", keys[1])
-    revoke(coordinator, "south")
+    revoke_site(coordinator, "south")
     renewed = flwr_server("init", coordinator.folder, "--renew", "--host", "new.example")
     assert [read_connection_kit(path).address for path in (kit, revoked)] == ["new.example:9092", "fl.example:9092"]
     assert [str(path) in renewed.out for path in (kit, revoked)] == [True, False]
@@ -211,7 +211,7 @@ def test_a_renewal_writes_new_kits_for_members_only(
 def test_claims_are_written_shown_changed_and_removed(coordinator: CoordinatorFolder, request_file: Path) -> None:
     def admit_again(*options: str) -> tuple[tuple[str, ...], int]:
         assert flwr_server("admit", coordinator.folder, request_file, "--yes", *options).code == 0
-        site = unrevoked_sites(coordinator)["north"]
+        site = read_unrevoked_sites(coordinator)["north"]
         return site.classes, site.max_images
 
     limits = (("Pleural Effusion", "Nodule"), 500)
@@ -224,7 +224,7 @@ def test_claims_are_written_shown_changed_and_removed(coordinator: CoordinatorFo
     assert read() == {"north": SiteClaimLimits(frozenset(limits[0]), 500)}
     assert admit_again("--classes", "", "--max-images", "0") == ((), 0)
     assert read() == {"north": SiteClaimLimits()}
-    (coordinator.sites / "north.toml").write_text("broken", encoding="utf-8")
+    (coordinator.sites_path / "north.toml").write_text("broken", encoding="utf-8")
     assert read() == {"north": SiteClaimLimits()}
 
 
@@ -236,7 +236,7 @@ def test_names_that_cannot_be_classes_are_refused(
     assert ended.code == 2
     assert "flwr-server admit: classes: " in ended.err
     assert "\x1b" not in ended.err
-    assert unrevoked_sites(coordinator) == {}
+    assert read_unrevoked_sites(coordinator) == {}
 
 
 def test_another_file_in_the_place_of_a_request_is_named(
@@ -245,7 +245,7 @@ def test_another_file_in_the_place_of_a_request_is_named(
     before = everything_in(coordinator.folder)
     for path, name in (
         (request_file.with_suffix(".key"), "PRIVATE key"),
-        (coordinator.authority / "ca.key", "PRIVATE key"),
+        (coordinator.authority_path / "ca.key", "PRIVATE key"),
         (kit, "is a kit"),
         (request_file.parent, "is a folder"),
     ):
@@ -258,11 +258,11 @@ def test_another_file_in_the_place_of_a_request_is_named(
 
 
 def server_files(coordinator: CoordinatorFolder) -> tuple[Path, Path]:
-    return coordinator.authority / "server.crt", coordinator.authority / "server.key"
+    return coordinator.authority_path / "server.crt", coordinator.authority_path / "server.key"
 
 
 def contents(coordinator: CoordinatorFolder) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in coordinator.authority.iterdir()}
+    return {path.name: path.read_bytes() for path in coordinator.authority_path.iterdir()}
 
 
 def certificate(path: Path) -> x509.Certificate:
@@ -288,13 +288,13 @@ def shake_hands(trusted: Path, host: str, chain: Path, key: Path) -> None:
 
 @pytest.mark.parametrize("host", [*HOSTS, "localhost", "127.0.0.1"])
 def test_a_site_accepts_the_server_under_every_host_and_on_loopback(host: str, coordinator: CoordinatorFolder) -> None:
-    shake_hands(coordinator.ca_certificate, host, *server_files(coordinator))
+    shake_hands(coordinator.ca_certificate_path, host, *server_files(coordinator))
 
 
 @pytest.mark.parametrize("host", ["example", "x.fl.example", "192.0.2.8", "2001:db8::8"])
 def test_a_site_refuses_the_server_under_any_other_host(host: str, coordinator: CoordinatorFolder) -> None:
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
-        shake_hands(coordinator.ca_certificate, host, *server_files(coordinator))
+        shake_hands(coordinator.ca_certificate_path, host, *server_files(coordinator))
 
 
 def test_an_address_counts_as_an_address_and_never_as_a_name(coordinator: CoordinatorFolder) -> None:
@@ -307,13 +307,13 @@ def test_an_address_counts_as_an_address_and_never_as_a_name(coordinator: Coordi
 
 def test_another_coordinator_of_the_same_name_is_refused(coordinator: CoordinatorFolder, tmp_path: Path) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
-        shake_hands(coordinator.ca_certificate, HOSTS[0], *server_files(coordinator_in(tmp_path / "stranger")))
+        shake_hands(coordinator.ca_certificate_path, HOSTS[0], *server_files(coordinator_in(tmp_path / "stranger")))
 
 
 def test_the_servers_key_cannot_issue_certificates(coordinator: CoordinatorFolder, tmp_path: Path) -> None:
     """Each of three marks alone prevents it."""
     chain, key_path = server_files(coordinator)
-    authority, server = certificate(coordinator.ca_certificate), certificate(chain)
+    authority, server = certificate(coordinator.ca_certificate_path), certificate(chain)
     assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length == 0
     assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert not server.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
@@ -334,7 +334,7 @@ def test_the_servers_key_cannot_issue_certificates(coordinator: CoordinatorFolde
     both = tmp_path / "forged.crt"
     both.write_bytes(forged.public_bytes(form.Encoding.PEM) + chain.read_bytes())
     with pytest.raises(ssl.SSLCertVerificationError, match="invalid CA certificate"):
-        shake_hands(coordinator.ca_certificate, "bank.example", both, key_path)
+        shake_hands(coordinator.ca_certificate_path, "bank.example", both, key_path)
 
 
 def test_a_renewed_certificate_has_a_new_key_and_is_accepted_with_old_kits(coordinator: CoordinatorFolder) -> None:
@@ -342,7 +342,7 @@ def test_a_renewed_certificate_has_a_new_key_and_is_accepted_with_old_kits(coord
     issue_server_certificate(coordinator)
     after = contents(coordinator)
     assert {name for name in before if before[name] != after[name]} == {"server.crt", "server.key"}
-    shake_hands(coordinator.ca_certificate, HOSTS[0], *server_files(coordinator))
+    shake_hands(coordinator.ca_certificate_path, HOSTS[0], *server_files(coordinator))
     with pytest.raises(FileExistsError):  # an authority is never written over
         make_certificate_authority(coordinator)
     assert contents(coordinator) == after
@@ -353,25 +353,28 @@ def test_private_keys_are_their_owners_alone_also_after_a_renewal(tmp_path: Path
     coordinator = coordinator_in(tmp_path / "trial")
     issue_server_certificate(coordinator)
     for name in ("ca.key", "server.key"):
-        assert (coordinator.authority / name).stat().st_mode & 0o777 == 0o600
+        assert (coordinator.authority_path / name).stat().st_mode & 0o777 == 0o600
     assert contents(coordinator).keys() == {"ca.crt", "ca.key", "server.crt", "server.key"}
 
 
 def test_a_new_certificate_holds_for_a_year_and_for_every_host(coordinator: CoordinatorFolder) -> None:
-    assert days_until_certificate_expiry(coordinator) == pytest.approx(397, abs=0.01)
-    assert certificate_faults(coordinator) == []
+    assert count_certificate_days_left(coordinator) == pytest.approx(397, abs=0.01)
+    assert find_server_certificate_faults(coordinator) == []
     hosts = (*HOSTS, "new.example", "192.0.2.9")
     wider = CoordinatorFolder(coordinator.folder, coordinator.file.model_copy(update={"hosts": hosts}))
-    assert [fault.problem.split()[-1] for fault in certificate_faults(wider)] == ["new.example.", "192.0.2.9."]
+    assert [fault.problem.split()[-1] for fault in find_server_certificate_faults(wider)] == [
+        "new.example.",
+        "192.0.2.9.",
+    ]
     issue_server_certificate(coordinator, days=-2)
-    assert days_until_certificate_expiry(coordinator) == pytest.approx(-2, abs=0.01)
+    assert count_certificate_days_left(coordinator) == pytest.approx(-2, abs=0.01)
 
 
 @pytest.mark.parametrize("name", ["ca.key", "ca.crt"])
 def test_a_damaged_authority_is_named_and_the_servers_certificate_stays(
     name: str, coordinator: CoordinatorFolder
 ) -> None:
-    (coordinator.authority / name).write_bytes(b"-----BEGIN NOTHING-----\n")
+    (coordinator.authority_path / name).write_bytes(b"-----BEGIN NOTHING-----\n")
     before = contents(coordinator)
     with pytest.raises(BadInput, match=r"the authority cannot be read"):
         issue_server_certificate(coordinator)
@@ -382,4 +385,4 @@ def test_a_certificate_of_a_version_that_does_not_exist_is_named(coordinator: Co
     path, _ = server_files(coordinator)
     path.write_text(pem_of(of_version_10(certificate(path))))
     with pytest.raises(BadInput, match=r"server\.crt: cannot be read: it is damaged"):
-        certificate_faults(coordinator)
+        find_server_certificate_faults(coordinator)

@@ -15,21 +15,21 @@ from client.site.site import Site
 from common.config import read_experiment
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import channels_first
+from common.data.images.pixels import convert_to_channels_first
 from common.errors import BadInput
 from common.metrics.benefit import FederationBenefit
-from common.models.network import build, compute_scores
+from common.models.network import build_network, compute_image_probabilities
 from common.models.saved import load_model, read_model_description, save_model
 from common.models.zoo.spec import ModelSpec
 from common.system.plain_text import format_number
 from common.wire.records import BenefitReply, BenefitRequest
-from server.federation.benefit import benefit_deadline_s
-from server.federation.ensemble import ensemble_result, local_model_folders
+from server.federation.benefit import compute_benefit_deadline_s
+from server.federation.ensemble import evaluate_ensemble, find_local_model_folders
 from server.reporting.run_claims import (
     WITHHELD_BY_SITE,
-    further_limitations,
-    prominent_limitations,
-    site_benefit_sentences,
+    describe_site_benefits,
+    list_further_limitations,
+    list_prominent_limitations,
 )
 from server.reporting.run_report import write_run_report
 from server.runs.reader import RunFolderContent, SiteBenefit, read_run
@@ -97,13 +97,13 @@ def test_a_site_that_fails_at_it_is_tested_all_the_same_and_has_its_reason(run: 
 
 def test_the_report_has_a_sentence_for_every_site_with_its_figures(folder: Path, run: RunFolderContent) -> None:
     text = body_text(write_run_report(folder).read_text(encoding="utf-8"))
-    choices = site_benefit_sentences(run)
+    choices = describe_site_benefits(run)
     assert [choice.site for choice in choices] == ["site-1", "site-2", "site-3"]
     assert all(choice.sentence in text for choice in choices)
     for choice in choices[:2]:
         assert format_number(benefit_of(run, choice.site).gain["ensemble"].value)[-4:] in choice.sentence
     assert "training diverged" in choices[2].sentence
-    assert any("one site in 40" in limit for limit in further_limitations(run))
+    assert any("one site in 40" in limit for limit in list_further_limitations(run))
 
 
 def test_the_sites_that_lose_stand_beside_the_runs_result(run: RunFolderContent) -> None:
@@ -111,8 +111,8 @@ def test_the_sites_that_lose_stand_beside_the_runs_result(run: RunFolderContent)
     worse = {model: replace(gain, interval=(-0.02, -0.01)) for model, gain in benefit.gain.items()}
     sites = {"site-1": SiteBenefit(benefit=replace(benefit, gain=worse)), "site-2": SiteBenefit()}
     losing = replace(run, summary=run.summary.model_copy(update={"benefit": sites}))
-    assert any("1 of 1 site that compared is better off alone" in limit for limit in prominent_limitations(losing))
-    assert WITHHELD_BY_SITE in site_benefit_sentences(losing)[1].sentence
+    assert any("1 of 1 site that compared is better off alone" in limit for limit in list_prominent_limitations(losing))
+    assert WITHHELD_BY_SITE in describe_site_benefits(losing)[1].sentence
 
 
 @pytest.mark.parametrize("method", ["individual", "centralised"])
@@ -122,8 +122,8 @@ def test_where_there_is_nothing_to_compare_with_an_experiment_is_refused(method:
 
 
 def test_a_site_has_twice_the_time_of_all_rounds_and_a_rounds_deadline_more() -> None:
-    assert benefit_deadline_s(60.0, 500.0, 1.0) == 60 + 2 * 500
-    assert benefit_deadline_s(60.0, 500.0, 0.25) == 60 + 2 * 500 * 4
+    assert compute_benefit_deadline_s(60.0, 500.0, 1.0) == 60 + 2 * 500
+    assert compute_benefit_deadline_s(60.0, 500.0, 0.25) == 60 + 2 * 500 * 4
 
 
 def test_sites_that_hold_rows_of_all_classes_compare_too(tmp_path: Path) -> None:
@@ -158,19 +158,21 @@ def images(count: int, seed: int) -> ImageSet:
 def folders(tmp_path: Path) -> list[Path]:
     for seed, (site, names) in enumerate(CONTRACT.sites.items()):
         (tmp_path / "sites" / site / "model").mkdir(parents=True)
-        network = build(SPEC, names, seed)
+        network = build_network(SPEC, names, seed)
         save_model(tmp_path / "sites" / site / "model", network, label_contract_sha256="")
-    return local_model_folders(tmp_path, CONTRACT)
+    return find_local_model_folders(tmp_path, CONTRACT)
 
 
 def own_scores(folders: list[Path], test: ImageSet) -> list[np.ndarray]:
-    return [compute_scores(load_model(folder), channels_first(test.images)) for folder in folders]
+    return [
+        compute_image_probabilities(load_model(folder), convert_to_channels_first(test.images)) for folder in folders
+    ]
 
 
 def test_a_class_is_averaged_over_its_owners_and_nobody_else(folders: list[Path]) -> None:
     test = images(60, 5)
     north, south = own_scores(folders, test)
-    classes = ensemble_result(folders, CONTRACT, test, {})["test"]["per_class"]
+    classes = evaluate_ensemble(folders, CONTRACT, test, {})["test"]["per_class"]
     assert classes["a"]["auroc"] == pytest.approx(roc_auc_score(test.labels[:, 0], north[:, 1]))
     assert classes["b"]["auroc"] == pytest.approx(roc_auc_score(test.labels[:, 1], north[:, 0] + south[:, 1]))
     assert classes["c"]["auroc"] == pytest.approx(roc_auc_score(test.labels[:, 2], south[:, 0]))
@@ -178,7 +180,7 @@ def test_a_class_is_averaged_over_its_owners_and_nobody_else(folders: list[Path]
 
 def test_a_site_with_test_images_of_its_own_is_tested_on_them_for_its_classes(folders: list[Path]) -> None:
     test, own = images(60, 5), images(30, 6)
-    result = ensemble_result(folders, CONTRACT, test, {"south": own})
+    result = evaluate_ensemble(folders, CONTRACT, test, {"south": own})
     _, south = own_scores(folders, own)
     of_south = result["per_site"]["south"]["per_class"]
     assert of_south["c"]["auroc"] == pytest.approx(roc_auc_score(own.labels[:, 2], south[:, 0]))
@@ -188,7 +190,7 @@ def test_a_site_with_test_images_of_its_own_is_tested_on_them_for_its_classes(fo
 
 def test_without_every_sites_model_there_is_none(tmp_path: Path, folders: list[Path]) -> None:
     (folders[0] / "model.json").unlink()
-    assert local_model_folders(tmp_path, CONTRACT) == []
+    assert find_local_model_folders(tmp_path, CONTRACT) == []
 
 
 @pytest.mark.slow

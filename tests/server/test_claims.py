@@ -15,9 +15,14 @@ from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, summarise_test_resu
 from common.metrics.bootstrap import AurocIntervals
 from common.metrics.calibration import DecisionCounts, ScoreQuality
 from common.metrics.pooled import SiteSampleIntervals
-from server.reporting.run_claims import MOST_NAMED, further_limitations, prominent_limitations, run_result
+from server.reporting.run_claims import (
+    MOST_NAMED,
+    describe_run_result,
+    list_further_limitations,
+    list_prominent_limitations,
+)
 from server.reporting.run_report import write_run_report
-from server.runs.reader import RoundLine, RunFolderContent, RunSummary, read_run
+from server.runs.reader import RoundFileLine, RunFolderContent, RunSummary, read_run
 from tests.server.reports import body_text, write
 
 CLASSES = ("edema", "hernia", "mass", "nodule", "fibrosis", "effusion")
@@ -74,7 +79,7 @@ def runs(draw: st.DrawFn) -> RunFolderContent:
         absent = {site: "late" for site in sites if not draw(st.integers(0, 2))}
         taking = tuple(site for site in sites if site not in absent and draw(st.integers(0, 5)))
         long = {site: "its trunk was 9 times" for site in taking if not draw(st.integers(0, 5))}
-        rounds.append(RoundLine(round=number, sites=taking, absent=absent, shortened=long))
+        rounds.append(RoundFileLine(round=number, sites=taking, absent=absent, shortened=long))
     by_validation = {"evaluation": {"checkpoint": draw(st.sampled_from(["best", "last"]))}}
     content = {
         "method": "surgical",
@@ -105,7 +110,7 @@ def runs(draw: st.DrawFn) -> RunFolderContent:
 
 
 def every_limit(run: RunFolderContent) -> list[str]:
-    return [*prominent_limitations(run), *further_limitations(run)]
+    return [*list_prominent_limitations(run), *list_further_limitations(run)]
 
 
 def names_in(sentences: Iterable[str], words: str = "") -> list[str]:
@@ -131,7 +136,7 @@ def took_part(run: RunFolderContent) -> set[str]:
 @MANY
 @given(runs())
 def test_the_result_counts_the_classes_that_were_tested_and_no_others(run: RunFolderContent) -> None:
-    sentence, tested, summary = run_result(run), aurocs(run), run.summary
+    sentence, tested, summary = describe_run_result(run), aurocs(run), run.summary
     enough = {name for name, each in summary.test.per_class.items() if (each.positives or 0) >= FEW}
     every, taking = aurocs(run, enough), took_part(run)
     some = f"{len(taking)} of " if run.rounds and len(taking) < len(summary.sites) else ""
@@ -166,7 +171,7 @@ def test_the_result_counts_the_classes_that_were_tested_and_no_others(run: RunFo
 @MANY
 @given(runs())
 def test_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: RunFolderContent) -> None:
-    summary, prominent = run.summary, prominent_limitations(run)
+    summary, prominent = run.summary, list_prominent_limitations(run)
     per_class = summary.test.per_class
     untested = [n for n in summary.classes if n not in per_class or per_class[n].auroc is None]
     assert names_in(prominent, "not tested:") == sorted(untested)
@@ -194,7 +199,7 @@ def test_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: Run
 @MANY
 @given(runs())
 def test_sites_that_were_lost_or_did_not_test_are_named(run: RunFolderContent) -> None:
-    summary, prominent = run.summary, prominent_limitations(run)
+    summary, prominent = run.summary, list_prominent_limitations(run)
     at_end = set(run.rounds[-1].absent) - set(summary.excluded) if run.rounds else set()
     lost = {s.split(" took part ")[0]: s for s in prominent if " took part " in s and not s.startswith("No site")}
     assert set(lost) == at_end
@@ -218,12 +223,12 @@ def test_sites_that_were_lost_or_did_not_test_are_named(run: RunFolderContent) -
 @MANY
 @given(runs())
 def test_a_result_of_a_sample_of_sites_says_of_how_many_and_what_stands_for_all(run: RunFolderContent) -> None:
-    summary, sentence = run.summary, run_result(run)
+    summary, sentence = run.summary, describe_run_result(run)
     counts = re.search(r"was tested at (\d+) of (\d+) sites?, drawn at random(?:; (\d+) more )?", sentence)
     for_all = re.search(r"95 % interval \S+ for all (\d+) site", sentence)
     assert bool(counts) == (summary.drawn_to_test is not None)
     sampled = summary.test.sampled
-    tested = bool(aurocs(run)) and not summary.test.headline_auroc().left_out
+    tested = bool(aurocs(run)) and not summary.test.compute_headline_auroc().left_out
     assert bool(for_all) == bool(tested and not summary.test.intervals and sampled and sampled.mean_auroc)
     if counts:
         answers = sum(bool(site.per_class) for site in summary.per_site.values())
@@ -249,8 +254,8 @@ def test_classes_whose_sites_left_before_the_model_was_done_are_named(run: RunFo
         later = run.rounds[present[-1] if present else 0 : end]
         if any(site in line.absent for line in later for site in sites):
             expected[name] = present[-1] if present else 0
-    named = dict.fromkeys(names_in(prominent_limitations(run), "never trained: no site that annotates"), 0)
-    for sentence in prominent_limitations(run):
+    named = dict.fromkeys(names_in(list_prominent_limitations(run), "never trained: no site that annotates"), 0)
+    for sentence in list_prominent_limitations(run):
         if sentence.startswith("No site that annotates"):
             last = re.search(rf"took part after round (\d+); the model is that of round {end}\.", sentence)
             assert last is not None
@@ -261,7 +266,7 @@ def test_classes_whose_sites_left_before_the_model_was_done_are_named(run: RunFo
 @MANY
 @given(runs())
 def test_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run: RunFolderContent) -> None:
-    summary, further, first = run.summary, further_limitations(run), prominent_limitations(run)
+    summary, further, first = run.summary, list_further_limitations(run), list_prominent_limitations(run)
     rest = {names_in([s])[0]: s for s in further if " rest on " in s}
     for name, each in summary.test.per_class.items():
         fewest = min(each.positives or 0, each.negatives or 0)
@@ -296,7 +301,7 @@ VERDICT_WORDS = re.compile(
 @given(runs())
 def test_one_run_is_never_called_better_than_anything(run: RunFolderContent) -> None:
     allowed = ("better than by chance", "worse than by chance", "Validation was best", "may give a better model")
-    for sentence in [run_result(run), *every_limit(run)]:
+    for sentence in [describe_run_result(run), *every_limit(run)]:
         for phrase in allowed:
             sentence = sentence.replace(phrase, "")
         assert not VERDICT_WORDS.search(sentence), sentence
@@ -312,7 +317,7 @@ def test_the_page_opens_with_the_result_and_grave_limits(
     (folder / "rounds.jsonl").write_text("".join(line.model_dump_json() + "\n" for line in run.rounds))
     page = body_text(write_run_report(folder).read_text(encoding="utf-8"))
     head = page[: page.index("Who annotates what")]
-    assert all(sentence in head for sentence in (run_result(run), *prominent_limitations(run)))
+    assert all(sentence in head for sentence in (describe_run_result(run), *list_prominent_limitations(run)))
     assert all(sentence in page for sentence in every_limit(run))
 
 

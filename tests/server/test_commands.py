@@ -10,20 +10,20 @@ import pytest
 from PIL import Image
 
 from common.config import read_experiment
-from common.data.base.spec import DigitsSpec
+from common.data.base.spec import DigitsDatasetSpec
 from common.data.load import load_dataset
 from common.errors import Fault
-from server.reporting.run_claims import prominent_limitations
+from server.reporting.run_claims import list_prominent_limitations
 from server.runs.reader import read_run
 from server.simulation import simulate
-from server.simulation.simulate import check_experiment
+from server.simulation.simulate import check_simulation_experiment
 from tests.common.data.dicom_files import dicom
 from tests.common.data.nifti_files import write
 from tests.federations import DIGITS
 from tests.network.real import flwr_sim
 from tests.server.commands import ROOT, needs_real_data
 
-TEST = load_dataset(DigitsSpec(kind="digits"), Path()).test
+TEST = load_dataset(DigitsDatasetSpec(kind="digits"), Path()).test
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_predict_names_every_image_and_says_which_cannot_be_read(finished: Path,
 
 
 def test_predict_says_what_limits_a_runs_model_and_nothing_of_a_model_alone(finished: Path, tmp_path: Path) -> None:
-    limits = prominent_limitations(read_run(finished / "run"))
+    limits = list_prominent_limitations(read_run(finished / "run"))
     assert limits
     Image.fromarray(TEST.images[0]).save(tmp_path / "0.png")
     ended = flwr_sim("predict", finished / "run", tmp_path / "0.png", "--out", tmp_path / "p.csv")
@@ -200,7 +200,7 @@ NO_WEIGHTS = {"surgical": (*WITHOUT, "method.trunk=fedavg"), "fedmlp": WITHOUT}
 @pytest.mark.parametrize("folder", sorted({path.parent.name for path in AFTER_A_PAPER}))
 def test_every_row_of_a_papers_table_fits_its_data(folder: str, scale: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A table of a hundred thousand rows takes seconds to check, and many experiments have the same.
-    faults, data_faults = dict[tuple[str, Path], list[Fault]](), simulate.dataset_faults
+    faults, data_faults = dict[tuple[str, Path], list[Fault]](), simulate.find_dataset_faults
 
     def checked_once(spec: Any, base: Path) -> list[Fault]:
         key = spec.model_dump_json(), base
@@ -208,10 +208,10 @@ def test_every_row_of_a_papers_table_fits_its_data(folder: str, scale: str, monk
             faults[key] = data_faults(spec, base)
         return faults[key]
 
-    monkeypatch.setattr(simulate, "dataset_faults", checked_once)
+    monkeypatch.setattr(simulate, "find_dataset_faults", checked_once)
     sites = {}
     for path in sorted((EXPERIMENTS / folder).glob("*.toml"), key=lambda path: same_data_together(path, scale)):
-        _, data = check_experiment(read_experiment(path, [f"scale={scale}", *NO_WEIGHTS.get(folder, ())]))
+        _, data = check_simulation_experiment(read_experiment(path, [f"scale={scale}", *NO_WEIGHTS.get(folder, ())]))
         sites[path.stem] = len(data.parts)
     assert min(sites.values()) >= FEWEST_SITES.get(folder, 5)
 

@@ -23,29 +23,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import BadInput
-from common.security.identity import SiteAdmissionRequest, create_private_key, public_key_line, split_address
+from common.security.identity import SiteAdmissionRequest, create_private_key, format_public_key_line, split_address
 from common.system.files import make_private_folder
-from server.coordinator.admission import admit, revoke
+from server.coordinator.admission import admit_site, revoke_site
 from server.coordinator.folder import (
-    CoordinatorFile,
     CoordinatorFolder,
-    is_command_running,
-    lock_coordinator,
+    CoordinatorTomlContent,
+    is_coordinator_command_running,
+    lock_coordinator_folder,
     normalize_host,
-    read_coordinator,
+    read_coordinator_folder,
     restrict_folder_to_owner,
-    write_coordinator,
+    write_coordinator_toml,
 )
-from server.coordinator.preflight import hospital_port_faults, make_no_superlink_fault
-from server.coordinator.state import SOCKET, ControlSocket, is_control_socket_listening
-from server.deployment.serve import synchronize_registrations
+from server.coordinator.preflight import find_hospital_port_faults, make_no_superlink_fault
+from server.coordinator.state import SOCKET, ControlSocketPath, is_control_socket_listening
+from server.deployment.serve import synchronize_site_registrations
 from server.deployment.superlink.control_client import (
     SERVICE,
-    ControlClient,
+    SuperLinkControlClient,
+    convert_openssh_key_to_pem,
     is_superlink_answering,
-    openssh_key_to_pem,
 )
-from server.deployment.superlink.process import SuperLink
+from server.deployment.superlink.process import SuperLinkProcess
 from server.deployment.superlink.registrations import RegisteredSite, SiteConnectionState
 from tests.network.real import flwr_client, flwr_server, free_ports
 from tests.processes import command_line
@@ -62,9 +62,9 @@ ports = st.integers(1, 65535)
 def test_a_written_file_is_read(
     hosts: list[str], listen: str, port: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    file = CoordinatorFile(name="trial", hosts=tuple(hosts), listen=listen, port=port)
+    file = CoordinatorTomlContent(name="trial", hosts=tuple(hosts), listen=listen, port=port)
     folder = tmp_path_factory.mktemp("made")
-    assert write_coordinator(folder, file) == read_coordinator(folder)
+    assert write_coordinator_toml(folder, file) == read_coordinator_folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_an_address_is_taken_in_its_one_canonical_form(address: str) -> None:
 
 @given(host=names | addresses, port=ports)
 def test_the_address_in_a_kit_leads_back_to_the_host_and_the_port(host: str, port: int) -> None:
-    file = CoordinatorFile(name="trial", hosts=(host, "other.example"), port=port)
+    file = CoordinatorTomlContent(name="trial", hosts=(host, "other.example"), port=port)
     assert split_address(CoordinatorFolder(Path(), file).public_address) == (normalize_host(host), port)
 
 
 def test_an_ipv6_address_to_listen_on_stands_in_brackets() -> None:
-    file = CoordinatorFile(name="trial", hosts=("a.example",), listen="::", port=9092)
-    assert CoordinatorFolder(Path(), file).fleet_address == "[::]:9092"
+    file = CoordinatorTomlContent(name="trial", hosts=("a.example",), listen="::", port=9092)
+    assert CoordinatorFolder(Path(), file).hospital_listen_address == "[::]:9092"
 
 
 @pytest.mark.parametrize("what", ["start", "run"])
@@ -107,9 +107,9 @@ def test_two_processes_do_not_do_the_same_in_a_folder(
     what: Literal["start", "run"], coordinator: CoordinatorFolder
 ) -> None:
     with (
-        lock_coordinator(coordinator, what),
+        lock_coordinator_folder(coordinator, what),
         pytest.raises(BadInput, match=f"another flwr-server {what} is at work in this folder"),
-        lock_coordinator(coordinator, what),
+        lock_coordinator_folder(coordinator, what),
     ):
         pytest.fail("two at a time")
 
@@ -117,24 +117,32 @@ def test_two_processes_do_not_do_the_same_in_a_folder(
 def test_start_run_and_other_folders_do_not_lock_one_another(coordinator: CoordinatorFolder, tmp_path: Path) -> None:
     """Nor may anybody else look into its state then."""
     other = CoordinatorFolder(tmp_path / "other", coordinator.file)
-    coordinator.state.mkdir(mode=0o755)
-    with lock_coordinator(coordinator, "start"), lock_coordinator(coordinator, "run"), lock_coordinator(other, "start"):
-        locks = (coordinator.state / "start.lock", coordinator.state / "run.lock", other.state / "start.lock")
+    coordinator.state_path.mkdir(mode=0o755)
+    with (
+        lock_coordinator_folder(coordinator, "start"),
+        lock_coordinator_folder(coordinator, "run"),
+        lock_coordinator_folder(other, "start"),
+    ):
+        locks = (
+            coordinator.state_path / "start.lock",
+            coordinator.state_path / "run.lock",
+            other.state_path / "start.lock",
+        )
         assert all(lock.exists() for lock in locks)
-        assert mode(coordinator.state) == 0o700
+        assert mode(coordinator.state_path) == 0o700
 
 
 def test_a_lock_is_free_again_after_an_error(coordinator: CoordinatorFolder) -> None:
-    with pytest.raises(OSError, match="disk full"), lock_coordinator(coordinator, "run"):
+    with pytest.raises(OSError, match="disk full"), lock_coordinator_folder(coordinator, "run"):
         raise OSError("disk full")
-    with lock_coordinator(coordinator, "run"):
+    with lock_coordinator_folder(coordinator, "run"):
         pass
 
 
 def test_a_lock_file_that_a_killed_process_left_locks_nobody_out(coordinator: CoordinatorFolder) -> None:
-    coordinator.state.mkdir()
-    (coordinator.state / "start.lock").write_text("left by a process that was killed", encoding="utf-8")
-    with lock_coordinator(coordinator, "start"):
+    coordinator.state_path.mkdir()
+    (coordinator.state_path / "start.lock").write_text("left by a process that was killed", encoding="utf-8")
+    with lock_coordinator_folder(coordinator, "start"):
         pass
 
 
@@ -145,7 +153,7 @@ def test_of_many_at_once_exactly_one_gets_in(coordinator: CoordinatorFolder) -> 
     def enter() -> None:
         together.wait()
         try:
-            with lock_coordinator(coordinator, "run"):
+            with lock_coordinator_folder(coordinator, "run"):
                 inside.release()
                 over.wait()
         except BadInput:
@@ -175,12 +183,12 @@ def test_a_port_in_use_is_named_within_two_seconds(tmp_path: Path) -> None:
         assert ended.code == 2
         assert f"coordinator.toml: port: {port} of 127.0.0.1 cannot be opened" in " ".join(ended.err.split())
         assert "Traceback" not in ended.out + ended.err
-    assert hospital_port_faults(read_coordinator(tmp_path / "trial")) == []
+    assert find_hospital_port_faults(read_coordinator_folder(tmp_path / "trial")) == []
 
 
 def test_an_address_that_is_not_of_this_machine_is_named(coordinator: CoordinatorFolder) -> None:
     elsewhere = CoordinatorFolder(coordinator.folder, coordinator.file.model_copy(update={"listen": "192.0.2.1"}))
-    (fault,) = hospital_port_faults(elsewhere)
+    (fault,) = find_hospital_port_faults(elsewhere)
     assert "of 192.0.2.1 cannot be opened: cannot assign requested address" in str(fault)
 
 
@@ -188,11 +196,11 @@ def test_a_start_at_work_is_seen_from_outside(coordinator: CoordinatorFolder) ->
     def superlink() -> str:
         return " ".join(flwr_server("status", coordinator.folder).out.split())
 
-    assert not is_command_running(coordinator, "start")
-    with lock_coordinator(coordinator, "start"):
-        assert is_command_running(coordinator, "start")
+    assert not is_coordinator_command_running(coordinator, "start")
+    with lock_coordinator_folder(coordinator, "start"):
+        assert is_coordinator_command_running(coordinator, "start")
         assert "starting: " in superlink()
-    assert not is_command_running(coordinator, "start")
+    assert not is_coordinator_command_running(coordinator, "start")
     assert "down: " in superlink()
 
 
@@ -211,7 +219,7 @@ def test_a_folder_open_to_others_is_closed_and_that_is_said_once(before: int, co
     coordinator.folder.chmod(before)
     lines = list[str]()
     for _ in range(2):
-        restrict_folder_to_owner(read_coordinator(coordinator.folder), lines.append)
+        restrict_folder_to_owner(read_coordinator_folder(coordinator.folder), lines.append)
     assert len(lines) == 1
     assert str(coordinator.folder) in lines[0]
     assert mode(coordinator.folder) == 0o700
@@ -237,13 +245,13 @@ class Registrations:
     def list_registered_sites(self) -> list[RegisteredSite]:
         return list(self.there)
 
-    def register(self, name: str, public_key: str) -> None:
-        key = openssh_key_to_pem(public_key)
+    def register_site(self, name: str, public_key: str) -> None:
+        key = convert_openssh_key_to_pem(public_key)
         assert key not in self.ever
         self.ever.add(key)
         self.there.append(RegisteredSite(len(self.ever), name, key))
 
-    def unregister(self, node: RegisteredSite) -> None:
+    def unregister_site(self, node: RegisteredSite) -> None:
         self.there.remove(node)
 
 
@@ -255,47 +263,49 @@ class Link:
 
     def settled(self) -> dict[str, bytes]:
         """Synchronize; return name -> key."""
-        nodes = synchronize_registrations(self.coordinator, cast(ControlClient, self.registrations))
+        nodes = synchronize_site_registrations(self.coordinator, cast(SuperLinkControlClient, self.registrations))
         return {node.name: node.public_key for node in nodes}
 
     def admit(self, name: str, key: int) -> None:
-        admit(self.coordinator, SiteAdmissionRequest(site=name, public_key=self.keys[key]))
+        admit_site(self.coordinator, SiteAdmissionRequest(site=name, public_key=self.keys[key]))
 
 
 @pytest.fixture
 def link(coordinator: CoordinatorFolder, tmp_path: Path) -> Link:
     """A coordinator with one site, which is registered."""
-    keys = [public_key_line(create_private_key(tmp_path / f"{number}.key"), "comment") for number in range(2)]
+    keys = [format_public_key_line(create_private_key(tmp_path / f"{number}.key"), "comment") for number in range(2)]
     link = Link(coordinator, Registrations(), keys)
     link.admit("north", 0)
-    assert link.settled() == {"north": openssh_key_to_pem(keys[0])}
+    assert link.settled() == {"north": convert_openssh_key_to_pem(keys[0])}
     return link
 
 
 def test_whoever_is_admitted_is_registered_once(link: Link) -> None:
     link.admit("south", 1)
-    registered = {name: openssh_key_to_pem(key) for name, key in zip(("north", "south"), link.keys, strict=True)}
+    registered = {
+        name: convert_openssh_key_to_pem(key) for name, key in zip(("north", "south"), link.keys, strict=True)
+    }
     assert link.settled() == link.settled() == registered
 
 
 def test_whoever_is_revoked_or_whose_file_was_removed_is_turned_out(link: Link) -> None:
     link.admit("south", 1)
     link.settled()
-    revoke(link.coordinator, "north")
-    (link.coordinator.sites / "south.toml").unlink()
+    revoke_site(link.coordinator, "north")
+    (link.coordinator.sites_path / "south.toml").unlink()
     assert link.settled() == link.settled() == {}
 
 
 def test_a_key_that_was_revoked_and_replaced_between_two_looks_is_turned_out(link: Link) -> None:
-    revoke(link.coordinator, "north")
+    revoke_site(link.coordinator, "north")
     link.admit("north", 1)
-    assert link.settled() == {"north": openssh_key_to_pem(link.keys[1])}
+    assert link.settled() == {"north": convert_openssh_key_to_pem(link.keys[1])}
 
 
 def test_a_connection_is_reported_as_the_superlink_sees_it(link: Link) -> None:
     link.registrations.there = [replace(node, state=SiteConnectionState.CONNECTED) for node in link.registrations.there]
-    (node,) = synchronize_registrations(link.coordinator, cast(ControlClient, link.registrations))
-    assert node.online
+    (node,) = synchronize_site_registrations(link.coordinator, cast(SuperLinkControlClient, link.registrations))
+    assert node.is_online
 
 
 SOMEBODY_ELSE = 65534
@@ -309,9 +319,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorFol
     folder.parent.mkdir(parents=True)
     words = ("--name", "trial", "--host", "127.0.0.1", "--port", free_ports(1)[0])
     assert flwr_server("init", folder, *words).code == 0
-    made = read_coordinator(folder)
-    link = SuperLink(made)
-    with lock_coordinator(made, "start"):  # closes the folder, as flwr-server start does
+    made = read_coordinator_folder(folder)
+    link = SuperLinkProcess(made)
+    with lock_coordinator_folder(made, "start"):  # closes the folder, as flwr-server start does
         pass
     link.start()
     yield made
@@ -321,8 +331,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorFol
 @pytest.mark.slow
 def test_who_can_open_the_folder_is_answered(running: CoordinatorFolder) -> None:
     assert is_superlink_answering(running)
-    assert is_control_socket_listening(running.state)
-    with closing(ControlClient(running)) as control:
+    assert is_control_socket_listening(running.state_path)
+    with closing(SuperLinkControlClient(running)) as control:
         assert control.list_registered_sites() == []
 
 
@@ -345,13 +355,13 @@ def test_another_account_of_the_machine_cannot_connect(running: CoordinatorFolde
         state = short / "state"
         state.mkdir()
         state.chmod(0o755)
-        with closing(ControlSocket(state)) as place, socket.socket(socket.AF_UNIX) as listening:
+        with closing(ControlSocketPath(state)) as place, socket.socket(socket.AF_UNIX) as listening:
             listening.bind(place.path)
             listening.listen()
             (state / SOCKET).chmod(0o777)
             call = [sys.executable, "-P", "-c", code, str(state / SOCKET)]
             assert subprocess.run(call, capture_output=True, text=True, check=True).stdout == ""
-            state.chmod(running.state.stat().st_mode & 0o777)  # as flwr-server start leaves it
+            state.chmod(running.state_path.stat().st_mode & 0o777)  # as flwr-server start leaves it
             assert subprocess.run(call, capture_output=True, text=True, check=True).stdout == "refused\n"
     finally:
         shutil.rmtree(short)
@@ -366,7 +376,7 @@ def test_the_superlink_listens_on_the_port_for_hospitals_and_no_other(running: C
 
 @pytest.mark.slow
 def test_a_call_that_is_not_there_is_refused_as_such(running: CoordinatorFolder) -> None:
-    with closing(ControlSocket(running.state)) as place, grpc.insecure_channel(place.grpc_address) as channel:
+    with closing(ControlSocketPath(running.state_path)) as place, grpc.insecure_channel(place.grpc_address) as channel:
         with pytest.raises(grpc.RpcError) as error:
             channel.unary_unary(f"/{SERVICE}/None")(b"", timeout=20)
         assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
@@ -375,7 +385,7 @@ def test_a_call_that_is_not_there_is_refused_as_such(running: CoordinatorFolder)
 @pytest.mark.slow
 def test_the_socket_that_a_killed_superlink_left_takes_no_connections(tmp_path: Path) -> None:
     assert not is_control_socket_listening(tmp_path)
-    with closing(ControlSocket(tmp_path)) as place, socket.socket(socket.AF_UNIX) as listening:
+    with closing(ControlSocketPath(tmp_path)) as place, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(place.path)
     assert (tmp_path / SOCKET).is_socket()
     assert not is_control_socket_listening(tmp_path)
@@ -398,8 +408,8 @@ def test_a_superlink_that_takes_seconds_to_answer_is_there(running: CoordinatorF
 
 @pytest.mark.slow
 def test_a_run_that_comes_too_early_is_told_that_start_is_at_work(running: CoordinatorFolder) -> None:
-    with lock_coordinator(running, "start"):
+    with lock_coordinator_folder(running, "start"):
         fault = make_no_superlink_fault(running)
     assert fault.problem == "flwr-server start is at work on this folder, but its SuperLink does not answer."
-    assert str(running.log) in fault.remedy
+    assert str(running.log_path) in fault.remedy
     assert make_no_superlink_fault(running).problem == "flwr-server start does not run on this folder."

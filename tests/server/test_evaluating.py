@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from common.data.base.spec import DigitsSpec
+from common.data.base.spec import DigitsDatasetSpec
 from common.data.load import load_dataset
 from common.models.saved import load_model
-from server.export.prediction import score_pictures
+from server.export.prediction import compute_picture_probabilities
 from tests.network.real import flwr_sim
 
 DIGIT = {"one": 1, "three": 3, "seven": 7}
@@ -55,7 +55,7 @@ classes = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 keep = ["one", "three"]
 patient_key = "person"
 """
-TEST = load_dataset(DigitsSpec(kind="digits"), Path()).test
+TEST = load_dataset(DigitsDatasetSpec(kind="digits"), Path()).test
 DIGITS_SHOWN = TEST.labels.argmax(1)
 
 
@@ -113,7 +113,7 @@ def test_the_runs_own_column_names_are_known(run: Path, tmp_path: Path) -> None:
     assert figures["data"] == "all of others.csv"
     network = load_model(run)
     resized = np.stack([np.asarray(Image.fromarray(TEST.images[row]).resize((16, 16))) for row in rows])
-    scores = score_pictures(network, resized)
+    scores = compute_picture_probabilities(network, resized)
     for column, name in enumerate(network.class_names):
         labels, ours = DIGITS_SHOWN[list(rows)] == DIGIT[name], figures["classes"][name]
         assert ours["auroc"] == pytest.approx(roc_auc_score(labels, scores[:, column]))

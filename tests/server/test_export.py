@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from common.config import read_experiment
 from common.data.load import load_dataset
 from common.errors import BadInput
-from common.models.network import build, compute_scores
+from common.models.network import build_network, compute_image_probabilities
 from common.models.saved import load_model, save_model
 from common.models.zoo.spec import Architecture, ModelSpec, Task
 from server.export import exported_model
@@ -42,7 +42,7 @@ def tiny(tmp_path: Path) -> Path:
 def saved(folder: Path, architecture: str, channels: int = 1, task: Task = "multi_label", size: int = 32) -> Path:
     """Save a model with random weights whose batch normalisation is not as it was built."""
     spec = ModelSpec(architecture=architecture, channels=channels, image_size=size, task=task)  # type: ignore[arg-type]
-    network = build(spec, CLASSES, 7)
+    network = build_network(spec, CLASSES, 7)
     random = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, value in network.named_buffers():
@@ -64,7 +64,7 @@ def by_onnx(path: Path, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 def ours(folder: Path, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Return the probabilities as prediction and evaluation compute them, without the exported wrapper."""
-    return compute_scores(load_model(folder), torch.from_numpy(batch))
+    return compute_image_probabilities(load_model(folder), torch.from_numpy(batch))
 
 
 def check_onnx(folder: Path, channels: int) -> None:
@@ -127,7 +127,7 @@ def test_a_model_whose_outputs_differ_is_not_written(tiny: Path, monkeypatch: py
 
 
 def test_a_model_whose_outputs_are_no_numbers_is_not_written_whichever_batch_shows_it(tmp_path: Path) -> None:
-    network = build(ModelSpec(architecture="tiny_cnn", channels=1, image_size=32), CLASSES, 7)
+    network = build_network(ModelSpec(architecture="tiny_cnn", channels=1, image_size=32), CLASSES, 7)
     with torch.no_grad():
         network.head.bias[0] = torch.nan
     save_model(tmp_path, network, label_contract_sha256="0" * 64)

@@ -10,16 +10,16 @@ from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
 from common.config import validate_experiment
-from common.data.base.spec import FolderSpec
-from common.data.images.pixels import channels_first
-from common.data.load import external_test_faults
+from common.data.base.spec import FolderDatasetSpec
+from common.data.images.pixels import convert_to_channels_first
+from common.data.load import find_external_test_faults
 from common.errors import BadInput
-from common.models.network import compute_scores
+from common.models.network import compute_image_probabilities
 from common.models.saved import load_model
 from common.system.toml import parse_toml
 from server.coordinator.folder import CoordinatorFolder
 from server.deployment.network import NetworkBackend
-from server.reporting.run_claims import run_result
+from server.reporting.run_claims import describe_run_result
 from server.runs.reader import RunFolderContent, read_run
 from studies.comparison import compare_methods
 from studies.comparison_report import comparison_as_markdown, format_comparison_tables, write_comparison_report
@@ -50,7 +50,7 @@ ELSEWHERE = f'external_test={{kind = "npz", path = "{FILE}", classes = {CLASSES}
 def oracle(folder: Path) -> dict[str, float]:
     """Return the AUROCs of a saved model, by scikit-learn."""
     network = load_model(folder)
-    scores = compute_scores(network, channels_first(IMAGES))
+    scores = compute_image_probabilities(network, convert_to_channels_first(IMAGES))
     return {
         name: float(roc_auc_score(LABELS[:, column], scores[:, network.class_names.index(name)]))
         for column, name in enumerate(NAMES)
@@ -148,7 +148,7 @@ def test_its_table_is_read_by_the_names_of_the_run_where_it_has_none(
     tree = parse_toml(f"[data]{DATA}[external_test]{EXTERNAL}{own}")
     tree |= {"run": {"method": "surgical"}, "model": {"architecture": "tiny_cnn", "image_size": 32}}
     external = validate_experiment(tree, Path()).experiment.external_test
-    assert isinstance(external, FolderSpec)
+    assert isinstance(external, FolderDatasetSpec)
     assert (external.class_names, external.other_findings) == (classes, others)
 
 
@@ -158,7 +158,9 @@ def test_a_fault_in_its_table_names_its_own_keys(tmp_path: Path) -> None:
     (tmp_path / "there.csv").write_text("file,dx\na.png,Hernja\na.png,Unheard\n")
     tree = parse_toml(f'[data]{DATA}[external_test]{EXTERNAL}finding_column = "dx"')
     tree |= {"run": {"method": "surgical"}, "model": {"architecture": "tiny_cnn", "image_size": 32}}
-    faults = external_test_faults(validate_experiment(tree, tmp_path / "x.toml").experiment.external_test, tmp_path)
+    faults = find_external_test_faults(
+        validate_experiment(tree, tmp_path / "x.toml").experiment.external_test, tmp_path
+    )
     text = " ".join(map(str, faults))
     assert "external_test.other_findings" in text
     assert not re.search(r"(?<!\w)data\.", text)
@@ -174,7 +176,7 @@ def test_a_coordinator_of_hospitals_finds_the_same_before_anybody_is_asked(
 
 def test_a_person_reads_it_beside_the_other_result() -> None:
     folder, summary = finished(ELSEWHERE, pages=True)
-    sentence = run_result(read_run(folder))
+    sentence = describe_run_result(read_run(folder))
     inside = np.mean([summary["test"]["per_class"][name]["auroc"] for name in ("3", "0", "7")])
     assert "On the external test set (240 labelled images) the mean AUROC is " in sentence
     assert f"over 3 classes; over the same classes it is {inside:.3f}" in sentence

@@ -17,19 +17,19 @@ from common.metrics.auroc import (
     SUMS,
     ClassMetrics,
     FinalTestSummary,
-    per_class,
+    compute_metrics_per_class,
     summarise_test_results,
 )
 from common.metrics.bootstrap import bootstrap_auroc_intervals
-from common.metrics.calibration import compute_score_quality, operating_points
+from common.metrics.calibration import choose_operating_points, compute_score_quality
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, ValueWithError, format_value_with_error
 from common.metrics.multi_class import compute_multi_class_metrics
 from common.metrics.pooled import pool_site_histograms, sum_site_histograms
 from common.metrics.score_histograms import compute_score_histogram
 from common.system.plain_text import format_interval
-from server.federation.evaluation import class_result_from_histograms
-from server.reporting.run_claims import DECIDED_BADLY, RANKED_WELL, prominent_limitations, reason_without_auroc
-from server.reporting.run_report import mean_auroc_over_sites, write_run_report
+from server.federation.evaluation import compute_class_result
+from server.reporting.run_claims import DECIDED_BADLY, RANKED_WELL, explain_missing_auroc, list_prominent_limitations
+from server.reporting.run_report import compute_mean_auroc_over_sites, write_run_report
 from server.runs.reader import read_run
 from tests.network.real import lines_of
 from tests.server.reports import body_text, check_page, write
@@ -65,7 +65,7 @@ def by_sums(scores: NDArray[np.float64], labels: NDArray[np.float64]) -> ClassMe
     }
     owners = {"mass": SITES}
     pooled = pool_site_histograms(sum_site_histograms(histograms, owners), owners)
-    return class_result_from_histograms(pooled.per_class["mass"] if pooled else None)
+    return compute_class_result(pooled.per_class["mass"] if pooled else None)
 
 
 def printed(text: str) -> tuple[float, float]:
@@ -91,7 +91,7 @@ def test_each_printed_figure_of_a_sum_lies_within_its_stated_error_of_scikit_lea
 def test_where_figures_are_exact_they_are_scikit_learns_to_the_printed_digit() -> None:
     for run in range(RUNS):
         scores, labels = made_up(run)
-        result = per_class(scores[:, None], labels[:, None], ["mass"])["mass"]
+        result = compute_metrics_per_class(scores[:, None], labels[:, None], ["mass"])["mass"]
         shown = [format_value_with_error(result.metric_with_error(name)) for name in FIGURES]
         assert shown == [f"{true:.3f}" for true in exact(scores, labels)]
 
@@ -113,7 +113,7 @@ def test_no_pair_of_printed_figures_is_impossible_and_no_verdict_is_unfounded(tm
         sites = {site: {"classes": ["mass"]} for site in SITES}
         folder = write(tmp_path / str(run), test=test, classes=["mass"], sites=sites, per_site={})
         warnings = [
-            limit for limit in prominent_limitations(read_run(folder)) if "threshold of 0.5 does not fit" in limit
+            limit for limit in list_prominent_limitations(read_run(folder)) if "threshold of 0.5 does not fit" in limit
         ]
         warned += len(warnings)
         assert not warnings or (auroc >= RANKED_WELL and accuracy <= DECIDED_BADLY)
@@ -126,8 +126,8 @@ def test_a_figure_that_its_bins_leave_open_is_in_no_mean_and_the_page_gives_the_
     assert (result.auroc, result.errors["auroc"]) == (None, 0.5)
     good = ClassMetrics(0.9, 0.8, 0.7, 40, 50)
     test = summarise_test_results({"mass": result, "edema": good}, set(), set(), SUMS)
-    assert format_value_with_error(test.mean_with_error("auroc")) == "0.900"
-    assert reason_without_auroc(result) == TOO_WIDE
+    assert format_value_with_error(test.compute_mean_with_error("auroc")) == "0.900"
+    assert explain_missing_auroc(result) == TOO_WIDE
 
 
 NAMES = ("edema", "hernia", "$x_1$ & <i>node</i>")
@@ -136,11 +136,11 @@ TRUTH = RNG.integers(0, 3, 240)
 LABELS = np.eye(3)[TRUTH]  # one class an image
 LOGITS = RNG.normal(size=LABELS.shape) + 2 * LABELS
 SCORES = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
-RESULTS = per_class(SCORES, LABELS, NAMES)
+RESULTS = compute_metrics_per_class(SCORES, LABELS, NAMES)
 
 SPREAD = {name: compute_score_histogram(SCORES[:, c], LABELS[:, c]) for c, name in enumerate(NAMES[:2])}
 FEW = compute_score_histogram(SCORES[:30, 1], LABELS[:30, 1])
-POINTS = operating_points({NAMES[0]: SPREAD[NAMES[0]], NAMES[1]: FEW}, SPREAD, 0.95)
+POINTS = choose_operating_points({NAMES[0]: SPREAD[NAMES[0]], NAMES[1]: FEW}, SPREAD, 0.95)
 """Thresholds of the first two classes; of the second they were chosen on few images."""
 OWN = replace(
     summarise_test_results(RESULTS, {"edema"}, set()),
@@ -240,7 +240,9 @@ def test_pooled_values_stand_beside_the_mean_of_sites_and_a_class_that_no_site_r
     assert "1 of 2" in text
     assert "known to within 0.00" in text
     over = [BY_SITES.per_class[name].auroc for name in (NAMES[0], NAMES[2])]
-    assert mean_auroc_over_sites(BY_SITES)[0] == pytest.approx(np.mean([each for each in over if each is not None]))
+    assert compute_mean_auroc_over_sites(BY_SITES)[0] == pytest.approx(
+        np.mean([each for each in over if each is not None])
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,9 +284,9 @@ def test_counts_of_test_images_are_added_up_over_sites_only_where_the_score_is_a
     test = replace(BY_SITES, per_class={**BY_SITES.per_class, "edema": most})
     assert test.pooled
     edema = test.pooled.per_class["edema"]
-    assert test.image_counts_of_class("edema") == (edema.positives, edema.negatives)
+    assert test.get_class_image_counts("edema") == (edema.positives, edema.negatives)
     for other in (replace(test, note=GLOBAL_MODEL), replace(test, pooled=None)):
-        assert other.image_counts_of_class("edema") == (3, 4)
+        assert other.get_class_image_counts("edema") == (3, 4)
 
 
 def test_a_class_whose_head_row_stayed_masked_in_every_round_is_named_as_not_learned(tmp_path: Path) -> None:
@@ -293,4 +295,4 @@ def test_a_class_whose_head_row_stayed_masked_in_every_round_is_named_as_not_lea
     closed = [["edema", "mass"], *[["mass"]] * (len(lines) - 1)]
     text = "".join(json.dumps({**line, "closed_rows": rows}) + "\n" for line, rows in zip(lines, closed, strict=True))
     (folder / "rounds.jsonl").write_text(text, encoding="utf-8")
-    assert any("“mass” was not learned" in limit for limit in prominent_limitations(read_run(folder)))
+    assert any("“mass” was not learned" in limit for limit in list_prominent_limitations(read_run(folder)))

@@ -33,10 +33,16 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 
 from common.wire import fleet_protocol
 from common.wire.fleet_protocol import Envelope
-from server.coordinator.state import read_sign_offs
+from server.coordinator.state import read_site_sign_offs
 from server.deployment.superlink import messages
-from server.deployment.superlink.authentication import FRESH_S, REFRESH_S, AdmittedKeys, Caller, CallRefused
-from server.deployment.superlink.fleet_service import LONGEST_REASON, SiteProcesses
+from server.deployment.superlink.authentication import (
+    FRESH_S,
+    REFRESH_S,
+    CallingSite,
+    HospitalCallRefused,
+    RegisteredSiteKeys,
+)
+from server.deployment.superlink.fleet_service import LONGEST_REASON, LatestProcessAdmission
 from server.deployment.superlink.messages import MOST_MESSAGES, StoredMessage
 from server.deployment.superlink.refused_calls import FILE
 from server.deployment.superlink.registrations import RUN_SILENT_S, SiteConnectionState
@@ -94,18 +100,18 @@ def test_a_site_signs_on_gives_signs_of_life_and_signs_off(port: Port, victim: H
     assert victim.sign_on() == victim.node_id
     assert state_of(port, victim) == SiteConnectionState.CONNECTED
     assert victim.beat()
-    assert read_sign_offs(port.link.folder) == {}
+    assert read_site_sign_offs(port.link.folder) == {}
     victim.stub.DeactivateNode(DeactivateNodeRequest(node_id=victim.node_id))
     assert state_of(port, victim) == SiteConnectionState.SIGNED_OFF
-    assert list(read_sign_offs(port.link.folder)) == ["victim"]
+    assert list(read_site_sign_offs(port.link.folder)) == ["victim"]
     victim.sign_on()
-    assert read_sign_offs(port.link.folder) == {}
+    assert read_site_sign_offs(port.link.folder) == {}
 
 
 def test_a_site_that_falls_silent_is_lost_and_has_not_signed_off(port: Port, victim: Hospital) -> None:
     victim.sign_on()
     port.link.clock.now += 2 * INTERVAL_S + 1
-    (site,) = port.link.restarted().sites.all_sites()
+    (site,) = port.link.restarted().sites.list_all_sites()
     assert site.state == SiteConnectionState.LOST
     assert not port.link.storage.sites.is_connected(victim.node_id)
     victim.sign_on()
@@ -116,12 +122,14 @@ def test_a_file_that_appears_during_a_call_is_there_at_the_next(
     port: Port, victim: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = port.hand(victim)
-    view, looks = port.link.files.map_into_memory, iter([True])  # the first look comes before the file
-    monkeypatch.setattr(port.link.files, "map_into_memory", lambda name: None if next(looks, False) else view(name))
+    view, looks = port.link.files.map_object_into_memory, iter([True])  # the first look comes before the file
+    monkeypatch.setattr(
+        port.link.files, "map_object_into_memory", lambda name: None if next(looks, False) else view(name)
+    )
     first, second = victim.pull_object(name), victim.pull_object(name)
     assert (first.object_found, first.object_available, first.object_content) == (True, False, b"")
     assert second.object_available
-    assert second.object_content == port.link.files.read(name) != b""
+    assert second.object_content == port.link.files.read_object(name) != b""
 
 
 def test_a_site_pulls_its_message_and_sends_its_reply_and_both_lie_in_files(port: Port, victim: Hospital) -> None:
@@ -129,14 +137,14 @@ def test_a_site_pulls_its_message_and_sends_its_reply_and_both_lie_in_files(port
     assert victim.pull() == [name]
     answer = victim.pull_object(name)
     assert (answer.object_found, answer.object_available) == (True, True)
-    assert answer.object_content == port.link.files.read(name)
+    assert answer.object_content == port.link.files.read_object(name)
     reply = victim.reply_to(name)
     victim.send(reply)
     assert reply_envelope(port, name).metadata.src_node_id == victim.node_id
-    assert all(map(port.link.files.has, contents_of(reply)))
+    assert all(map(port.link.files.has_object, contents_of(reply)))
     for _ in range(2):
         victim.confirm(name)
-        assert not port.link.files.has(name)
+        assert not port.link.files.has_object(name)
     assert refusals(port) == []
 
 
@@ -147,7 +155,7 @@ def test_of_the_same_reply_again_only_what_is_missing_is_sent(port: Port, victim
     assert reply_envelope(port, name)  # the run knows of it before it is whole
     assert set(victim.announce(reply).objects_to_push) == set(first.objects_to_push) != set()
     victim.send(reply)
-    assert all(map(port.link.files.has, contents_of(reply)))
+    assert all(map(port.link.files.has_object, contents_of(reply)))
     assert list(victim.announce(reply).objects_to_push) == []
     assert refusals(port) == []
 
@@ -157,9 +165,9 @@ def test_content_of_another_hash_is_not_stored_and_the_right_one_may_still_come(
     session = victim.announce(reply).session_id
     part, content = next(iter(contents_of(reply).items()))
     assert not victim.push(part, b"another content", session)
-    assert not port.link.files.has(part)
+    assert not port.link.files.has_object(part)
     assert victim.push(part, content, session)
-    assert port.link.files.has(part)
+    assert port.link.files.has_object(part)
 
 
 def test_a_reply_that_is_not_whole_when_its_time_is_over_is_refused(port: Port, victim: Hospital) -> None:
@@ -171,9 +179,9 @@ def test_a_reply_that_is_not_whole_when_its_time_is_over_is_refused(port: Port, 
     assert victim.push(*first, session)
     while port.link.clock.now < port.link.sent[name].metadata.created_at + port.link.sent[name].metadata.ttl:
         port.link.clock.now += RUN_SILENT_S / 2
-        assert port.link.storage.runs.heartbeat(port.link.run)
+        assert port.link.storage.runs.record_run_heartbeat(port.link.run)
     assert not victim.push(*last, session)
-    assert not port.link.files.has(last[0])
+    assert not port.link.files.has_object(last[0])
 
 
 def test_nothing_is_handed_out_to_a_run_that_is_over(port: Port, victim: Hospital) -> None:
@@ -196,7 +204,7 @@ def test_a_site_that_is_registered_now_is_let_in_soon_and_one_that_is_revoked_is
     late = port.hospital("late")
     time.sleep(REFRESH_S)
     assert late.sign_on() == late.node_id
-    port.link.storage.sites.unregister(early.node_id)
+    port.link.storage.sites.unregister_site(early.node_id)
     time.sleep(FRESH_S)
     assert refused(early.beat)[0] == UNKNOWN
 
@@ -233,7 +241,7 @@ def test_a_call_in_anothers_name_is_refused_and_noted(
     (line,) = refusals(port)
     assert (line["caller"], line["call"]) == ("forger", call)
     assert line["other"] == ("" if call in ("RegisterNode", "UnregisterNode") else "victim")
-    assert port.link.files.has(name)
+    assert port.link.files.has_object(name)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -279,7 +287,7 @@ SPOILT: dict[str, Callable[[], Headers]] = {
 @pytest.mark.parametrize("kind", SPOILT)
 def test_a_spoilt_signature_is_refused(kind: str, port: Port) -> None:
     key = pem(OWN.public_key())
-    port.link.storage.sites.register("own", key)
+    port.link.storage.sites.register_site("own", key)
     request = ActivateNodeRequest(public_key=key, heartbeat_interval=INTERVAL_S)
     activate = FleetStub(port.channel()).ActivateNode
     assert refused(activate, request, metadata=SPOILT[kind]())[0] == UNKNOWN
@@ -318,12 +326,12 @@ def test_a_sign_of_life_that_arrives_after_the_sign_off_is_refused(port: Port, v
 
 
 def test_a_site_that_restarts_for_ever_takes_no_memory() -> None:
-    processes = SiteProcesses()
+    processes = LatestProcessAdmission()
     for number in range(1000):
-        processes.sign_on(Caller(1, "north", b"", f"{number}"))
-    with pytest.raises(CallRefused):
-        processes.refuse_earlier_process(Caller(1, "north", b"", "998"))
-    processes.refuse_earlier_process(Caller(1, "north", b"", "0"))  # forgotten by now
+        processes.register_latest_process(CallingSite(1, "north", b"", f"{number}"))
+    with pytest.raises(HospitalCallRefused):
+        processes.refuse_earlier_process(CallingSite(1, "north", b"", "998"))
+    processes.refuse_earlier_process(CallingSite(1, "north", b"", "0"))  # forgotten by now
 
 
 # ---------------------------------------------------------------------- replies
@@ -355,7 +363,7 @@ def test_a_forger_cannot_answer_another_sites_message(port: Port, victim: Hospit
 
 def test_a_reply_in_the_name_of_another_run_is_refused(port: Port, victim: Hospital) -> None:
     name = port.hand(victim)
-    other = port.link.storage.runs.begin()
+    other = port.link.storage.runs.begin_run()
     assert refused(victim.announce, victim.reply_to(name, run=other))[0] == TOO_EARLY
     assert answered(port) == []
 
@@ -431,7 +439,7 @@ def test_a_reply_cannot_fill_the_disk(port: Port, victim: Hospital, monkeypatch:
     assert [victim.push(named(content), content, session) for content in contents[:3]] == [True] * 3
     for content in contents[3:]:
         assert refused(victim.push, named(content), content, session)[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert sum(map(port.link.files.has, map(named, contents))) == 3
+    assert sum(map(port.link.files.has_object, map(named, contents))) == 3
 
 
 def test_a_fault_inside_is_told_to_no_caller(port: Port, victim: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,7 +483,7 @@ def test_a_reply_whose_objects_come_along_is_whole_at_once(port: Port, victim: H
     reply = victim.reply_to(name)
     contents = contents_of(reply)
     assert list(announced_with(victim, reply, list(contents.values())).objects_to_push) == []
-    assert {part: port.link.files.read(part) for part in contents} == contents
+    assert {part: port.link.files.read_object(part) for part in contents} == contents
     assert reply_envelope(port, name)
 
 
@@ -488,7 +496,7 @@ def test_other_contents_along_with_a_reply_are_not_written(port: Port, victim: H
     parts = contents_of(own)
     contents = [*foreign.values(), *(content + b"!" for content in parts.values())]
     assert set(announced_with(forger, own, contents).objects_to_push) == parts.keys()
-    assert not any(map(port.link.files.has, (*parts, *foreign)))
+    assert not any(map(port.link.files.has_object, (*parts, *foreign)))
 
 
 @pytest.mark.parametrize("case", ["not handed", "too many bytes", "run over"])
@@ -500,7 +508,7 @@ def test_nothing_of_a_refused_reply_is_written(case: str, port: Port, victim: Ho
     if case == "run over":
         port.link.storage.messages.end_run(port.link.run)
     assert refused(announced_with, sender, reply, contents)[0] == DENIED
-    assert not any(map(port.link.files.has, parts))
+    assert not any(map(port.link.files.has_object, parts))
     assert bool(refusals(port)) == (case != "run over")
 
 
@@ -522,7 +530,7 @@ def test_a_forger_cannot_push_into_another_sites_reply(port: Port, victim: Hospi
     session = victim.announce(reply).session_id
     for part, content in contents_of(reply).items():
         assert refused(forger.push, part, content, session)[0] == DENIED
-        assert not port.link.files.has(part)
+        assert not port.link.files.has_object(part)
 
 
 def test_a_forger_cannot_confirm_another_sites_message_or_reply(port: Port, victim: Hospital, forger: Hospital) -> None:
@@ -531,7 +539,7 @@ def test_a_forger_cannot_confirm_another_sites_message_or_reply(port: Port, vict
     victim.send(reply)
     for message in (name, reply.object_id, next(iter(get_object_tree(reply).children)).object_id):
         assert refused(forger.confirm, message)[0] == DENIED
-        assert port.link.files.has(message)
+        assert port.link.files.has_object(message)
 
 
 @pytest.mark.parametrize("name", ["../authority.key", "{folder}/authority.key", "", "\0"])
@@ -554,7 +562,7 @@ def test_after_a_restart_a_message_is_its_sites_alone(port: Port, victim: Hospit
     victim.announce(reply)
     messages = port.link.restarted().messages
     assert messages.was_request_handed_out(victim.node_id, name)
-    assert messages.accepted_reply_name(name) == reply.object_id
+    assert messages.find_accepted_reply_id(name) == reply.object_id
     assert all(messages.may_push_object(victim.node_id, part) for part in contents_of(reply))
     assert not any(messages.may_push_object(forger.node_id, part) for part in contents_of(reply))
     assert messages.may_pull_object(victim.node_id, name)
@@ -575,11 +583,11 @@ def test_of_each_site_the_newest_messages_are_remembered_and_those_that_wait(por
 def test_a_stranger_does_not_have_the_database_read_for_each_of_its_calls() -> None:
     looks = list[int]()
 
-    def look() -> dict[bytes, Caller]:
+    def look() -> dict[bytes, CallingSite]:
         looks.append(1)
         return {}
 
-    admitted = AdmittedKeys(look)
+    admitted = RegisteredSiteKeys(look)
     assert [admitted.find_caller(b"%d" % number) for number in range(1000)] == [None] * 1000
     assert len(looks) <= 3
 

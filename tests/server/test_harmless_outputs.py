@@ -18,31 +18,31 @@ import server.runs.progress
 from client.connection import status as site_status
 from client.gate import audit_report
 from client.gate.gate import LISTED_BYTES, list_audit_fields
-from common.data.tables.csv import read_columns
+from common.data.tables.csv import read_csv_columns
 from common.errors import BadInput, Fault
 from common.metrics.auroc import ClassMetrics, summarise_test_results
 from common.metrics.bootstrap import AurocIntervals
 from common.metrics.calibration import DecisionCounts
-from common.models.network import build
+from common.models.network import build_network
 from common.models.saved import save_model
 from common.models.zoo.spec import ModelSpec
 from common.security.audit import AuditLog
-from common.system.plain_text import to_json_text
+from common.system.plain_text import format_as_json_text
 from common.system.terminal import PlainConsole, make_event_printer, run_program
 from common.wire.canonical_bytes import RecordField
 from server.deployment import status
-from server.export.evaluation import Evaluation, evaluation_as_csv
-from server.export.prediction import predict_to_csv, rows_to_csv
+from server.export.evaluation import SavedModelEvaluation, evaluation_as_csv
+from server.export.prediction import format_rows_as_csv, predict_to_csv
 from server.federation.recorder import RunTotals
 from server.reporting import model_card
 from server.reporting.live.files import RunSnapshot, SiteStatusRow, format_event
-from server.reporting.live.page import render_changing_part, render_page
+from server.reporting.live.page import render_changing_page_part, render_live_page
 from server.runs.audit_log import shorten_absence_reasons
 from server.runs.folder import RunFolder
 from server.runs.live_status import CurrentRun
-from server.runs.reader import RoundLine
+from server.runs.reader import RoundFileLine
 from server.runs.reporter import RunReporter
-from strategies.engine.events import FederationValidation, RoundRecord, WaitingStatus
+from strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord
 from strategies.engine.state import FederationState
 from tests.network.real import lines_of
 from tests.strategies.states import TINY
@@ -90,7 +90,7 @@ def test_tables_pages_of_status_and_plain_lines_hold_none(console: Console, scre
     run = CurrentRun("/run", ALL, left_out={"north": ALL}, shortened={"east": ALL}, last_error=ALL)
     present = {**vars(run), "last_error_time": "now", "sites": ["north"]}
     facts = {"name": ALL, "address": "a:1", "superlink": "up", "certificate_days": 3, "release": ALL, "time": 0.0}
-    for shown in (table, ALL, status.format_status_tables({**facts, "sites": {}, "run": present})):
+    for shown in (table, ALL, status.format_server_status({**facts, "sites": {}, "run": present})):
         console.print(shown, markup=False)
     assert raw_in(screen.getvalue()) == set()
 
@@ -107,7 +107,7 @@ def test_a_program_that_ends_with_hostile_words_says_them_harmlessly(capsys: pyt
 
 def test_the_progress_bar_holds_none(screen: io.StringIO) -> None:
     console = PlainConsole(file=screen, force_terminal=True, color_system=None, width=120)
-    with server.runs.progress.ProgressBar(console, "title \x1b]0;PWNED\x07\u202e") as bar:
+    with server.runs.progress.RunProgressBar(console, "title \x1b]0;PWNED\x07\u202e") as bar:
         bar.show_run_start(["east"], 2)
         bar.show_finished_round(RECORD, STATE)
     assert "\x1b]" not in screen.getvalue()
@@ -116,7 +116,7 @@ def test_the_progress_bar_holds_none(screen: io.StringIO) -> None:
 
 def test_lines_and_present_state_of_a_run_hold_none(tmp_path: Path, console: Console, screen: io.StringIO) -> None:
     with RunReporter(CurrentRun("/run", "run"), tmp_path, make_event_printer(console)) as reporter:
-        reporter.show_waiting_sites(WaitingStatus("roll call", 0, (ALL,), (), 3.0))
+        reporter.show_waiting_sites(MissingReplyStatus("roll call", 0, (ALL,), (), 3.0))
         reporter.show_run_start([ALL], 2)
         reporter.show_joined_site(1, ALL)
         reporter.show_left_out_site("north", ALL)
@@ -144,14 +144,14 @@ def test_pages_hold_none() -> None:
         ALL,
         replace(CurrentRun("/run", ALL), last_error=ALL, sites=(ALL,), left_out={ALL: ALL}),
         (SiteStatusRow(ALL, ALL, ALL, missed=ALL),),
-        (RoundLine(round=1, sites=(ALL,), absent={ALL: ALL}),),
+        (RoundFileLine(round=1, sites=(ALL,), absent={ALL: ALL}),),
         (
             format_event({"event": "absent", "round": 1, "site": ALL, "reason": ALL}),
             format_event({"event": ALL, ALL: ALL}),
         ),
     )
-    assert raw_in(render_page(snapshot), "\n\t") == set()
-    assert raw_in(render_changing_part(snapshot), "\n\t") == set()
+    assert raw_in(render_live_page(snapshot), "\n\t") == set()
+    assert raw_in(render_changing_page_part(snapshot), "\n\t") == set()
     assert raw_in(model_card.escape_markdown(ALL), "") == set()
 
 
@@ -162,14 +162,14 @@ def test_at_a_site_words_of_the_coordinator_hold_none() -> None:
     assert raw_in(site_status.format_status({**asdict(at), "privacy": {}})) == set()
     entry = {"n": 1, "time": ALL, "direction": "in", "decision": "deny", "rule": ALL, "reason": ALL, "record": ALL}
     assert raw_in(audit_report.describe_audit_entry(entry), "") == set()
-    assert raw_in(to_json_text(entry), "") == set()
+    assert raw_in(format_as_json_text(entry), "") == set()
 
 
 def test_a_record_of_any_length_makes_a_short_line_of_the_audit(tmp_path: Path) -> None:
     shape = (2,) * 100_000
     many = [RecordField(f"{ALL} {n}", shape, 8) for n in range(3_000)]
     fields = list_audit_fields(many)
-    assert len(to_json_text(fields).encode()) < LISTED_BYTES + 500
+    assert len(format_as_json_text(fields).encode()) < LISTED_BYTES + 500
     assert fields[-1] == [f"... {3_000 - len(fields) + 1:,} more", None, 8 * (3_000 - len(fields) + 1)]
     assert list_audit_fields(many[:1])[0][1] == [2] * 8
     assert list_audit_fields([RecordField("train_loss", None, 3)]) == [["train_loss", None, 3]]
@@ -177,13 +177,13 @@ def test_a_record_of_any_length_makes_a_short_line_of_the_audit(tmp_path: Path) 
 
 def test_reasons_of_a_thousand_sites_fit_into_one_line_of_the_audit() -> None:
     cut = shorten_absence_reasons({f"site-{n}": "x" * 500 for n in range(100)})
-    assert len(to_json_text(cut)) < 2**14
+    assert len(format_as_json_text(cut)) < 2**14
     assert shorten_absence_reasons({"north": "no reply within 20 s"}) == {"north": "no reply within 20 s"}
 
 
 def test_a_csv_of_predictions_names_its_columns_and_files_harmlessly(tmp_path: Path) -> None:
     spec = ModelSpec.model_validate({"architecture": "tiny_cnn", "channels": 1, "image_size": 16})
-    save_model(tmp_path / "model", build(spec, ["\x1b[2J", "gnp.\u202e"], seed=0), label_contract_sha256="")
+    save_model(tmp_path / "model", build_network(spec, ["\x1b[2J", "gnp.\u202e"], seed=0), label_contract_sha256="")
     (tmp_path / "images").mkdir()
     Image.new("L", (16, 16)).save(tmp_path / "images" / "a\x1b[31m\u202e.png")
     predict_to_csv(tmp_path / "model", tmp_path / "images", tmp_path / "p.csv")
@@ -225,7 +225,9 @@ def is_number(cell: str) -> bool:
 def figures(names: list[str]) -> str:
     results = dict.fromkeys(names, ClassMetrics(0.25, 0.5, None, 3, 4))
     decisions = dict.fromkeys(names, DecisionCounts(1, 2, 3, 1))
-    return evaluation_as_csv(Evaluation(7, None, results, decisions, AurocIntervals(None, {}), (), "all")).decode()
+    return evaluation_as_csv(
+        SavedModelEvaluation(7, None, results, decisions, AurocIntervals(None, {}), (), "all")
+    ).decode()
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -240,7 +242,7 @@ def test_no_name_of_any_characters_is_a_formula(name: str) -> None:
 
 def test_the_names_of_images_and_classes_are_no_formulas_in_a_table_of_predictions(tmp_path: Path) -> None:
     spec = ModelSpec.model_validate({"architecture": "tiny_cnn", "channels": 1, "image_size": 16})
-    save_model(tmp_path / "model", build(spec, FORMULAS, seed=0), label_contract_sha256="")
+    save_model(tmp_path / "model", build_network(spec, FORMULAS, seed=0), label_contract_sha256="")
     (tmp_path / "images").mkdir()
     for name in FORMULAS:
         file = tmp_path / "images" / f"{name}.png".replace("\0", "")  # the one character here that no file's name has
@@ -253,7 +255,7 @@ def test_the_names_of_images_and_classes_are_no_formulas_in_a_table_of_predictio
 def test_numbers_stay_numbers_and_harmless_names_stay_as_they_are(tmp_path: Path) -> None:
     numbers = [-0.25, 1e-3, float("nan"), float("-inf"), 7, None]
     names = ["scan-2.png", "a = b", "Lung (left) + right", "\u00e4", "'", 'a "b"', "a;b,c", ""]
-    (tmp_path / "t.csv").write_bytes(rows_to_csv([names, [*numbers, "", ""]]))
+    (tmp_path / "t.csv").write_bytes(format_rows_as_csv([names, [*numbers, "", ""]]))
     with (tmp_path / "t.csv").open(encoding="utf-8", newline="") as file:
         header, row = csv.reader(file, quoting=csv.QUOTE_NONNUMERIC)  # which reads what is not quoted as a number
     assert header == names
@@ -262,8 +264,8 @@ def test_numbers_stay_numbers_and_harmless_names_stay_as_they_are(tmp_path: Path
 
 
 def test_a_table_with_formulas_in_its_names_is_read_by_our_own_reader(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_bytes(rows_to_csv([["image", "=Effusion"], ["=1+1.png", 1], ['a,"b";-2.png', 0]]))
-    columns = read_columns(tmp_path / "t.csv", "labels")
+    (tmp_path / "t.csv").write_bytes(format_rows_as_csv([["image", "=Effusion"], ["=1+1.png", 1], ['a,"b";-2.png', 0]]))
+    columns = read_csv_columns(tmp_path / "t.csv", "labels")
     assert {name: list(cells) for name, cells in columns.items()} == {
         "image": ["'=1+1.png", 'a,"b";\'-2.png'],
         "'=Effusion": ["1", "0"],

@@ -19,11 +19,11 @@ from flwr.proto.fleet_pb2_grpc import FleetStub
 
 from client.connection.fleet_client import FleetClient
 from common import __version__
+from common.security.call_signatures import encode_public_key_pem
 from common.security.call_signatures import make_signed_headers as signed
-from common.security.call_signatures import public_key_as_pem
-from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, SERVICE, WIRE_VERSION, Hello
+from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, SERVICE, WIRE_VERSION, HelloAnswer
 from server.deployment.superlink import fleet_server
-from server.deployment.superlink.authentication import CALLS_PER_SITE, ConcurrentCallLimit
+from server.deployment.superlink.authentication import CALLS_PER_SITE, ConcurrentCallLimiter
 from server.deployment.superlink.fleet_server import CALLS_PER_CONNECTION, LARGEST_METADATA
 from server.deployment.superlink.object_store import LARGEST_CALL
 from tests.client.handshakes import grpc_server
@@ -63,7 +63,7 @@ def handshaken(port: Port) -> Iterator[ssl.SSLSocket]:
 
 def begin_call(connection: ssl.SSLSocket, key: ec.EllipticCurvePrivateKey | None = None) -> None:
     """Announce a request of 4 MB, send 16 KB of it, and no more."""
-    metadata = signed(key, public_key_as_pem(key.public_key()), "one") if key else ()
+    metadata = signed(key, encode_public_key_pem(key.public_key()), "one") if key else ()
     encoded = [
         (name.encode(), base64.b64encode(value) if isinstance(value, bytes) else value.encode())
         for name, value in metadata
@@ -163,18 +163,18 @@ def test_a_call_without_a_signature_is_ended_before_its_body_has_arrived(port: P
 def test_a_call_that_cannot_be_served_is_refused_with_its_reason(port: Port) -> None:
     """A method that does not exist, a message larger than a chunk of an array, a call without a request."""
     key = ec.generate_private_key(ec.SECP256R1())
-    port.link.storage.sites.register("south", public_key_as_pem(key.public_key()))
+    port.link.storage.sites.register_site("south", encode_public_key_pem(key.public_key()))
     north = port.hospital("north")
     another = port.channel().unary_unary("/flwr.proto.Fleet/Another")
     assert refused(another, b"", timeout=WITHIN_S)[0] == grpc.StatusCode.UNIMPLEMENTED
     assert refused(north.push, "a" * 64, bytes(LARGEST_CALL + 1))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
-    pull, headers = port.channel().stream_unary(PULL), signed(key, public_key_as_pem(key.public_key()), "one")
+    pull, headers = port.channel().stream_unary(PULL), signed(key, encode_public_key_pem(key.public_key()), "one")
     assert refused(pull, iter(()), metadata=headers, timeout=WITHIN_S)[0] == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_site_with_too_many_calls_loses_its_oldest_and_no_other_site_any(port: Port) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    port.link.storage.sites.register("north", public_key_as_pem(key.public_key()))
+    port.link.storage.sites.register_site("north", encode_public_key_pem(key.public_key()))
     with ExitStack() as stack:
         calls = [stack.enter_context(handshaken(port)) for _ in range(CALLS_PER_SITE + 1)]
         for connection in calls:
@@ -201,27 +201,27 @@ class Context:
 
 
 def test_of_too_many_calls_the_answered_are_cancelled_first() -> None:
-    limit, contexts = ConcurrentCallLimit(), [Context() for _ in range(CALLS_PER_SITE + 2)]
+    limit, contexts = ConcurrentCallLimiter(), [Context() for _ in range(CALLS_PER_SITE + 2)]
     with ExitStack() as unanswered:
         for number, context in enumerate(contexts):
-            block: Any = limit.count_call("north", context)  # type: ignore[arg-type]
+            block: Any = limit.track_call("north", context)  # type: ignore[arg-type]
             if number == 5:
                 with block:
                     pass  # answered, and not yet over for gRPC
             else:
                 unanswered.enter_context(block)
         assert [number for number, context in enumerate(contexts) if context.cancelled] == [0, 5]
-        assert limit.calls_in_progress("north") == CALLS_PER_SITE
+        assert limit.count_calls_in_progress("north") == CALLS_PER_SITE
 
 
 def test_a_call_that_is_over_counts_no_more() -> None:
-    limit, contexts = ConcurrentCallLimit(), [Context() for _ in range(3 * CALLS_PER_SITE)]
+    limit, contexts = ConcurrentCallLimiter(), [Context() for _ in range(3 * CALLS_PER_SITE)]
     for context in contexts:
-        with limit.count_call("north", context):  # type: ignore[arg-type]
+        with limit.track_call("north", context):  # type: ignore[arg-type]
             pass
         context.end()
     assert not any(context.cancelled for context in contexts)
-    assert limit.calls_in_progress("north") == 0
+    assert limit.count_calls_in_progress("north") == 0
 
 
 METHODS = (
@@ -288,11 +288,11 @@ def test_a_small_body_that_unpacks_to_a_large_one_is_refused_by_its_size(attacke
 OURS, OTHERS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 
 
-def answer(port: Port, *signing: SignsCalls) -> Hello:
+def answer(port: Port, *signing: SignsCalls) -> HelloAnswer:
     """Ask, where only the key ``OURS`` is admitted."""
-    port.link.storage.sites.register("north", pem(OURS.public_key()))
+    port.link.storage.sites.register_site("north", pem(OURS.public_key()))
     channel = grpc.intercept_channel(port.channel(), *signing)
-    return Hello.model_validate_json(channel.unary_unary(f"/{HELLO_SERVICE}/{HELLO_METHOD}")(b"", timeout=20))
+    return HelloAnswer.model_validate_json(channel.unary_unary(f"/{HELLO_SERVICE}/{HELLO_METHOD}")(b"", timeout=20))
 
 
 def test_an_admitted_site_learns_that_it_is_and_time_and_release(port: Port) -> None:
@@ -315,4 +315,4 @@ def test_a_coordinator_without_the_service_is_reachable(certificates: tuple[byte
     nothing = grpc.method_handlers_generic_handler("another.Service", {})
     credentials = grpc.ssl_server_credentials([(key, certificate)])
     with grpc_server(nothing, credentials) as port, FleetClient(f"127.0.0.1:{port}", authority, OURS) as client:
-        assert client.hello() is None
+        assert client.exchange_hello() is None

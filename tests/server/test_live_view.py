@@ -29,8 +29,8 @@ from rich.console import Console
 
 from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise_test_results
-from common.security.identity import SiteAdmissionRequest, create_private_key, public_key_line
-from server.coordinator.admission import admit, revoke
+from common.security.identity import SiteAdmissionRequest, create_private_key, format_public_key_line
+from server.coordinator.admission import admit_site, revoke_site
 from server.coordinator.folder import CoordinatorFolder
 from server.coordinator.state import write_site_connections
 from server.reporting.live.files import (
@@ -39,16 +39,16 @@ from server.reporting.live.files import (
     RunSnapshot,
     RunStateSource,
     format_event,
-    source_of_current_run,
+    make_current_run_source,
 )
-from server.reporting.live.page import draw_curves, render_page
+from server.reporting.live.page import draw_line_chart, render_live_page
 from server.reporting.live.server import (
     MOST_CONNECTIONS,
     REQUEST_S,
     LiveViewServer,
     make_tls_context,
     open_listening_socket,
-    view_beside_run,
+    serve_view_during_run,
 )
 from server.runs.live_status import FILE, CurrentRun, JsonLinesReader
 from server.simulation.simulate import simulate
@@ -119,25 +119,25 @@ def address(tmp_path: Path, running: CurrentRun) -> Iterator[str]:
 
 def test_lines_are_read_as_they_come_and_a_line_half_written_waits_for_its_end(tmp_path: Path) -> None:
     lines = JsonLinesReader(tmp_path / "rounds.jsonl")
-    assert not lines.poll()
+    assert not lines.poll_new_lines()
     (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n{"rou')
-    assert lines.poll()
+    assert lines.poll_new_lines()
     assert lines.all == [{"round": 1}]
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('nd": 2}\nnot json\n[3]\n')
-    assert lines.poll()
+    assert lines.poll_new_lines()
     assert lines.all == [{"round": 1}, {"round": 2}]
-    assert not lines.poll()
+    assert not lines.poll_new_lines()
 
 
 def test_a_file_that_a_resumed_run_has_replaced_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     appended(path, {"round": 1}, {"round": 2})
     lines = JsonLinesReader(path)
-    lines.poll()
+    lines.poll_new_lines()
     appended(tmp_path / "new", {"round": 1}, {"round": 9}, {"round": 10})
     (tmp_path / "new").replace(path)
-    assert lines.poll()
+    assert lines.poll_new_lines()
     assert [line["round"] for line in lines.all] == [1, 9, 10]
 
 
@@ -155,13 +155,13 @@ def test_connections_are_unknown_where_flwr_server_start_is_gone(
     coordinator: CoordinatorFolder, tmp_path: Path
 ) -> None:
     for name in ("east", "west"):
-        key = public_key_line(create_private_key(tmp_path / f"{name}.key"), "comment")
-        admit(coordinator, SiteAdmissionRequest(site=name, public_key=key))
-    revoke(coordinator, "west")
-    source = source_of_current_run(coordinator)
+        key = format_public_key_line(create_private_key(tmp_path / f"{name}.key"), "comment")
+        admit_site(coordinator, SiteAdmissionRequest(site=name, public_key=key))
+    revoke_site(coordinator, "west")
+    source = make_current_run_source(coordinator)
     assert source.links() == {"east": "not known", "west": "revoked"}
     assert "down" in source.link()
-    write_site_connections(coordinator.state, {"east": True})
+    write_site_connections(coordinator.state_path, {"east": True})
     assert source.links() == {"east": "connected", "west": "revoked"}
     assert source.link() == f"open at {coordinator.public_address}"
 
@@ -206,7 +206,7 @@ def test_an_event_of_today_has_its_time_of_day_an_older_one_its_date_and_a_long_
 
 
 def test_a_curve_lies_where_its_values_are_and_a_value_that_is_none_is_left_out() -> None:
-    figure = str(draw_curves("loss", [1, 2, 3], {"training": [4.0, None, 2.0], "validation": [None] * 3}, 5))
+    figure = str(draw_line_chart("loss", [1, 2, 3], {"training": [4.0, None, 2.0], "validation": [None] * 3}, 5))
     (points,) = re.findall(r'<polyline class="curve c0" points="([^"]*)"', figure)
     (x1, y1), (x3, y3) = (map(float, point.split(",")) for point in points.split())
     assert (x1, x3) == (52.0, 260.0)  # of 52 to 468, for rounds 1 to 5: the third is half way
@@ -217,14 +217,14 @@ def test_a_curve_lies_where_its_values_are_and_a_value_that_is_none_is_left_out(
 
 def test_ten_thousand_rounds_are_a_few_hundred_points_and_the_last_is_among_them() -> None:
     rounds = range(1, 10_001)
-    figure = str(draw_curves("loss", rounds, {"training": [1 / n for n in rounds]}, 10_000))
+    figure = str(draw_line_chart("loss", rounds, {"training": [1 / n for n in rounds]}, 10_000))
     (points,) = re.findall(r'<polyline[^>]*points="([^"]*)"', figure)
     assert len(points.split()) <= 301
     assert points.split()[-1].startswith("468.0,")
 
 
 def test_the_names_of_runs_and_sites_stay_text(tmp_path: Path, running: CurrentRun) -> None:
-    text = render_page(look(tmp_path))
+    text = render_live_page(look(tmp_path))
     assert "chest &lt;b&gt;x-rays&lt;/b&gt;" in text
     assert not {"<b>", "<i>"} & set(re.findall("<.>", text))
 
@@ -246,14 +246,14 @@ def test_the_page_shows_the_state_of_the_run(
     results = {"edema": ClassMetrics(0.8123, 0.5, 0.5, 40, 60), "mass": ClassMetrics(0.2, 0.5, 0.5, 9, 60)}
     summary = {"test": asdict(summarise_test_results(results, (), ()))}
     (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
-    text = render_page(look(tmp_path))
+    text = render_live_page(look(tmp_path))
     assert [word for word in words if word not in text] == []
     assert ("0.812" in text) == (change.get("state") == "done")
     assert "by-gone" not in text
 
 
 def test_before_the_first_run_the_page_says_so_and_lists_the_sites(tmp_path: Path) -> None:
-    text = render_page(look(tmp_path, {"east": "connected"}))
+    text = render_live_page(look(tmp_path, {"east": "connected"}))
     assert "No run yet" in text
     assert '<td class="wordy link good">connected</td>' in text
 
@@ -307,7 +307,7 @@ def test_a_connection_without_a_whole_request_is_closed_in_time(address: str, mo
 
 def trusting(coordinator: CoordinatorFolder) -> ssl.SSLContext:
     """Trust the authority's certificate, as a program that was given it does."""
-    return ssl.create_default_context(cafile=coordinator.ca_certificate)
+    return ssl.create_default_context(cafile=coordinator.ca_certificate_path)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_a_crowd_of_idle_and_half_sent_connections_blinds_no_viewer_and_leaves_n
 ) -> None:
     kinds = "silent,hello,request-in-tls" if tls else "silent,request"
     with (
-        served(source_of_current_run(coordinator), make_tls_context(coordinator) if tls else None) as address,
+        served(make_current_run_source(coordinator), make_tls_context(coordinator) if tls else None) as address,
         httpx.Client(verify=trusting(coordinator)) as client,
     ):
         assert client.get(f"{address}/?token={TOKEN}", headers={"Connection": "close"}).status_code == 200
@@ -348,7 +348,7 @@ def test_a_crowd_of_idle_and_half_sent_connections_blinds_no_viewer_and_leaves_n
 def test_the_coordinators_view_speaks_tls_with_its_certificate_and_nothing_plain(
     coordinator: CoordinatorFolder,
 ) -> None:
-    with served(source_of_current_run(coordinator), make_tls_context(coordinator)) as address:
+    with served(make_current_run_source(coordinator), make_tls_context(coordinator)) as address:
         with httpx.Client(verify=trusting(coordinator)) as client:
             assert "No run yet" in client.get(f"{address}/?token={TOKEN}").text
         with pytest.raises(httpx.HTTPError):
@@ -389,7 +389,7 @@ def test_a_view_beside_a_run_shows_it_and_its_last_state(tmp_path: Path, running
                 looks.append(httpx.get(url, timeout=20).text)
                 time.sleep(1)
 
-    with view_beside_run(tmp_path, 0, lines.append):
+    with serve_view_during_run(tmp_path, 0, lines.append):
         url = lines[0].removeprefix("live view: ")
         view = url.replace("/?", "/view?")
         assert "round 2 of 5 done" in httpx.get(view, timeout=60).text
@@ -408,8 +408,8 @@ def test_an_open_page_follows_the_run_and_finds_back(
     tmp_path: Path, running: CurrentRun, coordinator: CoordinatorFolder
 ) -> None:
     tls = make_tls_context(coordinator)
-    source = replace(source_of_current_run(coordinator), state=tmp_path)
-    key = load_pem_x509_certificate((coordinator.authority / "server.crt").read_bytes()).public_key()
+    source = replace(make_current_run_source(coordinator), state=tmp_path)
+    key = load_pem_x509_certificate((coordinator.authority_path / "server.crt").read_bytes()).public_key()
     digest = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
     with contextlib.ExitStack() as stack:
         with served(source, tls) as address:
@@ -432,7 +432,7 @@ def test_an_open_page_follows_the_run_and_finds_back(
 @needs_browser
 @pytest.mark.parametrize("view", [View(1400), View(500, dark=True)], ids=["desk by day", "phone by night"])
 def test_nothing_overlaps_is_cut_too_pale_or_beyond_the_edge(tmp_path: Path, running: CurrentRun, view: View) -> None:
-    (tmp_path / "page.html").write_text(render_page(look(tmp_path)), encoding="utf-8")
+    (tmp_path / "page.html").write_text(render_live_page(look(tmp_path)), encoding="utf-8")
     measured = layout(tmp_path / "page.html", view)
     assert measured["page"][0] <= measured["page"][1]
     assert [measured[name] for name in ("beyond", "overlapping", "cut", "pale")] == [[], [], [], []]

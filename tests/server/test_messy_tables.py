@@ -14,7 +14,7 @@ from PIL import Image
 from common.config import read_experiment
 from common.data.base.image_set import concatenate_image_sets
 from common.data.load import load_dataset
-from common.data.partition.spec import ClassListsSpec
+from common.data.partition.spec import ClassListsPartitionSpec
 from strategies.registry import find_method_faults
 from tests.network.real import flwr_sim
 
@@ -181,7 +181,7 @@ def test_the_first_run_counts_what_the_images_show(name: str, tmp_path: Path, mo
         site = messy.sources.get(reading.hospital, reading.hospital)
         expected.update((site, label, shown) for label, shown in reading.shows.items())
     lists: Mapping[str, Sequence[str]] = {"": data.class_names}
-    if isinstance(experiment.partition, ClassListsSpec):
+    if isinstance(experiment.partition, ClassListsPartitionSpec):
         lists = experiment.partition.lists
     for source, row in zip(data.sources.tolist(), data.labels, strict=True):
         counted.update((source, label, bool(row[data.class_names.index(label)])) for label in lists[source])

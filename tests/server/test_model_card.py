@@ -18,21 +18,21 @@ from PIL import Image
 
 from common.config import Experiment
 from common.data.base.image_set import ImageSet
-from common.data.base.spec import DigitsSpec
-from common.data.images.pixels import channels_first
+from common.data.base.spec import DigitsDatasetSpec
+from common.data.images.pixels import convert_to_channels_first
 from common.data.load import load_dataset
-from common.data.partition.division import site_images
+from common.data.partition.division import select_site_images
 from common.data.partition.partition import partition_dataset
-from common.data.partition.spec import ClassListsSpec
+from common.data.partition.spec import ClassListsPartitionSpec
 from common.errors import BadInput
 from common.metrics.auroc import average_metrics_over_models
-from common.models.network import SplitNetwork, build, compute_scores
+from common.models.network import SplitNetwork, build_network, compute_image_probabilities
 from common.models.saved import load_model, read_model_description
 from common.models.zoo.spec import ModelSpec
-from server.export.prediction import score_pictures
+from server.export.prediction import compute_picture_probabilities
 from server.reporting.model_card import escape_markdown, render_model_card, write_model_card
 from server.reporting.run_report import write_run_report
-from server.runs.samples import BUDGET, CLASSES, shows_samples, write_samples
+from server.runs.samples import BUDGET, CLASSES, report_includes_samples, write_sample_images
 from tests.federations import experiment, federation
 from tests.network.real import lines_of
 
@@ -168,9 +168,9 @@ def test_counts_are_shown_as_far_as_policies_let_them_out(run: Path) -> None:
 
 def test_a_simulation_counts_what_its_sites_hold_where_the_method_does_not_ask(run: Path) -> None:
     sites = summary(run)["sites"]
-    spec = ClassListsSpec(kind="class_lists", lists={name: site["classes"] for name, site in sites.items()})
-    division = partition_dataset(load_dataset(DigitsSpec(kind="digits", image_size=16), Path()), spec, seed=3)
-    held = {part.site: site_images(division.splits, part).train for part in division.parts}
+    spec = ClassListsPartitionSpec(kind="class_lists", lists={name: site["classes"] for name, site in sites.items()})
+    division = partition_dataset(load_dataset(DigitsDatasetSpec(kind="digits", image_size=16), Path()), spec, seed=3)
+    held = {part.site: select_site_images(division.splits, part).train for part in division.parts}
     assert {site: facts["positives"] for site, facts in sites.items()} == {
         site: {name: int((images.labels[:, c] == 1).sum()) for c, name in enumerate(images.class_names)}
         for site, images in held.items()
@@ -220,13 +220,13 @@ def test_names_of_sites_and_classes_cannot_change_the_card(run: Path) -> None:
 
 
 def test_the_lines_for_use_give_what_predict_gives(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = load_dataset(DigitsSpec(kind="digits"), Path()).test.images[:4]
+    images = load_dataset(DigitsDatasetSpec(kind="digits"), Path()).test.images[:4]
     card = (run / "MODEL_CARD.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     namespace: dict[str, Any] = {"images": images}
     monkeypatch.chdir(run.parent)
     exec(code.replace("FOLDER", "run"), namespace)
-    assert (namespace["probabilities"].to_numpy() == score_pictures(load_model(run), images)).all()
+    assert (namespace["probabilities"].to_numpy() == compute_picture_probabilities(load_model(run), images)).all()
 
 
 def test_a_run_without_a_global_model_has_no_card(tmp_path: Path) -> None:
@@ -252,18 +252,18 @@ def images(count: int, side: int = 16, channels: int = 1, classes: tuple[str, ..
 
 
 def network(classes: tuple[str, ...] = NAMES, **more: Any) -> SplitNetwork:
-    return build(ModelSpec(architecture="tiny_cnn", image_size=16, **{"channels": 1, **more}), classes, 0)
+    return build_network(ModelSpec(architecture="tiny_cnn", image_size=16, **{"channels": 1, **more}), classes, 0)
 
 
 def written(folder: Path, model: SplitNetwork, test: ImageSet) -> dict[str, Any]:
-    write_samples(folder, model, test)
+    write_sample_images(folder, model, test)
     samples: dict[str, Any] = json.loads((folder / "samples.json").read_text(encoding="utf-8"))
     return samples
 
 
 def test_each_class_has_its_surest_right_and_its_gravest_wrong_images(tmp_path: Path) -> None:
     test, model = images(80), network()
-    scores = compute_scores(model, channels_first(test.images))
+    scores = compute_image_probabilities(model, convert_to_channels_first(test.images))
     for column, of_class in enumerate(written(tmp_path, model, test)["classes"]):
         of, shows = scores[:, column], test.labels[:, column] == 1
         expected = [
@@ -281,7 +281,7 @@ def test_where_an_image_has_one_class_the_highest_probability_decides(tmp_path: 
     truth = np.random.default_rng(1).integers(0, 3, 60)
     test.labels[:] = np.eye(3, dtype=np.float32)[truth]
     model = network(task="multi_class")
-    decided = compute_scores(model, channels_first(test.images)).argmax(axis=1)
+    decided = compute_image_probabilities(model, convert_to_channels_first(test.images)).argmax(axis=1)
     for column, of_class in enumerate(written(tmp_path, model, test)["classes"]):
         kinds = {sample["kind"] for sample in of_class["samples"]}
         assert ("found" in kinds) == bool(((decided == column) & (truth == column)).any())
@@ -318,7 +318,7 @@ TABLE = {"kind": "npz", "path": "chest.npz", "classes": ["a", "b"]}
 )
 def test_by_itself_a_report_shows_images_of_nobody_only(sections: dict[str, Any], shows: bool, tmp_path: Path) -> None:
     digits = experiment(tmp_path).experiment.model_dump()
-    assert shows_samples(Experiment.model_validate(digits | sections)) is shows
+    assert report_includes_samples(Experiment.model_validate(digits | sections)) is shows
 
 
 def test_a_report_shows_images_with_a_warning_and_nothing_that_is_no_picture(tmp_path: Path) -> None:

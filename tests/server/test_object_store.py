@@ -23,47 +23,47 @@ from server.deployment.superlink import object_store
 from server.deployment.superlink.object_store import (
     SPARE_BYTES,
     SPARE_OBJECTS,
-    ObjectFiles,
-    ObjectPush,
+    ObjectFileStore,
+    ParsedObjectPush,
     PullObjectResponseCache,
     ReplySizeBound,
-    requested_masked_update_bytes,
+    read_masked_update_size,
 )
 from tests.server.superlinks import named
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> ObjectFiles:
-    return ObjectFiles(tmp_path / "objects")
+def files(tmp_path: Path) -> ObjectFileStore:
+    return ObjectFileStore(tmp_path / "objects")
 
 
 @given(contents=st.lists(st.binary(max_size=200), max_size=5))
 def test_contents_are_there_after_a_restart(contents: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("objects")
     for content in contents:
-        ObjectFiles(folder).write(named(content), memoryview(content))
-    again = ObjectFiles(folder)
-    assert [again.read(named(content)) for content in contents] == contents
-    assert again.stored_object_ids() == {named(content) for content in contents}
-    again.remove_unneeded(again.stored_object_ids())
-    assert again.stored_object_ids() == {named(content) for content in contents}
+        ObjectFileStore(folder).write_object(named(content), memoryview(content))
+    again = ObjectFileStore(folder)
+    assert [again.read_object(named(content)) for content in contents] == contents
+    assert again.list_object_ids() == {named(content) for content in contents}
+    again.remove_unneeded_objects(again.list_object_ids())
+    assert again.list_object_ids() == {named(content) for content in contents}
 
 
-def test_a_file_is_not_there_until_it_is_whole(files: ObjectFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_not_there_until_it_is_whole(files: ObjectFileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     name, looks, rename = named(b"abc"), [], Path.replace
 
     def watched(part: Path, target: Path) -> Path:
-        looks.append((part.read_bytes(), files.has(name), files.read(name), files.stored_object_ids()))
+        looks.append((part.read_bytes(), files.has_object(name), files.read_object(name), files.list_object_ids()))
         return rename(part, target)
 
     monkeypatch.setattr(Path, "replace", watched)
-    files.write(name, b"abc")
+    files.write_object(name, b"abc")
     assert looks == [(b"abc", False, None, set())]
-    assert (files.has(name), files.read(name), files.stored_object_ids()) == (True, b"abc", {name})
+    assert (files.has_object(name), files.read_object(name), files.list_object_ids()) == (True, b"abc", {name})
 
 
 def test_a_write_that_was_cut_off_leaves_nothing_that_counts_and_can_be_made_again(
-    files: ObjectFiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    files: ObjectFileStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     name = named(b"abc")
 
@@ -73,12 +73,12 @@ def test_a_write_that_was_cut_off_leaves_nothing_that_counts_and_can_be_made_aga
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", power_cut)
         with pytest.raises(OSError, match="power cut"):
-            files.write(name, b"abc")
-    again = ObjectFiles(tmp_path / "objects")
-    assert (again.has(name), again.read(name), again.stored_object_ids()) == (False, None, set())
-    again.remove_unneeded({name})
+            files.write_object(name, b"abc")
+    again = ObjectFileStore(tmp_path / "objects")
+    assert (again.has_object(name), again.read_object(name), again.list_object_ids()) == (False, None, set())
+    again.remove_unneeded_objects({name})
     assert list((tmp_path / "objects").iterdir()) == []
-    again.write(name, b"abc")
+    again.write_object(name, b"abc")
     assert [path.name for path in (tmp_path / "objects").iterdir()] == [name]
 
 
@@ -86,46 +86,46 @@ def test_a_write_that_was_cut_off_leaves_nothing_that_counts_and_can_be_made_aga
 def test_a_file_whose_content_has_another_hash_than_its_name_is_removed(
     content: bytes, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    files, whole = ObjectFiles(tmp_path_factory.mktemp("objects")), named(b"whole")
-    files.write(named(content), content[: data.draw(st.integers(0, len(content) - 1), label="cut off after")])
-    files.write(whole, b"whole")
-    files.remove_unneeded({named(content), whole})
-    assert files.stored_object_ids() == {whole}
+    files, whole = ObjectFileStore(tmp_path_factory.mktemp("objects")), named(b"whole")
+    files.write_object(named(content), content[: data.draw(st.integers(0, len(content) - 1), label="cut off after")])
+    files.write_object(whole, b"whole")
+    files.remove_unneeded_objects({named(content), whole})
+    assert files.list_object_ids() == {whole}
 
 
-def test_an_object_is_written_once_and_may_be_removed_twice(files: ObjectFiles, tmp_path: Path) -> None:
+def test_an_object_is_written_once_and_may_be_removed_twice(files: ObjectFileStore, tmp_path: Path) -> None:
     name, other = named(b"abc"), named(b"other")
-    files.write(other, b"other")
-    files.write(name, b"abc")
+    files.write_object(other, b"other")
+    files.write_object(name, b"abc")
     before = (tmp_path / "objects" / name).stat()
-    files.write(name, b"abc")
+    files.write_object(name, b"abc")
     after = (tmp_path / "objects" / name).stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     for _ in range(2):
-        files.remove(name)
-        assert (files.read(name), files.stored_object_ids()) == (None, {other})
+        files.remove_object(name)
+        assert (files.read_object(name), files.list_object_ids()) == (None, {other})
 
 
 def test_nobody_else_may_look_into_the_folder(tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir(mode=0o755)
-    ObjectFiles(tmp_path / "objects")
+    ObjectFileStore(tmp_path / "objects")
     assert (tmp_path / "objects").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("name", ["../ca.key", "{folder}/ca.key"])
-def test_no_name_leads_to_a_file_outside_the_folder(name: str, files: ObjectFiles, tmp_path: Path) -> None:
+def test_no_name_leads_to_a_file_outside_the_folder(name: str, files: ObjectFileStore, tmp_path: Path) -> None:
     (tmp_path / "ca.key").write_bytes(b"secret")
     path = name.format(folder=tmp_path)
-    files.remove(path)
+    files.remove_object(path)
     assert (tmp_path / "ca.key").exists()
-    assert (files.read(path), files.has(path)) == (None, False)
+    assert (files.read_object(path), files.has_object(path)) == (None, False)
 
 
 @pytest.mark.parametrize("name", ["../ca.key", "", "a" * 63, "A" * 64, "a" * 64 + "\n"])
-def test_nothing_is_written_under_what_is_no_name(name: str, files: ObjectFiles) -> None:
+def test_nothing_is_written_under_what_is_no_name(name: str, files: ObjectFileStore) -> None:
     with pytest.raises(ValueError, match="does not name an object"):
-        files.write(name, b"abc")
-    assert files.stored_object_ids() == set()
+        files.write_object(name, b"abc")
+    assert files.list_object_ids() == set()
 
 
 pushes = st.builds(
@@ -143,8 +143,8 @@ BIG = b"\x22" * 2**21
 def pull_response(content: bytes) -> bytes:
     """Return the serialized response with this content, as a site gets it."""
     with tempfile.TemporaryDirectory() as folder:
-        files, name = ObjectFiles(Path(folder)), "a" * 64
-        files.write(name, content)
+        files, name = ObjectFileStore(Path(folder)), "a" * 64
+        files.write_object(name, content)
         return PullObjectResponseCache(files).get_response(name) or b""
 
 
@@ -158,7 +158,7 @@ def without_content(request: PushObjectRequest) -> PushObjectRequest:
 def agree(data: bytes) -> None:
     """Check that what we take for a request, protobuf takes for the same one; we may refuse more, never take more."""
     try:
-        push = ObjectPush.parse(data)
+        push = ParsedObjectPush.parse_push_request(data)
     except (ValueError, DecodeError):
         return
     whole = PushObjectRequest.FromString(data)
@@ -170,13 +170,13 @@ def agree(data: bytes) -> None:
 @example([PushObjectRequest(object_content=BIG, session_id="after it")])
 def test_fields_in_any_order_and_again_are_read_as_protobuf_does(requests: list[PushObjectRequest]) -> None:
     data = b"".join(request.SerializeToString() for request in requests)  # protobuf: the last one of a field counts
-    push, whole = ObjectPush.parse(data), PushObjectRequest.FromString(data)
+    push, whole = ParsedObjectPush.parse_push_request(data), PushObjectRequest.FromString(data)
     assert (push.request, bytes(push.content)) == (without_content(whole), whole.object_content)
 
 
 def test_the_content_is_not_copied() -> None:
     data = PushObjectRequest(object_id="a", object_content=BIG, session_id="b").SerializeToString()
-    assert ObjectPush.parse(data).content.obj is data
+    assert ParsedObjectPush.parse_push_request(data).content.obj is data
 
 
 @given(request=pushes, place=st.integers(0, 10**6), byte=st.integers(0, 255))
@@ -209,7 +209,7 @@ def test_any_bytes_are_refused_or_read_as_protobuf_reads_them(data: bytes) -> No
 )
 def test_bytes_that_are_no_request_are_refused(data: bytes, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
-        ObjectPush.parse(data)
+        ParsedObjectPush.parse_push_request(data)
 
 
 @given(st.binary(max_size=300))
@@ -242,11 +242,11 @@ def test_an_answer_is_read_by_protobuf_as_found_available_and_with_its_content(c
 
 
 def test_what_is_pulled_is_kept_for_a_while_and_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files, now = ObjectFiles(tmp_path), [100.0]
+    files, now = ObjectFileStore(tmp_path), [100.0]
     monkeypatch.setattr(object_store, "time", SimpleNamespace(monotonic=lambda: now[0]))
     old, new = "a" * 64, "b" * 64
-    files.write(old, b"1" * 1000)
-    files.write(new, b"2" * 2000)
+    files.write_object(old, b"1" * 1000)
+    files.write_object(new, b"2" * 2000)
     answers = PullObjectResponseCache(files)
     first = answers.get_response(old)
     assert first == pull_response(b"1" * 1000)
@@ -264,10 +264,10 @@ def test_what_is_pulled_is_kept_for_a_while_and_no_longer(tmp_path: Path, monkey
 
 def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store, "PULL_CACHE_BYTES", 3000)
-    files = ObjectFiles(tmp_path)
+    files = ObjectFileStore(tmp_path)
     answers = PullObjectResponseCache(files)
     for name in "abc":
-        files.write(name * 64, name.encode() * 1200)
+        files.write_object(name * 64, name.encode() * 1200)
         assert answers.get_response(name * 64) == pull_response(name.encode() * 1200)
     assert answers.size == 2 * len(pull_response(b"a" * 1200))
 
@@ -275,15 +275,15 @@ def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pyt
 def test_a_masked_update_may_be_as_long_as_its_request_says() -> None:
     numbers = 11_000_000
     request = encode_record(MaskedRequest("run", 1, ("south",), (b"letter",), numbers))
-    assert requested_masked_update_bytes(request) == 4 * numbers
-    bound = ReplySizeBound.for_request([100, 100], 150, requested_masked_update_bytes(request))
+    assert read_masked_update_size(request) == 4 * numbers
+    bound = ReplySizeBound.for_request([100, 100], 150, read_masked_update_size(request))
     # 44 MB in chunks of 4 MiB are eleven.
     assert bound == ReplySizeBound(
         2 + 11 + SPARE_OBJECTS, 200 + 4 * numbers + SPARE_BYTES, 150 + 4 * numbers + SPARE_BYTES
     )
-    assert not bound.size_fault(8, 4 * numbers + 1000)
-    assert "weighs more" in bound.size_fault(8, 4 * numbers + 2 * SPARE_BYTES)
-    assert requested_masked_update_bytes(encode_record(RevealRequest("run", 1, ("north",)))) == 0
+    assert not bound.find_size_fault(8, 4 * numbers + 1000)
+    assert "weighs more" in bound.find_size_fault(8, 4 * numbers + 2 * SPARE_BYTES)
+    assert read_masked_update_size(encode_record(RevealRequest("run", 1, ("north",)))) == 0
 
 
 @pytest.mark.parametrize(
@@ -296,6 +296,6 @@ def test_a_masked_update_may_be_as_long_as_its_request_says() -> None:
     ],
 )
 def test_a_reply_fits_that_is_as_large_as_its_request_with_room_for_figures(parts: int, size: int, fault: str) -> None:
-    reason = ReplySizeBound.for_request([100, 44_000_000, 3], 44_000_000).size_fault(parts, size)
+    reason = ReplySizeBound.for_request([100, 44_000_000, 3], 44_000_000).find_size_fault(parts, size)
     assert fault in reason
     assert bool(fault) == bool(reason)

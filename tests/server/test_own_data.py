@@ -12,7 +12,7 @@ from PIL import Image
 from common.config import read_experiment
 from common.data.base.image_set import concatenate_image_sets
 from common.data.load import load_dataset
-from common.data.partition.spec import ClassListsSpec
+from common.data.partition.spec import ClassListsPartitionSpec
 from strategies.registry import find_method_faults
 from tests.common.data.bombs import GOOD, png
 from tests.common.data.dicom_files import dicom
@@ -263,7 +263,7 @@ def test_hospitals_are_recognised_by_name_by_cells_and_by_who_labels_what(
     assert f"hospitals: column {column}, 2 of them" in text
     assert "without a label" not in text  # where each hospital has labelled all that it looks for
     partition = read_experiment(tmp_path / "mine.toml", [], find_method_faults).experiment.partition
-    assert isinstance(partition, ClassListsSpec)
+    assert isinstance(partition, ClassListsPartitionSpec)
     assert partition.images == "source"
     assert partition.lists == {hospitals[0]: ("Mass",), hospitals[1]: ("Fluid", "Mass")}
 

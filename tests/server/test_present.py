@@ -20,13 +20,20 @@ from common.models.state import ModelState
 from common.system import timers as of_sites
 from server.cli import app
 from server.coordinator.folder import CoordinatorFolder
-from server.deployment.status import format_runs_table, format_status_tables
+from server.deployment.status import format_runs_table, format_server_status
 from server.deployment.superlink import control_client as control
 from server.deployment.superlink import network_grid, process
 from server.deployment.superlink import registrations as runs
 from server.deployment.superlink.registrations import PATIENCE
-from server.deployment.timers import ORDER, Timer, TimerOrderRule, list_timers, timer_order_faults, timer_settings_table
-from server.federation.benefit import benefit_deadline_s
+from server.deployment.timers import (
+    ORDER,
+    Timer,
+    TimerOrderRule,
+    find_timer_order_faults,
+    list_timers,
+    timer_settings_table,
+)
+from server.federation.benefit import compute_benefit_deadline_s
 from server.runs.folder import RunFolder
 from server.runs.live_status import (
     HISTORY,
@@ -38,7 +45,7 @@ from server.runs.live_status import (
 )
 from server.runs.reporter import RunReporter
 from strategies.engine import membership
-from strategies.engine.events import FederationValidation, RoundRecord, WaitingStatus
+from strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord
 from strategies.engine.state import FederationState
 from tests.federations import DIGITS
 from tests.network.real import flwr_server, lines_of, ready_to_lead
@@ -61,7 +68,7 @@ STATUS: dict[str, Any] = {
 
 def status_lines(present: CurrentRun, **facts: Any) -> list[str]:
     """Return the last part of ``flwr-server status``, about the run."""
-    words = format_status_tables({**STATUS, **facts, "run": vars(present)}).renderables[-1]  # type: ignore[attr-defined]
+    words = format_server_status({**STATUS, **facts, "run": vars(present)}).renderables[-1]  # type: ignore[attr-defined]
     return str(words).splitlines()
 
 
@@ -112,7 +119,9 @@ def test_a_sign_off_is_reported_once_and_of_a_lost_site_that_contact_was_lost(tm
     with RunReporter(CurrentRun("run", "trial"), tmp_path, lines.append, lambda: signed_off) as reporter:
         reporter.show_run_start(["east", "north", "south"], 3)
         for number in (1, 2):
-            reporter.show_waiting_sites(WaitingStatus("train", number, ("north", "south"), ("north", "south"), 600.0))
+            reporter.show_waiting_sites(
+                MissingReplyStatus("train", number, ("north", "south"), ("north", "south"), 600.0)
+            )
             finish(reporter, number, absent={"north": "it is not connected", "south": f"signed off at {AT}"})
         now = present_in(tmp_path)
         assert now.stopped == {"south": AT}
@@ -152,11 +161,11 @@ def test_a_lost_site_is_lost_until_it_took_part_again_and_each_is_said_once(tmp_
         reporter.show_run_start(["east", "south"], 4)
         for number in (1, 2, 3):
             # It is asked, as it may be back.
-            reporter.show_waiting_sites(WaitingStatus("train", number, ("east", "south"), (), 600.0))
-            reporter.show_waiting_sites(WaitingStatus("train", number, ("south",), ("south",), 600.0))
+            reporter.show_waiting_sites(MissingReplyStatus("train", number, ("east", "south"), (), 600.0))
+            reporter.show_waiting_sites(MissingReplyStatus("train", number, ("south",), ("south",), 600.0))
             finish(reporter, number, absent={"south": reason})
             assert list(present_in(tmp_path).lost) == ["south"]
-        reporter.show_waiting_sites(WaitingStatus("train", 4, ("east", "south"), (), 600.0))
+        reporter.show_waiting_sites(MissingReplyStatus("train", 4, ("east", "south"), (), 600.0))
         assert not any("south is back" in line for line in lines)
         finish(reporter, 4, sites=("east", "south"))
         assert list(present_in(tmp_path).lost) == []
@@ -221,7 +230,7 @@ def test_the_command_lists_them(coordinator: CoordinatorFolder, tmp_path: Path, 
     arguments = ["runs", str(coordinator.folder), *(["--json"] if as_json else [])]
     before = CliRunner().invoke(app, arguments)
     assert (before.exit_code, before.stdout.strip()) == (0, "[]" if as_json else "no run yet")
-    led(coordinator.state, tmp_path / "one", "whole")
+    led(coordinator.state_path, tmp_path / "one", "whole")
     after = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert after.exit_code == 0
     assert "whole" in after.stdout
@@ -287,31 +296,31 @@ def test_a_site_is_taken_for_lost_when_the_superlink_does_so() -> None:
 
 def test_the_timers_are_in_order_as_they_come_and_no_two_have_one_name() -> None:
     timers = list_timers(None)
-    assert timer_order_faults(timers) == []
+    assert find_timer_order_faults(timers) == []
     assert len(by_name(timers)) == len(timers)
 
 
 @pytest.mark.parametrize("key", ["round_deadline_s", "roll_call_deadline_s"])
 def test_a_deadline_too_short_for_its_inner_timer_is_refused_and_both_are_named(experiment: Path, key: str) -> None:
     inner = of_sites.HEARTBEAT_PAUSE_S
-    (fault,) = timer_order_faults(timers_of(experiment, f"participation.{key}={inner}"))
+    (fault,) = find_timer_order_faults(timers_of(experiment, f"participation.{key}={inner}"))
     assert fault.where == f"participation.{key}"
     assert f"heartbeat of a site, {inner:g} s (fixed)" in fault.problem
-    assert timer_order_faults(timers_of(experiment, f"participation.{key}={inner + 1}")) == []
+    assert find_timer_order_faults(timers_of(experiment, f"participation.{key}={inner + 1}")) == []
 
 
 @pytest.mark.parametrize("pair", ORDER, ids=lambda pair: f"{pair.inner} in {pair.outer}")
 def test_every_timer_that_is_too_long_for_its_outer_one_is_a_fault(pair: TimerOrderRule) -> None:
     timers = [replace(timer, seconds=10_000) if timer.name == pair.inner else timer for timer in list_timers(None)]
-    assert pair.outer in [fault.where for fault in timer_order_faults(timers)]
+    assert pair.outer in [fault.where for fault in find_timer_order_faults(timers)]
 
 
 def test_training_alone_has_a_deadline_where_the_experiment_asks_for_it(experiment: Path) -> None:
     name = "evaluation.compare_local, after the test"
     assert name not in by_name(timers_of(experiment))
     seconds, source = by_name(timers_of(experiment, "evaluation.compare_local=true"))[name]
-    assert seconds == benefit_deadline_s(977, rounds_took_s=0.0, drawn=1.0)
-    assert seconds + 2 * 100 == benefit_deadline_s(977, rounds_took_s=100.0, drawn=1.0)
+    assert seconds == compute_benefit_deadline_s(977, rounds_took_s=0.0, drawn=1.0)
+    assert seconds + 2 * 100 == compute_benefit_deadline_s(977, rounds_took_s=100.0, drawn=1.0)
     assert "plus 2 times what all rounds took" in source
 
 

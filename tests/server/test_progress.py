@@ -23,7 +23,7 @@ from rich.console import Console
 from common.errors import BadInput
 from common.system.terminal import ProgressFormat, choose_progress_format
 from studies import progress
-from studies.progress import ActiveRun, TrialsPace, TrialsProgressEvents
+from studies.progress import ActiveRun, TrialsProgressEvents, TrialsTimeEstimate
 from tests.federations import DIGITS
 
 STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -181,7 +181,7 @@ def test_those_at_work_are_named_every_thirty_seconds_at_most(monkeypatch: pytes
     now, told = [100.0], list[tuple[str, Any]]()
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     at_work = [ActiveRun("a", 30.0, 3, 6, "a-seed0"), ActiveRun("b", 30.0, 0, 6, "b-seed0")]
-    pace = TrialsPace({"a": 1, "b": 1}, {"a": 0, "b": 0}, 2, lambda: at_work)
+    pace = TrialsTimeEstimate({"a": 1, "b": 1}, {"a": 0, "b": 0}, 2, lambda: at_work)
     with TrialsProgressEvents(lambda line, event: told.append((line, event)), pace) as shown:
         told.clear()
         for _ in range(122):

@@ -18,27 +18,32 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from ray.exceptions import RayError
 
-from common.wire.canonical_bytes import record_sha256
+from common.wire.canonical_bytes import hash_record
 from server.simulation.backends import ray_process, transfer
 from server.simulation.backends.cluster import (
     ClusterNode,
+    RayWorkerSettings,
     WorkerAllocation,
-    WorkerSettings,
     allocate_simulation_workers,
-    cluster_capacity_faults,
-    node_version_faults,
+    find_cluster_capacity_faults,
+    find_node_version_faults,
 )
-from server.simulation.backends.inline import prepare_flower
-from server.simulation.backends.ray_driver import MOST_LOSSES, RayDriver, SiteTask
-from server.simulation.backends.site_files import WatchedFolder, apply_changes, read_folder_files, recreate_folder
+from server.simulation.backends.inline import configure_flower
+from server.simulation.backends.ray_driver import MOST_LOSSES, QueuedSiteMessage, RayDriver
+from server.simulation.backends.site_files import (
+    WatchedFolder,
+    apply_folder_changes,
+    read_folder_files,
+    recreate_folder,
+)
 from server.simulation.backends.transfer import pack_message, unpack_message
 from tests.server.commands import ROOT
 
 GB = 2.0**30
 
 
-def settings(workers: int = 0, threads: int = 1, gpus_per_site: float | None = None) -> WorkerSettings:
-    return WorkerSettings(workers, threads, gpus_per_site, address="auto", scratch="", paths=())
+def settings(workers: int = 0, threads: int = 1, gpus_per_site: float | None = None) -> RayWorkerSettings:
+    return RayWorkerSettings(workers, threads, gpus_per_site, address="auto", scratch="", paths=())
 
 
 CPU_NODES = (ClusterNode(4, 0, 64 * GB), ClusterNode(8, 0, 3.1 * GB))
@@ -88,16 +93,16 @@ def test_workers_are_chosen_by_the_cores_memory_and_gpus_of_all_nodes(
 def test_a_site_that_fits_no_node_is_refused(
     nodes: tuple[ClusterNode, ...], options: dict[str, Any], share: float, needs: str
 ) -> None:
-    (fault,) = cluster_capacity_faults(settings(**options), WorkerAllocation(1, share), nodes)
+    (fault,) = find_cluster_capacity_faults(settings(**options), WorkerAllocation(1, share), nodes)
     assert fault.where == "simulation"
     assert f"a site takes {needs}, and no node" in fault.problem
-    assert cluster_capacity_faults(settings(threads=8), WorkerAllocation(1, 0.0), nodes) == []
+    assert find_cluster_capacity_faults(settings(threads=8), WorkerAllocation(1, 0.0), nodes) == []
 
 
 def test_every_node_with_other_versions_is_named() -> None:
     here = {"Python": "3.11.7", "torch": "2.15.0"}
     others = {"a": {"Python": "3.11.7", "torch": "2.14.1"}, "b": here, "c": {"polyclinic": "none (no module)"}}
-    assert [fault.problem for fault in node_version_faults(here, others)] == [
+    assert [fault.problem for fault in find_node_version_faults(here, others)] == [
         "node a has torch 2.14.1, here 2.15.0.",
         "node c has Python none, here 3.11.7; torch none, here 2.15.0.",
     ]
@@ -124,10 +129,10 @@ class Actor:
 @contextmanager
 def driver_of(folder: Path, *tasks: tuple[str, int]) -> Iterator[tuple[RayDriver, socket.socket]]:
     """Make a driver with these messages for these sites, and the coordinator's end of its connection."""
-    ours, theirs = transfer.socket_pair()
+    ours, theirs = transfer.make_private_socket_pair()
     driver = RayDriver(theirs, settings())
     driver.names, driver.run_folder = ["ash", "birch"], folder
-    driver._waiting.extend(SiteTask(identifier, site, identifier.encode(), []) for identifier, site in tasks)
+    driver._waiting.extend(QueuedSiteMessage(identifier, site, identifier.encode(), []) for identifier, site in tasks)
     with ours, theirs:
         yield driver, ours
 
@@ -190,7 +195,7 @@ def test_changes_made_in_a_copy_are_the_same_again_and_of_a_log_only_the_end_tra
     assert changes == [("memory/r/round-2", 0, b"2"), ("audit.jsonl", 4, b"two\n"), ("memory/r/round-1", -1, b"")]
     (there / "memory/r/.round-3.1-2.part").unlink()
     for _ in range(2):  # a coordinator that died in the middle makes them again
-        apply_changes(here, changes)
+        apply_folder_changes(here, changes)
         assert contents(here) == contents(there)
     assert watched.list_changes() == []
     (there / "audit.jsonl").rename(there / "audit-000001.jsonl")
@@ -204,14 +209,14 @@ def test_a_watched_folder_that_is_not_there_yet_is_empty(tmp_path: Path) -> None
 
 
 def test_a_message_comes_back_as_it_was() -> None:
-    prepare_flower()
+    configure_flower()
     trunk = Array("float32", (3,), "raw-little-endian", np.arange(3, dtype="<f4").tobytes())
     fields = ConfigRecord({"round": 3, "weight": b"\x00\xff", "names": ["a", "b"], "rate": 0.1})
     sent = Message(RecordDict({"trunk": ArrayRecord({"trunk": trunk}), "fields": fields}), 2, "train")
     head, arrays = pack_message(sent)
     assert arrays[0] is sent.content["trunk"]["trunk"].data  # no copy
     received = unpack_message(head, arrays)
-    assert record_sha256(received.content) == record_sha256(sent.content)
+    assert hash_record(received.content) == hash_record(sent.content)
     assert vars(received.metadata) == vars(sent.metadata)
     assert sent.content["trunk"]["trunk"].data  # what is packed stays as it is
     error = unpack_message(*pack_message(Message(Error(2, "no such class"), reply_to=sent))).error
@@ -219,7 +224,7 @@ def test_a_message_comes_back_as_it_was() -> None:
 
 
 def test_a_frame_arrives_whole_and_an_end_is_told_from_a_frame() -> None:
-    here, there = transfer.socket_pair()
+    here, there = transfer.make_private_socket_pair()
     large = np.arange(3_000_000, dtype=np.uint8)
     sender = threading.Thread(target=transfer.send_frame, args=(here, {"kind": "x", "n": 1}, [b"", large, b"abc"]))
     sender.start()

@@ -13,16 +13,16 @@ from common.metrics.auroc import ClassMetrics, summarise_test_results
 from common.metrics.multi_class import BestClientAccuracies, MultiClassMetrics
 from common.system.plain_text import format_bytes, format_duration, format_number, format_rounds, format_signed
 from server.reporting.page import AnnotatedClassGroup
-from server.reporting.run_claims import run_result
+from server.reporting.run_claims import describe_run_result
 from server.reporting.run_figures import (
     draw_accuracy_density,
     draw_difficulty_by_round,
     draw_label_coverage,
+    draw_model_pass_order,
     draw_prototype_similarity,
-    plot_model_pass_order,
 )
 from server.reporting.run_report import write_run_report
-from server.runs.reader import PrototypeSimilarity, RoundLine, RoundMethodStatistics, SiteSummary, read_run
+from server.runs.reader import PrototypeSimilarity, RoundFileLine, RoundMethodStatistics, SiteSummary, read_run
 from server.runs.tracking import flatten_settings
 from studies.claims import format_p_value
 from studies.comparison import compare_methods
@@ -162,7 +162,7 @@ def test_a_comparison_links_the_pages_of_its_runs_and_one_method_alone_has_a_rep
 def test_the_sentence_names_the_groups_only_where_they_differ_from_all(tmp_path: Path) -> None:
     test = asdict(summarise_test_results({"edema": RESULTS["edema"]}, {"edema"}, set()))
     run = read_run(write(tmp_path / "run", test=test, classes=["edema"]))
-    assert run_result(run).endswith("the mean AUROC on the test set is 0.810 over 1 class.")
+    assert describe_run_result(run).endswith("the mean AUROC on the test set is 0.810 over 1 class.")
 
 
 def test_numbers_read_as_people_write_them() -> None:
@@ -187,9 +187,9 @@ SITES = ["east", "north", "west"]
 PASSES = [("north", "east", "west"), ("west", "north", "east"), ("west", "east")]
 
 
-def passes(slopes: dict[str, float | None]) -> list[RoundLine]:
+def passes(slopes: dict[str, float | None]) -> list[RoundFileLine]:
     learned = RoundMethodStatistics(slopes=slopes)
-    return [RoundLine(round=n, sites=sites, learned=learned) for n, sites in enumerate(PASSES, start=1)]
+    return [RoundFileLine(round=n, sites=sites, learned=learned) for n, sites in enumerate(PASSES, start=1)]
 
 
 def words(svg: str) -> list[str]:
@@ -198,10 +198,10 @@ def words(svg: str) -> list[str]:
 
 def test_the_order_of_passes_names_every_site_and_slopes_are_drawn_where_a_run_has_them() -> None:
     slope = "Slope of the site's loss, a batch"
-    drawn = words(plot_model_pass_order(passes({}), SITES))
+    drawn = words(draw_model_pass_order(passes({}), SITES))
     assert set(SITES) <= set(drawn)
     assert slope not in drawn
-    assert slope in words(plot_model_pass_order(passes({"east": -0.1, "west": None}), SITES))
+    assert slope in words(draw_model_pass_order(passes({"east": -0.1, "west": None}), SITES))
 
 
 def test_prototypes_show_every_pair_and_say_what_nobody_knows() -> None:
@@ -225,7 +225,7 @@ def test_many_classes_leave_the_numbers_out_but_not_the_cells() -> None:
 @pytest.mark.parametrize(("rounds", "columns"), [(5, 5), (1000, 100)])
 def test_difficulty_is_drawn_round_by_round_thinned_where_there_are_many(rounds: int, columns: int) -> None:
     learned = RoundMethodStatistics(difficulty={f"c{n}": 0.5 for n in range(12)})
-    svg = draw_difficulty_by_round([RoundLine(round=n, learned=learned) for n in range(rounds)])
+    svg = draw_difficulty_by_round([RoundFileLine(round=n, learned=learned) for n in range(rounds)])
     assert len(re.findall("var\\(--blue\\)", svg)) == 12 * columns
 
 
@@ -236,10 +236,10 @@ def covered(groups: dict[str, str], *sites: str) -> str:
 
 
 def test_a_figure_without_values_or_need_is_left_out() -> None:
-    at_once = [RoundLine(round=n, sites=tuple(SITES)) for n in (1, 2)]
+    at_once = [RoundFileLine(round=n, sites=tuple(SITES)) for n in (1, 2)]
     for rounds in (at_once, []):  # rounds that all train at once have no order
-        assert plot_model_pass_order(rounds, SITES) == ""
-    assert draw_difficulty_by_round([RoundLine(round=1)]) == ""
+        assert draw_model_pass_order(rounds, SITES) == ""
+    assert draw_difficulty_by_round([RoundFileLine(round=1)]) == ""
     assert covered({"shared": "a", "some": "b"}, *["a", "ab"] * 12) == ""
     assert covered({"shared": "a", "some": "b"}, *["a", "ab"] * 12, "a")
 

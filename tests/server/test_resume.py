@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.data.base.image_set import Splits
+from common.data.base.image_set import DatasetSplits
 from common.data.load import load_dataset
 from common.errors import BadInput
 from common.models.state import ModelState
@@ -27,7 +27,7 @@ from server.simulation.backends.inline import InlineGrid
 from strategies.engine import coordinator
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RunStopped
-from strategies.engine.state import FederationState, deserialize_state, serialize_state
+from strategies.engine.state import FederationState, deserialize_federation_state, serialize_federation_state
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation, finished, needs_of
 from tests.network.real import lines_of, warm
@@ -116,7 +116,11 @@ def test_every_method_ends_in_the_same_model(choices: tuple[str, ...], tmp_path:
     whole = federation(tmp_path, ROUNDS, *overrides, out="whole")
     calls = 3 + 2 * len(whole["sites"])
     # With server_only no site is asked in a round.
-    point = (CheckpointFolder, "save", 3) if choices[0] == "server_only" else (InlineGrid, "_call_site_app", calls)
+    point = (
+        (CheckpointFolder, "save_checkpoint", 3)
+        if choices[0] == "server_only"
+        else (InlineGrid, "_call_site_app", calls)
+    )
     check_same_end(killed(tmp_path, *point, ROUNDS, *overrides), tmp_path / "whole", *overrides)
 
 
@@ -130,7 +134,7 @@ POINTS = {
     "in aggregation": (coordinator, "update_global_model", 3, False),
     "after aggregation": (coordinator, "update_global_model", 3, True),
     "in the last validation": (Coordinator, "aggregate_evaluate", 1, False),
-    "in the test": (Coordinator, "test", 1, False),
+    "in the test": (Coordinator, "test_result_model", 1, False),
     "before the summary": (RunFolder, "write_summary", 1, False),
 }
 
@@ -195,7 +199,7 @@ def with_facts(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def with_state(run: Path, change: Callable[[FederationState], FederationState]) -> None:
     """Change the state of the newest checkpoint, its hash included."""
-    edit(run / STATE, lambda data: serialize_state(change(deserialize_state(data))))
+    edit(run / STATE, lambda data: serialize_federation_state(change(deserialize_federation_state(data))))
     with_facts(run, lambda facts: None)
 
 
@@ -385,7 +389,7 @@ def with_one_dark_pixel(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 @pytest.mark.parametrize("part", ["labels", "patients", "pictures"])
 def test_a_run_does_not_go_on_with_other_data(part: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*arguments: Any) -> Splits:
+    def read(*arguments: Any) -> DatasetSplits:
         train = load_dataset(*arguments).train
         changed = {
             "labels": lambda: replace(train, labels=1 - train.labels),

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.site.settings import open_site, read_site_settings
+from client.site.settings import load_site, read_site_settings
 from common.config import ExperimentFile
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
-from common.simulation import images_of_simulated_site, load_simulated_data
+from common.simulation import load_simulated_data, select_simulated_site_images
 from server.simulation.export_sites import export_simulated_sites
 from tests.federations import DIGITS, experiment
 
@@ -41,7 +41,7 @@ def test_a_hospital_reads_the_data_of_its_simulated_twin(file: ExperimentFile, t
     data = load_simulated_data(file.experiment, file.base_folder)
     assert [folder.name for folder in folders] == [part.site for part in data.parts] == ["east", "north", "west"]
     for index, folder in enumerate(folders):
-        site, twin = open_site(read_site_settings(folder)), images_of_simulated_site(data, index, "no")
+        site, twin = load_site(read_site_settings(folder)), select_simulated_site_images(data, index, "no")
         assert site.name == folder.name
         assert site.declaration.canonical_names == twin.declaration.canonical_names
         for part in ("train", "validation", "test"):
@@ -51,7 +51,7 @@ def test_a_hospital_reads_the_data_of_its_simulated_twin(file: ExperimentFile, t
 
 def test_a_site_with_one_class_has_labels_and_no_class_numbers(file: ExperimentFile, tmp_path: Path) -> None:
     *_, west = export_simulated_sites(file, tmp_path / "sites")
-    site = open_site(read_site_settings(west))
+    site = load_site(read_site_settings(west))
     assert site.declaration.canonical_names == ("7",)
     assert site.test.labels.shape[1] == 1
     assert set(site.test.labels[:, 0].tolist()) == {0.0, 1.0}

@@ -18,7 +18,7 @@ import pytest
 from common.system.stopping import STOPPED_ON_REQUEST
 from strategies.method_list import CLASSES
 from strategies.registry import STRATEGIES
-from studies.cli import resume_command
+from studies.cli import make_resume_command
 from tests.network.ended import (
     MARK,
     as_from_a_terminal,
@@ -142,11 +142,11 @@ def test_the_printed_line_resumes_a_run_that_has_begun(
     tmp_path: Path, out: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert resume_command(["run", "own.toml", *out]) == f"flwr-sim run own.toml {' '.join(out)}"
+    assert make_resume_command(["run", "own.toml", *out]) == f"flwr-sim run own.toml {' '.join(out)}"
     (tmp_path / "it").mkdir()
     (tmp_path / "it" / "events.jsonl").touch()
-    assert resume_command(["run", "own.toml", *out]) == f"flwr-sim run own.toml {' '.join(out)} --resume"
-    assert resume_command(["run", *out, "--resume"]) == f"flwr-sim run {' '.join(out)} --resume"
+    assert make_resume_command(["run", "own.toml", *out]) == f"flwr-sim run own.toml {' '.join(out)} --resume"
+    assert make_resume_command(["run", *out, "--resume"]) == f"flwr-sim run {' '.join(out)} --resume"
 
 
 @pytest.mark.long

@@ -219,7 +219,7 @@ def test_a_log_is_rotated_by_size_and_its_files_are_few_and_private(tmp_path: Pa
     log = RotatingLog(path, clock)
     for number in range(10_000):
         clock.now += 1
-        log.write(f"{number} " + "x" * 1500)
+        log.write_line(f"{number} " + "x" * 1500)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["superlink.log", "superlink.log.1", "superlink.log.2"]
     assert len(files) == FILES
@@ -231,7 +231,7 @@ def test_a_log_is_rotated_by_size_and_its_files_are_few_and_private(tmp_path: Pa
 
 def test_on_request_a_line_is_a_json_object(tmp_path: Path) -> None:
     path = tmp_path / "superlink.log"
-    RotatingLog(path, as_json=True).write('refused "east": \x1b]0;name\u202e\n')
+    RotatingLog(path, as_json=True).write_line('refused "east": \x1b]0;name\u202e\n')
     (line,) = path.read_text(encoding="utf-8").splitlines()
     assert re.fullmatch(r'\{"time": "\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", .*\}', line)
     assert json.loads(line)["message"] == r'refused "east": \x1b]0;name\u202e'
@@ -240,11 +240,11 @@ def test_on_request_a_line_is_a_json_object(tmp_path: Path) -> None:
 def test_a_flood_of_lines_does_not_wash_out_what_was_there(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "superlink.log"
     log = RotatingLog(path, clock)
-    log.write("before the flood")
+    log.write_line("before the flood")
     for _ in range(100_000):
-        log.write("refused")
+        log.write_line("refused")
     clock.now += 60
-    log.write("after the flood")
+    log.write_line("after the flood")
     lines = words(path)
     assert len(lines) == LINES_A_MINUTE + 2
     assert lines[0] == "before the flood"
@@ -252,7 +252,7 @@ def test_a_flood_of_lines_does_not_wash_out_what_was_there(tmp_path: Path) -> No
 
 
 def test_a_line_is_cut_and_steers_no_terminal(tmp_path: Path) -> None:
-    RotatingLog(tmp_path / "log").write("x" * 1_000_000)
+    RotatingLog(tmp_path / "log").write_line("x" * 1_000_000)
     assert len((tmp_path / "log").read_text()) == STAMP + LONGEST_LINE + 1
     assert escape_control_characters("\x1b[91mERROR\x1b[0m : \x1b]0;title\x07 \u202egnp.exe\r\n") == (
         r"ERROR : \x1b]0;title\x07 \u202egnp.exe"

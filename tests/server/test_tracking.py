@@ -20,10 +20,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from server.runs.tracking import (
     MLflowTracker,
     TensorBoardTracker,
-    TrackingStore,
-    final_test_scalars,
+    TrackingService,
+    extract_final_test_scalars,
+    extract_round_scalars,
     open_mlflow_store,
-    round_scalars,
 )
 from server.simulation.simulate import simulate
 from tests.federations import DIGITS, experiment, federation
@@ -103,7 +103,7 @@ def test_what_a_round_or_a_class_does_not_have_is_left_out() -> None:
         "site_losses": {"b": {"train_loss": 0.25, "validation_loss": None}},
         "site_seconds": {"b": 1.5},
     }
-    assert round_scalars(line) == {
+    assert extract_round_scalars(line) == {
         "loss/train": 0.5,
         "sites/took part": 1,
         "sites/absent": 2,
@@ -118,7 +118,11 @@ def test_what_a_round_or_a_class_does_not_have_is_left_out() -> None:
     test = {**dict.fromkeys(("mean_auroc", "mean_average_precision", "mean_balanced_accuracy"))}
     test |= {"shared_classes": group, "unique_classes": group, "multi_class": {"accuracy": 0.5, "f1": 0.25}}
     test |= {"per_class": {"rare": undefined, "edema": {**undefined, "auroc": 0.75}}}
-    assert final_test_scalars({"test": test}) == {"test/accuracy": 0.5, "test/f1": 0.25, "test auroc/edema": 0.75}
+    assert extract_final_test_scalars({"test": test}) == {
+        "test/accuracy": 0.5,
+        "test/f1": 0.25,
+        "test auroc/edema": 0.75,
+    }
 
 
 def test_the_coordinators_own_training_and_accuracies_are_figures_too() -> None:
@@ -132,7 +136,7 @@ def test_the_coordinators_own_training_and_accuracies_are_figures_too() -> None:
         "coordinator": {"train_loss": 0.5, "epochs": 3, "seconds": 9.0},
         "test_accuracy": {"mean": 0.625, "pooled": 0.75},
     }
-    assert round_scalars(line) == {
+    assert extract_round_scalars(line) == {
         "sites/took part": 0,
         "sites/absent": 0,
         "loss/train, coordinator": 0.5,
@@ -196,7 +200,7 @@ def mlflow_name(tag: str) -> str:
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_mlflow_has_the_figures_of_the_event_files_and_the_settings(mlflow: Any, tmp_path: Path) -> None:
     file = experiment(tmp_path, 'run.name="trial <1>"')
-    simulate(file, tmp_path / "run", Console(quiet=True), TrackingStore.mlflow)
+    simulate(file, tmp_path / "run", Console(quiet=True), TrackingService.mlflow)
     (run,) = stored_runs(mlflow)
     shown = curves(tmp_path / "run" / "tensorboard")
     assert (run.info.run_name, run.info.status) == ("trial <1> seed 3", "FINISHED")
@@ -216,7 +220,7 @@ def test_a_store_that_goes_away_does_not_stop_the_run(
 
     monkeypatch.setattr(mlflow.MlflowClient, "log_batch", gone)
     heard = Console(record=True, file=io.StringIO(), width=200)
-    simulate(experiment(tmp_path), tmp_path / "run", heard, TrackingStore.mlflow)
+    simulate(experiment(tmp_path), tmp_path / "run", heard, TrackingService.mlflow)
     events = lines_of(tmp_path / "run" / "events.jsonl")
     assert [e["reason"] for e in events if e["event"] == "tracking_stopped"] == ["the server is gone"]
     assert "this run, which goes on: the server is gone" in heard.export_text()
@@ -227,7 +231,7 @@ def test_a_store_that_goes_away_does_not_stop_the_run(
 def test_no_class_name_makes_a_name_that_mlflow_refuses(class_names: list[str]) -> None:
     run = MLflowTracker(None, "", pytest.fail)
     tags = {f"test {'m' * 60}/{name}" for name in class_names}
-    names = {run.metric_name(tag) for tag in tags}
+    names = {run.make_metric_name(tag) for tag in tags}
     assert len(names) == len(tags)
     for name in names:  # MLflow's own rule: a path that means no other one, at most 250 characters
         assert posixpath.normpath(name) == name
@@ -236,7 +240,7 @@ def test_no_class_name_makes_a_name_that_mlflow_refuses(class_names: list[str]) 
 
 @pytest.mark.filterwarnings("ignore")
 def test_two_names_that_mlflow_cannot_tell_apart_stay_two(mlflow: Any, tmp_path: Path) -> None:
-    new_run = open_mlflow_store(TrackingStore.mlflow)
+    new_run = open_mlflow_store(TrackingService.mlflow)
     assert new_run is not None
     run = new_run(experiment(tmp_path).experiment, pytest.fail)
     run.store_scalars({"test auroc/a+": 0.25, "test auroc/a|": 0.75}, 1)

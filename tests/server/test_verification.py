@@ -14,7 +14,7 @@ from safetensors.numpy import load, save
 
 from client import simulation
 from client.gate.audit_report import make_audit_report
-from client.site.policy import Policy
+from client.site.policy import SitePolicy
 from client.site.site import Site
 from common.security.audit import AuditLog
 from server.runs.verify import verify_run
@@ -72,13 +72,13 @@ def test_the_receipt_names_versions_sites_updates_and_models(finished: Path) -> 
 def test_both_sides_wrote_down_the_same_hashes(finished: Path) -> None:
     received = {
         (entry["site"], entry["sha256"])
-        for entry in AuditLog(finished).entries()
+        for entry in AuditLog(finished).read_entries()
         if entry.get("event") in ("received", "enrolled")
     }
     sent = {
         (folder.name, entry["sha256"])
         for folder in (finished / "sites").iterdir()
-        for entry in AuditLog(folder).entries()
+        for entry in AuditLog(folder).read_entries()
         if entry["direction"] == "out"
     }
     assert received == sent
@@ -202,7 +202,7 @@ def second_site_declines(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def limited(*arguments: Any) -> Site:
         site = new_site(*arguments)
-        return replace(site, policy=Policy(methods=("fedavg",))) if site.name == "site-2" else site
+        return replace(site, policy=SitePolicy(methods=("fedavg",))) if site.name == "site-2" else site
 
     monkeypatch.setattr(simulation, "_make_simulated_site", limited)
 
@@ -215,8 +215,8 @@ def test_a_run_goes_on_without_a_site_that_declines_it(tmp_path: Path) -> None:
     # In simulation a node's name is its number: nodes are numbered from 2, and this one never said its name.
     events = [event for event in lines_of(run / "events.jsonl") if event["event"] == "left_out"]
     assert [(event["site"], event["reason"]) for event in events] == [("node 3", REASON)]
-    assert [e["reason"] for e in AuditLog(run).entries() if e["event"] == "left_out"] == [REASON]
-    entries = AuditLog(run / "sites" / "site-2").entries()
+    assert [e["reason"] for e in AuditLog(run).read_entries() if e["event"] == "left_out"] == [REASON]
+    entries = AuditLog(run / "sites" / "site-2").read_entries()
     assert [(e["record"], e["decision"]) for e in entries] == [("RollCall", "deny"), ("Error", "allow")]
     report = verify_run(run / "receipt.json")
     assert report.faults == []

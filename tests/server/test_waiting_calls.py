@@ -134,7 +134,7 @@ def test_a_process_that_lost_its_place_gets_no_message(port: Port, site: Hospita
 
 def test_a_site_revoked_while_it_waited_is_refused(port: Port, site: Hospital, pool: ThreadPoolExecutor) -> None:
     call = held(pool, site, "2")
-    port.link.storage.sites.unregister(site.node_id)
+    port.link.storage.sites.unregister_site(site.node_id)
     assert refused(call.result)[0] == grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -154,7 +154,7 @@ def test_counted_refusals_are_written_after_a_pause(tmp_path: Path, monkeypatch:
     calls, lines = RefusedCallLog(tmp_path / FILE), []
     calls.record_refusal(FORGED)  # before the run
     reader = JsonLinesReader(tmp_path / FILE)
-    reader.poll()
+    reader.poll_new_lines()
     for _ in range(9):
         calls.record_refusal(FORGED)  # during the run
 

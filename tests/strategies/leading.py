@@ -10,17 +10,17 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.site.memory import parse_round_state
-from common.config import ExperimentFile, Plan, make_hospital_plan
-from common.models.network import build
-from common.models.state import layout_of, read_state
+from common.config import ExperimentFile, HospitalPlan, make_hospital_plan
+from common.models.network import build_network
+from common.models.state import make_model_layout, read_model_state
 from common.simulation import load_simulated_data
 from common.wire.codec import decode_record, encode_record
 from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
-from server.simulation.backends.inline import import_site_app, run_inline
+from server.simulation.backends.inline import import_site_app, run_with_inline_grid
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import FederationValidation, RoundRecord, RunCallbacks
 from strategies.engine.sequential import make_coordinator
-from strategies.engine.state import FederationState, make_array_record
+from strategies.engine.state import FederationState, make_model_array_record
 from strategies.registry import build_experiment_strategy
 
 POOLED = {"centralised"}
@@ -72,10 +72,10 @@ class Turned:
         return list(self._pull(list(message_ids)[::-1]))
 
 
-def small_plan(method: str = "surgical", seed: int = 7) -> Plan:
+def small_plan(method: str = "surgical", seed: int = 7) -> HospitalPlan:
     model = {"architecture": "tiny_cnn", "channels": 1, "image_size": 16}
     tables: dict[str, Any] = {"method": {}, "model": model, "training": {}, "augmentation": {}}
-    return Plan.model_validate({"run": {"method": method, "seed": seed}, **tables})
+    return HospitalPlan.model_validate({"run": {"method": method, "seed": seed}, **tables})
 
 
 def site_notes(run: Path, site: str) -> Mapping[str, np.ndarray]:
@@ -124,13 +124,13 @@ def lead(
         )
         ran.coordinator = coordinator
         contract = coordinator.sites.call_roll(wire(grid), sites)
-        network = build(file.experiment.model, contract.class_names, file.experiment.run.seed)
-        coordinator.settle_model_layout(layout_of(network))
+        network = build_network(file.experiment.model, contract.class_names, file.experiment.run.seed)
+        coordinator.settle_model_layout(make_model_layout(network))
         if data.server is not None:
             coordinator.receive_coordinator_images(data.server, contract.class_names, "cpu")
         if resumed is not None:
             coordinator.set_resume_state(resumed, FederationValidation())
-        coordinator.start(wire(grid), make_array_record(read_state(network)), rounds)
+        coordinator.start(wire(grid), make_model_array_record(read_model_state(network)), rounds)
 
-    run_inline(main, import_site_app(file.experiment.model_dump_json(), file.base_folder, folder), sites)
+    run_with_inline_grid(main, import_site_app(file.experiment.model_dump_json(), file.base_folder, folder), sites)
     return ran

@@ -56,7 +56,9 @@ def test_any_order_has_the_same_bits(order: tuple[str, ...], in_memory: int, mon
         assert stripped.update == ModelGroups()
         assert stripped.train_samples == REPLIES[site].train_samples
     weights = [float(REPLIES[site].train_samples) for site in SITES]
-    assert bits(together.means().add_to_model()) == bits(aggregated(MODEL, list(REPLIES.values()), weights))
+    assert bits(together.finish_update_means().add_to_model()) == bits(
+        aggregated(MODEL, list(REPLIES.values()), weights)
+    )
 
 
 @pytest.mark.parametrize("refused", [(), ("east",), ("west",)])
@@ -67,7 +69,7 @@ def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tupl
     for site in refused:
         some.skip_site(site)
     expected = aggregated(MODEL, [REPLIES["north"], REPLIES["south"]], [1.0, 1.0])
-    assert bits(some.means().add_to_model()) == bits(expected)
+    assert bits(some.finish_update_means().add_to_model()) == bits(expected)
 
 
 def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +77,9 @@ def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monke
     together = StreamingAggregator(MODEL, SITES, "uniform", OwnersMean, tmp_path / "not-there")
     for site in SITES[::-1]:
         together.collect_update(REPLIES[site])
-    assert bits(together.means().add_to_model()) == bits(aggregated(MODEL, list(REPLIES.values()), [1.0] * 4))
+    assert bits(together.finish_update_means().add_to_model()) == bits(
+        aggregated(MODEL, list(REPLIES.values()), [1.0] * 4)
+    )
 
 
 @pytest.mark.parametrize("in_memory", [0, 2])
@@ -137,7 +141,7 @@ def test_many_that_wait_take_no_more_open_files_than_few(tmp_path: Path, monkeyp
 
 def test_a_disk_that_fills_up_harms_one_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
-    waiting = aggregator.WaitingUpdates(tmp_path)
+    waiting = aggregator.StoredSiteUpdates(tmp_path)
     waiting.store_update("north", REPLIES["north"].update)
     real = waiting._file._file
 
@@ -162,7 +166,7 @@ def test_a_disk_that_fills_up_harms_one_update(tmp_path: Path, monkeypatch: pyte
 
 
 def test_of_two_updates_of_one_site_the_later_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = aggregator.WaitingUpdates(tmp_path)
+    waiting = aggregator.StoredSiteUpdates(tmp_path)
     for site, in_memory in (("north", 0), ("south", 2**20)):
         monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory)
         waiting.store_update("west", REPLIES[site].update)
@@ -172,7 +176,7 @@ def test_of_two_updates_of_one_site_the_later_waits(tmp_path: Path, monkeypatch:
 
 def test_the_room_of_updates_that_were_taken_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
-    waiting = aggregator.WaitingUpdates(tmp_path)
+    waiting = aggregator.StoredSiteUpdates(tmp_path)
     for _ in range(3):
         for site in SITES:
             waiting.store_update(site, REPLIES[site].update)

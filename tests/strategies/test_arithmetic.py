@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import Plan, make_hospital_plan
+from common.config import HospitalPlan, make_hospital_plan
 from common.models import network as networks
-from common.models.network import Precision, autocast, cpu_name_and_flags, cpu_supports_bf16, resolve_precision
+from common.models.network import Precision, autocast, cpu_supports_bf16, read_cpu_info, resolve_precision
 from strategies.local import arithmetic
 from strategies.local.arithmetic import (
     DEFAULT,
     FILE,
     MOST_KEPT,
-    Arithmetic,
+    TrainingArithmetic,
     choose_arithmetic,
     find_fastest_arithmetic,
     list_cpu_arithmetics,
@@ -24,7 +24,7 @@ from strategies.local.arithmetic import (
 )
 from tests.federations import experiment, federation, json_lines
 
-BF16, CONTIGUOUS = Arithmetic("bf16", "channels_last"), Arithmetic("float32", "contiguous")
+BF16, CONTIGUOUS = TrainingArithmetic("bf16", "channels_last"), TrainingArithmetic("float32", "contiguous")
 needs_bf16 = pytest.mark.skipif(not cpu_supports_bf16(), reason="this CPU has no instructions for bfloat16")
 
 
@@ -37,16 +37,16 @@ def cpu(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         facts = f"processor\t: 0\nmodel name\t: a CPU\nflags\t\t: fpu {request.param}\n"
         (tmp_path / "cpuinfo").write_text(facts, encoding="ascii")
     monkeypatch.setattr(networks, "CPU_FACTS", tmp_path / "cpuinfo")
-    cpu_name_and_flags.cache_clear()
+    read_cpu_info.cache_clear()
     yield "bf16" in (request.param or "")
-    cpu_name_and_flags.cache_clear()
+    read_cpu_info.cache_clear()
 
 
-def plan(tmp_path: Path, *overrides: str) -> Plan:
+def plan(tmp_path: Path, *overrides: str) -> HospitalPlan:
     return make_hospital_plan(experiment(tmp_path, "training.precision=fastest", *overrides).experiment)
 
 
-def choose(tmp_path: Path, *overrides: str, device: str = "cpu") -> Arithmetic:
+def choose(tmp_path: Path, *overrides: str, device: str = "cpu") -> TrainingArithmetic:
     return choose_arithmetic(plan(tmp_path, *overrides), device, tmp_path, durable=False)
 
 
@@ -84,11 +84,11 @@ def test_each_choice_is_timed_and_nothing_else_changes(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[HospitalPlan]:
     """The plans that were measured, each with contiguous memory ahead."""
-    plans: list[Plan] = []
+    plans: list[HospitalPlan] = []
 
-    def seconds(plan: Plan, choices: Any) -> dict[Arithmetic, float]:
+    def seconds(plan: HospitalPlan, choices: Any) -> dict[TrainingArithmetic, float]:
         plans.append(plan)
         return {DEFAULT: 1.0, CONTIGUOUS: 0.5}
 
@@ -97,7 +97,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
 
 def test_what_was_measured_is_kept_for_the_same_network_batch_threads_and_torch(
-    tmp_path: Path, measured: list[Plan], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, measured: list[HospitalPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
         assert choose(tmp_path, "run.rounds=7", "training.lr=1") == CONTIGUOUS
@@ -112,13 +112,13 @@ def test_what_was_measured_is_kept_for_the_same_network_batch_threads_and_torch(
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a": 1}', '{"a": {"precision": "float32"}}', '{"a": {"x": 1}}'])
-def test_a_damaged_file_is_measured_again(content: str, tmp_path: Path, measured: list[Plan]) -> None:
+def test_a_damaged_file_is_measured_again(content: str, tmp_path: Path, measured: list[HospitalPlan]) -> None:
     (tmp_path / FILE).write_text(content, encoding="utf-8")
     assert choose(tmp_path) == CONTIGUOUS
     assert len(measured) == 1
 
 
-def test_a_coordinator_with_many_networks_does_not_fill_the_disk(tmp_path: Path, measured: list[Plan]) -> None:
+def test_a_coordinator_with_many_networks_does_not_fill_the_disk(tmp_path: Path, measured: list[HospitalPlan]) -> None:
     for size in range(1, MOST_KEPT + 11):
         choose(tmp_path, f"training.batch_size={size}")
     assert len(json.loads((tmp_path / FILE).read_bytes())) == MOST_KEPT
@@ -126,7 +126,9 @@ def test_a_coordinator_with_many_networks_does_not_fill_the_disk(tmp_path: Path,
     assert len(measured) == MOST_KEPT + 10
 
 
-def test_nothing_is_measured_on_a_gpu_or_where_a_plan_says_what_it_wants(tmp_path: Path, measured: list[Plan]) -> None:
+def test_nothing_is_measured_on_a_gpu_or_where_a_plan_says_what_it_wants(
+    tmp_path: Path, measured: list[HospitalPlan]
+) -> None:
     assert choose(tmp_path, device="cuda") == BF16
     assert choose(tmp_path, "training.precision=float32", "training.memory_format=contiguous") == CONTIGUOUS
     assert measured == []
@@ -137,7 +139,7 @@ def stated(summary: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_run_by_the_fastest_is_the_run_that_names_it(tmp_path: Path, measured: list[Plan]) -> None:
+def test_a_run_by_the_fastest_is_the_run_that_names_it(tmp_path: Path, measured: list[HospitalPlan]) -> None:
     by_choice = federation(tmp_path, "training.precision=fastest", out="chosen")
     by_name = federation(tmp_path, "training.precision=float32", "training.memory_format=contiguous", out="named")
     by_default = federation(tmp_path, out="default")

@@ -14,9 +14,9 @@ from strategies.engine.state import (
     _DTYPES,
     FederationState,
     _lay_out_safetensors,
-    deserialize_state,
-    serialize_state,
-    serialize_state_in_parts,
+    deserialize_federation_state,
+    serialize_federation_state,
+    serialize_federation_state_parts,
 )
 
 NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
@@ -44,15 +44,19 @@ def state() -> FederationState:
 
 
 def test_a_state_s_bytes_are_the_library_s() -> None:
-    tensors = load(serialize_state(state()))
-    assert serialize_state(state()) == save({name: tensors[name] for name in tensors})
+    tensors = load(serialize_federation_state(state()))
+    assert serialize_federation_state(state()) == save({name: tensors[name] for name in tensors})
 
 
 def test_a_large_array_is_not_copied() -> None:
     whole = state()
-    places = {np.frombuffer(part, np.uint8).__array_interface__["data"][0] for part in serialize_state_in_parts(whole)}
+    places = {
+        np.frombuffer(part, np.uint8).__array_interface__["data"][0] for part in serialize_federation_state_parts(whole)
+    }
     assert whole.model.trunk.__array_interface__["data"][0] in places
-    assert serialize_state(deserialize_state(serialize_state(whole))) == serialize_state(whole)
+    assert serialize_federation_state(
+        deserialize_federation_state(serialize_federation_state(whole))
+    ) == serialize_federation_state(whole)
 
 
 def test_an_array_of_another_kind_is_an_error() -> None:

@@ -15,10 +15,10 @@ from strategies.engine.state import (
     TOLERATED,
     FederationState,
     compute_regret,
-    deserialize_state,
+    deserialize_federation_state,
     is_better_model,
-    record_validation,
-    serialize_state,
+    record_model_validation,
+    serialize_federation_state,
     update_best_model,
 )
 from strategies.local.site_method import Criterion
@@ -170,7 +170,7 @@ def judged(rounds: Sequence[Figures], criterion: Criterion = "auroc") -> Federat
         losses = {site: loss for site, (loss, _) in sites.items()}
         aurocs = {site: auroc for site, (_, auroc) in sites.items() if auroc is not None}
         validation = FederationValidation(losses, aurocs)
-        state = record_validation(replace(state, round=server_round), validation, criterion)
+        state = record_model_validation(replace(state, round=server_round), validation, criterion)
     return state
 
 
@@ -188,9 +188,9 @@ def test_by_auroc_the_round_is_chosen_that_ranks_best_though_its_loss_is_the_hig
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_every_method_is_chosen_by_ranking_unless_classes_exclude_one_another(name: str) -> None:
-    assert STRATEGIES[name]().site.criterion == "auroc"
+    assert STRATEGIES[name]().site.default_selection_criterion == "auroc"
     if STRATEGIES[name].site_class.multi_class:
-        assert STRATEGIES[name](task="multi_class").site.criterion == "loss"
+        assert STRATEGIES[name](task="multi_class").site.default_selection_criterion == "loss"
 
 
 AUROC_LIES = {
@@ -235,7 +235,7 @@ def test_a_site_that_alone_states_an_auroc_does_not_choose_by_it() -> None:
 
 def test_all_rounds_of_a_run_are_compared_by_one_criterion_over_a_restart_too() -> None:
     begun = judged([{"a": (0.5, None), "b": (0.5, None)}])
-    again = deserialize_state(serialize_state(begun))
+    again = deserialize_federation_state(serialize_federation_state(begun))
     assert again.criterion == "loss"
     later = FederationValidation({"a": 0.4, "b": 0.4}, {"a": 0.1, "b": 0.1})
-    assert record_validation(replace(again, round=1), later, "auroc").best_losses == {"a": 0.4, "b": 0.4}
+    assert record_model_validation(replace(again, round=1), later, "auroc").best_losses == {"a": 0.4, "b": 0.4}

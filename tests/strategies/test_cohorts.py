@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.engine.membership import FEW, count_evaluating_sites, draw_covering_sites, draw_names
+from strategies.engine.membership import FEW, count_evaluating_sites, draw_covering_sites, draw_random_names
 
 CLASSES = "abcdef"
 ANNOTATED = st.dictionaries(
@@ -29,12 +29,12 @@ Annotated = dict[str, set[str]]
 def test_a_sample_follows_from_seed_and_sites(annotated: Annotated, size: int, seed: list[int]) -> None:
     turned = dict(reversed(annotated.items()))
     assert draw_covering_sites(annotated, size, seed) == draw_covering_sites(turned, size, seed)
-    assert draw_names(annotated, size, seed) == draw_names(list(turned), size, seed)
+    assert draw_random_names(annotated, size, seed) == draw_random_names(list(turned), size, seed)
 
 
 @SAMPLES
 def test_a_sample_has_its_size_and_no_site_twice(annotated: Annotated, size: int, seed: list[int]) -> None:
-    for sample in (draw_covering_sites(annotated, size, seed), draw_names(annotated, size, seed)):
+    for sample in (draw_covering_sites(annotated, size, seed), draw_random_names(annotated, size, seed)):
         assert len(sample) == min(size, len(annotated))
         assert sample == sorted(set(sample) & set(annotated))
 
@@ -94,4 +94,4 @@ def test_as_many_are_asked_as_stated_or_as_train(stated: int | None, a_round: in
 def test_the_draw_of_a_round_is_the_one_of_earlier_releases() -> None:
     names = [f"site-{n}" for n in range(9)]
     expected = sorted(np.random.default_rng([3, 4]).choice(names, 4, replace=False).tolist())
-    assert draw_names(names, 4, [3, 4]) == expected
+    assert draw_random_names(names, 4, [3, 4]) == expected

@@ -11,13 +11,13 @@ import pytest
 from flwr.app import RecordDict
 
 from client import app
-from common.config import ExperimentFile, Plan
+from common.config import ExperimentFile, HospitalPlan
 from common.errors import BadInput
 from common.security.audit import AuditLog, check_audit_log
-from common.wire.canonical_bytes import record_sha256
+from common.wire.canonical_bytes import hash_record
 from common.wire.codec import decode_record, encode_record
 from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
-from strategies.engine.state import deserialize_state, serialize_state
+from strategies.engine.state import deserialize_federation_state, serialize_federation_state
 from strategies.local.site_method import SiteMethod
 from strategies.methods.base import Method
 from strategies.registry import STRATEGIES, build_site_method, build_strategy
@@ -27,7 +27,9 @@ from tests.strategies.leading import POOLED, Ran, Turned, lead
 
 SITES = ["site-1", "site-2", "site-3"]
 SITE_METHODS = {name: method().site for name, method in STRATEGIES.items()}
-AVERAGING = sorted(name for name, site in SITE_METHODS.items() if not site.sequential and site.pooled == "no")
+AVERAGING = sorted(
+    name for name, site in SITE_METHODS.items() if not site.sequential and site.pooled_missing_labels == "no"
+)
 SEQUENTIAL = sorted(name for name, site in SITE_METHODS.items() if site.sequential)
 
 
@@ -37,7 +39,7 @@ def unlike(method: str, folder: Path, *overrides: str) -> ExperimentFile:
 
 
 def bits(ran: Ran) -> bytes:
-    return serialize_state(ran.coordinator.state)
+    return serialize_federation_state(ran.coordinator.state)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def whole(method: str) -> Whole:
 
 def requests_to_one_site(method: str) -> tuple[tuple[str, ...], list[TrainRequest]]:
     """Classes that a site has in a whole run, and a request of each round that fits a site with these."""
-    classes = whole(method).ran.coordinator.sites.round_context(1, {}).contract.sites["site-1"]
+    classes = whole(method).ran.coordinator.sites.make_round_context(1, {}).contract.sites["site-1"]
     fitting = [request for request in whole(method).traffic.requests if set(classes) <= set(request.class_names)]
     rounds = {request.round: request for request in fitting}
     assert len(rounds) >= 2
@@ -89,7 +91,7 @@ def test_no_update_depends_on_validation_or_test_images(method: str, tmp_path: P
     """Nor on their labels, but where validation figures leave and the method chooses an epoch by them."""
     classes, requests = requests_to_one_site(method)
     warmed, chooses = with_warm_up(requests)
-    missing = build_site_method(Plan.model_validate_json(warmed[0].plan)).counts_missing_as
+    missing = build_site_method(HospitalPlan.model_validate_json(warmed[0].plan)).missing_labels_count_as
     labels = (np.random.default_rng(0).random((IMAGES, len(classes))) < 0.75).astype(np.float32)
 
     def updates(*, turned: bool, **policy: Any) -> list[dict[str, bytes]]:
@@ -104,7 +106,7 @@ def test_no_update_depends_on_validation_or_test_images(method: str, tmp_path: P
 
 def with_warm_up(requests: Iterable[TrainRequest]) -> tuple[list[TrainRequest], bool]:
     """The same with some epochs of warm-up, where the method has any; and whether an epoch is chosen in one of them."""
-    plans = [Plan.model_validate_json(request.plan) for request in requests]
+    plans = [HospitalPlan.model_validate_json(request.plan) for request in requests]
     method = {**plans[0].method, "warm_up_epochs": 4, "warm_up_lr": 0.02}
     try:
         build_strategy(plans[0].run.method, method, plans[0].model.task)
@@ -118,12 +120,12 @@ def with_warm_up(requests: Iterable[TrainRequest]) -> tuple[list[TrainRequest], 
 
 def each_is_allowed_and_written_down(traffic: Traffic, sites: Path) -> None:
     """Every record that passed has a decision and a line in its site's audit, and there is no other."""
-    entries = [entry for folder in sites.iterdir() for entry in AuditLog(folder).entries()]
+    entries = [entry for folder in sites.iterdir() for entry in AuditLog(folder).read_entries()]
     assert [fault for folder in sites.iterdir() for fault in check_audit_log(folder).faults] == []
     for direction, passed in (("in", traffic.down), ("out", traffic.up)):
         lines = [entry for entry in entries if entry["direction"] == direction]
         assert {entry["decision"] for entry in lines} == {"allow"}
-        assert sorted(entry["sha256"] for entry in lines) == sorted(record_sha256(content) for _, content in passed)
+        assert sorted(entry["sha256"] for entry in lines) == sorted(hash_record(content) for _, content in passed)
 
 
 KINDS: dict[str, Any] = {
@@ -143,7 +145,7 @@ def test_records_hold_exactly_what_is_declared_and_leave_by_the_sites_audit(meth
         assert fields_of(encode_record(decode_record(content, kind))) == fields_of(content)
     rule, features = ran.coordinator.method, ran.coordinator.state.model.head.features
     for reply in traffic.replies:
-        context = ran.coordinator.sites.round_context(reply.round, {})
+        context = ran.coordinator.sites.make_round_context(reply.round, {})
         shapes = {name: array.shape for name, array in reply.statistics.items()}
         assert shapes == dict(rule.statistics_shape(context, reply.site, features))
     each_is_allowed_and_written_down(traffic, whole(method).sites)
@@ -182,18 +184,18 @@ def test_updates_that_wait_make_the_model_of_those_added_as_they_come(method: st
         lead(unlike(method, tmp_path, f"participation.clip={clip}"), tmp_path / clip, 2) for clip in ("off", "1000.0")
     )
     as_without_trials = replace(waiting.coordinator.state, sound_losses={}, next_trial=0)
-    assert bits(streamed) == serialize_state(as_without_trials)
+    assert bits(streamed) == serialize_federation_state(as_without_trials)
 
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
 def test_a_resumed_run_makes_the_same_next_round(method: str, tmp_path: Path) -> None:
     file, through = unlike(method, tmp_path), whole(method).ran
     stopped = lead(file, tmp_path / "stopped", 1)
-    before = serialize_state(stopped.states[0])
-    read = deserialize_state(before)
+    before = serialize_federation_state(stopped.states[0])
+    read = deserialize_federation_state(before)
     resumed = lead(file, tmp_path / "stopped", 2, resumed=read)
-    assert serialize_state(resumed.states[-1]) == serialize_state(through.states[-1])
-    assert serialize_state(stopped.states[0]) == serialize_state(read) == before
+    assert serialize_federation_state(resumed.states[-1]) == serialize_federation_state(through.states[-1])
+    assert serialize_federation_state(stopped.states[0]) == serialize_federation_state(read) == before
     losses = [record.mean_train_loss for record in through.records]
     assert resumed.records[-1].mean_train_loss == losses[-1] != losses[0]
 

@@ -17,8 +17,8 @@ from scipy import stats
 from strategies.privacy import noise as noise_module
 from strategies.privacy.noise import (
     SCALE_BITS,
-    BitStream,
     NoiseQuantizationGrid,
+    SecretBitStream,
     _draw_exp_bernoulli_events,
     _try_discrete_gaussian,
     draw_discrete_gaussian,
@@ -39,7 +39,7 @@ class Undecided(Exception):
     """A try asked for one choice more than were given."""
 
 
-class Choices(BitStream):
+class Choices(SecretBitStream):
     """Bits chosen in advance, of one try.
 
     Attributes:
@@ -69,7 +69,7 @@ class Choices(BitStream):
 
 
 def followed(
-    sampler: Callable[[BitStream], list[int]], top_bits: int, open_at_most: float
+    sampler: Callable[[SecretBitStream], list[int]], top_bits: int, open_at_most: float
 ) -> tuple[dict[int, float], float, float]:
     """Probability of each value, of no value, and of the paths not followed; the likeliest paths come first."""
     ended, rejected, remaining, order = defaultdict[int, Fraction](Fraction), Fraction(0), Fraction(1), count()
@@ -103,7 +103,7 @@ def test_the_sampler_has_the_published_distribution_exactly() -> None:
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4])
 def test_an_event_has_the_probability_of_its_exponential_exactly(exponent: int) -> None:
-    def falls(bits: BitStream) -> list[int]:
+    def falls(bits: SecretBitStream) -> list[int]:
         return [int(_draw_exp_bernoulli_events(np.array([exponent], np.uint64), bits, 1)[0])]
 
     ended, _, remaining = followed(falls, 1, 1e-3)
@@ -112,7 +112,7 @@ def test_an_event_has_the_probability_of_its_exponential_exactly(exponent: int) 
 
 @pytest.mark.parametrize("scale_bits", [0, 1, 2, 4])
 def test_small_scales_have_the_published_frequencies(scale_bits: int) -> None:
-    drawn = draw_discrete_gaussian(400_000, BitStream(bytes([scale_bits]) * 32), scale_bits)
+    drawn = draw_discrete_gaussian(400_000, SecretBitStream(bytes([scale_bits]) * 32), scale_bits)
     expected = {y: 400_000 * p for y, p in probabilities(2**scale_bits, 9 * 2**scale_bits).items()}
     likely = [y for y, number in expected.items() if number >= 10]
     counts = [int((drawn == y).sum()) for y in likely]
@@ -122,7 +122,7 @@ def test_small_scales_have_the_published_frequencies(scale_bits: int) -> None:
 
 
 def test_at_the_scale_in_use_it_is_a_gaussian_on_every_place_of_the_grid() -> None:
-    drawn = draw_discrete_gaussian(1_000_000, BitStream(b"\7" * 32))
+    drawn = draw_discrete_gaussian(1_000_000, SecretBitStream(b"\7" * 32))
     assert stats.kstest(drawn / SIGMA, "norm").pvalue > 1e-4
     for bits in (1, 8, 16):  # the lowest bits are uniform: nothing shows what they were added to
         lowest = np.bincount(drawn & ((1 << bits) - 1), minlength=1 << bits)
@@ -148,7 +148,7 @@ def test_the_stream_is_aes_256_in_counter_mode() -> None:
     key = bytes(range(32))
     encryptor = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
     blocks = b"".join(encryptor.update(number.to_bytes(16, "big")) for number in range(10))
-    stream = BitStream(key)
+    stream = SecretBitStream(key)
     parts = [stream.draw_words(1), stream.draw_words(5), stream.draw_words(14)]
     assert b"".join(part.astype("<u8").tobytes() for part in parts) == blocks
 
@@ -157,7 +157,7 @@ def test_every_bit_of_the_key_changes_the_noise() -> None:
     """The Mersenne Twister before took 32 of its 63 bits: all of them could be tried in minutes."""
     key = int.from_bytes(b"\x5a" * 32, "big")
     keys = [key, *(key ^ (1 << bit) for bit in range(256))]
-    drawn = {draw_discrete_gaussian(4, BitStream(number.to_bytes(32, "big"))).tobytes() for number in keys}
+    drawn = {draw_discrete_gaussian(4, SecretBitStream(number.to_bytes(32, "big"))).tobytes() for number in keys}
     assert len(drawn) == 257
 
 
@@ -169,7 +169,7 @@ def test_a_hospitals_key_is_256_bits_of_the_system(monkeypatch: pytest.MonkeyPat
         return bytes(number)
 
     monkeypatch.setattr(noise_module.secrets, "token_bytes", recorded)
-    zero = draw_discrete_gaussian(4, BitStream(bytes(32)))
+    zero = draw_discrete_gaussian(4, SecretBitStream(bytes(32)))
     assert make_secret_noise().draw_gaussian_steps((4,)).tolist() == zero.tolist()
     assert lengths == [32]
 
@@ -183,7 +183,7 @@ def test_trying_the_seeds_of_the_generator_of_torch_finds_no_noise(low: int, mon
 
     monkeypatch.setattr(noise_module.secrets, "randbits", nearly_known)
     monkeypatch.setattr(noise_module.secrets, "token_bytes", lambda number: nearly_known(8 * number).to_bytes(number))
-    released = NoiseQuantizationGrid(1.0, 1.0).release_with_noise(
+    released = NoiseQuantizationGrid(1.0, 1.0).add_noise_to_sum(
         torch.zeros(2000, dtype=torch.float64), make_secret_noise()
     )
     for seed in range(200):
@@ -197,7 +197,7 @@ def test_trying_the_seeds_of_the_generator_of_torch_finds_no_noise(low: int, mon
 def test_what_is_released_has_the_deviation_asked_for_and_lies_on_the_grid(deviation: float) -> None:
     grid = NoiseQuantizationGrid(deviation, 1.0)
     zeros = torch.zeros(200_000, dtype=torch.float64)
-    released = grid.release_with_noise(zeros, make_seeded_noise(1)).numpy()
+    released = grid.add_noise_to_sum(zeros, make_seeded_noise(1)).numpy()
     assert released.std() == pytest.approx(deviation, rel=0.01)
     assert abs(released.mean()) < 5 * deviation / released.size**0.5
     steps = (zeros + make_seeded_noise(1).draw_gaussian_steps(zeros.shape)).numpy()
@@ -207,5 +207,5 @@ def test_what_is_released_has_the_deviation_asked_for_and_lies_on_the_grid(devia
 
 def test_next_to_no_noise_is_made_no_less_than_asked() -> None:
     grid = NoiseQuantizationGrid(1e-9, 1.0)
-    released: Any = grid.release_with_noise(torch.zeros(1000, dtype=torch.float64), make_seeded_noise(1))
+    released: Any = grid.add_noise_to_sum(torch.zeros(1000, dtype=torch.float64), make_seeded_noise(1))
     assert released.std() > 1e-9

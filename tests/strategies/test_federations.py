@@ -12,10 +12,10 @@ import pytest
 from client import app
 from client.training.figures import RequestedMetrics
 from common.errors import BadInput
-from common.models.network import build
+from common.models.network import build_network
 from common.models.saved import load_model
-from common.models.state import read_state
-from common.wire.codec import payload_bytes
+from common.models.state import read_model_state
+from common.wire.codec import count_payload_bytes
 from common.wire.records import TrainReply, TrainRequest
 from server.runs.verify import verify_run
 from strategies.engine.events import TooFewSites
@@ -88,7 +88,11 @@ def test_every_method_ends_with_a_whole_run_folder(method: str, tmp_path: Path, 
     strategy = build_strategy(method, {})
     rule = strategy.site
     for reply in traffic.replies:
-        sends = {"trunk": rule.declared_payload.trunk, "norm": rule.sends_norm, "head": rule.declared_payload.head}
+        sends = {
+            "trunk": rule.declared_payload.trunk,
+            "norm": rule.sends_batch_norm,
+            "head": rule.declared_payload.head,
+        }
         sent = {name: getattr(reply.update, name) is not None for name in sends}
         assert sent == (sends if reply.round else dict.fromkeys(sends, False))
     assert (run / "model.safetensors").exists() == rule.has_global_model
@@ -116,9 +120,9 @@ def test_fedbn_plus_is_refused_where_batch_normalisation_is_of_a_random_network(
 def test_fedbn_plus_leaves_batch_normalisation_as_it_was(tmp_path: Path) -> None:
     run, _ = finished("method.trunk=fedbn_plus", given_weights())
     network = load_model(run)
-    began = build(experiment(tmp_path).experiment.model, network.class_names, 3)
-    np.testing.assert_array_equal(read_state(network).norm, read_state(began).norm)
-    assert not np.array_equal(read_state(network).trunk, read_state(began).trunk)
+    began = build_network(experiment(tmp_path).experiment.model, network.class_names, 3)
+    np.testing.assert_array_equal(read_model_state(network).norm, read_model_state(began).norm)
+    assert not np.array_equal(read_model_state(network).trunk, read_model_state(began).trunk)
 
 
 def test_bytes_counted_are_those_of_the_arrays_and_a_few_fields(tmp_path: Path, traffic: Traffic) -> None:
@@ -130,8 +134,8 @@ def test_bytes_counted_are_those_of_the_arrays_and_a_few_fields(tmp_path: Path, 
 
 def test_every_message_counts_among_a_sites_bytes(tmp_path: Path, traffic: Traffic) -> None:
     sites = federation(tmp_path)["sites"].values()
-    assert sum(site["bytes_down"] for site in sites) == sum(payload_bytes(content) for _, content in traffic.down)
-    assert sum(site["bytes_up"] for site in sites) == sum(payload_bytes(content) for _, content in traffic.up)
+    assert sum(site["bytes_down"] for site in sites) == sum(count_payload_bytes(content) for _, content in traffic.down)
+    assert sum(site["bytes_up"] for site in sites) == sum(count_payload_bytes(content) for _, content in traffic.up)
 
 
 def test_a_site_that_builds_another_model_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +196,7 @@ def test_an_update_that_is_not_finite_is_left_out(
     federation(tmp_path, "participation.min_sites=2", "run.rounds=1")
     (line,) = json_lines(tmp_path / "run" / "rounds.jsonl")
     assert line["absent"] == {"site-1": reason}
-    assert np.isfinite(read_state(load_model(tmp_path / "run")).trunk).all()
+    assert np.isfinite(read_model_state(load_model(tmp_path / "run")).trunk).all()
 
 
 def test_a_site_alone_that_diverges_stops_the_run_with_the_reason_and_keeps_no_such_memory(tmp_path: Path) -> None:
@@ -203,9 +207,11 @@ def test_a_site_alone_that_diverges_stops_the_run_with_the_reason_and_keeps_no_s
 
 
 def test_personal_models_that_cannot_be_tested_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tested = RequestedMetrics.test_metrics
+    tested = RequestedMetrics.compute_test_metrics
     monkeypatch.setattr(
-        RequestedMetrics, "test_metrics", lambda self, task: 1 / 0 if task.site.name == "site-2" else tested(self, task)
+        RequestedMetrics,
+        "compute_test_metrics",
+        lambda self, task: 1 / 0 if task.site.name == "site-2" else tested(self, task),
     )
     with pytest.raises(TooFewSites, match=r"test: 2 of 3 sites replied\. site-2: .*division by zero"):
         federation(tmp_path, "run.method=individual")

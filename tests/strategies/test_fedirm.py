@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.contract import LabelContract
-from common.models.network import build
+from common.models.network import build_network
 from common.models.zoo.spec import ModelSpec
 from strategies.local.objective import update_teacher_average
 from strategies.methods.base import RoundContext
@@ -19,10 +19,10 @@ from strategies.methods.fedirm import (
     FedIRM,
     average_relations,
     compute_log_relations,
+    compute_relation_divergence,
+    compute_unlabelled_weight,
     copy_as_dropout_teacher,
     mask_confident_positives,
-    relation_divergence,
-    unlabelled_weight_ramp,
 )
 from tests.federations import ALL_SHARED, Traffic, federation
 from tests.strategies.states import make_reply
@@ -60,8 +60,8 @@ def test_the_mismatch_is_the_divergence_both_ways_over_rows_that_both_sides_have
     own = torch.log(torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.9, 0.1]], dtype=torch.float64))
     federation = torch.tensor([[0.8, 0.2], [0.8, 0.2], [NAN, NAN]], dtype=torch.float64)
     members = torch.tensor([[True, False, True], [False, False, False]])
-    assert float(relation_divergence(own, members, federation)) == pytest.approx(0.3 * math.log(4))
-    assert float(relation_divergence(own[1:], members[:, 1:], federation[1:])) == 0.0
+    assert float(compute_relation_divergence(own, members, federation)) == pytest.approx(0.3 * math.log(4))
+    assert float(compute_relation_divergence(own[1:], members[:, 1:], federation[1:])) == 0.0
 
 
 @given(seeds)
@@ -71,8 +71,8 @@ def test_the_mismatch_is_nothing_between_equals_and_its_gradient_is_finite(seed:
     members, federation = torch.from_numpy(rng.random((5, 2)) < 0.5), torch.from_numpy(rng.dirichlet([1, 1, 1], 2))
     federation[0] = NAN
     own = compute_log_relations(logits, members, 2.0)
-    assert float(relation_divergence(own, members, own.detach().exp()).detach()) == pytest.approx(0, abs=1e-12)
-    value = relation_divergence(own, members, federation)
+    assert float(compute_relation_divergence(own, members, own.detach().exp()).detach()) == pytest.approx(0, abs=1e-12)
+    value = compute_relation_divergence(own, members, federation)
     value.backward()
     assert float(value.detach()) >= 0
     assert logits.grad.isfinite().all()
@@ -88,16 +88,16 @@ def test_relations_are_averaged_over_who_tells_them_and_what_is_none_is_left_out
 
 
 def test_the_unlabelled_terms_weight_ramps_up_as_a_gaussian() -> None:
-    shares = [unlabelled_weight_ramp(rounds, 30) for rounds in (0, 15, 30, 99)]
+    shares = [compute_unlabelled_weight(rounds, 30) for rounds in (0, 15, 30, 99)]
     np.testing.assert_allclose(shares, [math.exp(-5), math.exp(-1.25), 1.0, 1.0])
-    assert unlabelled_weight_ramp(0, 0) == 1.0
+    assert compute_unlabelled_weight(0, 0) == 1.0
 
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8, dropout=0.5)
 
 
 def test_the_teacher_is_a_running_mean_of_parameters_and_of_batch_normalisations_averages() -> None:
-    network = build(SPEC, ("a", "b"), 3)
+    network = build_network(SPEC, ("a", "b"), 3)
     teacher = copy_as_dropout_teacher(network)
     before = {name: value.clone() for name, value in teacher.state_dict().items() if value.is_floating_point()}
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_the_teacher_is_a_running_mean_of_parameters_and_of_batch_normalisations
 
 
 def test_the_teacher_keeps_its_batch_normalisation_and_varies_by_dropout() -> None:
-    network = build(SPEC, ("a", "b"), 3)
+    network = build_network(SPEC, ("a", "b"), 3)
     teacher, images = copy_as_dropout_teacher(network), torch.rand(4, 1, 16, 16) * 255
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     assert not torch.equal(teacher(images), teacher(images))

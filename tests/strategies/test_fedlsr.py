@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.config import TrainingSection
-from common.models.network import build
+from common.models.network import build_network
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import NO_ARRAYS
 from strategies.local.losses import partial_loss
-from strategies.local.objective import ClientContext, Examples
+from strategies.local.objective import ClientContext, LabelledExamples
 from strategies.local.training import MiniBatch
-from strategies.methods.fedlsr import distance_weight_ramp, jensen_shannon_divergence, mean_entropy, mix_predictions
+from strategies.methods.fedlsr import compute_distance_weight, jensen_shannon_divergence, mean_entropy, mix_predictions
 from strategies.registry import build_strategy
 
 NAN = math.nan
@@ -72,8 +72,8 @@ def test_the_entropy_is_ln_2_where_nothing_is_known() -> None:
 
 
 def test_the_distances_weight_grows_evenly_from_nothing_and_then_stays() -> None:
-    assert [distance_weight_ramp(rounds, 4) for rounds in (0, 1, 3, 4, 9)] == [0.0, 0.25, 0.75, 1.0, 1.0]
-    assert distance_weight_ramp(0, 0) == 1.0
+    assert [compute_distance_weight(rounds, 4) for rounds in (0, 1, 3, 4, 9)] == [0.0, 0.25, 0.75, 1.0, 1.0]
+    assert compute_distance_weight(0, 0) == 1.0
 
 
 TINY = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
@@ -88,14 +88,14 @@ def objective_at(
     server_round: int, augmented: Any, missing: str | None = "masked", **parameters: float
 ) -> tuple[float, torch.Tensor, MiniBatch]:
     """Return its value, with the logits of the image as it lies, and the batch."""
-    network = build(TINY, ("a", "b"), 3).eval()
+    network = build_network(TINY, ("a", "b"), 3).eval()
     generator = torch.Generator().manual_seed(2)
     images = torch.randint(0, 256, (3, 1, 16, 16), generator=generator, dtype=torch.uint8)
     labels = torch.tensor([[1, NAN], [0, NAN], [1, NAN]])
     annotated = torch.tensor([True, False])
     method = build_strategy("fedlsr", {**({"missing": missing} if missing else {}), **parameters})
     situation = ClientContext(
-        network, Examples(images, labels, annotated), NO_ARRAYS, NO_ARRAYS, server_round, TrainingSection()
+        network, LabelledExamples(images, labels, annotated), NO_ARRAYS, NO_ARRAYS, server_round, TrainingSection()
     )
     batch = MiniBatch(torch.arange(3), images, labels, annotated, augmented, contextlib.nullcontext(), generator)
     with torch.no_grad():
@@ -115,7 +115,7 @@ def test_the_distance_of_cooled_views_is_added_over_all_classes_once_it_has_grow
     first, plain, batch = objective_at(1, darker, ramp_rounds=10)
     later, _, _ = objective_at(6, darker, ramp_rounds=10)
     with torch.no_grad():
-        other = build(TINY, ("a", "b"), 3).eval()(darker(batch.images.float()))
+        other = build_network(TINY, ("a", "b"), 3).eval()(darker(batch.images.float()))
     assert later - first == pytest.approx(0.4 * 0.5 * float(jensen_shannon_divergence(3 * plain, 3 * other)), rel=1e-3)
     assert later > first
 

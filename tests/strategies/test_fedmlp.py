@@ -79,7 +79,7 @@ def test_a_site_that_starts_anew_keeps_its_tags(tmp_path: Path, monkeypatch: pyt
     train = app.train_through_layers
 
     def after_a_restart(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
-        simulation._cached_sites_of_run.cache_clear()
+        simulation._get_cached_run_sites.cache_clear()
         return train(site, request, masks)
 
     monkeypatch.setattr(app, "train_through_layers", after_a_restart)
@@ -119,8 +119,8 @@ def test_figures_say_how_alike_prototypes_are_and_leave_out_what_every_site_labe
     contract = LabelContract(("a", "b"), MappingProxyType({"north": ("a",), "south": ("a", "b")}))
     prototypes = np.array([[[1, 0], [3, 4]], [[0, 0], [4, 3]]], np.float32)  # nobody has a negative of b
     later = context(3, contract, prototypes=prototypes, difficulty=np.array([1.0, 0.25]))
-    figures = FedMLP().summary_figures(later)["prototypes"]
+    figures = FedMLP().compute_summary_figures(later)["prototypes"]
     assert figures["signs"] == [pytest.approx(0.6), None]
     assert figures["positives"][0] == pytest.approx([1, 0.96])
-    assert FedMLP().round_figures(later) == {"difficulty": {"a": None, "b": 0.25}}
-    assert (FedMLP().summary_figures(context(1)), FedMLP().round_figures(context(1))) == ({}, {})
+    assert FedMLP().compute_round_figures(later) == {"difficulty": {"a": None, "b": 0.25}}
+    assert (FedMLP().compute_summary_figures(context(1)), FedMLP().compute_round_figures(context(1))) == ({}, {})

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from strategies.local.losses import partial_loss
 from strategies.methods.fedmlp import (
     Rounding,
-    average_over_sites,
+    average_known_entries,
     compute_class_difficulty,
+    compute_logit_adjustment,
+    compute_pairwise_cosines,
+    compute_positive_prior,
     compute_prototype_margins,
     compute_prototypes,
     compute_share_to_tag,
+    compute_squared_probability_differences,
     consistency_loss,
     cross_entropy_per_entry,
     first_stage_loss,
-    logit_adjustment,
-    pairwise_cosines,
-    positive_prior,
     second_stage_loss,
-    squared_probability_differences,
     supervised_loss,
     tag_surest_images,
 )
@@ -47,10 +47,14 @@ def wpc() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The vector's logits and targets, both of the active classes only, and their adjustment."""
     vector = VECTOR["wpc"]
     active = vector["active"]
-    prior = positive_prior(np.array(vector["class_pos_counts_local"])[active], vector["N_k"])
+    prior = compute_positive_prior(np.array(vector["class_pos_counts_local"])[active], vector["N_k"])
     np.testing.assert_allclose(prior, np.array(vector["pi_pos"])[active])
     logits = torch.logit(torch.tensor(vector["prob"], dtype=torch.float64)[:, active])
-    return logits, torch.tensor(vector["y"], dtype=torch.float64)[:, active], torch.from_numpy(logit_adjustment(prior))
+    return (
+        logits,
+        torch.tensor(vector["y"], dtype=torch.float64)[:, active],
+        torch.from_numpy(compute_logit_adjustment(prior)),
+    )
 
 
 def expected(name: str) -> np.ndarray:
@@ -84,15 +88,15 @@ def test_the_supervised_loss_is_the_authors_and_the_papers_is_it_by_annotated_ov
 def test_adding_to_the_logit_is_the_papers_adjusted_probability(logit: float, prior: float) -> None:
     p = 1 / (1 + math.exp(-logit))
     paper = p * prior / (p * prior + (1 - p) * (1 - prior))
-    adjusted = torch.sigmoid(logit + torch.from_numpy(logit_adjustment(np.array([prior]))))
+    adjusted = torch.sigmoid(logit + torch.from_numpy(compute_logit_adjustment(np.array([prior]))))
     assert float(adjusted) == pytest.approx(paper, rel=1e-6)
 
 
 def test_a_class_never_or_always_seen_is_taken_as_half_an_image_away() -> None:
     # 10 images: 0 -> 1/20, 10 -> 19/20, whose odds are 1 to 19 and 19 to 1
-    prior = positive_prior([0, 10, 4], 10)
+    prior = compute_positive_prior([0, 10, 4], 10)
     np.testing.assert_allclose(prior, [0.05, 0.95, 0.4])
-    np.testing.assert_allclose(logit_adjustment(prior), [-math.log(19), math.log(19), math.log(2 / 3)])
+    np.testing.assert_allclose(compute_logit_adjustment(prior), [-math.log(19), math.log(19), math.log(2 / 3)])
 
 
 def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -159,7 +163,7 @@ def test_the_teacher_gets_no_gradient_and_unknown_entries_give_none(seed: int) -
 @given(seeds)
 def test_a_student_that_is_its_teacher_is_consistent(seed: int) -> None:
     student, _, targets, annotated = batch(seed)
-    assert float(squared_probability_differences(student, student).sum()) == 0.0
+    assert float(compute_squared_probability_differences(student, student).sum()) == 0.0
     loss = first_stage_loss([student], [student], targets, annotated, None)
     torch.testing.assert_close(loss, supervised_loss([student], targets, None))
 
@@ -198,8 +202,8 @@ def sizes(vector: dict[str, Any]) -> dict[str, float]:
 def test_global_prototypes_are_the_authors_weighted_and_the_papers_uniform() -> None:
     vector = VECTOR["proto_aggregation"]
     local = by_site(np.array(vector["local"]).reshape(4, 3, 2, 2), vector["owners_S"])
-    weighted = average_over_sites(local, sizes(vector)).reshape(6, 2)
-    uniform = average_over_sites(local, dict.fromkeys(local, 1.0)).reshape(6, 2)
+    weighted = average_known_entries(local, sizes(vector)).reshape(6, 2)
+    uniform = average_known_entries(local, dict.fromkeys(local, 1.0)).reshape(6, 2)
     np.testing.assert_allclose(weighted, vector["expected_code_sample_weighted"], rtol=1e-5)
     np.testing.assert_allclose(uniform, vector["expected_paper_uniform_eq6"], rtol=1e-5)
 
@@ -210,7 +214,7 @@ def test_global_difficulty_is_the_authors_over_the_sites_that_lack_the_class() -
     local = by_site(np.array(vector["d_local"]), vector["clients_missing_class"])
     assert vector["expected_code"][2] == 1.0  # every site labels it: the authors' code counts no difficulty there
     expected = [*vector["expected_code"][:2], NAN]
-    np.testing.assert_allclose(average_over_sites(local, sizes(vector)), expected, rtol=1e-5)
+    np.testing.assert_allclose(average_known_entries(local, sizes(vector)), expected, rtol=1e-5)
 
 
 def test_unknown_labels_belong_to_neither_prototype_and_a_sign_never_seen_has_none() -> None:
@@ -225,7 +229,7 @@ def test_an_empty_prototype_is_left_out_of_the_mean_and_nobodys_stays_empty() ->
     # Negative: (10 * 2 + 30 * -6) / 40 = -4; positive: north alone; class b: nobody
     north = np.array([[[2.0], [5.0]], [[NAN], [NAN]]])
     south = np.array([[[-6.0], [NAN]], [[NAN], [NAN]]])
-    mean = average_over_sites({"north": north, "south": south}, {"north": 10, "south": 30})
+    mean = average_known_entries({"north": north, "south": south}, {"north": 10, "south": 30})
     np.testing.assert_array_equal(mean, [[[-4], [5]], [[NAN], [NAN]]])
 
 
@@ -244,7 +248,7 @@ def test_means_over_sites_do_not_depend_on_who_answered_first_to_the_bit(seed: i
     local = {f"site {k}": rng.choice([NAN, *rng.normal(size=4)], (3, 2, 2)) for k in range(5)}
     weights = {site: float(rng.integers(1, 99)) for site in local}
     backwards = dict(reversed(local.items()))
-    np.testing.assert_array_equal(average_over_sites(backwards, weights), average_over_sites(local, weights))
+    np.testing.assert_array_equal(average_known_entries(backwards, weights), average_known_entries(local, weights))
 
 
 @given(seeds)
@@ -252,7 +256,7 @@ def test_two_sites_equal_prototypes_are_the_global_ones(seed: int) -> None:
     rng = np.random.default_rng(seed)
     own = rng.normal(size=(3, 2, 4))
     weights = {"north": float(rng.integers(1, 99)), "south": float(rng.integers(1, 99))}
-    np.testing.assert_allclose(average_over_sites({"north": own, "south": own}, weights), own, rtol=1e-12)
+    np.testing.assert_allclose(average_known_entries({"north": own, "south": own}, weights), own, rtol=1e-12)
 
 
 def test_difficulty_is_the_share_of_images_outside_the_bounds_which_themselves_are_inside() -> None:
@@ -358,7 +362,7 @@ def test_models_are_averaged_by_images() -> None:
 
 def test_cosines_are_worked_by_hand_and_a_vector_nobody_knows_has_none() -> None:
     vectors = np.array([[3.0, 4.0], [-4.0, 3.0], [6.0, 8.0], [np.nan, 1.0], [0.0, 0.0], [4.0, 3.0]])
-    cosines = pairwise_cosines(vectors)
+    cosines = compute_pairwise_cosines(vectors)
     # (3, 4) with (4, 3): (12 + 12) / 25
     np.testing.assert_allclose(cosines[0], [1, 0, 1, np.nan, np.nan, 0.96], atol=1e-12)
     np.testing.assert_allclose(cosines, cosines.T)

@@ -13,9 +13,9 @@ from strategies.methods.base import RoundContext
 from strategies.methods.fednoro import (
     FedNoRo,
     FedNoRoParameters,
+    compute_distillation_divergence,
+    compute_distillation_weight,
     compute_loss_indicators,
-    distillation_divergence,
-    distillation_weight,
     find_noisy_sites,
     lower_noisy_site_weights,
     scale_over_sites,
@@ -123,7 +123,7 @@ def test_by_the_contract_every_site_that_lacks_a_class_is_noisy() -> None:
 
 def test_the_distillations_weight_rises_over_the_ramp() -> None:
     parameters = FedNoRoParameters(stage_one_rounds=10, ramp_rounds=40, distillation=0.8)
-    weights = [distillation_weight(server_round, parameters) for server_round in (11, 31, 51, 90)]
+    weights = [compute_distillation_weight(server_round, parameters) for server_round in (11, 31, 51, 90)]
     np.testing.assert_allclose(weights, [0.8 * np.exp(-5), 0.8 * np.exp(-1.25), 0.8, 0.8])
 
 
@@ -133,12 +133,12 @@ def test_the_divergence_is_of_each_entrys_two_probabilities_over_the_chosen_clas
     p, q = student.detach().sigmoid(), teacher.sigmoid()
     entries = q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log()
     both, first = torch.tensor([True, True]), torch.tensor([True, False])
-    torch.testing.assert_close(distillation_divergence(student, teacher, both).detach(), entries.mean())
-    alone = distillation_divergence(student, teacher, first)
+    torch.testing.assert_close(compute_distillation_divergence(student, teacher, both).detach(), entries.mean())
+    alone = compute_distillation_divergence(student, teacher, first)
     torch.testing.assert_close(alone.detach(), entries[:, 0].mean())
     (gradient,) = torch.autograd.grad(alone, student)
     torch.testing.assert_close(gradient, torch.stack([(p - q)[:, 0] / 2, torch.zeros(2)], dim=1))
-    assert float(distillation_divergence(student, teacher, ~both).detach()) == 0.0
+    assert float(compute_distillation_divergence(student, teacher, ~both).detach()) == 0.0
 
 
 def test_indicators_go_up_once_and_verdicts_come_down_from_then_on(tmp_path: Path, traffic: Traffic) -> None:

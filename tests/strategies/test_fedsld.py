@@ -17,11 +17,11 @@ from strategies.local.losses import partial_loss, softmax_over_all_loss
 from strategies.methods.base import RoundContext
 from strategies.methods.fedsld import (
     collect_label_counts,
+    compute_expected_label_weight,
     compute_label_prior,
+    compute_mean_label_weight,
     compute_site_prior,
-    expected_label_weight,
     find_uncounted_class_faults,
-    mean_label_weight,
     weigh_classes,
     weigh_images,
     weigh_label_entries,
@@ -65,7 +65,9 @@ def test_weights_losses_and_gradient_are_the_vectors() -> None:
     np.testing.assert_allclose(logits.grad, vector["grad_logits_sum_eq3"], rtol=1e-4, atol=1e-6)
     assert float(weigh_images(labels, prior).mean()) == pytest.approx(vector["chi2_factor_sum_pb2_over_prior"])
     shares = np.array(vector["p_b"])
-    assert expected_label_weight(shares, prior.numpy()) == pytest.approx(vector["chi2_factor_sum_pb2_over_prior"])
+    assert compute_expected_label_weight(shares, prior.numpy()) == pytest.approx(
+        vector["chi2_factor_sum_pb2_over_prior"]
+    )
 
 
 @needs_vectors
@@ -171,14 +173,14 @@ def test_in_a_multi_class_task_the_counts_that_a_site_keeps_share_what_is_left_o
 
 def test_a_site_without_any_label_has_no_say_in_the_factor() -> None:
     counted = context("multi_label", north=(("a",), (3,), (7,)), south=(("a",), (0,), (0,)))
-    assert mean_label_weight(counted) == pytest.approx(1.0)
+    assert compute_mean_label_weight(counted) == pytest.approx(1.0)
 
 
 def test_the_controls_factor_is_the_mean_over_sites_by_images() -> None:
     counted = context("multi_class", north=(("a", "b"), (30, 0), (0, 30)), south=(("a", "b"), (5, 5), (5, 5)))
     # prior 35/40, 5/40; north 1 / (35/40), south .25 / (35/40) + .25 / (5/40)
     expected = (30 * (1 / 0.875) + 10 * (0.25 / 0.875 + 0.25 / 0.125)) / 40
-    assert mean_label_weight(counted) == pytest.approx(expected, rel=1e-6)
+    assert compute_mean_label_weight(counted) == pytest.approx(expected, rel=1e-6)
 
 
 SKEWED = (

@@ -12,7 +12,7 @@ from client.site.memory import FrozenPartFiles
 from client.training import task
 from common.errors import BadInput, WireError
 from common.models.saved import load_model
-from common.models.state import FrozenPart, ModelState, build_initial_frozen_part, read_state
+from common.models.state import FrozenPart, ModelState, build_initial_frozen_part, read_model_state
 from common.wire.codec import decode_record
 from common.wire.records import EvaluateRequest, TrainRequest
 from server.federation.checkpoints import CheckpointFolder
@@ -40,7 +40,7 @@ def frozen_of(folder: Path, *overrides: str) -> FrozenPart:
 
 
 def whole_model() -> ModelState:
-    return read_state(load_model(finished()[0]))
+    return read_model_state(load_model(finished()[0]))
 
 
 @pytest.mark.parametrize("part", [HEAD, LORA], ids=["head", "products"])
@@ -121,7 +121,7 @@ def test_it_works_with_what_is_around_a_method(wrapped: tuple[str, ...], tmp_pat
 def test_killed_and_resumed_it_ends_in_the_same_model(choices: tuple[str, ...], tmp_path: Path) -> None:
     through = finished(*choices, "run.rounds=3")[1]
     with pytest.MonkeyPatch.context() as patched:
-        kill_at(patched, CheckpointFolder, "save", 2)
+        kill_at(patched, CheckpointFolder, "save_checkpoint", 2)
         with pytest.raises(Killed):
             federation(tmp_path, *choices, "run.rounds=3")
     assert federation(tmp_path, *choices, "run.rounds=3", resume=True)["model_sha256"] == through["model_sha256"]
@@ -137,7 +137,7 @@ def test_a_site_that_lost_its_file_is_sent_it_again(
     tmp_path: Path, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In round 2 the first site asked has no file any more, and its process is new."""
-    read, answered, lost = FrozenPartFiles.read_part, backends.InlineGrid._call_site_app, list[int]()
+    read, answered, lost = FrozenPartFiles.read_frozen_part, backends.InlineGrid._call_site_app, list[int]()
 
     def missing(parts: FrozenPartFiles, sha256: str) -> FrozenPart:
         if len(lost) == 1:
@@ -153,10 +153,10 @@ def test_a_site_that_lost_its_file_is_sent_it_again(
         train = message.metadata.message_type == "train"
         if train and not lost and decode_record(message.content, TrainRequest).round == 2:
             lost.append(1)
-            task.cached_networks.cache_clear()
+            task.get_cached_networks.cache_clear()
         return answered(grid, message)
 
-    monkeypatch.setattr(FrozenPartFiles, "read_part", missing)
+    monkeypatch.setattr(FrozenPartFiles, "read_frozen_part", missing)
     monkeypatch.setattr(backends.InlineGrid, "_call_site_app", losing)
     federation(tmp_path, *HEAD, "run.rounds=3", "participation.min_sites=1")
     assert [request.round for request in traffic.requests if request.frozen.trunk is not None] == [1, 1, 1, 3]
@@ -183,10 +183,10 @@ def test_a_weights_file_of_the_hospital_saves_the_transfer(tmp_path: Path) -> No
     parts = FrozenPartFiles(tmp_path / "frozen", weights, durable=False)
     sha256 = json.loads((first / "summary.json").read_text())["experiment"]["model"]["frozen_sha256"]
     named = file.experiment.model.model_copy(update={"frozen_sha256": sha256})
-    assert not parts.has_part(named)
+    assert not parts.has_frozen_part(named)
     (weights / "ours.safetensors").write_bytes((first / "model.safetensors").read_bytes())
-    assert parts.has_part(named)
-    assert parts.read_part(sha256).sha256 == sha256
+    assert parts.has_frozen_part(named)
+    assert parts.read_frozen_part(sha256).sha256 == sha256
 
 
 def test_a_damaged_file_is_removed_and_asked_for_again(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_damaged_file_is_removed_and_asked_for_again(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*.f32")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(WireError, match="not on this site's disk: its file was damaged"):
-        parts.read_part(part.sha256)
+        parts.read_frozen_part(part.sha256)
     assert not path.exists()
 
 
@@ -206,4 +206,4 @@ def test_only_a_few_are_kept(tmp_path: Path) -> None:
         part = FrozenPart(np.full(3, value, np.float32))
         parts.store_received_part(part, part.sha256)
     assert len(list(tmp_path.glob("*.f32"))) == 3
-    assert parts.read_part(part.sha256).values.tolist() == [4.0, 4.0, 4.0]
+    assert parts.read_frozen_part(part.sha256).values.tolist() == [4.0, 4.0, 4.0]

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput
-from common.models.network import SplitNetwork, build, set_train_mode
+from common.models.network import SplitNetwork, build_network, set_train_mode
 from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import PLAIN_LOSSES
-from strategies.local.objective import Examples, plain
-from strategies.local.training import FrozenParts, TrainingTask
+from strategies.local.objective import LabelledExamples, plain
+from strategies.local.training import FrozenNetworkParts, TrainingTask
 from strategies.privacy.gradients import PrivateEpochTrainer, sum_clipped_gradients
 from strategies.privacy.image_gradients import (
     check_images_independent,
@@ -104,8 +104,10 @@ def some(images: int, side: int = SIDE) -> Tensor:
 
 
 def task(images: Tensor) -> TrainingTask:
-    examples = Examples(images, torch.zeros(len(images), 2), torch.ones(2).bool())
-    return TrainingTask(examples, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), FrozenParts())
+    examples = LabelledExamples(images, torch.zeros(len(images), 2), torch.ones(2).bool())
+    return TrainingTask(
+        examples, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), FrozenNetworkParts()
+    )
 
 
 def refuse(of: SplitNetwork, images: int, side: int = SIDE) -> None:
@@ -139,7 +141,7 @@ def test_windows_of_an_image_count_together() -> None:
 @pytest.mark.parametrize(("name", "train"), [("timm:mobilevit_xxs", "last:12"), ("timm:tnt_s_patch16_224", "last:14")])
 def test_an_image_moves_the_sum_by_no_more_than_the_bound_where_its_parts_are_a_batch(name: str, train: str) -> None:
     spec = ModelSpec(architecture=name, channels=1, image_size=64, norm="batch", train=train)
-    of, images = build(spec, CLASSES, 0), some(3, 64)
+    of, images = build_network(spec, CLASSES, 0), some(3, 64)
     set_train_mode(of, frozen_batch_norm=True)
     refuse(of, 3, 64)
     assert influence(of, images, 1e-6) <= 1.0 + 1e-3  # rounding in the network

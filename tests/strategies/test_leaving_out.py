@@ -68,7 +68,7 @@ def test_a_site_that_claims_a_class_it_was_not_admitted_for_is_told_and_the_othe
     members, grid = gathered(clock, *answers, min_sites=2, claims=lists)
     assert members.members.keys() == {"north", "south"}
     assert members.contract.class_names == HONEST
-    assert 'claims "Mass", which it was not admitted for' in members.left_out["west"]
+    assert 'claims "Mass", which it was not admitted for' in members.left_out_sites["west"]
     assert [message.metadata.message_type for message in grid.to(9)][-1] == REFUSAL
 
 
@@ -77,7 +77,7 @@ def test_a_site_that_claims_more_images_than_it_was_admitted_for_is_left_out(clo
     lists = {"west": SiteClaimLimits(images=5000), "north": SiteClaimLimits(images=10)}
     members, _ = gathered(clock, answer("north"), many, min_sites=1, claims=lists)
     assert members.members.keys() == {"north"}
-    assert "claims 1,000,000,000 training images" in members.left_out["west"]
+    assert "claims 1,000,000,000 training images" in members.left_out_sites["west"]
 
 
 def test_what_a_site_may_claim_counts_where_every_site_is_needed_too(clock: Clock) -> None:
@@ -92,7 +92,7 @@ def test_one_site_that_spells_a_class_otherwise_is_left_out_whatever_its_name(po
     answers[position] = answer(NAMES[position], ("effusion", "Nodule"))
     members, _ = gathered(clock, *answers, min_sites=2)
     assert members.members.keys() == set(NAMES[:3]) - {NAMES[position]}
-    assert '"effusion" = "Effusion"' in members.left_out[NAMES[position]]
+    assert '"effusion" = "Effusion"' in members.left_out_sites[NAMES[position]]
     assert members.contract.class_names == HONEST
 
 
@@ -116,7 +116,7 @@ def test_a_site_that_contradicts_itself_has_no_vote(clock: Clock) -> None:
     both = [answer(name, ("Effusion", "effusion")) for name in ("east", "west")]
     members, _ = gathered(clock, answer("north", ("Effusion",)), *both, min_sites=1)
     assert members.members.keys() == {"north"}
-    assert '"Effusion", "effusion" look like one class' in members.left_out["east"]
+    assert '"Effusion", "effusion" look like one class' in members.left_out_sites["east"]
 
 
 @pytest.mark.parametrize("classes", [(), ("Nodule", "Nodule")], ids=["none", "one twice"])
@@ -129,7 +129,7 @@ def test_one_site_with_another_class_does_not_stop_a_method_of_equal_classes(clo
     answers = [answer(name) for name in NAMES[:3]]
     members, _ = gathered(clock, *answers, answer("west", (*HONEST, "Mass")), min_sites=2, method="fedavg")
     assert members.members.keys() == set(NAMES[:3])
-    assert "fedavg needs the same classes at every site" in members.left_out["west"]
+    assert "fedavg needs the same classes at every site" in members.left_out_sites["west"]
 
 
 def test_sites_that_build_another_model_are_left_out_with_their_classes(clock: Clock) -> None:
@@ -139,7 +139,7 @@ def test_sites_that_build_another_model_are_left_out_with_their_classes(clock: C
     settled = members.settle_model_layout("layout")
     assert members.members.keys() == {"north", "south"} == set(settled.sites)
     assert settled.class_names == HONEST
-    assert "builds another model" in members.left_out["west"]
+    assert "builds another model" in members.left_out_sites["west"]
     sent = members.bytes_down["north"]
     assert members.settle_model_layout("layout") == settled
     assert members.bytes_down["north"] == sent

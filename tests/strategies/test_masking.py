@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.models.network import Head
-from common.security.identity import public_key_line
+from common.security.identity import format_public_key_line
 from common.wire.codec import R, decode_record, encode_record
 from common.wire.records import ModelGroups, Record
 from common.wire.secure_aggregation import (
@@ -30,13 +30,18 @@ from strategies.privacy.secure_aggregation.coordinator import (
     UnmaskedSum,
 )
 from strategies.privacy.secure_aggregation.crypto import (
-    add_mask,
-    agree_shared_secret,
-    public_key_hex,
+    add_mask_to_vector,
+    compute_shared_secret,
+    encode_public_key_hex,
     read_masking_statement,
 )
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRound, MaskedRoundStore, count_needed_survivors
-from strategies.privacy.secure_aggregation.site import MaskingRefused, MaskingTerms, SigningIdentity, SiteMaskingRound
+from strategies.privacy.secure_aggregation.site import (
+    MaskingConditions,
+    MaskingRefused,
+    SiteMaskingRound,
+    SiteSigningIdentity,
+)
 from strategies.privacy.secure_aggregation.vectors import (
     BODY,
     ONE,
@@ -44,7 +49,7 @@ from strategies.privacy.secure_aggregation.vectors import (
     compute_share_threshold,
     convert_from_fixed_point,
     convert_to_fixed_point,
-    count_out_of_range,
+    count_out_of_range_values,
     flatten_update,
     list_segments,
 )
@@ -54,7 +59,7 @@ STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)
 NEVER = len(STAGES)
 NAMES = ("ash", "birch", "cedar", "elm", "fir", "oak", "yew")
 THREE = NAMES[:3]
-TERMS = MaskingTerms(8.0)
+TERMS = MaskingConditions(8.0)
 
 
 def update_of(seed: int, rows: tuple[str, ...]) -> ModelGroups:
@@ -85,7 +90,7 @@ class Ward:
     def __post_init__(self) -> None:
         self.rows = {site: tuple(names) for site, names in self.rows.items()}
         for seed, (site, rows) in enumerate(self.rows.items()):
-            terms = MaskingTerms(largest=8.0, alone=self.alone)
+            terms = MaskingConditions(largest=8.0, alone=self.alone)
             self.sites[site] = SiteMaskingRound("run", 3, site, update_of(seed, rows), terms)
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
@@ -117,7 +122,7 @@ class Ward:
 
     def plain_sum(self, opened: UnmaskedSum) -> list[int]:
         """The sum of the survivors' fixed-point numbers, without masks, over what was opened."""
-        result = np.zeros(LAYOUT.vector_size(opened.request.classes), np.uint32)
+        result = np.zeros(LAYOUT.compute_vector_size(opened.request.classes), np.uint32)
         for seed, (site, rows) in enumerate(self.rows.items()):
             if self.lost_at.get(site, NEVER) > 2:
                 vector = convert_to_fixed_point(flatten_update(update_of(seed, rows))[2], len(self.rows), 8.0)
@@ -250,10 +255,10 @@ def test_hospitals_that_are_told_of_different_senders_divide_by_the_same() -> No
         received = tuple(letters[sender].letters[letters[sender].recipients.index(site)] for sender in senders)
         vector = ward.sites[site].answer_with_masked_update(MaskedRequest("run", 3, tuple(senders), received, 7)).vector
         places = [slice(0, 7)]
-        add_mask(vector, places, ward.sites[site]._own[BODY], subtract=True)
+        add_mask_to_vector(vector, places, ward.sites[site]._own[BODY], subtract=True)
         for sender in senders:
-            key = agree_shared_secret(ward.sites[site]._masking, public_key_hex(ward.sites[sender]._masking))
-            add_mask(vector, places, key, subtract=site < sender)
+            key = compute_shared_secret(ward.sites[site]._masking, encode_public_key_hex(ward.sites[sender]._masking))
+            add_mask_to_vector(vector, places, key, subtract=site < sender)
         return vector
 
     few, all_others = vector_of("ash", ("birch", "cedar", "elm")), vector_of("birch", ("ash", *names[2:]))
@@ -338,7 +343,7 @@ class Stages:
     masked: MaskedRequest
 
 
-def begun(identities: Mapping[str, SigningIdentity] = {}, terms: MaskingTerms = TERMS) -> Stages:
+def begun(identities: Mapping[str, SiteSigningIdentity] = {}, terms: MaskingConditions = TERMS) -> Stages:
     """Three sites that have stated their keys, and what two have written to the first."""
     ward = Ward(dict.fromkeys(THREE, ""))
     ward.sites = {
@@ -466,9 +471,9 @@ def test_a_letter_from_elsewhere_is_refused() -> None:
 # ---------------------------------------------------------------------- who is who
 
 
-def identity() -> SigningIdentity:
+def identity() -> SiteSigningIdentity:
     key = ec.generate_private_key(ec.SECP256R1())
-    return SigningIdentity(key, public_key_line(key, ""))
+    return SiteSigningIdentity(key, format_public_key_line(key, ""))
 
 
 def test_statements_are_signed_with_the_admitted_key_and_a_changed_one_is_refused() -> None:
@@ -482,7 +487,7 @@ def test_statements_are_signed_with_the_admitted_key_and_a_changed_one_is_refuse
 
 def test_a_site_that_knows_its_peers_takes_no_key_that_the_coordinator_made() -> None:
     identities = {site: identity() for site in THREE}
-    terms = MaskingTerms(8.0, peers={site: f"{key.line} {site}@hospital" for site, key in identities.items()})
+    terms = MaskingConditions(8.0, peers={site: f"{key.line} {site}@hospital" for site, key in identities.items()})
     honest = begun(identities, terms)
     honest.site.answer_with_shares(honest.shares)
     with pytest.raises(MaskingRefused, match="of cedar is signed with a key"):
@@ -512,7 +517,7 @@ def test_a_number_comes_back_within_half_a_step(numbers: list[float], divisor: i
     back = convert_from_fixed_point(convert_to_fixed_point(update, divisor, 8.0), 8.0)
     clipped = np.clip(update.astype(np.float64), -8, 8) / divisor
     assert np.abs(back - clipped).max() <= 8.0 / ONE / 2 * (1 + 1e-6)
-    assert count_out_of_range(update, 8.0) == sum(abs(number) > 8 for number in numbers)
+    assert count_out_of_range_values(update, 8.0) == sum(abs(number) > 8 for number in numbers)
 
 
 def test_fixed_point_by_hand() -> None:

@@ -47,7 +47,7 @@ def attempts_of(site: str, sites: Sites, cohort: int, done: MaskedRound) -> Iter
         least = count_needed_survivors(len(members), cohort)
         for took_part in subsets(members, least):
             try:
-                begun = done.as_masked_among(took_part)
+                begun = done.with_masked_members(took_part)
             except SecretsError:
                 continue
             if site in requested & took_part:
@@ -58,7 +58,7 @@ def attempts_of(site: str, sites: Sites, cohort: int, done: MaskedRound) -> Iter
 def _openings(site: str, masked: Attempt, begun: MaskedRound, least: int) -> Iterator[tuple[Attempt, MaskedRound]]:
     for survivors in subsets(masked.took_part, least):
         try:
-            after = begun.as_unmasked_for(survivors)
+            after = begun.with_unmasked_survivors(survivors)
         except SecretsError:
             continue
         if site in survivors:

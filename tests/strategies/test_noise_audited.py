@@ -16,8 +16,8 @@ from common.data.base.spec import AugmentationSpec
 from common.models.network import SplitNetwork
 from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import PLAIN_LOSSES
-from strategies.local.objective import Examples, plain
-from strategies.local.training import FrozenParts, TrainingTask
+from strategies.local.objective import LabelledExamples, plain
+from strategies.local.training import FrozenNetworkParts, TrainingTask
 from strategies.privacy.gradients import PrivateEpochTrainer
 from strategies.privacy.mechanism import NoisySteps, compute_epsilon
 from strategies.privacy.noise import make_seeded_noise
@@ -36,12 +36,12 @@ class Brightest(nn.Module):
         return 1000.0 * (flat == flat.amax(dim=1, keepdim=True)).float()
 
 
-def canaries(present: NDArray[np.int64]) -> Examples:
+def canaries(present: NDArray[np.int64]) -> LabelledExamples:
     """An image for each canary that takes part: one bright pixel, at the place of its number."""
     images = torch.zeros(len(present), CANARIES, dtype=torch.uint8)
     images[torch.arange(len(present)), torch.from_numpy(present)] = 255
     labels = torch.ones(len(present), 1)
-    return Examples(images.reshape(-1, 1, SIZE, SIZE), labels, torch.tensor([True]))
+    return LabelledExamples(images.reshape(-1, 1, SIZE, SIZE), labels, torch.tensor([True]))
 
 
 def scores(
@@ -55,7 +55,7 @@ def scores(
     network = SplitNetwork(spec, ("a",), backbone=Brightest(), neck=nn.Identity(), head=head)
     present = np.repeat(np.flatnonzero(taking_part), images_each)
     training = TrainingSection(batch_size=256, lr=1.0, optimizer="sgd")
-    exercise = TrainingTask(canaries(present), plain(BCE), training, AugmentationSpec(), FrozenParts())
+    exercise = TrainingTask(canaries(present), plain(BCE), training, AugmentationSpec(), FrozenNetworkParts())
     owners = torch.from_numpy(np.unique(present, return_inverse=True)[1]) if hides_patients else None
     step = PrivateEpochTrainer(BCE, 1.0, noise_multiplier, 1.0, 1, 1.0, make_seeded_noise(11), owners)
     step(network, exercise, torch.optim.SGD(network.parameters(), lr=1.0), torch.Generator())

@@ -17,8 +17,8 @@ from common.wire.codec import R
 from common.wire.records import ModelGroups, Record
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from strategies.aggregation.means import sum_in_order
-from strategies.privacy.mechanism import NoisySteps, SitePrivacy, compute_epsilon
-from strategies.privacy.noise import KEY_BYTES, BitStream, draw_discrete_gaussian
+from strategies.privacy.mechanism import NoisySteps, SitePrivacySettings, compute_epsilon
+from strategies.privacy.noise import KEY_BYTES, SecretBitStream, draw_discrete_gaussian
 from strategies.privacy.secure_aggregation.coordinator import (
     MaskedSummation,
     MaskedSumRequest,
@@ -32,7 +32,7 @@ from strategies.privacy.secure_aggregation.noise_shares import (
     NoiseShareGrid,
     bound_log_probability_gap,
 )
-from strategies.privacy.secure_aggregation.site import MaskingTerms, SiteMaskingRound
+from strategies.privacy.secure_aggregation.site import MaskingConditions, SiteMaskingRound
 from strategies.privacy.secure_aggregation.vectors import SegmentLayout, flatten_update
 
 STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)
@@ -40,8 +40,8 @@ NUMBERS = 4_000
 NAMES = ("ash", "birch", "cedar", "elm", "fir", "oak")
 
 
-def stream(number: int) -> BitStream:
-    return BitStream(number.to_bytes(KEY_BYTES, "big"))
+def stream(number: int) -> SecretBitStream:
+    return SecretBitStream(number.to_bytes(KEY_BYTES, "big"))
 
 
 def mass(deviation: float, reach: int) -> NDArray[np.float64]:
@@ -137,7 +137,7 @@ def opened(
     updates = {site: update_of(seed, rows[site], shares.bound) for seed, site in enumerate(rows)}
     sites = {}
     for site, update in updates.items():
-        terms = MaskingTerms(shares.bound, cohort=max(cohort, shares.honest), shares=shares)
+        terms = MaskingConditions(shares.bound, cohort=max(cohort, shares.honest), shares=shares)
         sites[site] = SiteMaskingRound("run", 3, site, update, terms)
 
     def ask(requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
@@ -198,9 +198,9 @@ def test_a_row_of_fewer_sites_than_must_add_their_share_stays_masked() -> None:
 FACTS = {"level": "update", "secure_aggregation": True, "noise": "distributed", "honest_sites": 3}
 
 
-def protection(honest_sites: int) -> SitePrivacy:
+def protection(honest_sites: int) -> SitePrivacySettings:
     section = PrivacySection.model_validate({**FACTS, "honest_sites": honest_sites, "noise_multiplier": 4.0})
-    return SitePrivacy(section, 4.0, 1.0, 1, 1, 40)
+    return SitePrivacySettings(section, 4.0, 1.0, 1, 1, 40)
 
 
 def test_sites_that_side_with_the_coordinator_take_their_shares_off_and_it_is_counted() -> None:

@@ -140,10 +140,10 @@ COLLAPSING = plan(3, rounds=3)
 
 @pytest.fixture
 def only_after_a_collapse(monkeypatch: pytest.MonkeyPatch) -> None:
-    due = RollbackLayer.is_trial_due
+    due = RollbackLayer.is_leave_out_trial_due
     monkeypatch.setattr(
         RollbackLayer,
-        "is_trial_due",
+        "is_leave_out_trial_due",
         lambda self, state, losses, updates, too_long: (
             state.repeated == state.round + 1 and due(self, state, losses, updates, too_long=too_long)
         ),
@@ -165,7 +165,7 @@ def test_a_model_that_collapses_is_taken_back_and_the_site_whose_update_did_it_l
 KILLS = {
     "before the rollback is written": (RunRecorder, "on_state_reset", 1, False),
     "after the rollback is written": (RunRecorder, "on_state_reset", 1, True),
-    "between the checkpoint and the removal of later ones": (CheckpointFolder, "save", 2, True),
+    "between the checkpoint and the removal of later ones": (CheckpointFolder, "save_checkpoint", 2, True),
     "while models are tried": (strategies.engine.layers, "update_global_model", 3, False),
 }
 
@@ -220,7 +220,7 @@ def test_a_resumed_pass_knows_the_lengths_of_visits(monkeypatch: pytest.MonkeyPa
     choices = ("run.method=fedseq", *plan(3, rounds=3))
     whole = federation(tmp_path, *choices, out="whole")
     with pytest.MonkeyPatch.context() as patched:
-        kill_at(patched, CheckpointFolder, "save", 2, after=True)
+        kill_at(patched, CheckpointFolder, "save_checkpoint", 2, after=True)
         with pytest.raises(Killed):
             federation(tmp_path, *choices, out="killed")
     assert federation(tmp_path, *choices, out="killed", resume=True)["model_sha256"] == whole["model_sha256"]

@@ -15,14 +15,14 @@ from torch import nn
 from common.config import PrivacySection, TrainingSection, make_hospital_plan
 from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput
-from common.models.network import Head, SplitNetwork, build, set_train_mode
-from common.models.state import read_state
+from common.models.network import Head, SplitNetwork, build_network, set_train_mode
+from common.models.state import read_model_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import ModelGroups
 from strategies.local.losses import PLAIN_LOSSES
-from strategies.local.objective import Examples, plain
+from strategies.local.objective import LabelledExamples, plain
 from strategies.local.optimisation import make_optimizer
-from strategies.local.training import FrozenParts, TrainingTask, train_epoch
+from strategies.local.training import FrozenNetworkParts, TrainingTask, train_epoch
 from strategies.local.updates import clip_update_to_length
 from strategies.privacy.gradients import (
     PrivateEpochTrainer,
@@ -57,14 +57,14 @@ def network(architecture: str = "tiny_cnn", size: int = 16) -> SplitNetwork:
     spec = ModelSpec.model_validate(
         {"architecture": architecture, "channels": 1, "image_size": size, "norm": "group", "dropout": 0.0}
     )
-    return build(spec, ("a", "b"), seed=4)
+    return build_network(spec, ("a", "b"), seed=4)
 
 
-def examples(count: int, size: int = 16) -> Examples:
+def examples(count: int, size: int = 16) -> LabelledExamples:
     generator = torch.Generator().manual_seed(7)
     images = torch.randint(0, 256, (count, 1, size, size), generator=generator, dtype=torch.uint8)
     labels = torch.randint(0, 2, (count, 2), generator=generator).float()
-    return Examples(images, labels, EVERY)
+    return LabelledExamples(images, labels, EVERY)
 
 
 # ---------------------------------------------------------------------- gradients
@@ -97,7 +97,7 @@ def test_a_network_is_as_before_once_its_gradients_were_looked_at() -> None:
 
 def released_sum(gradients: list[torch.Tensor], max_norm: float) -> list[torch.Tensor]:
     grid = NoiseQuantizationGrid(0.0, max_norm)
-    return [grid.release_with_noise(total, make_seeded_noise(0)) for total in sum_clipped_gradients(gradients, grid)]
+    return [grid.add_noise_to_sum(total, make_seeded_noise(0)) for total in sum_clipped_gradients(gradients, grid)]
 
 
 def test_a_long_gradient_is_shortened_over_all_parameters_together_and_a_short_one_stays() -> None:
@@ -167,9 +167,9 @@ def private(noise_multiplier: float, max_norm: float, *, rate: float, steps: int
     return PrivateEpochTrainer(BCE, max_norm, noise_multiplier, rate, steps, rate * images, make_seeded_noise(3))
 
 
-def exercise(of: Examples, batch_size: int) -> TrainingTask:
+def exercise(of: LabelledExamples, batch_size: int) -> TrainingTask:
     spec = TrainingSection(batch_size=batch_size, lr=0.1, optimizer="sgd")
-    return TrainingTask(of, plain(BCE), spec, AugmentationSpec(), FrozenParts())
+    return TrainingTask(of, plain(BCE), spec, AugmentationSpec(), FrozenNetworkParts())
 
 
 def trunk_after(epoch: object, of: TrainingTask, epochs: int = 3) -> np.ndarray:
@@ -177,7 +177,7 @@ def trunk_after(epoch: object, of: TrainingTask, epochs: int = 3) -> np.ndarray:
     optimizer, generator = make_optimizer(trained, of.spec, of.spec.lr), torch.Generator().manual_seed(5)
     for _ in range(epochs):
         epoch(trained, of, optimizer, generator)
-    return read_state(trained).trunk
+    return read_model_state(trained).trunk
 
 
 @pytest.mark.parametrize("batch_size", [20, 50])
@@ -220,10 +220,10 @@ def test_rows_are_grouped_by_owner_and_no_owner_is_split_over_packs() -> None:
 def test_an_empty_draw_is_a_step_of_noise() -> None:
     never = private(1.0, 1.0, rate=1e-12, steps=2, images=10**12)
     trained, of = network(), exercise(examples(20), 5)
-    before = read_state(trained).trunk
+    before = read_model_state(trained).trunk
     losses = never(trained, of, make_optimizer(trained, of.spec, 0.1), torch.Generator())
     assert losses.tolist() == [0.0, 0.0]
-    assert (read_state(trained).trunk != before).all()
+    assert (read_model_state(trained).trunk != before).all()
 
 
 @pytest.mark.parametrize(("images", "owners"), [(1, 1), (15, 15), (16, 16), (17, 17), (33, 33), (33, 2), (40, 7)])

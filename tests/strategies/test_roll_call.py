@@ -8,10 +8,10 @@ import pytest
 from flwr.app import Message
 
 from common.errors import Fault
-from common.wire.codec import decode_record, encode_record, payload_bytes
+from common.wire.codec import count_payload_bytes, decode_record, encode_record
 from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
-from strategies.engine.events import TooFewSites, WaitingStatus
+from strategies.engine.events import MissingReplyStatus, TooFewSites
 from strategies.engine.membership import RollCaller, RunMember, find_layout_faults
 from tests.strategies.scripted import Answer, Clock, Makes, ScriptedGrid, Site, at, failed, lost
 
@@ -58,9 +58,9 @@ def refusal_to(roll: RollCaller, node: int) -> Refusal:
     return decode_record(grid.to(node)[-1].content, Refusal)
 
 
-def called(roll: RollCaller, expected: int, needed: int = 0) -> list[WaitingStatus]:
+def called(roll: RollCaller, expected: int, needed: int = 0) -> list[MissingReplyStatus]:
     """Call the roll; return what anyone who watches was told."""
-    statuses: list[WaitingStatus] = []
+    statuses: list[MissingReplyStatus] = []
     roll.wait_for_sites(expected, needed or expected, DEADLINE_S, statuses.append)
     return statuses
 
@@ -125,8 +125,8 @@ def test_a_member_declares_its_names_and_counts_its_bytes(clock: Clock) -> None:
     declaration = member.declaration
     assert (declaration.site, declaration.names) == ("north", ("Node", "Fluid"))
     assert declaration.canonical_names == ("Nodule", "Effusion")
-    assert member.bytes_down == payload_bytes(encode_record(CALL))
-    assert member.bytes_up == payload_bytes(encode_record(answer_of("north")))
+    assert member.bytes_down == count_payload_bytes(encode_record(CALL))
+    assert member.bytes_up == count_payload_bytes(encode_record(answer_of("north")))
 
 
 def test_only_who_has_not_been_asked_is_asked(clock: Clock) -> None:
@@ -173,7 +173,7 @@ def test_a_site_under_another_name_is_told_so(names: Mapping[int, str], register
 def test_in_a_simulation_a_site_is_who_it_says_it_is(clock: Clock) -> None:
     roll = roll_of({7: Site([Answer(1, present("anybody"))])}, clock, names=None)
     assert [member.answer.site for member in roll.ask_newcomers(5)] == ["anybody"]
-    assert roll.site_name_of_node(7) == "node 7"
+    assert roll.get_registered_site_name(7) == "node 7"
 
 
 def test_when_too_few_answer_each_site_is_named_with_its_reason(clock: Clock) -> None:

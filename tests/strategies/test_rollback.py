@@ -13,7 +13,13 @@ from common.models.network import Head
 from common.models.state import ModelState
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import FederationValidation, RollbackEvent, RunCallbacks
-from strategies.engine.layers import ModelCollapse, RollbackLayer, describe_collapse, find_harmful_site, has_stalled
+from strategies.engine.layers import (
+    ModelCollapse,
+    RollbackLayer,
+    describe_collapse,
+    find_harmful_site,
+    has_model_stalled,
+)
 from strategies.engine.state import FederationState
 from strategies.registry import build_strategy
 from tests.strategies.leading import small_plan
@@ -39,13 +45,13 @@ def test_sites_that_diverged_count_as_ruined_and_those_that_are_away_do_not() ->
 def test_small_losses_may_vary() -> None:
     settled = dict.fromkeys("abc", 0.01)
     assert describe_collapse(dict.fromkeys("abc", 0.09), {}, settled) == ""
-    assert not has_stalled(dict.fromkeys("abc", 0.09), settled)
+    assert not has_model_stalled(dict.fromkeys("abc", 0.09), settled)
 
 
 def test_a_model_has_stalled_where_it_is_not_better_by_two_percent_at_more_than_half() -> None:
-    assert has_stalled({"a": 0.5, "b": 0.6, "c": 0.1}, BEFORE)
-    assert not has_stalled({"a": 0.48, "b": 0.57, "c": 0.9}, BEFORE)
-    assert not has_stalled({}, BEFORE)
+    assert has_model_stalled({"a": 0.5, "b": 0.6, "c": 0.1}, BEFORE)
+    assert not has_model_stalled({"a": 0.48, "b": 0.57, "c": 0.9}, BEFORE)
+    assert not has_model_stalled({}, BEFORE)
 
 
 def of(loss: dict[str, float], auroc: dict[str, float] | None = None) -> FederationValidation:
@@ -120,7 +126,7 @@ def test_a_collapsed_model_is_taken_back_once_and_sites_that_are_out_stay_out() 
         rollback.on_validation(broken, {})
     again = raised.value.state
     assert (again.round, again.repeated, dict(again.excluded)) == (3, 4, {"y": "why"})
-    assert rollback.is_trial_due(again, BEFORE, 3, too_long=False)
+    assert rollback.is_leave_out_trial_due(again, BEFORE, 3, too_long=False)
     rollback_of(state=replace(STATE, repeated=4)).on_validation(broken, {})
 
 
@@ -128,18 +134,18 @@ def test_a_collapsed_model_is_taken_back_once_and_sites_that_are_out_stay_out() 
 def test_among_two_sites_or_more_than_sixteen_no_model_is_tried_or_taken_back(sites: str) -> None:
     rollback = rollback_of(sites)
     rollback.on_validation(of(dict.fromkeys("abc", 9.0)), {})
-    assert not rollback.is_trial_due(STATE, dict.fromkeys(sites, 0.9), len(sites), too_long=True)
+    assert not rollback.is_leave_out_trial_due(STATE, dict.fromkeys(sites, 0.9), len(sites), too_long=True)
 
 
 def test_updates_are_tried_where_one_was_too_long_or_the_model_stalled_but_not_before_a_pause_is_over() -> None:
     rollback, better = rollback_of(), dict.fromkeys("abc", 0.4)
-    assert not rollback.is_trial_due(STATE, better, 3, too_long=False)
-    assert rollback.is_trial_due(STATE, better, 3, too_long=True)
-    assert rollback.is_trial_due(STATE, BEFORE, 3, too_long=False)
-    assert not rollback.is_trial_due(replace(STATE, next_trial=6), BEFORE, 3, too_long=True)
+    assert not rollback.is_leave_out_trial_due(STATE, better, 3, too_long=False)
+    assert rollback.is_leave_out_trial_due(STATE, better, 3, too_long=True)
+    assert rollback.is_leave_out_trial_due(STATE, BEFORE, 3, too_long=False)
+    assert not rollback.is_leave_out_trial_due(replace(STATE, next_trial=6), BEFORE, 3, too_long=True)
     # A site that states no figure is tried like any other where two others state theirs.
-    assert rollback.is_trial_due(STATE, {"a": BEFORE["a"], "b": BEFORE["b"]}, 3, too_long=True)
-    assert not rollback.is_trial_due(STATE, {"a": BEFORE["a"]}, 3, too_long=True)
+    assert rollback.is_leave_out_trial_due(STATE, {"a": BEFORE["a"], "b": BEFORE["b"]}, 3, too_long=True)
+    assert not rollback.is_leave_out_trial_due(STATE, {"a": BEFORE["a"]}, 3, too_long=True)
 
 
 def test_a_silent_site_is_found_by_two_others_and_one_judge_has_nobody_left_out() -> None:

@@ -13,7 +13,7 @@ from common.errors import BadInput
 from common.models.network import Head
 from common.models.state import ModelState
 from common.system.plain_text import MOST_WORDS
-from common.wire.codec import encode_record, payload_bytes
+from common.wire.codec import count_payload_bytes, encode_record
 from common.wire.records import (
     EvaluateReply,
     EvaluateRequest,
@@ -23,11 +23,11 @@ from common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from server.simulation.backends.inline import run_inline
+from server.simulation.backends.inline import run_with_inline_grid
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RoundRecord, TooFewSites
 from strategies.engine.exchange import ExchangeReplies
-from strategies.engine.state import deserialize_state, make_array_record, serialize_state
+from strategies.engine.state import deserialize_federation_state, make_model_array_record, serialize_federation_state
 from strategies.registry import build_strategy
 from tests.harms import FORMS, Harm
 from tests.strategies.leading import Noted, Turned, app_of, small_plan
@@ -93,7 +93,7 @@ class Ran:
 def initial(class_names: Sequence[str]) -> ArrayRecord:
     rows = np.arange(2 * len(class_names), dtype=np.float32).reshape(-1, 2) - 2
     head = Head(tuple(class_names), rows, rows[:, 0].copy())
-    return make_array_record(ModelState(np.array([0.25, -4], np.float32), np.array([1], np.float32), head))
+    return make_model_array_record(ModelState(np.array([0.25, -4], np.float32), np.array([1], np.float32), head))
 
 
 def run(
@@ -119,9 +119,9 @@ def run(
         grid = wire(grid)
         contract = coordinator.sites.call_roll(grid, len(peers))
         coordinator.start(grid, initial(contract.class_names), rounds)
-        ran.append(Ran(coordinator, noted.records, coordinator.test(grid)))
+        ran.append(Ran(coordinator, noted.records, coordinator.test_result_model(grid)))
 
-    run_inline(main, app_of(peers), len(peers))
+    run_with_inline_grid(main, app_of(peers), len(peers))
     return ran[0]
 
 
@@ -265,13 +265,13 @@ def test_an_evaluation_that_cannot_count_is_reported_and_its_reason_outlives_the
     reason = 'tested "q", which it does not annotate'
     assert noted.absences == [("evaluate", {"south": reason})]
     assert dict(state.left_out) == {"south": f"evaluation: {reason}"}
-    assert deserialize_state(serialize_state(state)).left_out == state.left_out
+    assert deserialize_federation_state(serialize_federation_state(state)).left_out == state.left_out
 
 
 def test_the_lowest_losses_outlive_the_coordinator() -> None:
     state = run(ALL, rounds=2).coordinator.state
     assert set(state.lowest_losses) == {"east", "north", "south"}
-    assert deserialize_state(serialize_state(state)).lowest_losses == state.lowest_losses
+    assert deserialize_federation_state(serialize_federation_state(state)).lowest_losses == state.lowest_losses
 
 
 FIVE = {"east": 1.0, "lying": -100.0, "north": 2.0, "south": 3.0, "west": 4.0}
@@ -423,13 +423,13 @@ def test_bytes_noted_are_those_of_the_payloads() -> None:
     class Scales(Turned):
         def push_messages(self, messages: Iterable[Message]) -> list[str]:
             sent = list(messages)
-            down.append(sum(payload_bytes(message.content) for message in sent))
+            down.append(sum(count_payload_bytes(message.content) for message in sent))
             up.append(0)
             return super().push_messages(sent)
 
         def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
             replies = super().pull_messages(message_ids)
-            up[-1] += sum(payload_bytes(message.content) for message in replies)
+            up[-1] += sum(count_payload_bytes(message.content) for message in replies)
             return replies
 
     ran = run(ALL, rounds=2, wire=Scales)

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 from common.contract import LabelContract
 from common.wire.records import ModelGroups
-from strategies.local.objective import teacher_decay
+from strategies.local.objective import compute_teacher_decay
 from strategies.methods.base import RoundContext
 from strategies.methods.rscfed import RSCFed, compute_consensus_weights, draw_consensus_group, weigh_group_by_distance
 from tests.federations import federation
@@ -87,7 +87,14 @@ def test_more_sites_than_there_are_is_all() -> None:
 
 
 def test_the_teacher_is_the_mean_of_all_students_until_that_would_be_slower_than_its_decay() -> None:
-    assert [teacher_decay(steps, 0.75) for steps in range(6)] == [0.0, 0.5, pytest.approx(2 / 3), 0.75, 0.75, 0.75]
+    assert [compute_teacher_decay(steps, 0.75) for steps in range(6)] == [
+        0.0,
+        0.5,
+        pytest.approx(2 / 3),
+        0.75,
+        0.75,
+        0.75,
+    ]
 
 
 def test_a_teacher_without_decay_is_the_site_as_it_was_after_its_last_step(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from common.config import ExperimentFile, SimulationSection, make_hospital_plan
 from common.errors import BadInput
-from common.models.network import SplitNetwork, build
-from common.models.state import layout_of, read_state, state_sha256
+from common.models.network import SplitNetwork, build_network
+from common.models.state import hash_model_state, make_model_layout, read_model_state
 from common.simulation import load_undivided_data
-from server.simulation.backends.inline import import_site_app, run_inline
-from server.simulation.backends.ray_grid import SimulatedRunFacts, run_on_ray
-from server.simulation.backends.ray_process import start_ray_process
+from server.simulation.backends.inline import import_site_app, run_with_inline_grid
+from server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
+from server.simulation.backends.ray_process import start_ray_driver
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation
 
@@ -25,20 +25,20 @@ NAMES = ("site-1", "site-2", "site-3")
 
 
 def in_this_process(main: Any, file: ExperimentFile, folder: Path) -> None:
-    run_inline(main, import_site_app(file.experiment.model_dump_json(), file.base_folder, folder), len(NAMES))
+    run_with_inline_grid(main, import_site_app(file.experiment.model_dump_json(), file.base_folder, folder), len(NAMES))
 
 
 def on_ray_here(main: Any, file: ExperimentFile, folder: Path) -> None:
     on = file.experiment.model_copy(update={"simulation": SimulationSection(workers=1)})
     images = load_undivided_data(on, file.base_folder)
-    with start_ray_process(on) as process:
-        run_on_ray(main, SimulatedRunFacts(on.model_dump_json(), file.base_folder, folder, NAMES, images), process)
+    with start_ray_driver(on) as process:
+        run_on_ray(main, SimulatedRunData(on.model_dump_json(), file.base_folder, folder, NAMES, images), process)
 
 
 def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Run = in_this_process) -> tuple[SplitNetwork, Result]:
     """Three rounds of surgical aggregation over three sites."""
     file = experiment(folder, "run.rounds=3", "evaluation.checkpoint=last")
-    network = build(file.experiment.model, classes, file.experiment.run.seed)
+    network = build_network(file.experiment.model, classes, file.experiment.run.seed)
     results: list[Result] = []
 
     def main(grid: Any) -> None:
@@ -65,7 +65,7 @@ def test_start_calls_the_roll_and_ends_in_the_model_that_our_own_run_ends_in(run
     assert result.arrays.keys() == ArrayRecord(network.state_dict()).keys()
     network.load_state_dict(result.arrays.to_torch_state_dict())
     summary = federation(tmp_path, "run.rounds=3", "evaluation.checkpoint=last", out="ours")
-    assert state_sha256(read_state(network), layout_of(network)) == summary["model_sha256"]
+    assert hash_model_state(read_model_state(network), make_model_layout(network)) == summary["model_sha256"]
     assert list(result.train_metrics_clientapp) == [1, 2, 3]
 
 

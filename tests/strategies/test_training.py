@@ -13,26 +13,26 @@ from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput
 from common.models import network as networks
-from common.models.network import SplitNetwork, build
-from common.models.state import layout_of as layout
-from common.models.state import read_state, state_sha256
+from common.models.network import SplitNetwork, build_network
+from common.models.state import hash_model_state, read_model_state
+from common.models.state import make_model_layout as layout
 from common.models.zoo.spec import ModelSpec
 from strategies.local import optimisation
 from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import partial_loss
-from strategies.local.objective import Examples, plain
+from strategies.local.objective import LabelledExamples, plain
 from strategies.local.optimisation import (
-    learning_rate_factor,
+    compute_learning_rate_factor,
     make_optimizer,
     restore_optimizer_state,
     save_optimizer_state,
 )
 from strategies.local.training import (
-    FrozenParts,
+    FrozenNetworkParts,
+    LocalTrainingMetrics,
     StopCriterion,
-    TrainingMetrics,
     TrainingTask,
-    reproducible_training,
+    make_training_reproducible,
     shuffle_into_batches,
     train_epoch,
     train_until_settled,
@@ -42,36 +42,36 @@ from tests.federations import federation, finished
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8, dropout=0.5)
 RNG = np.random.default_rng(11)
-EXAMPLES = Examples(
+EXAMPLES = LabelledExamples(
     torch.from_numpy(RNG.integers(0, 256, (33, 1, 16, 16), dtype=np.uint8)),
     torch.from_numpy(RNG.integers(0, 2, (33, 2)).astype(np.float32)),
     torch.tensor([True, True]),
 )
-EMPTY = Examples(EXAMPLES.images[:0], EXAMPLES.labels[:0], EXAMPLES.annotated)
+EMPTY = LabelledExamples(EXAMPLES.images[:0], EXAMPLES.labels[:0], EXAMPLES.annotated)
 ADAM = TrainingSection(batch_size=8, lr=0.01)
 ADAMW = TrainingSection(optimizer="adamw", weight_decay=0.05, lr=0.01, batch_size=8)
 MOMENTUM = TrainingSection(optimizer="sgd", lr=0.01, momentum=0.9, batch_size=8)
 WEAK = AugmentationSpec(rotation=0.02, horizontal_flip=True)
-NOTHING = FrozenParts()
+NOTHING = FrozenNetworkParts()
 
 
 def network() -> SplitNetwork:
-    return build(SPEC, ("a", "b"), 5)
+    return build_network(SPEC, ("a", "b"), 5)
 
 
 def sha256(model: SplitNetwork) -> str:
-    return state_sha256(read_state(model), layout(model))
+    return hash_model_state(read_model_state(model), layout(model))
 
 
 def epochs(
     model: SplitNetwork,
     optimizer: torch.optim.Optimizer,
     seeds: list[int],
-    frozen: FrozenParts = NOTHING,
+    frozen: FrozenNetworkParts = NOTHING,
     spec: TrainingSection = ADAM,
 ) -> None:
     for seed in seeds:
-        with reproducible_training(seed, threads=1) as generator:
+        with make_training_reproducible(seed, threads=1) as generator:
             train_epoch(model, TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, frozen), optimizer, generator)
 
 
@@ -145,7 +145,7 @@ def test_training_leaves_the_processes_own_random_state_and_threads_alone() -> N
 
 def test_warming_up_leaves_the_backbone_bit_for_bit() -> None:
     model, fresh = network(), network()
-    epochs(model, make_optimizer(model, ADAM, ADAM.lr), [1], FrozenParts(backbone=True))
+    epochs(model, make_optimizer(model, ADAM, ADAM.lr), [1], FrozenNetworkParts(backbone=True))
     pairs = zip(model.backbone.state_dict().values(), fresh.backbone.state_dict().values(), strict=True)
     assert all(torch.equal(left, right) for left, right in pairs)
     assert not torch.equal(model.head.weight, fresh.head.weight)
@@ -158,13 +158,13 @@ def test_every_image_is_in_one_batch_and_no_batch_is_of_one() -> None:
 
 
 def test_validation_of_nothing_is_not_a_number_but_none() -> None:
-    unlabelled = Examples(EXAMPLES.images, torch.full_like(EXAMPLES.labels, torch.nan), EXAMPLES.annotated)
+    unlabelled = LabelledExamples(EXAMPLES.images, torch.full_like(EXAMPLES.labels, torch.nan), EXAMPLES.annotated)
     for examples in (EMPTY, unlabelled):
         figures = validate_network(network(), examples, partial_loss, ADAM)
         assert (figures.loss, figures.mean_auroc) == (None, None)
 
 
-def settled(losses: list[float]) -> tuple[SplitNetwork, TrainingMetrics, list[str]]:
+def settled(losses: list[float]) -> tuple[SplitNetwork, LocalTrainingMetrics, list[str]]:
     """Train until scripted validation losses settle; also the hash after every epoch."""
     model, hashes, script = network(), list[str](), iter(losses)
     spec = MOMENTUM.model_copy(update={"epochs": 3})
@@ -175,7 +175,7 @@ def settled(losses: list[float]) -> tuple[SplitNetwork, TrainingMetrics, list[st
 
     task = TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, NOTHING)
     criterion = StopCriterion(EXAMPLES, loss, EarlyStopping(2))
-    with reproducible_training(1, threads=1) as generator:
+    with make_training_reproducible(1, threads=1) as generator:
         figures = train_until_settled(model, task, make_optimizer(model, spec, spec.lr), generator, criterion)
     return model, figures, hashes
 
@@ -197,20 +197,20 @@ def test_without_validation_images_training_takes_the_experiments_epochs() -> No
     model, spec = network(), TrainingSection(batch_size=8, epochs=3)
     task = TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, NOTHING)
     criterion = StopCriterion(EMPTY, partial_loss, EarlyStopping(2))
-    with reproducible_training(1, threads=1) as generator:
+    with make_training_reproducible(1, threads=1) as generator:
         figures = train_until_settled(model, task, make_optimizer(model, spec, spec.lr), generator, criterion)
     assert (figures.epochs, len(figures.losses)) == (3, 12)
 
 
 def untrained() -> SplitNetwork:
-    return build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
+    return build_network(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
 
 
-def trained_by(spec: TrainingSection, examples: Examples = EXAMPLES) -> SplitNetwork:
+def trained_by(spec: TrainingSection, examples: LabelledExamples = EXAMPLES) -> SplitNetwork:
     """One epoch without dropout or augmentation."""
     model = untrained()
     task = TrainingTask(examples, plain(partial_loss), spec, AugmentationSpec(), NOTHING)
-    with reproducible_training(3, threads=1) as generator:
+    with make_training_reproducible(3, threads=1) as generator:
         train_epoch(model, task, make_optimizer(model, spec, spec.lr), generator)
     return model
 
@@ -221,14 +221,14 @@ def sgd(**more: object) -> TrainingSection:
 
 def test_gradients_of_accumulated_batches_make_the_step_of_one_large_batch() -> None:
     # 32 images: batches of equal size, so that the mean of their means is the mean of all.
-    few = Examples(EXAMPLES.images[:32], EXAMPLES.labels[:32], EXAMPLES.annotated)
+    few = LabelledExamples(EXAMPLES.images[:32], EXAMPLES.labels[:32], EXAMPLES.annotated)
     specs = sgd(batch_size=32), sgd(batch_size=8, gradient_accumulation_steps=4)
-    states = [read_state(trained_by(spec, few)).trunk for spec in specs]
+    states = [read_model_state(trained_by(spec, few)).trunk for spec in specs]
     np.testing.assert_allclose(states[0], states[1], rtol=1e-4, atol=1e-6)
 
 
 def test_a_last_group_of_fewer_batches_makes_a_step_too() -> None:
-    assert sha256(trained_by(sgd(gradient_accumulation_steps=4096))) != sha256(build(SPEC, ("a", "b"), 5))
+    assert sha256(trained_by(sgd(gradient_accumulation_steps=4096))) != sha256(build_network(SPEC, ("a", "b"), 5))
 
 
 def test_no_step_is_longer_than_the_bound_and_a_high_bound_changes_nothing() -> None:
@@ -240,7 +240,7 @@ def test_no_step_is_longer_than_the_bound_and_a_high_bound_changes_nothing() -> 
 
 def test_the_schedule_rises_falls_and_never_ends_at_nothing() -> None:
     def factors(rounds: Iterable[int], of: int, **choices: object) -> list[float]:
-        return [learning_rate_factor(sgd(**choices), number, of) for number in rounds]
+        return [compute_learning_rate_factor(sgd(**choices), number, of) for number in rounds]
 
     assert factors((1, 2, 3, 4), 4) == [1.0] * 4
     assert factors((1, 2, 3, 4, 5), 5, schedule_warm_up=3) == [0.25, 0.5, 0.75, 1.0, 1.0]
@@ -264,16 +264,16 @@ def test_float16_takes_the_steps_of_float32_and_leaves_out_one_that_overflows(mo
     """On the CPU, as on a GPU: without the scale these gradients would be 0 in float16."""
     single = trained_by(sgd(precision="fp16"))
     assert sha256(single) == sha256(trained_by(sgd(precision="float32")))  # half precision is for GPUs
-    before = read_state(untrained()).trunk
+    before = read_model_state(untrained()).trunk
     monkeypatch.setattr(networks, "HALF_PRECISION_DEVICES", ("cpu",))
     for choices in ({}, {"gradient_accumulation_steps": 2}, {"clip_gradients": 0.5}):
         models = [trained_by(sgd(precision=precision, **choices)) for precision in ("fp16", "float32")]
-        steps = [read_state(model).trunk - before for model in models]
+        steps = [read_model_state(model).trunk - before for model in models]
         assert np.corrcoef(*steps)[0, 1] > 0.999
         assert (steps[0] != steps[1]).any()
     monkeypatch.setattr(optimisation, "FIRST_SCALE", 2.0**30)
     stopped = trained_by(sgd(precision="fp16", gradient_accumulation_steps=4096))
-    assert (read_state(stopped).trunk == before).all()
+    assert (read_model_state(stopped).trunk == before).all()
 
 
 @pytest.mark.parametrize("override", ["clip_gradients=0.1", "gradient_accumulation_steps=3", "precision=fp16"])

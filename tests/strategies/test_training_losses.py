@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from common.config import TrainingSection
 from common.errors import BadInput
 from common.models.zoo.spec import Task
-from strategies.local.losses import PLAIN_LOSSES, Loss, Missing, make_training_loss
+from strategies.local.losses import PLAIN_LOSSES, LossFunction, Missing, make_training_loss
 from strategies.registry import STRATEGIES, build_site_method
 from tests.federations import experiment, federation, finished
 from tests.third_parties import install, stairs
@@ -32,7 +32,7 @@ def of_classes(images: int = 40) -> tuple[Tensor, Tensor]:
     return logits, torch.eye(ROWS)[truth]
 
 
-def chosen(labels: Tensor, task: Task = "multi_label", missing: Missing = "masked", **training: object) -> Loss:
+def chosen(labels: Tensor, task: Task = "multi_label", missing: Missing = "masked", **training: object) -> LossFunction:
     spec = TrainingSection.model_validate(training)
     return make_training_loss(spec, PLAIN_LOSSES[task, missing], task, missing, labels)
 

@@ -20,11 +20,11 @@ from common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from server.simulation.backends.inline import run_inline
+from server.simulation.backends.inline import run_with_inline_grid
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RoundRecord, RunStopped, TooFewSites
 from strategies.engine.sequential import make_coordinator
-from strategies.engine.state import make_array_record
+from strategies.engine.state import make_model_array_record
 from strategies.methods.unifed import SequentialTraining, UniFed
 from tests.federations import Traffic, federation, json_lines, needs_of, read_vectors
 from tests.strategies.leading import Noted, app_of, small_plan
@@ -108,9 +108,9 @@ def passed(
         names = coordinator.sites.call_roll(grid, len(hospitals)).class_names
         head = Head(names, np.zeros((len(names), 2), np.float32), np.zeros(len(names), np.float32))
         model = ModelState(np.array([begin], np.float32), np.zeros(0, np.float32), head)
-        coordinator.start(grid, make_array_record(model), rounds)
+        coordinator.start(grid, make_model_array_record(model), rounds)
 
-    run_inline(main, app_of([replace(hospital, requests=requests) for hospital in hospitals]), len(hospitals))
+    run_with_inline_grid(main, app_of([replace(hospital, requests=requests) for hospital in hospitals]), len(hospitals))
     return Passed(coordinator, noted.records, requests, noted.absences)
 
 

@@ -9,22 +9,22 @@ import torch
 
 from common.config import TrainingSection
 from common.errors import BadInput
-from common.models.network import Head, build
+from common.models.network import Head, build_network
 from common.models.saved import load_model
-from common.models.state import ModelState, layout_of
+from common.models.state import ModelState, make_model_layout
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import NO_ARRAYS, Form, ModelGroups, TrainReply
 from strategies.aggregation.server_optimizer import ServerOptimizer, compute_server_step
 from strategies.engine.exchange import find_update_fault
 from strategies.engine.state import FederationState
-from strategies.local.objective import Batch, ClientContext, Examples, LocalRound, add_proximal_term
+from strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound, add_proximal_term
 from strategies.local.updates import clip_update_to_length, compress_trunk, measure_update_length
 from strategies.registry import build_strategy
 from tests.federations import ALL_SHARED, Traffic, federation, finished, needs_of
 from tests.strategies.folds import aggregated, stepped_by
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
-NOTHING = Examples(torch.zeros(0), torch.zeros(0), torch.zeros(0))
+NOTHING = LabelledExamples(torch.zeros(0), torch.zeros(0), torch.zeros(0))
 
 
 def zero(network: Any, batch: Batch) -> torch.Tensor:
@@ -33,7 +33,7 @@ def zero(network: Any, batch: Batch) -> torch.Tensor:
 
 @pytest.mark.parametrize(("head", "norm"), [(True, True), (False, True), (True, False)])
 def test_the_proximal_term_is_half_mu_times_the_squared_distance_of_what_is_shared(head: bool, norm: bool) -> None:
-    network = build(SPEC, ("a", "b"), 3)
+    network = build_network(SPEC, ("a", "b"), 3)
     half = add_proximal_term(lambda situation: LocalRound(zero), 0.4, head=head, norm=norm)
     objective = half(ClientContext(network, NOTHING, NO_ARRAYS, NO_ARRAYS, 1, TrainingSection())).objective
     assert float(objective(network, None).detach()) == 0
@@ -101,7 +101,7 @@ def test_what_rounding_loses_goes_with_the_next_update(form: Form) -> None:
 def test_a_compressed_update_takes_fewer_bytes(form: str, bytes_a_number: float, tmp_path: Path) -> None:
     folder, plain = finished("run.method=surgical")
     small = federation(tmp_path, "run.method=surgical", f"method.compress_update={form}")
-    numbers = sum(tensor.size for tensor in layout_of(load_model(folder)).trunk)
+    numbers = sum(tensor.size for tensor in make_model_layout(load_model(folder)).trunk)
     for site, before in plain["sites"].items():
         saved = before["bytes_up"] - small["sites"][site]["bytes_up"]
         assert saved == pytest.approx(2 * numbers * (4 - bytes_a_number), rel=0.01)  # two rounds

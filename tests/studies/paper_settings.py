@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from common.config import Experiment, read_experiment, read_experiment_tables
 from strategies.registry import build_site_method
 from studies.study import list_study_trials
-from studies.study_file import Departure, PaperSetting, StudyFile, read_study
+from studies.study_file import PaperDeparture, PaperSetting, StudyFile, read_study
 from studies.trial import Trial
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ STUDIES = sorted(path.parent for path in (EXPERIMENTS / "papers").glob("*/study.
 NOT_A_SETTING = ("extends", "small", "run.name", "run.method")
 FIRST_OF_TABLE = {"privacy": "privacy.level", "simulation": "simulation.backend"}
 """Tables whose other keys matter only with another value of the first."""
-Part = PaperSetting | Departure
+Part = PaperSetting | PaperDeparture
 Left = tuple[str, str, object]
 
 
@@ -74,14 +74,14 @@ class Defaults:
     """What no file after a paper sets: settings and departures of all files, and key -> a value that changes no run."""
 
     settings: tuple[PaperSetting, ...]
-    departures: tuple[Departure, ...]
+    departures: tuple[PaperDeparture, ...]
     idle: Mapping[str, object]
 
 
 def read_defaults() -> Defaults:
     tables = tomllib.loads(DEFAULTS.read_text(encoding="utf-8"))
     settings = tuple(PaperSetting.model_validate(each) for each in tables["settings"])
-    departures = tuple(Departure.model_validate(each) for each in tables["departures"])
+    departures = tuple(PaperDeparture.model_validate(each) for each in tables["departures"])
     return Defaults(settings, departures, {**tables["off"], **tables["beside"]})
 
 
@@ -153,9 +153,11 @@ def faults_of_files(study: StudyFile, files: Mapping[str, Path]) -> list[str]:
         for setting in settings:
             ours = value_of(experiment, setting.key)
             listed = [each for each in study.departures if each.key == setting.key and goes_for(each, name)]
-            differs = setting.reference is not None and not equal(ours, setting.reference)
+            differs = setting.reference_value is not None and not equal(ours, setting.reference_value)
             if differs and not any(equal(ours, each.ours) for each in listed):
-                faults.append(f"{name}: {setting.key} is {ours}, not {setting.reference}, and no departure says so")
+                faults.append(
+                    f"{name}: {setting.key} is {ours}, not {setting.reference_value}, and no departure says so"
+                )
             if not differs and listed:
                 faults.append(f"{name}: {setting.key} is {ours} as in the paper, and a departure says that it is not")
     return faults
@@ -191,7 +193,7 @@ def settings_table(study: StudyFile, files: Mapping[str, Path]) -> str:
         if setting.paper is None and setting.code is None and not setting.why and not departures:
             continue
         rest = [n for n in files if goes_for(setting, n) and not any(goes_for(each, n) for each in departures)]
-        ours = [cell(setting.reference)] if rest else []
+        ours = [cell(setting.reference_value)] if rest else []
         partial = bool(rest) or len(departures) > 1
         ours += [cell(each.ours) + (f" ({patterns(each)})" if partial else "") for each in departures]
         key = f"`{setting.key}`" + (f" ({setting.rows or patterns(setting)})" if setting.files != ("*",) else "")

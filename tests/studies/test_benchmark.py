@@ -21,8 +21,8 @@ from studies.benchmark import (
     BenchmarkOptions,
     count_planned_runs,
     estimate_benchmark_cost,
+    group_results_by_block,
     list_planned_runs,
-    result_lines_by_block,
     run_benchmark,
 )
 from studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
@@ -42,10 +42,10 @@ from studies.statistics import (
     adjust_by_holm,
     compare_classes_and_seeds,
     compare_over_classes,
+    compute_critical_difference,
+    compute_paired_test,
     correct_family_by_holm,
-    critical_difference,
     find_indistinct_method_groups,
-    paired_test,
     rank_methods,
 )
 from studies.trial import Trial
@@ -83,9 +83,9 @@ def test_every_method_but_those_that_need_a_pretrained_network_is_in_every_form(
 
 def test_every_run_of_the_published_form_is_an_experiment_that_its_method_serves() -> None:
     for data, pattern in PUBLISHED.form.blocks:
-        for method in PUBLISHED.methods_for_data(data):
+        for method in PUBLISHED.list_methods_for_data(data):
             run = PUBLISHED.make_planned_run(data, pattern, method, 1e-3, 0)
-            experiment = Trial(run.experiment, Path("nowhere"), run.overrides, "").file.experiment
+            experiment = Trial(run.experiment, Path("nowhere"), run.overrides, "").experiment_file.experiment
             assert build_site_method(experiment).name == method.name
             assert experiment.run.rounds == PUBLISHED.form.rounds
 
@@ -93,7 +93,7 @@ def test_every_run_of_the_published_form_is_an_experiment_that_its_method_serves
 def row(label: str) -> Experiment:
     """The experiment of a row of the published form."""
     method = next(method for method in PUBLISHED.benchmark.methods if method.label == label)
-    return PUBLISHED.make_planned_run("nih", "drawn7", method, 1e-3, 0).file.experiment
+    return PUBLISHED.make_planned_run("nih", "drawn7", method, 1e-3, 0).experiment_file.experiment
 
 
 def test_fednoro_stands_as_its_paper_has_it_and_as_fedmlp_compares_with_it() -> None:
@@ -114,18 +114,22 @@ MORE_ROUNDS = [BenchmarkVariantPlan.read_variant(FOLDER, f"rounds{rounds}") for 
 
 @pytest.mark.parametrize("plan", MORE_ROUNDS, ids=["12", "24", "48"])
 def test_a_form_of_more_rounds_takes_the_learning_rates_of_twelve(plan: BenchmarkVariantPlan) -> None:
-    published = {run.results_key for data in plan.data_sets() for run in PUBLISHED.tuning_runs(data)}
-    assert {run.results_key for data in plan.data_sets() for run in plan.tuning_runs(data)} < published
+    published = {run.results_key for data in plan.list_data_sets() for run in PUBLISHED.iterate_tuning_runs(data)}
+    assert {run.results_key for data in plan.list_data_sets() for run in plan.iterate_tuning_runs(data)} < published
 
 
 def test_forms_of_more_rounds_differ_from_the_published_one_in_their_rounds_alone() -> None:
     block, rates = ("composites", "one7"), rates_of(PUBLISHED)
-    twelve, *more = [list(plan.block_runs(*block, rates)) for plan in MORE_ROUNDS]
-    assert {run.results_key for run in twelve} < {run.results_key for run in PUBLISHED.block_runs(*block, rates)}
+    twelve, *more = [list(plan.iterate_block_runs(*block, rates)) for plan in MORE_ROUNDS]
+    assert {run.results_key for run in twelve} < {
+        run.results_key for run in PUBLISHED.iterate_block_runs(*block, rates)
+    }
     for runs, rounds in zip(more, (24, 48), strict=True):
-        experiments = [run.file.experiment for run in runs]
+        experiments = [run.experiment_file.experiment for run in runs]
         assert [experiment.run.rounds for experiment in experiments] == [rounds] * len(twelve)
-        assert [with_rounds(experiment, 12) for experiment in experiments] == [run.file.experiment for run in twelve]
+        assert [with_rounds(experiment, 12) for experiment in experiments] == [
+            run.experiment_file.experiment for run in twelve
+        ]
 
 
 def with_rounds(experiment: Experiment, rounds: int) -> Experiment:
@@ -133,15 +137,17 @@ def with_rounds(experiment: Experiment, rounds: int) -> Experiment:
 
 
 def test_no_result_is_of_the_seed_that_chose_its_learning_rate() -> None:
-    results = [run for block in PUBLISHED.form.blocks for run in PUBLISHED.block_runs(*block, rates_of(PUBLISHED))]
+    results = [
+        run for block in PUBLISHED.form.blocks for run in PUBLISHED.iterate_block_runs(*block, rates_of(PUBLISHED))
+    ]
     assert {run.seed for run in results} == {0, 1, 2}
-    assert {run.seed for data in PUBLISHED.data_sets() for run in PUBLISHED.tuning_runs(data)} == {1000}
+    assert {run.seed for data in PUBLISHED.list_data_sets() for run in PUBLISHED.iterate_tuning_runs(data)} == {1000}
 
 
 def test_a_run_has_one_key_for_its_settings_and_another_for_others() -> None:
-    keys = [run.results_key for run in SMALL.tuning_runs("digits")]
+    keys = [run.results_key for run in SMALL.iterate_tuning_runs("digits")]
     assert len(set(keys)) == len(keys)
-    assert [run.results_key for run in SMALL.tuning_runs("digits")] == keys
+    assert [run.results_key for run in SMALL.iterate_tuning_runs("digits")] == keys
 
 
 def test_the_rate_is_the_one_with_the_best_validation_auroc_of_the_tuning_runs_alone() -> None:
@@ -177,8 +183,8 @@ def test_half_a_line_that_a_kill_left_is_made_again_and_nothing_else_is_lost(tmp
 
 def test_nemenyis_critical_difference_is_demsars() -> None:
     """Table 5 of Demsar 2006: q is 2.569 for four methods and 3.164 for ten, at 0.05."""
-    assert critical_difference(4, 14) == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 14)), rel=1e-3)
-    assert critical_difference(10, 20) == pytest.approx(3.164 * np.sqrt(10 * 11 / (6 * 20)), rel=1e-3)
+    assert compute_critical_difference(4, 14) == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 14)), rel=1e-3)
+    assert compute_critical_difference(10, 20) == pytest.approx(3.164 * np.sqrt(10 * 11 / (6 * 20)), rel=1e-3)
 
 
 def test_methods_are_ranked_in_each_block_and_equal_ones_share_their_ranks() -> None:
@@ -195,7 +201,7 @@ def test_cliques_are_the_largest_groups_within_the_critical_difference() -> None
 
 LINES = {
     run.results_key: line_for(run)
-    for run in (*SMALL.tuning_runs("digits"), *SMALL.block_runs("digits", "shared5", rates_of(SMALL)))
+    for run in (*SMALL.iterate_tuning_runs("digits"), *SMALL.iterate_block_runs("digits", "shared5", rates_of(SMALL)))
 }
 """Every run of the small form, all methods alike."""
 
@@ -216,7 +222,7 @@ def test_a_run_whose_settings_two_patterns_share_stands_in_both() -> None:
     for _ in range(2):  # the learning rates first
         for run in list(list_planned_runs(plan, lines)):
             lines.setdefault(run.results_key, line_for(run))
-    by_block = result_lines_by_block(plan, lines)
+    by_block = group_results_by_block(plan, lines)
     assert [pattern for _, pattern in blocks] == ["one7", "drawn7"]
     assert (len(lines), len(by_block)) == (count_planned_runs(plan) - 3, count_planned_runs(plan))
     assert {line.pattern for line in by_block.values() if not line.tuning} == {"one7", "drawn7"}
@@ -297,7 +303,7 @@ def test_each_data_set_has_the_mean_over_its_own_blocks() -> None:
 
 def published_result(form: str) -> BenchmarkResult:
     plan, lines = BenchmarkVariantPlan.read_variant(FOLDER, form), read_result_lines(FOLDER / "published.jsonl")
-    return evaluate_benchmark(plan, form, result_lines_by_block(plan, lines), count_planned_runs(plan))
+    return evaluate_benchmark(plan, form, group_results_by_block(plan, lines), count_planned_runs(plan))
 
 
 def test_the_page_of_results_has_the_tables_of_the_published_runs() -> None:
@@ -399,7 +405,7 @@ def test_a_finished_run_is_a_line_and_is_not_run_again(tmp_path: Path) -> None:
 
 
 def paired_result(pairs: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> PairedTest:
-    return paired_test(pairs, np.random.default_rng(5))
+    return compute_paired_test(pairs, np.random.default_rng(5))
 
 
 def test_t_of_a_case_worked_by_hand() -> None:

@@ -12,16 +12,16 @@ from scipy.stats import t as scipy_t
 from scipy.stats import ttest_rel
 
 from common.metrics.auroc import summarise_test_results
-from server.runs.reader import RoundLine, RunFolderContent
+from server.runs.reader import RoundFileLine, RunFolderContent
 from studies.claims import (
-    gain_sentences,
-    headline_sentence,
-    large_difference_sentences,
-    outcome_of_test,
-    verdict_sentences,
+    describe_headline_result,
+    describe_large_differences,
+    describe_method_verdicts,
+    describe_site_gains,
+    judge_test_outcome,
 )
 from studies.comparison import MeanAndSd, MethodComparison, compare_methods
-from studies.study_report import study_headline
+from studies.study_report import describe_study_result
 from studies.study_results import OurAndPaperNumber, StudyResult, TableResult
 from tests.studies.made_runs import metrics, run_of, summary
 
@@ -78,7 +78,7 @@ def class_means(
 def test_better_and_worse_need_three_seeds_a_test_and_an_interval_without_zero(drawn: Drawn) -> None:
     comparison, methods = drawn
     reference, *others = methods
-    for other, sentence in zip(others, verdict_sentences(comparison), strict=True):
+    for other, sentence in zip(others, describe_method_verdicts(comparison), strict=True):
         ours, theirs, seeds = class_means(methods[reference], methods[other])
         verdict = re.search(r" is (better|worse) than ", sentence)
         if not verdict or "Whether" in sentence:
@@ -99,11 +99,11 @@ def test_better_and_worse_need_three_seeds_a_test_and_an_interval_without_zero(d
 def test_the_headline_says_of_each_method_what_its_own_sentence_says(drawn: Drawn) -> None:
     comparison, methods = drawn
     _, *others = methods
-    line = headline_sentence(comparison)
-    for other, sentence in zip(others, verdict_sentences(comparison), strict=True):
+    line = describe_headline_result(comparison)
+    for other, sentence in zip(others, describe_method_verdicts(comparison), strict=True):
         parts = [part for part in line.removesuffix(".").split("; it ") if re.search(rf"\b{other}\b", part)]
         assert len(parts) == 1
-        stands = outcome_of_test(comparison.find_contrast(other).result)
+        stands = judge_test_outcome(comparison.find_contrast(other).result)
         if stands in ("better", "worse"):
             assert f"is {stands} than" in parts[0]
             assert f"is {stands} than" in sentence
@@ -117,7 +117,7 @@ def test_the_headline_says_of_each_method_what_its_own_sentence_says(drawn: Draw
 def test_every_large_difference_has_its_sentence_and_no_other_has(drawn: Drawn) -> None:
     comparison, _ = drawn
     reference, *others = comparison.methods
-    sentences = "\n".join(large_difference_sentences(comparison))
+    sentences = "\n".join(describe_large_differences(comparison))
     for other in others:
         for name, ours, theirs, subset in (
             ("AUROC on shared classes", reference.auroc["shared"], other.auroc["shared"], "shared"),
@@ -131,7 +131,7 @@ def test_every_large_difference_has_its_sentence_and_no_other_has(drawn: Drawn) 
             assert len(matches) == large
             for side, tested in matches:
                 assert (side == "higher") == ((ours.mean or 0) > (theirs.mean or 0))
-                of_subset = subset and outcome_of_test(comparison.find_contrast(other.label, subset).result)  # type: ignore[arg-type]
+                of_subset = subset and judge_test_outcome(comparison.find_contrast(other.label, subset).result)  # type: ignore[arg-type]
                 assert tested == (f"paired test: {of_subset}" if of_subset else "not tested")
 
 
@@ -140,7 +140,7 @@ def test_every_large_difference_has_its_sentence_and_no_other_has(drawn: Drawn) 
 def test_a_site_gains_or_loses_only_where_seeds_show_it(drawn: Drawn) -> None:
     comparison, methods = drawn
     reference, *others = methods
-    for other, sentence in zip(others, gain_sentences(comparison), strict=True):
+    for other, sentence in zip(others, describe_site_gains(comparison), strict=True):
         ours, theirs, seeds = class_means(methods[reference], methods[other])
         if " gain" in sentence or " lose" in sentence:
             assert len(seeds) >= 3
@@ -151,16 +151,16 @@ def test_a_clear_and_constant_lead_is_called_better_and_each_limit_of_that_count
     """The rule can also say yes: else the properties above would hold of silence."""
     high = [of_seed("ours", s, {n: 0.8 + 0.01 * i + 0.001 * s for i, n in enumerate(CLASSES)}) for s in range(3)]
     low = [of_seed("theirs", s, {n: 0.7 + 0.012 * i for i, n in enumerate(CLASSES)}) for s in range(3)]
-    assert headline_sentence(compare_methods([*high, *low])).endswith("ours is better than theirs (+0.096).")
-    assert headline_sentence(compare_methods([*low, *high])).endswith("theirs is worse than ours (−0.096).")
-    assert "fewer than the 3 seeds" in headline_sentence(compare_methods([*high[:2], *low[:2]]))
-    assert gain_sentences(compare_methods([*high, *low]))[0].startswith("All 2 sites gain over theirs")
+    assert describe_headline_result(compare_methods([*high, *low])).endswith("ours is better than theirs (+0.096).")
+    assert describe_headline_result(compare_methods([*low, *high])).endswith("theirs is worse than ours (−0.096).")
+    assert "fewer than the 3 seeds" in describe_headline_result(compare_methods([*high[:2], *low[:2]]))
+    assert describe_site_gains(compare_methods([*high, *low]))[0].startswith("All 2 sites gain over theirs")
 
 
 def test_runs_of_unknown_patients_and_lost_sites_are_cautioned_in_a_comparison() -> None:
     ours = of_seed("ours", 0, {"edema": 0.8})
     theirs = of_seed("theirs", 0, {"edema": 0.8}, patients_known=False)
-    line = RoundLine(round=1, sites=("north",), absent={"south": "late"})
+    line = RoundFileLine(round=1, sites=("north",), absent={"south": "late"})
     cautions = compare_methods([ours, RunFolderContent(theirs.folder, theirs.summary, (line,))]).cautions
     assert any("which images belong to one patient" in caution for caution in cautions)
     assert any("south was absent" in caution and "theirs with seed 0" in caution for caution in cautions)
@@ -180,7 +180,7 @@ def test_a_published_number_is_reproduced_where_it_lies_in_the_interval_of_ours(
 ) -> None:
     entries = tuple(OurAndPaperNumber(MeanAndSd(mean, sd), paper) for mean, sd, paper in drawn)
     table = TableResult("", (), (), (), (), ((entries,),), "", (), (), (), (), ())
-    sentence = study_headline(StudyResult("", "", tuple(range(seeds)), (), (table,)))
+    sentence = describe_study_result(StudyResult("", "", tuple(range(seeds)), (), (table,)))
     published = [(ours, sd, paper) for ours, sd, paper in drawn if paper is not None]
     if not published or seeds < 3:
         assert " lie in " not in sentence

@@ -15,9 +15,9 @@ from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise_test_results
 from common.metrics.multi_class import BestClientAccuracies, MultiClassMetrics, RoundAccuracy
 from server.reporting.page import AnnotatedClassGroup
-from server.reporting.tables import label_coverage_table
+from server.reporting.tables import make_label_coverage_table
 from server.runs.reader import read_run
-from studies.claims import gain_sentences, verdict_sentences
+from studies.claims import describe_method_verdicts, describe_site_gains
 from studies.comparison import MeanAndSd, MethodComparison, MethodResult, compare_methods, write_comparison
 from studies.comparison_report import (
     comparison_as_markdown,
@@ -72,7 +72,7 @@ def test_a_run_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
     run = read_run(write(tmp_path / "run", content))
     assert run.summary.test.per_class["hernia"].auroc is None
     assert run.summary.test.unique_classes.classes == ("edema",)
-    assert run.summary.measures == {}
+    assert run.summary.available_metrics == {}
     assert [each.absent for each in run.rounds] == [{"south": "late"}, {}]
 
 
@@ -121,11 +121,13 @@ def test_a_difference_within_the_noise_is_not_distinguishable() -> None:
         for name, values in (("first", aurocs(0.8, 0.7, 0.9, 0.6)), ("second", aurocs(0.7, 0.81, 0.79, 0.7)))
         for seed in range(3)
     ]
-    assert verdict_sentences(compared(*contents))[0].startswith("first is not distinguishable from second")
+    assert describe_method_verdicts(compared(*contents))[0].startswith("first is not distinguishable from second")
 
 
 def test_too_few_classes_are_not_tested_and_the_sentence_says_so() -> None:
-    (sentence,) = verdict_sentences(compared(summary("first", {"edema": 0.8}), summary("second", {"edema": 0.7})))
+    (sentence,) = describe_method_verdicts(
+        compared(summary("first", {"edema": 0.8}), summary("second", {"edema": 0.7}))
+    )
     assert "1 pair is too few" in sentence
 
 
@@ -208,12 +210,12 @@ def test_tables_show_measures_of_one_class_an_image_only_where_a_run_has_them() 
     comparison = compared(multi_class_run(0.7), plain)
     shown, markdown = printed(format_comparison_tables(comparison)), comparison_as_markdown(comparison)
     assert all(word in shown and word in markdown for word in ("accuracy", "F1", "BMCTA", "BTA", "0.700"))
-    assert markdown.splitlines()[-1].count("n/a") >= len(comparison.measures) == 5
+    assert markdown.splitlines()[-1].count("n/a") >= len(comparison.available_metrics) == 5
     assert "BMCTA" not in comparison_as_markdown(compared(plain))
 
 
 def coverage(*contents: Mapping[str, Any]) -> str:
-    return printed(label_coverage_table({content["name"]: run_of(content).summary for content in contents}))
+    return printed(make_label_coverage_table({content["name"]: run_of(content).summary for content in contents}))
 
 
 def test_the_coverage_table_marks_owners_and_the_best_method() -> None:
@@ -305,7 +307,7 @@ def test_a_gain_is_the_mean_difference_over_the_classes_that_the_site_annotates(
 
 
 def test_one_seed_is_no_verdict(two: MethodComparison) -> None:
-    (sentence,) = gain_sentences(two)
+    (sentence,) = describe_site_gains(two)
     assert "too few seeds" in sentence
     assert sentence.endswith("north +0.030 (0.770 → 0.800) and south −0.050 (0.650 → 0.600).")
 
@@ -332,7 +334,7 @@ def test_one_seed_is_no_verdict(two: MethodComparison) -> None:
 )
 def test_a_board_reads_who_gains_and_who_loses(changes: Sequence[float], sentences: list[str]) -> None:
     comparison = compared(*seeds_of("good", GOOD, changes), *seeds_of("individual", ALONE))
-    assert gain_sentences(comparison) == sentences
+    assert describe_site_gains(comparison) == sentences
 
 
 def test_sites_are_corrected_for_their_number() -> None:
@@ -376,7 +378,7 @@ def test_other_test_images_are_not_compared() -> None:
     comparison = compared(run("good", GOOD), other)
     reason = "it was tested on other images there"
     assert {gain.reason for gain in comparison.site_gains} == {reason}
-    assert gain_sentences(comparison) == [f"No site can be compared with x: {reason}."]
+    assert describe_site_gains(comparison) == [f"No site can be compared with x: {reason}."]
     assert draw_gains_by_site(comparison) == ""
 
 
@@ -390,7 +392,7 @@ def test_an_ensemble_of_local_models_is_compared_as_a_method_of_its_own() -> Non
     assert [method.label for method in comparison.methods] == ["good", "individual", "individual (ensemble)"]
     assert comparison.methods[2].per_class == {"edema": 0.75}
     assert comparison.site_gains[-1].gain == pytest.approx(0.1)
-    assert "an ensemble of models trained alone" in gain_sentences(comparison)[1]
+    assert "an ensemble of models trained alone" in describe_site_gains(comparison)[1]
 
 
 def test_the_json_file_has_every_gain(tmp_path: Path, two: MethodComparison) -> None:
@@ -401,7 +403,7 @@ def test_the_json_file_has_every_gain(tmp_path: Path, two: MethodComparison) -> 
 def test_many_sites_are_counted_in_words_and_ranked_in_the_figure() -> None:
     many = {f"site{n:02}": {"edema": 0.5 + n / 100} for n in range(40)}
     comparison = compared(run("good", many), run("x", {site: {"edema": 0.5} for site in many}))
-    sentence = gain_sentences(comparison)[0]
+    sentence = describe_site_gains(comparison)[0]
     assert "site39 +0.390" in sentence
     assert sentence.endswith("and 35 more.")
     assert len({gain.site for gain in comparison.site_gains}) == 40

@@ -12,8 +12,8 @@ from rich.console import Console
 from common.errors import BadInput
 from strategies.registry import build_site_method
 from studies import runner
-from studies.progress import ActiveRun, TrialsPace, TrialsTable
-from studies.runner import RunsFailed, assign_gpus, count_parallel_jobs, run_trials
+from studies.progress import ActiveRun, TrialsTable, TrialsTimeEstimate
+from studies.runner import RunsFailed, assign_gpus, count_possible_parallel_runs, run_trials
 from studies.study import list_study_trials
 from studies.study_file import read_study
 from studies.trial import Trial, check_trials
@@ -30,8 +30,10 @@ def trial(folder: Path, name: str, *overrides: str, text: str = DIGITS) -> Trial
     return Trial(path, folder / "runs" / name, overrides, name)
 
 
-def pace(totals: dict[str, int], *active: ActiveRun, jobs: int = 1, done: dict[str, int] | None = None) -> TrialsPace:
-    return TrialsPace(totals, done or dict.fromkeys(totals, 0), jobs, lambda: list(active))
+def pace(
+    totals: dict[str, int], *active: ActiveRun, jobs: int = 1, done: dict[str, int] | None = None
+) -> TrialsTimeEstimate:
+    return TrialsTimeEstimate(totals, done or dict.fromkeys(totals, 0), jobs, lambda: list(active))
 
 
 def test_the_rest_is_what_such_runs_took_at_so_many_at_a_time() -> None:
@@ -40,8 +42,8 @@ def test_the_rest_is_what_such_runs_took_at_so_many_at_a_time() -> None:
         grid = pace({"a": 3, "b": 2}, jobs=jobs)
         for seconds in (10, 30, 14):
             grid.count_finished_run("a", seconds)
-        assert (grid.median_run_s("a"), grid.remaining_s()) == (14, left)
-    assert pace({"a": 1}, done={"a": 1}).remaining_s() == 0
+        assert (grid.compute_median_run_s("a"), grid.estimate_remaining_s()) == (14, left)
+    assert pace({"a": 1}, done={"a": 1}).estimate_remaining_s() == 0
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_the_rest_is_what_such_runs_took_at_so_many_at_a_time() -> None:
 def test_those_that_wait_take_as_long_as_those_at_work_seem_to(
     totals: dict[str, int], active: ActiveRun, left: float | None
 ) -> None:
-    assert pace(totals, active).remaining_s() == left
+    assert pace(totals, active).estimate_remaining_s() == left
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_those_that_wait_take_as_long_as_those_at_work_seem_to(
 def test_a_run_at_work_counts_by_its_own_rounds(seconds: float, rounds: int, left: float) -> None:
     grid = pace({"a": 2}, ActiveRun("a", seconds, rounds, 20))
     grid.count_finished_run("a", 100.0)
-    assert grid.remaining_s() == left
+    assert grid.estimate_remaining_s() == left
 
 
 def test_the_table_counts_runs_that_were_there_before_and_leaves_finished_experiments_out() -> None:
@@ -85,13 +87,13 @@ def test_a_run_that_broke_off_is_thrown_away_and_done_anew(tmp_path: Path) -> No
     broken.unfinished_folder.mkdir(parents=True)
     (broken.unfinished_folder / "rounds.jsonl").write_text("{}\n", encoding="utf-8")
     run_trials([broken], tmp_path / "runs", 1, SILENT)
-    assert broken.is_done()
+    assert broken.is_trial_finished()
     assert not broken.unfinished_folder.exists()
 
 
 def write_summary(run: Trial, table: str, **settings: object) -> None:
     """Leave a finished run of the same experiment, but for these settings of one table; None leaves a key out."""
-    experiment = run.file.experiment.model_dump(mode="json")
+    experiment = run.experiment_file.experiment.model_dump(mode="json")
     experiment[table].update(settings)
     experiment[table] = {key: value for key, value in experiment[table].items() if value is not None}
     run.folder.mkdir(parents=True)
@@ -106,7 +108,7 @@ def write_summary(run: Trial, table: str, **settings: object) -> None:
 def test_a_run_of_the_same_meaning_is_done(settings: dict[str, object], done: bool, tmp_path: Path) -> None:
     run = trial(tmp_path, "a")
     write_summary(run, "training", **settings)
-    assert run.is_done() is done
+    assert run.is_trial_finished() is done
 
 
 @pytest.mark.parametrize("key", ["frozen_sha256", "weights_sha256"])
@@ -114,8 +116,8 @@ def test_a_run_that_named_a_file_by_its_hash_is_done(key: str, tmp_path: Path) -
     overrides = ("model.train=head", "model.weights=trunk.safetensors")
     run = trial(tmp_path, "a", *overrides)
     write_summary(run, "model", **{key: "0" * 64})
-    assert run.is_done()
-    assert not trial(tmp_path, "a", *overrides, f"model.{key}={'a' * 64}").is_done()
+    assert run.is_trial_finished()
+    assert not trial(tmp_path, "a", *overrides, f"model.{key}={'a' * 64}").is_trial_finished()
 
 
 def test_one_failed_run_is_named_and_the_others_are_finished(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_one_failed_run_is_named_and_the_others_are_finished(tmp_path: Path) -> 
     with pytest.raises(RunsFailed, match=r"^bad: .*weights") as failed:
         run_trials([bad, good], tmp_path / "runs", 1, SILENT)
     assert "good" not in str(failed.value)
-    assert good.is_done()
+    assert good.is_trial_finished()
     assert not bad.folder.exists()
 
 
@@ -168,7 +170,7 @@ def test_runs_on_ray_go_one_at_a_time_and_others_by_cores_threads_and_gpus(
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(6)))
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     trials = [trial(tmp_path, f"{number}", *filter(None, [text])) for number, text in enumerate(overrides)]
-    assert count_parallel_jobs(trials) == jobs
+    assert count_possible_parallel_runs(trials) == jobs
 
 
 def test_runs_at_a_time_are_dealt_out_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +192,7 @@ def test_runs_at_a_time_are_dealt_out_over_the_gpus(tmp_path: Path, monkeypatch:
 def test_a_run_sees_the_gpus_that_were_dealt_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     visible, ends = list[str](), list[tuple[str, float]]()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    monkeypatch.setattr(runner, "end_with_parent", lambda: None)
+    monkeypatch.setattr(runner, "end_process_with_parent", lambda: None)
     monkeypatch.setattr("os.dup2", lambda old, new: new)
     monkeypatch.setattr(runner, "simulate", lambda *_, **__: visible.append(os.environ["CUDA_VISIBLE_DEVICES"]))
     for gpus in ("1,2", None):
@@ -273,9 +275,9 @@ def test_what_a_study_cannot_mean_is_refused_with_its_reason(old: str, new: str,
 
 def test_the_papers_numbers_are_fractions_whatever_unit_it_prints_and_may_be_missing(tmp_path: Path) -> None:
     table = read_study(study(tmp_path), quick=False).tables[0]
-    values = [table.paper_value("ours", *place) for place in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))]
+    values = [table.get_paper_value("ours", *place) for place in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))]
     assert values == [0.815, 0.7025, None, 0.9, None]
-    assert table.paper_value("theirs", 0, 0) is None
+    assert table.get_paper_value("theirs", 0, 0) is None
 
 
 def test_the_quick_scale_keeps_what_is_named_with_the_papers_numbers_for_it(tmp_path: Path) -> None:
@@ -305,7 +307,7 @@ def test_a_run_that_two_tables_want_is_one_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_papers_study_names_experiments_and_methods_that_there_are(folder: Path, quick: bool) -> None:
     for trial in trials(folder, quick=quick):
-        build_site_method(trial.file.experiment)
+        build_site_method(trial.experiment_file.experiment)
 
 
 def test_every_paper_has_its_study() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.study_file import Departure, PaperSetting, StudyFile, read_study
+from studies.study_file import PaperDeparture, PaperSetting, StudyFile, read_study
 from tests.studies.paper_settings import (
     EXPERIMENTS,
     PAGE,
@@ -67,7 +67,7 @@ def fedsld(tmp_path: Path, old: str = "", new: str = "") -> dict[str, Path]:
     return {name: tmp_path / "mnist_practical.toml"}
 
 
-def with_parts(settings: tuple[PaperSetting, ...] = (), departures: tuple[Departure, ...] = ()) -> StudyFile:
+def with_parts(settings: tuple[PaperSetting, ...] = (), departures: tuple[PaperDeparture, ...] = ()) -> StudyFile:
     study = read_study(FEDSLD, quick=False)
     both = {"settings": (*study.settings, *settings), "departures": (*study.departures, *departures)}
     return study.model_copy(update=both)
@@ -104,14 +104,14 @@ def test_a_default_that_no_list_has_or_that_has_changed_is_found(tmp_path: Path)
 
 def test_a_departure_that_does_not_differ_is_found(tmp_path: Path) -> None:
     files = fedsld(tmp_path)
-    same = Departure(key="training.epochs", ours=5, why="it is the paper's", files=("*/mnist_practical",))
+    same = PaperDeparture(key="training.epochs", ours=5, why="it is the paper's", files=("*/mnist_practical",))
     (fault,) = faults_of_files(with_parts(departures=(same,)), files)
     assert fault == "fedsld/mnist_practical: training.epochs is 5 as in the paper, and a departure says that it is not"
 
 
 def test_a_part_of_no_file_or_no_setting_is_found_and_a_value_hides_no_number_of_the_paper() -> None:
     nowhere = PaperSetting(key="training.precision", paper="float32", files=("*/imagenet",))
-    alone = Departure(key="training.threads", ours=1, why="one core", files=("*",))
+    alone = PaperDeparture(key="training.threads", ours=1, why="one core", files=("*",))
     hidden = PaperSetting(key="training.gradient_accumulation_steps", paper=4, value=1)
     study = with_parts((nowhere, hidden), (alone,))
     assert faults_of_lists(study, files_of(FEDSLD)) == [

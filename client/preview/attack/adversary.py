@@ -22,11 +22,11 @@ from torch import nn
 from client.app import make_client_app
 from client.site.disclosure import mark_images_of_hidden_classes
 from client.site.site import Site
-from common.config import Plan
+from common.config import HospitalPlan
 from common.data.base.image_set import PARTS, ImageSet
-from common.data.images.pixels import channels_first
+from common.data.images.pixels import convert_to_channels_first
 from common.errors import BadInput
-from common.models.network import SplitNetwork, build
+from common.models.network import SplitNetwork, build_network
 from common.models.state import ModelState
 from common.wire.codec import R, decode_record, encode_record
 from common.wire.flower_objects import set_flower_node_identity
@@ -47,7 +47,7 @@ Picture = tuple[str, str]
 
 
 @dataclass
-class ProbedSiteAnswers:
+class AttackedSiteAnswers:
     """The number of records that an attacked site sent, and the distinct reasons of its refusals."""
 
     records: int = 0
@@ -80,7 +80,7 @@ class AttackResult:
     stops: str
     by_chance: float = 0.0
     notes: Sequence[str] = ()
-    response: ProbedSiteAnswers = field(default_factory=ProbedSiteAnswers)
+    response: AttackedSiteAnswers = field(default_factory=AttackedSiteAnswers)
     pictures: Sequence[Picture] = field(default=(), repr=False)
     seconds: float = 0.0
 
@@ -129,8 +129,8 @@ class Adversary:
 
     site: Site
     folder: Path
-    honest: Plan
-    response: ProbedSiteAnswers = field(default_factory=ProbedSiteAnswers)
+    honest: HospitalPlan
+    response: AttackedSiteAnswers = field(default_factory=AttackedSiteAnswers)
 
     def __post_init__(self) -> None:
         set_flower_node_identity(1, 1)  # read by Message()
@@ -143,11 +143,13 @@ class Adversary:
         """Return the class names of a model's head rows for this site."""
         return self.site.declaration.canonical_names
 
-    def name_new_run(self) -> str:
+    def make_new_run_name(self) -> str:
         """Return a run name that the site has not seen before."""
         return f"attack-{next(self._runs)}"
 
-    def make_plan(self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any) -> Plan:
+    def make_plan(
+        self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any
+    ) -> HospitalPlan:
         """Make the attacker's own plan, within this site's policy as far as possible.
 
         Args:
@@ -161,7 +163,7 @@ class Adversary:
         budget = policy.epsilon and {"level": unit, "epsilon": BELOW_BUDGET * policy.epsilon, "delta": policy.delta}
         model = {"architecture": architecture, "image_size": image_size, "channels": 1, "norm": "group"}
         batch = {"batch_size": batch_size or max(len(self.site.train), 1)}
-        return Plan.model_validate(
+        return HospitalPlan.model_validate(
             {
                 "run": {"method": next(iter(allowed), self.honest.run.method), "rounds": 1, "seed": 1},
                 "method": {} if clip is None else {"clip_update": clip},
@@ -174,32 +176,32 @@ class Adversary:
             }
         )
 
-    def build_network(self, plan: Plan, seed: int = 1) -> SplitNetwork:
+    def build_attacked_network(self, plan: HospitalPlan, seed: int = 1) -> SplitNetwork:
         """Build a plan's network with head rows for this site's classes."""
-        return build(plan.model, self.head_class_names, seed)
+        return build_network(plan.model, self.head_class_names, seed)
 
-    def request_training(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
+    def request_training(self, plan: HospitalPlan, model: ModelState, run: str = "") -> TrainReply | None:
         """Ask the site to train a model in round 1; return its reply, None after a refusal."""
-        facts = self._request_fields(plan, model, run)
+        facts = self._make_request_fields(plan, model, run)
         return self._exchange_records("train", TrainRequest(**facts), TrainReply)
 
     def request_evaluation(
-        self, plan: Plan, model: ModelState, run: str = "", *, test: bool = False, counted: int = 0
+        self, plan: HospitalPlan, model: ModelState, run: str = "", *, test: bool = False, counted: int = 0
     ) -> EvaluateReply | None:
         """Ask the site to evaluate a model, with ``counted`` as the last counted round; return None after a refusal."""
-        facts = {**self._request_fields(plan, model, run), "counted": counted}
+        facts = {**self._make_request_fields(plan, model, run), "counted": counted}
         return self._exchange_records("evaluate", EvaluateRequest(**facts, test=test), EvaluateReply)
 
-    def request_comparison(self, plan: Plan, model: ModelState, run: str) -> BenefitReply | None:
+    def request_comparison(self, plan: HospitalPlan, model: ModelState, run: str) -> BenefitReply | None:
         """Ask the site to compare a model with one that it trains alone; return None after a refusal."""
-        facts = self._request_fields(plan, model, run)
+        facts = self._make_request_fields(plan, model, run)
         return self._exchange_records(
             "query.benefit", BenefitRequest(**facts, initial=facts["model"], epochs=1), BenefitReply
         )
 
-    def _request_fields(self, plan: Plan, model: ModelState, run: str) -> dict[str, Any]:
+    def _make_request_fields(self, plan: HospitalPlan, model: ModelState, run: str) -> dict[str, Any]:
         return {
-            "run": run or self.name_new_run(),
+            "run": run or self.make_new_run_name(),
             "round": 1,
             "plan": plan.model_dump_json(),
             "contract": "attack",
@@ -243,9 +245,9 @@ def copy_site_with_images(site: Site, **parts: ImageSet) -> Site:
     for part, images in parts.items():
         if part in unsaid:
             whole: ImageSet = getattr(site, part)
-            by_place = dict(zip(_stored_image_positions(whole), site.unsaid[part].tolist(), strict=True))
-            if images.stored is whole.stored and set(_stored_image_positions(images)) <= set(by_place):
-                unsaid[part] = np.array([by_place[place] for place in _stored_image_positions(images)], np.bool_)
+            by_place = dict(zip(_find_stored_image_positions(whole), site.unsaid[part].tolist(), strict=True))
+            if images.stored is whole.stored and set(_find_stored_image_positions(images)) <= set(by_place):
+                unsaid[part] = np.array([by_place[place] for place in _find_stored_image_positions(images)], np.bool_)
             else:
                 unsaid[part] = mark_images_of_hidden_classes(
                     images, site.hidden_classes(part), site.policy.smallest_count
@@ -254,7 +256,7 @@ def copy_site_with_images(site: Site, **parts: ImageSet) -> Site:
     return replace(site, **changes)
 
 
-def _stored_image_positions(images: ImageSet) -> list[int]:
+def _find_stored_image_positions(images: ImageSet) -> list[int]:
     return list(range(len(images))) if images.places is None else images.places.tolist()
 
 
@@ -274,7 +276,7 @@ class FedsldCnnLayers(NamedTuple):
     dense: nn.Linear
 
 
-def fedsld_cnn_layers(network: SplitNetwork) -> FedsldCnnLayers:
+def get_fedsld_cnn_layers(network: SplitNetwork) -> FedsldCnnLayers:
     """Return the two convolutions and the dense layer of a ``fedsld_cnn`` network."""
     first, second, dense = (network.get_submodule(f"backbone.{place}") for place in (0, 3, 7))
     assert isinstance(first, nn.Conv2d)
@@ -294,7 +296,7 @@ def zero_all_parameters(network: nn.Module) -> None:
 def set_pixel_passing_weights(network: SplitNetwork) -> None:
     """Make the convolutions pass pixels, from 0 to 1, on to the dense layer; the head gets small random weights."""
     zero_all_parameters(network)
-    layers, normalisation = fedsld_cnn_layers(network), network.spec.normalisation
+    layers, normalisation = get_fedsld_cnn_layers(network), network.spec.normalisation
     layers.first.weight[0, 0, 2, 2], layers.second.weight[0, 0, 2, 2] = normalisation.std[0], 1.0
     assert layers.first.bias is not None
     layers.first.bias[0] = normalisation.mean[0]
@@ -308,12 +310,12 @@ def compute_dense_layer_input(network: SplitNetwork, images: ImageSet) -> Floats
     """Compute the dense layer's input for each image, ``(n, side x side)``."""
     backbone = network.backbone
     assert isinstance(backbone, nn.Sequential)
-    convolutions, pixels = backbone[:6], channels_first(images.images).float()
+    convolutions, pixels = backbone[:6], convert_to_channels_first(images.images).float()
     starts = range(0, len(pixels), AT_A_TIME)
     parts = [convolutions(network.preprocess_images(pixels[start : start + AT_A_TIME]))[:, 0] for start in starts]
     return np.asarray(torch.cat(parts).flatten(1).double().numpy())
 
 
-def trunk_tensor_update(reply: TrainReply | None, place: slice) -> NDArray[np.float32] | None:
+def read_trunk_tensor_update(reply: TrainReply | None, place: slice) -> NDArray[np.float32] | None:
     """Return the update of one tensor of the trunk; None if the reply has no trunk."""
     return None if reply is None or reply.update.trunk is None else reply.update.trunk[place]

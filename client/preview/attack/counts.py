@@ -18,14 +18,14 @@ from client.preview.attack.adversary import (
     DENSE,
     Adversary,
     AttackResult,
-    fedsld_cnn_layers,
-    trunk_tensor_update,
+    get_fedsld_cnn_layers,
+    read_trunk_tensor_update,
     zero_all_parameters,
 )
-from common.config import Plan, PrivacySection
+from common.config import HospitalPlan, PrivacySection
 from common.data.base.image_set import ImageSet
 from common.models.network import Head
-from common.models.state import ModelState, layout_of, read_state, state_sha256
+from common.models.state import ModelState, hash_model_state, make_model_layout, read_model_state
 from common.wire.records import UNKNOWN_COUNT, TrainReply
 
 SURE = 30.0
@@ -69,9 +69,9 @@ def list_undisclosed_counts(at: Adversary, *parts: str) -> list[UndisclosedCount
     return counts
 
 
-def make_constant_model(at: Adversary, plan: Plan, row: int | None = None) -> ModelState:
+def make_constant_model(at: Adversary, plan: HospitalPlan, row: int | None = None) -> ModelState:
     """Make a model of zeros with the same output for every image; with ``row``, it always predicts that row's class."""
-    model = read_state(at.build_network(plan))
+    model = read_model_state(at.build_attacked_network(plan))
     for values in (model.trunk, model.norm, model.head.weight, model.head.bias):
         values[:] = 0
     if row is not None:
@@ -116,8 +116,8 @@ def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
     step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
     whole = Fraction(1, 10**6)  # tolerance for whole numbers
     for seed in range(TESTS if step > 1 else 0):
-        plan, run = at.make_plan("tiny_cnn", 16, STILL), at.name_new_run()
-        model = read_state(at.build_network(plan, seed))
+        plan, run = at.make_plan("tiny_cnn", 16, STILL), at.make_new_run_name()
+        model = read_model_state(at.build_attacked_network(plan, seed))
         at.request_training(plan, model, run)
         if (reply := at.request_evaluation(plan, model, run, test=True)) is None:
             continue
@@ -171,14 +171,14 @@ def infer_counts_from_head(at: Adversary) -> AttackResult:
 def infer_counts_from_trunk(at: Adversary) -> AttackResult:
     """Infer the counts of training images by class from the layer before the head, with one unit for each class."""
     plan = at.make_plan("fedsld_cnn", 60, 1.0)
-    network = at.build_network(plan)
+    network = at.build_attacked_network(plan)
     zero_all_parameters(network)
     with torch.no_grad():
-        fedsld_cnn_layers(network).dense.bias[: len(at.head_class_names)] = 1
+        get_fedsld_cnn_layers(network).dense.bias[: len(at.head_class_names)] = 1
         network.head.weight.fill_diagonal_(1)
         network.head.bias.fill_(-1)  # each class has probability 0.5 for every image
-    reply = at.request_training(plan, read_state(network))
-    change = trunk_tensor_update(reply, layout_of(network).tensor_slices()[f"{DENSE}.bias"])
+    reply = at.request_training(plan, read_model_state(network))
+    change = read_trunk_tensor_update(reply, make_model_layout(network).tensor_slices()[f"{DENSE}.bias"])
     return _make_counts_result(
         "counts from the trunk",
         "How many training images show a class, out of the layer below the head",
@@ -210,30 +210,30 @@ def _search_count_by_hash(at: Adversary, row: int) -> int | None:
     images, rows = len(at.site.train), len(at.head_class_names)
     plan = at.make_plan("tiny_cnn", 16, STEP * images * rows)
     plan = plan.model_copy(update={"run": plan.run.model_copy(update={"method": "pfl"})})
-    network = at.build_network(plan)
+    network = at.build_attacked_network(plan)
     zero_all_parameters(network)
     with torch.no_grad():
         last = [module for module in network.backbone.modules() if isinstance(module, torch.nn.GroupNorm)][-1]
         last.bias[0] = 1  # a feature that is 1 for every image
         network.head.weight[:, 0], network.head.bias[:] = ABSORBS, ABSORBS
         network.head.weight[row, 0], network.head.bias[row] = -OFFSET, OFFSET
-    model, run = read_state(network), at.name_new_run()
+    model, run = read_model_state(network), at.make_new_run_name()
     at.request_training(plan, model, run)
     reply = at.request_evaluation(plan, model, run, counted=1)
-    layout = layout_of(network)
+    layout = make_model_layout(network)
     for count in range(images + 1) if reply else ():
         change = np.float32(STEP * (images / 2 - count))  # of one step
         weight, bias = model.head.weight.copy(), model.head.bias.copy()
         weight[row, 0] -= change
         bias[row] -= change
         trained = ModelState(model.trunk, model.norm, Head(model.head.class_names, weight, bias))
-        if reply and state_sha256(trained, layout) == reply.model_sha256:
+        if reply and hash_model_state(trained, layout) == reply.model_sha256:
             return count
     return None
 
 
 def _infer_counts_from_biases(
-    at: Adversary, plan: Plan, reply: TrainReply | None, change: NDArray[np.float32] | None
+    at: Adversary, plan: HospitalPlan, reply: TrainReply | None, change: NDArray[np.float32] | None
 ) -> tuple[int, list[UndisclosedCount]]:
     """Compute counts from one bias update for each class; return the number of right counts, and the true counts.
 
@@ -271,7 +271,7 @@ def bypass_privacy_budget(at: Adversary) -> AttackResult:
     answered = False
     if has_budget:
         plan = at.make_plan("tiny_cnn", 16, 0.01, 64).model_copy(update={"privacy": PrivacySection()})
-        reply = at.request_evaluation(plan, read_state(at.build_network(plan)), test=True)
+        reply = at.request_evaluation(plan, read_model_state(at.build_attacked_network(plan)), test=True)
         answered = reply is not None and (reply.validation_loss is not None or bool(reply.class_names))
     return AttackResult(
         "round the budget",

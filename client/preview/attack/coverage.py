@@ -25,13 +25,13 @@ Covered = tuple[str, ...] | str
 """The names of the attacks on a field, or the reason why there is none."""
 
 
-def _attacks_by_field(names: Mapping[Covered, str]) -> dict[str, Covered]:
+def _map_fields_to_attacks(names: Mapping[Covered, str]) -> dict[str, Covered]:
     return {name: covered for covered, group in names.items() for name in group.split()}
 
 
 _STEP: Mapping[Covered, str] = {_ECHOED: "run round", _DECLARED: "site"}
 BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
-    "RollCallAnswer": _attacks_by_field(
+    "RollCallAnswer": _map_fields_to_attacks(
         {
             _ECHOED: "run",
             _DECLARED: "site names class_names version smallest_count",
@@ -40,7 +40,7 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
             "about a file of the coordinator's, not about images": "holds_frozen",
         }
     ),
-    "TrainReply": _attacks_by_field(
+    "TrainReply": _map_fields_to_attacks(
         {
             **_STEP,
             _REPORTED_COUNT: "train_samples test_images",
@@ -56,7 +56,7 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
             "follows from the plan and train_samples": "epsilon",
         }
     ),
-    "EvaluateReply": _attacks_by_field(
+    "EvaluateReply": _map_fields_to_attacks(
         {
             **_STEP,
             (LOSSES, FAILURES, BUDGET): "validation_loss",
@@ -77,7 +77,7 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
             "of a plug-in that the hospital has read and listed": "metric_values",
         }
     ),
-    "BenefitReply": _attacks_by_field(
+    "BenefitReply": _map_fields_to_attacks(
         {
             _ECHOED: "run round",
             (FAILURES,): "class_names",
@@ -85,11 +85,11 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
             _DECLARED: "site over_patients",
         }
     ),
-    "RefusalNoted": _attacks_by_field({_ECHOED: "run", _DECLARED: "site"}),
-    "KeysAnswer": _attacks_by_field({**_STEP, _KEYS: "statement signature identity"}),
-    "SharesAnswer": _attacks_by_field({_ECHOED: "run round recipients", _DECLARED: "site", _KEYS: "letters"}),
-    "MaskedAnswer": _attacks_by_field({**_STEP, _KEYS: "vector"}),
-    "RevealAnswer": _attacks_by_field(
+    "RefusalNoted": _map_fields_to_attacks({_ECHOED: "run", _DECLARED: "site"}),
+    "KeysAnswer": _map_fields_to_attacks({**_STEP, _KEYS: "statement signature identity"}),
+    "SharesAnswer": _map_fields_to_attacks({_ECHOED: "run round recipients", _DECLARED: "site", _KEYS: "letters"}),
+    "MaskedAnswer": _map_fields_to_attacks({**_STEP, _KEYS: "vector"}),
+    "RevealAnswer": _map_fields_to_attacks(
         {_ECHOED: "run round owners segments gone", _DECLARED: "site", _KEYS: "shares key_shares"}
     ),
 }

@@ -25,15 +25,15 @@ from client.preview.attack.adversary import (
     Floats,
     Picture,
     compute_dense_layer_input,
-    fedsld_cnn_layers,
+    get_fedsld_cnn_layers,
+    read_trunk_tensor_update,
     set_pixel_passing_weights,
-    trunk_tensor_update,
 )
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import channels_first
+from common.data.images.pixels import convert_to_channels_first
 from common.data.images.reading import encode_png
 from common.models.network import SplitNetwork, convert_backbone_pixels, set_train_mode
-from common.models.state import layout_of, read_state
+from common.models.state import make_model_layout, read_model_state
 from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import pair_pixels_with_labels
 
@@ -53,14 +53,14 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
     """
     train = at.site.train
     plan = at.make_plan("fedsld_cnn", size, 1e3)
-    network = at.build_network(plan)
+    network = at.build_attacked_network(plan)
     # The attacker learns the distribution of brightness from other images.
     alike = next((part for part in (at.site.test, at.site.validation) if len(part)), train)
     _set_weights_to_compare_brightness(network, alike)
-    reply = at.request_training(plan, read_state(network))
+    reply = at.request_training(plan, read_model_state(network))
     truth = compute_dense_layer_input(network, train)
-    slices, dense = layout_of(network).tensor_slices(), fedsld_cnn_layers(network).dense
-    weights, biases = (trunk_tensor_update(reply, slices[f"{DENSE}.{name}"]) for name in ("weight", "bias"))
+    slices, dense = make_model_layout(network).tensor_slices(), get_fedsld_cnn_layers(network).dense
+    weights, biases = (read_trunk_tensor_update(reply, slices[f"{DENSE}.{name}"]) for name in ("weight", "bias"))
     recovered = np.zeros((0, truth.shape[1]))
     if weights is not None and biases is not None:
         used = (dense.weight[0] != 0).numpy()
@@ -71,7 +71,9 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
     best, place = _find_best_matches(truth, recovered)
     side = math.isqrt(truth.shape[1])
     end = size - CROP
-    pixels = convert_backbone_pixels(channels_first(train.images).float(), plan.model)[..., CROP:end, CROP:end]
+    pixels = convert_backbone_pixels(convert_to_channels_first(train.images).float(), plan.model)[
+        ..., CROP:end, CROP:end
+    ]
     shown = functional.avg_pool2d(pixels, POOL).flatten(1).double().numpy() / 255
     return AttackResult(
         "imprint",
@@ -87,7 +89,7 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
         "leaves one hospital alone in the sum. Nor does clipping (`maximum_update_norm`).",
         notes=[f"{int((best > NEARLY).sum())} with a correlation above {NEARLY}; median {float(np.median(best)):.4f}"],
         response=at.response,
-        pictures=_pair_pictures(shown, recovered, best, place),
+        pictures=_pair_recovered_pictures(shown, recovered, best, place),
     )
 
 
@@ -95,7 +97,7 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
 def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -> None:
     """Set the weights so that the dense units compare an image's mean brightness with rising thresholds."""
     set_pixel_passing_weights(network)
-    dense, inputs = fedsld_cnn_layers(network).dense, compute_dense_layer_input(network, alike)
+    dense, inputs = get_fedsld_cnn_layers(network).dense, compute_dense_layer_input(network, alike)
     dense.weight[:, : inputs.shape[1]] = 1 / inputs.shape[1]
     # Random noise makes the distribution of brightness smooth.
     brightness = inputs.mean(axis=1)
@@ -109,9 +111,11 @@ def invert_gradients(at: Adversary) -> AttackResult:
     """Recover training images from an honest update by *gradient inversion*."""
     train = at.site.train
     plan = at.make_plan("tiny_cnn", 16, 0.1)
-    network = at.build_network(plan)
-    update = trunk_tensor_update(at.request_training(plan, read_state(network)), slice(None))
-    truth = convert_backbone_pixels(channels_first(train.images).float(), plan.model).flatten(1).double().numpy()
+    network = at.build_attacked_network(plan)
+    update = read_trunk_tensor_update(at.request_training(plan, read_model_state(network)), slice(None))
+    truth = (
+        convert_backbone_pixels(convert_to_channels_first(train.images).float(), plan.model).flatten(1).double().numpy()
+    )
     recovered = np.zeros((0, truth.shape[1])) if update is None else _search_images_by_gradient(update, network, train)
     best, place = _find_best_matches(truth, recovered)
     return AttackResult(
@@ -125,7 +129,7 @@ def invert_gradients(at: Adversary) -> AttackResult:
         'more images in a step; `level = "private"`; under an honest model also `masked_only` with `peers`.',
         notes=[f"median correlation {float(np.median(best)):.3f}, largest {float(best.max()):.3f}"],
         response=at.response,
-        pictures=_pair_pictures(truth, recovered, best, place),
+        pictures=_pair_recovered_pictures(truth, recovered, best, place),
     )
 
 
@@ -133,7 +137,7 @@ def _search_images_by_gradient(update: NDArray[np.float32], network: SplitNetwor
     """Optimise images ``(n, 256)`` until their gradient has the direction of the update."""
     target = -torch.from_numpy(update.copy())
     set_train_mode(network)
-    examples = pair_pixels_with_labels(train, channels_first(train.images), network.class_names)
+    examples = pair_pixels_with_labels(train, convert_to_channels_first(train.images), network.class_names)
     loss = PLAIN_LOSSES[network.spec.task, "masked"]
     trunk = [value for name, value in network.named_parameters() if not name.startswith("head.")]
     guess = torch.rand(len(train), 1, 16, 16, generator=torch.Generator().manual_seed(4)).mul(255).requires_grad_()
@@ -162,7 +166,9 @@ def _find_best_matches(truth: Floats, recovered: Floats) -> tuple[Floats, NDArra
     return alike.max(axis=1), alike.argmax(axis=1)
 
 
-def _pair_pictures(truth: Floats, recovered: Floats, best: Floats, place: NDArray[np.intp]) -> Sequence[Picture]:
+def _pair_recovered_pictures(
+    truth: Floats, recovered: Floats, best: Floats, place: NDArray[np.intp]
+) -> Sequence[Picture]:
     rows = [row for row in np.argsort(-best)[:MOST_PICTURES] if best[row] > NEARLY]
     return [(_encode_grey_png(truth[row]), _encode_grey_png(recovered[place[row]])) for row in rows]
 

@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client.preview.attack.adversary import Adversary, AttackResult, Floats, copy_site_with_images
-from client.site.policy import Policy
-from common.config import Plan
+from client.site.policy import SitePolicy
+from common.config import HospitalPlan
 from common.data.base.image_set import ImageSet, concatenate_image_sets
-from common.data.images.pixels import channels_first
-from common.metrics.auroc import mean_auroc
+from common.data.images.pixels import convert_to_channels_first
+from common.metrics.auroc import compute_mean_auroc
 from common.models.network import SplitNetwork
-from common.models.state import ModelState, layout_of, read_state, write_state
+from common.models.state import ModelState, make_model_layout, read_model_state, write_model_state
 from common.wire.records import TrainReply
 from strategies.local.losses import PLAIN_LOSSES
-from strategies.local.objective import Examples, pair_pixels_with_labels
+from strategies.local.objective import LabelledExamples, pair_pixels_with_labels
 
 SHADOWS = 8
 EPOCHS = 20
@@ -35,7 +35,7 @@ RIDGE = 1e-4
 FALSE_ALARMS = 0.05
 
 
-def matched_filter_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
+def attack_by_matched_filter(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
     """Infer membership of training images by the matched filter.
 
     Args:
@@ -52,8 +52,8 @@ def matched_filter_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversa
     return _make_membership_result("matched filter", tried, scores, data, at)
 
 
-def likelihood_ratio_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
-    """Infer membership of training images by LiRA; for the arguments see :func:`matched_filter_attack`."""
+def attack_by_likelihood_ratio(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
+    """Infer membership of training images by LiRA; for the arguments see :func:`attack_by_matched_filter`."""
     epochs = min(EPOCHS, at.site.policy.maximum_epochs or EPOCHS)
     data = AttackerData.from_images(
         at, strangers, at.make_plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs)
@@ -71,22 +71,22 @@ def likelihood_ratio_attack(at: Adversary, strangers: ImageSet, elsewhere: Adver
 class AttackerData:
     """The model that the attacker sends, and the attacker's images: the training images (``members``), then others."""
 
-    plan: Plan
+    plan: HospitalPlan
     images: ImageSet
     members: NDArray[np.bool_]
     network: SplitNetwork
     start: ModelState
-    examples: Examples
+    examples: LabelledExamples
 
     @classmethod
-    def from_images(cls, at: Adversary, strangers: ImageSet, plan: Plan) -> "AttackerData":
-        network = at.build_network(plan)
+    def from_images(cls, at: Adversary, strangers: ImageSet, plan: HospitalPlan) -> "AttackerData":
+        network = at.build_attacked_network(plan)
         # The roll call tells which classes are hidden, so an attacker knows which labels are not trained on.
         site = copy_site_with_images(at.site, train=concatenate_image_sets([at.site.train, strangers]))
         images = site.images_to_train_on("train", plan)
-        examples = pair_pixels_with_labels(images, channels_first(images.images), network.class_names)
+        examples = pair_pixels_with_labels(images, convert_to_channels_first(images.images), network.class_names)
         members = np.arange(len(images)) < len(at.site.train)
-        return cls(plan, images, members, network, read_state(network), examples)
+        return cls(plan, images, members, network, read_model_state(network), examples)
 
     def request_replies(self, *adversaries: Adversary) -> list[TrainReply | None]:
         return [at.request_training(self.plan, self.start) if len(at.site.train) else None for at in adversaries]
@@ -105,7 +105,7 @@ def _make_membership_result(
     for row in scores:
         limit = np.quantile(row[strangers], 1 - FALSE_ALARMS) if strangers.any() else np.inf
         surer.append(int((row[members] > limit).sum()))
-        aurocs.append(mean_auroc(row[:, None], members[:, None].astype(np.float64)) or 0.5)
+        aurocs.append(compute_mean_auroc(row[:, None], members[:, None].astype(np.float64)) or 0.5)
     return AttackResult(
         f"membership: {name}",
         f"Whether an image was trained on ({name})",
@@ -126,8 +126,12 @@ def compute_matched_filter(data: AttackerData, reply: TrainReply) -> Floats:
     update = reply.update.trunk
     assert update is not None
     network, examples = data.network.eval(), data.examples
-    write_state(network, trunk=data.start.trunk, norm=data.start.norm, head=data.start.head)
-    loss, pixels, places = PLAIN_LOSSES[network.spec.task, "masked"], data.pixels(), layout_of(network).tensor_slices()
+    write_model_state(network, trunk=data.start.trunk, norm=data.start.norm, head=data.start.head)
+    loss, pixels, places = (
+        PLAIN_LOSSES[network.spec.task, "masked"],
+        data.pixels(),
+        make_model_layout(network).tensor_slices(),
+    )
     names, parameters = zip(*[pair for pair in network.named_parameters() if pair[0] in places], strict=True)
     target = np.concatenate([update[places[name]] for name in names])
     steps = np.empty((len(data.images), len(target)), np.float32)
@@ -147,7 +151,7 @@ def compute_likelihood_ratios(at: Adversary, data: AttackerData, replies: Sequen
     count = len(data.images)
     halves = np.random.default_rng(5)
     chosen = np.stack([halves.permutation(count) < count // 2 for _ in range(SHADOWS)])  # (shadows, n)
-    open_policy = Policy.model_validate({"level": "trusted", "smallest_count": 0})
+    open_policy = SitePolicy.model_validate({"level": "trusted", "smallest_count": 0})
     losses = []
     for number, rows in enumerate(chosen):
         images = data.images.select_rows(np.flatnonzero(rows))
@@ -171,7 +175,7 @@ def _compute_image_losses(data: AttackerData, reply: TrainReply) -> Floats:
     assert update.trunk is not None
     weight, bias = start.head.weight, start.head.bias
     moved = start.head if head is None else replace(start.head, weight=weight + head.weight, bias=bias + head.bias)
-    write_state(data.network, trunk=start.trunk + update.trunk, norm=start.norm, head=moved)
+    write_model_state(data.network, trunk=start.trunk + update.trunk, norm=start.norm, head=moved)
     loss, examples = PLAIN_LOSSES[data.network.spec.task, "masked"], data.examples
     with torch.no_grad():
         logits = data.network.eval()(data.pixels())

@@ -21,15 +21,15 @@ from client.preview.attack.adversary import (
     Adversary,
     AttackResult,
     compute_dense_layer_input,
-    fedsld_cnn_layers,
+    get_fedsld_cnn_layers,
+    read_trunk_tensor_update,
     set_pixel_passing_weights,
-    trunk_tensor_update,
 )
 from client.preview.attack.counts import STILL
-from common.config import Plan
+from common.config import HospitalPlan
 from common.data.base.image_set import ImageSet, concatenate_image_sets
 from common.models.network import SplitNetwork
-from common.models.state import layout_of, read_state
+from common.models.state import make_model_layout, read_model_state
 
 SIZE, SIDE = 60, 12
 ANSWERS_FROM = 0.9
@@ -62,7 +62,7 @@ def list_pictures_to_locate(strangers: ImageSet, alike: ImageSet, **parts: Image
 def locate_pictures(at: Adversary, pictures: PicturesToLocate) -> AttackResult:
     """Infer the part of every picture, with one request to train for all pictures and one test for each."""
     plan = at.make_plan("fedsld_cnn", SIZE, 1e3)
-    network = at.build_network(plan)
+    network = at.build_attacked_network(plan)
     set_pixel_passing_weights(network)
     _set_units_for_pictures(network, pictures.images, pictures.alike)
     count, truth = len(pictures.parts), pictures.parts
@@ -102,18 +102,19 @@ def _set_units_for_pictures(network: SplitNetwork, images: ImageSet, others: Ima
     whitened = np.linalg.solve(covariance, away.T).T
     filters = whitened / (away * whitened).sum(axis=1, keepdims=True)  # (n, numbers)
     offsets = -filters @ centre - ANSWERS_FROM  # (n,)
-    dense = fedsld_cnn_layers(network).dense
+    dense = get_fedsld_cnn_layers(network).dense
     dense.weight[: len(filters), : SIDE * SIDE] = torch.from_numpy(filters * strength)
     dense.bias[: len(filters)] = torch.from_numpy(offsets * strength)
 
 
-def _find_changed_units(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
+def _find_changed_units(at: Adversary, plan: HospitalPlan, network: SplitNetwork, count: int) -> list[bool | None]:
     """Return for each sought picture True if training changed the unit that it activates.
 
     The picture is then in the training part. The value is None without an update, or if noise may hide the change.
     """
-    change = trunk_tensor_update(
-        at.request_training(plan, read_state(network)), layout_of(network).tensor_slices()[f"{DENSE}.bias"]
+    change = read_trunk_tensor_update(
+        at.request_training(plan, read_model_state(network)),
+        make_model_layout(network).tensor_slices()[f"{DENSE}.bias"],
     )
     if change is None:
         return [None] * count
@@ -124,7 +125,7 @@ def _find_changed_units(at: Adversary, plan: Plan, network: SplitNetwork, count:
     return [bool(size > 4 * others.std() + 1e-30) or None for size in moved]
 
 
-def _find_changed_scores(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
+def _find_changed_scores(at: Adversary, plan: HospitalPlan, network: SplitNetwork, count: int) -> list[bool | None]:
     """Return for each sought picture True if a head that reads only its unit gives a test AUROC other than 0.5.
 
     The picture is then in the test part. The value is None if no AUROC was reported.
@@ -134,7 +135,7 @@ def _find_changed_scores(at: Adversary, plan: Plan, network: SplitNetwork, count
         with torch.no_grad():
             network.head.weight.zero_()
             network.head.weight[:, unit] = 100.0
-        reply = at.request_evaluation(plan, read_state(network), test=True)
+        reply = at.request_evaluation(plan, read_model_state(network), test=True)
         scores = [] if reply is None else [auroc for auroc in reply.auroc if not np.isnan(auroc)]
         moved.append(any(abs(auroc - 0.5) > 1e-9 for auroc in scores) if scores else None)
     return moved
@@ -180,20 +181,20 @@ def locate_pictures_by_failure(at: Adversary, pictures: PicturesToLocate) -> Att
 
 
 def _probe_with_failing_model(
-    at: Adversary, plan: Plan, pictures: PicturesToLocate, place: int | None
+    at: Adversary, plan: HospitalPlan, pictures: PicturesToLocate, place: int | None
 ) -> tuple[Any, ...] | None:
     """Send a model that fails on one picture (or on none, as a control); return the answers to compare, the loss first.
 
     Return None if the site refuses to train: the model fails on a training image, which may only resemble the picture.
     """
-    network, run = at.build_network(plan), at.name_new_run()
+    network, run = at.build_attacked_network(plan), at.make_new_run_name()
     set_pixel_passing_weights(network)
     with torch.no_grad():
         network.head.weight.zero_()
         if place is not None:
             _set_units_for_pictures(network, pictures.images.select_rows(np.array([place])), pictures.alike, STRONG)
             network.head.weight[:, 0] = STRONG
-    model = read_state(network)
+    model = read_model_state(network)
     images: tuple[int | None, ...] = ()
     if at.site.policy.epsilon is None:  # else each training costs budget, and the site soon declines
         if (trained := at.request_training(plan, model, run)) is None:

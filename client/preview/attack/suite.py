@@ -25,14 +25,14 @@ from client.preview.attack.counts import (
     infer_counts_from_trunk,
 )
 from client.preview.attack.images import SIZE, attack_by_imprinting, invert_gradients
-from client.preview.attack.membership import likelihood_ratio_attack, matched_filter_attack
+from client.preview.attack.membership import attack_by_likelihood_ratio, attack_by_matched_filter
 from client.preview.attack.patients import list_pictures_to_locate, locate_pictures, locate_pictures_by_failure
 from client.site.site import Site
 from common import __version__
-from common.config import Plan
+from common.config import HospitalPlan
 from common.data.base.image_set import ImageSet
 from common.system.files import write_atomically
-from common.system.plain_text import make_template_environment
+from common.system.plain_text import make_jinja_environment
 
 MOST_IMAGES = 60
 """Training images of the copy in attacks that recover pictures, so that an attack takes seconds."""
@@ -45,11 +45,11 @@ MOST_PERSONS = 10
 MOST_FAILED = 5
 """Pictures of each part in the attack that needs four requests for each picture."""
 
-Attack = Callable[[Site, Path, Plan], AttackResult]
+Attack = Callable[[Site, Path, HospitalPlan], AttackResult]
 """Function that attacks a copy of the site in a folder of its own, under the plan that the hospital was sent."""
 
 
-def _attack_by_imprint(site: Site, folder: Path, plan: Plan) -> AttackResult:
+def _attack_by_imprint(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
     most, size = (MOST_IMAGES, SIZE) if site.policy.epsilon is None else (FEW, SMALL)
     return attack_by_imprinting(
         Adversary(copy_site_with_images(site, train=draw_random_images(site.train, most)), folder, plan), size
@@ -57,8 +57,8 @@ def _attack_by_imprint(site: Site, folder: Path, plan: Plan) -> AttackResult:
 
 
 def _make_membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], AttackResult]) -> Attack:
-    def attack_copies(site: Site, folder: Path, plan: Plan) -> AttackResult:
-        members, strangers, others = draw_sets_by_patient(site.train, MOST_IMAGES)
+    def attack_copies(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
+        members, strangers, others = draw_patient_disjoint_sets(site.train, MOST_IMAGES)
         elsewhere = Adversary(copy_site_with_images(site, train=others), folder / "elsewhere", plan)
         return attack(Adversary(copy_site_with_images(site, train=members), folder, plan), strangers, elsewhere)
 
@@ -68,14 +68,14 @@ def _make_membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], A
 def _make_site_attack(attack: Callable[[Adversary], AttackResult], most: int | None = None) -> Attack:
     """Make an attack on a copy of the site with at most ``most`` training images; None for all."""
 
-    def attack_copy(site: Site, folder: Path, plan: Plan) -> AttackResult:
+    def attack_copy(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
         copy = site if most is None else copy_site_with_images(site, train=draw_random_images(site.train, most))
         return attack(Adversary(copy, folder, plan))
 
     return attack_copy
 
 
-def _attack_on_patients(site: Site, folder: Path, plan: Plan) -> AttackResult:
+def _attack_on_patients(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
     train, others, strangers = _split_off_nonmembers(site)
     test, alike = draw_random_images(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
     parts = {"train": draw_random_images(train, MOST_PERSONS, 1), "test": draw_random_images(test, MOST_PERSONS, 1)}
@@ -85,7 +85,7 @@ def _attack_on_patients(site: Site, folder: Path, plan: Plan) -> AttackResult:
     return locate_pictures(Adversary(copy, folder, plan), list_pictures_to_locate(strangers, alike, **parts))
 
 
-def _attack_by_failures(site: Site, folder: Path, plan: Plan) -> AttackResult:
+def _attack_by_failures(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
     train, others, strangers = _split_off_nonmembers(site)
     validation, test = draw_random_images(site.validation, MOST_IMAGES), draw_random_images(site.test, MOST_IMAGES)
     parts = {
@@ -102,8 +102,8 @@ def _attack_by_failures(site: Site, folder: Path, plan: Plan) -> AttackResult:
 ATTACKS: Mapping[str, Attack] = {
     coverage.IMPRINT: _attack_by_imprint,
     coverage.INVERSION: _make_site_attack(invert_gradients, FEW),
-    coverage.MATCHED: _make_membership_attack(matched_filter_attack),
-    coverage.LIRA: _make_membership_attack(likelihood_ratio_attack),
+    coverage.MATCHED: _make_membership_attack(attack_by_matched_filter),
+    coverage.LIRA: _make_membership_attack(attack_by_likelihood_ratio),
     coverage.LOSSES: _make_site_attack(infer_counts_from_losses),
     coverage.DIGITS: _make_site_attack(infer_counts_from_score_digits),
     coverage.ROWS: _make_site_attack(infer_counts_from_head),
@@ -116,7 +116,7 @@ ATTACKS: Mapping[str, Attack] = {
 """All attacks by name, in the order of the page."""
 
 
-def run_attacks(site: Site, plan: Plan) -> Iterator[AttackResult]:
+def run_attacks(site: Site, plan: HospitalPlan) -> Iterator[AttackResult]:
     """Yield the result of every attack, each against a new copy of the site."""
     for attack in ATTACKS.values():
         began = time.monotonic()
@@ -135,7 +135,7 @@ def _split_off_nonmembers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
     return train, others, draw_random_images(others.select_rows(np.flatnonzero(apart)), MOST_PERSONS)
 
 
-def draw_sets_by_patient(images: ImageSet, most: int) -> list[ImageSet]:
+def draw_patient_disjoint_sets(images: ImageSet, most: int) -> list[ImageSet]:
     """Draw three sets of at most ``most`` images that share no patient, with as few images of a patient as possible."""
     patients, whose = np.unique(images.patients, return_inverse=True)
     order = np.random.default_rng(7).permutation(len(patients))[whose]
@@ -152,7 +152,7 @@ def draw_sets_by_patient(images: ImageSet, most: int) -> list[ImageSet]:
 _FIGURES = ("name", "tried", "recovered", "of", "things", "by_chance", "stops", "declined")
 
 
-def attacks_as_json(site: Site, plan: Plan, attempts: Sequence[AttackResult]) -> dict[str, Any]:
+def attacks_as_json(site: Site, plan: HospitalPlan, attempts: Sequence[AttackResult]) -> dict[str, Any]:
     """Return the results of all attacks for JSON, without pictures."""
     return {
         "site": site.name,
@@ -189,9 +189,9 @@ def _format_code(text: str) -> Markup:
     return Markup("").join(shown)
 
 
-def write_attack_page(site: Site, plan: Plan, attempts: Sequence[AttackResult], out: Path) -> Path:
+def write_attack_page(site: Site, plan: HospitalPlan, attempts: Sequence[AttackResult], out: Path) -> Path:
     """Write the page of results, with read permission for its owner only, because it shows patients' images."""
-    environment = make_template_environment(Path(__file__).parent)
+    environment = make_jinja_environment(Path(__file__).parent)
     environment.globals.update(code=_format_code)
     template = environment.get_template("attack.html.j2")
     text = template.render(

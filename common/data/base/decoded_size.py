@@ -7,7 +7,7 @@ file's header, refuses a file above the limit, and reads no more bytes than the 
 
 from functools import cache
 
-from common.system.resources import container_memory_limit, physical_memory
+from common.system.resources import measure_physical_memory, read_container_memory_limit
 
 LARGEST_MB = 256
 """MiB that one decoded picture may take: 2^26 pixels of 4 bytes (Pillow's colour), or twice as many of 16-bit grey. The
@@ -19,12 +19,12 @@ SHARE_OF_MEMORY = 0.75
 """Fraction of the machine's memory that one large file may take; the rest is for the program and for training."""
 
 
-def decoded_picture_limit(largest_mb: int = LARGEST_MB) -> int:
+def compute_decoded_picture_limit(largest_mb: int = LARGEST_MB) -> int:
     """Return the bytes that one decoded picture may take, the decoder's working memory included."""
     return largest_mb << 20
 
 
-def decoded_content_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_memory: bool = True) -> int:
+def compute_decoded_content_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_memory: bool = True) -> int:
     """Return the bytes that the decoded content of a large file may take: a table, an npz file or an image volume.
 
     Args:
@@ -32,17 +32,17 @@ def decoded_content_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_me
         largest_mb: MiB that are always allowed, even for a very small file.
         in_memory: False for content that is written to the disk piece by piece.
     """
-    memory = int(SHARE_OF_MEMORY * available_memory()) if in_memory else MOST_GROWTH * file_size
+    memory = int(SHARE_OF_MEMORY * measure_available_memory()) if in_memory else MOST_GROWTH * file_size
     return max(largest_mb << 20, min(MOST_GROWTH * file_size, memory))
 
 
 def refuse_oversized_file(claimed: int, limit: int) -> None:
     """Raise a ``ValueError`` with both sizes if the size that a file's header states is above the limit."""
     if claimed > limit:
-        raise ValueError(oversized_file_message(claimed, limit))
+        raise ValueError(make_oversized_file_message(claimed, limit))
 
 
-def oversized_file_message(claimed: int, limit: int) -> str:
+def make_oversized_file_message(claimed: int, limit: int) -> str:
     """Return the error message for a file that is too large, without a full stop."""
     return f"its content takes {format_mib(claimed)}, {format_mib(limit)} are allowed; data.largest_mb raises the bound"
 
@@ -54,6 +54,6 @@ def format_mib(size: int) -> str:
 
 
 @cache
-def available_memory() -> int:
+def measure_available_memory() -> int:
     """Return the bytes of memory that this process may use: the machine's, or the container's limit if it is lower."""
-    return min(physical_memory(), container_memory_limit())
+    return min(measure_physical_memory(), read_container_memory_limit())

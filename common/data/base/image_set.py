@@ -1,4 +1,4 @@
-"""Data sets in memory (:class:`ImageSet`, :class:`Splits`), and their conversion to arrays for other processes."""
+"""Data sets in memory (:class:`ImageSet`, :class:`DatasetSplits`); conversion to arrays for other processes."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from common.data.base.names import is_anonymous_patient
-from common.system.plain_text import count_with_noun, list_first_and_count_rest
+from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 
 PARTS = ("train", "validation", "test")
 MOST_SKIPPED_NAMED = 5
@@ -23,7 +23,7 @@ UNKNOWN_PATIENT = "unknown#"
 """Prefix of placeholder patient names, followed by the image's number."""
 
 
-def placeholder_patients(count: int, start: int = 0) -> NDArray[np.str_]:
+def make_placeholder_patients(count: int, start: int = 0) -> NDArray[np.str_]:
     """Return made-up patient names ``(count,)``, one per image, numbered from ``start``, for data without patients."""
     return np.char.add(UNKNOWN_PATIENT, np.arange(start, start + count).astype(np.str_))
 
@@ -56,7 +56,7 @@ def is_placeholder_patient(patients: NDArray[np.str_]) -> NDArray[np.bool_]:
 
 
 def has_known_patients(patients: NDArray[np.str_]) -> bool:
-    """Return True if none of the patient names ``(n,)`` is a placeholder of :func:`placeholder_patients`."""
+    """Return True if none of the patient names ``(n,)`` is a placeholder of :func:`make_placeholder_patients`."""
     return not is_placeholder_patient(patients).any()
 
 
@@ -72,7 +72,7 @@ GREY_DIGESTS = 256
 """Digests below this number are those of pictures that are one grey all over."""
 
 
-def picture_digest(pixels: NDArray[Any], secret: bytes | None = None) -> int:
+def compute_picture_digest(pixels: NDArray[Any], secret: bytes | None = None) -> int:
     """Return a number below 2^64 that identifies a picture: a hash of its pixels, or its grey if it has only one.
 
     Args:
@@ -87,7 +87,7 @@ def picture_digest(pixels: NDArray[Any], secret: bytes | None = None) -> int:
     return max(int.from_bytes(hashed.digest(8)), GREY_DIGESTS)
 
 
-class PixelRows(ABC):
+class LazyPictures(ABC):
     """Base class of pictures that are read from the disk, or from a user's data set, only when they are needed.
 
     Such an object behaves like a uint8 array ``(n, height, width[, 3])`` that is indexed along its first axis.
@@ -103,12 +103,12 @@ class PixelRows(ABC):
     dtype = np.dtype(np.uint8)
 
     @abstractmethod
-    def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
+    def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
         """Return the pictures with these indices, in the given order; uint8, or float32 from 0 to 255."""
 
     @abstractmethod
     def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-        """Return the :func:`picture_digest` of each of these pictures, without reading them."""
+        """Return the :func:`compute_picture_digest` of each of these pictures, without reading them."""
 
     @property
     def ndim(self) -> int:
@@ -122,7 +122,7 @@ class PixelRows(ABC):
         return self.shape[0]
 
     def __getitem__(self, rows: NDArray[np.intp] | slice) -> NDArray[np.uint8]:
-        return self.read(np.arange(len(self))[rows])
+        return self.read_pictures(np.arange(len(self))[rows])
 
 
 def describe_skipped_images(skipped: Sequence[SkippedImage]) -> str:
@@ -131,14 +131,14 @@ def describe_skipped_images(skipped: Sequence[SkippedImage]) -> str:
         return ""
     names = list_first_and_count_rest([f"{skip.name} ({skip.reason})" for skip in skipped], MOST_SKIPPED_NAMED)
     verb = "is" if len(skipped) == 1 else "are"
-    return f"{count_with_noun(len(skipped), 'image')} could not be read, and {verb} left out: {names}."
+    return f"{format_count_with_noun(len(skipped), 'image')} could not be read, and {verb} left out: {names}."
 
 
 def describe_uniform_pictures(names: Sequence[str]) -> str:
     """Return a sentence that lists the first files rendered in one uniform grey; empty if there are none."""
     if not names:
         return ""
-    files = count_with_noun(len(names), "DICOM or NIfTI file is", "DICOM or NIfTI files are")
+    files = format_count_with_noun(len(names), "DICOM or NIfTI file is", "DICOM or NIfTI files are")
     reason = "their window or VOI LUT misses all of their values. data.window = [centre, width] sets another"
     return f"{files} one grey all over, because {reason}: {list_first_and_count_rest(names, MOST_SKIPPED_NAMED)}."
 
@@ -148,12 +148,12 @@ class ImageSet:
     """Images with their labels, patients and centres; index i of each array belongs to image i.
 
     Attributes:
-        stored: The pictures: a uint8 array ``(m, height, width[, 3])``, or a :class:`PixelRows` of that shape. The
+        stored: The pictures: a uint8 array ``(m, height, width[, 3])``, or a :class:`LazyPictures` of that shape. The
             training, validation and test part of a data set share one store.
         labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated, or uncertain).
         class_names: Column names of ``labels``, in the order of the source.
         patients: ``(n,)`` strings. All images of a patient are in the same part of a split. Unknown patients have the
-            names of :func:`placeholder_patients`.
+            names of :func:`make_placeholder_patients`.
         sources: ``(n,)`` strings, the centre that each image came from; empty strings where unknown.
         skipped: Images that could not be read and are left out.
         missing: Number of images that the label table names and the image folder lacks.
@@ -161,7 +161,7 @@ class ImageSet:
         notes: Remarks for the user about the label table and the pictures; all parts of a data set have the same notes.
     """
 
-    stored: NDArray[np.uint8] | PixelRows
+    stored: NDArray[np.uint8] | LazyPictures
     labels: NDArray[np.float32]
     class_names: tuple[str, ...]
     patients: NDArray[np.str_]
@@ -191,18 +191,18 @@ class ImageSet:
         """
         if self.places is not None:
             return self.stored[self.places]
-        return self.stored[:] if isinstance(self.stored, PixelRows) else self.stored
+        return self.stored[:] if isinstance(self.stored, LazyPictures) else self.stored
 
     @cached_property
     def digests(self) -> NDArray[np.uint64]:
-        """The :func:`picture_digest` of each picture, ``(n,)``."""
+        """The :func:`compute_picture_digest` of each picture, ``(n,)``."""
         rows = np.arange(len(self)) if self.places is None else self.places
-        if isinstance(self.stored, PixelRows):
+        if isinstance(self.stored, LazyPictures):
             return self.stored.digests(rows)
         pictures = self.stored  # equal rows are hashed once: identical files share a row
         with ThreadPoolExecutor() as pool:
             different, places = np.unique(rows, return_inverse=True)
-            digests = list(pool.map(lambda row: picture_digest(pictures[row]), different.tolist()))
+            digests = list(pool.map(lambda row: compute_picture_digest(pictures[row]), different.tolist()))
         return np.array(digests, np.uint64)[places]
 
     @property
@@ -246,7 +246,7 @@ def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
 
 
 @dataclass(frozen=True)
-class Splits:
+class DatasetSplits:
     """The training, validation and test part of one data set; each patient is in only one part."""
 
     train: ImageSet
@@ -267,7 +267,7 @@ class Splits:
         return self.train.class_names
 
 
-def hash_dataset(splits: Splits) -> str:
+def hash_dataset(splits: DatasetSplits) -> str:
     """Return a SHA-256 that identifies a data set: its classes, and every label, patient, centre and picture."""
     digest = hashlib.sha256(json.dumps(splits.class_names).encode())
     for images in splits.parts:
@@ -281,16 +281,16 @@ _ARRAYS = ("stored", "labels", "patients", "sources", "places")
 Layout = dict[str, Any]
 
 
-def flatten_splits(
-    splits: Splits, describe: Callable[[PixelRows], Any] = lambda stored: None
+def serialize_splits(
+    splits: DatasetSplits, describe: Callable[[LazyPictures], Any] = lambda stored: None
 ) -> tuple[Layout, list[NDArray[Any]]]:
     """Convert a data set to JSON and a list of arrays, which the JSON refers to by index, for another process.
 
     An array that several parts share is in the list once.
 
     Args:
-        describe: Given a :class:`PixelRows`, returns JSON by which the other process opens the pictures itself, or None
-            to copy all pictures into an array.
+        describe: Given a :class:`LazyPictures`, returns JSON by which the other process opens the pictures itself, or
+            None to copy all pictures into an array.
     """
     arrays: list[NDArray[Any]] = []
     numbers: dict[int, Any] = {}
@@ -305,7 +305,7 @@ def flatten_splits(
         for name in _ARRAYS:
             array = getattr(images, name)
             if array is not None and id(array) not in numbers:
-                place = describe(array) if isinstance(array, PixelRows) else None
+                place = describe(array) if isinstance(array, LazyPictures) else None
                 numbers[id(array)] = len(arrays) if place is None else place
                 if place is None:
                     arrays.append(array[:])
@@ -313,15 +313,15 @@ def flatten_splits(
     return layout, arrays
 
 
-def rebuild_splits(
-    layout: Layout, arrays: Sequence[NDArray[Any]], opened: Callable[[Any], PixelRows] | None = None
-) -> Splits:
-    """Rebuild a data set from the JSON and the arrays of :func:`flatten_splits`, without copying an array.
+def deserialize_splits(
+    layout: Layout, arrays: Sequence[NDArray[Any]], opened: Callable[[Any], LazyPictures] | None = None
+) -> DatasetSplits:
+    """Rebuild a data set from the JSON and the arrays of :func:`serialize_splits`, without copying an array.
 
     Args:
         opened: Opens pictures from the JSON that ``describe`` returned.
     """
-    sets, stores = list[ImageSet](), dict[str, PixelRows]()
+    sets, stores = list[ImageSet](), dict[str, LazyPictures]()
     for part in (layout[name] for name in PARTS):
         fields: dict[str, Any] = {}
         for name in _ARRAYS:
@@ -334,7 +334,7 @@ def rebuild_splits(
         skipped = tuple(SkippedImage(**skip) for skip in part["skipped"])
         fields |= {"skipped": skipped, "missing": part["missing"], "notes": tuple(part["notes"])}
         sets.append(ImageSet(class_names=tuple(part["class_names"]), **fields))
-    return Splits(*sets)
+    return DatasetSplits(*sets)
 
 
 def view_array_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -343,10 +343,10 @@ def view_array_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def array_types_and_shapes(arrays: Sequence[NDArray[Any]]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the dtype and the shape of each array, which :func:`array_from_bytes` needs to restore it."""
+    """Return the dtype and the shape of each array, which :func:`restore_array_from_bytes` needs to restore it."""
     return [(array.dtype.str, array.shape) for array in arrays]
 
 
-def array_from_bytes(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
+def restore_array_from_bytes(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
     """Restore a read-only array from the bytes of :func:`view_array_bytes`, without a copy."""
     return np.frombuffer(data, dtype).reshape(shape)

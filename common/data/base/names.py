@@ -128,15 +128,15 @@ def is_anonymous_patient(name: str) -> bool:
     return is_nameless_text(name) or _NOBODY.fullmatch(name.casefold().strip("[](){}<>*.")) is not None
 
 
-def name_similarity_key(name: str) -> str:
+def make_name_similarity_key(name: str) -> str:
     """Return a comparison key, which is equal for similar names such as ``P-007`` and ``p7.0``."""
     if name.isascii() and (simple := _LETTERS_AND_NUMBER.fullmatch(_strip_prefix_and_extension(name))):
         return simple[1] + simple[2]  # fast path for most ids
-    groups = _letter_groups(name)
+    groups = _split_into_letter_groups(name)
     return _ZEROS_AND_GAPS.sub("", groups) or groups
 
 
-def _letter_groups(name: str) -> str:
+def _split_into_letter_groups(name: str) -> str:
     """Return the letters and digits of a name in lower case, without accents, with a space for each separator."""
     if name.isascii():
         folded = _strip_prefix_and_extension(name)
@@ -153,7 +153,7 @@ def _letter_groups(name: str) -> str:
     return _SEPARATORS.sub(" ", folded).strip() or folded
 
 
-def _join_groups(groups: str) -> tuple[str, frozenset[int]]:
+def _join_letter_groups(groups: str) -> tuple[str, frozenset[int]]:
     """Join groups of letters or digits, and return the distances of the former gaps from the end.
 
     A gap between a letter and a digit is not counted, because ``A-1`` and ``A1`` have the same key.
@@ -174,12 +174,12 @@ def _strip_prefix_and_extension(name: str) -> str:
     return _TAG.sub("", lower) if lower[:1] in "mpisn" or not lower[:1].isalnum() else lower
 
 
-def class_spelling_key(name: str) -> str:
+def make_class_spelling_key(name: str) -> str:
     """Return a comparison key for names of classes and hospitals, which is equal for names of the same letters.
 
     Spaces are ignored except between digits, so that ``St. Mary's`` and ``St Marys`` are equal.
     """
-    return re.sub(r"(?<!\d) | (?!\d)", "", _SECOND_VOWEL.sub("", name_similarity_key(name)))
+    return re.sub(r"(?<!\d) | (?!\d)", "", _SECOND_VOWEL.sub("", make_name_similarity_key(name)))
 
 
 def find_similar_names(names: Sequence[str]) -> dict[str, str]:
@@ -197,19 +197,19 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
         Pairs of similar names, as a dictionary without circles; all names of a group of similar ones are connected.
     """
     # A coarse key is ten times as fast as the fine one: a second for a million names.
-    texts = (_strip_prefix_and_extension(name) if name.isascii() else name_similarity_key(name) for name in names)
+    texts = (_strip_prefix_and_extension(name) if name.isascii() else make_name_similarity_key(name) for name in names)
     coarse = [text.encode(errors="replace").translate(None, _NEVER_TELLING) for text in texts]
     counts, first, similar = Counter(coarse), dict[str, str](), dict[str, str]()
     for name, key in zip(names, coarse, strict=True):
         if counts[key] > 1:
-            likeness = _SECOND_VOWEL.sub("", name_similarity_key(name))
+            likeness = _SECOND_VOWEL.sub("", make_name_similarity_key(name))
             earliest = first.setdefault(likeness, name)
             if _have_same_code_form(name, earliest):  # such as the hexadecimal numbers 2cae05 and 2ca005
                 earliest = first.setdefault(name.lower(), name)
             if earliest is not name:
                 similar[name] = earliest
-    _connect_ungrouped(similar, first)
-    _connect_ids_at_places(similar, names)
+    _pair_by_separators(similar, first)
+    _pair_identifiers_with_places(similar, names)
     return similar
 
 
@@ -219,7 +219,7 @@ def _have_same_code_form(name: str, other: str) -> bool:
     return len(name) == len(other) and both.isascii() and both.isalnum() and name.lower() != other.lower()
 
 
-def _connect_ungrouped(similar: dict[str, str], first: Mapping[str, str]) -> None:
+def _pair_by_separators(similar: dict[str, str], first: Mapping[str, str]) -> None:
     """Add pairs of names that differ in separators only, if all separators of one name are also in the other.
 
     Args:
@@ -228,40 +228,40 @@ def _connect_ungrouped(similar: dict[str, str], first: Mapping[str, str]) -> Non
     same_letters = defaultdict[str, list[tuple[frozenset[int], str]]](list)
     for likeness, name in first.items():
         if " " in likeness and not _UID.fullmatch(name):
-            letters, gaps = _join_groups(_SECOND_VOWEL.sub("", _letter_groups(name)))
+            letters, gaps = _join_letter_groups(_SECOND_VOWEL.sub("", _split_into_letter_groups(name)))
             if len(letters) >= _FEWEST_UNGROUPED:
                 for others, earlier in same_letters[letters]:
                     if gaps < others or gaps > others:
-                        _connect(similar, name, earlier)
+                        _pair_if_ungrouped(similar, name, earlier)
                 same_letters[letters].append((gaps, name))
                 if letters in first:
-                    _connect(similar, name, first[letters])
+                    _pair_if_ungrouped(similar, name, first[letters])
 
 
-def _connect_ids_at_places(similar: dict[str, str], names: Sequence[str]) -> None:
+def _pair_identifiers_with_places(similar: dict[str, str], names: Sequence[str]) -> None:
     """Add pairs of names with one identifier, at one place or with and without a place."""
     placed = dict[str, tuple[str, str]]()  # keys of the place and of the id in it
     for name in filter(_PLACE_SIGN.search, names):
         if match := _ID_AT_A_PLACE.fullmatch(name):
             place, number = match["before"] or match["after"] or match["issuer"], match["first"] or match["last"]
-            placed[name] = name_similarity_key(place), name_similarity_key(number)
+            placed[name] = make_name_similarity_key(place), make_name_similarity_key(number)
     ids = {number for _, number in placed.values()}
     by_place = defaultdict[str, dict[str, str]](dict)
     for name in names if ids else ():
-        place, number = placed.get(name) or ("", name_similarity_key(name))
+        place, number = placed.get(name) or ("", make_name_similarity_key(name))
         if number in ids:
             same_id = by_place[number]
             if place not in same_id:
                 # Names of two places differ; a name without a place is similar to that of each place.
                 for other in [""] if place else list(same_id):
                     if other in same_id:
-                        _connect(similar, name, same_id[other])
+                        _pair_if_ungrouped(similar, name, same_id[other])
             elif same_id[place] is not name:
-                _connect(similar, name, same_id[place])
+                _pair_if_ungrouped(similar, name, same_id[place])
             same_id.setdefault(place, name)
 
 
-def _connect(similar: dict[str, str], name: str, earlier: str) -> None:
+def _pair_if_ungrouped(similar: dict[str, str], name: str, earlier: str) -> None:
     """Add a pair, unless both names are in one group already."""
     root = _follow_to_last(similar, name)
     if root == _follow_to_last(similar, earlier):
@@ -287,7 +287,7 @@ def map_to_group_name(similar: Mapping[str, str]) -> dict[str, str]:
     return {name: least[_follow_to_last(similar, name)] for name in {*similar, *least}}
 
 
-def array_to_names(values: NDArray[np.generic]) -> NDArray[np.str_]:
+def convert_array_to_names(values: NDArray[np.generic]) -> NDArray[np.str_]:
     """Convert an array ``(n,)`` of texts, bytes or numbers to normalised names; 7.0 becomes ``7``."""
     values = np.asarray(values.tolist()) if values.dtype.kind == "O" else values
     distinct, inverse = np.unique(values, return_inverse=True)

@@ -46,7 +46,7 @@ NO_FINDING = ("No Finding", "No Findings", "Normal")
 SPLIT_SEED = 1337
 
 
-class BaseDataSpec(BaseModel):
+class BaseDatasetSpec(BaseModel):
     """Base class of all data settings: immutable, and unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -77,7 +77,7 @@ class PictureRendering:
 AS_IN_FILE = PictureRendering()
 
 
-class PictureTableSpec(BaseDataSpec):
+class PictureTableSpec(BaseDatasetSpec):
     """Settings that all data sets share that consist of a label table and pictures.
 
     Attributes:
@@ -225,7 +225,7 @@ def add_label_names(own: Mapping[str, Any], names: Mapping[str, Any]) -> dict[st
     return {**given, **own}
 
 
-class FolderSpec(LabelColumnsSpec, PictureFolderSpec):
+class FolderDatasetSpec(LabelColumnsSpec, PictureFolderSpec):
     """A hospital's label table and a folder of PNG, JPEG, DICOM or NIfTI files, recognised by their content."""
 
     kind: Literal["folder"]
@@ -238,7 +238,7 @@ _ALONE = ("127.0.0.1", "localhost", "[::1]")
 """Hosts to which a secret may be sent without TLS, because it does not leave the machine."""
 
 
-class DicomwebSpec(LabelColumnsSpec):
+class DicomwebDatasetSpec(LabelColumnsSpec):
     """A hospital's label table, and a PACS from which the images are read over DICOMweb (QIDO-RS and WADO-RS).
 
     Attributes:
@@ -318,7 +318,7 @@ class DicomwebSpec(LabelColumnsSpec):
 TaskName = Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
 
 
-class NpzSpec(BaseDataSpec):
+class NpzDatasetSpec(BaseDatasetSpec):
     """One npz file in MedMNIST's layout, with arrays ``{train,val,test}_{images,labels}``.
 
     Instead of ``_images`` the file may hold JPEG files: their concatenated bytes in ``{train,test}_jpeg``, and the
@@ -354,7 +354,7 @@ class NpzSpec(BaseDataSpec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
-class NihSpec(PictureFolderSpec):
+class NihDatasetSpec(PictureFolderSpec):
     """NIH ChestX-ray14: ``labels`` is ``Data_Entry_2017*.csv``; images may be in subfolders (``images_001/images``).
 
     Attributes:
@@ -378,7 +378,7 @@ class NihSpec(PictureFolderSpec):
         return self
 
 
-class ChexpertSpec(PictureFolderSpec):
+class ChexpertDatasetSpec(PictureFolderSpec):
     """CheXpert's official ``train.csv``: frontal images only, 13 classes, split 70/10/20 by patient.
 
     ``images`` is the folder to which the paths in column ``Path`` are relative, or the ``CheXpert-v1.0*`` folder
@@ -394,7 +394,7 @@ class ChexpertSpec(PictureFolderSpec):
     blank: Literal["unknown", "negative"] = "negative"
 
 
-class MimicSpec(PictureFolderSpec):
+class MimicDatasetSpec(PictureFolderSpec):
     """MIMIC-CXR-JPG with the CXR-LT label table; ``images`` is the folder that holds ``files/p10/...``.
 
     Attributes:
@@ -411,7 +411,7 @@ class MimicSpec(PictureFolderSpec):
     split: Literal["test", "patients"] = "test"
 
 
-class DigitsSpec(BaseDataSpec):
+class DigitsDatasetSpec(BaseDatasetSpec):
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels, which need no download."""
 
     kind: Literal["digits"]
@@ -419,7 +419,7 @@ class DigitsSpec(BaseDataSpec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
-class PhantomSpec(BaseDataSpec):
+class PhantomDatasetSpec(BaseDatasetSpec):
     """Synthetic chest radiographs drawn by a program: thorax, lungs, heart and nine visible findings.
 
     Attributes:
@@ -435,16 +435,16 @@ class PhantomSpec(BaseDataSpec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
-class CompositesSpec(BaseDataSpec):
+class CompositesDatasetSpec(BaseDatasetSpec):
     """Multi-label images, each composed of up to four pictures of a single-label npz file such as MNIST.
 
     Attributes:
-        classes: Class names of the file, as in :class:`NpzSpec`; earlier classes are more frequent.
+        classes: Class names of the file, as in :class:`NpzDatasetSpec`; earlier classes are more frequent.
         train, validation, test: Numbers of composed images.
         image_size: Height and width of a composed image in pixels.
         falling: Frequency of each class divided by that of the class before it.
         seed: Seed of the composed images.
-        largest_mb: Limit for the file, as in :class:`NpzSpec`.
+        largest_mb: Limit for the file, as in :class:`NpzDatasetSpec`.
     """
 
     kind: Literal["composites"]
@@ -460,7 +460,7 @@ class CompositesSpec(BaseDataSpec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
-class PluginDatasetSpec(BaseDataSpec):
+class PluginDatasetSpec(BaseDatasetSpec):
     """A data set that a user's installed package reads.
 
     Attributes:
@@ -477,7 +477,7 @@ class PluginDatasetSpec(BaseDataSpec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
-class MixtureSpec(BaseDataSpec):
+class MixtureDatasetSpec(BaseDatasetSpec):
     """Several data sets, called tasks, combined into one with images of one size and the classes of all tasks.
 
     Class ``normal`` of task ``busi`` is named ``busi normal``. The source of each image is the name of its task.
@@ -489,7 +489,7 @@ class MixtureSpec(BaseDataSpec):
     """
 
     kind: Literal["mixture"]
-    tasks: Annotated[Mapping[TaskName, NpzSpec], Field(min_length=1)]
+    tasks: Annotated[Mapping[TaskName, NpzDatasetSpec], Field(min_length=1)]
     image_size: Side
     color: bool = False
 
@@ -501,22 +501,22 @@ class MixtureSpec(BaseDataSpec):
 
 
 DataSpec = Annotated[
-    NpzSpec
-    | FolderSpec
-    | DicomwebSpec
-    | NihSpec
-    | ChexpertSpec
-    | MimicSpec
-    | DigitsSpec
-    | PhantomSpec
-    | CompositesSpec
-    | MixtureSpec
+    NpzDatasetSpec
+    | FolderDatasetSpec
+    | DicomwebDatasetSpec
+    | NihDatasetSpec
+    | ChexpertDatasetSpec
+    | MimicDatasetSpec
+    | DigitsDatasetSpec
+    | PhantomDatasetSpec
+    | CompositesDatasetSpec
+    | MixtureDatasetSpec
     | PluginDatasetSpec,
     Field(discriminator="kind"),
 ]
 
 
-class AugmentationSpec(BaseDataSpec):
+class AugmentationSpec(BaseDatasetSpec):
     """Random changes to training images, from the section ``[augmentation]`` of an experiment; all off by default.
 
     Attributes:

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, UNKNOWN_PATIENT, ImageSet, Splits
+from common.data.base.image_set import PARTS, UNKNOWN_PATIENT, DatasetSplits, ImageSet
 from common.data.base.names import find_similar_names, is_anonymous_patient
 from common.data.base.spec import SPLIT_SEED
 from common.errors import Fault, quote_names, raise_faults
-from common.system.plain_text import count_with_noun, list_first_and_count_rest
+from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 
 Names = NDArray[np.str_]
 Numbers = NDArray[np.intp]
@@ -120,7 +120,7 @@ def sort_patients(patients: Names) -> Names:
     return np.sort(patients)
 
 
-def part_of_each_image(patients: Names, split: PatientSplit) -> Names:
+def assign_images_to_parts(patients: Names, split: PatientSplit) -> Names:
     """Return ``"train"``, ``"validation"`` or ``"test"`` for each image, given the image's patient and the split."""
     parts = np.full(len(patients), "test", dtype="<U10")
     parts[np.isin(patients, split.train)] = "train"
@@ -128,30 +128,30 @@ def part_of_each_image(patients: Names, split: PatientSplit) -> Names:
     return parts
 
 
-def divide_into_splits(images: ImageSet, parts: Names) -> Splits:
+def divide_into_splits(images: ImageSet, parts: Names) -> DatasetSplits:
     """Divide images into the three parts; ``parts`` ``(n,)`` names the part of each image."""
-    return Splits(*(images.select_rows(np.flatnonzero(parts == part)) for part in PARTS))
+    return DatasetSplits(*(images.select_rows(np.flatnonzero(parts == part)) for part in PARTS))
 
 
-def split_images_by_patient(images: ImageSet, seed: int) -> Splits:
+def split_images_by_patient(images: ImageSet, seed: int) -> DatasetSplits:
     """Split a data set 70/10/20 by patient into training, validation and test."""
-    split = split_patients(images.patients, positive_image_mask(images.labels), seed)
-    return divide_into_splits(images, part_of_each_image(images.patients, split))
+    split = split_patients(images.patients, mask_positive_images(images.labels), seed)
+    return divide_into_splits(images, assign_images_to_parts(images.patients, split))
 
 
-def positive_image_mask(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
+def mask_positive_images(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Return a mask ``(n,)`` of the images with at least one 1 in ``labels`` ``(n, classes)``."""
     return np.asarray((labels == 1).any(axis=1), dtype=np.bool_)
 
 
-def shared_patient_faults(where: str, patients: Mapping[str, Names]) -> list[Fault]:
+def find_shared_patient_faults(where: str, patients: Mapping[str, Names]) -> list[Fault]:
     """Return a fault for each pair of parts that share patients, given each part's patients by the part's name."""
     faults = []
     for (first, of_first), (second, of_second) in combinations(patients.items(), 2):
         shared = sort_patients(np.intersect1d(of_first, of_second))
         if len(shared):
             problem = (
-                f"{count_with_noun(len(shared), 'patient')} in both {first} and {second}: "
+                f"{format_count_with_noun(len(shared), 'patient')} in both {first} and {second}: "
                 f"{quote_names(shared, limit=5)}."
             )
             remedy = "Put all images of a patient on one side of the split."
@@ -159,7 +159,7 @@ def shared_patient_faults(where: str, patients: Mapping[str, Names]) -> list[Fau
     return faults
 
 
-def patient_name_faults(where: str, patients: Names) -> list[Fault]:
+def find_patient_name_faults(where: str, patients: Names) -> list[Fault]:
     """Return faults for unusable patient names, and for similar names that may mean one patient."""
     names = np.unique(patients).tolist()
     faults = []
@@ -168,7 +168,8 @@ def patient_name_faults(where: str, patients: Names) -> list[Fault]:
     if similar := find_similar_names(names):
         pairs = [f'"{earlier}" and "{name}"' for name, earlier in similar.items()]
         problem = (
-            f"{count_with_noun(len(similar), 'pair')} of patients may be one: {list_first_and_count_rest(pairs, 5)}."
+            f"{format_count_with_noun(len(similar), 'pair')} of patients may be one: "
+            f"{list_first_and_count_rest(pairs, 5)}."
         )
         faults.append(Fault(where, problem, "Write each patient in one way.", cause="patients"))
     return faults
@@ -199,7 +200,7 @@ class PatientIndex:
         classes = np.where(positive.any(axis=1), positive.argmax(axis=1), positive.shape[1])
         return cls(number[inverse.reshape(-1)], np.sort(first), classes.astype(np.intp))
 
-    def rows_of_patients(self, numbers: Numbers) -> Numbers:
+    def list_patient_rows(self, numbers: Numbers) -> Numbers:
         """Return the ascending indices of all images of the patients with these numbers."""
         order, begins = self._rows_by_patient
         patients = np.unique(numbers)

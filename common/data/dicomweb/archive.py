@@ -18,10 +18,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from common.data.base.spec import DicomwebSpec
-from common.data.dicomweb.client import DicomwebClient, PacsServer, PacsServerFailed, ResponseUnusable
+from common.data.base.spec import DicomwebDatasetSpec
+from common.data.dicomweb.client import DicomwebClient, PacsServer, PacsServerFailed, UnusablePacsResponse
 from common.data.dicomweb.search import SEARCHES, UID, ImageLocation
-from common.data.images.headers import read_dicom_elements, tags_of_keywords
+from common.data.images.headers import convert_keywords_to_tags, read_dicom_elements
 from common.data.images.pixel_cache import MARK, MARK_TEXT
 from common.data.images.reading import is_dicom
 from common.data.images.store import FileIdentity
@@ -91,7 +91,7 @@ class PacsImageCache:
         assert UID.fullmatch(uid)
         return self.folder / f"{uid}.dcm"
 
-    def read(self, uid: str) -> bytes | None:
+    def read_image(self, uid: str) -> bytes | None:
         """Return a cached image file; None if it is not cached, or is no DICOM file any more."""
         file = self.image_path(uid)
         try:
@@ -101,7 +101,7 @@ class PacsImageCache:
             return None
         return data if is_dicom(data) else None
 
-    def store(self, uid: str, data: bytes) -> None:
+    def store_image(self, uid: str, data: bytes) -> None:
         """Write an image to the cache, and remove the least recently used images if the size limit requires it.
 
         Raises:
@@ -169,7 +169,7 @@ class PacsArchive:
         """Return a context manager inside which the connection to the PACS stays open."""
         return self.client
 
-    def reading_faults(self) -> list[Fault]:
+    def find_reading_faults(self) -> list[Fault]:
         """Return why reading stopped before all images were read: a full disk, a failed server, or nothing."""
         failed = self.client.failed
         return [fault for fault in (self._disk, failed.fault if failed else None) if fault]
@@ -205,7 +205,7 @@ class PacsArchive:
         def search(key: PacsImageKey) -> tuple[ImageLocation, ...]:
             try:
                 return tuple(SEARCHES[key.kind](self.client, key.value))
-            except ResponseUnusable as reason:
+            except UnusablePacsResponse as reason:
                 unusable.append(Fault("data.url", f'a search for "{key.value}": {reason}.'))
             except PacsServerFailed:  # reported once for all searches, below
                 pass
@@ -213,7 +213,7 @@ class PacsArchive:
 
         with ThreadPoolExecutor(self.client.server.connections) as pool, self.client:
             results = dict(zip(map(str, keys), pool.map(search, keys), strict=True))
-        raise_faults(self.reading_faults())
+        raise_faults(self.find_reading_faults())
         raise_faults(unusable[:5])
         return {key: images for key, images in results.items() if images}
 
@@ -221,18 +221,18 @@ class PacsArchive:
         """Return an image file from the cache, or download it and store it in the cache.
 
         Raises:
-            ResponseUnusable: If the server does not give this image.
+            UnusablePacsResponse: If the server does not give this image.
             PacsServerFailed: If the server gives no more images.
             OSError: If the disk is full.
         """
         uid = file.stem
-        if (cached := self.cache.read(uid)) is not None:
+        if (cached := self.cache.read_image(uid)) is not None:
             return cached
         response = self.client.get(self.places[uid].path, _AS_STORED, self.largest)
         data = extract_dicom_file(response.content, response.media_type)
         _refuse_wrong_image(data, uid)
         try:
-            self.cache.store(uid, data)
+            self.cache.store_image(uid, data)
         except OSError as error:
             reason = "the disk is full" if is_disk_full(error) else error.strerror or "it cannot be written to"
             remedy = "Make room, set a smaller data.cache_gb, or name a folder on another disk."
@@ -245,7 +245,7 @@ def extract_dicom_file(content: bytearray, media_type: str) -> bytes:
     """Extract the DICOM file from a WADO-RS response, which is ``multipart/related`` with one part (RFC 2046 and 2387).
 
     Raises:
-        ResponseUnusable: If the response has another media type, is incomplete, or has several parts.
+        UnusablePacsResponse: If the response has another media type, is incomplete, or has several parts.
     """
     header = Message()
     header["content-type"] = media_type.replace("\n", " ").replace("\r", " ")
@@ -253,48 +253,48 @@ def extract_dicom_file(content: bytearray, media_type: str) -> bytes:
         return bytes(content)
     if header.get_content_type() != "multipart/related":
         problem = (
-            f"the answer is {_printable_media_type(media_type)}, where multipart/related with a DICOM file was expected"
+            f"the answer is {_format_media_type(media_type)}, where multipart/related with a DICOM file was expected"
         )
-        raise ResponseUnusable(problem)
+        raise UnusablePacsResponse(problem)
     boundary = header.get_boundary() or ""
     if not 0 < len(boundary) <= 200 or not boundary.isascii():
-        raise ResponseUnusable("the answer does not say where its parts end (boundary)")
+        raise UnusablePacsResponse("the answer does not say where its parts end (boundary)")
     mark, line_mark = f"--{boundary}".encode(), f"\r\n--{boundary}".encode()
     start = 0 if content.startswith(mark) else content.find(line_mark, 0, 8192) + 2
     head_end = content.find(b"\r\n\r\n", start, start + 8192)
     after = content[start + len(mark) :][:2] if content.startswith(mark, start) else b"--"
     if head_end < 0 or after == b"--":
-        raise ResponseUnusable("the answer holds no part")
+        raise UnusablePacsResponse("the answer holds no part")
     head = content[start + len(mark) : head_end].decode("ascii", errors="replace")
     kind = re.search(r"^content-type:\s*(.*?)\s*$", head, re.IGNORECASE | re.MULTILINE)
     if kind and not kind[1].lower().startswith("application/dicom"):
-        raise ResponseUnusable(f"the part is {_printable_media_type(kind[1])}, not a DICOM file")
+        raise UnusablePacsResponse(f"the part is {_format_media_type(kind[1])}, not a DICOM file")
     begin, end = head_end + 4, content.rfind(line_mark)
     if end < begin or not content.startswith(line_mark + b"--", end):
-        raise ResponseUnusable("the answer is cut off")
+        raise UnusablePacsResponse("the answer is cut off")
     if content.find(line_mark, begin, end) >= 0:
-        raise ResponseUnusable("the answer holds several parts, where one image was asked for")
+        raise UnusablePacsResponse("the answer holds several parts, where one image was asked for")
     return bytes(memoryview(content)[begin:end])
 
 
-def _printable_media_type(media_type: str) -> str:
+def _format_media_type(media_type: str) -> str:
     """Return a short, printable form of the media type that a server sent, for an error message."""
     text = "".join(letter for letter in media_type.strip() if letter.isprintable())[:60]
     return f'"{text}"' if text else "of no kind"
 
 
 def _refuse_wrong_image(data: bytes, uid: str) -> None:
-    """Raise :class:`ResponseUnusable` if a downloaded file is no DICOM file, or not the requested image."""
+    """Raise :class:`UnusablePacsResponse` if a downloaded file is no DICOM file, or not the requested image."""
     try:
-        head = read_dicom_elements(data, tags_of_keywords("SOPInstanceUID"))
+        head = read_dicom_elements(data, convert_keywords_to_tags("SOPInstanceUID"))
         actual = str(head.get("SOPInstanceUID", "") or head.file_meta.get("MediaStorageSOPInstanceUID", ""))
     except Exception:  # pydicom raises many kinds of errors on damaged files
-        raise ResponseUnusable("what the server sent is no DICOM file, or a damaged one") from None
+        raise UnusablePacsResponse("what the server sent is no DICOM file, or a damaged one") from None
     if actual != uid:
-        raise ResponseUnusable("the server sent another image than the one that was asked for")
+        raise UnusablePacsResponse("the server sent another image than the one that was asked for")
 
 
-def open_pacs_archive(spec: DicomwebSpec, base: Path) -> PacsArchive:
+def open_pacs_archive(spec: DicomwebDatasetSpec, base: Path) -> PacsArchive:
     """Prepare access to a PACS without sending a request: read the secret and certificates, and open the cache.
 
     Raises:
@@ -303,9 +303,9 @@ def open_pacs_archive(spec: DicomwebSpec, base: Path) -> PacsArchive:
     faults, context, header = list[Fault](), None, ""
     cache = PacsImageCache(base / spec.cache, int(spec.cache_gb * 1e9))
     with _collect_faults(faults):
-        context = _tls_context(spec, base)
+        context = _make_pacs_tls_context(spec, base)
     with _collect_faults(faults):
-        header = _authorization_header(spec, base)
+        header = _make_authorization_header(spec, base)
     with _collect_faults(faults):
         cache.open()
     raise_faults(faults)
@@ -322,7 +322,7 @@ def _collect_faults(faults: list[Fault]) -> Iterator[None]:
         faults += bad.faults
 
 
-def _tls_context(spec: DicomwebSpec, base: Path) -> ssl.SSLContext | None:
+def _make_pacs_tls_context(spec: DicomwebDatasetSpec, base: Path) -> ssl.SSLContext | None:
     """Return the TLS context that checks the server's certificate; None for plain HTTP.
 
     Raises:
@@ -343,7 +343,7 @@ def _tls_context(spec: DicomwebSpec, base: Path) -> ssl.SSLContext | None:
         raise BadInput([Fault("data.ca_file", f"{path} {reason}.", remedy)]) from None
 
 
-def _authorization_header(spec: DicomwebSpec, base: Path) -> str:
+def _make_authorization_header(spec: DicomwebDatasetSpec, base: Path) -> str:
     """Return the value of the ``Authorization`` header; empty without authentication.
 
     Raises:
@@ -359,7 +359,7 @@ def _authorization_header(spec: DicomwebSpec, base: Path) -> str:
             problem = f"the environment variable {spec.secret_env} is not set, or is empty."
             raise BadInput([Fault(where, problem, "Set it where this program is started.")])
     else:
-        secret = _read_secret(base / str(spec.secret_file)).strip()
+        secret = _read_secret_file(base / str(spec.secret_file)).strip()
     if not re.fullmatch(r"[!-~](?:[ -~]*[!-~])?", secret):
         # The message does not quote the secret.
         raise BadInput([Fault(where, "must hold one line of letters, digits and signs (ASCII).")])
@@ -370,7 +370,7 @@ def _authorization_header(spec: DicomwebSpec, base: Path) -> str:
     return f"Basic {base64.b64encode(secret.encode()).decode()}"
 
 
-def _read_secret(path: Path) -> str:
+def _read_secret_file(path: Path) -> str:
     """Read a secret from a file, which only its owner may be able to read.
 
     Raises:

@@ -44,15 +44,15 @@ class PacsServerFailed(Exception):
         super().__init__(str(self.fault))
 
 
-class ResponseUnusable(ValueError):
+class UnusablePacsResponse(ValueError):
     """Raised when one response cannot be used; its text becomes the reason in the list of skipped images."""
 
 
-class ObjectNotFound(ResponseUnusable):
+class PacsObjectNotFound(UnusablePacsResponse):
     """Raised when the server does not have the requested object (status 404)."""
 
 
-class NoResponse(ResponseUnusable):
+class NoPacsResponse(UnusablePacsResponse):
     """Raised when the server did not respond completely in time, or closed the connection."""
 
 
@@ -126,7 +126,7 @@ class DicomwebClient:
 
         Raises:
             PacsServerFailed: If this and all further requests fail.
-            ResponseUnusable: If this request has no usable response.
+            UnusablePacsResponse: If this request has no usable response.
         """
         if self.failed is not None:
             raise self.failed
@@ -134,16 +134,16 @@ class DicomwebClient:
         try:
             future = self._portal.start_task_soon(self._send_with_retries, request, largest)
         except RuntimeError:  # the loop has ended
-            raise ResponseUnusable("broken off") from None
+            raise UnusablePacsResponse("broken off") from None
         try:
             self._pending.add(future)
             response = future.result()
         except CancelledError:
-            raise ResponseUnusable("broken off") from None
+            raise UnusablePacsResponse("broken off") from None
         except PacsServerFailed as failed:
             self.failed = self.failed or failed
             raise
-        except NoResponse:
+        except NoPacsResponse:
             self._silent += 1
             if self._silent < MOST_SILENT:
                 raise
@@ -181,7 +181,7 @@ class DicomwebClient:
             except PacsServerFailed as failed:
                 if not pauses or not failed.retry:
                     raise
-            except NoResponse:  # it took the whole time limit: only one more try
+            except NoPacsResponse:  # it took the whole time limit: only one more try
                 if len(pauses) < len(WAITS_S):
                     raise
             await anyio.sleep(pauses.pop(0))
@@ -204,11 +204,11 @@ class DicomwebClient:
                             limit.deadline = begin + timeout_s + len(content) / SLOWEST
             return PacsResponse(content, response.headers.get("content-type", ""))
         except (TimeoutError, httpx.TimeoutException):
-            raise NoResponse(f"no whole answer in time (data.timeout_s = {timeout_s:g})") from None
+            raise NoPacsResponse(f"no whole answer in time (data.timeout_s = {timeout_s:g})") from None
         except (httpx.ConnectError, UnicodeError) as error:  # UnicodeError for an invalid host name
             raise _explain_connection_failure(error, self.server.name) from None
         except httpx.TransportError as error:
-            raise NoResponse(f"the answer breaks off or is no HTTP ({type(error).__name__})") from None
+            raise NoPacsResponse(f"the answer breaks off or is no HTTP ({type(error).__name__})") from None
 
 
 def _refuse_unusable_response(response: httpx.Response, server: str, largest: int) -> None:
@@ -216,7 +216,7 @@ def _refuse_unusable_response(response: httpx.Response, server: str, largest: in
 
     Raises:
         PacsServerFailed: If further requests would fail in the same way.
-        ResponseUnusable: If only this response is unusable.
+        UnusablePacsResponse: If only this response is unusable.
     """
     status = response.status_code
     if status == 401:
@@ -235,23 +235,23 @@ def _refuse_unusable_response(response: httpx.Response, server: str, largest: in
         remedy = "Try again later, or with fewer data.connections; what has arrived is kept."
         raise PacsServerFailed(problem, remedy, retry=True)
     if status == 404:
-        raise ObjectNotFound("the server does not have it (404)")
+        raise PacsObjectNotFound("the server does not have it (404)")
     if status not in (200, 204):
-        raise ResponseUnusable(f"the server answers {status}")
+        raise UnusablePacsResponse(f"the server answers {status}")
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise ResponseUnusable("the answer is compressed, which was not asked for")
+        raise UnusablePacsResponse("the answer is compressed, which was not asked for")
     length = response.headers.get("content-length", "")
     _refuse_oversized_response(int(length) if length.isdecimal() else 0, largest)
 
 
 def _refuse_oversized_response(size: int, largest: int) -> None:
     if size > largest:
-        raise ResponseUnusable(f"the answer is larger than {largest >> 20} MiB")
+        raise UnusablePacsResponse(f"the answer is larger than {largest >> 20} MiB")
 
 
 def _explain_connection_failure(error: Exception, server: str) -> PacsServerFailed:
     """Return a :class:`PacsServerFailed` that explains why the connection failed, from the causes of an exception."""
-    for cause in _chain_of_causes(error):
+    for cause in _iterate_exception_causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             problem = f"the certificate of {server} is not accepted: {cause.verify_message}."
             remedy = "If the hospital has a CA of its own, name its certificate (PEM) in data.ca_file."
@@ -269,7 +269,7 @@ def _explain_connection_failure(error: Exception, server: str) -> PacsServerFail
     return PacsServerFailed(problem, remedy, retry=True)
 
 
-def _chain_of_causes(error: BaseException | None) -> Iterator[BaseException]:
+def _iterate_exception_causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception, its cause, the cause's cause, and so on."""
     for _ in range(10):  # the chain may be circular
         if error is None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from common.data.dicomweb.client import DicomwebClient, ObjectNotFound, ResponseUnusable
+from common.data.dicomweb.client import DicomwebClient, PacsObjectNotFound, UnusablePacsResponse
 
 UID = re.compile(r"[0-9][0-9.]{0,63}")
 """Digits and dots, which are safe in URLs and file names."""
@@ -58,7 +58,7 @@ def find_study_images(client: DicomwebClient, study: str) -> list[ImageLocation]
     """Find all images of the study with this StudyInstanceUID; empty if the server does not have the study.
 
     Raises:
-        ResponseUnusable, PacsServerFailed: If a response cannot be used.
+        UnusablePacsResponse, PacsServerFailed: If a response cannot be used.
     """
     return [*_find_instances(client, f"/studies/{study}/instances", {"includefield": _INCLUDED}, study)]
 
@@ -67,17 +67,17 @@ def find_accession_images(client: DicomwebClient, number: str) -> list[ImageLoca
     """Find all images of the study with this AccessionNumber.
 
     Raises:
-        ResponseUnusable: If the number belongs to several studies, or a response cannot be used.
+        UnusablePacsResponse: If the number belongs to several studies, or a response cannot be used.
         PacsServerFailed: If the server gives no more responses.
     """
     results = list(_search_pages(client, "/studies", {"AccessionNumber": number}))
     studies = {
-        _read_uid(result, "study") for result in results if _first_attribute_value(result, "accession") == number
+        _read_uid(result, "study") for result in results if _get_first_attribute_value(result, "accession") == number
     }
     if results and not studies:
-        raise ResponseUnusable("the server answered a search for one AccessionNumber with others")
+        raise UnusablePacsResponse("the server answered a search for one AccessionNumber with others")
     if len(studies) > 1:
-        raise ResponseUnusable("the AccessionNumber names several studies")
+        raise UnusablePacsResponse("the AccessionNumber names several studies")
     return [image for study in studies for image in find_study_images(client, study)]
 
 
@@ -85,12 +85,12 @@ def find_image_by_uid(client: DicomwebClient, uid: str) -> list[ImageLocation]:
     """Find the image with this SOPInstanceUID; the list is empty if the server does not have it.
 
     Raises:
-        ResponseUnusable, PacsServerFailed: If a response cannot be used.
+        UnusablePacsResponse, PacsServerFailed: If a response cannot be used.
     """
     results = [*_find_instances(client, "/instances", {"SOPInstanceUID": uid, "includefield": _INCLUDED}, "")]
     same = [result for result in results if result.instance == uid]
     if results and not same:
-        raise ResponseUnusable("the server answered a search for one SOPInstanceUID with others")
+        raise UnusablePacsResponse("the server answered a search for one SOPInstanceUID with others")
     return same[:1]
 
 
@@ -108,21 +108,21 @@ def _find_instances(
     """Search for instances, and yield those that are images; if ``study`` is not empty, all must belong to it.
 
     Raises:
-        ResponseUnusable: If a result belongs to another study, or has no UID.
+        UnusablePacsResponse: If a result belongs to another study, or has no UID.
     """
     results = list(_search_pages(client, path, parameters))
     has_rows = any(
-        _first_attribute_value(result, "rows") for result in results
+        _get_first_attribute_value(result, "rows") for result in results
     )  # some servers return the key without values
     for result in results:
-        if study and _first_attribute_value(result, "study") not in ("", study):
-            raise ResponseUnusable("the server answered a search for one study with another one")
-        modality = _first_attribute_value(result, "modality")
-        rows = _first_attribute_value(result, "rows")
+        if study and _get_first_attribute_value(result, "study") not in ("", study):
+            raise UnusablePacsResponse("the server answered a search for one study with another one")
+        modality = _get_first_attribute_value(result, "modality")
+        rows = _get_first_attribute_value(result, "rows")
         without_pixels = rows == "0" or (has_rows and not rows and TAGS["rows"] in result)
         if modality not in _NO_PICTURES and not without_pixels:
             uids = study or _read_uid(result, "study"), _read_uid(result, "series"), _read_uid(result, "instance")
-            yield ImageLocation(*uids, modality, _first_attribute_value(result, "patient"))
+            yield ImageLocation(*uids, modality, _get_first_attribute_value(result, "patient"))
 
 
 def _search_pages(client: DicomwebClient, path: str, parameters: Mapping[str, str]) -> Iterator[Json]:
@@ -131,14 +131,14 @@ def _search_pages(client: DicomwebClient, path: str, parameters: Mapping[str, st
     The search stops at a page without new results, because some servers ignore the offset and repeat a page.
 
     Raises:
-        ResponseUnusable: If there are too many pages, or a page is no DICOM JSON.
+        UnusablePacsResponse: If there are too many pages, or a page is no DICOM JSON.
     """
     identity, uids = "study" if path == "/studies" else "instance", set[str]()
     for _ in range(MOST_PAGES):
         page = {**parameters, "limit": str(PAGE), "offset": str(len(uids))}
         try:
             response = client.get(path, "application/dicom+json", MOST_BYTES, page)
-        except ObjectNotFound:
+        except PacsObjectNotFound:
             return
         new = {
             uid: result
@@ -151,30 +151,30 @@ def _search_pages(client: DicomwebClient, path: str, parameters: Mapping[str, st
         yield from new.values()
         if len(uids) > MOST_OBJECTS:
             break
-    raise ResponseUnusable(f"a search has no end: more than {MOST_PAGES} pages, or than {MOST_OBJECTS} results")
+    raise UnusablePacsResponse(f"a search has no end: more than {MOST_PAGES} pages, or than {MOST_OBJECTS} results")
 
 
 def _parse_dicom_json(content: bytearray, media_type: str) -> list[Json]:
     if not content.strip():
         return []
     if "json" not in media_type.lower():
-        raise ResponseUnusable("the answer to a search is no DICOM JSON; data.url may be that of another service")
+        raise UnusablePacsResponse("the answer to a search is no DICOM JSON; data.url may be that of another service")
     try:
         page = json.loads(content)
     except (ValueError, RecursionError):
-        raise ResponseUnusable("the answer to a search is damaged JSON") from None
+        raise UnusablePacsResponse("the answer to a search is damaged JSON") from None
     if not isinstance(page, list) or not all(isinstance(result, dict) for result in page):
-        raise ResponseUnusable("the answer to a search is no list of objects")
+        raise UnusablePacsResponse("the answer to a search is no list of objects")
     return page
 
 
-def _first_attribute_value(result: Json, name: str) -> str:
+def _get_first_attribute_value(result: Json, name: str) -> str:
     """Return the first value of a DICOM attribute in a search result; empty if there is none.
 
     Numbers, bare values without a list, and values in the form of a person's name are read too.
 
     Raises:
-        ResponseUnusable: If a value has another form, or if there are several PatientIDs.
+        UnusablePacsResponse: If a value has another form, or if there are several PatientIDs.
     """
     element = result.get(TAGS[name])
     values = element.get("Value") if isinstance(element, dict) else element
@@ -184,10 +184,12 @@ def _first_attribute_value(result: Json, name: str) -> str:
         if isinstance(text, float) and text.is_integer():
             text = int(text)
         if text is not None and (isinstance(text, bool) or not isinstance(text, str | int)):
-            raise ResponseUnusable(f"the answer to a search holds a value ({name}) that is no text and no whole number")
+            raise UnusablePacsResponse(
+                f"the answer to a search holds a value ({name}) that is no text and no whole number"
+            )
         texts += [text for text in [str("" if text is None else text).strip()] if text]
     if name == "patient" and len(set(texts)) > 1:
-        raise ResponseUnusable("the answer to a search names several PatientIDs of one image")
+        raise UnusablePacsResponse("the answer to a search names several PatientIDs of one image")
     return texts[0] if texts else ""
 
 
@@ -195,9 +197,11 @@ def _read_uid(result: Json, name: str) -> str:
     """Return the UID of a search result whose name is "study", "series" or "instance".
 
     Raises:
-        ResponseUnusable: If the result has no valid UID of that name.
+        UnusablePacsResponse: If the result has no valid UID of that name.
     """
-    uid = _first_attribute_value(result, name)
+    uid = _get_first_attribute_value(result, name)
     if not UID.fullmatch(uid):
-        raise ResponseUnusable(f"the answer to a search holds an object without the UID ({name}) of digits and dots")
+        raise UnusablePacsResponse(
+            f"the answer to a search holds an object without the UID ({name}) of digits and dots"
+        )
     return uid

@@ -21,13 +21,13 @@ from torch.nn import functional
 
 from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput, Fault
-from common.plugins import PLUGIN, TRANSFORMS, load_entry_point
+from common.plugins import PLUGIN, TRANSFORMS, load_plugin_entry_point
 
 DRAWS = 7
 """Random numbers per image, also for changes that are off, so that turning one off does not alter the others."""
 
 
-def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
+def augment_weakly(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
     """Apply weak random augmentation to float pixels 0..255, ``(batch, channels, height, width)``.
 
     The input tensor itself is returned if all changes are off.
@@ -44,7 +44,7 @@ def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) 
     images = apply_weak_augmentation(images, spec, torch.rand(DRAWS, len(images), generator=generator))
     if spec.transform is None:
         return images
-    result = load_entry_point(TRANSFORMS, spec.transform.removeprefix(PLUGIN))(images, generator)
+    result = load_plugin_entry_point(TRANSFORMS, spec.transform.removeprefix(PLUGIN))(images, generator)
     if not isinstance(result, Tensor) or result.shape != images.shape or not result.is_floating_point():
         got = f"{result.dtype} {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
         problem = f'"{spec.transform}" made {got} of float pixels {tuple(images.shape)}; shape and kind must stay.'
@@ -67,7 +67,7 @@ def apply_weak_augmentation(images: Tensor, spec: AugmentationSpec, draws: Tenso
     if spec.rotation or spec.zoom or spec.translate:
         sign = 1 - 2 * mirrored.float()  # first flip, then zoom; a positive zoom shows more than the original
         scales = torch.stack((sign * (1 + zoom_x * spec.zoom), 1 + zoom_y * spec.zoom), 1)
-        linear = rotation_matrices(turn * spec.rotation, images) @ torch.diag_embed(scales)  # (batch, 2, 2)
+        linear = make_rotation_matrices(turn * spec.rotation, images) @ torch.diag_embed(scales)  # (batch, 2, 2)
         shift = torch.stack((shift_x, shift_y), 1)[:, :, None] * 2 * spec.translate  # (batch, 2, 1); a side is 2 wide
         images = apply_affine_transforms(images, torch.cat((linear, linear @ shift), 2))
     elif spec.horizontal_flip:
@@ -79,7 +79,7 @@ def apply_weak_augmentation(images: Tensor, spec: AugmentationSpec, draws: Tenso
     return mean + (images - mean) * factors
 
 
-def rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
+def make_rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
     """Return rotation matrices ``(batch, 2, 2)`` for angles in full turns, corrected for the images' aspect ratio.
 
     They map output to input coordinates, which run from -1 to 1.
@@ -141,26 +141,26 @@ def apply_strong_augmentation(images: Tensor, draws: Tensor) -> Tensor:
 # ---------------------------------------------------------------------- changes: images, strengths (batch,) in [0, 1)
 
 
-def _autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
+def _stretch_channel_contrast(images: Tensor, strengths: Tensor) -> Tensor:
     """Stretch the values of each channel to 0..255; a constant channel stays unchanged."""
     low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
     return torch.where(high > low, (images - low) * 255 / (high - low).clamp(min=1e-6), images)
 
 
-def _equalize(images: Tensor, strengths: Tensor) -> Tensor:
+def _equalize_histograms(images: Tensor, strengths: Tensor) -> Tensor:
     from torchvision.transforms.v2.functional import equalize  # takes seconds to import
 
     pixels: Tensor = equalize(images.round().to(torch.uint8))
     return pixels.to(images)
 
 
-def _posterize(images: Tensor, strengths: Tensor) -> Tensor:
+def _posterize_images(images: Tensor, strengths: Tensor) -> Tensor:
     """Keep only the 4 to 8 highest bits of each pixel."""
     step = 2 ** (4 - (5 * strengths).floor())[:, None, None, None]
     return (images / step).floor() * step
 
 
-def _solarize(images: Tensor, strengths: Tensor) -> Tensor:
+def _solarize_images(images: Tensor, strengths: Tensor) -> Tensor:
     """Invert the pixels at or above a threshold, which is 256 times the image's strength."""
     return torch.where(images >= 256 * strengths[:, None, None, None], 255 - images, images)
 
@@ -184,9 +184,9 @@ def _change_sharpness(images: Tensor, strengths: Tensor) -> Tensor:
     return _blend_pictures(smooth, images, strengths)
 
 
-def _rotate(images: Tensor, strengths: Tensor) -> Tensor:
+def _rotate_images(images: Tensor, strengths: Tensor) -> Tensor:
     """Rotate images by up to 30 degrees in either direction."""
-    linear = rotation_matrices((2 * strengths - 1) * 30 / 360, images)
+    linear = make_rotation_matrices((2 * strengths - 1) * 30 / 360, images)
     return apply_affine_transforms(images, torch.cat((linear, linear.new_zeros(len(images), 2, 1)), 2))
 
 
@@ -198,18 +198,18 @@ def _shear_or_shift(images: Tensor, strengths: Tensor, place: tuple[int, int], m
 
 
 CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "autocontrast": _autocontrast,
+    "autocontrast": _stretch_channel_contrast,
     "brightness": lambda images, strengths: _blend_pictures(torch.zeros_like(images), images, strengths),
     "colour": _change_saturation,
     "contrast": lambda images, strengths: _blend_pictures(images.mean((1, 2, 3), keepdim=True), images, strengths),
-    "equalized": _equalize,
+    "equalized": _equalize_histograms,
     "identity": lambda images, strengths: images,
-    "posterized": _posterize,
-    "rotated": _rotate,
+    "posterized": _posterize_images,
+    "rotated": _rotate_images,
     "sharpness": _change_sharpness,
     "sheared_x": partial(_shear_or_shift, place=(0, 1), most=0.3),
     "sheared_y": partial(_shear_or_shift, place=(1, 0), most=0.3),
-    "solarized": _solarize,
+    "solarized": _solarize_images,
     "translated_x": partial(_shear_or_shift, place=(0, 2), most=2 * 0.3),  # a side is 2 wide
     "translated_y": partial(_shear_or_shift, place=(1, 2), most=2 * 0.3),
 }

@@ -10,29 +10,29 @@ from pydicom.pixels.utils import get_expected_length, pixel_array
 from pydicom.tag import Tag
 from pydicom.uid import UID, RLELossless
 
-from common.data.base.decoded_size import decoded_picture_limit, refuse_oversized_file
+from common.data.base.decoded_size import compute_decoded_picture_limit, refuse_oversized_file
 from common.data.base.spec import AS_IN_FILE, Frame, PictureRendering
 from common.data.images.bands import convert_by_row_bands, scale_to_8_bits
 from common.data.images.grey import (
     GreyscalePipeline,
     StoredPixelBits,
-    element_number,
-    element_unsigned_integer,
-    element_value,
     guess_lookup_entry_bits,
-    lookup_table_entries,
-    render_grey,
+    read_element_number,
+    read_element_unsigned_integer,
+    read_element_value,
+    read_lookup_table_entries,
+    render_dicom_grey,
 )
 from common.data.images.headers import (
-    encoded_frame_shape,
-    jpeg_2000_decoder_bytes,
-    jpeg_2000_is_signed,
+    convert_keywords_to_tags,
+    estimate_jpeg_2000_memory,
+    is_jpeg_2000_signed,
     read_dicom_elements,
+    read_encoded_frame_shape,
+    read_rle_plane_sizes,
     refuse_large_elements,
-    rle_plane_sizes,
-    tags_of_keywords,
 )
-from common.data.images.syntaxes import LOSSY, READ_BY, is_syntax_readable, syntax_name
+from common.data.images.syntaxes import LOSSY, READ_BY, is_syntax_readable, name_transfer_syntax
 
 _FRAME_KEYWORDS = {
     "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
@@ -40,12 +40,12 @@ _FRAME_KEYWORDS = {
 }
 
 
-def frame_count(dataset: Any) -> int:
+def read_frame_count(dataset: Any) -> int:
     """Return the number of frames of a DICOM file; 1 if the file does not state it."""
-    return int(element_number(dataset, "NumberOfFrames") or 1)
+    return int(read_element_number(dataset, "NumberOfFrames") or 1)
 
 
-def frame_index(frame: Frame | None, count: int, subject: str) -> int:
+def choose_frame_index(frame: Frame | None, count: int, subject: str) -> int:
     """Return the index, from 0, of the frame or slice that the user chose.
 
     Args:
@@ -65,7 +65,7 @@ def frame_index(frame: Frame | None, count: int, subject: str) -> int:
     return (frame or 1) - 1
 
 
-def apply_functional_groups(dataset: Any, index: int) -> None:
+def apply_frame_functional_groups(dataset: Any, index: int) -> None:
     """Copy the rescaling, window and VOI LUT of one frame to the top level of a multi-frame data set.
 
     Single-frame files have these elements there, so that later code treats both alike. Values of the frame take
@@ -75,7 +75,9 @@ def apply_functional_groups(dataset: Any, index: int) -> None:
     Raises:
         ValueError: If there are groups for some frames, and none for this one.
     """
-    shared, of_frames = (element_value(dataset, f"{kind}FunctionalGroupsSequence") for kind in ("Shared", "PerFrame"))
+    shared, of_frames = (
+        read_element_value(dataset, f"{kind}FunctionalGroupsSequence") for kind in ("Shared", "PerFrame")
+    )
     if of_frames and len(of_frames) <= index:
         raise ValueError(f"PerFrameFunctionalGroupsSequence ends at frame {len(of_frames)}")
     groups = [*(shared or [])[:1], *(of_frames or [])[index : index + 1]]
@@ -97,7 +99,7 @@ _RLE_PADDING = 16
 """A segment of an RLE frame may unpack to fewer bytes than these too many, from zeros that pad it."""
 _KIND = "PhotometricInterpretation"
 _NUMBERS = ("Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored", "PixelRepresentation")
-_READ = tags_of_keywords(
+_READ = convert_keywords_to_tags(
     *(_KIND, *_NUMBERS),
     *("NumberOfFrames", "HighBit", "PlanarConfiguration", "PixelPaddingValue", "PixelPaddingRangeLimit"),
     *("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "PresentationLUTShape"),
@@ -125,9 +127,9 @@ def decode_dicom(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> tuple
     dataset = read_dicom_elements(data, largest_mb=rendering.largest_mb)
     refuse_large_elements(dataset, _READ, rendering.largest_mb)
     layout = _read_pixel_layout(dataset)
-    index = frame_index(rendering.frame, layout.frames, f"the DICOM file has {layout.frames} frames")
-    apply_functional_groups(dataset, index)
-    limit = decoded_picture_limit(rendering.largest_mb)
+    index = choose_frame_index(rendering.frame, layout.frames, f"the DICOM file has {layout.frames} frames")
+    apply_frame_functional_groups(dataset, index)
+    limit = compute_decoded_picture_limit(rendering.largest_mb)
     refuse_oversized_file(layout.frame_bytes, limit)
     meaning = _read_stored_pixel_bits(dataset, layout)
     if layout.kind in _COLOR:
@@ -139,12 +141,12 @@ def decode_dicom(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> tuple
     numbers = _decode_grey_frame(dataset, layout, index, limit)
     if layout.kind == _PALETTE:
         return convert_by_row_bands(lambda band: _apply_palette(meaning.extract_values(band), dataset), numbers), False
-    grey = render_grey(numbers, GreyscalePipeline(dataset, meaning, 8 * numbers.itemsize, rendering.window))
+    grey = render_dicom_grey(numbers, GreyscalePipeline(dataset, meaning, 8 * numbers.itemsize, rendering.window))
     return grey, bool(grey.min() == grey.max() and numbers.min() < numbers.max())
 
 
 @dataclass(frozen=True)
-class PixelLayout:
+class DicomPixelLayout:
     """The pixel format that a DICOM header states.
 
     Attributes:
@@ -172,22 +174,22 @@ class PixelLayout:
         return self.rows * self.columns * self.samples * -(-self.allocated // 8)
 
 
-def _read_pixel_layout(dataset: Any) -> PixelLayout:
+def _read_pixel_layout(dataset: Any) -> DicomPixelLayout:
     """Read the pixel format, and refuse files without pixels or with a format that is not supported.
 
     Raises:
         ValueError: With the element that is missing or not supported.
     """
-    if not element_value(dataset, "PixelData"):
+    if not read_element_value(dataset, "PixelData"):
         raise ValueError("the DICOM file holds no pixels")
     syntax = dataset.file_meta.get("TransferSyntaxUID")
     if not syntax:
         raise ValueError("the DICOM file does not give TransferSyntaxUID")
     if not is_syntax_readable(syntax):
-        raise ValueError(f"its pixels are packed as {syntax_name(syntax)}, which cannot be decoded here")
+        raise ValueError(f"its pixels are packed as {name_transfer_syntax(syntax)}, which cannot be decoded here")
     photometric, numbers = (
-        element_value(dataset, _KIND) or None,
-        [element_unsigned_integer(dataset, name) for name in _NUMBERS],
+        read_element_value(dataset, _KIND) or None,
+        [read_element_unsigned_integer(dataset, name) for name in _NUMBERS],
     )
     if None in numbers or photometric is None:
         values = zip((_KIND, *_NUMBERS), (photometric, *numbers), strict=True)
@@ -207,7 +209,9 @@ def _read_pixel_layout(dataset: Any) -> PixelLayout:
         dataset.PlanarConfiguration = 0  # compressed frames define their own order
     if kind == _PALETTE:
         _refuse_unsupported_palette(dataset)
-    return PixelLayout(syntax, kind, frame_count(dataset), rows, columns, samples, allocated, stored, bool(signed))
+    return DicomPixelLayout(
+        syntax, kind, read_frame_count(dataset), rows, columns, samples, allocated, stored, bool(signed)
+    )
 
 
 def _refuse_unsupported_palette(dataset: Any) -> None:
@@ -215,14 +219,14 @@ def _refuse_unsupported_palette(dataset: Any) -> None:
     if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes may expand to any number of entries
         raise ValueError("its palette is segmented, which is not read here")
     for keyword in (f"{color}PaletteColorLookupTable{part}" for color in _RGB for part in ("Descriptor", "Data")):
-        if not element_value(dataset, keyword):
+        if not read_element_value(dataset, keyword):
             raise ValueError(f"its pixels are numbers in a palette, and the file does not give {keyword}")
-    descriptors = [element_value(dataset, f"{color}PaletteColorLookupTableDescriptor") for color in _RGB]
+    descriptors = [read_element_value(dataset, f"{color}PaletteColorLookupTableDescriptor") for color in _RGB]
     if any(descriptor != descriptors[0] for descriptor in descriptors):  # C.7.6.3.1.5: they must be equal
         raise ValueError("the descriptors of its red, green and blue palette differ, which is not read here")
 
 
-def _read_stored_pixel_bits(dataset: Any, layout: PixelLayout) -> StoredPixelBits:
+def _read_stored_pixel_bits(dataset: Any, layout: DicomPixelLayout) -> StoredPixelBits:
     """Return which bits of a stored pixel hold its value.
 
     A codec leaves no unused bits below the value. Bits above it, such as those of an overlay, may come back from a
@@ -233,14 +237,14 @@ def _read_stored_pixel_bits(dataset: Any, layout: PixelLayout) -> StoredPixelBit
     """
     stored, allocated = layout.stored, layout.allocated
     as_stored = not layout.syntax.is_encapsulated or layout.syntax == RLELossless
-    high = element_unsigned_integer(dataset, "HighBit")
+    high = read_element_unsigned_integer(dataset, "HighBit")
     high = stored - 1 if high is None or not as_stored else high
     if not 0 < stored <= high + 1 <= allocated:
         raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
     return StoredPixelBits(stored, high + 1 - stored, layout.signed, layout.syntax not in LOSSY)
 
 
-def _decode_grey_frame(dataset: Any, layout: PixelLayout, index: int, limit: int) -> NDArray[Any]:
+def _decode_grey_frame(dataset: Any, layout: DicomPixelLayout, index: int, limit: int) -> NDArray[Any]:
     """Decode one frame of a grey or palette-colour image to stored values ``(rows, columns)``.
 
     Raises:
@@ -255,7 +259,7 @@ def _decode_grey_frame(dataset: Any, layout: PixelLayout, index: int, limit: int
     return np.frombuffer(dataset[_PIXELS].value, kind, count, index * count * size).reshape(layout.rows, layout.columns)
 
 
-def _decode_frame(dataset: Any, layout: PixelLayout, index: int, limit: int) -> NDArray[Any]:
+def _decode_frame(dataset: Any, layout: DicomPixelLayout, index: int, limit: int) -> NDArray[Any]:
     """Decode one frame to stored values ``(rows, columns[, samples])``; uncompressed pixels keep their unused bits.
 
     Raises:
@@ -269,14 +273,14 @@ def _decode_frame(dataset: Any, layout: PixelLayout, index: int, limit: int) -> 
     try:
         return pixel_array(dataset, index=index, decoding_plugin=READ_BY[syntax])
     except (RuntimeError, NotImplementedError):
-        raise ValueError(f"its pixels, packed as {syntax_name(syntax)}, are damaged or cut off") from None
+        raise ValueError(f"its pixels, packed as {name_transfer_syntax(syntax)}, are damaged or cut off") from None
     except AttributeError as error:  # pydicom names the element that is missing
         raise ValueError(str(error)) from None
     finally:
         dataset.BitsStored = stored
 
 
-def _refuse_pixel_size_mismatch(dataset: Any, layout: PixelLayout, index: int, limit: int) -> None:
+def _refuse_pixel_size_mismatch(dataset: Any, layout: DicomPixelLayout, index: int, limit: int) -> None:
     """Raise a ``ValueError`` if pixel data have another size than the header states.
 
     Such data would shear the picture, or exceed the memory limit.
@@ -293,17 +297,17 @@ def _refuse_pixel_size_mismatch(dataset: Any, layout: PixelLayout, index: int, l
         return
     packed = get_frame(pixels, index, number_of_frames=layout.frames)
     if layout.syntax == RLELossless:
-        for count in rle_plane_sizes(packed):
+        for count in read_rle_plane_sizes(packed):
             if not 0 <= count - rows * columns < min(columns, _RLE_PADDING):
                 raise ValueError(f"the file says {rows} rows and {columns} columns, its packed pixels are {count}")
         return
     stated = (rows, columns, layout.samples)
-    if (inside := encoded_frame_shape(packed)) != stated:
+    if (inside := read_encoded_frame_shape(packed)) != stated:
         sizes = (" × ".join(map(str, size)) for size in (stated, inside))
         raise ValueError("the file says {} for rows, columns and samples, its packed pixels {}".format(*sizes))
-    if jpeg_2000_is_signed(packed) and not layout.signed:
+    if is_jpeg_2000_signed(packed) and not layout.signed:
         raise ValueError("PixelRepresentation says unsigned, its packed pixels say signed")
-    refuse_oversized_file(layout.frame_bytes + jpeg_2000_decoder_bytes(packed), limit)
+    refuse_oversized_file(layout.frame_bytes + estimate_jpeg_2000_memory(packed), limit)
 
 
 def _apply_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
@@ -312,7 +316,9 @@ def _apply_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
     entries = entries or 2**16
     order = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
     tables = [
-        lookup_table_entries(dataset[f"{name}PaletteColorLookupTableData"].value, entries, bits, order, "its palette")
+        read_lookup_table_entries(
+            dataset[f"{name}PaletteColorLookupTableData"].value, entries, bits, order, "its palette"
+        )
         for name in _RGB
     ]
     top = max(int(table.max()) for table in tables)

@@ -21,7 +21,7 @@ Numbers = NDArray[Any]
 _USUAL_DEPTHS = (8, 10, 12, 14, 16)
 
 
-def apply_window(values: Numbers, center: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:
+def apply_voi_window(values: Numbers, center: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:
     """Apply a VOI window: map values inside it to 0..1, and others to 0 or 1 (DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3).
 
     Raises:
@@ -48,33 +48,33 @@ def rescale_to_unit_range(values: Numbers, low: float, high: float) -> NDArray[n
 
 
 @cache
-def _dicom_tag(keyword: str) -> BaseTag:
+def _find_dicom_tag(keyword: str) -> BaseTag:
     return Tag(keyword)
 
 
-def element_value(dataset: Any, keyword: str) -> Any:
+def read_element_value(dataset: Any, keyword: str) -> Any:
     """Return the value of a DICOM element; None if it is missing. Faster than pydicom's own access by keyword."""
-    tag = _dicom_tag(keyword)
+    tag = _find_dicom_tag(keyword)
     return dataset[tag].value if tag in dataset else None
 
 
-def element_unsigned_integer(dataset: Any, keyword: str) -> int | None:
+def read_element_unsigned_integer(dataset: Any, keyword: str) -> int | None:
     """Return the value of a DICOM element that holds one unsigned integer; None if it is missing or empty."""
-    raw = dataset.get_item(_dicom_tag(keyword))
+    raw = dataset.get_item(_find_dicom_tag(keyword))
     if isinstance(raw, RawDataElement) and raw.VR == "US" and isinstance(raw.value, bytes) and len(raw.value) == 2:
         return int.from_bytes(raw.value, "little" if raw.is_little_endian else "big")  # faster than pydicom
-    value = element_value(dataset, keyword)
+    value = read_element_value(dataset, keyword)
     return None if value is None else int(value)
 
 
-def element_number(dataset: Any, keyword: str) -> float | None:
+def read_element_number(dataset: Any, keyword: str) -> float | None:
     """Return the first number of a DICOM element; None if the element is missing or empty.
 
     Raises:
         ValueError: If the element holds something else.
     """
     try:
-        value = element_value(dataset, keyword)
+        value = read_element_value(dataset, keyword)
         if isinstance(value, bytes):
             raise ValueError
         values: list[Any] = [value] if isinstance(value, str | int | float) or value is None else list(value)
@@ -88,7 +88,7 @@ def element_number(dataset: Any, keyword: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class LookupTable:
+class DicomLookupTable:
     """A lookup table (LUT) of a DICOM file (PS3.3 C.11.1.1 and C.11.2.1.1).
 
     Attributes:
@@ -106,7 +106,7 @@ class LookupTable:
         return self.entries[np.clip(np.round(numbers).astype(np.int64) - self.first, 0, len(self.entries) - 1)]
 
 
-def lookup_table_entries(data: Any, count: int, bits: int, order: str, name: str) -> NDArray[np.uint16]:
+def read_lookup_table_entries(data: Any, count: int, bits: int, order: str, name: str) -> NDArray[np.uint16]:
     """Return the entries of a LUT, which the file stores as 16-bit words or as bytes packed two per word.
 
     Args:
@@ -147,7 +147,7 @@ def guess_lookup_entry_bits(top: int, stated: int, stored: int, name: str) -> in
     raise ValueError(f"{name} says {stated} bits, and its largest entry is {top}: its depth cannot be decided")
 
 
-def read_lookup_table(dataset: Any, keyword: str, *, signed: bool) -> LookupTable | None:
+def read_lookup_table(dataset: Any, keyword: str, *, signed: bool) -> DicomLookupTable | None:
     """Read the first non-empty LUT of a DICOM sequence; None if there is none.
 
     Args:
@@ -157,7 +157,7 @@ def read_lookup_table(dataset: Any, keyword: str, *, signed: bool) -> LookupTabl
     Raises:
         ValueError: If a LUT is incomplete.
     """
-    for item in element_value(dataset, keyword) or ():
+    for item in read_element_value(dataset, keyword) or ():
         if item.get("LUTDescriptor") is None or item.get("LUTData") in (None, b""):
             continue
         values = item.LUTDescriptor
@@ -170,8 +170,8 @@ def read_lookup_table(dataset: Any, keyword: str, *, signed: bool) -> LookupTabl
         elif not signed and first < 0:
             first += 2**16
         order = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
-        entries = lookup_table_entries(item.LUTData, count, bits, order, f"LUTData of its {keyword}")
-        return LookupTable(entries, first, bits)
+        entries = read_lookup_table_entries(item.LUTData, count, bits, order, f"LUTData of its {keyword}")
+        return DicomLookupTable(entries, first, bits)
     return None
 
 
@@ -223,14 +223,14 @@ class GreyscalePipeline:
 
     def __init__(self, dataset: Any, numbers: StoredPixelBits, allocated: int, window: Window | None) -> None:
         self.numbers = numbers
-        kind = element_value(dataset, "PhotometricInterpretation")
+        kind = read_element_value(dataset, "PhotometricInterpretation")
         self.inverted = kind == "MONOCHROME1"
-        shape = str(element_value(dataset, "PresentationLUTShape") or "").strip().upper()
+        shape = str(read_element_value(dataset, "PresentationLUTShape") or "").strip().upper()
         if shape not in ("", "INVERSE" if self.inverted else "IDENTITY"):
             raise ValueError(f"PresentationLUTShape {shape} contradicts {kind}: black and white may be exchanged")
-        if element_value(dataset, "PresentationLUTSequence"):
+        if read_element_value(dataset, "PresentationLUTSequence"):
             raise ValueError("its PresentationLUTSequence is not read here: black and white may be exchanged")
-        ends = [element_number(dataset, f"PixelPadding{name}") for name in ("Value", "RangeLimit")]
+        ends = [read_element_number(dataset, f"PixelPadding{name}") for name in ("Value", "RangeLimit")]
         wrapped = [
             numbers.correct_header_sign(int(end), allocated) for end in ends if end is not None and ends[0] is not None
         ]
@@ -249,10 +249,10 @@ class GreyscalePipeline:
                 )
             ) - 1
         elif window is None:
-            self.window = _element_number_pair(
+            self.window = _read_element_number_pair(
                 dataset, "WindowCenter", "WindowWidth"
             )  # the first window, as in viewers
-            self.function = str(element_value(dataset, "VOILUTFunction") or "LINEAR")
+            self.function = str(read_element_value(dataset, "VOILUTFunction") or "LINEAR")
 
     def _read_rescale_parameters(self, dataset: Any) -> tuple[float, float]:
         """Return RescaleSlope and RescaleIntercept; 1 and 0 if the file has neither, or has a modality LUT.
@@ -260,7 +260,9 @@ class GreyscalePipeline:
         Raises:
             ValueError: If the file has only one of them, or a slope of 0.
         """
-        rescaling = None if self.modality_table else _element_number_pair(dataset, "RescaleSlope", "RescaleIntercept")
+        rescaling = (
+            None if self.modality_table else _read_element_number_pair(dataset, "RescaleSlope", "RescaleIntercept")
+        )
         if rescaling and rescaling[0] == 0:
             raise ValueError("RescaleSlope is 0, which makes all pixels the same")
         return rescaling or (1.0, 0.0)
@@ -270,7 +272,7 @@ class GreyscalePipeline:
         """True if neither the file nor the user gives a window, so that the image's own range of values is shown."""
         return self.voi_table is None and self.window is None
 
-    def modality_values(self, numbers: Numbers) -> Numbers:
+    def compute_modality_values(self, numbers: Numbers) -> Numbers:
         """Return the output of the modality transform for stored pixels, such as Hounsfield units in CT."""
         values = self.numbers.extract_values(numbers)
         if self.modality_table:
@@ -286,7 +288,7 @@ class GreyscalePipeline:
         plain = not numbers.exact or (numbers.unused == 0 and low >= 0 and high < 1 << numbers.stored - numbers.signed)
         return plain and self.padding is None and self.modality_table is None
 
-    def is_padding(self, numbers: Numbers) -> NDArray[np.bool_]:
+    def mask_padding(self, numbers: Numbers) -> NDArray[np.bool_]:
         """Return a mask of the padding pixels, which fill a picture up to a rectangle (PS3.3 C.7.5.1.1.2)."""
         if self.padding is None:
             return np.zeros(numbers.shape, np.bool_)
@@ -294,31 +296,31 @@ class GreyscalePipeline:
         values = self.numbers.extract_values(numbers)
         return ((numbers >= low) & (numbers <= high)) | ((values >= low) & (values <= high))
 
-    def display_values(self, numbers: Numbers, limits: tuple[float, float]) -> NDArray[np.uint8]:
+    def compute_display_values(self, numbers: Numbers, limits: tuple[float, float]) -> NDArray[np.uint8]:
         """Return the 8-bit grey of each stored number; padding becomes black.
 
         Args:
             limits: Smallest and largest modality value of the image, used if there is no window.
         """
-        values = self.modality_values(numbers)
+        values = self.compute_modality_values(numbers)
         if self.voi_table:
             shown = np.clip(self.voi_table.look_up_entries(values) / self.top, 0, 1)
         elif self.window:
-            shown = apply_window(values, *self.window, self.function)
+            shown = apply_voi_window(values, *self.window, self.function)
         else:
             shown = rescale_to_unit_range(values, *limits)
         grey = np.round(255 * (1 - shown if self.inverted else shown)).astype(np.uint8)
-        grey[self.is_padding(numbers)] = 0
+        grey[self.mask_padding(numbers)] = 0
         return grey
 
 
-def _element_number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] | None:
+def _read_element_number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] | None:
     """Return the first numbers of two DICOM elements that belong together; None if the file has neither.
 
     Raises:
         ValueError: If the file has only one of them.
     """
-    numbers = element_number(dataset, first), element_number(dataset, second)
+    numbers = read_element_number(dataset, first), read_element_number(dataset, second)
     if numbers[0] is None and numbers[1] is None:
         return None
     if numbers[0] is None or numbers[1] is None:
@@ -327,7 +329,7 @@ def _element_number_pair(dataset: Any, first: str, second: str) -> tuple[float, 
     return numbers[0], numbers[1]
 
 
-def render_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[np.uint8]:
+def render_dicom_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[np.uint8]:
     """Convert stored pixels ``(height, width)`` to 8-bit grey.
 
     Raises:
@@ -335,18 +337,18 @@ def render_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[np.uint
     """
     low, high = int(numbers.min()), int(numbers.max())
     if high - low >= max(numbers.size, 256):  # the table would be larger than the picture
-        limits = _extreme_modality_values(iterate_row_bands(numbers), display)
-        return convert_by_row_bands(lambda band: display.display_values(band, limits), numbers)
+        limits = _find_extreme_modality_values(iterate_row_bands(numbers), display)
+        return convert_by_row_bands(lambda band: display.compute_display_values(band, limits), numbers)
     table_numbers = np.arange(low, high + 1)
     unsigned = numbers.view(f"u{numbers.itemsize}")
     cells = table_numbers.astype(numbers.dtype).view(unsigned.dtype)
-    limits = _extreme_modality_values([_stored_numbers_with_extremes(unsigned, table_numbers, cells, display)], display)
+    limits = _find_extreme_modality_values([_sample_stored_numbers(unsigned, table_numbers, cells, display)], display)
     table = np.zeros(1 << 8 * numbers.itemsize, np.uint8)
-    table[cells] = display.display_values(table_numbers, limits)
+    table[cells] = display.compute_display_values(table_numbers, limits)
     return convert_by_row_bands(table.take, unsigned)
 
 
-def _stored_numbers_with_extremes(
+def _sample_stored_numbers(
     unsigned: Numbers, table_numbers: Numbers, cells: Numbers, display: GreyscalePipeline
 ) -> NDArray[np.int64]:
     """Return some stored numbers of a picture, among them those with its smallest and largest modality value.
@@ -359,8 +361,8 @@ def _stored_numbers_with_extremes(
     ends = table_numbers[[0, -1]]
     if not display.shows_full_range or display.is_linear_without_padding(*ends.tolist()):
         return ends
-    inside = np.flatnonzero(~display.is_padding(table_numbers))
-    steps = np.diff(display.modality_values(table_numbers).astype(np.float64))
+    inside = np.flatnonzero(~display.mask_padding(table_numbers))
+    steps = np.diff(display.compute_modality_values(table_numbers).astype(np.float64))
     if len(inside) and ((steps >= 0).all() or (steps <= 0).all()):
         first, last = inside[0], inside[-1]
         if first > 0:  # differences are unsigned, so those of smaller numbers are large
@@ -375,7 +377,7 @@ def _stored_numbers_with_extremes(
     return table_numbers[present[cells]]
 
 
-def _extreme_modality_values(bands: Any, display: GreyscalePipeline) -> tuple[float, float]:
+def _find_extreme_modality_values(bands: Any, display: GreyscalePipeline) -> tuple[float, float]:
     """Return the smallest and the largest modality value of a picture, padding excluded.
 
     Raises:
@@ -385,7 +387,7 @@ def _extreme_modality_values(bands: Any, display: GreyscalePipeline) -> tuple[fl
         return 0.0, 0.0
     limits = list[tuple[float, float]]()
     for band in bands:
-        inside = display.modality_values(band)[~display.is_padding(band)]
+        inside = display.compute_modality_values(band)[~display.mask_padding(band)]
         if inside.size:
             limits.append((float(inside.min()), float(inside.max())))
     if not limits:

@@ -21,13 +21,13 @@ from pydicom.dataelem import RawDataElement
 from pydicom.tag import BaseTag, Tag
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-from common.data.base.decoded_size import LARGEST_MB, decoded_picture_limit, refuse_oversized_file
+from common.data.base.decoded_size import LARGEST_MB, compute_decoded_picture_limit, refuse_oversized_file
 from common.data.base.image_set import fill_patients_by_study
 from common.data.base.names import is_anonymous_patient
-from common.data.images.jpeg import jpeg_segments
+from common.data.images.jpeg import iterate_jpeg_segments
 from common.data.images.reading import is_dicom
 from common.data.images.store import IN_MEMORY
-from common.system.plain_text import count_with_noun
+from common.system.plain_text import format_count_with_noun
 
 # pydicom's warnings are meant for programmers; our own checks report what matters to users.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"pydicom\b")
@@ -49,7 +49,7 @@ class _LimitedReader:
     """A binary file that limits the number of reads, and so the number of Python objects that pydicom creates."""
 
     def __init__(self, content: BinaryIO, largest_mb: int) -> None:
-        self._read, self._limit = content.read, decoded_picture_limit(largest_mb)
+        self._read, self._limit = content.read, compute_decoded_picture_limit(largest_mb)
         self._claimed = 0
         self.seek, self.tell = content.seek, content.tell
 
@@ -60,7 +60,7 @@ class _LimitedReader:
         return self._read(size)
 
 
-def tags_of_keywords(*keywords: str) -> tuple[BaseTag, ...]:
+def convert_keywords_to_tags(*keywords: str) -> tuple[BaseTag, ...]:
     """Convert DICOM keywords such as "PatientID" to pydicom tags."""
     return tuple(map(Tag, keywords))
 
@@ -99,7 +99,7 @@ def _inflate_deflated_file(packed: bytes, largest_mb: int) -> BinaryIO:
         ValueError: If the result exceeds the memory limit; ``zlib.error`` if the content is damaged.
     """
     inflater, inflated = zlib.decompressobj(-zlib.MAX_WBITS), io.BytesIO()
-    limit = decoded_picture_limit(largest_mb)
+    limit = compute_decoded_picture_limit(largest_mb)
     for start in range(0, len(packed), _PIECE):
         inflated.write(inflater.decompress(packed[start : start + _PIECE], limit + 1 - inflated.tell()))
         refuse_oversized_file(inflated.tell(), limit)
@@ -125,7 +125,7 @@ def refuse_large_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int
         claimed += len(element.value) * _OF_A_BYTE.get(element.VR or "", _OF_A_VALUES_BYTE)
         if element.VR == "SQ":
             claimed += sum(map(element.value.count, _ITEMS)) * _OF_AN_ITEM
-    refuse_oversized_file(claimed, decoded_picture_limit(largest_mb))
+    refuse_oversized_file(claimed, compute_decoded_picture_limit(largest_mb))
 
 
 _SIZ, _END = b"\xff\x4f\xff\x51", b"\xff\xd9"
@@ -136,7 +136,7 @@ _OF_A_TILE, _OF_A_BLOCK = 9 << 10, 768
 """Bytes that OpenJPEG allocates per tile, and per code block with its precinct (measured with version 2.5)."""
 
 
-def encoded_frame_shape(frame: bytes) -> tuple[int, int, int]:
+def read_encoded_frame_shape(frame: bytes) -> tuple[int, int, int]:
     """Return the rows, columns and samples per pixel that the header of a JPEG, JPEG-LS or JPEG 2000 frame states.
 
     Raises:
@@ -150,7 +150,7 @@ def encoded_frame_shape(frame: bytes) -> tuple[int, int, int]:
 
 def _parse_jpeg_shape(frame: bytes) -> tuple[int, int, int]:
     """Read the size of a JPEG or JPEG-LS frame from its frame header (ITU-T T.81, B.2.2; T.87, C.2.2)."""
-    for marker, start, _ in jpeg_segments(frame):
+    for marker, start, _ in iterate_jpeg_segments(frame):
         if (0xC0 <= marker <= 0xCF and marker not in _TABLES) or marker == _JPEG_LS:
             rows, columns, samples = struct.unpack_from(">HHB", frame, start + 1)
             return rows, columns, samples
@@ -166,12 +166,12 @@ def _parse_jpeg_2000_shape(frame: bytes) -> tuple[int, int, int]:
     return height - top, width - left, samples
 
 
-def jpeg_2000_is_signed(frame: bytes) -> bool:
+def is_jpeg_2000_signed(frame: bytes) -> bool:
     """Return True if a JPEG 2000 frame has signed samples (ITU-T T.800, A.5.1); its shape has been read before."""
     return not frame.startswith(b"\xff\xd8") and frame[frame.index(_SIZ) + 42] >= 0x80
 
 
-def jpeg_2000_decoder_bytes(frame: bytes) -> int:
+def estimate_jpeg_2000_memory(frame: bytes) -> int:
     """Estimate the bytes that a JPEG 2000 decoder needs besides the pixels; 0 for other kinds of frames.
 
     A malicious frame may declare tiles and code blocks of one pixel, for each of which the decoder allocates memory.
@@ -248,7 +248,7 @@ _QUICKLY_UNPACKED = 2**22
 larger ones is counted without decompression."""
 
 
-def rle_plane_sizes(frame: bytes) -> list[int]:
+def read_rle_plane_sizes(frame: bytes) -> list[int]:
     """Return the decompressed size of each segment of an RLE frame: one byte per pixel (DICOM PS3.5, annex G).
 
     Raises:
@@ -259,10 +259,13 @@ def rle_plane_sizes(frame: bytes) -> list[int]:
     except struct.error:
         raise ValueError("its packed pixels are damaged or cut off") from None
     stops = [*starts[1:segments], len(frame)]
-    return [_rle_size(frame, start, min(stop, len(frame))) for start, stop in zip(starts, stops, strict=False)]
+    return [
+        _compute_rle_segment_size(frame, start, min(stop, len(frame)))
+        for start, stop in zip(starts, stops, strict=False)
+    ]
 
 
-def _rle_size(frame: bytes, place: int, end: int) -> int:
+def _compute_rle_segment_size(frame: bytes, place: int, end: int) -> int:
     """Return the decompressed size of the segment of an RLE frame between two positions."""
     if end - place <= _QUICKLY_UNPACKED:
         from imagecodecs import packbits_decode  # imported here, because most tables have no DICOM
@@ -281,10 +284,12 @@ def _rle_size(frame: bytes, place: int, end: int) -> int:
     return size
 
 
-_GROUPS = tags_of_keywords("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
-_WINDOWS = (*tags_of_keywords("WindowCenter", "VOILUTSequence"), *_GROUPS)
+_GROUPS = convert_keywords_to_tags("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
+_WINDOWS = (*convert_keywords_to_tags("WindowCenter", "VOILUTSequence"), *_GROUPS)
 _HEAD_TAGS = (
-    *tags_of_keywords("PatientID", "SpecificCharacterSet", "StudyInstanceUID", "Modality", "PhotometricInterpretation"),
+    *convert_keywords_to_tags(
+        "PatientID", "SpecificCharacterSet", "StudyInstanceUID", "Modality", "PhotometricInterpretation"
+    ),
     *_WINDOWS,
 )
 _FRAME_VOI = (b"\x28\0\x32\x91", b"\0\x28\x91\x32")
@@ -347,7 +352,7 @@ def _defines_window(head: Any, tag: BaseTag) -> bool:
     return "FrameVOILUTSequence" in value[0]
 
 
-def patients_of_dicom_files(heads: Sequence[DicomHeader]) -> list[str] | None:
+def list_dicom_patient_ids(heads: Sequence[DicomHeader]) -> list[str] | None:
     """Return the PatientID of each file, with gaps filled by :func:`fill_patients_by_study`.
 
     Returns:
@@ -368,7 +373,7 @@ def describe_display_problems(heads: Sequence[DicomHeader]) -> list[str]:
         mixed = ", ".join(f"{count:,} {name}" for name, count in modalities.most_common())
         problems.append(f"modalities are mixed: {mixed}. Their grey values mean different things; is that intended?")
     if count := sum(head.shown_by_range for head in dicoms):
-        files = count_with_noun(len(dicoms), "DICOM file")
+        files = format_count_with_noun(len(dicoms), "DICOM file")
         problems.append(
             f"{count:,} of {files} name no window and no VOI LUT: each is shown over its own range of values, so that "
             "one tissue has another grey in each. window = [centre, width] shows all alike, such as [40, 400] for CT."

@@ -40,7 +40,7 @@ _NOISE = bytes((37 * number * number + 11 * number) % 251 for number in range(51
 """Bytes that change the picture if a decoder takes them for image data."""
 
 
-def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+def iterate_jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield the marker, start and end of each segment of a JPEG or JPEG-LS file (ITU-T T.81, B.1.1).
 
     The compressed data of a scan are yielded as a segment with marker 0.
@@ -128,7 +128,7 @@ def parse_jpeg(data: bytes) -> JpegHeader:
     frame, place, process, jfif, adobe, interval = b"", 0, 0, False, None, 0
     scans, tables = list[JpegScan](), dict[int, bytes]()
     try:
-        for marker, start, stop in jpeg_segments(data):
+        for marker, start, stop in iterate_jpeg_segments(data):
             content = data[start:stop] if marker else b""
             if marker in _FRAMES and not frame:
                 process, frame, place = marker, content, start
@@ -139,7 +139,7 @@ def parse_jpeg(data: bytes) -> JpegHeader:
             elif marker == _RESTART_INTERVAL:
                 interval = struct.unpack(">H", content)[0]
             elif marker == _HUFFMAN_TABLES:
-                tables |= _huffman_tables(content)
+                tables |= _parse_huffman_tables(content)
             elif marker == _SCAN:
                 scans.append(JpegScan(content, stop, stop, interval, dict(tables)))
             elif not marker and scans:
@@ -169,18 +169,21 @@ def _refuse_missing_parts(data: bytes, process: int, frame: bytes, scans: Sequen
         if restarts != [place % 8 for place in range(len(restarts))]:
             raise ValueError
         sequential = process in (_BASELINE, _EXTENDED)
-        longest = (
-            _longest_possible_zero_run(scan, dict(zip(frame[6::3], frame[7::3], strict=True))) if sequential else 0
-        )
+        longest = _compute_longest_zero_run(scan, dict(zip(frame[6::3], frame[7::3], strict=True))) if sequential else 0
         if longest and data.find(bytes(longest), scan.start, scan.stop) >= 0:
             raise ValueError
-        if sequential and len(scans) == 1 and scan.interval and len(restarts) != _expected_restart_markers(frame, scan):
+        if (
+            sequential
+            and len(scans) == 1
+            and scan.interval
+            and len(restarts) != _count_expected_restart_markers(frame, scan)
+        ):
             raise ValueError
     if not scans or (process != LOSSLESS and any(map(any, lowest.values()))):
         raise ValueError
 
 
-def _huffman_tables(content: bytes) -> Iterator[tuple[int, bytes]]:
+def _parse_huffman_tables(content: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the class and number of each Huffman table of a segment, and the table (ITU-T T.81, B.2.4.2)."""
     place = 0
     while place < len(content):
@@ -191,7 +194,7 @@ def _huffman_tables(content: bytes) -> Iterator[tuple[int, bytes]]:
         place = stop
 
 
-def _longest_possible_zero_run(scan: JpegScan, sampling: Mapping[int, int]) -> int:
+def _compute_longest_zero_run(scan: JpegScan, sampling: Mapping[int, int]) -> int:
     """Return a number of consecutive zero bytes that no sequential picture has; a disk or a failed copy leaves them.
 
     Zero bits are code words, too. But in most files a long run of them decodes to blocks in which all coefficients are
@@ -213,7 +216,7 @@ def _longest_possible_zero_run(scan: JpegScan, sampling: Mapping[int, int]) -> i
     return 0 if uniform else _ZEROS + bits // 8
 
 
-def _expected_restart_markers(frame: bytes, scan: JpegScan) -> int:
+def _count_expected_restart_markers(frame: bytes, scan: JpegScan) -> int:
     """Return the number of restart markers in a picture with a single scan."""
     height, width = (int.from_bytes(frame[start : start + 2]) for start in (1, 3))
     sampling = frame[7::3]
@@ -243,7 +246,7 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _leave_imag
     scan = head.scans[-1]
     if head.process in (_BASELINE, _EXTENDED) and len(head.scans) == 1:
         # Without an end marker libjpeg requests the rest of a truncated picture, and Pillow raises an error.
-        file = _FileInTwoParts(data[: scan.stop] + _filler(scan), scan.stop - _SURPLUS)
+        file = _FileInTwoParts(data[: scan.stop] + _make_jpeg_filler_bytes(scan), scan.stop - _SURPLUS)
         image = _load_jpeg(file, prepare)
         if file.tell() <= file.first:  # all pixels were decoded before the data end
             raise ValueError(CUT_OFF)
@@ -259,7 +262,7 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _leave_imag
     return image
 
 
-def _filler(scan: JpegScan) -> bytes:
+def _make_jpeg_filler_bytes(scan: JpegScan) -> bytes:
     """Return as many bytes as libjpeg reads ahead, of which a block that is not complete needs more."""
     # Zero bits are the first code word. Where it ends a block, one bits take more, because they are no code word.
     ends_block = scan.tables[0x10 | scan.header[-4] & 15][16] == 0
@@ -309,8 +312,10 @@ def refuse_incomplete_lossless(data: bytes, pixels: NDArray[Any]) -> None:
         row_bits = np.zeros(len(planes), np.int64)
         for name, table in zip(scan.header[1:-3:2], scan.header[2:-3:2], strict=True):
             plane = planes[..., head.components.index(name)] >> shift
-            bits = _bits_of_errors(scan.tables[table >> 4])
-            for first, errors in _prediction_errors(plane, scan.header[-3], stretch, 1 << head.precision - shift - 1):
+            bits = _count_huffman_bits(scan.tables[table >> 4])
+            for first, errors in _compute_prediction_errors(
+                plane, scan.header[-3], stretch, 1 << head.precision - shift - 1
+            ):
                 row_bits[first : first + len(errors)] += bits[errors].sum(axis=1, dtype=np.int64)
         expected = -(-np.add.reduceat(row_bits, np.arange(0, len(planes), stretch)) // 8)
         packed = data[scan.start : scan.stop]
@@ -321,22 +326,22 @@ def refuse_incomplete_lossless(data: bytes, pixels: NDArray[Any]) -> None:
 
 
 @cache
-def _error_sizes() -> NDArray[np.uint8]:
+def _count_error_bits() -> NDArray[np.uint8]:
     """Return the number of significant bits of each prediction error modulo 2^16 (ITU-T T.81, table H.2)."""
     errors = np.arange(1 << 16)
     sizes: NDArray[np.uint8] = np.ceil(np.log2(np.minimum(errors, (1 << 16) - errors) + 1)).astype(np.uint8)
     return sizes
 
 
-def _bits_of_errors(table: bytes) -> NDArray[np.uint8]:
+def _count_huffman_bits(table: bytes) -> NDArray[np.uint8]:
     """Return the number of bits that a Huffman table spends on each prediction error modulo 2^16."""
     lengths = dict(zip(table[16:], np.repeat(range(1, 17), list(table[:16])).tolist(), strict=True))
     # The 16 bits of the largest size are not stored: it has one number alone.
     bits = [lengths.get(size, 99) + size % 16 for size in range(17)]
-    return np.array(bits, np.uint8)[_error_sizes()]
+    return np.array(bits, np.uint8)[_count_error_bits()]
 
 
-def _prediction_errors(
+def _compute_prediction_errors(
     plane: NDArray[Any], predictor: int, stretch: int, middle: int
 ) -> Iterator[tuple[int, NDArray[np.uint16]]]:
     """Yield the prediction errors modulo 2^16 of bands of rows, with the band's first row (ITU-T T.81, H.1.2.1).

@@ -17,10 +17,14 @@ from nibabel.nifti1 import Nifti1Header
 from nibabel.nifti2 import Nifti2Header
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import decoded_content_limit, decoded_picture_limit, refuse_oversized_file
+from common.data.base.decoded_size import (
+    compute_decoded_content_limit,
+    compute_decoded_picture_limit,
+    refuse_oversized_file,
+)
 from common.data.base.spec import Axis, PictureRendering
-from common.data.images.dicom import frame_index
-from common.data.images.grey import apply_window, rescale_to_unit_range
+from common.data.images.dicom import choose_frame_index
+from common.data.images.grey import apply_voi_window, rescale_to_unit_range
 
 io_orientation: Any = orientations.io_orientation  # it has no types
 AXES: dict[Axis, int] = {"sagittal": 0, "coronal": 1, "axial": 2}
@@ -55,13 +59,13 @@ class NiftiHeader:
         """The bytes of one plane: all voxels with the same index along the file's third axis."""
         return self.shape[0] * self.shape[1] * self.kind.itemsize
 
-    def file_axis(self, world: int) -> tuple[int, bool]:
+    def find_file_axis(self, world: int) -> tuple[int, bool]:
         """Return the file's axis that runs along a world axis, and True if it runs in the opposite direction."""
         axis = int(np.flatnonzero(self.orientation[:, 0] == world)[0])
         return axis, bool(self.orientation[axis, 1] < 0)
 
 
-def nifti_pixels(file: Path, rendering: PictureRendering) -> NDArray[np.uint8]:
+def decode_nifti_pixels(file: Path, rendering: PictureRendering) -> NDArray[np.uint8]:
     """Decode one slice of a NIfTI volume to uint8 pixels, as :func:`decode_nifti` without its second result."""
     return decode_nifti(file, rendering)[0]
 
@@ -82,21 +86,21 @@ def decode_nifti(file: Path, rendering: PictureRendering) -> tuple[NDArray[np.ui
         ValueError: If the file is damaged, too large or not numeric, or has no such slice.
     """
     with _open_decompressed(file) as content:
-        volume = _read_header(content)
+        volume = _read_nifti_header(content)
         world = AXES[rendering.axis]
-        axis, backwards = volume.file_axis(world)
+        axis, backwards = volume.find_file_axis(world)
         packed, pixels = file.stat().st_size, math.prod(volume.shape) // volume.shape[axis]
         unpacked = volume.start + volume.plane_bytes * volume.shape[2]
-        limit = max(packed, decoded_content_limit(packed, rendering.largest_mb))
+        limit = max(packed, compute_decoded_content_limit(packed, rendering.largest_mb))
         refuse_oversized_file(unpacked, limit)
         refuse_oversized_file(
-            max(volume.plane_bytes, _OF_A_PIXEL * pixels), decoded_picture_limit(rendering.largest_mb)
+            max(volume.plane_bytes, _OF_A_PIXEL * pixels), compute_decoded_picture_limit(rendering.largest_mb)
         )
         count = volume.shape[axis]
-        number = frame_index(rendering.frame, count, f"the NIfTI file has {count} {rendering.axis} slices")
+        number = choose_frame_index(rendering.frame, count, f"the NIfTI file has {count} {rendering.axis} slices")
         at = count - 1 - number if backwards else number
-        values = _orient_for_display(_read_slice(content, volume, axis, at), volume, world)
-        while isinstance(content, gzip.GzipFile) and _read(content, _PIECE):  # the checksum comes last
+        values = _orient_for_display(_read_volume_slice(content, volume, axis, at), volume, world)
+        while isinstance(content, gzip.GzipFile) and _read_nifti_bytes(content, _PIECE):  # the checksum comes last
             refuse_oversized_file(content.tell(), limit)
     if not np.isfinite(values).any():
         raise ValueError("the slice holds no number, only NaN or infinite values")
@@ -104,7 +108,7 @@ def decode_nifti(file: Path, rendering: PictureRendering) -> tuple[NDArray[np.ui
         scaled = np.nan_to_num(values * volume.slope + volume.intercept, posinf=0, neginf=0)
     grey = np.clip(scaled, -_LARGEST, _LARGEST)
     shown = (
-        apply_window(grey, *rendering.window)
+        apply_voi_window(grey, *rendering.window)
         if rendering.window
         else rescale_to_unit_range(grey, grey.min(), grey.max())
     )
@@ -119,7 +123,7 @@ def _open_decompressed(file: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(file)) if packed else file.open("rb")
 
 
-def _read_header(content: IO[bytes]) -> NiftiHeader:
+def _read_nifti_header(content: IO[bytes]) -> NiftiHeader:
     """Read the header from the start of an open file.
 
     Raises:
@@ -152,7 +156,7 @@ def _read_header(content: IO[bytes]) -> NiftiHeader:
     return NiftiHeader((width, height, depth), voxel_type, start, scale, float(intercept or 0), orientation)
 
 
-def _read_slice(content: IO[bytes], volume: NiftiHeader, axis: int, at: int) -> NDArray[np.float64]:
+def _read_volume_slice(content: IO[bytes], volume: NiftiHeader, axis: int, at: int) -> NDArray[np.float64]:
     """Return the voxels with index ``at`` along ``axis``, with the two other axes in the file's order."""
 
     def next_plane() -> NDArray[Any]:
@@ -167,7 +171,7 @@ def _read_slice(content: IO[bytes], volume: NiftiHeader, axis: int, at: int) -> 
     return np.stack(rows, axis=1)
 
 
-def _read(content: IO[bytes], size: int) -> bytes:
+def _read_nifti_bytes(content: IO[bytes], size: int) -> bytes:
     """Read up to ``size`` bytes; ``ValueError`` if the file is damaged."""
     try:
         return content.read(size)
@@ -177,7 +181,7 @@ def _read(content: IO[bytes], size: int) -> bytes:
 
 def _read_exactly(content: IO[bytes], size: int) -> bytes:
     """Read exactly ``size`` bytes; ``ValueError`` if the file ends earlier, or is damaged."""
-    data = _read(content, size)
+    data = _read_nifti_bytes(content, size)
     if len(data) < size:
         raise ValueError("damaged or cut off")
     return data
@@ -186,8 +190,8 @@ def _read_exactly(content: IO[bytes], size: int) -> bytes:
 def _orient_for_display(voxels: NDArray[np.float64], volume: NiftiHeader, world: int) -> NDArray[np.float64]:
     """Transpose and flip a slice at right angles to the axis ``world`` for display, as ``(height, width)``."""
     left_to_right, up = (other for other in range(3) if other != world)
-    axes = [axis for axis in range(3) if axis != volume.file_axis(world)[0]]
-    across, upwards = (volume.file_axis(other) for other in (left_to_right, up))
+    axes = [axis for axis in range(3) if axis != volume.find_file_axis(world)[0]]
+    across, upwards = (volume.find_file_axis(other) for other in (left_to_right, up))
     shown = voxels if axes[0] == upwards[0] else voxels.T  # (up, across)
     # Axes towards the patient's right, front and head are reversed on display: the patient faces the viewer.
     return shown[:: 1 if upwards[1] else -1, :: 1 if across[1] else -1]

@@ -41,7 +41,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PixelRows, picture_digest
+from common.data.base.image_set import LazyPictures, compute_picture_digest
 from common.errors import BadInput, Fault
 
 PIXELS, ROWS, BLANK, FILES, LOCK, IN_USE = _FILES = "pixels", "rows", "blank", "files", "lock", "in_use"
@@ -86,7 +86,7 @@ class CacheFolderLock:
         self.close()
 
 
-class MappedPixelRows(PixelRows):
+class MappedPictures(LazyPictures):
     """Pictures in an unencrypted cache file, mapped into memory that all processes share.
 
     Each picture is compared with its digest on first access.
@@ -94,16 +94,16 @@ class MappedPixelRows(PixelRows):
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], in_use: CacheFolderLock | None = None) -> None:
         self.path, self.shape, self._in_use = path, (count, *shape), in_use
-        self.array = _map_file(path, count, int(np.prod(shape))).reshape(self.shape)
+        self.array = _map_file_rows(path, count, int(np.prod(shape))).reshape(self.shape)
         self._records = _read_whole_records(path.parent / ROWS, _KEY + _DIGEST)
         self._checked = np.zeros(count, np.bool_)
 
-    def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
+    def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
         self._verify_checksums(rows)
         return self.array[rows]
 
     def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-        return _digests_in_records(self._records, rows)
+        return _read_digests_from_records(self._records, rows)
 
     def verify_all_checksums(self) -> None:
         """Verify the digests of all pictures, for a caller that accesses the array directly.
@@ -116,7 +116,7 @@ class MappedPixelRows(PixelRows):
 
     def _verify_checksums(self, rows: NDArray[np.intp]) -> None:
         for row in rows[~self._checked[rows]].tolist():
-            if picture_digest(self.array[row]).to_bytes(_DIGEST) != self._records[row][_KEY:]:
+            if compute_picture_digest(self.array[row]).to_bytes(_DIGEST) != self._records[row][_KEY:]:
                 raise _make_damaged_cache_error(self.path.parent)
             self._checked[row] = True
 
@@ -125,7 +125,7 @@ class MappedPixelRows(PixelRows):
         return {"path": str(self.path), "file": self.path.stat().st_ino, "shape": list(self.shape)}
 
     @classmethod
-    def open_described(cls, described: Mapping[str, Any]) -> "MappedPixelRows":
+    def open_described(cls, described: Mapping[str, Any]) -> "MappedPictures":
         """Open the pictures that another process described by :meth:`describe_for_process`.
 
         Raises:
@@ -139,19 +139,19 @@ class MappedPixelRows(PixelRows):
         return cls(path, count, tuple(shape), in_use)
 
 
-class EncryptedPixelRows(PixelRows):
+class EncryptedPictures(LazyPictures):
     """Pictures in an encrypted cache file; each is decrypted and authenticated whenever it is read."""
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], secret: bytes, in_use: CacheFolderLock) -> None:
         self.path, self.shape, self._in_use = path, (count, *shape), in_use
-        self._sealed = _map_file(path, count, int(np.prod(shape)) + _NONCE + _TAG)
+        self._sealed = _map_file_rows(path, count, int(np.prod(shape)) + _NONCE + _TAG)
         self._records = _read_whole_records(path.parent / ROWS, _KEY + _DIGEST)
         self._cipher = AESGCM(secret)
 
-    def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
+    def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
         pictures = np.empty((len(rows), *self.shape[1:]), np.uint8)
         for picture, row in zip(pictures, rows.tolist(), strict=True):
-            sealed, name = self._sealed[row], _row_associated_data(self.path, row, self._records[row][:_KEY])
+            sealed, name = self._sealed[row], _make_row_associated_data(self.path, row, self._records[row][:_KEY])
             try:
                 content = self._cipher.decrypt(sealed[:_NONCE].data, sealed[_NONCE:].data, name)
             except InvalidTag:
@@ -160,7 +160,7 @@ class EncryptedPixelRows(PixelRows):
         return pictures
 
     def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-        return _digests_in_records(self._records, rows)
+        return _read_digests_from_records(self._records, rows)
 
 
 class PixelCache:
@@ -193,32 +193,32 @@ class PixelCache:
         whole = path.stat().st_size // self.row_bytes if path.exists() else 0
         return [record[:_KEY] for record in records[:whole]]
 
-    def rows_by_content(self) -> dict[bytes, int]:
+    def load_rows_by_key(self) -> dict[bytes, int]:
         """Return the row of each cached picture by its content key."""
         return {key: row for row, key in enumerate(self.source_file_keys())}
 
-    def blank_content_keys(self) -> set[bytes]:
+    def load_blank_picture_keys(self) -> set[bytes]:
         """Return the content keys of pictures that are one uniform grey, because the window misses all their values."""
         return set(_read_whole_records(self.folder / BLANK, _KEY))
 
-    def content_keys_by_file(self) -> dict[bytes, bytes]:
+    def load_keys_by_file(self) -> dict[bytes, bytes]:
         """Return the content key of each known file, by the hash from :meth:`hash_file_identity`."""
         return {r[:_IDENTITY]: r[_IDENTITY:] for r in _read_whole_records(self.folder / FILES, _IDENTITY + _KEY)}
 
     def hash_file_identity(self, about: str) -> bytes:
         """Hash a description of a file (path, size, times) that changes whenever its content may have changed."""
-        return keyed_hash(self.secret).update(about.encode()).digest(_IDENTITY)
+        return make_keyed_hash(self.secret).update(about.encode()).digest(_IDENTITY)
 
-    def content_key(self, content: bytes | Path) -> bytes:
+    def hash_image_file(self, content: bytes | Path) -> bytes:
         """Return the content key of an image file: a hash of its bytes, keyed if the cache is encrypted."""
-        return content_key(content, self.secret)
+        return hash_image_file(content, self.secret)
 
-    def map_rows(self) -> PixelRows:
+    def map_all_pictures(self) -> LazyPictures:
         """Return all cached pictures, indexed by row."""
         path, count = self.folder / PIXELS, len(self.source_file_keys())
         if self.secret is None:
-            return MappedPixelRows(path, count, self.shape, self._in_use)
-        return EncryptedPixelRows(path, count, self.shape, self.secret, self._in_use)
+            return MappedPictures(path, count, self.shape, self._in_use)
+        return EncryptedPictures(path, count, self.shape, self.secret, self._in_use)
 
     @contextmanager
     def open_for_writing(self, waits: Callable[[], object] = lambda: None) -> Iterator["CacheRowWriter"]:
@@ -275,9 +275,9 @@ class CacheRowWriter:
         with self._lock:
             row, self._next = self._next, self._next + 1
         content: Any = np.ascontiguousarray(picture).data.cast("B")
-        record = key + picture_digest(picture, self._cache.secret).to_bytes(_DIGEST)
+        record = key + compute_picture_digest(picture, self._cache.secret).to_bytes(_DIGEST)
         if self._cache.secret is not None:
-            nonce, name = os.urandom(_NONCE), _row_associated_data(self._cache.folder / PIXELS, row, key)
+            nonce, name = os.urandom(_NONCE), _make_row_associated_data(self._cache.folder / PIXELS, row, key)
             content = memoryview(nonce + AESGCM(self._cache.secret).encrypt(nonce, content, name))
         offset = row * self._cache.row_bytes
         while len(content):
@@ -346,7 +346,7 @@ def _is_cache_folder(folder: Path) -> bool:
         return False
 
 
-def _cache_folders(root: Path) -> list[Path]:
+def _list_cache_folders(root: Path) -> list[Path]:
     """Return the cache folders below ``root``, one per image format, the least recently used first.
 
     Another cache's root has the same mark, but is never in use itself.
@@ -355,15 +355,15 @@ def _cache_folders(root: Path) -> list[Path]:
     return sorted(marked, key=lambda folder: (folder / IN_USE).stat().st_mtime)
 
 
-def _pixel_bytes(folder: Path) -> int:
+def _measure_pixel_file(folder: Path) -> int:
     with suppress(FileNotFoundError):
         return (folder / PIXELS).stat().st_size
     return 0
 
 
-def cached_pixel_bytes(root: Path) -> int:
+def measure_cached_pixel_bytes(root: Path) -> int:
     """Return the total size of the pixel files in all caches below ``root``, reserved space included."""
-    return sum(map(_pixel_bytes, _cache_folders(root)))
+    return sum(map(_measure_pixel_file, _list_cache_folders(root)))
 
 
 def remove_unused_caches(root: Path, wanted: int, spare: Path | None = None) -> int:
@@ -377,13 +377,13 @@ def remove_unused_caches(root: Path, wanted: int, spare: Path | None = None) -> 
     """
     freed, unused = 0, list[Path]()
     with ExitStack() as locks:
-        for folder in _cache_folders(root):
+        for folder in _list_cache_folders(root):
             if freed >= wanted or folder == spare:
                 continue
             with suppress(OSError):
                 fcntl.flock(locks.enter_context((folder / IN_USE).open("ab")), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 unused.append(folder)
-                freed += _pixel_bytes(folder)
+                freed += _measure_pixel_file(folder)
         if freed < wanted:
             return 0
         for folder in unused:
@@ -396,12 +396,12 @@ def _remove_cache(folder: Path) -> None:
     moved = folder.rename(folder.with_name(f".{folder.name}.{os.getpid()}"))  # no other program opens it meanwhile
     for name in (FORM, *_FILES):
         (moved / name).unlink(missing_ok=True)
-    if not _remove_marked(moved):
+    if not _remove_marked_folder(moved):
         with suppress(OSError):  # another program has made a new one meanwhile
             moved.rename(folder)
 
 
-def _remove_marked(folder: Path) -> bool:
+def _remove_marked_folder(folder: Path) -> bool:
     """Remove a marked folder and return True, if nothing but the mark is in it."""
     with suppress(OSError):
         if [path.name for path in folder.iterdir()] == [MARK]:
@@ -420,20 +420,20 @@ def remove_all_caches(root: Path) -> bool:
     Raises:
         OSError: If a file cannot be removed.
     """
-    forms = _cache_folders(root) if root.is_dir() else []
+    forms = _list_cache_folders(root) if root.is_dir() else []
     for folder in forms:
         _remove_cache(folder)
-    return _remove_marked(root) or bool(forms)
+    return _remove_marked_folder(root) or bool(forms)
 
 
-def keyed_hash(secret: bytes | None) -> blake3:
+def make_keyed_hash(secret: bytes | None) -> blake3:
     """Return a new BLAKE3 hash object; with a secret key, others cannot test whether a known image is in the cache."""
     return blake3() if secret is None else blake3(key=secret)
 
 
-def content_key(content: bytes | Path, secret: bytes | None = None) -> bytes:
-    """Hash an image file, given its bytes or its path; with a secret, by :func:`keyed_hash`."""
-    hasher = keyed_hash(secret)
+def hash_image_file(content: bytes | Path, secret: bytes | None = None) -> bytes:
+    """Hash an image file, given its bytes or its path; with a secret, by :func:`make_keyed_hash`."""
+    hasher = make_keyed_hash(secret)
     return (hasher.update_mmap(content) if isinstance(content, Path) else hasher.update(content)).digest()
 
 
@@ -446,7 +446,7 @@ def _read_whole_records(path: Path, size: int) -> list[bytes]:
     return [content[start : start + size] for start in range(0, len(content) - size + 1, size)]
 
 
-def _map_file(path: Path, count: int, row_bytes: int) -> NDArray[np.uint8]:
+def _map_file_rows(path: Path, count: int, row_bytes: int) -> NDArray[np.uint8]:
     """Map the first ``count`` rows of a file into memory as a read-only array ``(count, row_bytes)``."""
     if not count:
         return np.zeros((0, row_bytes), np.uint8)
@@ -456,12 +456,12 @@ def _map_file(path: Path, count: int, row_bytes: int) -> NDArray[np.uint8]:
         ).reshape(count, row_bytes)
 
 
-def _row_associated_data(path: Path, row: int, key: bytes) -> bytes:
+def _make_row_associated_data(path: Path, row: int, key: bytes) -> bytes:
     """Return AES-GCM's associated data, which bind a row to its position and content key against swapping."""
     return f"{path.parent.name}/{row}/".encode() + key
 
 
-def _digests_in_records(records: Sequence[bytes], rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+def _read_digests_from_records(records: Sequence[bytes], rows: NDArray[np.intp]) -> NDArray[np.uint64]:
     digests = b"".join(records[row][_KEY:] for row in rows.tolist())
     return np.frombuffer(digests, ">u8").astype(np.uint64)
 

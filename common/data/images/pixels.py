@@ -12,29 +12,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.data.base.image_set import ImageSet, PixelRows
-from common.data.images.pixel_cache import MappedPixelRows
+from common.data.base.image_set import ImageSet, LazyPictures
+from common.data.images.pixel_cache import MappedPictures
 
 PART_OF_FREE_MEMORY = 0.5
 """Fraction of a GPU's free memory that pictures may take; a larger set stays in CPU memory, copied batch by batch."""
 
 
 @dataclass(frozen=True)
-class Pixels:
+class ImageTensors:
     """The pictures of an image set, uint8 ``(n, channels, height, width)``, fetched by index as tensors.
 
     With a user's data set that has random transforms, training sees new random pictures at each reading, determined by
     torch's global generator. :meth:`iterate_batches`, for evaluation, always returns the same pictures.
 
     Attributes:
-        stored: The pictures, ``(m, channels, height, width)``, on the CPU or on ``device``; or a :class:`PixelRows`
+        stored: The pictures, ``(m, channels, height, width)``, on the CPU or on ``device``; or a :class:`LazyPictures`
             that reads them when needed.
         rows: ``(n,)`` index of each picture in ``stored``; None if picture i is ``stored[i]``.
         device: The device to which pictures are moved for use.
         on_disk: True if ``stored`` is read from the disk, so that prefetching the next batch saves time.
     """
 
-    stored: Tensor | PixelRows
+    stored: Tensor | LazyPictures
     rows: Tensor | None
     device: torch.device
     on_disk: bool = False
@@ -53,7 +53,7 @@ class Pixels:
 
     def iterate_batches(self, size: int) -> Iterator[Tensor]:
         """Yield all pictures in order, in batches of ``size``, on ``device``; an empty set yields one empty batch."""
-        if isinstance(self.stored, PixelRows) or self.on_disk:
+        if isinstance(self.stored, LazyPictures) or self.on_disk:
             yield from self._read_batches_in_turn(torch.split(torch.arange(len(self)), size), lambda: 0)
             return
         for start in range(0, max(len(self), 1), size):
@@ -89,10 +89,10 @@ class Pixels:
         places = rows if self.rows is None else self.rows[rows]
         if isinstance(self.stored, Tensor):
             return self.stored[places]
-        return channels_first(self.stored.read(places.numpy(), seed))
+        return convert_to_channels_first(self.stored.read_pictures(places.numpy(), seed))
 
 
-def select_rows(inputs: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pixels:
+def select_input_rows(inputs: Tensor | ImageTensors, rows: NDArray[np.intp]) -> Tensor | ImageTensors:
     """Return the network inputs (images or features) with these indices, in order, without copying pictures."""
     if isinstance(inputs, Tensor):
         return inputs[torch.from_numpy(rows).to(inputs.device)]
@@ -100,12 +100,12 @@ def select_rows(inputs: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pix
     return replace(inputs, rows=index if inputs.rows is None else inputs.rows[index])
 
 
-def pixels_on_device(images: ImageSet, device: str) -> Pixels:
+def load_pixels_on_device(images: ImageSet, device: str) -> ImageTensors:
     """Return the pictures of an image set, copied to the device if it has room; sets with one store share one copy."""
     stored = images.stored
-    on_disk = isinstance(stored, PixelRows) and not stored.draws
-    pixels: Tensor | PixelRows = stored if isinstance(stored, PixelRows) else _copy_to_device(stored, device)
-    if isinstance(stored, MappedPixelRows) and device != "cpu":
+    on_disk = isinstance(stored, LazyPictures) and not stored.draws
+    pixels: Tensor | LazyPictures = stored if isinstance(stored, LazyPictures) else _copy_to_device(stored, device)
+    if isinstance(stored, MappedPictures) and device != "cpu":
         copy = _copy_to_device(stored.array, device)
         if copy.device.type != "cpu":
             stored.verify_all_checksums()
@@ -114,10 +114,10 @@ def pixels_on_device(images: ImageSet, device: str) -> Pixels:
     if images.places is not None:
         rows = torch.from_numpy(images.places)
         rows = rows.to(pixels.device) if isinstance(pixels, Tensor) else rows
-    return Pixels(pixels, rows, torch.device(device), on_disk)
+    return ImageTensors(pixels, rows, torch.device(device), on_disk)
 
 
-def channels_first(images: NDArray[Any]) -> Tensor:
+def convert_to_channels_first(images: NDArray[Any]) -> Tensor:
     """Convert ``(n, height, width[, 3])`` to a tensor ``(n, channels, height, width)``, without a copy if possible."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the array may be read-only, and the tensor is only read
@@ -131,10 +131,10 @@ _on_devices: dict[tuple[int, str], Tensor] = {}
 def _copy_to_device(stored: NDArray[np.uint8], device: str) -> Tensor:
     """Copy an array to the device if it has room, and cache the copy as long as the array exists."""
     if device == "cpu":
-        return channels_first(stored)
+        return convert_to_channels_first(stored)
     key = (id(stored), device)
     if key not in _on_devices:
-        tensor, (free, _) = channels_first(stored), torch.cuda.mem_get_info(device)
+        tensor, (free, _) = convert_to_channels_first(stored), torch.cuda.mem_get_info(device)
         _on_devices[key] = tensor.to(device) if stored.nbytes <= PART_OF_FREE_MEMORY * free else tensor
         weakref.finalize(stored, _on_devices.pop, key, None)
     return _on_devices[key]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from common.data.base.decoded_size import LARGEST_MB, decoded_picture_limit, refuse_oversized_file
+from common.data.base.decoded_size import LARGEST_MB, compute_decoded_picture_limit, refuse_oversized_file
 from common.data.base.image_set import SkippedImage
 from common.data.base.spec import AS_IN_FILE, PictureRendering, Resize
 from common.data.images.bands import scale_to_8_bits
@@ -80,7 +80,7 @@ def explain_unsupported_file(head: bytes) -> str:
     return f"a {kind} file; {_CONVERT}" if kind else NOT_A_PICTURE
 
 
-def conversion_remedy(reasons: Iterable[str]) -> str:
+def make_conversion_remedy(reasons: Iterable[str]) -> str:
     """Return instructions for converting files to PNG, if a message of :func:`explain_unsupported_file` needs them."""
     if not any(reason.endswith(_CONVERT) for reason in reasons):
         return ""
@@ -141,22 +141,22 @@ def decode_picture(content: bytes | Path, rendering: PictureRendering = AS_IN_FI
     if isinstance(content, Path) and is_nifti(read_first_bytes(content)):
         from common.data.images.nifti import decode_nifti  # takes a second, like DICOM
 
-        return _mark_blank(*decode_nifti(content, rendering))
+        return _make_marked_picture(*decode_nifti(content, rendering))
     data = content.read_bytes() if isinstance(content, Path) else content
     if not data:
         raise ValueError("empty")
     if is_dicom(data):
         from common.data.images.dicom import decode_dicom  # takes a second, and most data sets have none
 
-        return _mark_blank(*decode_dicom(data, rendering))
+        return _make_marked_picture(*decode_dicom(data, rendering))
     if not data.startswith(_PNG_OR_JPEG):
         raise ValueError(explain_unsupported_file(data[:_HEAD]))
     image = (_decode_png if data.startswith(_PNG) else _decode_jpeg)(data, rendering, side)
     ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
-    return _convert_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
+    return _convert_pillow_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
 
 
-def _mark_blank(pixels: NDArray[np.uint8], is_blank: bool) -> Image.Image:
+def _make_marked_picture(pixels: NDArray[np.uint8], is_blank: bool) -> Image.Image:
     image = Image.fromarray(pixels)
     image.info[BLANK] = is_blank
     return image
@@ -167,7 +167,7 @@ def _decode_jpeg(data: bytes, rendering: PictureRendering, side: int) -> Image.I
         # A decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
         beside = 2 * len(image.getbands()) if image.info.get("progressive") else 0
         size = image.width * image.height * ((1 if image.mode == "L" else _IN_PILLOW) + beside)
-        refuse_oversized_file(size, decoded_picture_limit(rendering.largest_mb))
+        refuse_oversized_file(size, compute_decoded_picture_limit(rendering.largest_mb))
         if side and rendering.jpeg_draft:
             image.draft(None, (side, side))
 
@@ -203,7 +203,7 @@ def decode_png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.
         pixels, samples = head.width * head.height, _SAMPLES.get(data[25], 4)
     of_a_pixel = samples * (2 if is_16_bit_png(data) else 1)
     of_a_pixel = of_a_pixel if samples == 1 else max(of_a_pixel, _IN_PILLOW)
-    refuse_oversized_file(pixels * of_a_pixel, decoded_picture_limit(largest_mb))
+    refuse_oversized_file(pixels * of_a_pixel, compute_decoded_picture_limit(largest_mb))
     try:
         decoded = png_decode(data)
     except RuntimeError:
@@ -230,20 +230,22 @@ def open_png_or_jpeg(content: bytes | Path) -> Image.Image:
         raise ValueError("damaged or cut off") from None
 
 
-def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
+def _convert_pillow_mode(image: Image.Image, mode: str) -> Image.Image:
     """Convert a picture to a Pillow mode; return the picture itself, not a copy, if it already has that mode."""
     return image if image.mode == mode else image.convert(mode)
 
 
 def decode_to_format(content: bytes | Path, form: DecodedImageFormat) -> NDArray[np.uint8]:
     """Decode one image file and convert it to a data set's format; raises the errors of :func:`decode_picture`."""
-    return fit_to_format(decode_picture(content, form.rendering, form.size), form)
+    return fit_picture_to_format(decode_picture(content, form.rendering, form.size), form)
 
 
-def fit_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArray[np.uint8]:
+def fit_picture_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArray[np.uint8]:
     """Convert a picture to a data set's size and colour: bilinear resizing, padding with black unless stretched."""
     mode = "RGB" if form.color else "L"
-    image = image if image.mode == "L" else _convert_mode(image, mode)  # grey is converted to colour after resizing
+    image = (
+        image if image.mode == "L" else _convert_pillow_mode(image, mode)
+    )  # grey is converted to colour after resizing
     longer = max(image.size)
     width, height = (
         (form.size, form.size)
@@ -252,7 +254,7 @@ def fit_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArray[np.ui
     )
     if (width, height) != image.size:
         image = image.resize((width, height), Image.Resampling.BILINEAR)
-    image = _convert_mode(image, mode)
+    image = _convert_pillow_mode(image, mode)
     canvas = np.zeros(form.shape, dtype=np.uint8)
     top, left = (form.size - height) // 2, (form.size - width) // 2
     canvas[top : top + height, left : left + width] = np.asarray(image)
@@ -266,7 +268,7 @@ def resize_images(images: NDArray[np.uint8], size: int | None, resize: Resize) -
     form = DecodedImageFormat(size, images.ndim == 4, resize)
     result = np.empty((len(images), *form.shape), dtype=np.uint8)
     for row, image in enumerate(images):
-        result[row] = fit_to_format(Image.fromarray(image), form)
+        result[row] = fit_picture_to_format(Image.fromarray(image), form)
     return result
 
 
@@ -282,7 +284,7 @@ def convert_color(images: NDArray[np.uint8], color: bool) -> NDArray[np.uint8]:
     return grey
 
 
-def check_skip_budget(where: str, skipped: Sequence[SkippedImage], total: int, budget: float) -> None:
+def refuse_too_many_skipped(where: str, skipped: Sequence[SkippedImage], total: int, budget: float) -> None:
     """Raise an error if more than the fraction ``budget`` of a data set's images is unreadable.
 
     Args:
@@ -301,7 +303,7 @@ def check_skip_budget(where: str, skipped: Sequence[SkippedImage], total: int, b
     more = f"; and of {len(listed) - 20} other reasons" if len(listed) > 20 else ""
     problem = f"{len(skipped)} of {total} images cannot be read, more than skip_budget = {budget:g} allows: "
     problem += f"{'; '.join(listed[:20])}{more}."
-    remedy = " ".join(filter(None, ("Repair or remove them, or raise skip_budget.", conversion_remedy(names))))
+    remedy = " ".join(filter(None, ("Repair or remove them, or raise skip_budget.", make_conversion_remedy(names))))
     raise BadInput([Fault(where, problem, remedy, cause="unreadable")])
 
 

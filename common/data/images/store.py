@@ -24,18 +24,18 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import SHARE_OF_MEMORY, available_memory
-from common.data.base.image_set import PixelRows, SkippedImage
+from common.data.base.decoded_size import SHARE_OF_MEMORY, measure_available_memory
+from common.data.base.image_set import LazyPictures, SkippedImage
 from common.data.images.pixel_cache import (
     FORM,
     LAYOUT,
     SETTLED_S,
     CacheRowWriter,
     PixelCache,
-    cached_pixel_bytes,
-    content_key,
-    keyed_hash,
+    hash_image_file,
+    make_keyed_hash,
     make_marked_folder,
+    measure_cached_pixel_bytes,
     remove_all_caches,
     remove_unused_caches,
 )
@@ -44,13 +44,13 @@ from common.data.images.reading import (
     DecodedImageFormat,
     decode_picture,
     explain_decoding_error,
-    fit_to_format,
+    fit_picture_to_format,
     is_nifti,
     read_first_bytes,
 )
 from common.errors import BadInput, Fault
 from common.system.files import is_disk_full
-from common.system.plain_text import count_with_noun, format_bytes, format_duration, to_json_text
+from common.system.plain_text import format_as_json_text, format_bytes, format_count_with_noun, format_duration
 
 SMALL_BYTES = 16 << 20
 """Total file size up to which pictures are decoded into memory, in about a second, without a cache."""
@@ -92,7 +92,7 @@ class DecodedImageStore:
 IN_MEMORY = DecodedImageStore()
 
 
-def user_image_store(
+def open_user_image_store(
     tell: Callable[[str], object] = lambda line: None, folder: str = "", limit_gb: float = 100.0
 ) -> DecodedImageStore:
     """Return the image cache that all runs of this operating-system user share.
@@ -148,7 +148,7 @@ class DecodedPictures:
         blank: Names of files rendered in one uniform grey, because the window misses all their values.
     """
 
-    stored: NDArray[np.uint8] | PixelRows
+    stored: NDArray[np.uint8] | LazyPictures
     places: NDArray[np.intp]
     rows: NDArray[np.intp]
     skipped: tuple[SkippedImage, ...]
@@ -184,7 +184,7 @@ def decode_pictures(
     Raises:
         BadInput: If the pictures fit neither into memory nor on the disk.
     """
-    work = _PictureDecoding(names, read, form, store, connection or nullcontext(), identify)
+    work = _PictureListDecoder(names, read, form, store, connection or nullcontext(), identify)
     sizes = [identity.size for identity in work.identities if identity]
     small = None not in sizes and len(sizes) == len(names) and sum(filter(None, sizes)) < SMALL_BYTES
     if store.folder is not None and names and not small:
@@ -193,7 +193,7 @@ def decode_pictures(
     return work.decode_into_memory()
 
 
-class _PictureDecoding:
+class _PictureListDecoder:
     """Decodes one list of pictures, either into memory or into a cache."""
 
     def __init__(
@@ -229,7 +229,7 @@ class _PictureDecoding:
                 images[row], is_blank = self.decode(content)
                 self.places[row] = row
                 if isinstance(content, bytes):
-                    keys[row] = content_key(content)
+                    keys[row] = hash_image_file(content)
                 else:
                     volumes[row] = content
                 if is_blank:
@@ -239,9 +239,9 @@ class _PictureDecoding:
 
         self._decode_in_threads(range(len(self.names)), decode)
         # Only a slice of each volume was read: compare whole files of volumes with equal slices.
-        slices = {row: content_key(images[row].tobytes()) for row in volumes}
+        slices = {row: hash_image_file(images[row].tobytes()) for row in volumes}
         counts, first = Counter(slices.values()), dict[bytes, int]()
-        keys |= {row: content_key(volumes[row]) for row, key in slices.items() if counts[key] > 1}
+        keys |= {row: hash_image_file(volumes[row]) for row, key in slices.items() if counts[key] > 1}
         for row, key in sorted(keys.items()):
             self.places[row] = first.setdefault(key, row)
         return self._collect_decoded_pictures(images)
@@ -253,19 +253,19 @@ class _PictureDecoding:
             BadInput: If the cache has no room for the pictures.
             OSError: If the folder cannot be used.
         """
-        open_cache = partial(_open_cache, self.store, root, asdict(self.form), self.form.shape)
+        open_cache = partial(_open_pixel_cache, self.store, root, asdict(self.form), self.form.shape)
         cache = open_cache()
-        if missing := self._find_cached_rows(cache, cache.rows_by_content()):
+        if missing := self._find_cached_rows(cache, cache.load_rows_by_key()):
             cache = _make_cache_room(cache, len(missing), len(self.names), self.store, open_cache)
             with cache.open_for_writing(
                 lambda: self.store.tell("another program decodes these images: waiting for it")
             ) as out:
                 missing = self._find_cached_rows(cache, out.places)
                 out.reserve_rows(len(missing))
-                decoder = _PictureDecodingIntoCache(self, cache, out)
+                decoder = _CachingPictureDecoder(self, cache, out)
                 self._decode_in_threads(missing, decoder.decode)
         _print_cache_location(self.store, cache.folder.parent, len(self.names), len(missing))
-        return self._collect_decoded_pictures(cache.map_rows())
+        return self._collect_decoded_pictures(cache.map_all_pictures())
 
     def read_content(self, number: int) -> bytes | Path:
         """Return the bytes of a picture, or the path if it is a NIfTI volume, of which only a slice is read."""
@@ -277,11 +277,11 @@ class _PictureDecoding:
     def decode(self, content: bytes | Path) -> tuple[NDArray[np.uint8], bool]:
         """Decode a picture to the data set's format; the second result is True if it is one uniform grey."""
         image = decode_picture(content, self.form.rendering, self.form.size)
-        return fit_to_format(image, self.form), image.info.get(BLANK, False)
+        return fit_picture_to_format(image, self.form), image.info.get(BLANK, False)
 
     def _find_cached_rows(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
         """Look up which pictures are in the cache, and return the positions of those that are not."""
-        files, blank, missing = cache.content_keys_by_file(), cache.blank_content_keys(), list[int]()
+        files, blank, missing = cache.load_keys_by_file(), cache.load_blank_picture_keys(), list[int]()
         self.places[:] = -1
         self.blank.clear()
         for number, identity in enumerate(self.identities):
@@ -299,7 +299,7 @@ class _PictureDecoding:
 
         def decode_and_count(number: int) -> None:
             decode(number)
-            progress.advance()
+            progress.count_decoded_picture()
 
         with ThreadPoolExecutor(self.store.workers) as pool, self.connection:
             try:
@@ -310,18 +310,18 @@ class _PictureDecoding:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _collect_decoded_pictures(self, stored: NDArray[np.uint8] | PixelRows) -> DecodedPictures:
+    def _collect_decoded_pictures(self, stored: NDArray[np.uint8] | LazyPictures) -> DecodedPictures:
         skipped = (SkippedImage(self.names[row], self.reasons[row]) for row in sorted(self.reasons))
         rows = np.flatnonzero(self.places >= 0)
         blank = tuple(self.names[row] for row in sorted(self.blank))
         return DecodedPictures(stored, self.places[rows], rows, tuple(skipped), blank)
 
 
-class _PictureDecodingIntoCache:
+class _CachingPictureDecoder:
     """Decodes pictures into a cache; of several identical files only one is decoded."""
 
-    def __init__(self, work: _PictureDecoding, cache: PixelCache, out: CacheRowWriter) -> None:
-        self.work, self.cache, self.out, self.blank = work, cache, out, cache.blank_content_keys()
+    def __init__(self, work: _PictureListDecoder, cache: PixelCache, out: CacheRowWriter) -> None:
+        self.work, self.cache, self.out, self.blank = work, cache, out, cache.load_blank_picture_keys()
         self._busy, self._changed = set[bytes](), threading.Condition()
 
     def decode(self, number: int) -> None:
@@ -329,7 +329,7 @@ class _PictureDecodingIntoCache:
         work, began = self.work, time.time()
         try:
             content = work.read_content(number)
-            key = self.cache.content_key(content)
+            key = self.cache.hash_image_file(content)
         except Exception as error:  # any error of a disk or PACS: continue with the other pictures
             work.reasons[number] = explain_decoding_error(error)
             return
@@ -373,7 +373,7 @@ class DecodingProgress:
         self._began = self._told = time.monotonic()
         self._lock = threading.Lock()
 
-    def advance(self) -> None:
+    def count_decoded_picture(self) -> None:
         """Count one more decoded picture, and print the progress if it is time."""
         with self._lock:
             self._done += 1
@@ -388,10 +388,10 @@ class DecodingProgress:
 
 def allocate_picture_array(count: int, shape: tuple[int, ...], store: DecodedImageStore) -> NDArray[np.uint8]:
     """Allocate an array ``(count, *shape)``; raise :class:`BadInput` if it exceeds this process's memory limit."""
-    needed, room = count * math.prod(shape), int(SHARE_OF_MEMORY * available_memory())
+    needed, room = count * math.prod(shape), int(SHARE_OF_MEMORY * measure_available_memory())
     if needed > room:
         problem = (
-            f"{count_with_noun(count, 'image')} take {format_bytes(needed)} once decoded, and only "
+            f"{format_count_with_noun(count, 'image')} take {format_bytes(needed)} once decoded, and only "
             f"{format_bytes(room)} of memory may be "
         )
         problem += "used for them: images are held in memory because no folder keeps them."
@@ -405,7 +405,7 @@ def cache_large_file_pictures(
     form: Mapping[str, Any],
     names: Sequence[str],
     read: Callable[[NDArray[np.intp]], Iterable[NDArray[np.uint8]]],
-) -> tuple[PixelRows, NDArray[np.intp]] | None:
+) -> tuple[LazyPictures, NDArray[np.intp]] | None:
     """Store the pictures of one large file (such as npz) in the cache.
 
     Args:
@@ -422,12 +422,12 @@ def cache_large_file_pictures(
     if store.folder is None or (identity := FileIdentity.from_path(file)) is None:
         return None
     with _handle_cache_errors(store):
-        open_cache = partial(_open_cache, store, store.folder, form, tuple(form["shape"]))
+        open_cache = partial(_open_pixel_cache, store, store.folder, form, tuple(form["shape"]))
         cache = open_cache()
-        whole, began = cache.content_keys_by_file().get(cache.hash_file_identity(identity.about)), time.time()
-        content = whole or cache.content_key(file)
+        whole, began = cache.load_keys_by_file().get(cache.hash_file_identity(identity.about)), time.time()
+        content = whole or cache.hash_image_file(file)
         keys = [blake3(content + name.encode()).digest() for name in names]
-        places, written = cache.rows_by_content(), list[int]()
+        places, written = cache.load_rows_by_key(), list[int]()
         if whole is None or not set(keys) <= places.keys():
             missing, count = len(set(keys) - places.keys()), len(set(keys))
             cache = _make_cache_room(cache, missing, count, store, open_cache)
@@ -439,12 +439,12 @@ def cache_large_file_pictures(
                 progress, following = DecodingProgress(len(written), store.tell), iter(written)
                 for picture in chain.from_iterable(read(np.array(written, np.intp)) if written else ()):
                     out.add_picture(keys[next(following)], picture)
-                    progress.advance()
+                    progress.count_decoded_picture()
                 if began - identity.changed > SETTLED_S and identity == FileIdentity.from_path(file):
                     out.record_file_content_key(cache.hash_file_identity(identity.about), content)
                 places = out.places
         _print_cache_location(store, cache.folder.parent, len(keys), len(written))
-        return cache.map_rows(), np.array([places[key] for key in keys], np.intp)
+        return cache.map_all_pictures(), np.array([places[key] for key in keys], np.intp)
     return None
 
 
@@ -464,14 +464,16 @@ def _handle_cache_errors(store: DecodedImageStore) -> Iterator[None]:
         store.tell(f"{store.folder} cannot be used ({error.strerror or error}): images are decoded at each start")
 
 
-def _open_cache(store: DecodedImageStore, root: Path, form: Mapping[str, Any], shape: tuple[int, ...]) -> PixelCache:
+def _open_pixel_cache(
+    store: DecodedImageStore, root: Path, form: Mapping[str, Any], shape: tuple[int, ...]
+) -> PixelCache:
     """Open the cache for one image format; a hash of format and decoder versions names its folder."""
-    about = {"form": dict(form), "decoders": _decoder_versions(), "encrypted": store.secret is not None}
-    text = to_json_text(about | {"layout": LAYOUT}, indent=1)
+    about = {"form": dict(form), "decoders": _list_decoder_versions(), "encrypted": store.secret is not None}
+    text = format_as_json_text(about | {"layout": LAYOUT}, indent=1)
     if not make_marked_folder(root):
         root = root / _INSIDE
         make_marked_folder(root)
-    folder = root / keyed_hash(store.secret).update(text.encode()).hexdigest(16)
+    folder = root / make_keyed_hash(store.secret).update(text.encode()).hexdigest(16)
     cache = PixelCache(folder, shape, store.secret)
     if not (folder / FORM).exists():
         (folder / FORM).write_text(text, encoding="utf-8")
@@ -479,9 +481,9 @@ def _open_cache(store: DecodedImageStore, root: Path, form: Mapping[str, Any], s
 
 
 def _print_cache_location(store: DecodedImageStore, root: Path, count: int, decoded: int) -> None:
-    kept = f"{root} keeps {format_bytes(cached_pixel_bytes(root))} of decoded images"
+    kept = f"{root} keeps {format_bytes(measure_cached_pixel_bytes(root))} of decoded images"
     limit = f"at most {format_bytes(store.limit_bytes)} ({store.limit_key})"
-    store.tell(f"{count_with_noun(count, 'image')}, {decoded:,} of them read now; {kept}, {limit}")
+    store.tell(f"{format_count_with_noun(count, 'image')}, {decoded:,} of them read now; {kept}, {limit}")
 
 
 def _make_cache_room(
@@ -499,14 +501,14 @@ def _make_cache_room(
         BadInput: If even that is not enough; then nothing is removed.
     """
     root, needed = cache.folder.parent, missing * cache.row_bytes
-    free = min(store.limit_bytes - cached_pixel_bytes(root), shutil.disk_usage(root).free - SPARE_BYTES)
+    free = min(store.limit_bytes - measure_cached_pixel_bytes(root), shutil.disk_usage(root).free - SPARE_BYTES)
     if needed <= free or remove_unused_caches(root, needed - free, spare=cache.folder):
         return cache
     cache.close()
     if remove_unused_caches(root, count * cache.row_bytes - free):
         return open_cache()
     problem = (
-        f"has room for {format_bytes(max(0, free))}, and {count_with_noun(missing, 'image')} take "
+        f"has room for {format_bytes(max(0, free))}, and {format_count_with_noun(missing, 'image')} take "
         f"{format_bytes(needed)} once decoded."
     )
     limit = f"All decoded images may take {format_bytes(store.limit_bytes)} ({store.limit_key}). "
@@ -535,7 +537,7 @@ def remove_image_store(folder: Path) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _decoder_versions() -> dict[str, str]:
+def _list_decoder_versions() -> dict[str, str]:
     """Return the versions of our decoding code and of the decoding libraries, which determine the pixels."""
     others = ("pixel_cache.py", "store.py", "pixels.py", "augmentation.py")
     sources = [file for file in sorted(Path(__file__).parent.glob("*.py")) if file.name not in others]

@@ -34,7 +34,7 @@ def is_available(syntax: str) -> bool:
 
 
 @cache
-def register_decoder() -> None:
+def register_pydicom_decoder() -> None:
     """Register our decoder with pydicom, once per process."""
     for syntax in DECODER_DEPENDENCIES:
         get_decoder(syntax).add_plugin(NAME, (__name__, "decode_frame"))
@@ -50,7 +50,7 @@ def decode_frame(frame: bytes, runner: Any) -> bytes:
         # Without an end marker CharLS reads 2^31 zeros after the data, which takes seconds.
         pixels = import_module(_LIBRARY).jpegls_decode(frame + END_OF_IMAGE)
     else:
-        pixels = _decode_jpeg(frame, runner)
+        pixels = _decode_dicom_jpeg_frame(frame, runner)
     runner.set_option("planar_configuration", 0)
     runner.set_option("bits_allocated", 8 * pixels.itemsize)
     unused = 8 * pixels.itemsize - runner.bits_stored
@@ -59,7 +59,7 @@ def decode_frame(frame: bytes, runner: Any) -> bytes:
     return bytes(pixels.tobytes())
 
 
-def _decode_jpeg(frame: bytes, runner: Any) -> Any:
+def _decode_dicom_jpeg_frame(frame: bytes, runner: Any) -> Any:
     """Decode a JPEG frame; in one of 8 bits its own markers define the colour space, or else the DICOM header."""
     head, color = parse_jpeg(frame), runner.samples_per_pixel == 3
     if head.process == LOSSLESS or head.precision != 8:
@@ -106,10 +106,10 @@ def is_syntax_readable(syntax: str) -> bool:
     """Return True if the installed libraries can decode pixels in this transfer syntax."""
     if syntax not in READ_BY:
         return False
-    register_decoder()
+    register_pydicom_decoder()
     return not READ_BY[syntax] or READ_BY[syntax] in get_decoder(syntax).available_plugins
 
 
-def syntax_name(syntax: str) -> str:
+def name_transfer_syntax(syntax: str) -> str:
     """Return the DICOM name of a transfer syntax, or its UID if it has none."""
     return uid.UID(syntax).name

@@ -10,17 +10,17 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import Splits
+from common.data.base.image_set import DatasetSplits
 from common.data.base.splits import PatientIndex
-from common.data.partition.checks import empty_site_faults, single_class_faults
+from common.data.partition.checks import find_empty_site_faults, find_single_class_faults
 from common.data.partition.division import (
     PartitionedDataset,
     SitePartition,
+    drop_skipped_list,
     gather_site_images,
-    numbered_site_names,
-    without_skipped_list,
+    make_numbered_site_names,
 )
-from common.data.partition.spec import DirichletSpec, LabelPartitionSpec
+from common.data.partition.spec import DirichletPartitionSpec, LabelPartitionSpec
 from common.errors import raise_faults
 
 Shares = NDArray[np.float64]
@@ -54,26 +54,26 @@ def draw_pathological_shares(classes: int, sites: int, random: np.random.RandomS
     return shares
 
 
-def slice_ends_rounded_down(share: Shares, count: int) -> NDArray[np.intp]:
+def round_slice_ends_down(share: Shares, count: int) -> NDArray[np.intp]:
     """Return where each site's slice of ``count`` patients ends; sizes are rounded down, so some may be left over."""
     return np.cumsum((share * count).astype(np.intp))
 
 
-def slice_ends_without_remainder(share: Shares, count: int) -> NDArray[np.intp]:
+def compute_complete_slice_ends(share: Shares, count: int) -> NDArray[np.intp]:
     """Return where each site's slice of ``count`` patients ends; the last ends at ``count``, so none is left over."""
     ends = (np.cumsum(share) * count).astype(np.intp)
     ends[-1] = count
     return ends
 
 
-def distribute_patients(
+def distribute_patients_by_class(
     classes: NDArray[np.intp], shares: Shares, ends: Ends, random: Random
 ) -> list[NDArray[np.intp]]:
     """Distribute the shuffled patients of each class over sites, in the proportions ``shares`` ``(classes, sites)``.
 
     Args:
         classes: ``(n,)`` class of each patient.
-        ends: :func:`slice_ends_rounded_down` or :func:`slice_ends_without_remainder`.
+        ends: :func:`round_slice_ends_down` or :func:`compute_complete_slice_ends`.
 
     Returns:
         The patient numbers of each site.
@@ -85,7 +85,7 @@ def distribute_patients(
     return [np.concatenate(of_site) for of_site in zip(*of_classes, strict=True)]
 
 
-def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> PartitionedDataset:
+def partition_by_label(splits: DatasetSplits, spec: LabelPartitionSpec, seed: int) -> PartitionedDataset:
     """Partition the training and test part over sites; validation images are held out of each site's training images.
 
     With Dirichlet proportions a site may get nothing: without training images it is left out, and without test images
@@ -94,40 +94,42 @@ def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> P
     Raises:
         BadInput: If images have several classes, or (with other proportions) a site gets no training or no test image.
     """
-    raise_faults([*single_class_faults("training", splits.train), *single_class_faults("test", splits.test)])
+    raise_faults([*find_single_class_faults("training", splits.train), *find_single_class_faults("test", splits.test)])
     classes = len(splits.class_names)
     random: Random
-    if isinstance(spec, DirichletSpec):
+    if isinstance(spec, DirichletPartitionSpec):
         random = generator = np.random.default_rng(seed)
-        shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), slice_ends_without_remainder
+        shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), compute_complete_slice_ends
     else:
         random = legacy = np.random.RandomState(seed % (1 << 32))
         draw = draw_practical_shares if spec.shards == "practical" else draw_pathological_shares
-        shares, ends = draw(classes, spec.sites, legacy), slice_ends_rounded_down
+        shares, ends = draw(classes, spec.sites, legacy), round_slice_ends_down
     train_patients, test_patients = PatientIndex.from_images(splits.train), PatientIndex.from_images(splits.test)
     trains, tests = (
-        distribute_patients(part.classes, shares, ends, random) for part in (train_patients, test_patients)
+        distribute_patients_by_class(part.classes, shares, ends, random) for part in (train_patients, test_patients)
     )
     sites, remedy = (
-        numbered_site_names("site", spec.sites),
+        make_numbered_site_names("site", spec.sites),
         "Take fewer sites, more images, another seed, or more even shares.",
     )
     empty_sites = tuple(site for site, of_site in zip(sites, trains, strict=True) if not len(of_site))
-    if isinstance(spec, DirichletSpec) and len(empty_sites) < len(sites):
+    if isinstance(spec, DirichletPartitionSpec) and len(empty_sites) < len(sites):
         dealt = [place for place, of_site in enumerate(trains) if len(of_site)]
         sites = tuple(sites[place] for place in dealt)
         trains, tests = [trains[place] for place in dealt], [tests[place] for place in dealt]
     else:
-        faults = empty_site_faults(sites, trains, "training", remedy)
-        raise_faults(faults + empty_site_faults(sites, tests, "test", remedy))
+        faults = find_empty_site_faults(sites, trains, "training", remedy)
+        raise_faults(faults + find_empty_site_faults(sites, tests, "test", remedy))
     held_out = [random.permutation(of_site)[: int(spec.validation_fraction * len(of_site))] for of_site in trains]
     rest = [np.setdiff1d(of_site, out) for of_site, out in zip(trains, held_out, strict=True)]
-    train, train_rows = gather_site_images(splits.train, [train_patients.rows_of_patients(of_site) for of_site in rest])
-    validation_rows = [train_patients.rows_of_patients(of_site) for of_site in held_out]
-    validation, validation_rows = gather_site_images(without_skipped_list(splits.train), validation_rows)
+    train, train_rows = gather_site_images(
+        splits.train, [train_patients.list_patient_rows(of_site) for of_site in rest]
+    )
+    validation_rows = [train_patients.list_patient_rows(of_site) for of_site in held_out]
+    validation, validation_rows = gather_site_images(drop_skipped_list(splits.train), validation_rows)
     # The test part stays complete, even if rounding gives some images to no site.
-    test_rows = [test_patients.rows_of_patients(of_site) for of_site in tests]
+    test_rows = [test_patients.list_patient_rows(of_site) for of_site in tests]
     names = tuple(sorted(splits.class_names))
     rows = zip(sites, train_rows, validation_rows, test_rows, strict=True)
     parts = tuple(SitePartition(site, names, *of_site) for site, *of_site in rows)
-    return PartitionedDataset(Splits(train, validation, splits.test), parts, empty_sites=empty_sites)
+    return PartitionedDataset(DatasetSplits(train, validation, splits.test), parts, empty_sites=empty_sites)

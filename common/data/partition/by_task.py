@@ -9,20 +9,20 @@ image of a patient decides the patient's class; "moderate" limits each class to 
 
 import numpy as np
 
-from common.data.base.image_set import Splits
+from common.data.base.image_set import DatasetSplits
 from common.data.base.splits import Numbers, PatientIndex, PatientSplit, StratifiedSplitter
 from common.data.partition.division import (
     PartitionedDataset,
     SitePartition,
+    drop_skipped_list,
     gather_site_images,
-    numbered_site_names,
-    without_skipped_list,
+    make_numbered_site_names,
 )
 from common.data.partition.spec import TaskPartitionSpec
 from common.errors import BadInput, Fault
 
 
-def partition_by_task(splits: Splits, spec: TaskPartitionSpec) -> PartitionedDataset:
+def partition_by_task(splits: DatasetSplits, spec: TaskPartitionSpec) -> PartitionedDataset:
     """Partition a mixture's training part over the sites and the coordinator; its other parts are not used.
 
     Raises:
@@ -36,40 +36,40 @@ def partition_by_task(splits: Splits, spec: TaskPartitionSpec) -> PartitionedDat
     sites, of_coordinator = dict[str, tuple[tuple[str, ...], PatientSplit]](), list[Numbers]()
     task_of = pool.sources[patients.first]  # (patients,)
     for task in dict.fromkeys(task_of.tolist()):
-        members = _limit_patients(np.flatnonzero(task_of == task), splitter, spec)
+        members = _limit_task_patients(np.flatnonzero(task_of == task), splitter, spec)
         rest, taken_off = splitter.split_off_fraction(members, spec.server_fraction, f'Task "{task}"')
         of_coordinator.append(taken_off)
         # Classes that are labelled in at least one image of the task.
         annotated = ~np.isnan(pool.labels[pool.sources == task]).all(axis=0)  # (classes,)
         class_names = tuple(sorted(np.array(pool.class_names)[annotated].tolist()))
         of_sites = _distribute_task_patients(rest, splitter, spec)
-        for site, of_site in zip(numbered_site_names(task, len(of_sites)), of_sites, strict=True):
+        for site, of_site in zip(make_numbered_site_names(task, len(of_sites)), of_sites, strict=True):
             sites[site] = class_names, splitter.split_train_validation_test(of_site, f'Site "{site}"')
     server, others = (
         splitter.split_train_validation_test(np.concatenate(of_coordinator), "The coordinator"),
-        without_skipped_list(pool),
+        drop_skipped_list(pool),
     )
     names = sorted(sites)
     shares = [sites[site][1] for site in names]
-    train, train_rows = gather_site_images(pool, [patients.rows_of_patients(share.train) for share in shares])
+    train, train_rows = gather_site_images(pool, [patients.list_patient_rows(share.train) for share in shares])
     validation, validation_rows = gather_site_images(
-        others, [patients.rows_of_patients(share.validation) for share in shares]
+        others, [patients.list_patient_rows(share.validation) for share in shares]
     )
-    test, test_rows = gather_site_images(others, [patients.rows_of_patients(share.test) for share in shares])
+    test, test_rows = gather_site_images(others, [patients.list_patient_rows(share.test) for share in shares])
     rows = zip(names, train_rows, validation_rows, test_rows, strict=True)
     parts = tuple(SitePartition(site, sites[site][0], *of_site) for site, *of_site in rows)
     server_sets = (
-        others.select_rows(patients.rows_of_patients(numbers))
+        others.select_rows(patients.list_patient_rows(numbers))
         for numbers in (server.train, server.validation, server.test)
     )
-    return PartitionedDataset(Splits(train, validation, test), parts, Splits(*server_sets))
+    return PartitionedDataset(DatasetSplits(train, validation, test), parts, DatasetSplits(*server_sets))
 
 
-def _limit_patients(members: Numbers, splitter: StratifiedSplitter, spec: TaskPartitionSpec) -> Numbers:
+def _limit_task_patients(members: Numbers, splitter: StratifiedSplitter, spec: TaskPartitionSpec) -> Numbers:
     """Return the first ``spec.limit`` patients of a task; with "moderate", equally many of each class."""
     if spec.split == "strong":
         return members[: spec.limit]
-    by_class = _group_by_class(members, splitter)
+    by_class = _group_patients_by_class(members, splitter)
     fewest = min(map(len, by_class))
     count = fewest if spec.limit is None else min(fewest, spec.limit // len(by_class))
     return np.concatenate([of_class[:count] for of_class in by_class])
@@ -80,11 +80,11 @@ def _distribute_task_patients(members: Numbers, splitter: StratifiedSplitter, sp
     sites = spec.sites_per_task
     if spec.split == "strong":
         return np.array_split(members, sites)
-    by_class = _group_by_class(members, splitter)
+    by_class = _group_patients_by_class(members, splitter)
     size = len(members) // sites // len(by_class)
     return [np.concatenate([of_class[site * size :][:size] for of_class in by_class]) for site in range(sites)]
 
 
-def _group_by_class(numbers: Numbers, splitter: StratifiedSplitter) -> list[Numbers]:
+def _group_patients_by_class(numbers: Numbers, splitter: StratifiedSplitter) -> list[Numbers]:
     classes = splitter.classes[numbers]
     return [numbers[classes == column] for column in np.unique(classes)]

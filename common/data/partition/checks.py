@@ -4,56 +4,58 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from common.data.base.image_set import ImageSet, Splits
+from common.data.base.image_set import DatasetSplits, ImageSet
 from common.data.partition.division import Rows
 from common.data.partition.paper_tables import TABLES
 from common.data.partition.spec import (
-    ClassListsSpec,
+    ClassListsPartitionSpec,
     ClassPartitionSpec,
-    ClassSubsetsSpec,
-    ClassTableSpec,
-    LabelSkewSpec,
-    MissingClassesSpec,
+    ClassSubsetsPartitionSpec,
+    LabelSkewPartitionSpec,
+    MissingClassesPartitionSpec,
+    PaperTablePartitionSpec,
     PartitionSpec,
-    RandomOwnersSpec,
+    RandomOwnersPartitionSpec,
 )
-from common.data.tables.class_names import NIH_CLASSES, unknown_class_faults
+from common.data.tables.class_names import NIH_CLASSES, find_unknown_class_faults
 from common.errors import Fault, quote_names
-from common.system.plain_text import count_with_noun
+from common.system.plain_text import format_count_with_noun
 
 ClassLists = Mapping[str, tuple[str, ...]]
 
 
-def partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fault]:
+def find_partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fault]:
     """Check partition settings against the data set's class names; faults name keys like ``"partition.shared"``."""
     match spec:
-        case ClassSubsetsSpec():
-            return _class_subset_faults(class_names, spec)
-        case ClassListsSpec():
+        case ClassSubsetsPartitionSpec():
+            return _find_class_subset_faults(class_names, spec)
+        case ClassListsPartitionSpec():
             where = "partition.lists"
             faults = [
                 fault
                 for site, names in spec.lists.items()
-                for fault in unknown_class_faults(f"{where}.{site}", names, class_names)
+                for fault in find_unknown_class_faults(f"{where}.{site}", names, class_names)
             ]
-            return faults + unannotated_class_faults(class_names, spec.lists, where, "Give each class to some site.")
-        case ClassTableSpec():
-            return _paper_table_faults(class_names, spec)
-        case RandomOwnersSpec():
-            return _site_count_faults(spec)
-        case MissingClassesSpec():
+            return faults + find_unannotated_class_faults(
+                class_names, spec.lists, where, "Give each class to some site."
+            )
+        case PaperTablePartitionSpec():
+            return _find_paper_table_faults(class_names, spec)
+        case RandomOwnersPartitionSpec():
+            return _find_site_count_faults(spec)
+        case MissingClassesPartitionSpec():
             left = len(class_names) - spec.missing
             if left < 1:
                 problem = f"{spec.missing} missing classes leave none of {len(class_names)} to a site."
                 remedy = f"Take at most {len(class_names) - 1}."
-                return [*_site_count_faults(spec), Fault("partition.missing", problem, remedy)]
+                return [*_find_site_count_faults(spec), Fault("partition.missing", problem, remedy)]
             return [
-                *_site_count_faults(spec),
-                *(_too_few_sites_faults(class_names, spec.sites, left) if spec.sites else []),
+                *_find_site_count_faults(spec),
+                *(_find_few_sites_faults(class_names, spec.sites, left) if spec.sites else []),
             ]
-        case LabelSkewSpec() if spec.shards == "pathological":
-            return _too_few_sites_faults(class_names, spec.sites, 2)
-        case LabelSkewSpec() if spec.sites > 12:
+        case LabelSkewPartitionSpec() if spec.shards == "pathological":
+            return _find_few_sites_faults(class_names, spec.sites, 2)
+        case LabelSkewPartitionSpec() if spec.sites > 12:
             shares = "the shares of 80 %, 10 % and 1 % each of the others are more than all images"
             problem = f"with {spec.sites} sites {shares}."
             return [Fault("partition.sites", problem, 'Take at most 12 sites, or kind = "dirichlet".')]
@@ -61,16 +63,18 @@ def partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fa
             return []
 
 
-def _site_count_faults(spec: ClassSubsetsSpec | RandomOwnersSpec | MissingClassesSpec) -> list[Fault]:
+def _find_site_count_faults(
+    spec: ClassSubsetsPartitionSpec | RandomOwnersPartitionSpec | MissingClassesPartitionSpec,
+) -> list[Fault]:
     if spec.sites is None and spec.images == "patients":
         return [Fault("partition.sites", "the number of sites is missing.", 'Only images = "source" implies it.')]
     return []
 
 
-def _class_subset_faults(class_names: Sequence[str], spec: ClassSubsetsSpec) -> list[Fault]:
-    faults = _site_count_faults(spec)
+def _find_class_subset_faults(class_names: Sequence[str], spec: ClassSubsetsPartitionSpec) -> list[Fault]:
+    faults = _find_site_count_faults(spec)
     if isinstance(spec.shared, tuple):
-        faults += unknown_class_faults("partition.shared", spec.shared, class_names)
+        faults += find_unknown_class_faults("partition.shared", spec.shared, class_names)
         shared = len(set(spec.shared))
     else:
         shared = spec.shared
@@ -82,23 +86,28 @@ def _class_subset_faults(class_names: Sequence[str], spec: ClassSubsetsSpec) -> 
     return faults
 
 
-def _too_few_sites_faults(class_names: Sequence[str], sites: int, classes_a_site: int) -> list[Fault]:
+def _find_few_sites_faults(class_names: Sequence[str], sites: int, classes_a_site: int) -> list[Fault]:
     """Return a fault if not every class can be annotated by some site, because there are too few sites."""
     if sites * classes_a_site >= len(class_names):
         return []
-    lists = f"{count_with_noun(sites, 'site')} with {count_with_noun(classes_a_site, 'class', 'classes')} each"
+    lists = (
+        f"{format_count_with_noun(sites, 'site')} with {format_count_with_noun(classes_a_site, 'class', 'classes')} "
+        "each"
+    )
     problem = f"{lists} cannot have all {len(class_names)}."
     remedy = f"Take at least {-(-len(class_names) // classes_a_site)} sites, or more classes a site."
     return [Fault("partition.sites", problem, remedy)]
 
 
-def unannotated_class_faults(class_names: Sequence[str], lists: ClassLists, where: str, remedy: str) -> list[Fault]:
+def find_unannotated_class_faults(
+    class_names: Sequence[str], lists: ClassLists, where: str, remedy: str
+) -> list[Fault]:
     """Return a fault that lists the classes that no site annotates, given the classes of each site."""
     orphans = sorted(set(class_names).difference(*lists.values()))
     return [Fault(where, f"no site annotates {quote_names(orphans)}.", remedy)] if orphans else []
 
 
-def _paper_table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> list[Fault]:
+def _find_paper_table_faults(class_names: Sequence[str], spec: PaperTablePartitionSpec) -> list[Fault]:
     faults = []
     rows = TABLES[spec.table]
     if spec.row not in rows:
@@ -115,10 +124,10 @@ def _paper_table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> lis
     return faults
 
 
-def site_data_faults(splits: Splits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
+def find_site_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
     """Check that the loaded data has enough patients for the sites, or the centres that the partition names."""
     if spec.images == "source":
-        return _centre_faults(splits, spec, sites)
+        return _find_centre_faults(splits, spec, sites)
     patients = len(np.unique(splits.train.patients))
     if len(sites) > patients:
         problem = f"{len(sites)} sites, but only {patients} patients in the train part."
@@ -126,12 +135,12 @@ def site_data_faults(splits: Splits, spec: ClassPartitionSpec, sites: Sequence[s
     return []
 
 
-def _centre_faults(splits: Splits, spec: ClassPartitionSpec, sources: Sequence[str]) -> list[Fault]:
+def _find_centre_faults(splits: DatasetSplits, spec: ClassPartitionSpec, sources: Sequence[str]) -> list[Fault]:
     if "" in sources:
         problem = "the data does not say which centre each image came from."
         return [Fault("partition.images", problem, "Name source_key or source_column in [data].")]
     count: int | None
-    if isinstance(spec, ClassListsSpec):
+    if isinstance(spec, ClassListsPartitionSpec):
         tested = set(splits.test.sources[~np.isnan(splits.test.labels).all(axis=1)].tolist())
         where, count = "partition.lists", len(spec.lists)
         agree = set(sources) <= set(spec.lists) <= {name for part in splits.parts for name in part.sources.tolist()}
@@ -140,25 +149,25 @@ def _centre_faults(splits: Splits, spec: ClassPartitionSpec, sources: Sequence[s
             remedy = "List the classes that are looked for there. Without training images it becomes no site."
             return [Fault(where, problem, remedy)]
     else:
-        count = len(TABLES[spec.table][spec.row]) if isinstance(spec, ClassTableSpec) else spec.sites
+        count = len(TABLES[spec.table][spec.row]) if isinstance(spec, PaperTablePartitionSpec) else spec.sites
         where, agree = "partition.sites", count in (None, len(sources))
     if not agree:
         problem = f"{count} sites, but the train part has {len(sources)} sources: {quote_names(sources)}."
         return [Fault(where, problem, 'With images = "source" each source is one site, under its name.')]
-    if isinstance(spec, ClassSubsetsSpec) and not spec.shared and len(splits.class_names) < len(sources):
+    if isinstance(spec, ClassSubsetsPartitionSpec) and not spec.shared and len(splits.class_names) < len(sources):
         problem = f"{len(splits.class_names)} classes cannot be dealt to {len(sources)} sources, at least one each."
         return [Fault("partition.shared", problem, "Share a class.")]
     return []
 
 
-def empty_site_faults(sites: Sequence[str], rows: Sequence[Rows], part: str, remedy: str) -> list[Fault]:
+def find_empty_site_faults(sites: Sequence[str], rows: Sequence[Rows], part: str, remedy: str) -> list[Fault]:
     """Return a fault that lists the sites without images in a part, given the image indices of each site."""
     empty = [site for site, of_site in zip(sites, rows, strict=True) if not len(of_site)]
     problem = f"{quote_names(empty)} would get no {part} image."
     return [Fault("partition.sites", problem, remedy)] if empty else []
 
 
-def single_class_faults(part: str, images: ImageSet) -> list[Fault]:
+def find_single_class_faults(part: str, images: ImageSet) -> list[Fault]:
     """Return a fault if some images do not have exactly one class."""
     count = int(((images.labels == 1).sum(axis=1) != 1).sum())
     problem = f"deals images by their one class, but {count} of {len(images)} {part} images have none or several."

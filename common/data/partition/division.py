@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import ImageSet, Splits
+from common.data.base.image_set import DatasetSplits, ImageSet
 
 Rows = NDArray[np.intp]
 
@@ -40,20 +40,20 @@ class PartitionedDataset:
         empty_sites: Names of sites that got no training image, and are not in ``parts``.
     """
 
-    splits: Splits
+    splits: DatasetSplits
     parts: tuple[SitePartition, ...]
-    server: Splits | None = None
+    server: DatasetSplits | None = None
     empty_sites: tuple[str, ...] = ()
 
 
-def site_images(splits: Splits, part: SitePartition) -> Splits:
+def select_site_images(splits: DatasetSplits, part: SitePartition) -> DatasetSplits:
     """Return the images of a site, with only the label columns that it annotates."""
     test = splits.test if part.test is None else splits.test.select_rows(part.test)
     sets = (splits.train.select_rows(part.train), splits.validation.select_rows(part.validation), test)
-    return Splits(*(images.select_label_columns(part.class_names) for images in sets))
+    return DatasetSplits(*(images.select_label_columns(part.class_names) for images in sets))
 
 
-def numbered_site_names(stem: str, count: int) -> tuple[str, ...]:
+def make_numbered_site_names(stem: str, count: int) -> tuple[str, ...]:
     """Return numbered site names, padded so that they sort by number: ``("site-01", ..., "site-12")``."""
     return tuple(f"{stem}-{number:0{len(str(count))}}" for number in range(1, count + 1))
 
@@ -68,6 +68,6 @@ def gather_site_images(images: ImageSet, rows: Sequence[Rows]) -> tuple[ImageSet
     return images.select_rows(np.concatenate(rows)), np.split(np.arange(ends[-1]), ends[:-1])
 
 
-def without_skipped_list(images: ImageSet) -> ImageSet:
+def drop_skipped_list(images: ImageSet) -> ImageSet:
     """Return the images without their list of unreadable files, to avoid reporting the same files twice."""
     return replace(images, skipped=(), missing=0)

@@ -45,7 +45,7 @@ TABLES: dict[Literal["clients", "shared"], dict[int, Lists]] = {
 }
 
 
-def paper_class_lists(table: Literal["clients", "shared"], row: int) -> tuple[tuple[str, ...], ...]:
+def read_paper_class_lists(table: Literal["clients", "shared"], row: int) -> tuple[tuple[str, ...], ...]:
     """Return the sorted class names of each site in one of the paper's experiments.
 
     Args:

@@ -12,29 +12,29 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import Splits
-from common.data.base.splits import positive_image_mask, split_patients_over_sites
+from common.data.base.image_set import DatasetSplits
+from common.data.base.splits import mask_positive_images, split_patients_over_sites
 from common.data.partition.by_label import partition_by_label
 from common.data.partition.by_task import partition_by_task
 from common.data.partition.checks import (
     ClassLists,
-    empty_site_faults,
-    partition_faults,
-    site_data_faults,
-    unannotated_class_faults,
+    find_empty_site_faults,
+    find_partition_faults,
+    find_site_data_faults,
+    find_unannotated_class_faults,
 )
-from common.data.partition.division import PartitionedDataset, SitePartition, numbered_site_names
-from common.data.partition.paper_tables import TABLES, paper_class_lists
+from common.data.partition.division import PartitionedDataset, SitePartition, make_numbered_site_names
+from common.data.partition.paper_tables import TABLES, read_paper_class_lists
 from common.data.partition.spec import (
-    ClassListsSpec,
+    ClassListsPartitionSpec,
     ClassPartitionSpec,
-    ClassSubsetsSpec,
-    ClassTableSpec,
-    DirichletSpec,
-    LabelSkewSpec,
-    MissingClassesSpec,
+    ClassSubsetsPartitionSpec,
+    DirichletPartitionSpec,
+    LabelSkewPartitionSpec,
+    MissingClassesPartitionSpec,
+    PaperTablePartitionSpec,
     PartitionSpec,
-    RandomOwnersSpec,
+    RandomOwnersPartitionSpec,
     TaskPartitionSpec,
 )
 from common.errors import raise_faults
@@ -72,7 +72,7 @@ def distribute_classes(
     return owned
 
 
-def random_owners(sites: int, classes: int, random: np.random.Generator) -> NDArray[np.bool_]:
+def draw_random_owners(sites: int, classes: int, random: np.random.Generator) -> NDArray[np.bool_]:
     """Draw a mask ``(sites, classes)``: 1 to ``sites`` sites annotate each class; a site without a class gets one."""
     owned = np.zeros((sites, classes), dtype=np.bool_)
     for column in range(classes):
@@ -100,7 +100,7 @@ def draw_class_lists(sites: int, classes: int, missing: int, seed: int) -> NDArr
     return owned
 
 
-def partition_by_class(splits: Splits, spec: ClassPartitionSpec, seed: int) -> tuple[SitePartition, ...]:
+def partition_by_class(splits: DatasetSplits, spec: ClassPartitionSpec, seed: int) -> tuple[SitePartition, ...]:
     """Partition the training and validation part over sites; the test part stays common to all sites.
 
     Raises:
@@ -108,30 +108,30 @@ def partition_by_class(splits: Splits, spec: ClassPartitionSpec, seed: int) -> t
     """
     if spec.images == "source":
         sites = tuple(sorted(set(splits.train.sources.tolist())))
-    elif isinstance(spec, ClassListsSpec):
+    elif isinstance(spec, ClassListsPartitionSpec):
         sites = tuple(sorted(spec.lists))
     else:
-        count = len(TABLES[spec.table][spec.row]) if isinstance(spec, ClassTableSpec) else spec.sites
-        assert count is not None, "partition_faults has seen to it"
-        sites = numbered_site_names("site", count)
-    raise_faults(site_data_faults(splits, spec, sites))
+        count = len(TABLES[spec.table][spec.row]) if isinstance(spec, PaperTablePartitionSpec) else spec.sites
+        assert count is not None, "find_partition_faults has seen to it"
+        sites = make_numbered_site_names("site", count)
+    raise_faults(find_site_data_faults(splits, spec, sites))
     if spec.images == "source":
         dealt = [[np.flatnonzero(part.sources == site) for site in sites] for part in (splits.train, splits.validation)]
     else:
         random, dealt = np.random.RandomState(seed % (1 << 32)), []
         for part in (splits.train, splits.validation):  # in this order, with the same generator
-            abnormal = positive_image_mask(part.labels)
+            abnormal = mask_positive_images(part.labels)
             of_sites = split_patients_over_sites(part.patients, abnormal, len(sites), random, spec.size_skew)
             dealt.append([np.flatnonzero(np.isin(part.patients, patients)) for patients in of_sites])
     rows = list(zip(*dealt, strict=True))
     remedy = "Take fewer sites: abnormal and other patients are dealt apart."
-    raise_faults(empty_site_faults(sites, [train for train, _ in rows], "training", remedy))
+    raise_faults(find_empty_site_faults(sites, [train for train, _ in rows], "training", remedy))
     positives = np.array([(splits.train.labels[train] == 1).sum(axis=0) for train, _ in rows])  # (sites, classes)
     lists = _choose_class_lists(splits.class_names, spec, sites, positives, np.random.default_rng((seed, len(sites))))
     where, remedy = "partition.missing", "Take more sites, fewer missing classes, or another lists_seed."
-    if isinstance(spec, ClassListsSpec):
+    if isinstance(spec, ClassListsPartitionSpec):
         where, remedy = "partition.lists", "A site with training images has to list it; or take it out of [data]."
-    raise_faults(unannotated_class_faults(splits.class_names, lists, where, remedy))
+    raise_faults(find_unannotated_class_faults(splits.class_names, lists, where, remedy))
     return tuple(
         SitePartition(site, tuple(sorted(lists[site])), train, validation)
         for site, (train, validation) in zip(sites, rows, strict=True)
@@ -146,15 +146,15 @@ def _choose_class_lists(
     random: np.random.Generator,
 ) -> ClassLists:
     match spec:
-        case ClassListsSpec():
+        case ClassListsPartitionSpec():
             return {site: spec.lists[site] for site in sites}
-        case ClassTableSpec():
-            return dict(zip(sites, paper_class_lists(spec.table, spec.row), strict=True))
-        case RandomOwnersSpec():
-            owned = random_owners(len(sites), len(class_names), random)
-        case MissingClassesSpec():
+        case PaperTablePartitionSpec():
+            return dict(zip(sites, read_paper_class_lists(spec.table, spec.row), strict=True))
+        case RandomOwnersPartitionSpec():
+            owned = draw_random_owners(len(sites), len(class_names), random)
+        case MissingClassesPartitionSpec():
             owned = draw_class_lists(len(sites), len(class_names), spec.missing, spec.lists_seed)
-        case ClassSubsetsSpec():
+        case ClassSubsetsPartitionSpec():
             if isinstance(spec.shared, tuple):
                 shared = np.isin(class_names, spec.shared)
             else:
@@ -167,7 +167,7 @@ def _choose_class_lists(
     }
 
 
-def partition_dataset(splits: Splits, spec: PartitionSpec, seed: int) -> PartitionedDataset:
+def partition_dataset(splits: DatasetSplits, spec: PartitionSpec, seed: int) -> PartitionedDataset:
     """Partition a data set over simulated sites, according to its settings.
 
     Args:
@@ -177,20 +177,20 @@ def partition_dataset(splits: Splits, spec: PartitionSpec, seed: int) -> Partiti
         BadInput: If a check fails; it lists all faults.
     """
     seed = seed if spec.seed is None else spec.seed
-    raise_faults(partition_faults(splits.class_names, spec))
+    raise_faults(find_partition_faults(splits.class_names, spec))
     match spec:
-        case LabelSkewSpec() | DirichletSpec():
+        case LabelSkewPartitionSpec() | DirichletPartitionSpec():
             return partition_by_label(splits, spec, seed)
         case TaskPartitionSpec():
             return partition_by_task(splits, spec)
         case _:
             parts = partition_by_class(splits, spec, seed)
-            if isinstance(spec, ClassListsSpec) and spec.images == "source" and spec.test_labels == "listed":
+            if isinstance(spec, ClassListsPartitionSpec) and spec.images == "source" and spec.test_labels == "listed":
                 splits = mask_unlisted_test_labels(splits, spec.lists)
             return PartitionedDataset(splits, parts)
 
 
-def mask_unlisted_test_labels(splits: Splits, lists: ClassLists) -> Splits:
+def mask_unlisted_test_labels(splits: DatasetSplits, lists: ClassLists) -> DatasetSplits:
     """Set a class to unknown in test images of centres whose list lacks it, and add a note with the remaining counts.
 
     A centre that does not look for a class does not record it either, so that a negative label means nothing.
@@ -206,5 +206,5 @@ def mask_unlisted_test_labels(splits: Splits, lists: ClassLists) -> Splits:
     if fewer:
         note = "A class that a hospital does not list in partition.lists is unknown in its test images. Of "
         note += f"{len(test):,} test images these have a label: {list_first_and_count_rest(fewer, _MOST_NAMED)}."
-        splits = Splits(*(replace(part, notes=(*part.notes, note)) for part in splits.parts))
+        splits = DatasetSplits(*(replace(part, notes=(*part.notes, note)) for part in splits.parts))
     return replace(splits, test=replace(splits.test, labels=labels))

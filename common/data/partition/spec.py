@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from common.data.base.names import Name
-from common.data.base.spec import BaseDataSpec, ClassNames, Count, Fraction, LegacySeed
+from common.data.base.spec import BaseDatasetSpec, ClassNames, Count, Fraction, LegacySeed
 
 
-class SitesPartitionSpec(BaseDataSpec):
+class SitesPartitionSpec(BaseDatasetSpec):
     """Settings that all partitions share that choose each site's images independently of its classes.
 
     Attributes:
@@ -25,7 +25,7 @@ class SitesPartitionSpec(BaseDataSpec):
     seed: Annotated[int, Field(ge=0)] | None = None
 
 
-class ClassSubsetsSpec(SitesPartitionSpec):
+class ClassSubsetsPartitionSpec(SitesPartitionSpec):
     """Some classes are annotated by all sites, and each other class by exactly one site.
 
     Attributes:
@@ -40,7 +40,7 @@ class ClassSubsetsSpec(SitesPartitionSpec):
     minimum_positives: Annotated[int, Field(ge=0)] = 0
 
 
-class ClassListsSpec(SitesPartitionSpec):
+class ClassListsPartitionSpec(SitesPartitionSpec):
     """Each site annotates the classes that the configuration lists for it.
 
     Attributes:
@@ -56,7 +56,7 @@ class ClassListsSpec(SitesPartitionSpec):
     test_labels: Literal["listed", "all"] = "listed"
 
 
-class ClassTableSpec(SitesPartitionSpec):
+class PaperTablePartitionSpec(SitesPartitionSpec):
     """Each site annotates the classes of a table in the surgical aggregation paper, for NIH ChestX-ray14.
 
     Attributes:
@@ -69,14 +69,14 @@ class ClassTableSpec(SitesPartitionSpec):
     row: int
 
 
-class RandomOwnersSpec(SitesPartitionSpec):
+class RandomOwnersPartitionSpec(SitesPartitionSpec):
     """Each class is annotated by a random number of sites, drawn uniformly from 1 to all; each site gets a class."""
 
     kind: Literal["random_owners"]
     sites: Count | None = None
 
 
-class MissingClassesSpec(SitesPartitionSpec):
+class MissingClassesPartitionSpec(SitesPartitionSpec):
     """Each site annotates all classes except ``missing`` randomly drawn ones, as in FedMLP (Sun et al., MICCAI 2024).
 
     If that leaves one class per site, nothing is drawn: the sites annotate the classes in turn.
@@ -92,7 +92,7 @@ class MissingClassesSpec(SitesPartitionSpec):
     lists_seed: Annotated[int, Field(ge=0)] = 1037
 
 
-class LabelSkewSpec(BaseDataSpec):
+class LabelSkewPartitionSpec(BaseDatasetSpec):
     """All sites annotate all classes but hold different numbers of images of each, as in FedSLD (Luo & Wu 2021).
 
     Only for data with one class per image. Each site has its own test images, in the same proportions as its training
@@ -112,8 +112,8 @@ class LabelSkewSpec(BaseDataSpec):
     validation_fraction: Fraction = 0.0
 
 
-class DirichletSpec(BaseDataSpec):
-    """Like :class:`LabelSkewSpec`, but the proportions of each class are drawn from a Dirichlet distribution.
+class DirichletPartitionSpec(BaseDatasetSpec):
+    """Like :class:`LabelSkewPartitionSpec`, but the proportions of each class are drawn from a Dirichlet distribution.
 
     Attributes:
         alpha: Concentration of the distribution: 0.1 is very uneven, 100 almost even.
@@ -128,7 +128,7 @@ class DirichletSpec(BaseDataSpec):
     validation_fraction: Fraction = 0.0
 
 
-class TaskPartitionSpec(BaseDataSpec):
+class TaskPartitionSpec(BaseDatasetSpec):
     """Each task of a mixture has several sites; the coordinator has images too, as in UniFed (Hassani & Rekik 2024).
 
     Only the mixture's training part is used. The share of each site and of the coordinator is split 70/10/20.
@@ -149,6 +149,12 @@ class TaskPartitionSpec(BaseDataSpec):
     seed: LegacySeed = 42
 
 
-ClassPartitionSpec = ClassSubsetsSpec | ClassListsSpec | ClassTableSpec | RandomOwnersSpec | MissingClassesSpec
-LabelPartitionSpec = LabelSkewSpec | DirichletSpec
+ClassPartitionSpec = (
+    ClassSubsetsPartitionSpec
+    | ClassListsPartitionSpec
+    | PaperTablePartitionSpec
+    | RandomOwnersPartitionSpec
+    | MissingClassesPartitionSpec
+)
+LabelPartitionSpec = LabelSkewPartitionSpec | DirichletPartitionSpec
 PartitionSpec = Annotated[ClassPartitionSpec | LabelPartitionSpec | TaskPartitionSpec, Field(discriminator="kind")]

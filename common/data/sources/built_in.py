@@ -19,20 +19,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import ImageSet, Splits, placeholder_patients
-from common.data.base.spec import DigitsSpec, PhantomSpec
+from common.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patients
+from common.data.base.spec import DigitsDatasetSpec, PhantomDatasetSpec
 from common.data.base.splits import split_images_by_patient
 from common.data.images.reading import resize_images
 
 
-def load_digits(spec: DigitsSpec) -> Splits:
+def load_digits(spec: DigitsDatasetSpec) -> DatasetSplits:
     """Load the 1,797 digits as 8x8 images in 0..255, split 70/10/20; each image counts as one patient."""
     images, digits = _load_images_and_digits(spec.image_size)
     everything = ImageSet(
         stored=images,
         labels=np.asarray(digits[:, None] == np.arange(10), dtype=np.float32),
         class_names=tuple("0123456789"),
-        patients=placeholder_patients(len(images)),
+        patients=make_placeholder_patients(len(images)),
         sources=np.full(len(images), ""),
     )
     return split_images_by_patient(everything, spec.split_seed)
@@ -76,7 +76,7 @@ _WITH_HEART_FAILURE = {"Cardiomegaly": 0.75, "Edema": 0.7, "Effusion": 0.6, "Dev
 _BATCH = 100
 
 
-def load_phantom(spec: PhantomSpec) -> Splits:
+def load_phantom(spec: PhantomDatasetSpec) -> DatasetSplits:
     """Draw synthetic radiographs, with 1 to 3 images per patient, and split them by patient."""
     return split_images_by_patient(
         draw_phantoms(spec.images, spec.image_size, np.random.default_rng(spec.seed)), spec.split_seed

@@ -13,45 +13,47 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, ImageSet, Splits, concatenate_image_sets, placeholder_patients
-from common.data.base.spec import CompositesSpec, MixtureSpec, NpzSpec
+from common.data.base.image_set import PARTS, DatasetSplits, ImageSet, concatenate_image_sets, make_placeholder_patients
+from common.data.base.spec import CompositesDatasetSpec, MixtureDatasetSpec, NpzDatasetSpec
 from common.data.images.reading import convert_color, resize_images
 from common.data.images.store import DecodedImageStore
-from common.data.sources.npz import load_npz, open_npz
-from common.data.tables.class_names import repeated_name_faults
+from common.data.sources.npz import load_npz, open_npz_parts
+from common.data.tables.class_names import find_repeated_name_faults
 from common.errors import BadInput, Fault, raise_faults
 
 CELLS = 4
 """Places for pictures in a composed image: a grid of 2x2."""
 
 
-def composite_faults(spec: CompositesSpec, base: Path) -> list[Fault]:
+def find_composite_faults(spec: CompositesDatasetSpec, base: Path) -> list[Fault]:
     """Check that each picture of the file has exactly one class, and return a fault if not.
 
     Raises:
         BadInput: If the file itself is not valid.
     """
-    _, (train, _, test) = open_npz(_single_pictures_spec(spec), base)
+    _, (train, _, test) = open_npz_parts(_make_single_pictures_spec(spec), base)
     several = sum(int(((part.labels == 1).sum(axis=1) != 1).sum()) for part in (train, test))
     problem = f"composites are made of pictures with one class each; {several} have none or several."
     return [Fault("data.path", problem, "Take another file.")] if several else []
 
 
-def load_composites(spec: CompositesSpec, base: Path, store: DecodedImageStore) -> Splits:
+def load_composites(spec: CompositesDatasetSpec, base: Path, store: DecodedImageStore) -> DatasetSplits:
     """Draw the composed images of all three parts.
 
     Raises:
         BadInput: If the file is not valid.
     """
-    pictures = load_npz(_single_pictures_spec(spec), base, store)
+    pictures = load_npz(_make_single_pictures_spec(spec), base, store)
     composites = (
         draw_composites(part, getattr(spec, name), spec, np.random.default_rng((spec.seed, place)))
         for place, (name, part) in enumerate(zip(PARTS, pictures.parts, strict=True))
     )
-    return Splits(*composites)
+    return DatasetSplits(*composites)
 
 
-def draw_composites(pictures: ImageSet, count: int, spec: CompositesSpec, random: np.random.Generator) -> ImageSet:
+def draw_composites(
+    pictures: ImageSet, count: int, spec: CompositesDatasetSpec, random: np.random.Generator
+) -> ImageSet:
     """Draw ``count`` composed images, each with one to four pictures at random places of a 2x2 grid.
 
     Class c, in the file's order, is drawn with a probability proportional to ``spec.falling ** c``.
@@ -72,13 +74,13 @@ def draw_composites(pictures: ImageSet, count: int, spec: CompositesSpec, random
         stored=resize_images(images, spec.image_size, "pad"),
         labels=labels,
         class_names=pictures.class_names,
-        patients=placeholder_patients(count),
+        patients=make_placeholder_patients(count),
         sources=np.full(count, ""),
     )
 
 
 class _EndlessClassPictures:
-    """Returns the pictures of each class in random order, and again in a new order when all have been used."""
+    """Returns pictures of each class without end: in random order, and in a new order when all have been used."""
 
     def __init__(self, pictures: ImageSet, random: np.random.Generator) -> None:
         self._pictures, self._random = pictures.images, random
@@ -92,41 +94,41 @@ class _EndlessClassPictures:
         return np.asarray(self._pictures[self._left[column].pop()])
 
 
-def _single_pictures_spec(spec: CompositesSpec) -> NpzSpec:
+def _make_single_pictures_spec(spec: CompositesDatasetSpec) -> NpzDatasetSpec:
     """Return the settings for loading the single pictures; if the file has no validation part, 10 % are held out."""
-    return NpzSpec(
+    return NpzDatasetSpec(
         kind="npz", path=spec.path, classes=spec.classes, validation_fraction=0.1, largest_mb=spec.largest_mb
     )
 
 
-def mixture_faults(spec: MixtureSpec, base: Path) -> list[Fault]:
+def find_mixture_faults(spec: MixtureDatasetSpec, base: Path) -> list[Fault]:
     """Check all tasks without reading images; faults name keys like ``"data.tasks.busi.path"``."""
     faults: list[Fault] = []
     names: list[str] = []
     for task, file in spec.tasks.items():
         try:
-            names += _prefix_class_names(task, open_npz(file, base)[0])
+            names += _prefix_class_names(task, open_npz_parts(file, base)[0])
         except BadInput as bad:
-            faults += [_prefix_fault(task, fault) for fault in bad.faults]
-    return faults + repeated_name_faults("data.tasks", names)
+            faults += [_prefix_fault_with_task(task, fault) for fault in bad.faults]
+    return faults + find_repeated_name_faults("data.tasks", names)
 
 
-def load_mixture(spec: MixtureSpec, base: Path, store: DecodedImageStore) -> Splits:
+def load_mixture(spec: MixtureDatasetSpec, base: Path, store: DecodedImageStore) -> DatasetSplits:
     """Load all tasks of a mixture, and join their training, validation and test parts.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
     """
-    raise_faults(mixture_faults(spec, base))
+    raise_faults(find_mixture_faults(spec, base))
     tasks = list[list[ImageSet]]()
     for task, file in spec.tasks.items():
         try:
             splits = load_npz(file.model_copy(update={"image_size": spec.image_size}), base, store)
         except BadInput as bad:
-            raise BadInput(_prefix_fault(task, fault) for fault in bad.faults) from None
+            raise BadInput(_prefix_fault_with_task(task, fault) for fault in bad.faults) from None
         tasks.append([_prefix_with_task(part, task, spec.color) for part in splits.parts])
     class_names = tuple(name for train, *_ in tasks for name in train.class_names)
-    return Splits(
+    return DatasetSplits(
         *(
             concatenate_image_sets([_add_missing_columns(part, class_names) for part in of_part])
             for of_part in zip(*tasks, strict=True)
@@ -157,5 +159,5 @@ def _prefix_class_names(task: str, class_names: tuple[str, ...]) -> tuple[str, .
     return tuple(f"{task} {name}" for name in class_names)
 
 
-def _prefix_fault(task: str, fault: Fault) -> Fault:
+def _prefix_fault_with_task(task: str, fault: Fault) -> Fault:
     return replace(fault, where=fault.where.replace("data", f"data.tasks.{task}", 1))

@@ -8,23 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import fill_patients_by_study
-from common.data.base.names import array_to_names
-from common.data.base.spec import DicomwebSpec
+from common.data.base.names import convert_array_to_names
+from common.data.base.spec import DicomwebDatasetSpec
 from common.data.dicomweb.archive import PacsArchive, PacsImageKey, open_pacs_archive
 from common.data.dicomweb.search import UID, ImageLocation
-from common.data.tables.csv import CsvColumn, CsvColumns, missing_column_faults, read_columns
-from common.data.tables.files import PictureFiles
+from common.data.tables.csv import CsvColumn, CsvColumns, find_missing_column_faults, read_csv_columns
+from common.data.tables.files import LazyPicturePaths
 from common.data.tables.labels import (
     LabelTable,
     assign_split_parts,
-    blank_cell_faults,
-    configured_columns,
+    find_blank_cell_faults,
+    find_patient_overlap_faults,
     join_similar_patients,
+    list_configured_columns,
     parse_table_cells,
-    patient_overlap_faults,
 )
 from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.system.plain_text import count_with_noun
+from common.system.plain_text import format_count_with_noun
 
 _KEYS = {"instance": "data.instance_column", "study": "data.study_column", "accession": "data.accession_column"}
 _LONGEST_ACCESSION = 64
@@ -49,20 +49,22 @@ class PacsLabelTable:
     patients_from_archive: bool
 
 
-def open_dicomweb(spec: DicomwebSpec, base: Path) -> PacsLabelTable:
+def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable:
     """Read and check the label table, and search the PACS for its images, without downloading one.
 
     Raises:
         BadInput: With the faults of the first stage that fails: columns, cells, settings of the connection, PACS
             responses.
     """
-    columns = read_columns(base / spec.labels, "data.labels", spec.largest_mb)
+    columns = read_csv_columns(base / spec.labels, "data.labels", spec.largest_mb)
     named = {key: column for kind, key in _KEYS.items() if (column := getattr(spec, f"{kind}_column"))}
-    raise_faults(missing_column_faults(Path(spec.labels).name, columns, {**named, **configured_columns(spec)}))
+    raise_faults(
+        find_missing_column_faults(Path(spec.labels).name, columns, {**named, **list_configured_columns(spec)})
+    )
     row_kind = "instance" if spec.instance_column else "study" if spec.study_column else "accession"
-    faults = _repeated_identifier_faults(columns, _KEYS[row_kind], named[_KEYS[row_kind]])
+    faults = _find_repeated_identifier_faults(columns, _KEYS[row_kind], named[_KEYS[row_kind]])
     for key, name in named.items():
-        faults += _identifier_faults(key, columns.get_column(name))
+        faults += _find_identifier_faults(key, columns.get_column(name))
     cells = parse_table_cells(spec, columns, faults)
     raise_faults(faults)
     archive = open_pacs_archive(spec, base)
@@ -75,10 +77,12 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> PacsLabelTable:
     else:  # a row without an image counts as a patient
         of_archive = [image.patient if image and by_archive else "" for image in images]
         names = fill_patients_by_study(of_archive, [image.study if image else "" for image in images])
-        patients = join_similar_patients(array_to_names(np.array(names, dtype=np.str_)), spec, "data.url", faults)
+        patients = join_similar_patients(
+            convert_array_to_names(np.array(names, dtype=np.str_)), spec, "data.url", faults
+        )
         raise_faults(faults)
     table = LabelTable(
-        files=PictureFiles.from_names(
+        files=LazyPicturePaths.from_names(
             archive.cache.folder, [f"{image.instance if image else 'missing'}.dcm" for image in images]
         ),
         labels=cells.labels[rows],
@@ -91,28 +95,27 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> PacsLabelTable:
     )
     # Rows without an image take part in the split, and are left out afterwards.
     table = assign_split_parts(table, spec)
-    raise_faults(patient_overlap_faults("data.split_column", table))
+    raise_faults(find_patient_overlap_faults("data.split_column", table))
     lines = columns.lines[rows]
-    return PacsLabelTable(
-        _drop_lines_without_images(table, lines, images, spec), archive, len(cells.labels), by_archive
-    )
+    return PacsLabelTable(_drop_rows_without_images(table, lines, images, spec), archive, len(cells.labels), by_archive)
 
 
-def _repeated_identifier_faults(columns: CsvColumns, key: str, name: str) -> list[Fault]:
+def _find_repeated_identifier_faults(columns: CsvColumns, key: str, name: str) -> list[Fault]:
     """Return a fault for rows that name no image (or study), or for an image that several rows name."""
     column, what = columns.get_column(name), "image" if key == _KEYS["instance"] else "study"
-    if faults := blank_cell_faults(column, key, what):
+    if faults := find_blank_cell_faults(column, key, what):
         return faults
-    repeated = np.flatnonzero(column.rows_per_cell() > 1).tolist()
+    repeated = np.flatnonzero(column.count_rows_per_cell() > 1).tolist()
     if not repeated:
         return []
     problem = (
-        f"{count_with_noun(len(repeated), what, f'{what}s' if what == 'image' else 'studies')} in more than one line: "
+        f"{format_count_with_noun(len(repeated), what, f'{what}s' if what == 'image' else 'studies')} in more than one "
+        "line: "
     )
     return [Fault(key, f"{problem}{column.describe_cell_lines(repeated)}.", f"Give each {what} one line.")]
 
 
-def _identifier_faults(key: str, column: CsvColumn) -> list[Fault]:
+def _find_identifier_faults(key: str, column: CsvColumn) -> list[Fault]:
     """Return a fault for cells that are no valid UID or AccessionNumber, which must be safe in URLs and file names."""
     if key == _KEYS["accession"]:
         fits = [
@@ -125,14 +128,14 @@ def _identifier_faults(key: str, column: CsvColumn) -> list[Fault]:
     if not bad:
         return []
     expected = "an AccessionNumber" if key == _KEYS["accession"] else "a UID: digits and dots, 64 at most"
-    lines = column.lines_of_cells(bad)
+    lines = column.find_lines_of_cells(bad)
     first = column.cells[column.places[np.flatnonzero(column.lines == lines[0])[0]]]
-    problem = f'{count_with_noun(len(lines), "line")} without {expected}; line {lines[0]} first, "{first[:70]}".'
+    problem = f'{format_count_with_noun(len(lines), "line")} without {expected}; line {lines[0]} first, "{first[:70]}".'
     return [Fault(key, problem, "Spreadsheets turn long numbers into others: export the column as text.")]
 
 
 def _locate_images(
-    spec: DicomwebSpec, columns: CsvColumns, archive: PacsArchive
+    spec: DicomwebDatasetSpec, columns: CsvColumns, archive: PacsArchive
 ) -> tuple[NDArray[np.intp], list[ImageLocation | None]]:
     """Search the PACS for the images of all table rows.
 
@@ -159,13 +162,13 @@ def _locate_images(
         images += of_line or [None]
     counts = Counter(image.instance for image in images if image)
     if repeated := [name for name, count in counts.items() if count > 1]:
-        problem = f"{count_with_noun(len(repeated), 'image')} of more than one line: {quote_names(repeated, 5)}."
+        problem = f"{format_count_with_noun(len(repeated), 'image')} of more than one line: {quote_names(repeated, 5)}."
         raise BadInput([Fault(_KEYS[kind], problem, "Do two lines name the same study?")])
     return np.array(rows, dtype=np.intp), images
 
 
-def _drop_lines_without_images(
-    table: LabelTable, lines: NDArray[np.int32], images: list[ImageLocation | None], spec: DicomwebSpec
+def _drop_rows_without_images(
+    table: LabelTable, lines: NDArray[np.int32], images: list[ImageLocation | None], spec: DicomwebDatasetSpec
 ) -> LabelTable:
     """Leave out table rows whose image the PACS does not have, and count them.
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from common.errors import quote_names
 
 
-def to_plain_array(values: Any) -> NDArray[Any]:
+def convert_to_numpy_array(values: Any) -> NDArray[Any]:
     """Convert values to a NumPy array: tensors are detached, 16-bit floats become float32, masked entries NaN."""
     if hasattr(values, "detach"):  # a tensor; this module does not import torch
         values = values.detach().cpu()
@@ -26,7 +26,7 @@ def has_running_index(rows: Any) -> bool:
     return not hasattr(rows, "iloc") or list(rows.index) == list(range(len(rows)))
 
 
-def label_array(labels: Any, class_names: Sequence[str]) -> NDArray[Any]:
+def convert_labels_to_array(labels: Any, class_names: Sequence[str]) -> NDArray[Any]:
     """Convert labels to a NumPy array; masked entries become NaN, table columns are put in the order of the classes.
 
     Args:
@@ -54,7 +54,7 @@ def label_array(labels: Any, class_names: Sequence[str]) -> NDArray[Any]:
     try:
         if hasattr(labels, "iloc"):
             return np.asarray(labels.to_numpy(dtype=np.float64, na_value=np.nan))
-        values = to_plain_array(labels)
+        values = convert_to_numpy_array(labels)
     except Exception as error:  # each library raises its own exceptions
         raise ValueError(f"has labels that are no numbers: {_abbreviate_labels(labels)}.") from error
     if values.dtype.kind not in "biuf":

@@ -12,28 +12,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import LARGEST_MB, decoded_content_limit, oversized_file_message
-from common.data.base.image_set import ImageSet, Splits, placeholder_patients
-from common.data.base.names import array_to_names
-from common.data.base.spec import NpzSpec
+from common.data.base.decoded_size import LARGEST_MB, compute_decoded_content_limit, make_oversized_file_message
+from common.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patients
+from common.data.base.names import convert_array_to_names
+from common.data.base.spec import NpzDatasetSpec
 from common.data.base.splits import (
     Names,
+    find_patient_name_faults,
+    find_shared_patient_faults,
     hold_out_patients,
-    patient_name_faults,
-    positive_image_mask,
-    shared_patient_faults,
+    mask_positive_images,
 )
 from common.data.images.reading import (
     DecodedImageFormat,
-    check_skip_budget,
     decode_picture,
     explain_decoding_error,
+    refuse_too_many_skipped,
     resize_images,
 )
 from common.data.images.store import DecodedImageStore, cache_large_file_pictures, decode_pictures
-from common.data.sources.npz_file import ArrayHeader, NpzArrays, open_npz_arrays, read_npz_headers
-from common.data.tables.class_names import public_dataset_class_names, repeated_name_faults, unknown_class_faults
-from common.data.tables.copies import check_copies
+from common.data.sources.npz_file import NpyArrayHeader, NpzArrays, open_npz_arrays, read_npz_headers
+from common.data.tables.class_names import (
+    find_repeated_name_faults,
+    find_unknown_class_faults,
+    get_public_dataset_classes,
+)
+from common.data.tables.copies import check_picture_copies
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 
 _PREFIXES = ("train", "val", "test")
@@ -48,20 +52,20 @@ _WHOLE_SET = (
     "The file holds one set: divide it by patients into train_ and test_ arrays. Lines of Python that do so, also with "
     'labels that are words: docs/recipes.md, "An npz file that is not divided".'
 )
-Headers = Mapping[str, ArrayHeader]
+Headers = Mapping[str, NpyArrayHeader]
 
 
 def _has_jpeg_arrays(headers: Headers) -> bool:
     return any(f"{prefix}_jpeg" in headers for prefix in _PREFIXES)
 
 
-def _image_count(headers: Headers, prefix: str) -> int:
+def _count_npz_images(headers: Headers, prefix: str) -> int:
     if _has_jpeg_arrays(headers):
         return max(0, (*headers[f"{prefix}_offsets"].shape, 0)[0] - 1)
     return (*headers[f"{prefix}_images"].shape, 0)[0]
 
 
-def array_key_faults(spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
+def find_array_key_faults(spec: NpzDatasetSpec, path: Path, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
     """Return faults for missing arrays of the parts ``prefixes``, and for arrays that hold Python objects."""
     pixels = ("jpeg", "offsets") if _has_jpeg_arrays(headers) else ("images",)
     extra = [(key, f"data.{field}") for field in ("patient_key", "source_key") if (key := getattr(spec, field))]
@@ -87,11 +91,11 @@ def _is_whole_set(headers: Headers) -> bool:
     return not any(name.startswith(tuple(f"{prefix}_" for prefix in _PREFIXES)) for name in headers)
 
 
-def array_shape_faults(spec: NpzSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
+def find_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
     """Return faults for arrays with a wrong type or shape, or a length that differs from the number of images."""
     problems = []
     for prefix in prefixes:
-        count = _image_count(headers, prefix)
+        count = _count_npz_images(headers, prefix)
         if _has_jpeg_arrays(headers):
             data, offsets = headers[f"{prefix}_jpeg"], headers[f"{prefix}_offsets"]
             if data.dtype != np.uint8 or len(data.shape) != 1:
@@ -116,8 +120,14 @@ def array_shape_faults(spec: NpzSpec, headers: Headers, prefixes: Sequence[str])
     return [Fault("data.path", problem) for problem in problems]
 
 
-def array_size_faults(
-    spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequence[str], classes: int, *, in_memory: bool = False
+def find_array_size_faults(
+    spec: NpzDatasetSpec,
+    path: Path,
+    headers: Headers,
+    prefixes: Sequence[str],
+    classes: int,
+    *,
+    in_memory: bool = False,
 ) -> list[Fault]:
     """Check, from their headers, that the arrays fit into memory, and images that go to the disk onto the disk.
 
@@ -126,7 +136,7 @@ def array_size_faults(
     """
     memory, disk = 0, 0
     for prefix in prefixes:
-        memory += _image_count(headers, prefix) * (_OF_A_ROW + _OF_A_LABEL * classes)
+        memory += _count_npz_images(headers, prefix) * (_OF_A_ROW + _OF_A_LABEL * classes)
         for kind in {"offsets", "labels", spec.patient_key, spec.source_key} - {None}:
             memory += _MOST_OF_A_VALUE * headers[name].byte_size if (name := f"{prefix}_{kind}") in headers else 0
         images = headers[f"{prefix}_jpeg" if _has_jpeg_arrays(headers) else f"{prefix}_images"].byte_size
@@ -134,12 +144,12 @@ def array_size_faults(
             memory += images
         else:
             disk += images
-    return content_size_faults(path, memory, spec.largest_mb) or content_size_faults(
+    return find_content_size_faults(path, memory, spec.largest_mb) or find_content_size_faults(
         path, disk, spec.largest_mb, on_disk=True
     )
 
 
-def content_size_faults(
+def find_content_size_faults(
     path: Path, claimed: int, largest_mb: int = LARGEST_MB, where: str = "data.path", *, on_disk: bool = False
 ) -> list[Fault]:
     """Return a fault if the decoded content, ``claimed`` bytes, is too large for a file of this size.
@@ -147,13 +157,13 @@ def content_size_faults(
     Args:
         on_disk: True if the content goes to the disk piece by piece, so that memory sets no limit.
     """
-    limit = decoded_content_limit(path.stat().st_size, largest_mb, in_memory=not on_disk)
+    limit = compute_decoded_content_limit(path.stat().st_size, largest_mb, in_memory=not on_disk)
     subject = "" if where.endswith(path.name) else f"{path.name}: "
     remedy = "If that is right, raise this key; else get the file again, or divide it."
-    return [Fault(where, f"{subject}{oversized_file_message(claimed, limit)}.", remedy)] if claimed > limit else []
+    return [Fault(where, f"{subject}{make_oversized_file_message(claimed, limit)}.", remedy)] if claimed > limit else []
 
 
-def label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
+def find_label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
     """Return a fault for labels, given by part, of a wrong type or value, or with more classes than class names."""
     if any(array.dtype.kind not in "biuf" for array in labels.values()):
         kinds = ", ".join(
@@ -166,7 +176,7 @@ def label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[st
         remedy += "write these classes in data.classes."
         return [Fault("data.path", f"labels are numbers; {kinds}.", remedy)]
     if faults := [
-        fault for prefix, array in labels.items() for fault in _label_range_faults(f"{prefix}_labels", array)
+        fault for prefix, array in labels.items() for fault in _find_label_range_faults(f"{prefix}_labels", array)
     ]:
         return faults
     if len({are_class_numbers(array) for array in labels.values()}) > 1:
@@ -191,7 +201,7 @@ def are_class_numbers(labels: NDArray[Any]) -> bool:
     return labels.ndim == 1 or labels.shape[1] == 1
 
 
-def _label_range_faults(name: str, labels: NDArray[Any]) -> list[Fault]:
+def _find_label_range_faults(name: str, labels: NDArray[Any]) -> list[Fault]:
     if are_class_numbers(labels):
         whole = labels.dtype.kind in "biu" or bool((labels == np.floor(labels)).all())
         expected, fits = "whole class numbers from 0", whole and bool((labels >= 0).all())
@@ -226,7 +236,7 @@ class NpzPart:
         return self.select_rows(draw_stratified_rows(self.labels, limit, seed))
 
 
-def open_npz(spec: NpzSpec, base: Path) -> tuple[tuple[str, ...], tuple[NpzPart, NpzPart, NpzPart]]:
+def open_npz_parts(spec: NpzDatasetSpec, base: Path) -> tuple[tuple[str, ...], tuple[NpzPart, NpzPart, NpzPart]]:
     """Read and check everything except the images; return the class names and the training, validation and test part.
 
     Raises:
@@ -234,36 +244,36 @@ def open_npz(spec: NpzSpec, base: Path) -> tuple[tuple[str, ...], tuple[NpzPart,
     """
     headers = read_npz_headers(base / spec.path)
     prefixes = [prefix for prefix in _PREFIXES if prefix != "val" or "val_labels" in headers]
-    class_names, parts = _open_parts(spec, base / spec.path, headers, prefixes)
+    class_names, parts = _open_named_npz_parts(spec, base / spec.path, headers, prefixes)
     train, test = parts[0], parts[-1].limit_rows(spec.test_limit, spec.split_seed)
     if len(parts) == 3:
         return class_names, (train.limit_rows(spec.train_limit, spec.split_seed), parts[1], test)
     held_out = hold_out_patients(
-        train.patients, positive_image_mask(train.labels), spec.validation_fraction, spec.split_seed
+        train.patients, mask_positive_images(train.labels), spec.validation_fraction, spec.split_seed
     )
     rest = train.select_rows(np.flatnonzero(~held_out)).limit_rows(spec.train_limit, spec.split_seed)
     return class_names, (rest, train.select_rows(np.flatnonzero(held_out)), test)
 
 
-def _open_parts(
-    spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequence[str]
+def _open_named_npz_parts(
+    spec: NpzDatasetSpec, path: Path, headers: Headers, prefixes: Sequence[str]
 ) -> tuple[tuple[str, ...], list[NpzPart]]:
     """Read and check the parts with these prefixes; return the class names, and the parts with these classes only."""
-    raise_faults(array_key_faults(spec, path, headers, prefixes))
-    raise_faults(array_shape_faults(spec, headers, prefixes))
-    class_names = spec.classes or public_dataset_class_names(path.stem)
-    raise_faults(array_size_faults(spec, path, headers, prefixes, len(class_names)))
+    raise_faults(find_array_key_faults(spec, path, headers, prefixes))
+    raise_faults(find_array_shape_faults(spec, headers, prefixes))
+    class_names = spec.classes or get_public_dataset_classes(path.stem)
+    raise_faults(find_array_size_faults(spec, path, headers, prefixes, len(class_names)))
     with open_npz_arrays(path) as arrays:
         labels = {prefix: arrays[f"{prefix}_labels"] for prefix in prefixes}
-        raise_faults(label_value_faults(labels, class_names))
+        raise_faults(find_label_value_faults(labels, class_names))
         parts = _make_parts(spec, arrays, labels, len(class_names))
     raise_faults(
         [
-            *repeated_name_faults("data.classes", class_names),
-            *unknown_class_faults("data.keep", spec.keep, class_names),
-            *repeated_name_faults("data.keep", spec.keep),
-            *shared_patient_faults("data.patient_key", {part.prefix: part.patients for part in parts}),
-            *patient_name_faults("data.patient_key", np.concatenate([part.patients for part in parts])),
+            *find_repeated_name_faults("data.classes", class_names),
+            *find_unknown_class_faults("data.keep", spec.keep, class_names),
+            *find_repeated_name_faults("data.keep", spec.keep),
+            *find_shared_patient_faults("data.patient_key", {part.prefix: part.patients for part in parts}),
+            *find_patient_name_faults("data.patient_key", np.concatenate([part.patients for part in parts])),
         ]
     )
     selected = spec.keep or class_names
@@ -274,12 +284,14 @@ def _open_parts(
     return selected, parts
 
 
-def _make_parts(spec: NpzSpec, arrays: NpzArrays, labels: Mapping[str, NDArray[Any]], classes: int) -> list[NpzPart]:
+def _make_parts(
+    spec: NpzDatasetSpec, arrays: NpzArrays, labels: Mapping[str, NDArray[Any]], classes: int
+) -> list[NpzPart]:
     def read_column(prefix: str, key: str | None, otherwise: Names) -> Names:
         if key is None:
             return otherwise
         values = arrays[f"{prefix}_{key}"]
-        return array_to_names(values.reshape(len(values)))
+        return convert_array_to_names(values.reshape(len(values)))
 
     parts, start = [], 0
     for prefix, values in labels.items():
@@ -290,7 +302,7 @@ def _make_parts(spec: NpzSpec, arrays: NpzArrays, labels: Mapping[str, NDArray[A
                 prefix,
                 rows=np.arange(count),
                 labels=matrix.astype(np.float32),
-                patients=read_column(prefix, spec.patient_key, placeholder_patients(count, start)),
+                patients=read_column(prefix, spec.patient_key, make_placeholder_patients(count, start)),
                 sources=read_column(prefix, spec.source_key, np.full(count, "")),
             )
         )
@@ -315,54 +327,60 @@ def draw_stratified_rows(labels: NDArray[np.float32], limit: int, seed: int) -> 
 
 
 OpenedNpz = tuple[tuple[str, ...], tuple[NpzPart, NpzPart, NpzPart]]
-"""The class names and the parts of :func:`open_npz`."""
+"""The class names and the parts of :func:`open_npz_parts`."""
 
 
-def load_npz(spec: NpzSpec, base: Path, store: DecodedImageStore, opened: OpenedNpz | None = None) -> Splits:
+def load_npz(
+    spec: NpzDatasetSpec, base: Path, store: DecodedImageStore, opened: OpenedNpz | None = None
+) -> DatasetSplits:
     """Load an npz file with its images.
 
     Args:
-        opened: The result of :func:`open_npz`, if the caller has it already.
+        opened: The result of :func:`open_npz_parts`, if the caller has it already.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
     """
-    class_names, parts = opened or open_npz(spec, base)
-    return check_copies("data.path", Splits(*_read_images(spec, base, parts, class_names, store)), by_part=True)
+    class_names, parts = opened or open_npz_parts(spec, base)
+    return check_picture_copies(
+        "data.path", DatasetSplits(*_read_npz_images(spec, base, parts, class_names, store)), by_part=True
+    )
 
 
-def load_npz_test(spec: NpzSpec, base: Path, store: DecodedImageStore) -> ImageSet:
+def load_npz_test_part(spec: NpzDatasetSpec, base: Path, store: DecodedImageStore) -> ImageSet:
     """Load only the test part of an npz file, which then needs no other part.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
     """
-    class_names, parts = _open_parts(spec, base / spec.path, read_npz_headers(base / spec.path), ("test",))
-    (test,) = _read_images(spec, base, parts, class_names, store)
+    class_names, parts = _open_named_npz_parts(spec, base / spec.path, read_npz_headers(base / spec.path), ("test",))
+    (test,) = _read_npz_images(spec, base, parts, class_names, store)
     return test
 
 
-def _read_images(
-    spec: NpzSpec, base: Path, parts: Sequence[NpzPart], class_names: tuple[str, ...], store: DecodedImageStore
+def _read_npz_images(
+    spec: NpzDatasetSpec, base: Path, parts: Sequence[NpzPart], class_names: tuple[str, ...], store: DecodedImageStore
 ) -> list[ImageSet]:
     sets, path = [], base / spec.path
     if store.folder is None:
         prefixes = list(dict.fromkeys(part.prefix for part in parts))
-        raise_faults(array_size_faults(spec, path, read_npz_headers(path), prefixes, len(class_names), in_memory=True))
+        raise_faults(
+            find_array_size_faults(spec, path, read_npz_headers(path), prefixes, len(class_names), in_memory=True)
+        )
     with open_npz_arrays(path) as arrays:
         for part in parts:
             read = _read_jpeg_images if f"{part.prefix}_jpeg" in arrays else _read_array_images
             sets.append(read(spec, arrays, part, class_names, store))
     skipped = [skip for images in sets for skip in images.skipped]
-    check_skip_budget("data.path", skipped, sum(map(len, sets)) + len(skipped), spec.skip_budget)
+    refuse_too_many_skipped("data.path", skipped, sum(map(len, sets)) + len(skipped), spec.skip_budget)
     return sets
 
 
 def _read_array_images(
-    spec: NpzSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
+    spec: NpzDatasetSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
 ) -> ImageSet:
     key = f"{part.prefix}_images"
-    header = arrays.header(key)
+    header = arrays.read_header(key)
     shape = header.shape[1:] if spec.image_size is None else (spec.image_size, spec.image_size, *header.shape[3:])
     size = len(part.rows) * math.prod(shape)
     if size > KEPT_BYTES:
@@ -374,13 +392,13 @@ def _read_array_images(
         form = {"shape": list(shape), "resize": spec.resize, "kind": "npz"}
         if kept := cache_large_file_pictures(store, arrays.path, form, [f"{key}[{row}]" for row in part.rows], read):
             return ImageSet(kept[0], part.labels, class_names, part.patients, part.sources, places=kept[1])
-    raise_faults(content_size_faults(arrays.path, max(size, header.byte_size), spec.largest_mb))
+    raise_faults(find_content_size_faults(arrays.path, max(size, header.byte_size), spec.largest_mb))
     images = resize_images(arrays.read_rows(key, part.rows), spec.image_size, spec.resize)
     return ImageSet(images, part.labels, class_names, part.patients, part.sources)
 
 
 def _read_jpeg_images(
-    spec: NpzSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
+    spec: NpzDatasetSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
 ) -> ImageSet:
     """Decode the JPEG pictures of a part; the first one decides the size and colour of all."""
     data, offsets = arrays[f"{part.prefix}_jpeg"], arrays[f"{part.prefix}_offsets"]
@@ -390,7 +408,7 @@ def _read_jpeg_images(
         problem = f"the first JPEG picture of {spec.path} cannot be read: {explain_decoding_error(error)}."
         raise BadInput([Fault("data.path", problem, "All pictures take its form: repair or remove it.")]) from None
     form = DecodedImageFormat(spec.image_size or max(first.size), first.mode == "RGB", spec.resize)
-    raise_faults(content_size_faults(arrays.path, len(part.rows) * math.prod(form.shape), spec.largest_mb))
+    raise_faults(find_content_size_faults(arrays.path, len(part.rows) * math.prod(form.shape), spec.largest_mb))
 
     def read(row: int) -> bytes:
         start, end = offsets[part.rows[row] : part.rows[row] + 2]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import BadInput, Fault, raise_faults
-from common.system.files import missing_file_faults
+from common.system.files import find_missing_file_faults
 
 _LONGEST_HEADER = 10_000
 """numpy's own limit in bytes, which numpy checks only after it has read the header."""
@@ -26,7 +26,7 @@ _AGAIN = "Copy it again, or write it again with numpy.savez."
 
 
 @dataclass(frozen=True)
-class ArrayHeader:
+class NpyArrayHeader:
     """The shape, data type and memory order of an array, read without the array itself."""
 
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ class NpzArrays:
 
     def __init__(self, archive: zipfile.ZipFile, path: Path, where: str) -> None:
         self.path, self._archive, self._where = path, archive, where
-        self._entries = _list_entries(archive)
+        self._entries = _list_zip_entries(archive)
 
     def __contains__(self, key: str) -> bool:
         return key in self._entries
@@ -76,14 +76,14 @@ class NpzArrays:
             with self._archive.open(self._entries[key]) as member:
                 return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
-    def header(self, key: str) -> ArrayHeader:
+    def read_header(self, key: str) -> NpyArrayHeader:
         """Return the shape and data type of an array, without reading the array."""
         with report_damage_as_fault(self._where, self.path.name):
             return read_array_header(self._archive, self._entries[key])
 
     def read_rows(self, key: str, rows: NDArray[np.intp]) -> NDArray[Any]:
         """Read the entries of an array at these ascending indices; the others are skipped block by block."""
-        header = self.header(key)
+        header = self.read_header(key)
         if len(rows) == header.shape[0]:
             return self[key]
         entries, end = np.empty((len(rows), *header.shape[1:]), header.dtype), 0
@@ -94,12 +94,12 @@ class NpzArrays:
 
     def iterate_blocks(self, key: str, rows: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
         """Yield the entries of an array at these ascending indices, in blocks."""
-        header = self.header(key)
+        header = self.read_header(key)
         if header.fortran or not header.byte_size:
             yield np.asarray(self[key][rows])
             return
         with report_damage_as_fault(self._where, self.path.name), self._archive.open(self._entries[key]) as member:
-            _parse_header(member)
+            _parse_npy_header(member)
             step = max(1, _BLOCK * header.shape[0] // header.byte_size)
             for start in range(0, header.shape[0], step):
                 count = min(step, header.shape[0] - start)
@@ -118,18 +118,18 @@ def open_npz_arrays(path: Path, where: str = "data.path") -> Iterator[NpzArrays]
         yield arrays
 
 
-def read_npz_headers(path: Path, where: str = "data.path") -> dict[str, ArrayHeader]:
+def read_npz_headers(path: Path, where: str = "data.path") -> dict[str, NpyArrayHeader]:
     """Read the headers of all arrays in an npz file, by array name.
 
     Raises:
         BadInput: If the file is missing or no npz file, or an array has another size than its header states.
     """
-    raise_faults(missing_file_faults(where, path))
+    raise_faults(find_missing_file_faults(where, path))
     with report_damage_as_fault(where, path.name), zipfile.ZipFile(path) as archive:
-        return {name: read_array_header(archive, info) for name, info in _list_entries(archive).items()}
+        return {name: read_array_header(archive, info) for name, info in _list_zip_entries(archive).items()}
 
 
-def _list_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+def _list_zip_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """Return the zip entries of an npz file by array name.
 
     Raises:
@@ -145,14 +145,14 @@ def _list_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     return members
 
 
-def read_array_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader:
+def read_array_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NpyArrayHeader:
     """Read the header of one array, and check that the zip entry has the size that the header states.
 
     Raises:
         ValueError: If the sizes differ. Errors of numpy and zipfile are not caught.
     """
     with archive.open(info) as member:
-        header = _parse_header(member)
+        header = _parse_npy_header(member)
         content = info.file_size - member.tell()
     if min(header.shape, default=0) < 0:
         raise ValueError(f"{info.filename} has a negative side")
@@ -162,7 +162,7 @@ def read_array_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayH
     return header
 
 
-def _parse_header(member: IO[bytes]) -> ArrayHeader:
+def _parse_npy_header(member: IO[bytes]) -> NpyArrayHeader:
     """Parse an npy header; afterwards the file position is at the first byte of the array."""
     version = np.lib.format.read_magic(member)
     form = "<H" if version == (1, 0) else "<I"
@@ -173,7 +173,7 @@ def _parse_header(member: IO[bytes]) -> ArrayHeader:
     text = io.BytesIO(prefix + _read_exactly(member, length))
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(text)
-    return ArrayHeader(shape, dtype, fortran)
+    return NpyArrayHeader(shape, dtype, fortran)
 
 
 def _read_exactly(member: IO[bytes], size: int) -> bytes:

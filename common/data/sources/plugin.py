@@ -8,24 +8,30 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, ImageSet, PixelRows, Splits, placeholder_patients
-from common.data.base.names import array_to_names, is_anonymous_patient, is_blank_cell, normalize_name
+from common.data.base.image_set import PARTS, DatasetSplits, ImageSet, LazyPictures, make_placeholder_patients
+from common.data.base.names import convert_array_to_names, is_anonymous_patient, is_blank_cell, normalize_name
 from common.data.base.spec import PluginDatasetSpec
 from common.data.base.splits import (
     VALIDATION,
     divide_into_splits,
+    find_patient_name_faults,
+    find_shared_patient_faults,
     hold_out_patients,
-    patient_name_faults,
-    positive_image_mask,
-    shared_patient_faults,
+    mask_positive_images,
     split_images_by_patient,
 )
 from common.data.images.reading import resize_images
-from common.data.sources.label_array import has_running_index, label_array
-from common.data.tables.class_names import repeated_name_faults
-from common.data.tables.copies import check_copies, repeated_picture_faults, shared_picture_faults
+from common.data.sources.label_array import convert_labels_to_array, has_running_index
+from common.data.tables.class_names import find_repeated_name_faults
+from common.data.tables.copies import check_picture_copies, find_repeated_picture_faults, find_shared_picture_faults
 from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.plugins import DATASETS, identify_plugin, is_local_plugin_name, load_entry_point, plugin_user_name
+from common.plugins import (
+    DATASETS,
+    format_plugin_user_name,
+    identify_plugin,
+    is_local_plugin_name,
+    load_plugin_entry_point,
+)
 
 _DARK = 12
 """Brightest value, of 255, of a data set that is refused as nearly black."""
@@ -73,7 +79,7 @@ DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages | ImageParts]
 """Called with the folder of the configuration file, and with ``data.options``."""
 
 
-def plugin_installation_faults(spec: PluginDatasetSpec) -> list[Fault]:
+def find_plugin_installation_faults(spec: PluginDatasetSpec) -> list[Fault]:
     """Return a fault if the plug-in is not installed, without running its code."""
     try:
         identify_plugin(DATASETS, spec.name)
@@ -84,7 +90,7 @@ def plugin_installation_faults(spec: PluginDatasetSpec) -> list[Fault]:
 
 def load_plugin_dataset(
     spec: PluginDatasetSpec, base: Path, tell: Callable[[str], object] = lambda line: None
-) -> Splits:
+) -> DatasetSplits:
     """Run a data set plug-in, check its result, and split it into training, validation and test.
 
     Args:
@@ -93,8 +99,8 @@ def load_plugin_dataset(
     Raises:
         BadInput: If the plug-in is not installed, fails, or returns something else than :class:`LabelledImages`.
     """
-    read: DatasetPlugin = load_entry_point(DATASETS, spec.name)
-    where = ("" if is_local_plugin_name(spec.name) else "data.name: ") + plugin_user_name("dataset", spec.name)
+    read: DatasetPlugin = load_plugin_entry_point(DATASETS, spec.name)
+    where = ("" if is_local_plugin_name(spec.name) else "data.name: ") + format_plugin_user_name("dataset", spec.name)
     try:
         returned = read(base, spec.options)
     except BadInput:
@@ -103,12 +109,12 @@ def load_plugin_dataset(
         raise BadInput([Fault(where, f"failed: {type(error).__name__}: {error}.")]) from error
     if isinstance(returned, LabelledImages):
         everything = _make_image_set(spec, returned, where, tell)
-        raise_faults(patient_name_faults(where, everything.patients))
+        raise_faults(find_patient_name_faults(where, everything.patients))
         if returned.parts is None:
-            return check_copies(where, split_images_by_patient(everything, spec.split_seed))
+            return check_picture_copies(where, split_images_by_patient(everything, spec.split_seed))
         parts = np.asarray(returned.parts)
-        raise_faults(shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
-        return check_copies(where, divide_into_splits(everything, parts))
+        raise_faults(find_shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
+        return check_picture_copies(where, divide_into_splits(everything, parts))
     if not isinstance(returned, Mapping) or not all(isinstance(part, LabelledImages) for part in returned.values()):
         problem = f"returned {type(returned).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
@@ -117,7 +123,7 @@ def load_plugin_dataset(
 
 def _join_plugin_parts(
     spec: PluginDatasetSpec, images: ImageParts, where: str, tell: Callable[[str], object] = lambda line: None
-) -> Splits:
+) -> DatasetSplits:
     """Combine parts that a plug-in returned separately; without a validation part, training patients are held out."""
     if not {"train", "test"} <= set(images) <= set(PARTS):
         problem = f"has the parts {quote_names(map(str, images))}."
@@ -138,24 +144,24 @@ def _join_plugin_parts(
         problem = f"has parts of different classes or sizes. {forms_by_part}."
         raise BadInput([Fault(where, problem, "All parts have the same classes in the same order, and one size.")])
     if not all(isinstance(part.images, np.ndarray) for part in images.values()):
-        from common.data.sources.torch_dataset import shared_item_faults
+        from common.data.sources.torch_dataset import find_shared_item_faults
 
-        raise_faults(shared_item_faults(where, {name: part.images for name, part in images.items()}))
+        raise_faults(find_shared_item_faults(where, {name: part.images for name, part in images.items()}))
     raise_faults(
         [
-            *shared_picture_faults(where, {name: part.digests for name, part in opened.items()}),
-            *shared_patient_faults(where, {name: part.patients for name, part in opened.items()}),
-            *patient_name_faults(where, np.concatenate([part.patients for part in opened.values()])),
+            *find_shared_picture_faults(where, {name: part.digests for name, part in opened.items()}),
+            *find_shared_patient_faults(where, {name: part.patients for name, part in opened.items()}),
+            *find_patient_name_faults(where, np.concatenate([part.patients for part in opened.values()])),
         ]
     )
     if "validation" not in opened:
         train = opened["train"]
-        held_out = hold_out_patients(train.patients, positive_image_mask(train.labels), VALIDATION, spec.split_seed)
+        held_out = hold_out_patients(train.patients, mask_positive_images(train.labels), VALIDATION, spec.split_seed)
         opened |= {
             "train": train.select_rows(np.flatnonzero(~held_out)),
             "validation": train.select_rows(np.flatnonzero(held_out)),
         }
-    return check_copies(where, Splits(*(opened[name] for name in PARTS)))
+    return check_picture_copies(where, DatasetSplits(*(opened[name] for name in PARTS)))
 
 
 def _make_image_set(
@@ -173,11 +179,12 @@ def _make_image_set(
     if not isinstance(stored, np.ndarray):
         stored, pictures = _open_torch_dataset(spec, pictures, where, tell)
     elif pictures.labels is not None:
-        pictures = replace(pictures, labels=_to_labels_by_class(pictures.labels, pictures.class_names, where))
+        pictures = replace(pictures, labels=_convert_to_labels_by_class(pictures.labels, pictures.class_names, where))
     raise_faults([Fault(where, problem) for problem in _find_plugin_result_problems(pictures, stored)])
     count = len(stored)
     patients, sources = (
-        None if names is None else array_to_names(np.asarray(names)) for names in (pictures.patients, pictures.sources)
+        None if names is None else convert_array_to_names(np.asarray(names))
+        for names in (pictures.patients, pictures.sources)
     )
     brightest = stored.max() if isinstance(stored, np.ndarray) else stored.brightest
     if pictures.value_range is None and 0 < brightest <= _DARK:  # after a wrong division, or a mask of 0 and 1
@@ -185,42 +192,42 @@ def _make_image_set(
         remedy = "Give images that use the range, or name it: pc.LabelledImages(..., value_range=(a, b))."
         raise BadInput([Fault(where, problem, remedy)])
     images = ImageSet(
-        stored=stored if isinstance(stored, PixelRows) else resize_images(stored, spec.image_size, spec.resize),
+        stored=stored if isinstance(stored, LazyPictures) else resize_images(stored, spec.image_size, spec.resize),
         labels=np.asarray(pictures.labels, np.float32),
         class_names=tuple(pictures.class_names),
-        patients=placeholder_patients(count, start) if patients is None else patients,
+        patients=make_placeholder_patients(count, start) if patients is None else patients,
         sources=np.full(count, "") if sources is None else sources,
     )
     if patients is None and pictures.parts is None:
-        raise_faults(repeated_picture_faults(where, images.digests))
+        raise_faults(find_repeated_picture_faults(where, images.digests))
     return images
 
 
-def _to_labels_by_class(labels: Any, class_names: Sequence[str], where: str) -> NDArray[Any]:
+def _convert_to_labels_by_class(labels: Any, class_names: Sequence[str], where: str) -> NDArray[Any]:
     """Convert a user's labels to an array with columns in the order of the classes.
 
     Raises:
         BadInput: If the labels are not numeric, or a table lacks a class.
     """
     try:
-        return label_array(labels, class_names)
+        return convert_labels_to_array(labels, class_names)
     except ValueError as error:
         raise BadInput([Fault(where, str(error))]) from error
 
 
 def _open_torch_dataset(
     spec: PluginDatasetSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object]
-) -> tuple[PixelRows, LabelledImages]:
+) -> tuple[LazyPictures, LabelledImages]:
     """Open a torch data set; return its images, and the result of the plug-in completed with labels from the items.
 
     Raises:
         BadInput: If the data set is not map-style, its items cannot be used, or class names are missing.
     """
     from common.data.sources.torch_dataset import (  # imports torch
-        dataset_class_names,
+        find_repeated_item_faults,
         open_torch_dataset,
         read_all_items,
-        repeated_item_faults,
+        read_dataset_class_names,
     )
 
     if spec.image_size is not None:
@@ -228,14 +235,16 @@ def _open_torch_dataset(
         raise BadInput([Fault("data.image_size", problem, "Leave it out, and resize them in its transform.")])
     stored = open_torch_dataset(pictures.images, where, pictures.value_range)
     own_names = (
-        dataset_class_names(pictures.images, where) if pictures.labels is None or not len(pictures.class_names) else ()
+        read_dataset_class_names(pictures.images, where)
+        if pictures.labels is None or not len(pictures.class_names)
+        else ()
     )
     names = pictures.class_names if len(pictures.class_names) else own_names
     if not len(names):
         remedy = 'Name them: dataset=pc.LabelledImages(dataset, class_names=["Effusion", ...]).'
         raise BadInput([Fault(where, f"{type(pictures.images).__name__} names no classes.", remedy)])
     if pictures.labels is not None:
-        labels = _to_labels_by_class(pictures.labels, names, where)
+        labels = _convert_to_labels_by_class(pictures.labels, names, where)
         item = stored.first_item
         if pictures.patients is None and (item.patient is not None or "patient" in item.unclear):
             problem = "has items with patients, which are not read where labels are given."
@@ -247,13 +256,13 @@ def _open_torch_dataset(
     items = read_all_items(stored, names, tell, labels=read_labels, patients=read_labels and pictures.patients is None)
     patients = items.patients if pictures.patients is None else pictures.patients
     if patients is None:
-        raise_faults(repeated_item_faults(where, pictures.images))
+        raise_faults(find_repeated_item_faults(where, pictures.images))
     if pictures.labels is not None:
         items = replace(items, labels=labels)
     return stored, replace(pictures, class_names=names, labels=items.labels, patients=patients)
 
 
-def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.uint8] | PixelRows) -> Iterator[str]:
+def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.uint8] | LazyPictures) -> Iterator[str]:
     """Yield a message for each error in the result of a plug-in.
 
     Args:
@@ -264,7 +273,7 @@ def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.ui
         yield f"class_names must be a list of texts, not {pictures.class_names!r}."
         return
     names = list(pictures.class_names)
-    if not isinstance(images, np.ndarray | PixelRows) or images.dtype != np.uint8:
+    if not isinstance(images, np.ndarray | LazyPictures) or images.dtype != np.uint8:
         yield f"images must be a uint8 array, not {getattr(images, 'dtype', type(images).__name__)}."
         return
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3) or not images.nbytes:
@@ -273,7 +282,7 @@ def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.ui
     if not names or not all(isinstance(name, str) and name for name in names):
         yield "class_names must be non-empty texts, at least one."
         return
-    yield from (fault.problem for fault in repeated_name_faults("class_names", names))
+    yield from (fault.problem for fault in find_repeated_name_faults("class_names", names))
     if pictures.labels is None:
         yield "labels are missing; only a torch data set brings its own."
     elif labels.shape != (len(images), len(names)):
@@ -281,12 +290,12 @@ def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.ui
     elif labels.dtype.kind not in "biuf" or not (np.isnan(labels.astype(float)) | np.isin(labels, (0, 1))).all():
         yield "labels must be 1 (present), 0 (absent) or NaN (unknown)."
     for name in ("patients", "parts", "sources"):
-        yield from _find_name_problems(name, getattr(pictures, name), len(images))
+        yield from _find_name_list_problems(name, getattr(pictures, name), len(images))
     if pictures.parts is not None and (other := sorted(set(map(str, pictures.parts)) - set(PARTS))):
         yield f"parts must be {quote_names(PARTS)}, not {quote_names(other, limit=3)}."
 
 
-def _find_name_problems(name: str, entries: Any, count: int) -> Iterator[str]:
+def _find_name_list_problems(name: str, entries: Any, count: int) -> Iterator[str]:
     if not has_running_index(entries):
         yield f"{name} must be in the order of the images; its index is not 0, 1, 2, ... Give {name}.to_numpy()."
     if entries is not None and np.shape(entries) != (count,):

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from common.data.base.image_set import PixelRows, picture_digest
+from common.data.base.image_set import LazyPictures, compute_picture_digest
 from common.data.base.names import is_anonymous_patient, normalize_name
 from common.data.base.vocabulary import LABEL_KEY, NO_PATIENT_KEY, PATIENT_KEY
 from common.data.images.store import DecodingProgress
-from common.data.sources.label_array import label_array, to_plain_array
+from common.data.sources.label_array import convert_labels_to_array, convert_to_numpy_array
 from common.data.sources.plugin import MapDataset
 from common.errors import BadInput, Fault, quote_names
 from common.system.hashing import derive_seed
@@ -67,7 +67,7 @@ class DatasetItem:
     unread: Mapping[Any, Any] = field(default_factory=dict)
 
 
-class TorchDatasetRows(PixelRows):
+class TorchDatasetPictures(LazyPictures):
     """The images of a torch data set, read by index: uint8, or float32 from 0 to 255 if the data set returns floats.
 
     Args:
@@ -85,7 +85,7 @@ class TorchDatasetRows(PixelRows):
     def __init__(self, dataset: MapDataset, name: str, value_range: tuple[float, float]) -> None:
         self.dataset, self.name, self.value_range = dataset, name, value_range
         self._first: NDArray[Any] | None = None
-        self.labels: DatasetLabels | None = None
+        self.labels: CollectedItemLabels | None = None
         self.picture_digests, self.brightest = np.empty(0, np.uint64), 0.0
         self.first_item = self.read_item(0)
         self._first = self.convert_item_image(0, self.first_item.image)
@@ -115,7 +115,7 @@ class TorchDatasetRows(PixelRows):
         return DatasetItem(item)
 
     def _parse_dictionary_item(self, row: int, item: Mapping[Any, Any]) -> DatasetItem:
-        plain = {key: _letters_and_digits(key) for key in item}
+        plain = {key: _keep_letters_and_digits(key) for key in item}
         keys = {kind: [key for key in item if plain[key] in names] for kind, names in _KEYS.items()}
         if len(keys["image"]) != 1:
             problem = f"is a dictionary without an image; its keys are {quote_names(map(str, item))}."
@@ -160,7 +160,7 @@ class TorchDatasetRows(PixelRows):
             values = np.asarray(image.convert("L") if image.mode == "1" else image)
         else:
             try:
-                values = _channels_last(image)
+                values = _convert_to_channels_last(image)
             except Exception as error:  # each library raises its own exceptions
                 raise self._make_item_error(row, f"is no image: {type(image).__name__}: {error}.") from error
         if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] != 3) or not values.size:
@@ -199,15 +199,15 @@ class TorchDatasetRows(PixelRows):
     def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         return self.picture_digests[rows]
 
-    def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
+    def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
         images = []
         for row in rows.tolist():
             item = self.read_item(row, seed)
-            self.check_labels(row, item)
+            self.check_item_labels(row, item)
             images.append(self.convert_item_image(row, item.image))
         return np.stack(images) if images else np.empty((0, *self.shape[1:]), np.uint8)
 
-    def check_labels(self, row: int, item: DatasetItem) -> None:
+    def check_item_labels(self, row: int, item: DatasetItem) -> None:
         """Check that an item has the same labels and patient as at its first reading; its image may differ.
 
         Raises:
@@ -230,7 +230,7 @@ class TorchDatasetRows(PixelRows):
             row, problem, "An item always has the same labels and patient; only its picture may vary."
         )
 
-    def check_repeatable(self) -> None:
+    def check_items_repeatable(self) -> None:
         """Read some items again: the same seed has to give the same picture, and another one the same labels.
 
         Raises:
@@ -246,7 +246,7 @@ class TorchDatasetRows(PixelRows):
                 raise self._make_item_error(
                     row, "has another picture when it is read again with the same seed.", remedy
                 )
-            self.check_labels(row, other)
+            self.check_item_labels(row, other)
             if self.labels is None and not _is_alike(first.labels, other.labels):
                 remedy = "An item always has the same labels; only its picture may vary."
                 raise self._make_item_error(
@@ -261,7 +261,7 @@ class TorchDatasetRows(PixelRows):
         return BadInput([Fault(f"{self.name}[{row}]", problem, remedy)])
 
 
-def open_torch_dataset(dataset: Any, name: str, value_range: tuple[float, float] | None) -> TorchDatasetRows:
+def open_torch_dataset(dataset: Any, name: str, value_range: tuple[float, float] | None) -> TorchDatasetPictures:
     """Check a user's data set, and prepare it for reading by index.
 
     Raises:
@@ -281,7 +281,7 @@ def open_torch_dataset(dataset: Any, name: str, value_range: tuple[float, float]
         raise BadInput([Fault(name, f"has no length: {type(error).__name__}: {error}.")]) from error
     if not count:
         raise BadInput([Fault(name, "holds no image.")])
-    return TorchDatasetRows(dataset, name, (low, high))
+    return TorchDatasetPictures(dataset, name, (low, high))
 
 
 def is_map_dataset(dataset: object) -> bool:
@@ -289,7 +289,7 @@ def is_map_dataset(dataset: object) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
-def dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
+def read_dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
     """Return the class names that a data set defines as an attribute; empty if it defines none.
 
     For ``Subset`` and ``ConcatDataset`` the data sets inside are searched, because these two return labels unchanged.
@@ -305,10 +305,10 @@ def dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
         if isinstance(names, Sequence | np.ndarray) and not isinstance(names, str) and len(names):
             return tuple(map(str, names))
     if isinstance(dataset, Subset):
-        return dataset_class_names(dataset.dataset, name)
+        return read_dataset_class_names(dataset.dataset, name)
     if not isinstance(dataset, ConcatDataset):
         return ()
-    every = [dataset_class_names(inner, name) for inner in dataset.datasets]
+    every = [read_dataset_class_names(inner, name) for inner in dataset.datasets]
     distinct = sorted({names for names in every if names})
     if len(distinct) > 1:
         problem = f"joins data sets of different classes: {'; '.join(quote_names(names) for names in distinct[:3])}."
@@ -316,7 +316,7 @@ def dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
     return distinct[0] if distinct and () not in every else ()
 
 
-def shared_item_faults(where: str, parts: Mapping[str, Any]) -> list[Fault]:
+def find_shared_item_faults(where: str, parts: Mapping[str, Any]) -> list[Fault]:
     """Return a fault for each pair of parts that contain the same items.
 
     Args:
@@ -330,7 +330,7 @@ def shared_item_faults(where: str, parts: Mapping[str, Any]) -> list[Fault]:
     ]
 
 
-def repeated_item_faults(where: str, dataset: Any) -> list[Fault]:
+def find_repeated_item_faults(where: str, dataset: Any) -> list[Fault]:
     """Return a fault if a data set contains an item several times, for instance to oversample rare classes."""
     items = list(_iterate_innermost_items(dataset))
     if not (repeated := len(items) - len(set(items))):
@@ -362,7 +362,7 @@ def _iterate_innermost_items(dataset: Any, rows: Iterable[int] | None = None) ->
 
 
 @dataclass(frozen=True)
-class DatasetLabels:
+class CollectedItemLabels:
     """Labels and patients from the items of a data set.
 
     Attributes:
@@ -377,13 +377,13 @@ class DatasetLabels:
 
 
 def read_all_items(
-    images: TorchDatasetRows,
+    images: TorchDatasetPictures,
     class_names: Sequence[str],
     tell: Callable[[str], object],
     *,
     labels: bool = True,
     patients: bool = True,
-) -> DatasetLabels:
+) -> CollectedItemLabels:
     """Read each item once to check it, and to collect its labels and its patient if these are requested.
 
     Some items are read again with another seed, to check that random transforms do not change the labels.
@@ -404,7 +404,7 @@ def read_all_items(
         try:
             item = images.read_item(row, seed=None)
             pixels = images.convert_item_image(row, item.image)
-            digests[row], brightest = picture_digest(pixels), max(brightest, float(pixels.max()))
+            digests[row], brightest = compute_picture_digest(pixels), max(brightest, float(pixels.max()))
             if labels:
                 of_items[row] = _item_labels(item, class_names)
             if patients and row == 0 and item.patient is None and item.unread:
@@ -420,7 +420,7 @@ def read_all_items(
             faults.append(Fault(f"{images.name}[{row}]", str(error)))
         if len(faults) >= _MOST_FAILURES:
             break
-        progress.advance()
+        progress.count_decoded_picture()
     if faults:
         counted = f"{'at least ' if len(faults) >= _MOST_FAILURES else ''}{len(faults)} of {len(images)} items"
         raise BadInput([*faults[:_LISTED], Fault(images.name, f"{counted} cannot be used; the first are listed.")])
@@ -429,9 +429,9 @@ def read_all_items(
         problem = f"{len(images) - len(named)} of {len(images)} items name no patient."
         raise BadInput([Fault(images.name, problem, "Name one for each item, or for none.")])
     images.picture_digests, images.brightest = digests, brightest
-    read = DatasetLabels(of_items, named or None, tuple(class_names))
+    read = CollectedItemLabels(of_items, named or None, tuple(class_names))
     images.labels = read if labels else None
-    images.check_repeatable()
+    images.check_items_repeatable()
     return read
 
 
@@ -447,16 +447,16 @@ def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.fl
         raise ValueError("has no labels. " + _GIVE_LABELS)
     nested = list(_nested_entries(list(item.unread.values())))
     for key, value in [*item.unread.items(), *nested]:
-        if _names_a_class(key, value, class_names):
+        if _entry_names_class(key, value, class_names):
             problem = f'has "{key}", which names a class and is not read. '
             raise ValueError(problem + "Put it into the labels, or leave it out.")
     vectors = [(key, value) for key, value in item.unread.items() if _is_vector(value)]
     vectors += [(key, value) for key, value in nested if _is_vector(value) and _is_binary(value)]  # no spatial shape
     for key, value in vectors:
-        if len(class_names) > 1 and to_plain_array(value).size == len(class_names):
+        if len(class_names) > 1 and convert_to_numpy_array(value).size == len(class_names):
             problem = f'has "{key}" with a value a class, which is not read. Call it "label_mask" if it says which '
             raise ValueError(problem + "labels are known (1) and unknown (0); else leave it out of the dictionary.")
-    values = label_array(item.labels, class_names)
+    values = convert_labels_to_array(item.labels, class_names)
     if values.size == 1 and values.ndim <= 1 and len(class_names) > 1:
         value = values.reshape(())
         if values.dtype.kind == "f" or not 0 <= value < len(class_names):
@@ -481,7 +481,7 @@ def item_label_mask(item: DatasetItem, classes: int) -> NDArray[np.bool_]:
         ValueError: If the mask does not have a 0 or 1 for each class.
     """
     try:
-        mask = to_plain_array(item.mask).squeeze()
+        mask = convert_to_numpy_array(item.mask).squeeze()
     except Exception as error:  # each library raises its own exceptions
         raise ValueError(f"has a mask that is no array: {type(item.mask).__name__}.") from error
     if mask.size != classes or mask.ndim > 1 or not np.isin(mask, (0, 1)).all():
@@ -492,8 +492,12 @@ def item_label_mask(item: DatasetItem, classes: int) -> NDArray[np.bool_]:
 def _is_segmentation_mask(mask: Any, image: Any) -> bool:
     """Return True if a mask has the height and width of the image, so that it is a segmentation, not a label mask."""
     try:
-        shape = to_plain_array(mask).squeeze().shape
-        size = (image.height, image.width) if isinstance(image, Image.Image) else _channels_last(image).shape[:2]
+        shape = convert_to_numpy_array(mask).squeeze().shape
+        size = (
+            (image.height, image.width)
+            if isinstance(image, Image.Image)
+            else _convert_to_channels_last(image).shape[:2]
+        )
     except Exception:  # the image itself is checked later
         return False
     size = tuple(length for length in size if length != 1)
@@ -505,14 +509,14 @@ def _is_vector(value: Any) -> bool:
     if isinstance(value, str | Mapping) or value is None:
         return False
     try:
-        values = to_plain_array(value)
+        values = convert_to_numpy_array(value)
     except Exception:  # each library raises its own exceptions
         return False
     return values.dtype.kind in "biuf" and values.squeeze().ndim <= 1
 
 
 def _is_binary(value: Any) -> bool:
-    return bool(np.isin(to_plain_array(value), (0, 1)).all())
+    return bool(np.isin(convert_to_numpy_array(value), (0, 1)).all())
 
 
 def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence[Any]], image: Any) -> dict[str, str]:
@@ -524,14 +528,14 @@ def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence
     """
     unclear = dict[str, str]()
     for key, value in unread.items():
-        name = _letters_and_digits(key)
+        name = _keep_letters_and_digits(key)
         if not keys["patient"] and _is_like_patient(name):
             unclear["patient"] = f'has "{key}", which may name its patient. Call it "patient", or leave it out.'
         if keys["labels"] and LABEL_KEY.search(name) and not (value is None or _is_segmentation_mask(value, image)):
             problem = f'has "{key}" beside "{keys["labels"][0]}". '
             unclear["labels"] = problem + 'Call a mask "label_mask"; leave others out.'
         for nested_key, _ in _nested_entries(value):
-            name = _letters_and_digits(nested_key)
+            name = _keep_letters_and_digits(nested_key)
             remedy = f'Put it beside "{keys["image"][0]}", or leave it out.'
             problem = f'has "{nested_key}" in "{key}", whose entries are not read. {remedy}'
             if not keys["patient"] and (name in _KEYS["patient"] or _is_like_patient(name)):
@@ -556,24 +560,24 @@ def _is_like_patient(name: str) -> bool:
     return bool(PATIENT_KEY.search(name)) and not NO_PATIENT_KEY.search(name)
 
 
-def _names_a_class(key: Any, value: Any, class_names: Sequence[str]) -> bool:
+def _entry_names_class(key: Any, value: Any, class_names: Sequence[str]) -> bool:
     """Return True if the key of an entry contains the name of a class, or its text, or one of its texts, is one."""
-    names = {_letters_and_digits(name) for name in class_names} - {""}
-    name = _letters_and_digits(key)
+    names = {_keep_letters_and_digits(name) for name in class_names} - {""}
+    name = _keep_letters_and_digits(key)
     texts = [value] if isinstance(value, str) else value if isinstance(value, list | tuple | set) else []
     words = [word for text in texts if isinstance(text, str) for word in _LIST_SIGNS.split(text)]
     contained = any(of_class in name for of_class in names if len(of_class) >= _CONTAINED)
-    return contained or name in names or any(_letters_and_digits(word) in names for word in words)
+    return contained or name in names or any(_keep_letters_and_digits(word) in names for word in words)
 
 
-def _letters_and_digits(text: object) -> str:
+def _keep_letters_and_digits(text: object) -> str:
     return "".join(filter(str.isalnum, str(text).lower()))
 
 
 def _is_alike(first: Any, other: Any) -> bool:
     """Return True for two labels of equal numbers, or that are no arrays of numbers."""
     try:
-        return np.array_equal(to_plain_array(first), to_plain_array(other), equal_nan=True)
+        return np.array_equal(convert_to_numpy_array(first), convert_to_numpy_array(other), equal_nan=True)
     except Exception:  # each library has exceptions of its own for what is no array
         return True
 
@@ -597,9 +601,9 @@ def _parse_patient_entry(value: Any) -> str | None:
     return str(value)
 
 
-def _channels_last(image: Any) -> NDArray[Any]:
+def _convert_to_channels_last(image: Any) -> NDArray[Any]:
     """Convert a tensor ``([channels,] height, width)`` or a channels-last array to ``(height, width[, channels])``."""
-    values = to_plain_array(image)
+    values = convert_to_numpy_array(image)
     first_is_channels = isinstance(image, torch.Tensor) or (values.ndim == 3 and values.shape[2] not in (1, 3))
     if values.ndim == 3 and first_is_channels:
         values = values.transpose(1, 2, 0)

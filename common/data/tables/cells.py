@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import LARGEST_MB
-from common.data.base.names import is_blank_cell, is_nameless_text, name_similarity_key
+from common.data.base.names import is_blank_cell, is_nameless_text, make_name_similarity_key
 from common.data.base.spec import NO_FINDING, LabelPolicy
 from common.data.base.splits import Names
 from common.data.base.vocabulary import NO_NAMES, NOT_ASSESSED, PART_NAMES, POOR_QUALITY
-from common.data.tables.csv import CsvColumn, CsvColumns, read_columns
+from common.data.tables.csv import CsvColumn, CsvColumns, read_csv_columns
 from common.errors import BadInput, Fault, raise_faults, suggest_nearest_name
 
 _LABEL = re.compile(r"([+\-\u2212]?)([01])(?:[.,]0*)?")
@@ -177,7 +177,7 @@ def parse_finding_column(
         if not_assessed:
             of_cell[place, of_cell[place] != 1] = np.nan
     unlisted = {text: places for text, places in foreign.items() if not others.has(" ".join(text.split()))}
-    faults = _unlisted_name_faults(column, name, rules, unlisted)
+    faults = _find_unlisted_name_faults(column, name, rules, unlisted)
     if contradictions:
         problem = (
             f'column "{name}" names a class and says that there is no finding: '
@@ -185,7 +185,7 @@ def parse_finding_column(
         )
         faults.append(Fault(rules.keys.get("column", "data.labels"), problem, "Correct these cells."))
     raise_faults(faults)
-    counts, rows = column.rows_per_cell(), Counter[str]()
+    counts, rows = column.count_rows_per_cell(), Counter[str]()
     for text, places in foreign.items():
         rows[" ".join(text.split())] += int(counts[list(places)].sum())
     return of_cell[column.places], rows
@@ -203,7 +203,7 @@ def says_not_assessed(part: str) -> bool:
     return bool(NOT_ASSESSED.fullmatch(bare) or POOR_QUALITY.fullmatch(bare))
 
 
-def guess_separator_within(part: str, has: Callable[[str], bool]) -> str | None:
+def guess_class_name_separator(part: str, has: Callable[[str], bool]) -> str | None:
     """Guess the separator in a text that may join several class names; None if there seems to be none.
 
     Args:
@@ -218,7 +218,7 @@ def guess_separator_within(part: str, has: Callable[[str], bool]) -> str | None:
     return None
 
 
-def _names_within(rules: FindingColumnRules) -> Callable[[str], str | None]:
+def _make_name_finder(rules: FindingColumnRules) -> Callable[[str], str | None]:
     """Return a function that finds the longest class name in a text, or else a word of ``no_finding``."""
 
     def forms(text: str) -> tuple[str, str]:
@@ -239,7 +239,7 @@ def _names_within(rules: FindingColumnRules) -> Callable[[str], str | None]:
     return find
 
 
-def _class_with_words(part: str, classes: Sequence[str]) -> str | None:
+def _find_class_with_words(part: str, classes: Sequence[str]) -> str | None:
     """Return the first class whose name contains all words of a text, also in a slightly different spelling."""
     words = _WORD.findall(part.casefold())
     for label in classes:
@@ -249,7 +249,7 @@ def _class_with_words(part: str, classes: Sequence[str]) -> str | None:
     return None
 
 
-def _unlisted_name_faults(
+def _find_unlisted_name_faults(
     column: CsvColumn, name: str, rules: FindingColumnRules, unlisted: Mapping[str, Collection[int]]
 ) -> list[Fault]:
     """Return faults, with suggestions, for names that the configuration does not list.
@@ -258,8 +258,8 @@ def _unlisted_name_faults(
         unlisted: For each such name, the indices of the distinct cells that contain it.
     """
     keys = {key: rules.keys.get(key, "data.labels") for key in ("classes", "separator")}
-    near_names = {name_similarity_key(label): f'Did you mean "{label}"?' for label in rules.classes}
-    find_within = _names_within(rules)
+    near_names = {make_name_similarity_key(label): f'Did you mean "{label}"?' for label in rules.classes}
+    find_within = _make_name_finder(rules)
     names, all_others = _ClassNameIndex([*rules.classes, *rules.no_finding]), "*" in rules.others
     are_numbers = not all(any(map(str.isalpha, label)) for label in rules.classes)
     faults, unlike, nothing = list[Fault](), dict[str, Collection[int]](), dict[str, Collection[int]]()
@@ -268,13 +268,13 @@ def _unlisted_name_faults(
         if is_placeholder_text(part) or not (are_numbers or any(map(str.isalpha, part))):
             nothing[text] = places
             continue
-        mark, within = guess_separator_within(text, names.has), find_within(part)
-        near = near_names.get(name_similarity_key(part)) or suggest_nearest_name(
+        mark, within = guess_class_name_separator(text, names.has), find_within(part)
+        near = near_names.get(make_name_similarity_key(part)) or suggest_nearest_name(
             part, rules.classes, 0.8 if all_others else 0.6
         )
         problem = f'column "{name}" holds {column.describe_part_lines({text: places})}, which is no class.'
         other = f" If it is another finding, list it in {rules.keys['others']}." if rules.keys else ""
-        shorter = None if within or not all_others else _class_with_words(part, rules.classes)
+        shorter = None if within or not all_others else _find_class_with_words(part, rules.classes)
         if len(faults) == _MOST_FAULTS or not (near or mark or within or shorter):
             unlike[text] = places
         elif mark:
@@ -323,7 +323,7 @@ def count_uncertain_blank_cells(
     Raises:
         BadInput: If the table cannot be read.
     """
-    columns = read_columns(path, "data.labels", largest_mb)
+    columns = read_csv_columns(path, "data.labels", largest_mb)
     totals = {}
     for name in names:
         if name in columns:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from common.errors import Fault, quote_names, suggest_nearest_name
 
 
-def unknown_class_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
+def find_unknown_class_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
     """Return a fault for each name that is no class of the data."""
     return [
         Fault(
@@ -22,40 +22,40 @@ def unknown_class_faults(where: str, names: Sequence[str], class_names: Sequence
     ]
 
 
-def repeated_name_faults(where: str, names: Sequence[str]) -> list[Fault]:
+def find_repeated_name_faults(where: str, names: Sequence[str]) -> list[Fault]:
     """Return a fault if names occur more than once."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     return [Fault(where, f"{quote_names(repeated)} stands there more than once.")] if repeated else []
 
 
-def _split_names(text: str) -> tuple[str, ...]:
+def _split_at_semicolons(text: str) -> tuple[str, ...]:
     return tuple(text.split("; "))
 
 
-_ORGANS = _split_names(
+_ORGANS = _split_at_semicolons(
     "bladder; femur-left; femur-right; heart; kidney-left; kidney-right; liver; lung-left; lung-right; pancreas; spleen"
 )
 _CLASSES: dict[str, tuple[str, ...]] = {
-    "pathmnist": _split_names(
+    "pathmnist": _split_at_semicolons(
         "adipose; background; debris; lymphocytes; mucus; smooth muscle; normal colon mucosa; cancer-associated "
         "stroma; colorectal adenocarcinoma epithelium"
     ),
-    "chestmnist": _split_names(
+    "chestmnist": _split_at_semicolons(
         "Atelectasis; Cardiomegaly; Pleural Effusion; Infiltration; Mass; Nodule; Pneumonia; Pneumothorax; "
         "Consolidation; Edema; Emphysema; Fibrosis; Pleural Thickening; Hernia"
     ),
-    "dermamnist": _split_names(
+    "dermamnist": _split_at_semicolons(
         "actinic keratoses and intraepithelial carcinoma; basal cell carcinoma; benign keratosis-like lesions; "
         "dermatofibroma; melanoma; melanocytic nevi; vascular lesions"
     ),
-    "octmnist": _split_names("choroidal neovascularization; diabetic macular edema; drusen; normal"),
-    "pneumoniamnist": _split_names("normal; pneumonia"),
-    "retinamnist": _split_names("grade 0; grade 1; grade 2; grade 3; grade 4"),
-    "breastmnist": _split_names("malignant; normal or benign"),
-    "bloodmnist": _split_names(
+    "octmnist": _split_at_semicolons("choroidal neovascularization; diabetic macular edema; drusen; normal"),
+    "pneumoniamnist": _split_at_semicolons("normal; pneumonia"),
+    "retinamnist": _split_at_semicolons("grade 0; grade 1; grade 2; grade 3; grade 4"),
+    "breastmnist": _split_at_semicolons("malignant; normal or benign"),
+    "bloodmnist": _split_at_semicolons(
         "basophil; eosinophil; erythroblast; immature granulocytes; lymphocyte; monocyte; neutrophil; platelet"
     ),
-    "tissuemnist": _split_names(
+    "tissuemnist": _split_at_semicolons(
         "collecting duct, connecting tubule; distal convoluted tubule; glomerular endothelial cells; interstitial "
         "endothelial cells; leukocytes; podocytes; proximal tubule segments; thick ascending limb"
     ),
@@ -63,11 +63,11 @@ _CLASSES: dict[str, tuple[str, ...]] = {
     "organcmnist": _ORGANS,
     "organsmnist": _ORGANS,
     "mnist": tuple("0123456789"),
-    "cifar10": _split_names("airplane; automobile; bird; cat; deer; dog; frog; horse; ship; truck"),
+    "cifar10": _split_at_semicolons("airplane; automobile; bird; cat; deer; dog; frog; horse; ship; truck"),
 }
 
 
-def public_dataset_class_names(stem: str) -> tuple[str, ...]:
+def get_public_dataset_classes(stem: str) -> tuple[str, ...]:
     """Return the class names of a public npz file, given its stem: ``octmnist``, ``octmnist_64``, ``cifar10_jpeg``.
 
     The result is empty for unknown files.
@@ -75,11 +75,11 @@ def public_dataset_class_names(stem: str) -> tuple[str, ...]:
     return _CLASSES.get(re.sub(r"(_\d+|_jpeg)$", "", stem.lower()), ())
 
 
-NIH_CLASSES = _split_names(
+NIH_CLASSES = _split_at_semicolons(
     "Atelectasis; Cardiomegaly; Consolidation; Edema; Emphysema; Fibrosis; Hernia; Infiltration; Mass; Nodule; "
     "Pleural Effusion; Pleural Thickening; Pneumonia; Pneumothorax"
 )
-CHEXPERT_CLASSES = _split_names(
+CHEXPERT_CLASSES = _split_at_semicolons(
     "Atelectasis; Cardiomegaly; Consolidation; Edema; Enlarged Cardiomediastinum; Fracture; Lung Lesion; Lung "
     "Opacity; Pleural Effusion; Pleural Other; Pneumonia; Pneumothorax; Support Devices"
 )

@@ -8,10 +8,10 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import GREY_DIGESTS, PARTS, Splits, has_known_patients
+from common.data.base.image_set import GREY_DIGESTS, PARTS, DatasetSplits, has_known_patients
 from common.data.base.splits import Names
 from common.errors import Fault, raise_faults
-from common.system.plain_text import count_with_noun, list_first_and_count_rest
+from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 
 _LISTED = 5
 _COPIES = 0.05
@@ -48,13 +48,14 @@ def describe_contradicting_copies(
     sentences = []
     if changed:
         sentences.append(
-            f"{count_with_noun(len(changed), 'image')} with the very bytes of an earlier one of the same patient, but "
+            f"{format_count_with_noun(len(changed), 'image')} with the very bytes of an earlier one of the same "
+            "patient, but "
             f"other labels: {list_first_and_count_rest(changed, _LISTED)}. Write one line for each picture, with all "
             "that it shows."
         )
     if others:
         sentences.append(
-            f"{count_with_noun(len(others), 'image')} with the very bytes of an earlier one of another patient: "
+            f"{format_count_with_noun(len(others), 'image')} with the very bytes of an earlier one of another patient: "
             f"{list_first_and_count_rest(others, _LISTED)}. One may be in training, the other in test. One of the two "
             "patients is wrong, or one person has two names."
         )
@@ -64,13 +65,13 @@ def describe_contradicting_copies(
 # ---------------------------------------------------------------------- equal pixels
 
 
-def repeated_picture_faults(where: str, digests: NDArray[np.uint64]) -> list[Fault]:
+def find_repeated_picture_faults(where: str, digests: NDArray[np.uint64]) -> list[Fault]:
     """Return a fault if a data set without patients contains more than a few identical pictures.
 
     Args:
         digests: ``(n,)``, those of its pictures.
     """
-    digests = _without_greys(digests)
+    digests = _drop_uniform_grey_digests(digests)
     repeated = len(digests) - len(np.unique(digests))
     if repeated <= _COPIES * len(digests):
         return []
@@ -78,13 +79,13 @@ def repeated_picture_faults(where: str, digests: NDArray[np.uint64]) -> list[Fau
     return [Fault(where, problem, "Give each picture once, or patients=[...].")]
 
 
-def shared_picture_faults(where: str, digests: Mapping[str, NDArray[np.uint64]]) -> list[Fault]:
+def find_shared_picture_faults(where: str, digests: Mapping[str, NDArray[np.uint64]]) -> list[Fault]:
     """Return a fault for each pair of parts that have more than a few identical pictures, other than of one grey.
 
     Args:
         digests: Those of the pictures of each part, by the part's name.
     """
-    distinct = {part: np.unique(_without_greys(of_part)) for part, of_part in digests.items()}
+    distinct = {part: np.unique(_drop_uniform_grey_digests(of_part)) for part, of_part in digests.items()}
     return [
         Fault(where, f'has {shared} equal pictures in "{first}" and "{second}".', "Give each part images of its own.")
         for first, second in combinations(digests, 2)
@@ -93,7 +94,7 @@ def shared_picture_faults(where: str, digests: Mapping[str, NDArray[np.uint64]])
     ]
 
 
-def check_copies(where: str, splits: Splits, *, by_part: bool = False) -> Splits:
+def check_picture_copies(where: str, splits: DatasetSplits, *, by_part: bool = False) -> DatasetSplits:
     """Refuse parts that share pictures; return the parts with a note on copies whose rows contradict one another.
 
     Pictures of one grey are not compared.
@@ -105,7 +106,7 @@ def check_copies(where: str, splits: Splits, *, by_part: bool = False) -> Splits
         BadInput: If more than a few pictures of a part are in another part, too.
     """
     digests = {part: images.digests for part, images in zip(PARTS, splits.parts, strict=True)}
-    raise_faults(shared_picture_faults(where, digests))
+    raise_faults(find_shared_picture_faults(where, digests))
     names = list[str]()
     for part, images in zip(PARTS, splits.parts, strict=True):
         if by_part or images.places is None:
@@ -120,9 +121,9 @@ def check_copies(where: str, splits: Splits, *, by_part: bool = False) -> Splits
     every = np.concatenate(list(digests.values()))
     groups = group_equal_contents((row, every[row]) for row in np.flatnonzero(every >= GREY_DIGESTS).tolist())
     if note := describe_contradicting_copies(groups, names, labels, patients):
-        splits = Splits(*(replace(images, notes=(*images.notes, note)) for images in splits.parts))
+        splits = DatasetSplits(*(replace(images, notes=(*images.notes, note)) for images in splits.parts))
     return splits
 
 
-def _without_greys(digests: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _drop_uniform_grey_digests(digests: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return digests[digests >= GREY_DIGESTS]

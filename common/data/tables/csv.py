@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import LARGEST_MB, decoded_content_limit, oversized_file_message
+from common.data.base.decoded_size import LARGEST_MB, compute_decoded_content_limit, make_oversized_file_message
 from common.data.base.names import normalize_name, normalize_names_in_text
 from common.data.base.splits import Names
 from common.errors import (
@@ -35,8 +35,8 @@ from common.errors import (
     raise_faults,
     suggest_nearest_name,
 )
-from common.system.files import missing_file_faults
-from common.system.plain_text import count_with_noun
+from common.system.files import find_missing_file_faults
+from common.system.plain_text import format_count_with_noun
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _EXCELS_SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t]*\r?\n?', re.IGNORECASE)
@@ -57,7 +57,7 @@ _OF_MAC_ROMAN = re.compile("[a-z][ŠŒŽŸ]|[A-Za-z]Ÿ[a-z]|[a-z]§")
 """Letters that stand like this nowhere in Windows-1252, and are ä, å, é, ü and ß of old Macs."""
 
 
-def _decode_as_windows(error: UnicodeError) -> tuple[str, int]:
+def _decode_as_windows_1252(error: UnicodeError) -> tuple[str, int]:
     """Decode bytes that are no valid UTF-8 as Windows-1252; raise the error if that fails too."""
     assert isinstance(error, UnicodeDecodeError)
     data, start, end = error.object, error.start, error.end
@@ -71,7 +71,7 @@ def _decode_as_windows(error: UnicodeError) -> tuple[str, int]:
     return text, end
 
 
-codecs.register_error(_FALLBACK, _decode_as_windows)
+codecs.register_error(_FALLBACK, _decode_as_windows_1252)
 
 
 @dataclass(frozen=True)
@@ -88,15 +88,15 @@ class CsvColumn:
     places: NDArray[np.int32]
     lines: NDArray[np.int32]
 
-    def cell_of_each_row(self) -> Names:
+    def expand_to_row_cells(self) -> Names:
         """Return an array ``(rows,)`` with the cell of each row."""
         return np.array(self.cells, dtype=np.str_)[self.places]
 
-    def rows_per_cell(self) -> NDArray[np.intp]:
+    def count_rows_per_cell(self) -> NDArray[np.intp]:
         """Return how many rows have each distinct cell."""
         return np.bincount(self.places, minlength=len(self.cells))
 
-    def lines_of_cells(self, places: Collection[int]) -> NDArray[np.int32]:
+    def find_lines_of_cells(self, places: Collection[int]) -> NDArray[np.int32]:
         """Return the line numbers of all rows whose cell is one of the distinct cells with these indices."""
         return self.lines[np.isin(self.places, list(places))]
 
@@ -112,8 +112,8 @@ class CsvColumn:
         """
         texts = []
         for part, places in list(parts.items())[:limit]:
-            lines = self.lines_of_cells(places)
-            more = f" ({count_with_noun(len(lines), 'line')})" if len(lines) > 1 else ""
+            lines = self.find_lines_of_cells(places)
+            more = f" ({format_count_with_noun(len(lines), 'line')})" if len(lines) > 1 else ""
             name = part[:70].replace("\n", "\\n").replace("\t", "\\t")
             texts.append(f'"{name}" in line {lines[0]}{more}')
         return ", ".join(texts) + (f" and {len(parts) - limit:,} more" if len(parts) > limit else "")
@@ -131,7 +131,7 @@ class CsvColumns(Mapping[str, Names]):
         self._columns, self.lines, self.unnamed = columns, lines, unnamed
 
     def __getitem__(self, name: str) -> Names:
-        return self.get_column(name).cell_of_each_row()
+        return self.get_column(name).expand_to_row_cells()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -169,7 +169,7 @@ _in_use = WeakValueDictionary[tuple[object, ...], CsvColumns]()
 """Tables in memory, by their files: ``flwr-sim init`` inspects a table and then checks it as a run does."""
 
 
-def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvColumns:
+def read_csv_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvColumns:
     """Read a ``.csv`` or ``.csv.gz`` table; empty lines are left out.
 
     A table that is still in memory is not read again, unless the file has changed.
@@ -181,7 +181,7 @@ def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvCol
     Raises:
         BadInput: If the file is missing, empty, no text, too large, or has rows of different lengths.
     """
-    raise_faults(missing_file_faults(where, path))
+    raise_faults(find_missing_file_faults(where, path))
     try:
         raise_faults(_json_faults(path, where))
         try:
@@ -189,7 +189,7 @@ def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvCol
             key = path.absolute(), file.st_size, file.st_mtime_ns, file.st_ctime_ns, largest_mb
             if (columns := _in_use.get(key)) is None:
                 columns = _in_use[key] = _read_table_in_blocks(
-                    path, where, decoded_content_limit(file.st_size, largest_mb)
+                    path, where, compute_decoded_content_limit(file.st_size, largest_mb)
                 )
             return columns
         except UnicodeDecodeError:
@@ -205,7 +205,7 @@ def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvCol
 
 def _json_faults(path: Path, where: str) -> list[Fault]:
     """Return a fault for a file that begins as JSON does."""
-    with _open_table(path) as content:
+    with _open_csv_text(path) as content:
         head = content.read(_HEAD).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
     if not _JSON.match(head):
         return []
@@ -215,9 +215,9 @@ def _json_faults(path: Path, where: str) -> list[Fault]:
     return [Fault(where, f"{path.name} is JSON, and no table.", f"{remedy}in COCO's JSON\".")]
 
 
-def is_utf_8(path: Path) -> bool:
+def is_utf_8_table(path: Path) -> bool:
     """Return False for a table with bytes that are neither UTF-8 nor UTF-16, which are read as Windows-1252."""
-    with _open_table(path) as content:
+    with _open_csv_text(path) as content:
         try:
             for number, line in enumerate(content):
                 if not number and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -228,7 +228,7 @@ def is_utf_8(path: Path) -> bool:
     return True
 
 
-def _open_table(path: Path) -> IO[bytes]:
+def _open_csv_text(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
@@ -267,9 +267,9 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> CsvColumns:
     def check_size(claimed: int) -> None:
         if claimed > limit:
             remedy = "If that is right, raise this key; else get the file again, or remove columns of long texts."
-            raise BadInput([Fault(where, f"{path.name}: {oversized_file_message(claimed, limit)}.", remedy)])
+            raise BadInput([Fault(where, f"{path.name}: {make_oversized_file_message(claimed, limit)}.", remedy)])
 
-    with _open_table(path) as content:
+    with _open_csv_text(path) as content:
         is_utf_16 = content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         content.seek(0)
         form = ("utf-16", "strict") if is_utf_16 else ("utf-8-sig", _FALLBACK)
@@ -288,7 +288,7 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> CsvColumns:
             if header is None:
                 raise BadInput([Fault(where, f"{path.name} is empty.", "Its first line names the columns.")])
             line = rows.line_num + len(head) - len(after) + 1
-            table, next_block = _TableBuilder(header, separator, line, check_size), 0
+            table, next_block = _CsvColumnsBuilder(header, separator, line, check_size), 0
             for row in rows:
                 table.rows.append(row)
                 if lines.letters > next_block:
@@ -301,11 +301,11 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> CsvColumns:
             problem = f"the row of {path.name} that begins in line {line} cannot be read: {error}."
             remedy = "A cell that begins with a quote ends with one, and quotes within it are written twice."
             raise BadInput([Fault(where, problem, remedy)]) from None
-    raise_faults(_table_form_faults(path.name, where, separator, table))
+    raise_faults(_find_table_form_faults(path.name, where, separator, table))
     return table.build_columns()
 
 
-def _count_lines(row: Sequence[str]) -> int:
+def _count_row_lines(row: Sequence[str]) -> int:
     """Return how many lines of the file a row takes."""
     text = ",".join(row)  # the comma keeps \r and \n of two cells apart
     return 1 + (len(_LINE_END.findall(text)) if "\n" in text or "\r" in text else 0)
@@ -347,7 +347,7 @@ class _DistinctCells(dict[str, int]):
         return place
 
 
-class _TableBuilder:
+class _CsvColumnsBuilder:
     """Collects the rows of a table, and converts them to columns block by block.
 
     Attributes:
@@ -370,7 +370,7 @@ class _TableBuilder:
     @property
     def next_line_number(self) -> int:
         """The line number at which the row after those in ``rows`` begins."""
-        return self._line + sum(map(_count_lines, self.rows))
+        return self._line + sum(map(_count_row_lines, self.rows))
 
     def store_rows(self) -> None:
         """Convert the collected rows to columns, which take less memory; empty rows are left out.
@@ -381,12 +381,12 @@ class _TableBuilder:
                 begin.
         """
         rows, self.rows = self.rows, []
-        counts = np.fromiter(map(_count_lines, rows), np.int32, len(rows))
+        counts = np.fromiter(map(_count_row_lines, rows), np.int32, len(rows))
         begins = self._line + np.cumsum(counts, dtype=np.int32) - counts
         self._line += int(counts.sum())
         of_several_lines = np.flatnonzero(counts > 1).tolist()
         suspicious = [
-            (int(begins[row]), held) for row in of_several_lines if (held := self._cells_inside_quotes(rows[row]))
+            (int(begins[row]), held) for row in of_several_lines if (held := self._find_cells_inside_quotes(rows[row]))
         ]
         if not all(map(any, rows)):
             filled = [row for row, cells in enumerate(rows) if any(cells)]
@@ -408,7 +408,7 @@ class _TableBuilder:
                 self._line = line
                 raise csv.Error("a pair of quotes holds whole rows")
 
-    def _cells_inside_quotes(self, row: Sequence[str]) -> list[tuple[int, str]]:
+    def _find_cells_inside_quotes(self, row: Sequence[str]) -> list[tuple[int, str]]:
         """Return the cells, with column indices, of the rows that a stray pair of quotes may enclose; else empty.
 
         This happens if two cells begin with a quote and do not end with one. An ordinary text of several lines rarely
@@ -442,7 +442,7 @@ def _are_row_numbers(cells: Sequence[str]) -> bool:
 
 def _describe_non_text(path: Path) -> str:
     """Return an error message with the line of a file that is no text."""
-    with _open_table(path) as content:
+    with _open_csv_text(path) as content:
         head = content.read(_HEAD)
         content.seek(0)
         for number, line in enumerate(iter(lambda: content.readline(4 * _LONGEST_LINE), b""), start=1):
@@ -456,7 +456,7 @@ def _describe_non_text(path: Path) -> str:
     return describe_non_utf8_file(head, 1)
 
 
-def _table_form_faults(name: str, where: str, separator: str, table: _TableBuilder) -> list[Fault]:
+def _find_table_form_faults(name: str, where: str, separator: str, table: _CsvColumnsBuilder) -> list[Fault]:
     if repeated := sorted(column for column, count in Counter(table.header).items() if column and count > 1):
         remedy = "Rename or remove one; the first line must name the columns."
         return [Fault(where, f"{name} has more than one column {quote_names(repeated)}.", remedy)]
@@ -465,13 +465,13 @@ def _table_form_faults(name: str, where: str, separator: str, table: _TableBuild
     count, first = table.ragged
     if not count:
         return []
-    width = count_with_noun(len(table.header), "cell")
-    ragged = f"{count_with_noun(count, 'line')} of {name} without the header's {width}, line {first} first"
+    width = format_count_with_noun(len(table.header), "cell")
+    ragged = f"{format_count_with_noun(count, 'line')} of {name} without the header's {width}, line {first} first"
     kind = SEPARATORS.get(separator, f'"{separator}"')
     return [Fault(where, f"{ragged}; its cells are separated by {kind}.", f"Quote cells that contain {kind}.")]
 
 
-def missing_column_faults(table: str, columns: Iterable[str], required: Mapping[str, str | None]) -> list[Fault]:
+def find_missing_column_faults(table: str, columns: Iterable[str], required: Mapping[str, str | None]) -> list[Fault]:
     """Return a fault for each required column that the table lacks.
 
     Args:

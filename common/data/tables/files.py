@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from common.data.base.names import normalize_name
 from common.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
 from common.errors import Fault
-from common.system.plain_text import count_with_noun, list_first_and_count_rest
+from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 
 _NO_SUCH_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
 
 
 @dataclass(frozen=True)
-class PictureFiles(Sequence[Path]):
+class LazyPicturePaths(Sequence[Path]):
     """A sequence of picture files that creates ``Path`` objects on access, because a million of them would take 400 MB.
 
     Attributes:
@@ -38,7 +38,7 @@ class PictureFiles(Sequence[Path]):
     names: NDArray[np.object_]
 
     @classmethod
-    def from_names(cls, folder: Path, names: Sequence[str]) -> "PictureFiles":
+    def from_names(cls, folder: Path, names: Sequence[str]) -> "LazyPicturePaths":
         """Create the sequence from a folder and a list of names."""
         array = np.empty(len(names), dtype=object)
         array[:] = names
@@ -50,13 +50,15 @@ class PictureFiles(Sequence[Path]):
     @overload
     def __getitem__(self, row: int) -> Path: ...
     @overload
-    def __getitem__(self, row: slice) -> "PictureFiles": ...
-    def __getitem__(self, row: int | slice) -> "Path | PictureFiles":
-        return PictureFiles(self.folder, self.names[row]) if isinstance(row, slice) else self.folder / self.names[row]
+    def __getitem__(self, row: slice) -> "LazyPicturePaths": ...
+    def __getitem__(self, row: int | slice) -> "Path | LazyPicturePaths":
+        return (
+            LazyPicturePaths(self.folder, self.names[row]) if isinstance(row, slice) else self.folder / self.names[row]
+        )
 
-    def select_files(self, index: NDArray[np.intp]) -> "PictureFiles":
+    def select_files(self, index: NDArray[np.intp]) -> "LazyPicturePaths":
         """Return the files with these indices, in the given order."""
-        return PictureFiles(self.folder, self.names[index])
+        return LazyPicturePaths(self.folder, self.names[index])
 
 
 class PictureFileFinder:
@@ -126,8 +128,8 @@ class PictureFileFinder:
         if not folders and (equal := self._equal[place].get(normal)):
             self.ambiguous |= {os.path.join(place, entry) for entry in equal}
             return None
-        folded = fold_case(name)
-        wanted = ((normalize_name, normal), (fold_case, folded), (strip_picture_ending, folded))
+        folded = fold_name_case(name)
+        wanted = ((normalize_name, normal), (fold_name_case, folded), (strip_picture_ending, folded))
         for fold, alias in wanted[:2] if folders else wanted:
             key = (place, fold)
             if key not in self._alike:
@@ -176,7 +178,7 @@ class PictureFileFinder:
             below = os.path.relpath(parent, folder)
             yield from ((below, name) for name in names)
 
-    def unlistable_folder_faults(self, where: str = "data.images") -> list[Fault]:
+    def find_unlistable_folder_faults(self, where: str = "data.images") -> list[Fault]:
         """Return faults if folders could not be listed, or names stand for several files."""
         faults = []
         if self.ambiguous:
@@ -189,19 +191,19 @@ class PictureFileFinder:
         for folder, reason in self.failures.items():
             reasons[reason].append(f'"{folder}"')
         which = "; ".join(f"{list_first_and_count_rest(names, 5)} ({reason})" for reason, names in reasons.items())
-        problem = f"{count_with_noun(len(self.failures), 'folder')} cannot be listed: {which}."
+        problem = f"{format_count_with_noun(len(self.failures), 'folder')} cannot be listed: {which}."
         remedy = "Give the account that runs this program the right to read and enter them, and mount their disks."
         return [*faults, Fault(where, problem, remedy)]
 
 
-def fold_case(name: str) -> str:
+def fold_name_case(name: str) -> str:
     """Return a normalised name for comparison that ignores case, but not letters such as ß for ss."""
     return normalize_name(name).lower()
 
 
 def strip_picture_ending(name: str) -> str:
     """Return a file name without its picture extension; a file without one gets a text that no name equals."""
-    stem = drop_picture_ending(folded := fold_case(name))
+    stem = drop_picture_ending(folded := fold_name_case(name))
     return "/" if stem == folded else stem
 
 
@@ -223,6 +225,6 @@ def describe_other_endings(folder: str, names: Iterable[str], finder: PictureFil
     if not files:
         return ""
     name, file = next(iter(files.items()))
-    count = count_with_noun(len(files), "name ends", "names end")
+    count = format_count_with_noun(len(files), "name ends", "names end")
     remedy = "Write them as on the disk, or without an ending."
     return f'"{file}" is there, and no "{name}": {count} otherwise than the file. {remedy}'

@@ -76,7 +76,7 @@ class ColumnJudgement:
 
 def judge_column(column: CsvColumn) -> ColumnJudgement:
     """Judge whether the cells of a column are labels, or are meant as labels."""
-    meanings, counts = [interpret_label_cell(cell) for cell in column.cells], column.rows_per_cell()
+    meanings, counts = [interpret_label_cell(cell) for cell in column.cells], column.count_rows_per_cell()
     foreign = [place for place, meaning in enumerate(meanings) if meaning is None]
     positive = np.array([meaning == "present" for meaning in meanings])[column.places]
     others = int(counts[foreign].sum())
@@ -102,20 +102,20 @@ def judge_column(column: CsvColumn) -> ColumnJudgement:
     return ColumnJudgement(kind, foreign, positive)
 
 
-def split_words(name: str) -> set[str]:
+def split_column_name_words(name: str) -> set[str]:
     """Return the words of a column's name in lower case, also those of ``PatientID``, without digits and signs."""
     return {word.casefold() for word in _WORD.findall(name)}
 
 
-def names_person_or_picture(name: str) -> bool:
+def is_metadata_column_name(name: str) -> bool:
     """Return True if a column name is about the person or picture, such as sex, age or view, not about a finding."""
-    words = split_words(name)
+    words = split_column_name_words(name)
     return bool(words) and (any(map(NO_FINDING_HEADING.fullmatch, words)) or NO_FINDINGS.issuperset(words))
 
 
 def names_id(name: str) -> bool:
     """Return True if a column name has a word for a number: "local_id", "Fall-Nr."."""
-    return not split_words(name).isdisjoint(("id", "uid", "nr", "no"))
+    return not split_column_name_words(name).isdisjoint(("id", "uid", "nr", "no"))
 
 
 def is_plausible_finding(column: CsvColumn) -> bool:
@@ -124,7 +124,7 @@ def is_plausible_finding(column: CsvColumn) -> bool:
     return bool(cells) and not all(cell in ABOUT_PERSON for cell in cells) and not all(map(_NUMBER.fullmatch, cells))
 
 
-def means_nothing_found(name: str) -> bool:
+def is_no_finding_name(name: str) -> bool:
     """Return True if a name says that nothing was found: "o.B.", "unauffällig", "no acute findings"."""
     if not re.fullmatch(r"[^\W\d_]+(?:[ ._,-]+[^\W\d_]+)*\.?", name):
         return False
@@ -144,7 +144,7 @@ def split_diagnosis_code(name: str) -> tuple[str, str] | None:
 
 def finding_certainty(name: str) -> Certainty | None:
     """Return whether a name denies a finding, doubts it, or places it in the past: "no mass", "V.a. Mass", "J91Z"."""
-    if means_nothing_found(name):
+    if is_no_finding_name(name):
         return None
     if code := split_diagnosis_code(name):
         return CODE_CERTAINTIES.get(code[1])

@@ -17,40 +17,40 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import (
     PARTS,
+    DatasetSplits,
     ImageSet,
-    Splits,
     describe_uniform_pictures,
     has_known_patients,
     is_placeholder_patient,
-    placeholder_patients,
+    make_placeholder_patients,
 )
 from common.data.base.names import (
-    array_to_names,
-    class_spelling_key,
+    convert_array_to_names,
     find_similar_names,
     is_anonymous_patient,
     is_blank_cell,
     is_nameless_text,
+    make_class_spelling_key,
     map_to_group_name,
 )
-from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureFolderSpec, PictureTableSpec
+from common.data.base.spec import FolderDatasetSpec, LabelColumnsSpec, PictureFolderSpec, PictureTableSpec
 from common.data.base.splits import (
     Names,
+    assign_images_to_parts,
+    find_shared_patient_faults,
     hold_out_patients,
-    part_of_each_image,
-    positive_image_mask,
-    shared_patient_faults,
+    mask_positive_images,
     split_patients,
 )
-from common.data.images.reading import DecodedImageFormat, check_skip_budget
+from common.data.images.reading import DecodedImageFormat, refuse_too_many_skipped
 from common.data.images.store import DecodedImageStore, FileIdentity, decode_pictures
 from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns, parse_split_column
 from common.data.tables.copies import describe_contradicting_copies, group_equal_contents
-from common.data.tables.csv import CsvColumn, CsvColumns, missing_column_faults, read_columns
-from common.data.tables.files import PictureFileFinder, PictureFiles, describe_other_endings
+from common.data.tables.csv import CsvColumn, CsvColumns, find_missing_column_faults, read_csv_columns
+from common.data.tables.files import LazyPicturePaths, PictureFileFinder, describe_other_endings
 from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.system.files import is_file, missing_folder_faults
-from common.system.plain_text import count_with_noun, list_first_and_count_rest
+from common.system.files import find_missing_folder_faults, is_file
+from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 
 
 class PictureReader(Protocol):
@@ -65,7 +65,7 @@ class PictureReader(Protocol):
     def identify_content(self, file: Path) -> FileIdentity | None:
         """Return an identity by which the content is recognised without reading it; None if it must be read."""
 
-    def reading_faults(self) -> list[Fault]:
+    def find_reading_faults(self) -> list[Fault]:
         """Return, after reading, why it stopped before all pictures were read; empty if it did not."""
 
 
@@ -81,7 +81,7 @@ class DiskPictureReader:
     def identify_content(self, file: Path) -> FileIdentity | None:
         return FileIdentity.from_path(file)
 
-    def reading_faults(self) -> list[Fault]:
+    def find_reading_faults(self) -> list[Fault]:
         return []
 
 
@@ -105,7 +105,7 @@ class LabelTable:
         reader: Reads the images.
     """
 
-    files: PictureFiles
+    files: LazyPicturePaths
     labels: NDArray[np.float32]
     class_names: tuple[str, ...]
     patients: Names
@@ -123,7 +123,8 @@ class LabelTable:
         nameless = int(is_placeholder_patient(self.patients).sum())
         if 0 < nameless < len(self.patients) or (nameless and self.reader is not FROM_DISK):
             notes.append(
-                f"{count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a patient of "
+                f"{format_count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a "
+                "patient of "
                 "its "
                 "own, and may be of one who stands on the other side of the split."
             )
@@ -155,29 +156,29 @@ class LabelTable:
 
 def split_label_table(table: LabelTable, seed: int) -> LabelTable:
     """Split a table 70/10/20 by patient; rows with missing images take part, so that they do not change the split."""
-    split = split_patients(table.patients, positive_image_mask(table.labels), seed)
-    return replace(table, parts=part_of_each_image(table.patients, split))
+    split = split_patients(table.patients, mask_positive_images(table.labels), seed)
+    return replace(table, parts=assign_images_to_parts(table.patients, split))
 
 
-def hold_out_validation(table: LabelTable, fraction: float, seed: int) -> LabelTable:
+def hold_out_validation_patients(table: LabelTable, fraction: float, seed: int) -> LabelTable:
     """Move a fraction of the training patients to the validation part, if that part is empty."""
     if "validation" in table.parts:
         return table
     train = np.flatnonzero(table.parts == "train")
-    held_out = hold_out_patients(table.patients[train], positive_image_mask(table.labels[train]), fraction, seed)
+    held_out = hold_out_patients(table.patients[train], mask_positive_images(table.labels[train]), fraction, seed)
     parts = table.parts.astype("<U10")
     parts[train[held_out]] = "validation"
     return replace(table, parts=parts)
 
 
-def patient_overlap_faults(where: str, table: LabelTable) -> list[Fault]:
+def find_patient_overlap_faults(where: str, table: LabelTable) -> list[Fault]:
     """Return faults for patients who are in two parts of the split."""
-    return shared_patient_faults(where, {part: table.patients[table.parts == part] for part in PARTS})
+    return find_shared_patient_faults(where, {part: table.patients[table.parts == part] for part in PARTS})
 
 
 def find_picture_files(
-    files: PictureFiles, spec: PictureFolderSpec
-) -> tuple[PictureFiles, NDArray[np.bool_], list[Fault]]:
+    files: LazyPicturePaths, spec: PictureFolderSpec
+) -> tuple[LazyPicturePaths, NDArray[np.bool_], list[Fault]]:
     """Find a table's image files on the disk, where names may be spelled slightly differently.
 
     Returns:
@@ -187,7 +188,7 @@ def find_picture_files(
     listings, folder = PictureFileFinder(), str(files.folder)
     names = listings.find_all_files(folder, files.names.tolist())
     is_present = np.array([name is not None for name in names], dtype=np.bool_)
-    absent, faults = np.flatnonzero(~is_present & (files.names != "")), listings.unlistable_folder_faults()
+    absent, faults = np.flatnonzero(~is_present & (files.names != "")), listings.find_unlistable_folder_faults()
     if len(absent) and not faults and (spec.missing_files == "fault" or not is_present.any()):
         problem = f"{len(absent)} of {len(names)} images named in {spec.labels} are not in {spec.images}: "
         problem += f"{quote_names((files.names[row] for row in absent), 5)}."
@@ -196,7 +197,7 @@ def find_picture_files(
             remedy = f"{hint} {remedy}"
         faults.append(Fault("data.images", problem, remedy))
     on_disk = [own if name is None else name for own, name in zip(files.names, names, strict=True)]
-    return PictureFiles.from_names(files.folder, on_disk), is_present, faults
+    return LazyPicturePaths.from_names(files.folder, on_disk), is_present, faults
 
 
 def drop_missing_files(table: LabelTable, spec: PictureFolderSpec) -> LabelTable:
@@ -211,7 +212,7 @@ def drop_missing_files(table: LabelTable, spec: PictureFolderSpec) -> LabelTable
     return replace(replace(table, files=files).select_rows(present), missing=len(files) - len(present))
 
 
-def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: DecodedImageStore) -> Splits:
+def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: DecodedImageStore) -> DatasetSplits:
     """Decode the images of a table into one store, and return the three parts of the data set.
 
     Raises:
@@ -227,8 +228,8 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
         reader.keep_connection_open(),
         lambda row: reader.identify_content(files[row]),
     )
-    raise_faults(table.reader.reading_faults())
-    check_skip_budget("data.images", decoded.skipped, len(files), spec.skip_budget)
+    raise_faults(table.reader.find_reading_faults())
+    refuse_too_many_skipped("data.images", decoded.skipped, len(files), spec.skip_budget)
     readable = table.select_rows(decoded.rows)
     groups = group_equal_contents(enumerate(decoded.places.tolist()))
     copies = describe_contradicting_copies(groups, readable.files.names.tolist(), readable.labels, readable.patients)
@@ -247,7 +248,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
     for part in PARTS:
         skipped = tuple(skip for skip, of in zip(decoded.skipped, unreadable, strict=True) if of == part)
         parts.append(replace(images.select_rows(np.flatnonzero(readable.parts == part)), skipped=skipped))
-    return Splits(*parts)
+    return DatasetSplits(*parts)
 
 
 def read_table_and_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvColumns, Path, list[Fault]]:
@@ -258,11 +259,11 @@ def read_table_and_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvColum
     """
     listings, table = PictureFileFinder(), base / spec.labels
     folder = listings.find_folder_as_spelled(base, spec.images)
-    faults = missing_folder_faults("data.images", folder)
+    faults = find_missing_folder_faults("data.images", folder)
     if not is_file(table) and (name := listings.find_file(str(base), spec.labels)) is not None:
         table = base / name
     try:
-        return read_columns(table, "data.labels", spec.largest_mb), folder, faults
+        return read_csv_columns(table, "data.labels", spec.largest_mb), folder, faults
     except BadInput as bad:
         raise BadInput([*faults, *bad.faults]) from bad
 
@@ -270,18 +271,18 @@ def read_table_and_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvColum
 # ---------------------------------------------------------------------- a hospital's own table
 
 
-def open_picture_folder(spec: FolderSpec, base: Path) -> LabelTable:
+def open_picture_folder(spec: FolderDatasetSpec, base: Path) -> LabelTable:
     """Read and check a hospital's own table for a folder of images, without reading an image.
 
     Raises:
         BadInput: With the faults of the first stage that fails: folder and columns, then cells and files.
     """
     columns, folder, faults = read_table_and_folder(spec, base)
-    required = {"data.image_column": spec.image_column, **configured_columns(spec)}
-    raise_faults(faults + missing_column_faults(Path(spec.labels).name, columns, required))
+    required = {"data.image_column": spec.image_column, **list_configured_columns(spec)}
+    raise_faults(faults + find_missing_column_faults(Path(spec.labels).name, columns, required))
     names = columns.get_column(spec.image_column)
-    faults = blank_cell_faults(names, "data.image_column", "image")
-    files = PictureFiles.from_names(folder, [names.cells[place] for place in names.places])
+    faults = find_blank_cell_faults(names, "data.image_column", "image")
+    files = LazyPicturePaths.from_names(folder, [names.cells[place] for place in names.places])
     files, is_present, missing = find_picture_files(files, spec)
     cells = parse_table_cells(spec, columns, faults)
     patients = _read_dicom_patients(files, spec, faults) if cells.patients is None else cells.patients
@@ -298,12 +299,14 @@ def open_picture_folder(spec: FolderSpec, base: Path) -> LabelTable:
     distinct, repeated = _drop_repeated_rows(table, columns.lines, identities)
     raise_faults(faults + repeated + missing)
     table = assign_split_parts(replace(table.select_rows(distinct), repeated=len(files) - len(distinct)), spec)
-    raise_faults(patient_overlap_faults("data.split_column", table))
+    raise_faults(find_patient_overlap_faults("data.split_column", table))
     present = np.flatnonzero(is_present[distinct])
     return replace(table.select_rows(present), missing=len(distinct) - len(present))
 
 
-def _file_system_identities(files: PictureFiles, is_present: NDArray[np.bool_]) -> list[tuple[int, int, int] | None]:
+def _file_system_identities(
+    files: LazyPicturePaths, is_present: NDArray[np.bool_]
+) -> list[tuple[int, int, int] | None]:
     """Return device, inode and size of each existing file, which reveal two names for the same file."""
     identities = list[tuple[int, int, int] | None]()
     for name, present in zip(files.names.tolist(), is_present.tolist(), strict=True):
@@ -345,7 +348,7 @@ def _drop_repeated_rows(
             contradictions.append(f'"{names[row]}" ({lines_of_both}: {list_first_and_count_rest(differ, 5)})')
     faults = []
     if contradictions:
-        problem = f"{count_with_noun(len(contradictions), 'line')} about a picture of an earlier line: "
+        problem = f"{format_count_with_noun(len(contradictions), 'line')} about a picture of an earlier line: "
         problem += f"{list_first_and_count_rest(contradictions, 5)}."
         remedy = "Give each image one line, or lines that say the same: "
         remedy += 'docs/recipes.md, "A line for each reader or finding".'
@@ -355,15 +358,15 @@ def _drop_repeated_rows(
 
 def _read_dicom_patients(files: Sequence[Path], spec: LabelColumnsSpec, faults: list[Fault]) -> Names:
     """Return the patients named in DICOM files; if these name none, each image counts as a patient."""
-    from common.data.images.headers import patients_of_dicom_files, read_dicom_headers  # takes a second
+    from common.data.images.headers import list_dicom_patient_ids, read_dicom_headers  # takes a second
 
-    patients = patients_of_dicom_files(read_dicom_headers(files))
+    patients = list_dicom_patient_ids(read_dicom_headers(files))
     if patients is None:
-        return placeholder_patients(len(files))
-    return join_similar_patients(array_to_names(np.array(patients, dtype=np.str_)), spec, "data.images", faults)
+        return make_placeholder_patients(len(files))
+    return join_similar_patients(convert_array_to_names(np.array(patients, dtype=np.str_)), spec, "data.images", faults)
 
 
-def configured_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
+def list_configured_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
     """Return the column names in the settings, by configuration key; None for keys that are not set."""
     return {
         **{f"data.label_columns[{place}]": name for place, name in enumerate(spec.label_columns)},
@@ -374,7 +377,7 @@ def configured_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
     }
 
 
-def blank_cell_faults(column: CsvColumn, key: str, what: str) -> list[Fault]:
+def find_blank_cell_faults(column: CsvColumn, key: str, what: str) -> list[Fault]:
     """Return a fault for rows that name no image, study or patient in the column for it.
 
     Args:
@@ -386,13 +389,17 @@ def blank_cell_faults(column: CsvColumn, key: str, what: str) -> list[Fault]:
     if not nothing:
         return []
     blank = [place for place, cell in enumerate(column.cells) if cell in nothing]
-    lines = column.lines_of_cells(blank)
+    lines = column.find_lines_of_cells(blank)
     article = "an" if what == "image" else "a"
     remedy = "Fill them, or remove them."
     if what == "patient":
         remedy = "Fill them: the picture's name where nobody knows the patient. Or leave patient_column out."
     return [
-        Fault(key, f"{count_with_noun(len(lines), 'line')} without {article} {what}, line {lines[0]} first.", remedy)
+        Fault(
+            key,
+            f"{format_count_with_noun(len(lines), 'line')} without {article} {what}, line {lines[0]} first.",
+            remedy,
+        )
     ]
 
 
@@ -449,15 +456,15 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvColumns, faults: list[
     sources = np.full(count, "")
     if spec.patient_column is not None:
         column = columns.get_column(spec.patient_column)
-        faults += blank_cell_faults(column, "data.patient_column", "patient")
-        patients = join_similar_patients(column.cell_of_each_row(), spec, "data.patient_column", faults, column)
+        faults += find_blank_cell_faults(column, "data.patient_column", "patient")
+        patients = join_similar_patients(column.expand_to_row_cells(), spec, "data.patient_column", faults, column)
     if spec.source_column is not None:
         column = columns.get_column(spec.source_column)
         site_names = ["" if is_blank_cell(cell) else make_site_name(cell) for cell in column.cells]
         sources = np.array(site_names, dtype=np.str_)[column.places]
         similar, first = dict[str, str](), dict[str, str]()
         for name, cell in zip(site_names, column.cells, strict=True):
-            for key in (class_spelling_key(cell), f"site {name}") if name else ():
+            for key in (make_class_spelling_key(cell), f"site {name}") if name else ():
                 if (earliest := first.setdefault(key, cell)) != cell:
                     similar[cell] = earliest
         if pairs := _describe_name_pairs(similar, column):
@@ -486,7 +493,7 @@ def _merge_synonym_labels(
         joined[:, place] = np.fmax.reduce(of_class, axis=1)
         differ = joined[:, place] != np.fmin.reduce(of_class, axis=1)
         if spec.label_columns and (rows := np.flatnonzero(differ & ~np.isnan(joined[:, place]))).size:
-            lines = f"{count_with_noun(len(rows), 'line')}, line {columns.lines[rows[0]]} first"
+            lines = f"{format_count_with_noun(len(rows), 'line')}, line {columns.lines[rows[0]]} first"
             problem = f'{quote_names(own_names)} mean "{name}" and say different things in {lines}.'
             faults.append(
                 Fault("data.synonyms", problem, "Correct these lines; if they are two classes, rename a column.")
@@ -520,7 +527,7 @@ def join_similar_patients(
     shortened = [place for place, name in enumerate(names) if _SHORTENED_NUMBER.fullmatch(name)]
     if column and not shortened:
         cut, whole = ([i for i, name in enumerate(names) if of.fullmatch(name)] for of in (_CUT_NUMBER, _LONG_NUMBER))
-        counts = column.rows_per_cell()
+        counts = column.count_rows_per_cell()
         shortened = cut if counts[cut].sum() > max(1, counts[whole].sum() / 3) else []
     if column and shortened:
         problem = f"a spreadsheet has shortened the number of a patient: {column.describe_cell_lines(shortened)}."
@@ -528,7 +535,8 @@ def join_similar_patients(
     similar = find_similar_names(names)
     if similar and spec.similar_patients == "fault":
         problem = (
-            f"{count_with_noun(len(similar), 'pair')} of patients may be one: {_describe_name_pairs(similar, column)}."
+            f"{format_count_with_noun(len(similar), 'pair')} of patients may be one: "
+            f"{_describe_name_pairs(similar, column)}."
         )
         remedy = 'Write each patient in one way. Or set similar_patients = "join": each pair counts as one patient and '
         remedy += "stays on one side of the split, which is right for the split also if they are two."
@@ -541,7 +549,7 @@ def _describe_name_pairs(similar: Mapping[str, str], column: CsvColumn | None = 
     """List pairs of similar names for an error message, with line numbers if ``column`` is given."""
 
     def describe_line(name: str) -> str:
-        return "" if column is None else f" (line {column.lines_of_cells([column.cells.index(name)])[0]})"
+        return "" if column is None else f" (line {column.find_lines_of_cells([column.cells.index(name)])[0]})"
 
     pairs = [
         f'"{similar[name]}"{describe_line(similar[name])} and "{name}"{describe_line(name)}'
@@ -554,4 +562,4 @@ def assign_split_parts(table: LabelTable, spec: LabelColumnsSpec) -> LabelTable:
     """Split the table by patient; if a column gives the parts, only hold out a missing validation part."""
     if spec.split_column is None:
         return split_label_table(table, spec.split_seed)
-    return hold_out_validation(table, spec.validation_fraction, spec.split_seed)
+    return hold_out_validation_patients(table, spec.validation_fraction, spec.split_seed)

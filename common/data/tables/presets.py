@@ -11,27 +11,27 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.spec import ChexpertSpec, MimicSpec, NihSpec, PictureFolderSpec
-from common.data.base.splits import Names, patient_name_faults
+from common.data.base.spec import ChexpertDatasetSpec, MimicDatasetSpec, NihDatasetSpec, PictureFolderSpec
+from common.data.base.splits import Names, find_patient_name_faults
 from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns
 from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
 from common.data.tables.csv import CsvColumns
-from common.data.tables.files import PictureFileFinder, PictureFiles
+from common.data.tables.files import LazyPicturePaths, PictureFileFinder
 from common.data.tables.labels import (
     LabelTable,
     drop_missing_files,
-    hold_out_validation,
-    patient_overlap_faults,
+    find_patient_overlap_faults,
+    hold_out_validation_patients,
     read_table_and_folder,
     split_label_table,
 )
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
-from common.system.plain_text import count_with_noun, list_first_and_count_rest
+from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 
 _NIH_OWN_NAME = {"Pleural Effusion": "Effusion", "Pleural Thickening": "Pleural_Thickening"}
 
 
-def open_nih(spec: NihSpec, base: Path) -> LabelTable:
+def open_nih_table(spec: NihDatasetSpec, base: Path) -> LabelTable:
     """Read NIH's ``Data_Entry`` table; "No Finding" means that all classes are absent.
 
     Raises:
@@ -46,7 +46,7 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
         columns.get_column("Finding Labels"), "Finding Labels", FindingColumnRules(own_names)
     )
     table = _make_unsplit_table(
-        files=PictureFiles.from_names(folder, [paths.get(name, name) for name in names.tolist()]),
+        files=LazyPicturePaths.from_names(folder, [paths.get(name, name) for name in names.tolist()]),
         labels=labels,
         class_names=NIH_CLASSES,
         patients=columns["Patient ID"],
@@ -70,16 +70,16 @@ def _find_picture_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
             first = paths.setdefault(name, path := f"{below}/{name}")
             if first != path and (folder / first).resolve() != (folder / path).resolve():
                 repeated.append(f'"{first}" and "{path}"')
-    faults = listings.unlistable_folder_faults()
+    faults = listings.find_unlistable_folder_faults()
     if repeated:
-        problem = f"{count_with_noun(len(repeated), 'file')} with the name of another one: "
+        problem = f"{format_count_with_noun(len(repeated), 'file')} with the name of another one: "
         problem += f"{list_first_and_count_rest(repeated, 5)}."
         faults.append(Fault("data.images", problem, "Remove one of each two, or name the folder that holds only one."))
     raise_faults(faults)
     return paths
 
 
-def _assign_nih_parts(spec: NihSpec, base: Path, table: LabelTable, names: Names) -> LabelTable:
+def _assign_nih_parts(spec: NihDatasetSpec, base: Path, table: LabelTable, names: Names) -> LabelTable:
     if spec.train_val_list is None or spec.test_list is None:
         return split_label_table(table, spec.split_seed)
     lists = {"data.train_val_list": base / spec.train_val_list, "data.test_list": base / spec.test_list}
@@ -88,15 +88,16 @@ def _assign_nih_parts(spec: NihSpec, base: Path, table: LabelTable, names: Names
     neither = names[~train & ~test]
     if len(neither):
         problem = (
-            f"{count_with_noun(len(neither), 'image')} of {spec.labels} in neither list: {quote_names(neither, 5)}."
+            f"{format_count_with_noun(len(neither), 'image')} of {spec.labels} in neither list: "
+            f"{quote_names(neither, 5)}."
         )
         raise BadInput([Fault("data.train_val_list", problem, "Give the lists that belong to the table.")])
     parted = replace(table, parts=np.where(test, "test", "train"))
-    raise_faults(patient_overlap_faults("data.test_list", parted))
-    return hold_out_validation(parted, spec.validation_fraction, spec.split_seed)
+    raise_faults(find_patient_overlap_faults("data.test_list", parted))
+    return hold_out_validation_patients(parted, spec.validation_fraction, spec.split_seed)
 
 
-def open_chexpert(spec: ChexpertSpec, base: Path) -> LabelTable:
+def open_chexpert_table(spec: ChexpertDatasetSpec, base: Path) -> LabelTable:
     """Read CheXpert's ``train.csv``: frontal images only, with the patient from each image's path.
 
     Raises:
@@ -107,24 +108,24 @@ def open_chexpert(spec: ChexpertSpec, base: Path) -> LabelTable:
         columns, columns["Frontal/Lateral"] == "Frontal", 'have "Frontal" in column "Frontal/Lateral"'
     )
     table = _make_unsplit_table(
-        files=PictureFiles.from_names(folder, _chexpert_paths(folder, columns["Path"].tolist())),
+        files=LazyPicturePaths.from_names(folder, _make_chexpert_paths(folder, columns["Path"].tolist())),
         labels=parse_label_columns(
             columns, CHEXPERT_CLASSES, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"
         ),
         class_names=CHEXPERT_CLASSES,
-        patients=_chexpert_patients(columns["Path"]),
+        patients=_extract_chexpert_patients(columns["Path"]),
     )
     return drop_missing_files(split_label_table(table, spec.split_seed), spec)
 
 
-def _chexpert_paths(folder: Path, paths: list[str]) -> list[str]:
+def _make_chexpert_paths(folder: Path, paths: list[str]) -> list[str]:
     """Return the image paths relative to ``folder``, which is ``CheXpert-v1.0*`` itself or its parent folder."""
     beside = {path.partition("/")[0] for path in paths if path.partition("/")[0]}
     inside = {first for first in beside if not (folder / first).is_dir()}
     return [path.partition("/")[2] if path.partition("/")[0] in inside else path for path in paths]
 
 
-def _chexpert_patients(paths: Names) -> Names:
+def _extract_chexpert_patients(paths: Names) -> Names:
     """Extract patient numbers from image paths: 42 from ``.../patient00042/study1/view1_frontal.jpg``.
 
     Raises:
@@ -138,7 +139,7 @@ def _chexpert_patients(paths: Names) -> Names:
     return np.array([str(int(folder[len("patient") :])) for folder in folders])
 
 
-def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
+def open_mimic_table(spec: MimicDatasetSpec, base: Path) -> LabelTable:
     """Read a CXR-LT table: frontal images only, with paths from column ``fpath`` or in MIMIC-CXR-JPG's layout.
 
     Raises:
@@ -155,7 +156,7 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
         triples = zip(columns["subject_id"], columns["study_id"], columns["dicom_id"], strict=True)
         paths = [f"files/p{subject[:2]}/p{subject}/s{study}/{dicom}.jpg" for subject, study, dicom in triples]
     table = _make_unsplit_table(
-        files=PictureFiles.from_names(folder, paths),
+        files=LazyPicturePaths.from_names(folder, paths),
         labels=parse_label_columns(columns, classes, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
         class_names=classes,
         patients=columns["subject_id"],
@@ -189,7 +190,7 @@ def _select_table_rows(columns: CsvColumns, index: NDArray[np.bool_], what: str)
 
 
 def _make_unsplit_table(
-    files: PictureFiles, labels: NDArray[np.float32], class_names: tuple[str, ...], patients: Names
+    files: LazyPicturePaths, labels: NDArray[np.float32], class_names: tuple[str, ...], patients: Names
 ) -> LabelTable:
     """Create a label table without centres and not yet split; until then all rows are in the test part.
 
@@ -197,5 +198,5 @@ def _make_unsplit_table(
         BadInput: If patient names are so similar that they may mean the same patient.
     """
     count = len(files)
-    raise_faults(patient_name_faults("data.labels", patients))
+    raise_faults(find_patient_name_faults("data.labels", patients))
     return LabelTable(files, labels, class_names, patients, np.full(count, ""), np.full(count, "test"))

@@ -14,7 +14,7 @@ from shlex import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.names import class_spelling_key, is_blank_cell, name_similarity_key
+from common.data.base.names import is_blank_cell, make_class_spelling_key, make_name_similarity_key
 from common.data.base.spec import NO_FINDING
 from common.data.base.vocabulary import (
     BESIDE_PATIENT,
@@ -41,23 +41,23 @@ from common.data.tables.cells import (
 )
 from common.data.tables.class_names import MIMIC_CLASSES
 from common.data.tables.csv import CsvColumn, CsvColumns
-from common.data.tables.files import PictureFileFinder, drop_picture_ending, fold_case, strip_picture_ending
+from common.data.tables.files import PictureFileFinder, drop_picture_ending, fold_name_case, strip_picture_ending
 from common.data.tables.judgement import (
     ColumnJudgement,
     find_missing_codes,
     finding_certainty,
     holds_one_and_two,
     is_free_text,
+    is_metadata_column_name,
+    is_no_finding_name,
     is_plausible_finding,
     judge_column,
     may_be_split,
-    means_nothing_found,
-    names_person_or_picture,
+    split_column_name_words,
     split_diagnosis_code,
-    split_words,
 )
 from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.system.plain_text import count_with_noun
+from common.system.plain_text import format_count_with_noun
 
 _DATE = re.compile(
     r"(?:(?:19|20)\d\d(?:[-./]\d\d?[-./]\d\d?|(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:\d{4}|\d{6})?)"
@@ -139,12 +139,12 @@ def picture_columns(columns: CsvColumns, files: Iterable[str] = (), image: str |
     """
     files = list(files)
     cells, scores = {name: columns.get_column(name).cells for name in columns}, dict[str, tuple[int, ...]]()
-    whole, without_ending = ({fold(file) for file in files} for fold in (fold_case, strip_picture_ending))
+    whole, without_ending = ({fold(file) for file in files} for fold in (fold_name_case, strip_picture_ending))
     for name in columns:
-        last_parts = [fold_case(re.split(r"[/\\]", cell)[-1]) for cell in cells[name][:_LOOKED_AT]]
+        last_parts = [fold_name_case(re.split(r"[/\\]", cell)[-1]) for cell in cells[name][:_LOOKED_AT]]
         exact = sum(part in whole for part in last_parts)
         near = sum(part in whole or part in without_ending for part in last_parts)
-        scores[name] = near, exact, not _names_patient(name), len(cells[name])
+        scores[name] = near, exact, not _contains_patient_word(name), len(cells[name])
     best = image or max(columns, key=lambda name: scores[name])
     if image or scores[best][0] > min(1, len(cells[best]) - 1):
         others = [name for name in columns if name != best and 2 * scores[name][0] > len(cells[name][:_LOOKED_AT])]
@@ -175,7 +175,7 @@ def _name_one_picture(columns: CsvColumns, first: str, second: str) -> bool:
     """Return True if two columns name the same picture in each row where both name one, also by part of its path."""
     one, other = columns.get_column(first), columns.get_column(second)
     for left, right in set(zip(one.places.tolist(), other.places.tolist(), strict=True)):
-        paths = [fold_case(cell).replace("\\", "/") for cell in (one.cells[left], other.cells[right])]
+        paths = [fold_name_case(cell).replace("\\", "/") for cell in (one.cells[left], other.cells[right])]
         stems = sorted(map(drop_picture_ending, paths), key=len)
         if all(stems) and stems[0] != stems[1] and not stems[1].endswith(f"/{stems[0]}"):
             return False
@@ -194,7 +194,7 @@ def several_picture_columns_faults(names: Sequence[str]) -> list[Fault]:
     return [Fault("--image-column", f"{problem}for one picture only.", remedy)]
 
 
-def image_column(columns: CsvColumns) -> str:
+def guess_image_column(columns: CsvColumns) -> str:
     """Return the one column that names pictures.
 
     Raises:
@@ -228,7 +228,7 @@ def labels_of_other_pictures(image: str, others: Sequence[str], labels: Iterable
 
 
 def _words_and_numbers(name: str) -> set[str]:
-    return split_words(name) | set(re.findall(r"\d+", name))
+    return split_column_name_words(name) | set(re.findall(r"\d+", name))
 
 
 def group_by_reader(names: Iterable[str]) -> list[list[str]]:
@@ -242,49 +242,53 @@ def group_by_reader(names: Iterable[str]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def patient_column(columns: CsvColumns, others: Collection[str] = ()) -> str | None:
+def guess_patient_column(columns: CsvColumns, others: Collection[str] = ()) -> str | None:
     """Return the column that surely names patients, except those in ``others``; None if there is none, or several.
 
     A heading with a word for a number, such as ``Patient ID``, is surer than ``Patient``. Of two that are equally sure,
     the first is taken if both group the rows in the same way.
     """
-    candidates = _patient_columns(columns, (name for name in columns if name not in others))
-    surest = list(filter(_is_numbered, candidates)) or candidates
-    if not surest or not all(_group_alike(columns, surest[0], other) for other in surest[1:]):
+    candidates = _find_patient_columns(columns, (name for name in columns if name not in others))
+    surest = list(filter(_contains_number_word, candidates)) or candidates
+    if not surest or not all(_have_equal_cells(columns, surest[0], other) for other in surest[1:]):
         return None
     return surest[0]
 
 
-def possible_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
+def list_possible_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
     """Return those of the columns that name patients, or else the first that may number them, stays or examinations."""
     names = list(names)
-    if candidates := _patient_columns(columns, names):
+    if candidates := _find_patient_columns(columns, names):
         return candidates
-    for name in sorted(names, key=lambda name: not _names_patient(name)):
+    for name in sorted(names, key=lambda name: not _contains_patient_word(name)):
         cells, rows = columns.get_column(name).cells, len(columns.lines)
         repeats = len(cells) < rows <= _MOST_IMAGES * len(cells)
-        if repeats and may_be_ids(columns, name) and (CASE.search(name.casefold()) or all(map(_ID.fullmatch, cells))):
+        if (
+            repeats
+            and may_be_identifiers(columns, name)
+            and (CASE.search(name.casefold()) or all(map(_ID.fullmatch, cells)))
+        ):
             return [name]
     return []
 
 
-def _patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
+def _find_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
     """Return the columns whose heading has a word for the patient and none for anything else, and whose cells fit."""
     return [name for name in names if _is_patient_heading(name) and _may_be_patients(columns, name)]
 
 
 def _is_patient_heading(name: str) -> bool:
-    rest = [word for word in split_words(name) if not PATIENT.fullmatch(word)]
+    rest = [word for word in split_column_name_words(name) if not PATIENT.fullmatch(word)]
     plural = name.casefold() in ("patients", "subjects")
-    return plural or (_names_patient(name) and all(map(BESIDE_PATIENT.fullmatch, rest)))
+    return plural or (_contains_patient_word(name) and all(map(BESIDE_PATIENT.fullmatch, rest)))
 
 
-def _names_patient(text: str) -> bool:
-    return any(map(PATIENT.fullmatch, split_words(text)))
+def _contains_patient_word(text: str) -> bool:
+    return any(map(PATIENT.fullmatch, split_column_name_words(text)))
 
 
-def _is_numbered(name: str) -> bool:
-    return any(map(NUMBERED.fullmatch, split_words(name)))
+def _contains_number_word(name: str) -> bool:
+    return any(map(NUMBERED.fullmatch, split_column_name_words(name)))
 
 
 def _may_be_patients(columns: CsvColumns, name: str) -> bool:
@@ -292,26 +296,26 @@ def _may_be_patients(columns: CsvColumns, name: str) -> bool:
     column = columns.get_column(name)
     filled = [cell for cell in column.cells if not is_blank_cell(cell)]
     kind = judge_column(column).kind
-    if len(filled) <= 1 or kind in ("labels", "words") or not may_be_ids(columns, name):
+    if len(filled) <= 1 or kind in ("labels", "words") or not may_be_identifiers(columns, name):
         return False
-    if _is_numbered(name):
+    if _contains_number_word(name):
         return True
     has_digits = all(re.search(r"\d", cell) for cell in filled)
     return not any(map(_MEASURE.fullmatch, filled)) and (has_digits or len(columns.lines) <= _FEW_IMAGES * len(filled))
 
 
-def _group_alike(columns: CsvColumns, first: str, second: str) -> bool:
+def _have_equal_cells(columns: CsvColumns, first: str, second: str) -> bool:
     """Return True if two columns have equal cells in the same rows."""
     one, other = columns.get_column(first), columns.get_column(second)
-    return _count_pairs(one, other) == len(one.cells) == len(other.cells)
+    return _count_cell_pairs(one, other) == len(one.cells) == len(other.cells)
 
 
-def _count_pairs(first: CsvColumn, second: CsvColumn) -> int:
+def _count_cell_pairs(first: CsvColumn, second: CsvColumn) -> int:
     """Return the number of different pairs of cells that two columns have in one row."""
     return len(np.unique(first.places.astype(np.int64) * len(second.cells) + second.places))
 
 
-def group_by_file_name(names: Sequence[str]) -> tuple[int, str] | None:
+def guess_patients_by_filename(names: Sequence[str]) -> tuple[int, str] | None:
     """Find a part of the files' names that may be the patient: a folder, or the beginning of the file's own name.
 
     Returns:
@@ -326,13 +330,15 @@ def group_by_file_name(names: Sequence[str]) -> tuple[int, str] | None:
         count = len(set(of_part))
         repeats = 1 < count < len(names) <= _MOST_IMAGES * count and not all(map(_DATE.match, of_part))
         if repeats and all(re.search(r"\d", part) and len(part) > 2 for part in of_part):
-            groups.append((not _names_patient(of_part[0]), count, of_part[0]))
+            groups.append((not _contains_patient_word(of_part[0]), count, of_part[0]))
     return min(groups)[1:] if groups else None
 
 
-def may_be_ids(columns: CsvColumns, name: str) -> bool:
+def may_be_identifiers(columns: CsvColumns, name: str) -> bool:
     """Return False for a column of ages, dates, times or counts, by its name or its cells."""
-    words = {re.sub(r"^patient(?:en|s)?", "", word) for word in split_words(name)}  # of "Patientenalter": "alter"
+    words = {
+        re.sub(r"^patient(?:en|s)?", "", word) for word in split_column_name_words(name)
+    }  # of "Patientenalter": "alter"
     return not words & NO_ID_WORDS and not _are_dates(columns.get_column(name))
 
 
@@ -359,12 +365,12 @@ def guess_column_roles(
         BadInput: If no column clearly holds labels, or a column mixes labels with other cells.
     """
     settled = (image, *([source] if source else []), *findings)
-    patient = patient or patient_column(columns, settled)
+    patient = patient or guess_patient_column(columns, settled)
     split = next((name for name in columns if name not in settled and _is_split(columns, name)), None)
     rest = [name for name in columns if name not in (image, patient, split)]
     splits = tuple(name for name in rest if name not in settled and may_be_split(columns.get_column(name)))
     if source is None:
-        source = _hospital_column_by_name(columns, [name for name in rest if name not in (*findings, *splits)])
+        source = _guess_hospital_by_name(columns, [name for name in rest if name not in (*findings, *splits)])
     rest = [name for name in rest if name != source]
     judgements = {name: judge_column(columns.get_column(name)) for name in rest}
     if findings:
@@ -374,12 +380,12 @@ def guess_column_roles(
         label_columns = _label_columns(name for name in rest if judgements[name].kind == "labels")
     if source is None:
         others = [name for name in rest if name not in (*label_columns, *findings, *splits)]
-        source = _hospital_column_by_content(columns, others, label_columns, patient)
+        source = _guess_hospital_by_content(columns, others, label_columns, patient)
     unused = {name: judgements[name] for name in rest if name not in (source, *label_columns, *findings)}
     if not findings:
-        _stop_on_cells_without_labels(columns, unused, label_columns)
+        _refuse_cells_without_labels(columns, unused, label_columns)
         if label_columns:
-            _stop_on_two_kinds_of_labels(columns, label_columns, unused)
+            _refuse_two_label_kinds(columns, label_columns, unused)
     if label_columns:
         counts = {name: int(judgements[name].positive.sum()) for name in label_columns}
         labelled = np.sum([judgements[name].positive for name in label_columns], axis=0)  # positive classes per row
@@ -396,7 +402,7 @@ def guess_column_roles(
         return replace(roles, alone=alone, unused=unused)
     name = findings[0] if findings else _guess_finding_column(columns, unused)
     _stop_on_other_than_names(columns.get_column(name, with_line_ends=True), name)
-    _stop_on_shared_words(columns, name, unused)
+    _refuse_shared_words(columns, name, unused)
     roles = _add_finding_names(
         columns, name, ColumnRoles(image, patient, source or None, split, (), name, "|", {}, False)
     )
@@ -415,8 +421,8 @@ def _label_columns(names: Iterable[str]) -> list[str]:
     """Leave out columns that are about the person or picture, but not a letter such as D or M beside other letters."""
     names = list(names)
     letters = [name for name in names if len(name) == 1]
-    are_codes = not all(map(names_person_or_picture, letters))
-    return [name for name in names if (are_codes and name in letters) or not names_person_or_picture(name)]
+    are_codes = not all(map(is_metadata_column_name, letters))
+    return [name for name in names if (are_codes and name in letters) or not is_metadata_column_name(name)]
 
 
 def _stop_on_other_than_names(column: CsvColumn, name: str) -> None:
@@ -466,12 +472,12 @@ def describe_foreign_cells(
     )
 
 
-def findings_options(names: Iterable[str]) -> str:
+def format_findings_options(names: Iterable[str]) -> str:
     """Return the command-line options ``--findings NAME`` that select these columns."""
     return " ".join(f"--findings {quote(name)}" for name in names)
 
 
-def _stop_on_cells_without_labels(
+def _refuse_cells_without_labels(
     columns: CsvColumns, judged: Mapping[str, ColumnJudgement], label_columns: Sequence[str]
 ) -> None:
     """Raise an error if a column mixes labels with other cells, because skipping it would lose a class unnoticed.
@@ -480,19 +486,19 @@ def _stop_on_cells_without_labels(
         BadInput: With the cells that are no labels.
     """
     if broken := {
-        name: of for name, of in judged.items() if of.kind == "almost labels" and not names_person_or_picture(name)
+        name: of for name, of in judged.items() if of.kind == "almost labels" and not is_metadata_column_name(name)
     }:
         problem = f"these columns hold labels, and cells that are none: {describe_foreign_cells(columns, broken)}."
-        others = [name for name in judged if name not in broken and not names_person_or_picture(name)]
+        others = [name for name in judged if name not in broken and not is_metadata_column_name(name)]
         if coded := [name for name in others if holds_one_and_two(columns.get_column(name))]:
             problem += f" These hold 1 and 2, perhaps for yes and no: {describe_foreign_cells(columns, judged, coded)}."
         remedy = "Write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked) in these cells."
         if label_columns:
-            remedy += f" Or use the other columns only: {findings_options(label_columns)}"
+            remedy += f" Or use the other columns only: {format_findings_options(label_columns)}"
         raise BadInput([Fault("labels", problem, remedy)])
 
 
-def _stop_on_two_kinds_of_labels(
+def _refuse_two_label_kinds(
     columns: CsvColumns, label_columns: Sequence[str], unused: Mapping[str, ColumnJudgement]
 ) -> None:
     """Raise an error if a column names findings that are no label columns, because either may be what is meant.
@@ -500,20 +506,22 @@ def _stop_on_two_kinds_of_labels(
     Raises:
         BadInput: With the columns of both kinds.
     """
-    label_keys = set(map(class_spelling_key, label_columns))
+    label_keys = set(map(make_class_spelling_key, label_columns))
     named = {name: of for name, of in unused.items() if FINDINGS.search(name.casefold())}
-    for name, findings in _finding_columns(columns, named).items():
+    for name, findings in _list_finding_columns(columns, named).items():
         others = [
-            finding for finding in findings if class_spelling_key(finding) not in label_keys and not _says_none(finding)
+            finding
+            for finding in findings
+            if make_class_spelling_key(finding) not in label_keys and not _means_no_finding(finding)
         ]
         if others:
             problem = f'column "{name}" names findings ({quote_names(others, 3)}), and cells are 0 and 1 in '
             problem += f"{quote_names(label_columns, _MOST_COLUMNS)}. Only one kind can be the labels."
-            options = f"{findings_options([name])} or {findings_options(label_columns)}"
+            options = f"{format_findings_options([name])} or {format_findings_options(label_columns)}"
             raise BadInput([Fault("--findings", problem, f"Say which, by adding to the command: {options}")])
 
 
-def _stop_on_shared_words(columns: CsvColumns, finding: str, unused: Mapping[str, ColumnJudgement]) -> None:
+def _refuse_shared_words(columns: CsvColumns, finding: str, unused: Mapping[str, ColumnJudgement]) -> None:
     """Raise an error if other columns hold the same words as the column of findings: yes and no, or more findings.
 
     Raises:
@@ -537,25 +545,25 @@ def _stop_on_shared_words(columns: CsvColumns, finding: str, unused: Mapping[str
         raise BadInput([Fault("--findings", problem, remedy)])
 
 
-def _has_few_values(column: CsvColumn) -> bool:
+def _has_few_distinct_cells(column: CsvColumn) -> bool:
     count = sum(not is_blank_cell(cell) for cell in column.cells)
     return 1 < count <= min(_MOST_SOURCES, len(column.places) / _FEWEST_ROWS)
 
 
-def _hospital_column_by_name(columns: CsvColumns, names: Iterable[str]) -> str | None:
+def _guess_hospital_by_name(columns: CsvColumns, names: Iterable[str]) -> str | None:
     """Return the first column whose name suggests hospitals, and which has few distinct cells; None if none does."""
     fit = [
         name
         for name in names
-        if _has_few_values(column := columns.get_column(name))
-        and not split_words(name) & NO_SOURCE_WORDS
+        if _has_few_distinct_cells(column := columns.get_column(name))
+        and not split_column_name_words(name) & NO_SOURCE_WORDS
         and not is_free_text(column)
     ]
     by_name = [name for name in fit if HOSPITAL.search(name.casefold())]
-    return next(iter([*by_name, *(name for name in fit if split_words(name) & SOURCE_WORDS)]), None)
+    return next(iter([*by_name, *(name for name in fit if split_column_name_words(name) & SOURCE_WORDS)]), None)
 
 
-def _hospital_column_by_content(
+def _guess_hospital_by_content(
     columns: CsvColumns, names: Iterable[str], label_columns: Sequence[str], patient: str | None
 ) -> str | None:
     """Return the column that seems to name hospitals because of its cells; None if there is none.
@@ -571,16 +579,20 @@ def _hospital_column_by_content(
         )
     for name in names:
         column = columns.get_column(name)
-        if not _has_few_values(column) or split_words(name) & NO_SOURCE_WORDS or any(map(is_blank_cell, column.cells)):
+        if (
+            not _has_few_distinct_cells(column)
+            or split_column_name_words(name) & NO_SOURCE_WORDS
+            or any(map(is_blank_cell, column.cells))
+        ):
             continue
         if sum(bool(HOSPITAL.search(cell.casefold())) for cell in column.cells) > len(column.cells) / 2:
             return name
         if patient is not None:
             patients = columns.get_column(patient)
-            if _count_pairs(patients, column) > len(patients.cells):
+            if _count_cell_pairs(patients, column) > len(patients.cells):
                 continue
         shares = [
-            np.bincount(column.places, rows) / column.rows_per_cell() for rows in blank
+            np.bincount(column.places, rows) / column.count_rows_per_cell() for rows in blank
         ]  # fraction of blank cells per hospital, for each class
         if any(share.max() == 1 and share.min() < 1 for share in shares) and all(
             ((share == 1) | (share < 0.5)).all() for share in shares
@@ -589,24 +601,28 @@ def _hospital_column_by_content(
     return None
 
 
-def possible_hospital_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> list[str]:
+def list_possible_hospital_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> list[str]:
     """Return the columns without a role that may name hospitals: by the name, or by few values that repeat."""
     return [
         name
         for name, of in judged.items()
         if not of.may_be_labels
-        and _has_few_values(column := columns.get_column(name))
+        and _has_few_distinct_cells(column := columns.get_column(name))
         and len(column.cells) <= _MOST_OFFERED
         and not CASE.search(name.casefold())
-        and may_be_ids(columns, name)
+        and may_be_identifiers(columns, name)
         and not (is_free_text(column) or may_be_split(column) or FINDINGS.search(name.casefold()))
-        and (is_plausible_finding(column) or HOSPITAL.search(name.casefold()) or split_words(name) & SOURCE_WORDS)
+        and (
+            is_plausible_finding(column)
+            or HOSPITAL.search(name.casefold())
+            or split_column_name_words(name) & SOURCE_WORDS
+        )
     ]
 
 
 def _guess_finding_separator(column: CsvColumn) -> str:
     """Return the separator that divides most cells into names which occur repeatedly, or into codes of diagnoses."""
-    rows, counts = dict[str, int](), column.rows_per_cell()
+    rows, counts = dict[str, int](), column.count_rows_per_cell()
     for mark in OTHER_SEPARATORS:
         pieces = [set(split_findings(cell.casefold(), mark)) for cell in column.cells]
         total = Counter(piece for of_cell in pieces for piece in of_cell)
@@ -625,18 +641,20 @@ def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
     Raises:
         BadInput: If no column clearly does; the message describes the candidates.
     """
-    candidates = _finding_columns(columns, judged)
+    candidates = _list_finding_columns(columns, judged)
     for name, findings in candidates.items():
-        if FINDINGS.search(name.casefold()) or any(finding in _CLASSES or _says_none(finding) for finding in findings):
+        if FINDINGS.search(name.casefold()) or any(
+            finding in _CLASSES or _means_no_finding(finding) for finding in findings
+        ):
             return name
-    raise BadInput([_no_labels_fault(columns, judged, list(candidates))])
+    raise BadInput([_make_no_labels_fault(columns, judged, list(candidates))])
 
 
-def _finding_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> dict[str, list[str]]:
+def _list_finding_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> dict[str, list[str]]:
     """Return the columns that may name findings with these, in lower case; those named after findings come first."""
     candidates = dict[str, list[str]]()
     for name in sorted(judged, key=lambda column: not FINDINGS.search(column.casefold())):
-        if judged[name].kind != "other" or names_person_or_picture(name):
+        if judged[name].kind != "other" or is_metadata_column_name(name):
             continue
         column = columns.get_column(name, with_line_ends=True)
         if is_free_text(column) or may_be_split(column) or _are_dates(column):
@@ -648,11 +666,13 @@ def _finding_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgement])
     return candidates
 
 
-def _says_none(finding: str) -> bool:
-    return finding in _NO_FINDING or means_nothing_found(finding)
+def _means_no_finding(finding: str) -> bool:
+    return finding in _NO_FINDING or is_no_finding_name(finding)
 
 
-def _no_labels_fault(columns: CsvColumns, judged: Mapping[str, ColumnJudgement], candidates: Sequence[str]) -> Fault:
+def _make_no_labels_fault(
+    columns: CsvColumns, judged: Mapping[str, ColumnJudgement], candidates: Sequence[str]
+) -> Fault:
     problem = "no column is sure to hold labels, as 1, 0, -1 or nothing for each class, or as names of findings"
     remedy = "Give each class a column of 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
     options = ""
@@ -663,7 +683,7 @@ def _no_labels_fault(columns: CsvColumns, judged: Mapping[str, ColumnJudgement],
         remedy = "Replace them by 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
     elif unlikely:
         problem += f". By their names, {quote_names(unlikely, _MOST_COLUMNS)} are no findings"
-        options = f" If they are, add to the command: {findings_options(unlikely)}"
+        options = f" If they are, add to the command: {format_findings_options(unlikely)}"
     elif candidates:
         options = _join_options("--findings", candidates[:_MOST_COLUMNS])
         options = f" If one of these columns names findings, add it to the command: {options}"
@@ -679,7 +699,7 @@ def _no_labels_fault(columns: CsvColumns, judged: Mapping[str, ColumnJudgement],
 
 def describe_unnamed_columns(columns: CsvColumns) -> str:
     """Return a warning about columns that have cells but no name."""
-    count = count_with_noun(columns.unnamed, "column has", "columns have")
+    count = format_count_with_noun(columns.unnamed, "column has", "columns have")
     return f"{count} no name in the first line, and cannot be used. If the next line holds the names, remove the first."
 
 
@@ -688,7 +708,7 @@ def _count_finding_names(
 ) -> tuple[Counter[str], dict[str, str], dict[frozenset[str], int]]:
     """Return the rows per finding name in lower case, a spelling of each name, and the rows per set of names."""
     counts, spellings, together = Counter[str](), dict[str, str](), Counter[frozenset[str]]()
-    for cell, rows in zip(column.cells, column.rows_per_cell().tolist(), strict=True):
+    for cell, rows in zip(column.cells, column.count_rows_per_cell().tolist(), strict=True):
         parts = [" ".join(part.split()) for part in split_findings(cell, separator)]
         names = {part.casefold(): part for part in parts}
         counts.update(dict.fromkeys(names, rows))
@@ -708,7 +728,7 @@ def _add_finding_names(columns: CsvColumns, name: str, roles: ColumnRoles) -> Co
     column = columns.get_column(name, with_line_ends=True)
     separator = _guess_finding_separator(column)
     counts, spellings, together = _count_finding_names(column, separator)
-    normal = [key for key in counts if key in _NO_FINDING or means_nothing_found(key)]
+    normal = [key for key in counts if key in _NO_FINDING or is_no_finding_name(key)]
     named = [key for key in counts if key not in normal and not is_placeholder_text(key)]
     unassessed = {*filter(says_not_assessed, counts), *find_missing_codes(named)}.difference(normal)
     nothing = [key for key in counts if is_placeholder_text(key) and key not in unassessed]
@@ -717,7 +737,7 @@ def _add_finding_names(columns: CsvColumns, name: str, roles: ColumnRoles) -> Co
     classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in no_classes}
     if not classes:
         raise BadInput([Fault("--findings", f'column "{name}" names no finding.')])
-    _stop_on_composed_names(column, name, separator, counts.keys() - unassessed.union(nothing))
+    _refuse_composed_names(column, name, separator, counts.keys() - unassessed.union(nothing))
     sets = {names.difference(normal, unassessed): rows for names, rows in together.items()}
     several = sum(rows for names, rows in together.items() if len(names.difference(normal)) > 1)
     beside = {key for names in sets if len(names) > 1 for key in names}
@@ -735,7 +755,7 @@ def _add_finding_names(columns: CsvColumns, name: str, roles: ColumnRoles) -> Co
     )
 
 
-def _stop_on_composed_names(column: CsvColumn, name: str, separator: str, names: Collection[str]) -> None:
+def _refuse_composed_names(column: CsvColumn, name: str, separator: str, names: Collection[str]) -> None:
     """Raise an error if a name is composed of other names in the column, joined by signs or words such as "and".
 
     Raises:
@@ -780,8 +800,8 @@ def find_class_synonyms(
     for number, name in enumerate(ordered):
         ranks = {}
         for other in ordered[:number]:
-            pair, rank = (places[name], places[other]), name_similarity_rank(name, other)
-            is_spelling = class_spelling_key(name) == class_spelling_key(other)  # a run refuses to have both
+            pair, rank = (places[name], places[other]), rank_name_similarity(name, other)
+            is_spelling = make_class_spelling_key(name) == make_class_spelling_key(other)  # a run refuses to have both
             apart = together[pair] or (rank and one_place[pair])
             if other not in synonyms and rank is not None and (is_spelling or not apart):
                 ranks[other] = rank
@@ -790,10 +810,10 @@ def find_class_synonyms(
     return synonyms
 
 
-def name_similarity_rank(name: str, other: str) -> int | None:
+def rank_name_similarity(name: str, other: str) -> int | None:
     """Return 0 for names with equal words or nearly equal letters, 1 if one has all words of the other, else None."""
-    first, second = (name_similarity_key(text).split() for text in (name, other))
-    if class_spelling_key(name) == class_spelling_key(other):
+    first, second = (make_name_similarity_key(text).split() for text in (name, other))
+    if make_class_spelling_key(name) == make_class_spelling_key(other):
         return 0
     numbers = [re.findall(r"\d+[^\W\d_]?(?![^\W\d_])|\d+", text.casefold()) for text in (name, other)]
     if numbers[0] != numbers[1]:  # also BI-RADS 4a and 4b, J91 and J91A

@@ -181,7 +181,7 @@ def tiny_cnn(channels: int) -> nn.Sequential:
 _CONVOLUTIONS_BY_STAGE = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
 
-def _vgg11_convolutions(channels: int) -> nn.Sequential:
+def _build_vgg11_convolutions(channels: int) -> nn.Sequential:
     """Build the convolutional part of VGG-11, with the layer numbers of torchvision's ``vgg11_bn().features``."""
     layers: list[nn.Module] = []
     for stage in _CONVOLUTIONS_BY_STAGE:
@@ -198,7 +198,7 @@ def vgg11(channels: int) -> nn.Sequential:
     The two dense layers of 4096 would add 119 million parameters to every message. Layer names and initialisation are
     torchvision's.
     """
-    convolutions = _vgg11_convolutions(channels)
+    convolutions = _build_vgg11_convolutions(channels)
     for layer in convolutions:
         if isinstance(layer, nn.Conv2d):
             assert layer.bias is not None
@@ -219,12 +219,15 @@ def unifed_vgg11(channels: int) -> nn.Sequential:
     )  # fmt: skip
     return nn.Sequential(
         OrderedDict(
-            features=_vgg11_convolutions(channels), pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), dense=dense
+            features=_build_vgg11_convolutions(channels),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            dense=dense,
         )
     )
 
 
-def _biased_convolution(narrow: int, wide: int, stride: int) -> nn.Sequential:
+def _make_biased_convolution(narrow: int, wide: int, stride: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(narrow, wide, 3, stride=stride, padding=1), nn.BatchNorm2d(wide))
 
 
@@ -233,9 +236,9 @@ class _ResidualBlock(nn.Module):
 
     def __init__(self, narrow: int, wide: int, stride: int) -> None:
         super().__init__()
-        self.first = _biased_convolution(narrow, wide, stride)
-        self.second = _biased_convolution(wide, wide, 1)
-        self.shortcut = nn.Identity() if stride == 1 else _biased_convolution(narrow, wide, stride)
+        self.first = _make_biased_convolution(narrow, wide, stride)
+        self.second = _make_biased_convolution(wide, wide, 1)
+        self.shortcut = nn.Identity() if stride == 1 else _make_biased_convolution(narrow, wide, stride)
 
     def forward(self, maps: Tensor) -> Tensor:
         inner: Tensor = self.second(functional.relu(self.first(maps)))
@@ -278,7 +281,7 @@ _STAGES = (
 )
 
 
-def _same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
+def _compute_same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
     """Return the padding before and after one dimension that makes a convolution's output ``ceil(side / stride)``."""
     total = max((math.ceil(side / stride) - 1) * stride + kernel - side, 0)
     return total // 2, total - total // 2
@@ -294,12 +297,12 @@ class _SameConv2d(nn.Conv2d):
 
     def forward(self, maps: Tensor) -> Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
-        vertical = _same_padding(maps.shape[2], kernel, stride)
-        horizontal = _same_padding(maps.shape[3], kernel, stride)
+        vertical = _compute_same_padding(maps.shape[2], kernel, stride)
+        horizontal = _compute_same_padding(maps.shape[3], kernel, stride)
         return super().forward(functional.pad(maps, (*horizontal, *vertical)))
 
 
-def _efficientnet_batch_norm(width: int) -> nn.BatchNorm2d:
+def _make_efficientnet_batch_norm(width: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(width, eps=1e-3)
 
 
@@ -313,11 +316,11 @@ class _InvertedResidualBlock(nn.Module):
         self.has_shortcut = stride == 1 and narrow == wide
         if self.widens:
             self.expand_conv = _SameConv2d(narrow, inner, 1)
-            self.bn0 = _efficientnet_batch_norm(inner)
+            self.bn0 = _make_efficientnet_batch_norm(inner)
         self.depthwise_conv = _SameConv2d(inner, inner, stage.kernel, stride=stride, groups=inner)
-        self.bn1 = _efficientnet_batch_norm(inner)
+        self.bn1 = _make_efficientnet_batch_norm(inner)
         self.project_conv = _SameConv2d(inner, wide, 1)
-        self.bn2 = _efficientnet_batch_norm(wide)
+        self.bn2 = _make_efficientnet_batch_norm(wide)
 
     def forward(self, maps: Tensor) -> Tensor:
         inner: Tensor = functional.relu6(self.bn0(self.expand_conv(maps))) if self.widens else maps
@@ -332,14 +335,14 @@ class EfficientNetLite0(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv_stem = _SameConv2d(channels, 32, 3, stride=2)
-        self.bn0 = _efficientnet_batch_norm(32)
+        self.bn0 = _make_efficientnet_batch_norm(32)
         blocks = list[_InvertedResidualBlock]()
         for stage in _STAGES:  # only the first block of a stage strides and changes the width
             blocks.append(_InvertedResidualBlock(stage.narrow, stage.wide, stage.stride, stage))
             blocks += [_InvertedResidualBlock(stage.wide, stage.wide, 1, stage) for _ in range(stage.repeats - 1)]
         self.blocks = nn.Sequential(*blocks)
         self.conv_head = _SameConv2d(320, WIDTH, 1)
-        self.bn1 = _efficientnet_batch_norm(WIDTH)
+        self.bn1 = _make_efficientnet_batch_norm(WIDTH)
 
     def forward(self, images: Tensor) -> Tensor:
         maps: Tensor = self.blocks(functional.relu6(self.bn0(self.conv_stem(images))))

@@ -28,7 +28,7 @@ from common.models.zoo.networks import (
     vgg11,
 )
 from common.models.zoo.spec import NEW_HEAD, Architecture, ModelSpec, is_external_network
-from common.plugins import MODELS, PLUGIN, is_local_plugin_name, load_entry_point, plugin_user_name
+from common.plugins import MODELS, PLUGIN, format_plugin_user_name, is_local_plugin_name, load_plugin_entry_point
 
 USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
 """Image sizes in pixels that are tried where the requested size does not fit."""
@@ -52,12 +52,12 @@ def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
         try:
             features = _probe_with_noise_image(module, spec)
         except BadInput as bad:  # its forward looks at the layer, or reshapes the logits
-            problem = f'{describe_network(spec)} fails without "{spec.head}": {bad.faults[0].problem}'
+            problem = f'{name_network_for_messages(spec)} fails without "{spec.head}": {bad.faults[0].problem}'
             raise BadInput([Fault("model.head", problem, "Return the output of that layer as it is.")]) from None
         if features.shape[1] != head.in_features or not _is_same_output(
             head(features), logits
         ):  # of several patches, say
-            raise BadInput([_make_head_position_fault(describe_network(spec), spec.own_head)])
+            raise BadInput([_make_head_position_fault(name_network_for_messages(spec), spec.own_head)])
     return module, int(features.shape[1])
 
 
@@ -136,27 +136,29 @@ def _refuse_missing_package(package: str) -> None:
 
 def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Module:
     """Build a plug-in's network by its factory function, or copy the module that was passed to ``pc.simulate``."""
-    made = load_entry_point(MODELS, name)
+    made = load_plugin_entry_point(MODELS, name)
     if not isinstance(made, nn.Module):
         remedy = "A network is a torch.nn.Module, or a function of (channels, image_size) that returns one."
         if not callable(made):
-            raise BadInput([Fault(plugin_user_name("model", name), f"is a {type(made).__name__}: {made!r}.", remedy)])
+            raise BadInput(
+                [Fault(format_plugin_user_name("model", name), f"is a {type(made).__name__}: {made!r}.", remedy)]
+            )
         try:
             made = made(channels, image_size) if _accepts_channels_and_size(made) else made()
         except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
             problem = f"cannot be made for {channels} channels and {image_size} pixels: {type(error).__name__}: {error}"
-            raise BadInput([Fault(plugin_user_name("model", name), problem, remedy)]) from error
+            raise BadInput([Fault(format_plugin_user_name("model", name), problem, remedy)]) from error
     made = getattr(made, "_orig_mod", made)  # of torch.compile, whose graph would keep the head
     if not isinstance(made, nn.Module):
         problem = f"made a {type(made).__name__}, not a torch.nn.Module."
-        raise BadInput([Fault(plugin_user_name("model", name), problem)])
+        raise BadInput([Fault(format_plugin_user_name("model", name), problem)])
     for path, layer in made.named_modules():
         for hook in layer._forward_pre_hooks.values():
             if type(hook).__module__ in ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm"):
                 old = type(hook).__module__.rpartition(".")[2]
                 problem = f'uses torch.nn.utils.{old} in "{path}", which cannot be copied.'
                 remedy = f"Use torch.nn.utils.parametrizations.{old}, or torch.nn.utils.remove_{old}."
-                raise BadInput([Fault(plugin_user_name("model", name), problem, remedy)])
+                raise BadInput([Fault(format_plugin_user_name("model", name), problem, remedy)])
     if is_local_plugin_name(name):  # somebody may hold it: training must not change it, nor make it another plug-in
         made = copy.deepcopy(made)
     return made.float()
@@ -198,7 +200,7 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
     Raises:
         BadInput: If the network does not accept the image, or does not return a vector.
     """
-    name, channels, size = describe_network(spec), spec.channels, spec.image_size
+    name, channels, size = name_network_for_messages(spec), spec.channels, spec.image_size
     was_training = module.training
     device = next((value.device for value in module.parameters()), torch.device("cpu"))
     image = torch.rand(1, channels, size, size, generator=torch.Generator().manual_seed(0), device="cpu").to(device)
@@ -213,7 +215,7 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 1:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         problem = f"{name} returns {shape} for one image; one vector is needed, (1, width)."
-        raise BadInput([Fault(plugin_user_name("model", spec.architecture), problem)])
+        raise BadInput([Fault(format_plugin_user_name("model", spec.architecture), problem)])
     return features
 
 
@@ -229,13 +231,13 @@ def _remove_own_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Linear
     Raises:
         BadInput: If the network has no such dense layer, or does not end with it.
     """
-    name, layers = describe_network(spec), _dense_layers(module)
+    name, layers = name_network_for_messages(spec), _find_dense_layers(module)
     if (layer := layers.get(head)) is None:
         present = f"Its dense layers are {quote_names(list(layers), limit=8)}." if layers else "It has no dense layer."
         problem = f'{name} has no torch.nn.Linear "{head}". {present}'
         raise BadInput([Fault("model.head", problem, suggest_nearest_name(head, layers))])
     scores = torch.linspace(-1e4, 1e4, layer.out_features)
-    if not _is_same_output(scores[None], _output_of_scores(module, layer, spec, scores)):
+    if not _is_same_output(scores[None], _compute_output_of_scores(module, layer, spec, scores)):
         raise BadInput([_make_head_position_fault(name, head)])
     for path, part in list(module.named_modules(remove_duplicate=False)):
         if part is layer:
@@ -244,12 +246,12 @@ def _remove_own_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Linear
     return layer
 
 
-def _dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
+def _find_dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
     """Return a network's dense layers by name; a layer with several names is returned under each name."""
     return {name: m for name, m in module.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)}
 
 
-def _output_of_scores(module: nn.Module, layer: nn.Module, spec: ModelSpec, scores: Tensor) -> Tensor:
+def _compute_output_of_scores(module: nn.Module, layer: nn.Module, spec: ModelSpec, scores: Tensor) -> Tensor:
     """Return a network's output for one image if a layer returns these numbers, at every place and every call of it."""
 
     def replace(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
@@ -277,7 +279,7 @@ def _returns_scores(module: nn.Module, name: str, layer: nn.Module, spec: ModelS
     Behind a convolution of a module that is called as classifiers are, ReLU does not matter either.
     """
     scores = torch.linspace(-3, 3, int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels))  # type: ignore[arg-type]
-    up, down = (_output_of_scores(module, layer, spec, sign * scores)[0].cpu() for sign in (1, -1))
+    up, down = (_compute_output_of_scores(module, layer, spec, sign * scores)[0].cpu() for sign in (1, -1))
     if isinstance(layer, nn.Conv2d) and set(CLASSIFIERS) & set(name.split(".")):
         return bool((up.diff() >= 0).all() and up[-1] > up[0])
     return bool(up.any() and (up.diff() > 0).all() and torch.allclose(up, -down, rtol=1e-3, atol=1e-5))
@@ -289,7 +291,7 @@ def _make_head_position_fault(network: str, head: str) -> Fault:
     return Fault("model.head", problem, remedy)
 
 
-def plugin_head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
+def find_plugin_head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
     """Return the faults of a plug-in's network: a failure in training mode, a wrong ``model.head``, a hidden head.
 
     A network that returns class scores needs ``model.head``. Otherwise a second head would be trained after its own,
@@ -307,15 +309,15 @@ def plugin_head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
                 replace_with_group_norm(copy.deepcopy(module))
         except BadInput as bad:
             return list(bad.faults)
-        return _training_mode_faults(module, spec) or _undeclared_head_faults(module, spec, classes)
+        return _find_training_mode_faults(module, spec) or _find_undeclared_head_faults(module, spec, classes)
 
 
-def _training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
+def _find_training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
     """Return the faults that show in training mode: an exception, a wrong output, or a head that is not last.
 
     The call changes the network's state, so the network must not be used afterwards.
     """
-    name, head = describe_network(spec), None if spec.own_head is None else module.get_submodule(spec.own_head)
+    name, head = name_network_for_messages(spec), None if spec.own_head is None else module.get_submodule(spec.own_head)
     probe = torch.linspace(-1e4, 1e4, 2 * head.out_features).reshape(2, -1) if isinstance(head, nn.Linear) else None
     hook = None if head is None else head.register_forward_hook(lambda layer, inputs, output: probe)
     device = next((value.device for value in module.parameters()), torch.device("cpu"))
@@ -325,20 +327,20 @@ def _training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
             output = module.train()(images)
     except Exception as error:  # somebody else's code: it may raise anything
         problem = f"{name} fails in training: {type(error).__name__}: {error}".rstrip(".") + "."
-        return [Fault(plugin_user_name("model", spec.architecture), problem)]
+        return [Fault(format_plugin_user_name("model", spec.architecture), problem)]
     finally:
         if hook is not None:
             hook.remove()
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 2:
         kind = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         problem = f"{name} returns {kind} for two images in training; one vector an image is needed, (2, width)."
-        return [Fault(plugin_user_name("model", spec.architecture), problem, "Switch auxiliary outputs off.")]
+        return [Fault(format_plugin_user_name("model", spec.architecture), problem, "Switch auxiliary outputs off.")]
     if probe is not None and not torch.equal(output.cpu(), probe):
         return [_make_head_position_fault(name, spec.own_head or "")]
     return []
 
 
-def _undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> list[Fault]:
+def _find_undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> list[Fault]:
     """Return a fault if a network seems to return class scores although ``model.head`` is not set.
 
     Signs are an output that is that of a dense layer, probabilities, or as many numbers as the run has classes.
@@ -347,7 +349,7 @@ def _undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: int) ->
         return []
     output = _probe_with_noise_image(module, spec)
     width = int(output.shape[1])
-    dense = {name: layer for name, layer in _dense_layers(module).items() if layer.out_features == width}
+    dense = {name: layer for name, layer in _find_dense_layers(module).items() if layer.out_features == width}
     heads: dict[str, nn.Module] = {
         name: layer
         for name, layer in module.named_modules(remove_duplicate=False)
@@ -358,21 +360,26 @@ def _undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: int) ->
     is_probability |= width > 1 and abs(float(output.exp().sum()) - 1) < 1e-4  # of log_softmax
     if not last and not is_probability and width != classes:
         return []
-    problem = f"{describe_network(spec)} returns {width} numbers for an image, as a classifier with its own head does."
+    problem = (
+        f"{name_network_for_messages(spec)} returns {width} numbers for an image, as a classifier with its own head "
+        "does."
+    )
     line = 'head="{}"' if is_local_plugin_name(spec.architecture) else '[model] head = "{}"'
     remedy = "Return the features before its last layer, or end in a torch.nn.Linear."
     if named := [name for name in last or dense if name in dense]:
         scores = torch.linspace(-1e4, 1e4, width)
-        is_last = _is_same_output(scores[None], _output_of_scores(module, dense[named[-1]], spec, scores))
+        is_last = _is_same_output(scores[None], _compute_output_of_scores(module, dense[named[-1]], spec, scores))
         write = "Write" if is_last else f'Return the output of "{named[-1]}" as it is, and write'
         remedy = f"{write} {line.format(named[-1])}: the run's head, with a row a class, takes its place."
     return [Fault("model.head", problem, f"{remedy} If these are features, write {line.format(NEW_HEAD)}.")]
 
 
-def describe_network(spec: ModelSpec) -> str:
+def name_network_for_messages(spec: ModelSpec) -> str:
     """Return a network's name for messages: the name of the Python object that a user passed, or the architecture."""
     return (
-        plugin_user_name("model", spec.architecture) if is_local_plugin_name(spec.architecture) else spec.architecture
+        format_plugin_user_name("model", spec.architecture)
+        if is_local_plugin_name(spec.architecture)
+        else spec.architecture
     )
 
 

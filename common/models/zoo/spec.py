@@ -45,7 +45,7 @@ NAMED_BY_THE_RUN = ("frozen_sha256", "weights_sha256")
 
 
 @dataclass(frozen=True)
-class Normalisation:
+class PixelNormalisation:
     """Mean and std of pixels, one value per channel, for the normalisation ``(pixel / 255 - mean) / std``."""
 
     mean: tuple[float, ...]
@@ -63,14 +63,14 @@ class ArchitectureTraits:
     """
 
     minimum_size: int
-    colour: Normalisation
-    grey: Normalisation
+    colour: PixelNormalisation
+    grey: PixelNormalisation
 
 
-_HALF = (Normalisation((0.5,) * 3, (0.5,) * 3), Normalisation((0.5,), (0.5,)))
-_LITE = (Normalisation((127 / 255,) * 3, (128 / 255,) * 3), Normalisation((127 / 255,), (128 / 255,)))
+_HALF = (PixelNormalisation((0.5,) * 3, (0.5,) * 3), PixelNormalisation((0.5,), (0.5,)))
+_LITE = (PixelNormalisation((127 / 255,) * 3, (128 / 255,) * 3), PixelNormalisation((127 / 255,), (128 / 255,)))
 # Grey: the mean over the three channels, as no value fits all three exactly.
-_IMAGENET = (Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), Normalisation((0.449,), (0.226,)))
+_IMAGENET = (PixelNormalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), PixelNormalisation((0.449,), (0.226,)))
 
 TRAITS: dict[Architecture, ArchitectureTraits] = {
     "densenet121": ArchitectureTraits(32, *_IMAGENET),
@@ -86,10 +86,10 @@ TRAITS: dict[Architecture, ArchitectureTraits] = {
 
 
 # TorchXRayVision's networks see pixels from -1024 to 1024.
-_XRAY = (Normalisation((0.5,) * 3, (0.5 / 1024,) * 3), Normalisation((0.5,), (0.5 / 1024,)))
+_XRAY = (PixelNormalisation((0.5,) * 3, (0.5 / 1024,) * 3), PixelNormalisation((0.5,), (0.5 / 1024,)))
 
 
-def architecture_traits(architecture: str) -> ArchitectureTraits:
+def get_architecture_traits(architecture: str) -> ArchitectureTraits:
     """Return the traits of an architecture; external networks accept any size and use ImageNet's normalisation."""
     if not is_external_network(architecture):
         return TRAITS[cast(Architecture, architecture)]
@@ -141,7 +141,7 @@ class ModelSpec(BaseModel):
     @classmethod
     def _check_image_size(cls, size: int, info: ValidationInfo) -> int:
         architecture: Architecture | None = info.data.get("architecture")  # absent where it is itself at fault
-        if architecture and size < (minimum := architecture_traits(architecture).minimum_size):
+        if architecture and size < (minimum := get_architecture_traits(architecture).minimum_size):
             raise ValueError(f"{architecture} needs images of at least {minimum} pixels a side, got {size}")
         return size
 
@@ -203,11 +203,11 @@ class ModelSpec(BaseModel):
         return self.backbone_frozen or self.train.startswith("lora:")
 
     @property
-    def normalisation(self) -> Normalisation:
+    def normalisation(self) -> PixelNormalisation:
         """The normalisation of pixels: this table's mean and std, or by default those of the architecture."""
-        traits = architecture_traits(self.architecture)
+        traits = get_architecture_traits(self.architecture)
         default = traits.grey if self.channels == 1 else traits.colour
-        return Normalisation(self.mean or default.mean, self.std or default.std)
+        return PixelNormalisation(self.mean or default.mean, self.std or default.std)
 
 
 # ---------------------------------------------------------------------- a saved model's files
@@ -222,7 +222,7 @@ def make_unreadable_model_fault(path: Path, error: OSError) -> Fault:
     return Fault(str(path), f"cannot be read: {error.strerror}.", remedy)
 
 
-def model_folder_faults(folder: Path) -> list[Fault]:
+def find_model_folder_faults(folder: Path) -> list[Fault]:
     """Return the faults of a folder that should contain a saved model: missing or unreadable files."""
     for name in (DESCRIPTION, TENSORS):
         try:

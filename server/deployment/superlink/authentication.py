@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Caller:
+class CallingSite:
     """The site whose key signed a call.
 
     Attributes:
@@ -59,7 +59,7 @@ class Caller:
     wait_s: float | None = None
 
 
-class CallRefused(Exception):
+class HospitalCallRefused(Exception):
     """The refusal of a hospital's call.
 
     Attributes:
@@ -75,19 +75,19 @@ class CallRefused(Exception):
         self.code, self.reason, self.other, self.noted, self.run = code, reason, other, noted or bool(other), run
 
 
-class AdmittedKeys:
+class RegisteredSiteKeys:
     """The public keys of registered sites, read again every second.
 
     Args:
         read: Returns all keys: public key -> caller.
     """
 
-    def __init__(self, read: Callable[[], Mapping[bytes, Caller]]) -> None:
+    def __init__(self, read: Callable[[], Mapping[bytes, CallingSite]]) -> None:
         self._read, self._lock = read, threading.Lock()
-        self._callers: Mapping[bytes, Caller] = {}
+        self._callers: Mapping[bytes, CallingSite] = {}
         self._read_at = -FRESH_S
 
-    def find_caller(self, key: bytes) -> Caller | None:
+    def find_caller(self, key: bytes) -> CallingSite | None:
         """Return the site that is registered with this key; None for an unknown key."""
         with self._lock:
             age = time.monotonic() - self._read_at
@@ -95,7 +95,7 @@ class AdmittedKeys:
                 self._callers, self._read_at = self._read(), time.monotonic()
             return self._callers.get(key)
 
-    def name_of_node(self, node_id: int) -> str:
+    def find_site_name(self, node_id: int) -> str:
         """Return the name of the site with this node id."""
         with self._lock:
             names = (caller.name for caller in self._callers.values() if caller.node_id == node_id)
@@ -108,7 +108,7 @@ class _CallInProgress:
     answered: bool = False
 
 
-class ConcurrentCallLimit:
+class ConcurrentCallLimiter:
     """Limits the calls in progress per site: beyond :data:`CALLS_PER_SITE`, the oldest call of that site is cancelled.
 
     So calls left behind by a broken connection end first, and no site can use up the threads of others. A call counts
@@ -120,7 +120,7 @@ class ConcurrentCallLimit:
         self._lock = threading.Lock()
 
     @contextmanager
-    def count_call(self, site: str, context: grpc.ServicerContext) -> Iterator[None]:
+    def track_call(self, site: str, context: grpc.ServicerContext) -> Iterator[None]:
         """Count a call of a site as in progress; on leaving the block, mark the call as answered."""
         call = _CallInProgress(context)
         with self._lock:
@@ -137,7 +137,7 @@ class ConcurrentCallLimit:
         finally:
             call.answered = True
 
-    def calls_in_progress(self, site: str) -> int:
+    def count_calls_in_progress(self, site: str) -> int:
         """Return the number of calls that a site has in progress."""
         return len(self._calls[site])
 
@@ -146,30 +146,30 @@ class ConcurrentCallLimit:
             self._calls[site].remove(call)
 
 
-class Authenticator:
+class CallAuthenticator:
     """Makes gRPC handlers that authenticate the caller before they read the request.
 
     Args:
         admitted: The public keys of registered sites.
         refused_calls: Records refused calls of registered sites.
         strangers: Counts refused calls of unknown callers.
-        refuse_caller: Raises :class:`CallRefused` if a registered caller must not be answered.
+        refuse_caller: Raises :class:`HospitalCallRefused` if a registered caller must not be answered.
     """
 
     def __init__(
         self,
-        admitted: AdmittedKeys,
+        admitted: RegisteredSiteKeys,
         refused_calls: RefusedCallLog,
         strangers: UnknownCallerCounts,
-        refuse_caller: Callable[[Caller], None],
+        refuse_caller: Callable[[CallingSite], None],
     ) -> None:
         self.admitted, self._refused_calls, self._strangers = admitted, refused_calls, strangers
-        self._refuse_caller, self.limit = refuse_caller, ConcurrentCallLimit()
+        self._refuse_caller, self.limit = refuse_caller, ConcurrentCallLimiter()
 
     def make_handler(
         self,
         name: str,
-        answer: Callable[[Caller, Any], Any],
+        answer: Callable[[CallingSite, Any], Any],
         parse: Callable[[bytes], Any],
         serialize: Callable[[Any], bytes],
     ) -> grpc.RpcMethodHandler:
@@ -188,50 +188,52 @@ class Authenticator:
             caller = None
             try:
                 caller = self.identify_signer(context.invocation_metadata())
-                with self.limit.count_call(caller.name, context):
+                with self.limit.track_call(caller.name, context):
                     body = next(requests, None)  # raises RpcError for a call that has ended
                     if body is None:
-                        raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+                        raise HospitalCallRefused(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
                     self._refuse_caller(caller)
                     try:
                         request = parse(body)
                     except (DecodeError, ValueError):  # of protobuf, and of our own parser of pushed objects
                         reason = "the request cannot be decoded"
-                        raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason, noted=True) from None
+                        raise HospitalCallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason, noted=True) from None
                     return answer(caller, request)
-            except CallRefused as refused:
+            except HospitalCallRefused as refused:
                 self._abort_call(context, caller, name, refused)
             except Exception as error:  # the edge of the process: the caller learns nothing of what is inside
                 if context.is_active():
                     _log.error("%s failed: %r", name, error)
-                    failure = CallRefused(grpc.StatusCode.INTERNAL, "the coordinator failed")
+                    failure = HospitalCallRefused(grpc.StatusCode.INTERNAL, "the coordinator failed")
                     self._abort_call(context, caller, name, failure)
                 raise
 
         return grpc.stream_unary_rpc_method_handler(respond, response_serializer=serialize)
 
-    def identify_signer(self, metadata: Any) -> Caller:
+    def identify_signer(self, metadata: Any) -> CallingSite:
         """Verify the signature in a call's headers; return the site that signed.
 
         Raises:
-            CallRefused: If the signature is missing, wrong or too old, or its key is not registered.
+            HospitalCallRefused: If the signature is missing, wrong or too old, or its key is not registered.
         """
         key, when, signature = parse_signed_headers(metadata)
         caller = self.admitted.find_caller(key)
         if caller is None or not is_time_signature_valid(key, when, signature):
-            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
+            raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
         try:
             age_s = (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(when)).total_seconds()
         except (ValueError, TypeError, OverflowError):  # no time, or a time without a zone
             age_s = float("inf")
         if not -AHEAD_S < age_s < OLD_S + AHEAD_S:
-            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp")
+            raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp")
         process = _find_header(metadata, PROCESS)
         if len(process) > LONGEST_PROCESS:
-            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid process")
+            raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid process")
         return replace(caller, process=process, wait_s=parse_wait_header_s(_find_header(metadata, WAIT)))
 
-    def _abort_call(self, context: Any, caller: Caller | None, name: str, refused: CallRefused) -> NoReturn:
+    def _abort_call(
+        self, context: Any, caller: CallingSite | None, name: str, refused: HospitalCallRefused
+    ) -> NoReturn:
         if caller is None:
             self._strangers.count_refused_call(context.peer(), refused.reason)
         elif refused.noted:
@@ -246,19 +248,19 @@ def parse_signed_headers(metadata: Any) -> tuple[bytes, str, bytes]:
     """Return public key, time and signature from the headers of a call.
 
     Raises:
-        CallRefused: If a header is missing, occurs twice, or is too long.
+        HospitalCallRefused: If a header is missing, occurs twice, or is too long.
     """
     headers: dict[str, Any] = {}
     for name, value in metadata or ():
         if name in (PUBLIC_KEY, TIME, SIGNATURE):
             if name in headers:
-                raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, f"{name} is there twice")
+                raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, f"{name} is there twice")
             headers[name] = value
     key, when, signature = (headers.get(name) for name in (PUBLIC_KEY, TIME, SIGNATURE))
     if not isinstance(key, bytes) or not isinstance(when, str) or not isinstance(signature, bytes):
-        raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Missing authentication metadata")
+        raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Missing authentication metadata")
     if len(key) > LONGEST_KEY or len(signature) > LONGEST_SIGNATURE or len(when) > LONGEST_TIME:
-        raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid authentication metadata")
+        raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid authentication metadata")
     return key, when, signature
 
 

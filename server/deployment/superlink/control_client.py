@@ -14,12 +14,12 @@ import grpc
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from common.errors import ProgramCannotContinue
-from common.security.call_signatures import public_key_as_pem
+from common.security.call_signatures import encode_public_key_pem
 from common.system.plain_text import shorten_grpc_details
 from common.wire.fleet_protocol import make_protobuf_message_classes
 from server.coordinator.folder import CoordinatorFolder
-from server.coordinator.state import ControlSocket
-from server.deployment.superlink.messages import NoReplyReason, parse_message
+from server.coordinator.state import ControlSocketPath
+from server.deployment.superlink.messages import NoReplyReason, parse_message_envelope
 from server.deployment.superlink.registrations import RegisteredSite, SiteConnectionState
 
 LINK_PATIENCE_S = 900.0
@@ -71,16 +71,16 @@ CALLS: dict[str, tuple[Any, Any]] = {
 """Each call with the classes of its request and response."""
 
 
-class SuperLinkGone(ProgramCannotContinue):
+class SuperLinkUnreachable(ProgramCannotContinue):
     """Raised when the SuperLink does not answer within the time that its caller waits."""
 
 
-class RunLost(RuntimeError):
+class RunEndedBySuperLink(RuntimeError):
     """Raised when the SuperLink has ended a run because its heartbeats were missing for too long."""
 
 
 @dataclass(frozen=True)
-class RequestStatus:
+class RequestReplyStatus:
     """The state of a request: envelope and object tree of its reply, or the reason why no reply will come."""
 
     request: str
@@ -89,7 +89,7 @@ class RequestStatus:
     reason: NoReplyReason | None = None
 
 
-class ControlClient:
+class SuperLinkControlClient:
     """Client of the SuperLink's control socket. Every call can be repeated without harm.
 
     Args:
@@ -99,7 +99,7 @@ class ControlClient:
 
     def __init__(self, coordinator: CoordinatorFolder, *, patience_s: float = 0.0, answer_s: float = ANSWER_S) -> None:
         self._patience_s, self._answer_s = patience_s, answer_s
-        self._socket = ControlSocket(coordinator.state)
+        self._socket = ControlSocketPath(coordinator.state_path)
         options = [
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
@@ -129,7 +129,7 @@ class ControlClient:
         self._patience_s, self._answer_s = 0.0, min(self._answer_s, 3.0)
 
     def check_health(self) -> None:
-        """Check the SuperLink; raise :class:`SuperLinkGone` if it does not answer."""
+        """Check the SuperLink; raise :class:`SuperLinkUnreachable` if it does not answer."""
         self._call_until_answered("health", proto.Nothing())
 
     def list_registered_sites(self) -> list[RegisteredSite]:
@@ -139,11 +139,11 @@ class ControlClient:
             RegisteredSite(site.node_id, site.name, site.public_key, SiteConnectionState(site.state)) for site in sites
         ]
 
-    def register(self, name: str, public_key: str) -> None:
+    def register_site(self, name: str, public_key: str) -> None:
         """Register a site: its name, and its public key as an OpenSSH line."""
-        self._call_until_answered("register", proto.Site(name=name, public_key=openssh_key_to_pem(public_key)))
+        self._call_until_answered("register", proto.Site(name=name, public_key=convert_openssh_key_to_pem(public_key)))
 
-    def unregister(self, node: RegisteredSite) -> None:
+    def unregister_site(self, node: RegisteredSite) -> None:
         """Remove a site's registration; calls signed with its key are then refused."""
         self._call_until_answered("unregister", proto.Site(node_id=node.node_id))
 
@@ -155,13 +155,13 @@ class ControlClient:
                 record.
         """
         begin = self._call_until_answered("begin_run", proto.Nothing())
-        return int(begin.run_id), list(map(parse_message, begin.envelopes, begin.trees))
+        return int(begin.run_id), list(map(parse_message_envelope, begin.envelopes, begin.trees))
 
     def end_run(self, run: int) -> None:
         """End this run on the SuperLink."""
         self._call_until_answered("end_run", proto.Run(run_id=run))
 
-    def heartbeat(self, run: int) -> bool:
+    def send_run_heartbeat(self, run: int) -> bool:
         """Send a run's heartbeat; return whether the run is still active on the SuperLink."""
         return bool(self._call_until_answered("heartbeat", proto.Run(run_id=run)).goes_on)
 
@@ -176,12 +176,12 @@ class ControlClient:
         result = self._call_until_answered("push", proto.Requests(run_id=run, envelopes=envelopes, trees=trees))
         return list(result.names), list(result.missing)
 
-    def reply_statuses(self, run: int, names: Collection[str]) -> list[RequestStatus]:
+    def get_reply_statuses(self, run: int, names: Collection[str]) -> list[RequestReplyStatus]:
         """Return the status of each of these requests that has a reply or will never get one."""
         return [
-            RequestStatus(reply.request, reason=NoReplyReason[reply.reason])
+            RequestReplyStatus(reply.request, reason=NoReplyReason[reply.reason])
             if reply.reason
-            else RequestStatus(reply.request, *parse_message(reply.envelope, reply.tree))
+            else RequestReplyStatus(reply.request, *parse_message_envelope(reply.envelope, reply.tree))
             for reply in self._call_until_answered("replies", proto.MessageNames(run_id=run, names=names)).replies
         ]
 
@@ -196,11 +196,11 @@ class ControlClient:
                 return self._methods[name](request, timeout=self._answer_s)
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                    raise RunLost(GIVEN_UP) from None
+                    raise RunEndedBySuperLink(GIVEN_UP) from None
                 if error.code() not in _UNAVAILABLE or time.monotonic() >= until:
                     details = shorten_grpc_details(error.details()) or error.code().name.lower()
                     problem = f"the SuperLink does not answer: {details}. The log of flwr-server start says why."
-                    raise SuperLinkGone(problem) from None
+                    raise SuperLinkUnreachable(problem) from None
             time.sleep(PAUSE_S)
 
 
@@ -212,15 +212,15 @@ def is_superlink_answering(coordinator: CoordinatorFolder, *, within_s: float = 
     until = time.monotonic() + within_s
     while True:
         try:
-            with closing(ControlClient(coordinator, answer_s=HEALTH_S)) as control:
+            with closing(SuperLinkControlClient(coordinator, answer_s=HEALTH_S)) as control:
                 control.check_health()
             return True
-        except (OSError, SuperLinkGone):
+        except (OSError, SuperLinkUnreachable):
             if time.monotonic() >= until:
                 return False
         time.sleep(PAUSE_S)
 
 
-def openssh_key_to_pem(line: str) -> bytes:
+def convert_openssh_key_to_pem(line: str) -> bytes:
     """Convert a public key from an OpenSSH line to PEM, the format that Flower sends."""
-    return public_key_as_pem(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]
+    return encode_public_key_pem(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]

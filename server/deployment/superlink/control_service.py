@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from server.deployment.superlink.control_client import CALLS, LARGEST_CALL, SERVICE, proto
-from server.deployment.superlink.messages import StoredMessage, SuperLinkStorage, parse_message
+from server.deployment.superlink.messages import StoredMessage, SuperLinkStorage, parse_message_envelope
 
 THREADS = 16
 _log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ class RunEnded(Exception):
     """Raised for a call about a run that has ended."""
 
 
-class ControlService:
+class SuperLinkControlService:
     """The SuperLink's answers to the coordinator's programs; each method handles the control call of the same name."""
 
     def __init__(self, storage: SuperLinkStorage) -> None:
@@ -32,18 +32,18 @@ class ControlService:
         """Return all registered sites with their connection states."""
         sites = (
             proto.Site(node_id=site.node_id, name=site.name, state=str(site.state), public_key=site.public_key)
-            for site in self._storage.sites.all_sites()
+            for site in self._storage.sites.list_all_sites()
         )
         return proto.Sites(sites=sites)
 
     def register(self, request: Any) -> Any:
         """Register a site's key under its name."""
-        self._storage.sites.register(request.name, request.public_key)
+        self._storage.sites.register_site(request.name, request.public_key)
         return proto.Nothing()
 
     def unregister(self, request: Any) -> Any:
         """Remove a site's registration."""
-        self._storage.sites.unregister(request.node_id)
+        self._storage.sites.unregister_site(request.node_id)
         return proto.Nothing()
 
     def begin_run(self, request: Any) -> Any:
@@ -59,20 +59,20 @@ class ControlService:
 
     def heartbeat(self, request: Any) -> Any:
         """Record a run's heartbeat; return whether the run is active."""
-        return proto.Run(run_id=request.run_id, goes_on=self._storage.runs.heartbeat(request.run_id))
+        return proto.Run(run_id=request.run_id, goes_on=self._storage.runs.record_run_heartbeat(request.run_id))
 
     def push(self, request: Any) -> Any:
         """Accept a run's requests; return their ids and the ids of objects whose files are missing."""
-        self._require_active(request.run_id)
-        messages = map(parse_message, request.envelopes, request.trees)
-        names, missing = self._storage.messages.accept_requests(
+        self._refuse_ended_run(request.run_id)
+        messages = map(parse_message_envelope, request.envelopes, request.trees)
+        names, missing = self._storage.messages.store_requests(
             [StoredMessage.from_request(*message) for message in messages]
         )
         return proto.PushResult(names=names, missing=missing)
 
     def replies(self, request: Any) -> Any:
         """Return the replies to these requests, or the reasons why none will come."""
-        self._require_active(request.run_id)
+        self._refuse_ended_run(request.run_id)
         replies = []
         for answer in self._storage.messages.find_replies(request.run_id, request.names):
             if isinstance(answer, StoredMessage):
@@ -88,12 +88,12 @@ class ControlService:
             self._storage.messages.release_message(name)
         return proto.Nothing()
 
-    def _require_active(self, run: int) -> None:
-        if not self._storage.runs.is_active(run):
+    def _refuse_ended_run(self, run: int) -> None:
+        if not self._storage.runs.is_run_active(run):
             raise RunEnded
 
 
-def serve_control(address: str, storage: SuperLinkStorage) -> grpc.Server:
+def serve_control_socket(address: str, storage: SuperLinkStorage) -> grpc.Server:
     """Listen on the control socket, and start to answer calls.
 
     Args:
@@ -102,7 +102,7 @@ def serve_control(address: str, storage: SuperLinkStorage) -> grpc.Server:
     Raises:
         OSError: If the file system does not support sockets, or the folder does not exist.
     """
-    service = ControlService(storage)
+    service = SuperLinkControlService(storage)
     handlers = {name: _make_handler(name, getattr(service, name)) for name in CALLS}
     options = [("grpc.max_receive_message_length", LARGEST_CALL), ("grpc.max_send_message_length", -1)]
     handler, pool = grpc.method_handlers_generic_handler(SERVICE, handlers), ThreadPoolExecutor(THREADS, "control")

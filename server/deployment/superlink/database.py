@@ -47,8 +47,8 @@ class SuperLinkDatabase:
         weakref.finalize(self, self._sql.close)
         self._sql.execute("PRAGMA journal_mode=WAL")
         self._sql.execute("PRAGMA synchronous=NORMAL")
-        if not self.read("SELECT 1 FROM sqlite_master"):
-            self.write(*((statement, ()) for statement in _TABLES))
+        if not self.query_rows("SELECT 1 FROM sqlite_master"):
+            self.execute_in_transaction(*((statement, ()) for statement in _TABLES))
         self._sql.execute("SELECT count(*) FROM messages").fetchall()  # holds others' exclusive locks off from now on
 
     def close(self) -> None:
@@ -56,12 +56,12 @@ class SuperLinkDatabase:
         with self.lock:
             self._sql.close()
 
-    def read(self, query: str) -> list[Any]:
+    def query_rows(self, query: str) -> list[Any]:
         """Return all rows of a query."""
         with self.lock:
             return self._sql.execute(query).fetchall()
 
-    def write(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+    def execute_in_transaction(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
         """Execute all these statements with their values in one transaction.
 
         Raises:
@@ -88,7 +88,7 @@ def set_aside_unusable_database(coordinator: CoordinatorFolder) -> str:
     Returns:
         A sentence on the renaming for a person; empty if nothing was renamed.
     """
-    path = coordinator.state / FILE
+    path = coordinator.state_path / FILE
     kind, problem = "damaged", describe_database_damage(path)
     if not problem and path.exists():
         kind = "of-another-release"

@@ -24,22 +24,22 @@ from common.wire.fleet_protocol import (
     DeactivateNodeRequest,
     GetFabRequest,
     GetRunRequest,
-    Hello,
+    HelloAnswer,
     PullMessagesRequest,
     PullObjectRequest,
     PushMessagesRequest,
     SendNodeHeartbeatRequest,
 )
 from server.deployment.superlink.authentication import (
-    AdmittedKeys,
-    Authenticator,
-    Caller,
-    CallRefused,
+    CallAuthenticator,
+    CallingSite,
+    HospitalCallRefused,
+    RegisteredSiteKeys,
     parse_signed_headers,
 )
 from server.deployment.superlink.fleet_service import FleetService
 from server.deployment.superlink.messages import SuperLinkStorage
-from server.deployment.superlink.object_store import LARGEST_CALL, ObjectPush
+from server.deployment.superlink.object_store import LARGEST_CALL, ParsedObjectPush
 from server.deployment.superlink.refused_calls import FILE, RefusedCallLog, UnknownCallerCounts
 
 THREADS = 1000
@@ -74,11 +74,13 @@ def start_hospital_server(
     Raises:
         OSError: If the port is in use.
     """
-    admitted = AdmittedKeys(
-        lambda: {key: Caller(site.node_id, site.name, key) for key, site in storage.sites.sites_by_key().items()}
+    admitted = RegisteredSiteKeys(
+        lambda: {
+            key: CallingSite(site.node_id, site.name, key) for key, site in storage.sites.map_keys_to_sites().items()
+        }
     )
     fleet, strangers = FleetService(storage, admitted, folder), UnknownCallerCounts()
-    authenticator = Authenticator(
+    authenticator = CallAuthenticator(
         admitted, RefusedCallLog(folder / FILE), strangers, fleet.processes.refuse_earlier_process
     )
     server = grpc.server(
@@ -87,7 +89,7 @@ def start_hospital_server(
             make_hello_handler(admitted, strangers),
             grpc.method_handlers_generic_handler(SERVICE, make_fleet_method_handlers(fleet, authenticator)),
         ),
-        options=grpc_server_options(connections),
+        options=make_grpc_server_options(connections),
         maximum_concurrent_rpcs=MOST_CALLS,
     )
     root, certificate, key = certificates
@@ -99,7 +101,7 @@ def start_hospital_server(
     return server, port
 
 
-def grpc_server_options(connections: int) -> list[tuple[str, int]]:
+def make_grpc_server_options(connections: int) -> list[tuple[str, int]]:
     """Return gRPC options that limit the resources which an unauthenticated caller can use."""
     return [
         ("grpc.max_receive_message_length", LARGEST_CALL),
@@ -121,10 +123,10 @@ def grpc_server_options(connections: int) -> list[tuple[str, int]]:
 
 
 def make_fleet_method_handlers(
-    fleet: FleetService, authenticator: Authenticator
+    fleet: FleetService, authenticator: CallAuthenticator
 ) -> Mapping[str, grpc.RpcMethodHandler]:
     """Return gRPC handlers by method name, for the methods of Flower's Fleet API that hospitals may call."""
-    methods: dict[str, tuple[Callable[[Caller, Any], Any], Any]] = {
+    methods: dict[str, tuple[Callable[[CallingSite, Any], Any], Any]] = {
         "ActivateNode": (fleet.activate, ActivateNodeRequest),
         "DeactivateNode": (fleet.deactivate, DeactivateNodeRequest),
         "SendNodeHeartbeat": (fleet.heartbeat, SendNodeHeartbeatRequest),
@@ -143,12 +145,12 @@ def make_fleet_method_handlers(
     make = authenticator.make_handler
     return {
         **{name: make(name, answer, kind.FromString, serialize) for name, (answer, kind) in methods.items()},
-        "PushObject": make("PushObject", fleet.push_object, ObjectPush.parse, serialize),
+        "PushObject": make("PushObject", fleet.push_object, ParsedObjectPush.parse_push_request, serialize),
         "PullObject": make("PullObject", fleet.pull_object, PullObjectRequest.FromString, bytes),
     }
 
 
-def make_hello_handler(admitted: AdmittedKeys, strangers: UnknownCallerCounts) -> grpc.GenericRpcHandler:
+def make_hello_handler(admitted: RegisteredSiteKeys, strangers: UnknownCallerCounts) -> grpc.GenericRpcHandler:
     """Make the handler that tells ``flwr-client check`` the time, the release, and whether its key is admitted."""
 
     def respond(_: object, context: grpc.ServicerContext) -> bytes:
@@ -157,12 +159,12 @@ def make_hello_handler(admitted: AdmittedKeys, strangers: UnknownCallerCounts) -
             is_admitted = admitted.find_caller(key) is not None and is_time_signature_valid(
                 key, when, signature
             )  # at any time
-        except CallRefused:
+        except HospitalCallRefused:
             is_admitted = False
         if not is_admitted:
             strangers.count_refused_call(context.peer(), "asked whether its key is admitted, which it is not")
         standing = "admitted" if is_admitted else "unknown"
-        answer = Hello(time=time.time(), release=__version__, wire=WIRE_VERSION, key=standing)
+        answer = HelloAnswer(time=time.time(), release=__version__, wire=WIRE_VERSION, key=standing)
         return answer.model_dump_json().encode()
 
     # As a stream of requests that nobody reads: a stranger may ask, and no byte of the request is accepted.

@@ -34,12 +34,17 @@ from common.wire.fleet_protocol import (
     Result,
     SendNodeHeartbeatResponse,
     index_by_sha256,
-    object_ids_of_tree,
+    list_tree_object_ids,
 )
-from server.coordinator.state import record_sign_off, remove_sign_off
-from server.deployment.superlink.authentication import AdmittedKeys, Caller, CallRefused
-from server.deployment.superlink.messages import ReplyOutcome, StoredMessage, SuperLinkStorage, parse_message
-from server.deployment.superlink.object_store import ObjectPush, PullObjectResponseCache, is_object_id
+from server.coordinator.state import record_site_sign_off, remove_site_sign_off
+from server.deployment.superlink.authentication import CallingSite, HospitalCallRefused, RegisteredSiteKeys
+from server.deployment.superlink.messages import (
+    ReplyAcceptance,
+    StoredMessage,
+    SuperLinkStorage,
+    parse_message_envelope,
+)
+from server.deployment.superlink.object_store import ParsedObjectPush, PullObjectResponseCache, is_object_id
 
 WAITING_CALLS = 500
 """Calls that may wait for a message at a time, half of all threads; others get an empty response at once."""
@@ -95,7 +100,7 @@ class _CurrentAndEarlierProcesses:
     earlier: dict[str, None] = field(default_factory=dict)
 
 
-class SiteProcesses:
+class LatestProcessAdmission:
     """Admits one process of each site: the one that signed on last. Safe to use from several threads.
 
     Two processes on copies of a site's folder would count the privacy budget separately. The later process is
@@ -106,7 +111,7 @@ class SiteProcesses:
         self._lock = threading.Lock()
         self._sites: dict[int, _CurrentAndEarlierProcesses] = {}
 
-    def sign_on(self, caller: Caller) -> None:
+    def register_latest_process(self, caller: CallingSite) -> None:
         """Make the caller's process the current one of its site."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         with self._lock:
@@ -118,21 +123,21 @@ class SiteProcesses:
             if len(site.earlier) > MOST_EARLIER:
                 del site.earlier[next(iter(site.earlier))]
 
-    def is_latest_process(self, caller: Caller) -> bool:
+    def is_latest_process(self, caller: CallingSite) -> bool:
         """Return whether the caller's process is the current one of its site."""
         with self._lock:
             site = self._sites.get(caller.node_id)
             return site is not None and site.present == caller.process
 
-    def refuse_earlier_process(self, caller: Caller) -> None:
-        """Raise :class:`CallRefused` if a later process of the caller's site has signed on."""
+    def refuse_earlier_process(self, caller: CallingSite) -> None:
+        """Raise :class:`HospitalCallRefused` if a later process of the caller's site has signed on."""
         with self._lock:
             site = self._sites.get(caller.node_id)
             if site is None or caller.process not in site.earlier:
                 return
             reason = f"{ANOTHER_PROCESS} {site.since}"
         # A process that was killed does not call: this one is alive, and the coordinator should know of it.
-        raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, reason, noted=True)
+        raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, reason, noted=True)
 
 
 class FleetService:
@@ -144,57 +149,59 @@ class FleetService:
         folder: The coordinator's folder ``state``, where sign-offs are recorded; None to record none.
     """
 
-    def __init__(self, storage: SuperLinkStorage, admitted: AdmittedKeys, folder: Path | None = None) -> None:
-        self._folder, self.processes = folder, SiteProcesses()
+    def __init__(self, storage: SuperLinkStorage, admitted: RegisteredSiteKeys, folder: Path | None = None) -> None:
+        self._folder, self.processes = folder, LatestProcessAdmission()
         self._sites, self._runs, self._messages = storage.sites, storage.runs, storage.messages
         self._admitted, self._pulls = admitted, PullObjectResponseCache(storage.files)
         self._waiting = threading.Semaphore(WAITING_CALLS)
 
     # ------------------------------------------------------------------ presence
 
-    def activate(self, caller: Caller, request: Any) -> Any:
+    def activate(self, caller: CallingSite, request: Any) -> Any:
         """Mark the calling site as connected."""
         if request.public_key != caller.key:
             other = self._admitted.find_caller(request.public_key)
             reason = "the public key in the request did not sign the call"
-            raise _forged_call_refusal(reason, other.name if other else "")
+            raise _make_forged_call_refusal(reason, other.name if other else "")
         _check_heartbeat_interval(request.heartbeat_interval)
-        if not self._sites.activate(caller.node_id, request.heartbeat_interval):
-            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
-        self.processes.sign_on(caller)
+        if not self._sites.mark_connected(caller.node_id, request.heartbeat_interval):
+            raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
+        self.processes.register_latest_process(caller)
         if self._folder is not None:
-            remove_sign_off(self._folder, caller.name)
+            remove_site_sign_off(self._folder, caller.name)
         return ActivateNodeResponse(node_id=caller.node_id)
 
-    def deactivate(self, caller: Caller, request: Any) -> Any:
+    def deactivate(self, caller: CallingSite, request: Any) -> Any:
         """Mark the calling site as signed off."""
-        self._check_node(caller, request.node_id)
+        self._refuse_foreign_node_id(caller, request.node_id)
         if self._folder is not None:  # before the storage changes: a run that sees the change looks here for the reason
-            record_sign_off(self._folder, caller.name)
-        if not self._sites.deactivate(caller.node_id):
-            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this site is not connected")
+            record_site_sign_off(self._folder, caller.name)
+        if not self._sites.mark_signed_off(caller.node_id):
+            raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this site is not connected")
         return DeactivateNodeResponse()
 
-    def heartbeat(self, caller: Caller, request: Any) -> Any:
+    def heartbeat(self, caller: CallingSite, request: Any) -> Any:
         """Record a heartbeat of the calling site."""
-        self._check_node(caller, request.node.node_id)
+        self._refuse_foreign_node_id(caller, request.node.node_id)
         _check_heartbeat_interval(request.heartbeat_interval)
         if self._sites.has_signed_off(caller.node_id) and self.processes.is_latest_process(caller):  # over a slow line
-            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this process has signed off")
-        if registered := self._sites.heartbeat(caller.node_id, request.heartbeat_interval):
-            self.processes.sign_on(caller)  # a process that was started after a kill signs on by its heartbeat
+            raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this process has signed off")
+        if registered := self._sites.record_site_heartbeat(caller.node_id, request.heartbeat_interval):
+            self.processes.register_latest_process(
+                caller
+            )  # a process that was started after a kill signs on by its heartbeat
         return SendNodeHeartbeatResponse(success=registered)
 
-    def register(self, caller: Caller, request: Any) -> Any:
+    def register(self, caller: CallingSite, request: Any) -> Any:
         """Refuse registration, because only the coordinator's operator admits sites."""
         reason = "sites are registered by flwr-server admit, not by a call"
-        raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, noted=True)
+        raise HospitalCallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, noted=True)
 
     # ------------------------------------------------------------------ messages
 
-    def pull_messages(self, caller: Caller, request: Any) -> Any:
+    def pull_messages(self, caller: CallingSite, request: Any) -> Any:
         """Hand the calling site its next message; wait for one as long as the caller allows."""
-        self._check_node(caller, request.node.node_id)
+        self._refuse_foreign_node_id(caller, request.node.node_id)
         node, again = caller.node_id, caller.wait_s is not None
         number = self._messages.arrivals.count_arrivals(node)
         message = self._messages.hand_out_next_request(node, again=again)
@@ -206,165 +213,174 @@ class FleetService:
             # Meanwhile another process may have signed on, or the key may have been revoked.
             self.processes.refuse_earlier_process(caller)
             if self._admitted.find_caller(caller.key) is None:
-                raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
+                raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
             message = self._messages.hand_out_next_request(node, again=again)
         if message is None:
             return PullMessagesResponse()
-        proto, tree = parse_message(message.envelope, message.tree)
+        proto, tree = parse_message_envelope(message.envelope, message.tree)
         small = self._messages.read_small_objects(tree)
         return PullMessagesResponse(messages_list=[proto], message_object_trees=[tree], small_contents=small)
 
-    def push_messages(self, caller: Caller, request: Any) -> Any:
+    def push_messages(self, caller: CallingSite, request: Any) -> Any:
         """Accept the calling site's reply to a message that was handed to it; accept only one reply per message."""
-        self._check_node(caller, request.node.node_id)
-        proto, tree = self._checked_reply(caller, request)
+        self._refuse_foreign_node_id(caller, request.node.node_id)
+        proto, tree = self._check_pushed_reply(caller, request)
         metadata = proto.metadata
-        self._check_active(metadata.run_id)
+        self._refuse_inactive_run(metadata.run_id)
         outcome, missing = self._messages.accept_reply(StoredMessage.from_reply(proto, tree))
-        if outcome is ReplyOutcome.ANOTHER_WAS_ACCEPTED:
-            raise self._second_reply_refusal(caller, metadata)
-        if outcome is ReplyOutcome.NOBODY_WAITS:
+        if outcome is ReplyAcceptance.ANOTHER_WAS_ACCEPTED:
+            raise self._make_second_reply_refusal(caller, metadata)
+        if outcome is ReplyAcceptance.NOBODY_WAITS:
             reason = "nobody waits for this reply any more: its time is over, or its run"
-            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=metadata.run_id)
+            raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=metadata.run_id)
         small = index_by_sha256(request.small_contents)
         store = partial(self._store_object, caller, metadata.run_id)
         to_push = [name for name in missing if name not in small or not store(name, small[name])]
         results = [Result(key=metadata.message_id, value=0)]
         return PushMessagesResponse(results=results, objects_to_push=to_push, session_id=metadata.message_id)
 
-    def confirm_receipt(self, caller: Caller, request: Any) -> Any:
+    def confirm_receipt(self, caller: CallingSite, request: Any) -> Any:
         """Release a message, because the calling site confirms that it has received it."""
-        self._check_node(caller, request.node.node_id)
-        name, owner = request.message_object_id, self._messages.site_of_message(request.message_object_id)
+        self._refuse_foreign_node_id(caller, request.node.node_id)
+        name, owner = request.message_object_id, self._messages.find_node_of_message(request.message_object_id)
         if not self._messages.was_request_handed_out(caller.node_id, name):
-            if owner is None and not self._messages.needs_object(name):
+            if owner is None and not self._messages.is_object_needed(name):
                 return ConfirmMessageReceivedResponse()  # released before, or its run is over
             reason = "this message was not handed to this site"
-            raise _forged_call_refusal(reason, self._site_name(owner), request.run_id)
-        self._check_active(request.run_id)
+            raise _make_forged_call_refusal(reason, self._find_site_name(owner), request.run_id)
+        self._refuse_inactive_run(request.run_id)
         self._messages.release_message(name)
         return ConfirmMessageReceivedResponse()
 
-    def _checked_reply(self, caller: Caller, request: Any) -> tuple[Any, Any]:
+    def _check_pushed_reply(self, caller: CallingSite, request: Any) -> tuple[Any, Any]:
         """Return envelope and object tree of a pushed reply; refuse a reply that the calling site may not send."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-            raise _forged_call_refusal("a call brings one reply and its one tree of objects")
+            raise _make_forged_call_refusal("a call brings one reply and its one tree of objects")
         proto, tree = request.messages_list[0], request.message_object_trees[0]
         metadata = proto.metadata
         run, answered = metadata.run_id, metadata.reply_to_message_id
-        owner = self._messages.site_of_message(answered) if answered else None
+        owner = self._messages.find_node_of_message(answered) if answered else None
         if metadata.src_node_id != caller.node_id:
-            named = self._site_name(metadata.src_node_id)
-            raise _forged_call_refusal("the reply names another site as its source", named, run)
+            named = self._find_site_name(metadata.src_node_id)
+            raise _make_forged_call_refusal("the reply names another site as its source", named, run)
         if not answered or metadata.dst_node_id != COORDINATOR:
-            raise _forged_call_refusal("a site sends replies to the coordinator and nothing else", run=run)
+            raise _make_forged_call_refusal("a site sends replies to the coordinator and nothing else", run=run)
         if not self._messages.was_request_handed_out(caller.node_id, answered):
             reason = "the reply answers a message that was not handed to this site"
-            raise _forged_call_refusal(reason, self._site_name(owner), run)
+            raise _make_forged_call_refusal(reason, self._find_site_name(owner), run)
         if proto.HasField("error"):
             # The run reads the error in the reply's objects, and cuts it; here it would only fill the database.
             proto.error.reason = proto.error.reason[:LONGEST_REASON]
         if proto.ByteSize() > LONGEST_ENVELOPE or tree.ByteSize() > MOST_OBJECTS * LONGEST_ENTRY:
-            raise _forged_call_refusal("the reply's own fields are too long", run=run)
-        names: Collection[str] = object_ids_of_tree(tree)
+            raise _make_forged_call_refusal("the reply's own fields are too long", run=run)
+        names: Collection[str] = list_tree_object_ids(tree)
         if tree.object_id != metadata.message_id or not all(map(is_object_id, names)) or len(names) > MOST_OBJECTS:
-            raise _forged_call_refusal("the tree of objects is not that of the reply")
+            raise _make_forged_call_refusal("the tree of objects is not that of the reply")
         small: Sequence[bytes] = request.small_contents
         if sum(map(len, small)) > SMALL_BYTES_IN_ALL or len(small) > MOST_OBJECTS:
-            raise _forged_call_refusal("the objects that came along with the reply are not small", run=run)
-        first, owner = self._messages.accepted_reply_name(answered), self._messages.site_of_message(metadata.message_id)
+            raise _make_forged_call_refusal("the objects that came along with the reply are not small", run=run)
+        first, owner = (
+            self._messages.find_accepted_reply_id(answered),
+            self._messages.find_node_of_message(metadata.message_id),
+        )
         if (first and first != metadata.message_id) or owner not in (None, caller.node_id):
-            raise self._second_reply_refusal(caller, metadata)
+            raise self._make_second_reply_refusal(caller, metadata)
         return proto, tree
 
-    def _second_reply_refusal(self, caller: Caller, metadata: Any) -> CallRefused:
-        owner = self._messages.site_of_message(metadata.message_id)
+    def _make_second_reply_refusal(self, caller: CallingSite, metadata: Any) -> HospitalCallRefused:
+        owner = self._messages.find_node_of_message(metadata.message_id)
         reason = "another reply to this message was taken before"
-        other = self._site_name(caller.node_id if owner is None else owner)
-        return CallRefused(grpc.StatusCode.ALREADY_EXISTS, reason, other=other, run=metadata.run_id)
+        other = self._find_site_name(caller.node_id if owner is None else owner)
+        return HospitalCallRefused(grpc.StatusCode.ALREADY_EXISTS, reason, other=other, run=metadata.run_id)
 
     # ------------------------------------------------------------------ runs
 
-    def get_run(self, caller: Caller, request: Any) -> Any:
+    def get_run(self, caller: CallingSite, request: Any) -> Any:
         """Return number and app bundle hash of a run in which the calling site takes part."""
-        self._check_participation(caller, request.node.node_id, request.run_id)
+        self._refuse_nonparticipating_site(caller, request.node.node_id, request.run_id)
         response = GetRunResponse()
         response.run.run_id, response.run.fab_hash = request.run_id, BUNDLE_SHA256
         return response
 
-    def get_bundle(self, caller: Caller, request: Any) -> Any:
+    def get_bundle(self, caller: CallingSite, request: Any) -> Any:
         """Return the Flower app bundle of a run in which the calling site takes part."""
-        self._check_participation(caller, request.node.node_id, request.run_id)
+        self._refuse_nonparticipating_site(caller, request.node.node_id, request.run_id)
         if request.hash_str != BUNDLE_SHA256:
-            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "the run has no such app bundle", run=request.run_id)
+            raise HospitalCallRefused(
+                grpc.StatusCode.FAILED_PRECONDITION, "the run has no such app bundle", run=request.run_id
+            )
         response = GetFabResponse()
         response.fab.hash_str, response.fab.content = BUNDLE_SHA256, BUNDLE
         return response
 
     # ------------------------------------------------------------------ objects
 
-    def push_object(self, caller: Caller, push: ObjectPush) -> Any:
+    def push_object(self, caller: CallingSite, push: ParsedObjectPush) -> Any:
         """Store an object of a reply that the calling site has announced."""
         request, name = push.request, push.request.object_id
-        self._check_node(caller, request.node.node_id)
+        self._refuse_foreign_node_id(caller, request.node.node_id)
         if not self._messages.may_push_object(caller.node_id, name):
-            raise _forged_call_refusal("the object belongs to no reply of this site", run=request.run_id)
-        self._check_active(request.run_id)
-        if not self._messages.needs_object(name) or hashlib.sha256(push.content).hexdigest() != name:
+            raise _make_forged_call_refusal("the object belongs to no reply of this site", run=request.run_id)
+        self._refuse_inactive_run(request.run_id)
+        if not self._messages.is_object_needed(name) or hashlib.sha256(push.content).hexdigest() != name:
             return PushObjectResponse(stored=False)
-        if self._messages.is_object_late(caller.node_id, name):  # so that the site does not count the reply as accepted
+        if self._messages.has_object_expired(
+            caller.node_id, name
+        ):  # so that the site does not count the reply as accepted
             return PushObjectResponse(stored=False)
         return PushObjectResponse(stored=self._store_object(caller, request.run_id, name, push.content))
 
-    def _store_object(self, caller: Caller, run_id: int, name: str, content: bytes | memoryview) -> bool:
+    def _store_object(self, caller: CallingSite, run_id: int, name: str, content: bytes | memoryview) -> bool:
         """Store an object of a reply; return whether a message still needs the object."""
-        if not self._messages.count_reply_bytes(caller.node_id, name, len(content)):
+        if not self._messages.add_to_reply_size(caller.node_id, name, len(content)):
             reason = "the reply weighs more than twice what was asked for"
-            raise CallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, noted=True, run=run_id)
+            raise HospitalCallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, noted=True, run=run_id)
         return self._messages.store_object(name, content)
 
-    def pull_object(self, caller: Caller, request: Any) -> bytes:
+    def pull_object(self, caller: CallingSite, request: Any) -> bytes:
         """Return an object of a message that was handed to the calling site, as a serialized PullObjectResponse."""
-        self._check_node(caller, request.node.node_id)
+        self._refuse_foreign_node_id(caller, request.node.node_id)
         if not self._messages.may_pull_object(caller.node_id, request.object_id):
-            raise _forged_call_refusal("the object belongs to no message for this site", run=request.run_id)
-        self._check_active(request.run_id)
+            raise _make_forged_call_refusal("the object belongs to no message for this site", run=request.run_id)
+        self._refuse_inactive_run(request.run_id)
         if response := self._pulls.get_response(request.object_id):
             return response
-        empty = PullObjectResponse(object_found=self._messages.needs_object(request.object_id), object_available=False)
+        empty = PullObjectResponse(
+            object_found=self._messages.is_object_needed(request.object_id), object_available=False
+        )
         return bytes(empty.SerializeToString())
 
     # ------------------------------------------------------------------ checks
 
-    def _check_node(self, caller: Caller, node_id: int) -> None:
+    def _refuse_foreign_node_id(self, caller: CallingSite, node_id: int) -> None:
         """Refuse a request whose node id is not that of the key that signed the call."""
         if node_id != caller.node_id:
             # An honest site that was registered anew does this once, so it is refused as an unknown key is.
             reason = "Invalid node ID: it is not that of the key that signed the call"
-            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, reason, other=self._site_name(node_id))
+            raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, reason, other=self._find_site_name(node_id))
 
-    def _check_active(self, run_id: int) -> None:
+    def _refuse_inactive_run(self, run_id: int) -> None:
         """Refuse a call about a run that has ended, or whose heartbeats are missing."""
-        if not self._runs.is_active(run_id):
-            raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, "Run is finished.")
+        if not self._runs.is_run_active(run_id):
+            raise HospitalCallRefused(grpc.StatusCode.PERMISSION_DENIED, "Run is finished.")
 
-    def _check_participation(self, caller: Caller, node_id: int, run_id: int) -> None:
+    def _refuse_nonparticipating_site(self, caller: CallingSite, node_id: int, run_id: int) -> None:
         """Refuse a call about a run that is over, or in which the calling site takes no part."""
-        self._check_node(caller, node_id)
-        if not self._messages.participates_in_run(caller.node_id, run_id):
-            raise _forged_call_refusal("no message of this run was handed to this site", run=run_id)
-        self._check_active(run_id)
+        self._refuse_foreign_node_id(caller, node_id)
+        if not self._messages.is_site_in_run(caller.node_id, run_id):
+            raise _make_forged_call_refusal("no message of this run was handed to this site", run=run_id)
+        self._refuse_inactive_run(run_id)
 
-    def _site_name(self, node_id: int | None) -> str:
-        return "" if node_id is None else self._admitted.name_of_node(node_id)
+    def _find_site_name(self, node_id: int | None) -> str:
+        return "" if node_id is None else self._admitted.find_site_name(node_id)
 
 
-def _forged_call_refusal(reason: str, other: str = "", run: int = 0) -> CallRefused:
+def _make_forged_call_refusal(reason: str, other: str = "", run: int = 0) -> HospitalCallRefused:
     """Return the refusal of a call that no correct program makes, so that it is recorded."""
-    return CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, other=other, noted=True, run=run)
+    return HospitalCallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, other=other, noted=True, run=run)
 
 
 def _check_heartbeat_interval(interval: float) -> None:
     if not SHORTEST_INTERVAL_S <= interval <= LONGEST_INTERVAL_S:
         reason = f"signs of life come every {SHORTEST_INTERVAL_S} to {LONGEST_INTERVAL_S} s, not {interval:g}"
-        raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        raise HospitalCallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason)

@@ -15,9 +15,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from common.wire.fleet_protocol import Envelope, ObjectTree, choose_small_objects, object_ids_of_tree
+from common.wire.fleet_protocol import Envelope, ObjectTree, choose_small_objects, list_tree_object_ids
 from server.deployment.superlink.database import SuperLinkDatabase
-from server.deployment.superlink.object_store import ObjectFiles
+from server.deployment.superlink.object_store import ObjectFileStore
 from server.deployment.superlink.registrations import RunRegistry, SiteRegistry
 
 ROOM_BYTES = 64 * 2**20
@@ -28,7 +28,7 @@ _COLUMNS = "root, node, run, is_reply, partner, expires, envelope, tree, handed,
 _STORE = f"INSERT OR REPLACE INTO messages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
-class ReplyOutcome(Enum):
+class ReplyAcceptance(Enum):
     """The answer to a site that announces a reply: accepted, or the reason for the rejection."""
 
     ACCEPTED = auto()
@@ -43,7 +43,7 @@ class NoReplyReason(Enum):
     SITE_GONE = auto()
 
 
-def parse_message(envelope: bytes, tree: bytes) -> tuple[Any, Any]:
+def parse_message_envelope(envelope: bytes, tree: bytes) -> tuple[Any, Any]:
     """Parse a serialized message: its envelope (metadata) and the tree of its object ids."""
     return Envelope.FromString(envelope), ObjectTree.FromString(tree)
 
@@ -79,7 +79,7 @@ class StoredMessage:
     size: int = 0
 
     def __post_init__(self) -> None:
-        self.names = frozenset(map(sys.intern, object_ids_of_tree(ObjectTree.FromString(self.tree))))
+        self.names = frozenset(map(sys.intern, list_tree_object_ids(ObjectTree.FromString(self.tree))))
 
     @classmethod
     def from_request(cls, proto: Any, tree: Any) -> "StoredMessage":
@@ -116,7 +116,7 @@ class _ArrivalCount:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
 
-class MessageArrivals:
+class MessageArrivalSignal:
     """Lets calls wait for a site's next message. Safe to use from several threads."""
 
     def __init__(self) -> None:
@@ -126,17 +126,17 @@ class MessageArrivals:
 
     def count_arrivals(self, node: int) -> int:
         """Return the number of messages that have arrived for a site, to be passed to :meth:`wait_for_arrival`."""
-        return self._count_of_site(node).number
+        return self._get_arrival_count(node).number
 
     def wait_for_arrival(self, node: int, number: int, seconds: float) -> None:
         """Wait until a site's count of messages exceeds ``number``, :meth:`close` is called, or the time is over."""
-        count = self._count_of_site(node)
+        count = self._get_arrival_count(node)
         with count.changed:
             count.changed.wait_for(lambda: count.number > number or self._is_closed, seconds)
 
     def record_arrival(self, node: int) -> None:
         """Record that a message has arrived for a site, and wake the calls that wait for the message."""
-        count = self._count_of_site(node)
+        count = self._get_arrival_count(node)
         with count.changed:
             count.number += 1
             count.changed.notify_all()
@@ -148,7 +148,7 @@ class MessageArrivals:
             with count.changed:
                 count.changed.notify_all()
 
-    def _count_of_site(self, node: int) -> _ArrivalCount:
+    def _get_arrival_count(self, node: int) -> _ArrivalCount:
         with self._lock:
             return self._counts.setdefault(node, _ArrivalCount())
 
@@ -167,26 +167,26 @@ class MessageStore:
     database: SuperLinkDatabase
     sites: SiteRegistry
     runs: RunRegistry
-    files: ObjectFiles
+    files: ObjectFileStore
     clock: Callable[[], float]
-    arrivals: MessageArrivals = field(default_factory=MessageArrivals)
+    arrivals: MessageArrivalSignal = field(default_factory=MessageArrivalSignal)
     _by_root: dict[str, StoredMessage] = field(default_factory=dict)
     _of_site: dict[tuple[int, bool], dict[str, StoredMessage]] = field(default_factory=dict)
     _needed: Counter[str] = field(default_factory=Counter)  # object -> messages that are not released and name it
 
     def __post_init__(self) -> None:
-        for root, node, run, is_reply, partner, expires, envelope, tree, *flags in self.database.read(
+        for root, node, run, is_reply, partner, expires, envelope, tree, *flags in self.database.query_rows(
             f"SELECT {_COLUMNS} FROM messages ORDER BY rowid"
         ):
             owner = int(node), int(run), bool(is_reply)
             message = StoredMessage(root, *owner, partner, expires, envelope, tree)
             message.handed, message.released, message.withdrawn = map(bool, flags)
             self._add_to_memory(message)
-        self.files.remove_unneeded(self._needed)
+        self.files.remove_unneeded_objects(self._needed)
 
     # ------------------------------------------------------------------ the run's side
 
-    def accept_requests(self, requests: Sequence[StoredMessage]) -> tuple[list[str], list[str]]:
+    def store_requests(self, requests: Sequence[StoredMessage]) -> tuple[list[str], list[str]]:
         """Store a run's requests, except those to sites that are not registered.
 
         Returns:
@@ -195,10 +195,10 @@ class MessageStore:
         with self.database.lock:
             accepted = [request for request in requests if self.sites.find_site(request.node)]
             new = [request for request in accepted if request.root not in self._by_root]
-            self.database.write(*((_STORE, request.database_row) for request in new))
+            self.database.execute_in_transaction(*((_STORE, request.database_row) for request in new))
             for request in new:
                 self._add_to_memory(request)
-            missing = self._missing_objects(accepted)
+            missing = self._list_missing_objects(accepted)
         for request in new:
             self.arrivals.record_arrival(request.node)
         return [request.root for request in accepted], missing
@@ -222,20 +222,22 @@ class MessageStore:
     def end_run(self, run: int) -> None:
         """End a run and release its requests; keep its replies until the next run has recorded them."""
         with self.database.lock:
-            self.runs.end(run)
+            self.runs.end_run(run)
             requests = (message for message in self._by_root.values() if not message.is_reply)
             self._remove_unneeded_files([request for request in requests if request.run == run])
 
-    def unrecorded_replies(self) -> list[StoredMessage]:
+    def find_unrecorded_replies(self) -> list[StoredMessage]:
         """Return the replies to ended runs that no run has released yet, in the order of their arrival."""
         with self.database.lock:
             replies = [message for message in self._by_root.values() if message.is_reply and not message.released]
-            return [reply for reply in replies if not self.runs.is_active(reply.run)]
+            return [reply for reply in replies if not self.runs.is_run_active(reply.run)]
 
     def _withdraw_request(self, request: StoredMessage, reason: NoReplyReason) -> NoReplyReason:
         with self.database.lock:
             if not request.withdrawn:
-                self.database.write(("UPDATE messages SET withdrawn = 1 WHERE root = ?", (request.root,)))
+                self.database.execute_in_transaction(
+                    ("UPDATE messages SET withdrawn = 1 WHERE root = ?", (request.root,))
+                )
                 request.withdrawn = True
         self.release_message(request.root)
         return reason
@@ -257,18 +259,20 @@ class MessageStore:
                 if not request.is_due_for_delivery(again=again) or not self._is_reply_awaited(request):
                     continue
                 if not request.handed:
-                    self.database.write(("UPDATE messages SET handed = 1 WHERE root = ?", (request.root,)))
-                    request.handed, request.size = True, sum(map(self.files.size, request.names))
+                    self.database.execute_in_transaction(
+                        ("UPDATE messages SET handed = 1 WHERE root = ?", (request.root,))
+                    )
+                    request.handed, request.size = True, sum(map(self.files.get_object_size, request.names))
                 return request
         return None
 
     def read_small_objects(self, tree: Any) -> list[bytes]:
         """Return the contents of a request's small objects, to be sent with it; skip objects without a file."""
-        sizes = [(name, self.files.size(name)) for name in dict.fromkeys(object_ids_of_tree(tree))]
-        contents = map(self.files.read, choose_small_objects(sizes))
+        sizes = [(name, self.files.get_object_size(name)) for name in dict.fromkeys(list_tree_object_ids(tree))]
+        contents = map(self.files.read_object, choose_small_objects(sizes))
         return [content for content in contents if content is not None]
 
-    def accept_reply(self, reply: StoredMessage) -> tuple[ReplyOutcome, list[str]]:
+    def accept_reply(self, reply: StoredMessage) -> tuple[ReplyAcceptance, list[str]]:
         """Store a reply that a site announces; a repeated announcement of the same reply is accepted again.
 
         Returns:
@@ -277,19 +281,19 @@ class MessageStore:
         with self.database.lock:
             request, earlier = self._by_root.get(reply.partner), self._by_root.get(reply.root)
             if earlier is not None and (earlier.node, earlier.partner) != (reply.node, reply.partner):
-                return ReplyOutcome.ANOTHER_WAS_ACCEPTED, []
+                return ReplyAcceptance.ANOTHER_WAS_ACCEPTED, []
             if request is not None and request.partner not in ("", reply.root):
-                return ReplyOutcome.ANOTHER_WAS_ACCEPTED, []
+                return ReplyAcceptance.ANOTHER_WAS_ACCEPTED, []
             if earlier is not None:
-                return ReplyOutcome.ACCEPTED, [] if earlier.released else self._missing_objects([earlier])
+                return ReplyAcceptance.ACCEPTED, [] if earlier.released else self._list_missing_objects([earlier])
             if request is None or request.run != reply.run or not self._is_reply_awaited(request):
-                return ReplyOutcome.NOBODY_WAITS, []
+                return ReplyAcceptance.NOBODY_WAITS, []
             reply.expires = request.expires
             partner = ("UPDATE messages SET partner = ? WHERE root = ?", (reply.root, request.root))
-            self.database.write((_STORE, reply.database_row), partner)
+            self.database.execute_in_transaction((_STORE, reply.database_row), partner)
             request.partner = reply.root
             self._add_to_memory(reply)
-            return ReplyOutcome.ACCEPTED, self._missing_objects([reply])
+            return ReplyAcceptance.ACCEPTED, self._list_missing_objects([reply])
 
     def release_message(self, root: str) -> None:
         """Release a message's objects; remove the files that no other message needs."""
@@ -299,7 +303,7 @@ class MessageStore:
 
     # ------------------------------------------------------------------ ownership
 
-    def site_of_message(self, root: str) -> int | None:
+    def find_node_of_message(self, root: str) -> int | None:
         """Return the node id of the site that received this request or announced this reply; None if unknown."""
         message = self._by_root.get(root)
         return message.node if message and (message.handed or message.is_reply) else None
@@ -309,51 +313,52 @@ class MessageStore:
         message = self._by_root.get(root)
         return message is not None and message.handed and message.node == node
 
-    def accepted_reply_name(self, root: str) -> str:
+    def find_accepted_reply_id(self, root: str) -> str:
         """Return the message id of the accepted reply to this request; empty if there is none."""
         message = self._by_root.get(root)
         return "" if message is None or message.is_reply else message.partner
 
-    def participates_in_run(self, node: int, run: int) -> bool:
+    def is_site_in_run(self, node: int, run: int) -> bool:
         """Return whether this site takes part in this run: a request of the run was handed to the site."""
         return any(
-            request.handed and request.run == run for request in self._site_messages_newest_first(node, is_reply=False)
+            request.handed and request.run == run
+            for request in self._list_site_messages_newest_first(node, is_reply=False)
         )
 
     def may_pull_object(self, node: int, name: str) -> bool:
         """Return whether a site may download an object: the object belongs to a request that the site received."""
         return any(
             request.handed and name in request.names
-            for request in self._site_messages_newest_first(node, is_reply=False)
+            for request in self._list_site_messages_newest_first(node, is_reply=False)
         )
 
     def may_push_object(self, node: int, name: str) -> bool:
         """Return whether a site may upload an object: the object belongs to a reply that the site announced."""
-        return any(name in reply.names for reply in self._site_messages_newest_first(node, is_reply=True))
+        return any(name in reply.names for reply in self._list_site_messages_newest_first(node, is_reply=True))
 
-    def is_object_late(self, node: int, name: str) -> bool:
+    def has_object_expired(self, node: int, name: str) -> bool:
         """Return whether all replies of this site that contain an object have expired."""
         now = self.clock()
         return all(
             reply.expires <= now
-            for reply in self._site_messages_newest_first(node, is_reply=True)
+            for reply in self._list_site_messages_newest_first(node, is_reply=True)
             if name in reply.names
         )
 
-    def needs_object(self, name: str) -> bool:
+    def is_object_needed(self, name: str) -> bool:
         """Return whether a message that is not released contains this object."""
         return name in self._needed
 
-    def count_reply_bytes(self, node: int, name: str, size: int) -> bool:
+    def add_to_reply_size(self, node: int, name: str, size: int) -> bool:
         """Add an object's bytes to the size of its reply; return whether the reply is within its limit.
 
         The limit is twice the size of the run's largest request to the site, plus a constant, because a masked update
         is as large as the model. The run itself checks a closer limit for each reply.
         """
         with self.database.lock:
-            for reply in self._site_messages_newest_first(node, is_reply=True):
+            for reply in self._list_site_messages_newest_first(node, is_reply=True):
                 if name in reply.names:
-                    requests = self._site_messages_newest_first(node, is_reply=False)
+                    requests = self._list_site_messages_newest_first(node, is_reply=False)
                     largest = max((request.size for request in requests if request.run == reply.run), default=0)
                     reply.size += size
                     return reply.size <= 2 * largest + ROOM_BYTES
@@ -361,26 +366,26 @@ class MessageStore:
 
     def store_object(self, name: str, content: bytes | memoryview) -> bool:
         """Write an object if a message still needs it; return whether it was written."""
-        self.files.write(name, content)
+        self.files.write_object(name, content)
         with self.database.lock:
-            if self.needs_object(name):
+            if self.is_object_needed(name):
                 return True
-            self.files.remove(name)
+            self.files.remove_object(name)
             return False
 
     # ------------------------------------------------------------------ inside
 
-    def _site_messages_newest_first(self, node: int, *, is_reply: bool) -> list[StoredMessage]:
+    def _list_site_messages_newest_first(self, node: int, *, is_reply: bool) -> list[StoredMessage]:
         return list(self._of_site.get((node, is_reply), {}).values())[::-1]
 
     def _is_reply_awaited(self, request: StoredMessage) -> bool:
-        return not request.withdrawn and request.expires > self.clock() and self.runs.is_active(request.run)
+        return not request.withdrawn and request.expires > self.clock() and self.runs.is_run_active(request.run)
 
-    def _missing_objects(self, messages: Iterable[StoredMessage]) -> list[str]:
+    def _list_missing_objects(self, messages: Iterable[StoredMessage]) -> list[str]:
         names = dict.fromkeys(
-            name for message in messages for name in object_ids_of_tree(ObjectTree.FromString(message.tree))
+            name for message in messages for name in list_tree_object_ids(ObjectTree.FromString(message.tree))
         )
-        return [name for name in names if not self.files.has(name)]
+        return [name for name in names if not self.files.has_object(name)]
 
     def _add_to_memory(self, message: StoredMessage) -> None:
         """Add a message to memory; beyond :data:`MOST_MESSAGES`, forget the oldest finished messages of its site."""
@@ -391,7 +396,9 @@ class MessageStore:
         finished = [old for old in of_site.values() if old.released or old.expires <= self.clock()]
         if forgotten := finished[: max(0, len(of_site) - MOST_MESSAGES)]:
             self._remove_unneeded_files(forgotten)
-            self.database.write(*(("DELETE FROM messages WHERE root = ?", (old.root,)) for old in forgotten))
+            self.database.execute_in_transaction(
+                *(("DELETE FROM messages WHERE root = ?", (old.root,)) for old in forgotten)
+            )
             for old in forgotten:
                 self._by_root.pop(old.root, None)
                 of_site.pop(old.root, None)
@@ -401,14 +408,14 @@ class MessageStore:
         pending = [message for message in messages if not message.released]
         if pending:
             release = "UPDATE messages SET released = 1 WHERE root = ?"
-            self.database.write(*((release, (message.root,)) for message in pending))
+            self.database.execute_in_transaction(*((release, (message.root,)) for message in pending))
         for message in pending:
             message.released = True
             for name in message.names:
                 self._needed[name] -= 1
                 if self._needed[name] <= 0:
                     del self._needed[name]
-                    self.files.remove(name)
+                    self.files.remove_object(name)
 
 
 @dataclass(frozen=True)
@@ -423,11 +430,15 @@ class SuperLinkStorage:
     sites: SiteRegistry
     runs: RunRegistry
     messages: MessageStore
-    files: ObjectFiles
+    files: ObjectFileStore
 
     @classmethod
     def open(
-        cls, path: Path, files: ObjectFiles, clock: Callable[[], float], steady: Callable[[], float] = time.monotonic
+        cls,
+        path: Path,
+        files: ObjectFileStore,
+        clock: Callable[[], float],
+        steady: Callable[[], float] = time.monotonic,
     ) -> "SuperLinkStorage":
         """Open the database or create a new one; remove object files that are incomplete or that no message needs.
 
@@ -450,6 +461,6 @@ class SuperLinkStorage:
             The run's number; and the replies to earlier runs that no run has recorded.
         """
         with self.database.lock:
-            for unfinished in self.runs.unfinished_runs():
+            for unfinished in self.runs.list_unfinished_runs():
                 self.messages.end_run(unfinished)
-            return self.runs.begin(), self.messages.unrecorded_replies()
+            return self.runs.begin_run(), self.messages.find_unrecorded_replies()

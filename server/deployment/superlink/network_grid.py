@@ -21,40 +21,40 @@ from flwr.serverapp import Grid
 
 from common.security.signatures import SignatureFault
 from common.system.timers import HEARTBEAT_EVERY_S, UPLOAD_STALL_S
-from common.wire.fleet_protocol import COORDINATOR, ROLL_CALL, object_ids_of_tree
+from common.wire.fleet_protocol import COORDINATOR, ROLL_CALL, list_tree_object_ids
 from common.wire.flower_objects import (
     MessageTooLarge,
     count_array_bytes,
-    message_without_content,
     rebuild_message_from_objects,
     set_flower_node_identity,
     set_message_id,
     split_message_into_objects,
+    strip_message_content,
 )
-from server.coordinator.admission import unrevoked_sites
-from server.coordinator.authority import signing_key_and_certificate
+from server.coordinator.admission import read_unrevoked_sites
+from server.coordinator.authority import ensure_valid_signing_key
 from server.coordinator.folder import CoordinatorFolder
-from server.coordinator.state import read_sign_offs
+from server.coordinator.state import read_site_sign_offs
 from server.deployment.superlink.control_client import (
     GIVEN_UP,
     LINK_PATIENCE_S,
-    ControlClient,
-    RequestStatus,
-    RunLost,
-    SuperLinkGone,
-    openssh_key_to_pem,
+    RequestReplyStatus,
+    RunEndedBySuperLink,
+    SuperLinkControlClient,
+    SuperLinkUnreachable,
+    convert_openssh_key_to_pem,
 )
 from server.deployment.superlink.messages import NoReplyReason
 from server.deployment.superlink.object_store import (
     NO_REPLY,
     SPARE_BYTES,
-    ObjectFiles,
+    ObjectFileStore,
     ReplySizeBound,
-    requested_masked_update_bytes,
+    read_masked_update_size,
 )
 from server.deployment.superlink.process import CLOCK, OBJECTS, open_shared_steady_clock
 from server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
-from server.runs.live_status import describe_sign_off
+from server.runs.live_status import describe_site_sign_off
 from strategies.engine.events import ReplyArrival
 from strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE, NOT_REGISTERED, REFUSED_REPLY, REVOKED
 
@@ -75,22 +75,24 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
     """Begin a run on the SuperLink, yield the run's Grid, and end the run.
 
     Raises:
-        SuperLinkGone: If the SuperLink does not answer.
-        RunLost: If the SuperLink has ended the run because heartbeats were missing.
+        SuperLinkUnreachable: If the SuperLink does not answer.
+        RunEndedBySuperLink: If the SuperLink has ended the run because heartbeats were missing.
     """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # errors still come as exceptions
 
     def read_recipients() -> dict[int, RequestRecipient]:
         """Return node id -> site for the unrevoked sites; names and keys come from the coordinator's files."""
-        admitted = {openssh_key_to_pem(site.public_key): site for site in unrevoked_sites(coordinator).values()}
+        admitted = {
+            convert_openssh_key_to_pem(site.public_key): site for site in read_unrevoked_sites(coordinator).values()
+        }
         sites = ((node.node_id, admitted.get(node.public_key)) for node in control.list_registered_sites())
         return {node: RequestRecipient(site.site, site.public_key) for node, site in sites if site is not None}
 
     def raise_run_lost(number: int, frame: object) -> NoReturn:
         signal.signal(LOST_SIGNAL, signal.SIG_IGN)
-        raise RunLost(GIVEN_UP)
+        raise RunEndedBySuperLink(GIVEN_UP)
 
-    with closing(ControlClient(coordinator, patience_s=LINK_PATIENCE_S)) as control:
+    with closing(SuperLinkControlClient(coordinator, patience_s=LINK_PATIENCE_S)) as control:
         run, earlier_replies = control.begin_run()
         set_flower_node_identity(COORDINATOR, run)
         stop = threading.Event()
@@ -101,11 +103,11 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
             grid = NetworkGrid(
                 control,
                 run,
-                files=ObjectFiles(coordinator.state / OBJECTS),
-                signer=RequestSigner(*signing_key_and_certificate(coordinator), read_recipients),
+                files=ObjectFileStore(coordinator.state_path / OBJECTS),
+                signer=RequestSigner(*ensure_valid_signing_key(coordinator), read_recipients),
                 earlier_replies=earlier_replies,
-                clock=open_shared_steady_clock(coordinator.state / CLOCK),
-                signed_off=partial(read_sign_offs, coordinator.state),
+                clock=open_shared_steady_clock(coordinator.state_path / CLOCK),
+                signed_off=partial(read_site_sign_offs, coordinator.state_path),
             )
             yield grid
             grid.close()
@@ -114,17 +116,17 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
             control.stop_retrying()
             try:
                 control.end_run(run)
-            except (SuperLinkGone, RunLost):
+            except (SuperLinkUnreachable, RunEndedBySuperLink):
                 logging.getLogger(__name__).info("the SuperLink did not receive that run %s is over", run)
 
 
 def _send_heartbeats(coordinator: CoordinatorFolder, run: int, stop: threading.Event) -> None:
     """Send heartbeats from a thread with its own connection; interrupt the main thread if the run is lost."""
-    with closing(ControlClient(coordinator)) as control:
+    with closing(SuperLinkControlClient(coordinator)) as control:
         while not stop.wait(HEARTBEAT_EVERY_S):
             try:
-                is_active = control.heartbeat(run)
-            except (SuperLinkGone, OSError):
+                is_active = control.send_run_heartbeat(run)
+            except (SuperLinkUnreachable, OSError):
                 continue
             if not is_active and not stop.is_set():
                 os.kill(os.getpid(), LOST_SIGNAL)
@@ -140,7 +142,7 @@ class _AwaitedRequest:
 
 
 @dataclass
-class _PendingReply:
+class _IncompleteReply:
     """A reply that a site has announced, whose objects are still arriving.
 
     Attributes:
@@ -151,7 +153,7 @@ class _PendingReply:
         missing: Ids of objects that have not arrived; an empty id until the reply is examined for the first time.
     """
 
-    status: RequestStatus
+    status: RequestReplyStatus
     names: list[str]
     since: float = field(default_factory=time.monotonic)
     size: int = 0
@@ -174,10 +176,10 @@ class NetworkGrid(Grid):
 
     def __init__(
         self,
-        control: ControlClient,
+        control: SuperLinkControlClient,
         run: int,
         *,
-        files: ObjectFiles,
+        files: ObjectFileStore,
         signer: RequestSigner,
         earlier_replies: Sequence[tuple[Any, Any]] = (),
         clock: Callable[[], float],
@@ -186,11 +188,11 @@ class NetworkGrid(Grid):
         self._control, self._run, self._clock, self._signed_off = control, run, clock, signed_off
         self._files, self._signer, self._earlier_replies = files, signer, earlier_replies
         self._requests: dict[str, _AwaitedRequest] = {}  # by the request's name, as are the next ones
-        self._pending: dict[str, _PendingReply] = {}
+        self._pending: dict[str, _IncompleteReply] = {}
         self._fetched: list[str] = []  # replies that were returned, and that may not be in the audit yet
         self._roll_calls: list[str] = []  # the same of a roll call: they are in the audit once the roll call is over
 
-    def registered_sites(self) -> Mapping[int, str]:
+    def list_registered_sites(self) -> Mapping[int, str]:
         """Return node id -> name of all sites that may take part, connected or not."""
         return {node: site.name for node, site in self._signer.reload_recipients().items()}
 
@@ -206,7 +208,7 @@ class NetworkGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids of the connected sites."""
-        return [node.node_id for node in self._control.list_registered_sites() if node.online]
+        return [node.node_id for node in self._control.list_registered_sites() if node.is_online]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         raise NotImplementedError("use push_messages and pull_messages")
@@ -225,11 +227,11 @@ class NetworkGrid(Grid):
             tree, parts = split_message_into_objects(message)
             for name, content in parts.items():
                 if name not in contents:
-                    self._files.write(name, content)
+                    self._files.write_object(name, content)
             contents |= parts
-            announced.append((message_without_content(message), tree))
+            announced.append((strip_message_content(message), tree))
             sizes, assembled = [len(content) for content in parts.values()], count_array_bytes(message.content)
-            bound = ReplySizeBound.for_request(sizes, assembled, requested_masked_update_bytes(message.content))
+            bound = ReplySizeBound.for_request(sizes, assembled, read_masked_update_size(message.content))
             metadata = message.metadata
             site, kind, group = metadata.dst_node_id, metadata.message_type, metadata.group_id
             empty = Message(RecordDict(), site, kind, ttl=metadata.ttl, group_id=group)
@@ -239,7 +241,7 @@ class NetworkGrid(Grid):
         accepted, missing = self._control.push_requests(self._run, announced)
         while missing:  # an earlier message has released them meanwhile
             for name in missing:
-                self._files.write(name, contents[name])
+                self._files.write_object(name, contents[name])
             accepted, missing = self._control.push_requests(self._run, announced)
         return accepted
 
@@ -253,19 +255,19 @@ class NetworkGrid(Grid):
         names = list(message_ids)
         errors = list[Message]()
         if unannounced := [name for name in names if name not in self._pending]:
-            for status in self._control.reply_statuses(self._run, unannounced):
+            for status in self._control.get_reply_statuses(self._run, unannounced):
                 if status.reason is None:
-                    self._pending[status.request] = _PendingReply(status, object_ids_of_tree(status.tree))
+                    self._pending[status.request] = _IncompleteReply(status, list_tree_object_ids(status.tree))
                     continue
                 code, reason = _REASONS[status.reason]
                 request = self._requests.get(status.request)
                 if status.reason is NoReplyReason.SITE_GONE and request is not None:
-                    site = self.registered_sites().get(request.message.metadata.dst_node_id)
+                    site = self.list_registered_sites().get(request.message.metadata.dst_node_id)
                     if site is None:
                         code, reason = REVOKED, NOT_REGISTERED
                     elif when := self._signed_off().get(site):
-                        reason = describe_sign_off(when)
-                errors.append(self._error_reply(status.request, code, reason))
+                        reason = describe_site_sign_off(when)
+                errors.append(self._make_error_reply(status.request, code, reason))
         complete, until = self._take_complete_replies(names), time.monotonic() + POLL_S
         while not complete and not unannounced and time.monotonic() < until:
             time.sleep(LOOK_S)
@@ -275,7 +277,7 @@ class NetworkGrid(Grid):
             del self._pending[name]
         return [*errors, *(self._make_reply(pending) for pending in replies.values())]
 
-    def unrecorded_replies(self, run: str) -> Iterator[ReplyArrival]:
+    def receive_unrecorded_replies(self, run: str) -> Iterator[ReplyArrival]:
         """Yield replies to this run that arrived while the run was interrupted, so that they can be recorded.
 
         Each reply is released when the caller asks for the next one. Replies to other runs are released without being
@@ -285,8 +287,8 @@ class NetworkGrid(Grid):
             name, node = envelope.metadata.message_id, envelope.metadata.src_node_id
             objects = {
                 part: content
-                for part in object_ids_of_tree(tree)
-                if (content := self._files.map_into_memory(part)) is not None
+                for part in list_tree_object_ids(tree)
+                if (content := self._files.map_object_into_memory(part)) is not None
             }
             size = sum(map(len, objects.values())) + SPARE_BYTES
             with suppress(ValueError, SignatureFault):  # cut off, or not signed by the site of that node
@@ -308,32 +310,32 @@ class NetworkGrid(Grid):
             self._control.release_messages(names)
             names.clear()
 
-    def _take_complete_replies(self, names: Iterable[str]) -> dict[str, _PendingReply]:
+    def _take_complete_replies(self, names: Iterable[str]) -> dict[str, _IncompleteReply]:
         """Return the replies, by request id, that are complete, rejected, or have stopped arriving."""
-        complete = dict[str, _PendingReply]()
+        complete = dict[str, _IncompleteReply]()
         for name in names:
             if (pending := self._pending.get(name)) is None:
                 continue
-            missing = [part for part in pending.missing if part and not self._files.has(part)]
+            missing = [part for part in pending.missing if part and not self._files.has_object(part)]
             if len(missing) < len(pending.missing):
-                pending.size += sum(self._files.size(part) for part in set(pending.missing) - set(missing))
+                pending.size += sum(self._files.get_object_size(part) for part in set(pending.missing) - set(missing))
                 pending.missing, pending.since = missing, time.monotonic()
             if request := self._requests.get(name):
-                pending.fault = request.bound.size_fault(len(pending.names), pending.size)
+                pending.fault = request.bound.find_size_fault(len(pending.names), pending.size)
             if pending.fault or not missing or time.monotonic() - pending.since > UPLOAD_STALL_S:
                 complete[name] = pending
         return complete
 
-    def _make_reply(self, pending: _PendingReply) -> Message:
+    def _make_reply(self, pending: _IncompleteReply) -> Message:
         name, metadata = pending.status.request, pending.status.envelope.metadata
         if pending.missing and not pending.fault:
             reason = f"its reply was cut off: nothing came for {UPLOAD_STALL_S:.0f} s"
-            return self._error_reply(name, NODE_UNAVAILABLE, reason)
+            return self._make_error_reply(name, NODE_UNAVAILABLE, reason)
         fault, message, request = pending.fault, None, self._requests.get(name)
         bound = request.bound if request else NO_REPLY
         if not fault:
             try:
-                contents = {part: self._files.map_into_memory(part) or b"" for part in pending.names}
+                contents = {part: self._files.map_object_into_memory(part) or b"" for part in pending.names}
                 message = rebuild_message_from_objects(metadata.message_id, contents, bound.assembled)
             except MessageTooLarge:
                 fault = bound.too_large_reason
@@ -345,11 +347,11 @@ class NetworkGrid(Grid):
         if message is not None and message.has_content():
             fault = self._signer.find_reply_fault(name, message)
         if fault or message is None:
-            return self._error_reply(name, REFUSED_REPLY, fault)
+            return self._make_error_reply(name, REFUSED_REPLY, fault)
         self._requests.pop(name, None)
         return message
 
-    def _error_reply(self, name: str, code: int, reason: str) -> Message:
+    def _make_error_reply(self, name: str, code: int, reason: str) -> Message:
         if (request := self._requests.pop(name, None)) is not None:
             message = request.message
         else:  # no request of this run

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.system.files import temporary_path
+from common.system.files import make_temporary_path
 from common.wire.fleet_protocol import (
     CHUNK_BYTES,
     CONTENT_OF_PULL,
@@ -32,7 +32,7 @@ def is_object_id(text: str) -> bool:
     return re.fullmatch("[0-9a-f]{64}", text) is not None
 
 
-class ObjectFiles:
+class ObjectFileStore:
     """A folder with one file per object. Ids that are not a SHA-256 never reach the file system."""
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +40,7 @@ class ObjectFiles:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
 
-    def write(self, object_id: str, content: bytes | memoryview) -> None:
+    def write_object(self, object_id: str, content: bytes | memoryview) -> None:
         """Write an object atomically: other processes see only the complete file.
 
         Raises:
@@ -51,7 +51,7 @@ class ObjectFiles:
         path = self._folder / object_id
         if path.exists():
             return
-        part = temporary_path(path)
+        part = make_temporary_path(path)
         try:
             part.write_bytes(content)
             part.replace(path)
@@ -59,7 +59,7 @@ class ObjectFiles:
             part.unlink(missing_ok=True)
             raise
 
-    def map_into_memory(self, object_id: str) -> memoryview | None:
+    def map_object_into_memory(self, object_id: str) -> memoryview | None:
         """Map an object's file into memory; the mapping stays valid after the file is removed. None without a file."""
         if not is_object_id(object_id):
             return None
@@ -70,32 +70,32 @@ class ObjectFiles:
         except FileNotFoundError:
             return None
 
-    def read(self, object_id: str) -> bytes | None:
+    def read_object(self, object_id: str) -> bytes | None:
         """Return a copy of an object's content; None if the object does not exist."""
-        content = self.map_into_memory(object_id)
+        content = self.map_object_into_memory(object_id)
         return None if content is None else bytes(content)
 
-    def has(self, object_id: str) -> bool:
+    def has_object(self, object_id: str) -> bool:
         """Return whether an object's file exists."""
         return is_object_id(object_id) and (self._folder / object_id).exists()
 
-    def size(self, object_id: str) -> int:
+    def get_object_size(self, object_id: str) -> int:
         """Return an object's size in bytes; 0 if the object does not exist."""
         try:
             return (self._folder / object_id).stat().st_size if is_object_id(object_id) else 0
         except FileNotFoundError:
             return 0
 
-    def remove(self, object_id: str) -> None:
+    def remove_object(self, object_id: str) -> None:
         """Remove an object's file if it exists."""
         if is_object_id(object_id):
             (self._folder / object_id).unlink(missing_ok=True)
 
-    def stored_object_ids(self) -> set[str]:
+    def list_object_ids(self) -> set[str]:
         """Return the ids of all complete objects."""
         return {path.name for path in self._folder.iterdir() if not path.name.startswith(".")}
 
-    def remove_unneeded(self, needed: Collection[str]) -> None:
+    def remove_unneeded_objects(self, needed: Collection[str]) -> None:
         """Remove files that no message needs, incomplete files, and files whose content does not match their hash."""
         for path in list(self._folder.iterdir()):
             if path.name not in needed or hashlib.sha256(path.read_bytes()).hexdigest() != path.name:
@@ -106,14 +106,14 @@ class ObjectFiles:
 
 
 @dataclass(frozen=True)
-class ObjectPush:
+class ParsedObjectPush:
     """A parsed PushObjectRequest whose content is a view of the received bytes, not a copy."""
 
     request: Any
     content: memoryview
 
     @classmethod
-    def parse(cls, data: bytes) -> "ObjectPush":
+    def parse_push_request(cls, data: bytes) -> "ParsedObjectPush":
         """Parse a serialized PushObjectRequest without copying its content."""
         rest, content = extract_protobuf_field(data, CONTENT_OF_PUSH)
         return cls(PushObjectRequest.FromString(rest), content)
@@ -129,7 +129,7 @@ class PullObjectResponseCache:
     A response is cached for :data:`PULL_CACHE_S` after its last pull; the cache holds at most :data:`PULL_CACHE_BYTES`.
     """
 
-    def __init__(self, files: ObjectFiles) -> None:
+    def __init__(self, files: ObjectFileStore) -> None:
         self._files = files
         self._responses: OrderedDict[str, tuple[float, bytes]] = OrderedDict()  # the most recently pulled at the end
         self._lock = threading.Lock()
@@ -140,7 +140,7 @@ class PullObjectResponseCache:
         now = time.monotonic()
         with self._lock:
             response = self._remove_response(object_id)
-            if response is None and (content := self._files.map_into_memory(object_id)) is not None:
+            if response is None and (content := self._files.map_object_into_memory(object_id)) is not None:
                 response = append_protobuf_field(_OBJECT_AVAILABLE, CONTENT_OF_PULL, content)
             if response is not None:
                 self._responses[object_id] = (now, response)
@@ -168,7 +168,7 @@ LARGEST_CALL = CHUNK_BYTES + 2**20
 """Bytes of one call at most: a chunk of an array is the largest part of a message. Flower 1.39 allows 2 GiB."""
 
 
-def requested_masked_update_bytes(content: Mapping[str, Any]) -> int:
+def read_masked_update_size(content: Mapping[str, Any]) -> int:
     """Return the size of the masked update that a request asks for (secure aggregation); 0 for other requests."""
     fields = content.get("fields")
     numbers = fields.get("numbers", 0) if isinstance(fields, Mapping) else 0
@@ -204,7 +204,7 @@ class ReplySizeBound:
         chunks, spare = -(-masked_update // CHUNK_BYTES), masked_update + SPARE_BYTES
         return cls(len(sizes) + chunks + SPARE_OBJECTS, sum(sizes) + spare, assembled + spare)
 
-    def size_fault(self, objects: int, size: int) -> str:
+    def find_size_fault(self, objects: int, size: int) -> str:
         """Return why a reply with this number of objects and bytes is too large; empty if it is within the limit."""
         if objects > self.objects:
             return f"its reply has {objects} parts; what was asked for has at most {self.objects}"

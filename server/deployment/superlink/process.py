@@ -14,12 +14,12 @@ from typing import IO
 
 from common.errors import BadInput, Fault, raise_faults
 from common.system.files import write_atomically
-from common.system.plain_text import to_json_text
+from common.system.plain_text import format_as_json_text
 from common.system.resources import LARGE_BUFFERS
 from common.system.stopping import STARTER
-from common.system.terminal import LogForm, current_log_format
+from common.system.terminal import LogOutputFormat, get_log_format
 from server.coordinator.folder import CoordinatorFolder
-from server.coordinator.preflight import hospital_port_faults
+from server.coordinator.preflight import find_hospital_port_faults
 from server.deployment.superlink.control_client import is_superlink_answering
 
 OBJECTS, CLOCK = "objects", "clock.json"
@@ -32,7 +32,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-class SuperLink:
+class SuperLinkProcess:
     """The SuperLink's child process, with a log of its output."""
 
     def __init__(self, coordinator: CoordinatorFolder) -> None:
@@ -46,11 +46,11 @@ class SuperLink:
             BadInput: If the process does not answer in time; the message has the last lines of its log.
         """
         coordinator = self._coordinator
-        raise_faults(hospital_port_faults(coordinator))
-        coordinator.log.parent.mkdir(parents=True, exist_ok=True)
-        coordinator.log.touch(mode=0o600)
+        raise_faults(find_hospital_port_faults(coordinator))
+        coordinator.log_path.parent.mkdir(parents=True, exist_ok=True)
+        coordinator.log_path.touch(mode=0o600)
         self._process = subprocess.Popen(
-            superlink_command(coordinator),
+            make_superlink_command(coordinator),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -58,15 +58,15 @@ class SuperLink:
         )
         assert self._process.stdout is not None
         self._log = copy_lines_to_log(
-            self._process.stdout, RotatingLog(coordinator.log, as_json=current_log_format() is LogForm.json)
+            self._process.stdout, RotatingLog(coordinator.log_path, as_json=get_log_format() is LogOutputFormat.json)
         )
         deadline = time.monotonic() + START_TIMEOUT_S
         while not is_superlink_answering(coordinator):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 self._log.join(STOP_GRACE_S)  # so that its last lines are in the file
-                end = "\n    ".join(coordinator.log.read_text(errors="replace").splitlines()[-5:])
-                problem = f"the SuperLink did not start. The end of {coordinator.log}:\n    {end}"
+                end = "\n    ".join(coordinator.log_path.read_text(errors="replace").splitlines()[-5:])
+                problem = f"the SuperLink did not start. The end of {coordinator.log_path}:\n    {end}"
                 raise BadInput([Fault(str(coordinator.folder), problem)])
             time.sleep(0.1)
 
@@ -86,15 +86,15 @@ class SuperLink:
             self._process.wait()
 
 
-def superlink_command(coordinator: CoordinatorFolder) -> list[str]:
+def make_superlink_command(coordinator: CoordinatorFolder) -> list[str]:
     """Return the command line that starts the SuperLink."""
-    authority = coordinator.authority
+    authority = coordinator.authority_path
     return [
         *(sys.executable, "-P", "-m", "server.deployment.superlink.program"),
-        *("--state", str(coordinator.state.resolve())),
+        *("--state", str(coordinator.state_path.resolve())),
         *("--connections", str(coordinator.file.connections)),
-        *("--fleet", coordinator.fleet_address),
-        *("--authority", str(coordinator.ca_certificate.resolve())),
+        *("--fleet", coordinator.hospital_listen_address),
+        *("--authority", str(coordinator.ca_certificate_path.resolve())),
         *("--certificate", str((authority / "server.crt").resolve())),
         *("--key", str((authority / "server.key").resolve())),
     ]
@@ -118,7 +118,7 @@ class RotatingLog:
     _minute: float = float("-inf")
     _lines: int = 0
 
-    def write(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """Add a line with its time; drop it if the current minute already has :data:`LINES_A_MINUTE` lines."""
         now = self.clock()
         if now - self._minute >= 60:
@@ -139,7 +139,9 @@ class RotatingLog:
         with open(number, "a", encoding="utf-8") as file:
             os.fchmod(number, 0o600)  # a file of an earlier release
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            file.write((to_json_text({"time": now, "message": line}) if self.as_json else f"{now} {line}") + "\n")
+            file.write(
+                (format_as_json_text({"time": now, "message": line}) if self.as_json else f"{now} {line}") + "\n"
+            )
 
 
 def escape_control_characters(line: str) -> str:
@@ -154,7 +156,7 @@ def copy_lines_to_log(source: IO[bytes], log: RotatingLog) -> threading.Thread:
     def copy() -> None:
         while line := source.readline(4 * LONGEST_LINE):
             try:
-                log.write(line.decode(errors="replace"))
+                log.write_line(line.decode(errors="replace"))
             except OSError:  # the disk is full: the process must not wait for us
                 continue
         source.close()

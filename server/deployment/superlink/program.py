@@ -16,12 +16,12 @@ from pathlib import Path
 
 from common.system.resources import raise_descriptor_limit, release_free_memory
 from common.system.stopping import end_with_parent_if_requested
-from server.coordinator.state import ControlSocket
-from server.deployment.superlink.control_service import serve_control
+from server.coordinator.state import ControlSocketPath
+from server.deployment.superlink.control_service import serve_control_socket
 from server.deployment.superlink.database import FILE
 from server.deployment.superlink.fleet_server import start_hospital_server
 from server.deployment.superlink.messages import SuperLinkStorage
-from server.deployment.superlink.object_store import ObjectFiles
+from server.deployment.superlink.object_store import ObjectFileStore
 from server.deployment.superlink.process import CLOCK, OBJECTS, open_shared_steady_clock
 
 _log = logging.getLogger(__name__)
@@ -48,10 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     state: Path = options.state
     certificates = options.authority.read_bytes(), options.certificate.read_bytes(), options.key.read_bytes()
-    storage = SuperLinkStorage.open(state / FILE, ObjectFiles(state / OBJECTS), open_shared_steady_clock(state / CLOCK))
+    storage = SuperLinkStorage.open(
+        state / FILE, ObjectFileStore(state / OBJECTS), open_shared_steady_clock(state / CLOCK)
+    )
     connections = count_possible_connections(options.connections)
     hospitals, _ = start_hospital_server(options.fleet, storage, certificates, state, connections)
-    programs = serve_control(ControlSocket(state).grpc_address, storage)
+    programs = serve_control_socket(ControlSocketPath(state).grpc_address, storage)
     while not stop.wait(RELEASE_MEMORY_EVERY_S):
         release_free_memory()  # after a flood of connections the allocator keeps tens of megabytes
     storage.messages.arrivals.close()

@@ -45,11 +45,11 @@ class RegisteredSite:
     until: float = 0.0
 
     @property
-    def online(self) -> bool:
+    def is_online(self) -> bool:
         """Return whether the site was connected when its state was read."""
         return self.state == SiteConnectionState.CONNECTED
 
-    def connection_state_at(self, now: float) -> SiteConnectionState:
+    def get_connection_state_at(self, now: float) -> SiteConnectionState:
         """Return the connection state of the site at this time."""
         return (
             SiteConnectionState.LOST
@@ -64,13 +64,13 @@ class SiteRegistry:
     def __init__(self, database: SuperLinkDatabase, clock: Callable[[], float]) -> None:
         self._database, self._clock = database, clock
         self._sites = dict[int, RegisteredSite]()
-        for node, name, key, state, until in database.read("SELECT node, name, key, state, until FROM sites"):
+        for node, name, key, state, until in database.query_rows("SELECT node, name, key, state, until FROM sites"):
             self._sites[int(node)] = RegisteredSite(int(node), name, bytes(key), SiteConnectionState(state), until)
 
-    def all_sites(self) -> list[RegisteredSite]:
+    def list_all_sites(self) -> list[RegisteredSite]:
         """Return all registered sites, each with its current connection state."""
         now = self._clock()
-        return [replace(site, state=site.connection_state_at(now)) for site in list(self._sites.values())]
+        return [replace(site, state=site.get_connection_state_at(now)) for site in list(self._sites.values())]
 
     def find_site(self, node_id: int) -> RegisteredSite | None:
         """Return the site with this node id; None if it is not registered."""
@@ -79,36 +79,36 @@ class SiteRegistry:
     def is_connected(self, node_id: int) -> bool:
         """Return whether a site is connected and its heartbeats arrive in time."""
         site = self._sites.get(node_id)
-        return site is not None and site.connection_state_at(self._clock()) == SiteConnectionState.CONNECTED
+        return site is not None and site.get_connection_state_at(self._clock()) == SiteConnectionState.CONNECTED
 
     def has_signed_off(self, node_id: int) -> bool:
         """Return whether a site has left on purpose and has not connected again."""
         site = self._sites.get(node_id)
         return site is not None and site.state == SiteConnectionState.SIGNED_OFF
 
-    def sites_by_key(self) -> Mapping[bytes, RegisteredSite]:
+    def map_keys_to_sites(self) -> Mapping[bytes, RegisteredSite]:
         """Return public key -> registered site."""
         return {site.public_key: site for site in list(self._sites.values())}
 
-    def register(self, name: str, public_key: bytes) -> int:
+    def register_site(self, name: str, public_key: bytes) -> int:
         """Register a site's key under its name; return its node id."""
-        node_id = node_id_of_key(public_key)
+        node_id = derive_node_id(public_key)
         if node_id not in self._sites:
             self._store_site(RegisteredSite(node_id, name, public_key))
         return node_id
 
-    def unregister(self, node_id: int) -> None:
+    def unregister_site(self, node_id: int) -> None:
         """Remove a site's registration; calls signed with its key are then refused."""
         with self._database.lock:
-            self._database.write(("DELETE FROM sites WHERE node = ?", (str(node_id),)))
+            self._database.execute_in_transaction(("DELETE FROM sites WHERE node = ?", (str(node_id),)))
             self._sites.pop(node_id, None)
 
-    def activate(self, node_id: int, interval_s: float) -> bool:
+    def mark_connected(self, node_id: int, interval_s: float) -> bool:
         """Mark a site as connected; return False if it was connected already."""
         with self._database.lock:
-            return not self.is_connected(node_id) and self.heartbeat(node_id, interval_s)
+            return not self.is_connected(node_id) and self.record_site_heartbeat(node_id, interval_s)
 
-    def deactivate(self, node_id: int) -> bool:
+    def mark_signed_off(self, node_id: int) -> bool:
         """Mark a site as signed off; return False if it was not connected."""
         with self._database.lock:
             if not self.is_connected(node_id):
@@ -116,7 +116,7 @@ class SiteRegistry:
             self._store_site(replace(self._sites[node_id], state=SiteConnectionState.SIGNED_OFF, until=self._clock()))
             return True
 
-    def heartbeat(self, node_id: int, interval_s: float) -> bool:
+    def record_site_heartbeat(self, node_id: int, interval_s: float) -> bool:
         """Record a site's heartbeat; return False for an unregistered node."""
         with self._database.lock:
             if (site := self._sites.get(node_id)) is None:
@@ -129,11 +129,11 @@ class SiteRegistry:
     def _store_site(self, site: RegisteredSite) -> None:
         row = str(site.node_id), site.name, site.public_key, str(site.state), site.until
         with self._database.lock:
-            self._database.write(("INSERT OR REPLACE INTO sites VALUES (?, ?, ?, ?, ?)", row))
+            self._database.execute_in_transaction(("INSERT OR REPLACE INTO sites VALUES (?, ?, ?, ?, ?)", row))
             self._sites[site.node_id] = site
 
 
-def node_id_of_key(public_key: bytes) -> int:
+def derive_node_id(public_key: bytes) -> int:
     """Return a public key's node id: 64 bits of the key's SHA-256, above the small numbers that Flower reserves."""
     return int.from_bytes(hashlib.sha256(public_key).digest()[:8]) | 1 << 63
 
@@ -148,43 +148,43 @@ class RunRegistry:
 
     def __init__(self, database: SuperLinkDatabase, steady: Callable[[], float]) -> None:
         self._database, self._steady = database, steady
-        rows = database.read("SELECT run, is_over FROM runs ORDER BY rowid")
+        rows = database.query_rows("SELECT run, is_over FROM runs ORDER BY rowid")
         self._is_over = {int(run): bool(is_over) for run, is_over in rows}
         self._last_heartbeat = {run: steady() for run, is_over in self._is_over.items() if not is_over}
 
-    def begin(self) -> int:
+    def begin_run(self) -> int:
         """Begin a run; return its number."""
         run = secrets.randbits(63) | 1
         with self._database.lock:
             oldest = list(self._is_over)[: max(0, len(self._is_over) - MOST_RUNS + 1)]
             forget = [("DELETE FROM runs WHERE run = ?", (str(old),)) for old in oldest]
-            self._database.write(("INSERT INTO runs VALUES (?, 0)", (str(run),)), *forget)
+            self._database.execute_in_transaction(("INSERT INTO runs VALUES (?, 0)", (str(run),)), *forget)
             for old in oldest:
                 del self._is_over[old]
             self._is_over[run], self._last_heartbeat[run] = False, self._steady()
         return run
 
-    def end(self, run: int) -> None:
+    def end_run(self, run: int) -> None:
         """Mark a run as over."""
         with self._database.lock:
-            self._database.write(("UPDATE runs SET is_over = 1 WHERE run = ?", (str(run),)))
+            self._database.execute_in_transaction(("UPDATE runs SET is_over = 1 WHERE run = ?", (str(run),)))
             self._last_heartbeat.pop(run, None)
             if run in self._is_over:
                 self._is_over[run] = True
 
-    def heartbeat(self, run: int) -> bool:
+    def record_run_heartbeat(self, run: int) -> bool:
         """Record a heartbeat of the process that leads a run; return False if the run is over."""
         with self._database.lock:
-            if not self.is_active(run):
+            if not self.is_run_active(run):
                 return False
             self._last_heartbeat[run] = self._steady()
             return True
 
-    def is_active(self, run: int) -> bool:
+    def is_run_active(self, run: int) -> bool:
         """Return whether a run has not ended and its heartbeats arrive in time."""
         last = self._last_heartbeat.get(run)
         return last is not None and self._steady() - last <= RUN_SILENT_S
 
-    def unfinished_runs(self) -> list[int]:
+    def list_unfinished_runs(self) -> list[int]:
         """Return the runs that have not been ended, including those without heartbeats."""
         return list(self._last_heartbeat)

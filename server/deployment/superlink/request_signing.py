@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message, RecordDict
 
-from common.security.identity import public_key_fingerprint
+from common.security.identity import compute_public_key_fingerprint
 from common.security.signatures import (
     CHAINED,
     ReplyStatement,
@@ -22,7 +22,7 @@ from common.security.signatures import (
     sign_record,
     verify_reply_signature,
 )
-from common.wire.canonical_bytes import record_sha256
+from common.wire.canonical_bytes import hash_record
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class RequestSigner:
         run, server_round, record = read_run_round_class(message.content)
         statement = RequestStatement(
             site=site.name,
-            key=public_key_fingerprint(site.public_key),
+            key=compute_public_key_fingerprint(site.public_key),
             run=run,
             round=server_round,
             record=record,
-            sha256=record_sha256(message.content),
+            sha256=hash_record(message.content),
             nonce=secrets.token_hex(16),
         )
         message.content = sign_record(message.content, statement, self._key, certificate=self._certificate)

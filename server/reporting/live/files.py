@@ -11,18 +11,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from server.coordinator.admission import admitted_sites
+from server.coordinator.admission import read_all_admitted_sites
 from server.coordinator.folder import CoordinatorFolder
-from server.coordinator.state import read_sign_offs, read_site_connections
+from server.coordinator.state import read_site_connections, read_site_sign_offs
 from server.runs.live_status import (
     PHASES,
     CurrentRun,
     JsonLinesReader,
-    describe_sign_off,
     describe_site_in_run,
+    describe_site_sign_off,
     read_current_run,
 )
-from server.runs.reader import RoundLine
+from server.runs.reader import RoundFileLine
 
 EVENTS_SHOWN = 12
 LONGEST = 240
@@ -97,7 +97,7 @@ class RunSnapshot:
     link: str = ""
     present: CurrentRun | None = None
     sites: tuple[SiteStatusRow, ...] = ()
-    rounds: tuple[RoundLine, ...] = ()
+    rounds: tuple[RoundFileLine, ...] = ()
     events: tuple[tuple[str, str], ...] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
 
@@ -118,24 +118,26 @@ class RunStateSource:
     link: Callable[[], str] = str
 
 
-def source_of_current_run(coordinator: CoordinatorFolder) -> RunStateSource:
+def make_current_run_source(coordinator: CoordinatorFolder) -> RunStateSource:
     """Return where the live view reads a coordinator's current run."""
 
-    def site_connections() -> dict[str, str]:
-        online, signed_off = read_site_connections(coordinator.state), read_sign_offs(coordinator.state)
+    def read_site_connection_states() -> dict[str, str]:
+        online, signed_off = read_site_connections(coordinator.state_path), read_site_sign_offs(coordinator.state_path)
         states = {}
-        for name, site in admitted_sites(coordinator).items():
-            away = describe_sign_off(signed_off[name]) if name in signed_off else "not connected"
+        for name, site in read_all_admitted_sites(coordinator).items():
+            away = describe_site_sign_off(signed_off[name]) if name in signed_off else "not connected"
             connection = "not known" if online is None else "connected" if online.get(name) else away
             states[name] = "revoked" if site.revoked else connection
         return states
 
-    def server_connection() -> str:
-        if read_site_connections(coordinator.state) is None:
+    def read_server_connection_state() -> str:
+        if read_site_connections(coordinator.state_path) is None:
             return "down: start it with flwr-server start"
         return f"open at {coordinator.public_address}"
 
-    return RunStateSource(coordinator.file.name, coordinator.state, site_connections, server_connection)
+    return RunStateSource(
+        coordinator.file.name, coordinator.state_path, read_site_connection_states, read_server_connection_state
+    )
 
 
 class RunFileWatcher:
@@ -144,7 +146,7 @@ class RunFileWatcher:
     def __init__(self, source: RunStateSource) -> None:
         self._source = source
         self._rounds, self._events = JsonLinesReader(Path()), JsonLinesReader(Path())
-        self._records: tuple[RoundLine, ...] = ()
+        self._records: tuple[RoundFileLine, ...] = ()
 
     def poll_snapshot(self) -> RunSnapshot:
         """Read what is new in the files; return the current state of the run."""
@@ -159,13 +161,13 @@ class RunFileWatcher:
                 JsonLinesReader(folder / "events.jsonl"),
             )
             self._records = ()
-        if self._rounds.poll():
+        if self._rounds.poll_new_lines():
             records = []
             for line in self._rounds.all:
                 with suppress(ValidationError):
-                    records.append(RoundLine.model_validate(line))
+                    records.append(RoundFileLine.model_validate(line))
             self._records = tuple(records)
-        self._events.poll()
+        self._events.poll_new_lines()
         counted = Counter(site for record in self._records for site in record.sites)
         seconds, missed, sites = dict[str, float](), dict[str, str](), list[SiteStatusRow]()
         for record in self._records:

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from common.metrics.auroc import FinalTestSummary
 from common.metrics.measured import format_value_with_error
 from common.system import plain_text
-from common.system.plain_text import make_template_environment
+from common.system.plain_text import make_jinja_environment
 from server.reporting.live.files import RunSnapshot, SiteStatusRow
 from server.runs.live_status import PHASES, SIGNED_OFF, CurrentRun
 
@@ -32,35 +32,37 @@ _ASSETS = Path(__file__).parent / "assets"
 _SUMMARY = TypeAdapter(FinalTestSummary)
 
 
-def render_page(snapshot: RunSnapshot) -> str:
+def render_live_page(snapshot: RunSnapshot) -> str:
     """Return the complete page, which is readable without JavaScript."""
     style, script = Markup(_read_asset("live.css")), Markup(_read_asset("live.js"))
-    return _render("live.html.j2", shown=template_variables(snapshot), style=style, script=script)
+    return _render_live_template(
+        "live.html.j2", shown=make_live_template_variables(snapshot), style=style, script=script
+    )
 
 
-def render_changing_part(snapshot: RunSnapshot) -> str:
+def render_changing_page_part(snapshot: RunSnapshot) -> str:
     """Return the part of the page that changes during a run."""
-    return _render("view.html.j2", shown=template_variables(snapshot))
+    return _render_live_template("view.html.j2", shown=make_live_template_variables(snapshot))
 
 
-def _render(template: str, **variables: object) -> str:
-    return _template_environment().get_template(template).render(**variables)
+def _render_live_template(template: str, **variables: object) -> str:
+    return _make_live_template_environment().get_template(template).render(**variables)
 
 
 @cache
-def _template_environment() -> Environment:
+def _make_live_template_environment() -> Environment:
     css_classes = {"connected": "good", "revoked": "bad", "not connected": "away"}
 
     def css_class(site: SiteStatusRow) -> str:
         return "away" if site.link.startswith(SIGNED_OFF) else css_classes.get(site.link, "")
 
-    environment = make_template_environment(_ASSETS)
+    environment = make_jinja_environment(_ASSETS)
     environment.globals.update(say=plain_text, mark=css_class)
     return environment
 
 
 @cache
-def content_security_policy() -> str:
+def make_content_security_policy() -> str:
     """Return a Content-Security-Policy that allows only our style and script (by hash), and requests to our server."""
     style, script = (
         base64.b64encode(hashlib.sha256(_read_asset(name).encode()).digest()).decode()
@@ -76,7 +78,7 @@ def _read_asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
-def template_variables(snapshot: RunSnapshot) -> dict[str, object]:
+def make_live_template_variables(snapshot: RunSnapshot) -> dict[str, object]:
     """Return the variables of the page's templates.
 
     ``announcement`` (round and state of the run) is read out by screen readers whenever it changes.
@@ -108,7 +110,7 @@ def template_variables(snapshot: RunSnapshot) -> dict[str, object]:
         "bar_words": progress,
         "activity": _describe_activity(run),
         "reason": f"Last problem: {reason}" if reason and run.state == "running" else reason,
-        "tiles": _figure_tiles(snapshot, run, done),
+        "tiles": _make_figure_tiles(snapshot, run, done),
         "figures": _draw_figures(snapshot, run.rounds) if snapshot.rounds else [],
     }
 
@@ -130,7 +132,7 @@ def _describe_activity(run: CurrentRun) -> str:
     return f"{at} Waiting for {plain_text.join_first_and_count(run.waiting_for, 6)}, at the latest until {until}."
 
 
-def _figure_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) -> list[tuple[str, str]]:
+def _make_figure_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) -> list[tuple[str, str]]:
     tiles = [(f"{done} of {run.rounds}" if run.rounds else "–", "rounds done")]
     if run.state == "running" and run.seconds_left is not None:
         tiles.append((plain_text.format_duration(run.seconds_left), "left, by the pace so far"))
@@ -140,7 +142,7 @@ def _figure_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) -> list[tup
         tiles += [(plain_text.format_number(value), f"{name}, round {number}") for number, value in values[-1:]]
     test = snapshot.summary.get("test")
     if isinstance(test, Mapping):
-        headline = _SUMMARY.validate_python(test).headline_auroc()
+        headline = _SUMMARY.validate_python(test).compute_headline_auroc()
         over = f"{len(headline.classes)} of {len(headline.classes) + len(headline.left_out)} classes"
         tiles.append((format_value_with_error(headline.mean), f"test AUROC, mean over {over}"))
     return tiles
@@ -152,10 +154,10 @@ def _draw_figures(snapshot: RunSnapshot, last_round: int) -> list[tuple[str, Mar
     losses = {"training": [r.train_loss for r in rounds], "validation": [r.validation_loss for r in rounds]}
     aurocs = {"validation": [line.validation_auroc for line in rounds]}
     panels = (("Loss", "loss", losses), ("Mean AUROC", "mean AUROC", aurocs))
-    return [(name, svg) for name, title, lines in panels if (svg := draw_curves(title, numbers, lines, last_round))]
+    return [(name, svg) for name, title, lines in panels if (svg := draw_line_chart(title, numbers, lines, last_round))]
 
 
-def draw_curves(
+def draw_line_chart(
     title: str, rounds: Sequence[int], series: Mapping[str, Sequence[float | None]], last_round: int
 ) -> Markup:
     """Draw a line chart with one line per series, its name and its newest value; empty without values.
@@ -177,21 +179,23 @@ def draw_curves(
     low, high, step = _choose_axis_range(min(every), max(every))
     last = max(last_round, rounds[-1])
 
-    def x(number: float) -> float:
+    def scale_to_x(number: float) -> float:
         return LEFT + (number - 1) / max(last - 1, 1) * (WIDTH - LEFT - RIGHT)
 
-    def y(value: float) -> float:
+    def scale_to_y(value: float) -> float:
         return TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     ticks = [low + index * step for index in range(round((high - low) / step) + 1)]
     drawn = [
-        {"name": name, "newest": points[-1], "corners": [(x(n), y(v)) for n, v in points]}
+        {"name": name, "newest": points[-1], "corners": [(scale_to_x(n), scale_to_y(v)) for n, v in points]}
         for name, points in lines.items()
     ]
     frame = {"left": LEFT, "right": WIDTH - RIGHT, "width": WIDTH, "height": HEIGHT}
-    labels = [(y(value), f"{value:.{digits}f}") for value in ticks]
-    svg = _render("curves.svg.j2", title=title, frame=frame, ticks=labels, last=last, lines=drawn, most_dots=MOST_DOTS)
+    labels = [(scale_to_y(value), f"{value:.{digits}f}") for value in ticks]
+    svg = _render_live_template(
+        "curves.svg.j2", title=title, frame=frame, ticks=labels, last=last, lines=drawn, most_dots=MOST_DOTS
+    )
     return Markup(svg)
 
 

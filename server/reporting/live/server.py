@@ -24,10 +24,10 @@ from cryptography.hazmat.primitives import hashes
 
 from common.errors import BadInput, Fault, raise_faults
 from common.system.stopping import graceful_shutdown
-from server.coordinator.authority import certificate_faults
+from server.coordinator.authority import find_server_certificate_faults
 from server.coordinator.folder import CoordinatorFolder
-from server.reporting.live.files import RunFileWatcher, RunSnapshot, RunStateSource, source_of_current_run
-from server.reporting.live.page import content_security_policy, render_changing_part, render_page
+from server.reporting.live.files import RunFileWatcher, RunSnapshot, RunStateSource, make_current_run_source
+from server.reporting.live.page import make_content_security_policy, render_changing_page_part, render_live_page
 
 POLL_S = 1.0
 """Seconds between two looks of a page that is open (live.js)."""
@@ -44,7 +44,7 @@ LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")
 
 _HEADERS = {
-    "Content-Security-Policy": content_security_policy(),
+    "Content-Security-Policy": make_content_security_policy(),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -91,7 +91,7 @@ class LiveViewServer:
 
     async def _serve(self) -> None:
         self._listener.setblocking(False)
-        accepting = asyncio.create_task(self._accept())
+        accepting = asyncio.create_task(self._accept_connection())
         while not self._stopping:
             await asyncio.sleep(0.1)
         tasks = [accepting, *self._opened]
@@ -99,7 +99,7 @@ class LiveViewServer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _accept(self) -> None:
+    async def _accept_connection(self) -> None:
         while True:
             try:
                 accepted, _ = await asyncio.get_running_loop().sock_accept(self._listener)
@@ -135,7 +135,7 @@ class LiveViewServer:
                         answer = self._answer_request(method, urlsplit(url).path)
                     else:
                         text = "The address lacks its token: take it whole from the terminal.\n"
-                        answer = _http_response(403, "" if method == "HEAD" else text)
+                        answer = _make_http_response(403, "" if method == "HEAD" else text)
                     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
                     writer.write(answer)
                     writer.close()
@@ -145,14 +145,14 @@ class LiveViewServer:
 
     def _answer_request(self, method: str, path: str) -> bytes:
         if method != "GET":
-            return _http_response(405)
+            return _make_http_response(405)
         if path == "/":
-            return _http_response(200, render_page(self._take_snapshot()), "text/html")
+            return _make_http_response(200, render_live_page(self._take_snapshot()), "text/html")
         if path == "/view":
-            part = render_changing_part(self._take_snapshot())
+            part = render_changing_page_part(self._take_snapshot())
             self._last_poll = time.monotonic()
-            return _http_response(200, part, "text/html")
-        return _http_response(404)
+            return _make_http_response(200, part, "text/html")
+        return _make_http_response(404)
 
     def _take_snapshot(self) -> RunSnapshot:
         """Return the state of the run, read from files at most every half second."""
@@ -161,7 +161,7 @@ class LiveViewServer:
         return self._snapshot
 
 
-def _http_response(code: int, text: str = "", kind: str = "text/plain") -> bytes:
+def _make_http_response(code: int, text: str = "", kind: str = "text/plain") -> bytes:
     content = text.encode()
     headers = _HEADERS | {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
     lines = [f"HTTP/1.1 {code} {HTTPStatus(code).phrase}", *(f"{name}: {value}" for name, value in headers.items())]
@@ -185,7 +185,7 @@ def open_listening_socket(address: str, port: int) -> socket.socket:
 def make_tls_context(coordinator: CoordinatorFolder) -> ssl.SSLContext:
     """Return a TLS server context with the coordinator's certificate and key."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(coordinator.authority / "server.crt", coordinator.authority / "server.key")
+    tls.load_cert_chain(coordinator.authority_path / "server.crt", coordinator.authority_path / "server.key")
     return tls
 
 
@@ -195,8 +195,8 @@ def serve_live_view(coordinator: CoordinatorFolder, address: str, port: int, tel
     Raises:
         BadInput: If the certificate cannot be used, or the port is in use.
     """
-    raise_faults(certificate_faults(coordinator))
-    certificate = x509.load_pem_x509_certificate((coordinator.authority / "server.crt").read_bytes())
+    raise_faults(find_server_certificate_faults(coordinator))
+    certificate = x509.load_pem_x509_certificate((coordinator.authority_path / "server.crt").read_bytes())
     sha256 = certificate.fingerprint(hashes.SHA256()).hex(":").upper()
     token = secrets.token_urlsafe(24)
     with open_listening_socket(address, port) as listener:
@@ -204,14 +204,14 @@ def serve_live_view(coordinator: CoordinatorFolder, address: str, port: int, tel
         host = f"[{host}]" if ":" in host else host
         tell(f"live view: https://{host}:{listener.getsockname()[1]}/?token={token}")
         tell(f"anyone who has this address may look; nobody can change anything. Certificate SHA-256 {sha256}")
-        tell(f"for a browser that does not warn: trust {coordinator.ca_certificate}")
-        server = LiveViewServer(listener, source_of_current_run(coordinator), token, make_tls_context(coordinator))
+        tell(f"for a browser that does not warn: trust {coordinator.ca_certificate_path}")
+        server = LiveViewServer(listener, make_current_run_source(coordinator), token, make_tls_context(coordinator))
         with graceful_shutdown(0, server.stop):
             server.serve()
 
 
 @contextlib.contextmanager
-def view_beside_run(folder: Path, port: int, tell: Callable[[str], None]) -> Iterator[None]:
+def serve_view_during_run(folder: Path, port: int, tell: Callable[[str], None]) -> Iterator[None]:
     """Within the context, serve the live view of the run in ``folder`` on 127.0.0.1 from a separate process.
 
     The page is served over HTTP, because a simulation has no certificate and the page stays on this machine.

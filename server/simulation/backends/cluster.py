@@ -35,7 +35,7 @@ GPU_PARTS = 10_000
 
 
 @dataclass(frozen=True)
-class WorkerSettings:
+class RayWorkerSettings:
     """An experiment's settings for Ray workers, each of which trains one site at a time.
 
     Attributes:
@@ -83,7 +83,7 @@ class WorkerAllocation:
 
 
 def allocate_simulation_workers(
-    settings: WorkerSettings, sites: int, machines: Sequence[ClusterNode]
+    settings: RayWorkerSettings, sites: int, machines: Sequence[ClusterNode]
 ) -> WorkerAllocation:
     """Choose the number of workers and their GPUs by the cluster's resources, unless the experiment sets them.
 
@@ -100,7 +100,7 @@ def allocate_simulation_workers(
     return WorkerAllocation(settings.workers or max(1, min(sites, room)), share)
 
 
-def start_ray(settings: WorkerSettings) -> None:
+def start_ray(settings: RayWorkerSettings) -> None:
     """Start Ray on this machine, or join a cluster; everything that Ray starts here ends with this process.
 
     Raises:
@@ -126,16 +126,16 @@ def start_ray(settings: WorkerSettings) -> None:
             if not settings.address:
                 raise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise BadInput([make_cannot_join_fault(settings.address, reason)]) from None
+            raise BadInput([make_cluster_join_fault(settings.address, reason)]) from None
 
 
-def make_cannot_join_fault(address: str, reason: str) -> Fault:
+def make_cluster_join_fault(address: str, reason: str) -> Fault:
     """Return the error that this machine cannot join a cluster."""
     remedy = 'On a node of the cluster, "auto" joins it; "ray status" shows whether it is there.'
     return Fault("simulation.address", f'"{address}" cannot be joined: {reason}', remedy)
 
 
-def living_nodes() -> list[dict[str, Any]]:
+def list_living_nodes() -> list[dict[str, Any]]:
     """Return Ray's descriptions of the cluster's living nodes."""
     import ray
 
@@ -143,14 +143,14 @@ def living_nodes() -> list[dict[str, Any]]:
     return [node for node in every() if node["Alive"]]
 
 
-def node_resources(living: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
-    """Return the resources of each node, from Ray's descriptions (:func:`living_nodes`)."""
+def read_node_resources(living: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
+    """Return the resources of each node, from Ray's descriptions (:func:`list_living_nodes`)."""
     resources = [node["Resources"] for node in living]
     return [ClusterNode(node.get("CPU", 0), node.get("GPU", 0), node.get("memory", 0)) for node in resources]
 
 
-def cluster_capacity_faults(
-    settings: WorkerSettings, workers: WorkerAllocation, machines: Sequence[ClusterNode]
+def find_cluster_capacity_faults(
+    settings: RayWorkerSettings, workers: WorkerAllocation, machines: Sequence[ClusterNode]
 ) -> list[Fault]:
     """Return a fault if no node has room for a worker; otherwise Ray would wait for ever."""
     share = workers.gpus_per_site
@@ -166,7 +166,7 @@ def cluster_capacity_faults(
 # ---------------------------------------------------------------------- versions
 
 
-def node_versions() -> dict[str, str]:
+def collect_node_versions() -> dict[str, str]:
     """Return the software versions that must be equal on all nodes for a reproducible model."""
     installed = {"Python": platform.python_version(), "polyclinic": __version__}
     for name in ("torch", "flwr", "numpy"):
@@ -177,7 +177,7 @@ def node_versions() -> dict[str, str]:
     return installed
 
 
-def node_version_faults(here: Mapping[str, str], others: Mapping[str, Mapping[str, str]]) -> list[Fault]:
+def find_node_version_faults(here: Mapping[str, str], others: Mapping[str, Mapping[str, str]]) -> list[Fault]:
     """Return a fault for each node whose versions differ from ``here``.
 
     Args:
@@ -208,28 +208,28 @@ def check_node_versions(here: Mapping[str, str], probe: Callable[[], dict[str, s
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     answers: dict[str, Any] = {}
-    for node in living_nodes():
+    for node in list_living_nodes():
         on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         options: Any = {"num_cpus": 0, "scheduling_strategy": on_node, "max_retries": 3}
         answers[f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})"] = ray.remote(**options)(probe).remote()
-    raise_faults(node_version_faults(here, {name: ray.get(reference) for name, reference in answers.items()}))
+    raise_faults(find_node_version_faults(here, {name: ray.get(reference) for name, reference in answers.items()}))
 
 
-def own_module_paths() -> tuple[str, ...]:
+def list_own_import_folders() -> tuple[str, ...]:
     """Return the import folders of this process that belong neither to Python nor to an installation."""
     installed = (sys.prefix, sys.base_prefix)
     paths = [os.path.abspath(path) for path in sys.path]
     return tuple(path for path in paths if not path.startswith(installed) and "site-packages" not in path)
 
 
-def driver_environment(address: str) -> dict[str, str]:
+def make_driver_environment(address: str) -> dict[str, str]:
     """Return environment variables for the process that drives Ray; its workers on this machine inherit them."""
     paths = [os.path.abspath(path) for path in sys.path]  # "" is the working folder
     own = {"PYTHONPATH": os.pathsep.join(paths), **QUIET, **LARGE_BUFFERS}
-    return {**os.environ, **own, **({} if address else OWN_RAY | ray_token_variables())}
+    return {**os.environ, **own, **({} if address else OWN_RAY | make_ray_token_variables())}
 
 
-def ray_token_variables() -> dict[str, str]:
+def make_ray_token_variables() -> dict[str, str]:
     """Return environment variables by which Ray (2.52 or later) serves only processes that know a secret token.
 
     Without them, Ray 2.59 and later stores one permanent token for all clusters in the home folder, and fails if that

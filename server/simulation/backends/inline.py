@@ -32,14 +32,14 @@ def import_site_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
     return app
 
 
-def run_inline(main: Main, app: ClientApp, sites: int) -> None:
+def run_with_inline_grid(main: Main, app: ClientApp, sites: int) -> None:
     """Call ``main`` with a Grid whose messages this process answers, one site after the other."""
-    prepare_flower()
+    configure_flower()
     reuse_large_buffers()
     main(InlineGrid(app, sites))
 
 
-def prepare_flower() -> None:
+def configure_flower() -> None:
     """Configure Flower for a process that Flower's own runtime did not start."""
     silence_flower_logs()
     set_flower_node_identity(1, 1)
@@ -84,7 +84,7 @@ class LocalGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         return self._nodes
 
-    def number_messages(self, messages: Iterable[Message]) -> dict[str, Message]:
+    def assign_message_ids(self, messages: Iterable[Message]) -> dict[str, Message]:
         """Give each message an id; return id -> message."""
         numbered = {}
         for message in messages:
@@ -104,7 +104,7 @@ class InlineGrid(LocalGrid):
         self._contexts: dict[int, Context] = {}  # a site's context keeps the app's state between messages
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
-        numbered = self.number_messages(messages)
+        numbered = self.assign_message_ids(messages)
         self._pending |= numbered
         return list(numbered)
 

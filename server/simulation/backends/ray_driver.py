@@ -23,11 +23,11 @@ import psutil
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from common.data.base.image_set import array_from_bytes
+from common.data.base.image_set import restore_array_from_bytes
 from common.errors import BadInput, ProgramCannotContinue, raise_faults
 from server.simulation.backends import cluster
-from server.simulation.backends.cluster import WorkerAllocation, WorkerSettings, allocate_simulation_workers
-from server.simulation.backends.site_files import apply_changes, read_folder_files
+from server.simulation.backends.cluster import RayWorkerSettings, WorkerAllocation, allocate_simulation_workers
+from server.simulation.backends.site_files import apply_folder_changes, read_folder_files
 from server.simulation.backends.site_worker import SiteWorker
 from server.simulation.backends.transfer import TransferFrame, receive_frame, send_frame
 
@@ -42,7 +42,7 @@ STARTS_PER_WORKER = 5
 
 
 @dataclass
-class SiteTask:
+class QueuedSiteMessage:
     """A message for a site, queued for a worker.
 
     Attributes:
@@ -63,7 +63,7 @@ class SiteTask:
 class RayDriver:
     """Passes messages to workers, stores the changes of sites' files in the run folder, and replaces lost workers."""
 
-    def __init__(self, connection: socket.socket, settings: WorkerSettings) -> None:
+    def __init__(self, connection: socket.socket, settings: RayWorkerSettings) -> None:
         self.connection, self.settings = connection, settings
         self.workers = WorkerAllocation(0, 0.0)
         self.failed_starts = 0
@@ -72,7 +72,7 @@ class RayDriver:
         self.run_folder = Path()
         self.frozen: dict[str, Any] = {}
         self.actors = set[Any]()
-        self._waiting, self._busy = deque[SiteTask](), set[int]()
+        self._waiting, self._busy = deque[QueuedSiteMessage](), set[int]()
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
@@ -98,7 +98,7 @@ class RayDriver:
         threading.Thread(target=receive_frames, daemon=True).start()
         cluster.start_ray(self.settings)
         if self.settings.address:
-            cluster.check_node_versions(cluster.node_versions(), read_remote_versions)
+            cluster.check_node_versions(cluster.collect_node_versions(), read_remote_versions)
         async with asyncio.TaskGroup() as group:
             if not self.settings.address:
                 group.create_task(watch_ray_servers())
@@ -108,7 +108,7 @@ class RayDriver:
                     for _ in range(self.workers.count):
                         group.create_task(self._run_worker())
                 else:
-                    await self._queue_tasks(frame)
+                    await self._queue_messages(frame)
             if self.settings.address:  # leave nothing of the run on the nodes of a cluster that goes on
                 await asyncio.to_thread(ray.wait, [actor.close.remote() for actor in self.actors], timeout=LOOK_S)
                 ray.shutdown()
@@ -118,26 +118,26 @@ class RayDriver:
         """Receive the data of the run, and choose the number of workers."""
         about = frame.about
         self.names, self.run_folder = about["names"], Path(about["run_folder"])
-        machines = cluster.node_resources(cluster.living_nodes())
+        machines = cluster.read_node_resources(cluster.list_living_nodes())
         self.workers = allocate_simulation_workers(self.settings, len(self.names), machines)
-        raise_faults(cluster.cluster_capacity_faults(self.settings, self.workers, machines))
+        raise_faults(cluster.find_cluster_capacity_faults(self.settings, self.workers, machines))
         described = zip(frame.data, about["shapes"], strict=True)
-        images = [array_from_bytes(data, dtype, shape) for data, (dtype, shape) in described]
+        images = [restore_array_from_bytes(data, dtype, shape) for data, (dtype, shape) in described]
         shared = {key: about[key] for key in ("experiment", "base", "facts")}
-        own = {"sites": len(self.names), "images": images, "versions": cluster.node_versions()}
+        own = {"sites": len(self.names), "images": images, "versions": cluster.collect_node_versions()}
         self.setup = ray.put({**shared, **own})
         frozen = read_folder_files(self.run_folder / "frozen")
         self.frozen = {name: ray.put((name, start, data)) for name, start, data in frozen}
         send_frame(self.connection, {"kind": "begun", "workers": self.workers.count})
 
-    async def _queue_tasks(self, frame: TransferFrame) -> None:
+    async def _queue_messages(self, frame: TransferFrame) -> None:
         """Queue the messages of a frame; bytes that several messages share arrive only once."""
         buffers: list[Any] = [np.frombuffer(data, np.uint8) for data in frame.data]
         arrays = [ray.put(buffer) if buffer.nbytes > SHARED_BYTES else buffer for buffer in buffers]
         for message in frame.about["messages"]:
             head, *places = message["data"]
             parts = [arrays[place] for place in places]
-            self._waiting.append(SiteTask(message["id"], message["site"], bytes(frame.data[head]), parts))
+            self._waiting.append(QueuedSiteMessage(message["id"], message["site"], bytes(frame.data[head]), parts))
         async with self._changed:
             self._changed.notify_all()
 
@@ -158,14 +158,14 @@ class RayDriver:
                 facts = await actor.set_up.remote(self.setup)
             except RayError as error:
                 self.failed_starts += 1
-                self._record_event("worker_lost", site="", reason=_describe_worker_loss(error))
+                self._send_event_to_coordinator("worker_lost", site="", reason=_describe_worker_loss(error))
                 if self.failed_starts >= STARTS_PER_WORKER * self.workers.count:
                     raise ProgramCannotContinue(
                         f"no worker could be started; the last reason: {_describe_worker_loss(error)}"
                     ) from None
             else:
                 self.failed_starts = 0
-                self._record_event("worker_ready", **facts)
+                self._send_event_to_coordinator("worker_ready", **facts)
                 while await self._answer_next_message(actor):
                     pass
             self.actors.discard(actor)
@@ -184,7 +184,7 @@ class RayDriver:
             answer = await actor.answer_message.remote({**call, "files": read_folder_files(folder)}, *task.arrays)
         except RayError as error:
             answer, task.losses = None, task.losses + 1
-            self._record_event("worker_lost", site=name, reason=_describe_worker_loss(error))
+            self._send_event_to_coordinator("worker_lost", site=name, reason=_describe_worker_loss(error))
             if task.losses < MOST_LOSSES:
                 self._waiting.appendleft(task)
             else:
@@ -194,10 +194,10 @@ class RayDriver:
                 send_frame(self.connection, {"kind": "lost", "id": task.identifier, "reason": reason})
         else:
             head, arrays, files, frozen = answer
-            apply_changes(folder, files)
+            apply_folder_changes(folder, files)
             # Frozen parts that this site received are shared with all sites; each part is named by its hash.
             new = [(part, start, bytes(data)) for part, start, data in frozen if data and part not in self.frozen]
-            apply_changes(self.run_folder / "frozen", new)
+            apply_folder_changes(self.run_folder / "frozen", new)
             self.frozen |= {change[0]: ray.put(change) for change in new}
             send_frame(self.connection, {"kind": "reply", "id": task.identifier}, [head, *arrays])
         async with self._changed:
@@ -205,7 +205,7 @@ class RayDriver:
             self._changed.notify_all()
         return answer is not None
 
-    def _record_event(self, event: str, **facts: Any) -> None:
+    def _send_event_to_coordinator(self, event: str, **facts: Any) -> None:
         """Send an event for ``events.jsonl`` to the coordinator's process."""
         send_frame(self.connection, {"kind": "note", "event": event, "facts": facts})
 
@@ -228,10 +228,10 @@ async def watch_ray_servers() -> None:
 def read_remote_versions() -> dict[str, str]:
     """Return a node's software versions. Ray sends this function by value, because the node may lack our package."""
     try:
-        from server.simulation.backends.cluster import node_versions
+        from server.simulation.backends.cluster import collect_node_versions
     except ImportError as error:
         return {"polyclinic": f"none ({error})"}
-    return node_versions()
+    return collect_node_versions()
 
 
 def _describe_worker_loss(error: BaseException) -> str:
@@ -252,7 +252,7 @@ def exit_with_ray_children() -> None:
 
 def main() -> None:
     """Run the sites on Ray for the coordinator's process, which sends its calls through a socket."""
-    settings, connection = WorkerSettings(**json.loads(sys.argv[1])), socket.socket(fileno=int(sys.argv[2]))
+    settings, connection = RayWorkerSettings(**json.loads(sys.argv[1])), socket.socket(fileno=int(sys.argv[2]))
     try:
         asyncio.run(RayDriver(connection, settings).run())
     except* BrokenPipeError:

@@ -8,10 +8,16 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-from common.data.base.image_set import PixelRows, Splits, array_types_and_shapes, flatten_splits, view_array_bytes
-from common.data.images.pixel_cache import MappedPixelRows
+from common.data.base.image_set import (
+    DatasetSplits,
+    LazyPictures,
+    array_types_and_shapes,
+    serialize_splits,
+    view_array_bytes,
+)
+from common.data.images.pixel_cache import MappedPictures
 from common.system.resources import reuse_large_buffers
-from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, prepare_flower
+from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, configure_flower
 from server.simulation.backends.ray_process import RayDriverHandle
 from server.simulation.backends.transfer import pack_message, unpack_message
 
@@ -19,7 +25,7 @@ LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
-class SimulatedRunFacts:
+class SimulatedRunData:
     """The data of a run that workers on Ray need.
 
     Attributes:
@@ -35,13 +41,13 @@ class SimulatedRunFacts:
     base: Path
     run_folder: Path
     names: tuple[str, ...]
-    images: Splits
+    images: DatasetSplits
     note: Callable[..., None] = lambda event, **facts: None
 
 
-def run_on_ray(main: Main, run: SimulatedRunFacts, process: RayDriverHandle) -> None:
+def run_on_ray(main: Main, run: SimulatedRunData, process: RayDriverHandle) -> None:
     """Call ``main`` with a Grid whose sites are simulated by workers on Ray."""
-    prepare_flower()
+    configure_flower()
     reuse_large_buffers()
     try:
         main(RayGrid(run, process))
@@ -56,20 +62,20 @@ class RayGrid(LocalGrid):
         workers: Number of sites that train at a time.
     """
 
-    def __init__(self, run: SimulatedRunFacts, process: RayDriverHandle) -> None:
+    def __init__(self, run: SimulatedRunData, process: RayDriverHandle) -> None:
         super().__init__(len(run.names))
         self._note, self._process = run.note, process
         self._pending: dict[str, Message] = {}
-        draws = any(isinstance(part.stored, PixelRows) and part.stored.draws for part in run.images.parts)
+        draws = any(isinstance(part.stored, LazyPictures) and part.stored.draws for part in run.images.parts)
 
-        def describe(stored: PixelRows) -> dict[str, Any] | None:  # workers on this machine map the same file
+        def describe(stored: LazyPictures) -> dict[str, Any] | None:  # workers on this machine map the same file
             return (
                 stored.describe_for_process()
-                if isinstance(stored, MappedPixelRows) and not process.settings.address
+                if isinstance(stored, MappedPictures) and not process.settings.address
                 else None
             )
 
-        facts, arrays = (None, list[Any]()) if draws else flatten_splits(run.images, describe)
+        facts, arrays = (None, list[Any]()) if draws else serialize_splits(run.images, describe)
         about = {
             "kind": "begin",
             "experiment": run.experiment,
@@ -83,7 +89,7 @@ class RayGrid(LocalGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
         """Send messages to the process that drives Ray; bytes that several messages share are sent once."""
-        numbered = self.number_messages(messages)
+        numbered = self.assign_message_ids(messages)
         self._pending |= numbered
         data: list[Any] = []
         places: dict[int, int] = {}  # identity of a buffer -> its place in the frame

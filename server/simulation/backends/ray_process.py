@@ -25,10 +25,10 @@ from common.errors import BadInput, Fault, ProgramCannotContinue
 from common.system.stopping import block_if_stopping, remove_output_if_stopped
 from server.simulation.backends import transfer
 from server.simulation.backends.cluster import (
-    WorkerSettings,
-    driver_environment,
-    make_cannot_join_fault,
-    own_module_paths,
+    RayWorkerSettings,
+    list_own_import_folders,
+    make_cluster_join_fault,
+    make_driver_environment,
 )
 
 DRIVER = "server.simulation.backends.ray_driver"
@@ -52,10 +52,10 @@ class RayDriverHandle:
         settings: The experiment's settings for Ray workers.
     """
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: RayWorkerSettings) -> None:
         self.settings = settings
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        self._connection, driver_end = transfer.socket_pair()
+        self._connection, driver_end = transfer.make_private_socket_pair()
         with driver_end:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", DRIVER, json.dumps(asdict(settings)), str(driver_end.fileno())],
@@ -63,7 +63,7 @@ class RayDriverHandle:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                env=driver_environment(settings.address),
+                env=make_driver_environment(settings.address),
                 cwd=os.path.abspath(os.sep),  # first on the workers' path: the user's folder may hold a server.py
                 start_new_session=True,  # a signal to the coordinator's group is the coordinator's to act on
             )
@@ -78,7 +78,9 @@ class RayDriverHandle:
         self.send_to_driver(about, data)
         frame = self.receive_from_driver(JOIN_S if self.settings.address else None)
         if frame is None:
-            raise BadInput([make_cannot_join_fault(self.settings.address, f"it did not answer within {JOIN_S:.0f} s.")])
+            raise BadInput(
+                [make_cluster_join_fault(self.settings.address, f"it did not answer within {JOIN_S:.0f} s.")]
+            )
         workers: int = frame.about["workers"]
         return workers
 
@@ -147,7 +149,7 @@ def _make_run_stopped_error(reason: str) -> ProgramCannotContinue:
 
 
 @contextmanager
-def start_ray_process(experiment: Experiment) -> Iterator[RayDriverHandle | None]:
+def start_ray_driver(experiment: Experiment) -> Iterator[RayDriverHandle | None]:
     """Start Ray early, while this process still imports modules; yield None if the experiment does not use Ray.
 
     Raises:
@@ -166,13 +168,13 @@ def start_ray_process(experiment: Experiment) -> Iterator[RayDriverHandle | None
     remove = partial(shutil.rmtree, scratch, ignore_errors=True)
     with remove_output_if_stopped(remove), lock_scratch_folder(scratch):
         process = RayDriverHandle(
-            WorkerSettings(
+            RayWorkerSettings(
                 workers=section.workers,
                 threads=experiment.training.threads,
-                gpus_per_site=section.gpu_share,
+                gpus_per_site=section.gpus_of_each_site,
                 address=section.address,
                 scratch="" if section.address else str(scratch / RAY_FOLDER),
-                paths=own_module_paths(),
+                paths=list_own_import_folders(),
             )
         )
         try:

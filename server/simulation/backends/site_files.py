@@ -25,11 +25,11 @@ class WatchedFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files = _file_states(folder)
+        self._files = _read_file_states(folder)
 
     def list_changes(self) -> list[Change]:
         """Return the changes since the last call, to be applied to another copy of the folder."""
-        before, self._files = self._files, _file_states(self.folder)
+        before, self._files = self._files, _read_file_states(self.folder)
         removed: list[Change] = [(path, REMOVED, b"") for path in sorted(before.keys() - self._files.keys())]
         changed = [path for path, state in self._files.items() if before.get(path) != state]
         # The audit comes last: a coordinator that dies in the middle has the memory before the line that names it.
@@ -47,18 +47,18 @@ class WatchedFolder:
 
 def read_folder_files(folder: Path) -> list[Change]:
     """Return the content of all files in a folder; empty if the folder does not exist."""
-    return [(path, 0, (folder / path).read_bytes()) for path in sorted(_file_states(folder))]
+    return [(path, 0, (folder / path).read_bytes()) for path in sorted(_read_file_states(folder))]
 
 
 def recreate_folder(folder: Path, files: Iterable[Change]) -> WatchedFolder:
     """Create a folder with exactly these files, in place of an existing one."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    apply_changes(folder, files)
+    apply_folder_changes(folder, files)
     return WatchedFolder(folder)
 
 
-def apply_changes(folder: Path, changes: Iterable[Change]) -> None:
+def apply_folder_changes(folder: Path, changes: Iterable[Change]) -> None:
     """Apply changes to a folder; applying them twice has the same effect as once."""
     for name, start, data in changes:
         path = folder / name
@@ -73,7 +73,7 @@ def apply_changes(folder: Path, changes: Iterable[Change]) -> None:
             write_atomically(path, data, durable=False)
 
 
-def _file_states(folder: Path) -> dict[str, tuple[int, int, int]]:
+def _read_file_states(folder: Path) -> dict[str, tuple[int, int, int]]:
     """Return relative path -> inode, size and modification time of every file in a folder."""
     states = {}
     for place, _, names in os.walk(folder):

@@ -15,13 +15,13 @@ import ray
 from flwr.clientapp import ClientApp
 
 from common.config import Experiment
-from common.data.base.image_set import rebuild_splits
-from common.data.images.pixel_cache import MappedPixelRows
+from common.data.base.image_set import deserialize_splits
+from common.data.images.pixel_cache import MappedPictures
 from common.errors import raise_faults
 from common.simulation import cache_received_data
-from server.simulation.backends.cluster import node_version_faults, node_versions
-from server.simulation.backends.inline import call_client_app, import_site_app, make_site_context, prepare_flower
-from server.simulation.backends.site_files import Change, WatchedFolder, apply_changes, recreate_folder
+from server.simulation.backends.cluster import collect_node_versions, find_node_version_faults
+from server.simulation.backends.inline import call_client_app, configure_flower, import_site_app, make_site_context
+from server.simulation.backends.site_files import Change, WatchedFolder, apply_folder_changes, recreate_folder
 from server.simulation.backends.transfer import pack_message, unpack_message
 
 SITES, FROZEN = "sites", "frozen"
@@ -46,7 +46,7 @@ class SiteWorker:
         self._folder = place / f"{_PREFIX}{os.getpid()}"
         self._app: ClientApp
         self._frozen: WatchedFolder
-        prepare_flower()
+        configure_flower()
 
     def set_up(self, setup: dict[str, Any]) -> dict[str, Any]:
         """Receive what all sites share: the experiment and the images.
@@ -62,7 +62,7 @@ class SiteWorker:
         Raises:
             BadInput: If the software versions of this node differ.
         """
-        raise_faults(node_version_faults(setup["versions"], {socket.gethostname(): node_versions()}))
+        raise_faults(find_node_version_faults(setup["versions"], {socket.gethostname(): collect_node_versions()}))
         self._frozen = recreate_folder(self._folder / FROZEN, ())
         self._count, base = setup["sites"], Path(setup["base"])
         experiment = Experiment.model_validate_json(setup["experiment"])
@@ -70,7 +70,7 @@ class SiteWorker:
             cache_received_data(
                 experiment,
                 base,
-                rebuild_splits(json.loads(setup["facts"]), setup["images"], MappedPixelRows.open_described),
+                deserialize_splits(json.loads(setup["facts"]), setup["images"], MappedPictures.open_described),
             )
         self._app = import_site_app(setup["experiment"], base, self._folder)
         context = ray.get_runtime_context()
@@ -91,7 +91,7 @@ class SiteWorker:
         site_folder = recreate_folder(self._folder / SITES / call["site"], call["files"])
         missing = [name for name in sorted(call["frozen"]) if not (self._folder / FROZEN / name).exists()]
         if missing:
-            apply_changes(self._folder / FROZEN, ray.get([call["frozen"][name] for name in missing]))
+            apply_folder_changes(self._folder / FROZEN, ray.get([call["frozen"][name] for name in missing]))
             self._frozen = WatchedFolder(self._folder / FROZEN)
         message = unpack_message(call["head"], [array.data for array in arrays])
         head, sent = pack_message(call_client_app(self._app, message, make_site_context(call["place"], self._count)))

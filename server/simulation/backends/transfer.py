@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from common.wire.flower_objects import message_metadata, rebuild_message
+from common.wire.flower_objects import extract_message_metadata, rebuild_message
 
 BUFFER_BYTES = 4 * 2**20
 """Size of the socket's buffers: large ones need fewer switches between the two processes."""
@@ -36,7 +36,7 @@ class TransferFrame:
     data: Sequence[memoryview]
 
 
-def socket_pair() -> tuple[socket.socket, socket.socket]:
+def make_private_socket_pair() -> tuple[socket.socket, socket.socket]:
     """Return both ends of a socket connection that other processes cannot reach."""
     ends = socket.socketpair()
     for end in ends:
@@ -91,7 +91,7 @@ def _receive_bytes(connection: socket.socket, size: int) -> memoryview:
 
 def pack_message(message: Message) -> tuple[bytes, list[bytes]]:
     """Split a Flower message into a small JSON head and the bytes of its arrays, without copying them."""
-    head: dict[str, Any] = {"metadata": message_metadata(message)}
+    head: dict[str, Any] = {"metadata": extract_message_metadata(message)}
     if not message.has_content():
         head["error"] = message.error.code, message.error.reason
         return json.dumps(head).encode(), []
@@ -103,7 +103,7 @@ def pack_message(message: Message) -> tuple[bytes, list[bytes]]:
         else:
             kind = "config" if isinstance(record, ConfigRecord) else "metrics"
             records.append((name, kind, base64.b64encode(record.deflate()).decode()))
-    return json.dumps(head).encode(), [array.data for array in _message_arrays(message.content)]
+    return json.dumps(head).encode(), [array.data for array in _list_message_arrays(message.content)]
 
 
 def unpack_message(head: Any, arrays: Sequence[Any]) -> Message:
@@ -118,12 +118,12 @@ def unpack_message(head: Any, arrays: Sequence[Any]) -> Message:
             content[name] = ArrayRecord(arrays_of)
         else:
             content[name] = _VALUES[kind].inflate(base64.b64decode(about))
-    for array, data in zip(_message_arrays(content), arrays, strict=True):
+    for array, data in zip(_list_message_arrays(content), arrays, strict=True):
         array.data = data
     return rebuild_message(content, described["metadata"])
 
 
-def _message_arrays(content: RecordDict) -> Iterator[Array]:
+def _list_message_arrays(content: RecordDict) -> Iterator[Array]:
     for record in content.values():
         if isinstance(record, ArrayRecord):
             yield from record.values()

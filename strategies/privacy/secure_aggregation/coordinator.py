@@ -25,11 +25,11 @@ from strategies.privacy.secure_aggregation.crypto import (
     MaskingStatement,
     SecretsError,
     StatementError,
-    add_mask,
-    agree_shared_secret,
-    join_shares,
-    private_key_from_bytes,
+    add_mask_to_vector,
+    compute_shared_secret,
+    deserialize_private_key,
     read_masking_statement,
+    recover_secret_from_shares,
 )
 from strategies.privacy.secure_aggregation.masked_rounds import count_needed_survivors
 from strategies.privacy.secure_aggregation.noise_shares import DistributedNoise
@@ -184,21 +184,21 @@ class MaskedSummation:
     def _collect_masked_updates(self, letters: Mapping[str, Mapping[str, bytes]]) -> tuple[Integers, list[str]]:
         """Request masked updates; return their sum, and the sites that are in the sum."""
         sum_request, layout = self.request, self.request.layout
-        total = np.zeros(layout.vector_size(sum_request.classes), np.uint32)
+        total = np.zeros(layout.compute_vector_size(sum_request.classes), np.uint32)
         opened = {site for statement in self._statements.values() for site in statement.opened}  # by an earlier attempt
         requests = dict[str, MaskedRequest]()
         for site in (site for site in letters if not opened or site in opened):
             senders = tuple(sorted(set(letters) - {site}))
             written = tuple(letters[sender][site] for sender in senders)
-            numbers = layout.vector_size(sum_request.rows[site])
+            numbers = layout.compute_vector_size(sum_request.rows[site])
             requests[site] = MaskedRequest(sum_request.run, sum_request.round, senders, written, numbers)
         self._refuse_too_few_sites(requests, self._needed_site_count, "are those whose sum was opened before")
         survivors = list[str]()
         for site, answer in self.ask(requests, MaskedAnswer, self._needed_site_count):
             rows = sum_request.rows[site]
-            if answer.vector.shape == (layout.vector_size(rows),):
-                places = layout.slices_of_classes(sum_request.classes, rows, body=True)
-                for place, own in zip(places, layout.slices_of_classes(rows, rows, body=True), strict=True):
+            if answer.vector.shape == (layout.compute_vector_size(rows),):
+                places = layout.iterate_class_slices(sum_request.classes, rows, body=True)
+                for place, own in zip(places, layout.iterate_class_slices(rows, rows, body=True), strict=True):
                     total[place] += answer.vector[own]
                 survivors.append(site)
         self._refuse_too_few_sites(survivors, self._needed_site_count, "sent a masked update")
@@ -215,18 +215,20 @@ class MaskedSummation:
         for segment in segments:
             if may_unmask_segment(segment, set(survivors), self._statements):
                 for site in sorted(set(segment.owners) & set(survivors)):
-                    secret = join_shares(masks.get((site, segment.name), [])[: self._needed_site_count])
-                    places = layout.slices_of_classes(sum_request.classes, segment.classes, body=segment.is_body)
-                    add_mask(total, places, secret, subtract=True)
+                    secret = recover_secret_from_shares(masks.get((site, segment.name), [])[: self._needed_site_count])
+                    places = layout.iterate_class_slices(sum_request.classes, segment.classes, body=segment.is_body)
+                    add_mask_to_vector(total, places, secret, subtract=True)
         for gone in sorted(set(taking_part) - set(survivors)):
             stated = self._statements[gone]
-            key = private_key_from_bytes(join_shares(keys.get(gone, [])[: self._needed_site_count]), stated.masking_key)
+            key = deserialize_private_key(
+                recover_secret_from_shares(keys.get(gone, [])[: self._needed_site_count]), stated.masking_key
+            )
             for site in survivors:
                 theirs = self._statements[site]
                 common = tuple(name for name in theirs.rows if name in stated.rows)
-                places = layout.slices_of_classes(sum_request.classes, common, body=True)
+                places = layout.iterate_class_slices(sum_request.classes, common, body=True)
                 # A survivor whose name is the later of the two subtracted the mask.
-                add_mask(total, places, agree_shared_secret(key, theirs.masking_key), subtract=site < gone)
+                add_mask_to_vector(total, places, compute_shared_secret(key, theirs.masking_key), subtract=site < gone)
 
     def _collect_revealed_shares(
         self, survivors: list[str]
@@ -257,7 +259,7 @@ class MaskedSummation:
             elif owners:
                 closed += segment.classes
         unopened = [name for name in sum_request.classes if name not in rows]
-        for place in sum_request.layout.slices_of_classes(sum_request.classes, unopened, body=False):
+        for place in sum_request.layout.iterate_class_slices(sum_request.classes, unopened, body=False):
             total[place] = 0
         vector, sites = self._integers_to_floats(total), tuple(sorted(survivors))
         return UnmaskedSum(sum_request, vector, sites, self._divisor, rows, tuple(sorted(closed)), total)

@@ -43,18 +43,18 @@ def make_key_pair() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(CURVE)
 
 
-def public_key_hex(key: ec.EllipticCurvePrivateKey) -> str:
+def encode_public_key_hex(key: ec.EllipticCurvePrivateKey) -> str:
     """Return the public key of a key pair, in hexadecimal, as in a site's statement."""
     return key.public_key().public_bytes(form.Encoding.X962, form.PublicFormat.CompressedPoint).hex()
 
 
-def private_key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+def serialize_private_key(key: ec.EllipticCurvePrivateKey) -> bytes:
     """Return a private key as bytes, which are split into shares among the sites."""
     return key.private_numbers().private_value.to_bytes(SECRET_BYTES, "big")
 
 
-def private_key_from_bytes(secret: bytes, stated: str) -> ec.EllipticCurvePrivateKey:
-    """Return the key that :func:`private_key_bytes` converted to bytes.
+def deserialize_private_key(secret: bytes, stated: str) -> ec.EllipticCurvePrivateKey:
+    """Return the key that :func:`serialize_private_key` converted to bytes.
 
     Raises:
         SecretsError: If the bytes are not the private key of the stated public key.
@@ -63,12 +63,12 @@ def private_key_from_bytes(secret: bytes, stated: str) -> ec.EllipticCurvePrivat
         key = ec.derive_private_key(int.from_bytes(secret, "big"), CURVE)
     except ValueError:
         raise SecretsError("the shares of a key make no key") from None
-    if public_key_hex(key) != stated:
+    if encode_public_key_hex(key) != stated:
         raise SecretsError("the shares of a key do not make the stated one")
     return key
 
 
-def agree_shared_secret(key: ec.EllipticCurvePrivateKey, other: str) -> bytes:
+def compute_shared_secret(key: ec.EllipticCurvePrivateKey, other: str) -> bytes:
     """Return the shared secret of 32 bytes of this key and another site's public key.
 
     Raises:
@@ -107,7 +107,7 @@ def split_secret(secret: bytes, threshold: int, sites: int) -> list[bytes]:
     return create_shares(secret, threshold, sites)
 
 
-def join_shares(shares: Sequence[bytes]) -> bytes:
+def recover_secret_from_shares(shares: Sequence[bytes]) -> bytes:
     """Recover a secret from at least as many shares of :func:`split_secret` as its threshold.
 
     Raises:
@@ -122,7 +122,7 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
     return secret
 
 
-def add_mask(vector: Integers, places: Iterable[slice], secret: bytes, *, subtract: bool = False) -> None:
+def add_mask_to_vector(vector: Integers, places: Iterable[slice], secret: bytes, *, subtract: bool = False) -> None:
     """Add a secret's mask stream to these slices of a vector, in their order, or subtract it; modulo 2**32."""
     stream = Cipher(AES256(secret), CTR(bytes(16))).encryptor()  # a secret makes one stream only
     change = np.subtract if subtract else np.add

@@ -43,7 +43,7 @@ class MaskedRound:
     noise: str = ""
     divisor: int = 0
 
-    def as_masked_among(self, members: Collection[str]) -> "MaskedRound":
+    def with_masked_members(self, members: Collection[str]) -> "MaskedRound":
         """Return the record with ``members`` as the sites that masked together.
 
         Raises:
@@ -53,7 +53,7 @@ class MaskedRound:
             raise SecretsError(f"this round was masked among {quote_names(self.members)}, and is among no others")
         return replace(self, members=masking)
 
-    def as_unmasked_for(self, survivors: Collection[str]) -> "MaskedRound":
+    def with_unmasked_survivors(self, survivors: Collection[str]) -> "MaskedRound":
         """Return the record with ``survivors`` as the sites whose sum this site helps to unmask.
 
         A site reveals the shares that unmask a sum for only one set of survivors in each round.
@@ -65,7 +65,7 @@ class MaskedRound:
             raise SecretsError(f"the sum of {quote_names(self.opened)} was opened in this round, and no other is")
         return replace(self, opened=opened)
 
-    def as_masked_with_noise(self, drawn_for: str) -> "MaskedRound":
+    def with_noise_hash(self, drawn_for: str) -> "MaskedRound":
         """Return the record with the hash of the data that a share of noise is added to.
 
         Raises:
@@ -117,8 +117,8 @@ class MaskedRoundStore:
                 ]
         done = MaskedRound()
         for note in notes:
-            done = done.as_masked_among(note["members"]) if note.get("members") else done
-            done = done.as_unmasked_for(note["opened"]) if note.get("opened") else done
+            done = done.with_masked_members(note["members"]) if note.get("members") else done
+            done = done.with_unmasked_survivors(note["opened"]) if note.get("opened") else done
         divisors = [int(note.get("divisor") or len(note["members"])) for note in notes if note.get("members")]
         return replace(done, noise=str(notes[0].get("noise", "")), divisor=next(iter(divisors), 0))
 

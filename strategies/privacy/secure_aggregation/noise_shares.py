@@ -19,11 +19,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config import Plan
+from common.config import HospitalPlan
 from common.wire.secure_aggregation import Integers
 from strategies.local.site_method import SiteMethod
 from strategies.privacy.mechanism import make_site_privacy
-from strategies.privacy.noise import SCALE_BITS, BitStream, draw_discrete_gaussian
+from strategies.privacy.noise import SCALE_BITS, SecretBitStream, draw_discrete_gaussian
 from strategies.privacy.secure_aggregation.crypto import SecretsError
 
 LEAST_SCALE_BITS: Final = 12
@@ -49,7 +49,7 @@ class NoiseShareGrid:
     steps: float
     limit: int
 
-    def add_noise_share(self, update: NDArray[np.float32], bits: BitStream) -> Integers:
+    def add_noise_share(self, update: NDArray[np.float32], bits: SecretBitStream) -> Integers:
         """Return one site's addend before masking: the update on the grid plus a share of the noise.
 
         Args:
@@ -100,7 +100,7 @@ class DistributedNoise:
         return NoiseShareGrid(bits, divisor, in_shares * 2.0**bits, math.ceil(needed * 2.0**bits) + divisor)
 
 
-def make_distributed_noise(plan: Plan, method: SiteMethod) -> DistributedNoise | None:
+def make_distributed_noise(plan: HospitalPlan, method: SiteMethod) -> DistributedNoise | None:
     """Return the noise that the sites of a run add jointly; None if each site adds its own, or without noise."""
     section = plan.privacy
     if section.noise != "distributed":

@@ -32,22 +32,22 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from strategies.privacy.noise import BitStream
+from strategies.privacy.noise import SecretBitStream
 from strategies.privacy.secure_aggregation.crypto import (
     SECRET_BYTES,
     MaskingStatement,
     SecretShares,
     StatementError,
-    add_mask,
-    agree_shared_secret,
+    add_mask_to_vector,
+    compute_shared_secret,
     decrypt_from_site,
+    encode_public_key_hex,
     encrypt_for_site,
     make_key_pair,
-    private_key_bytes,
-    public_key_hex,
     read_masking_statement,
     read_secret_shares,
     refuse_unsigned_statement,
+    serialize_private_key,
     sign_masking_statement,
     split_secret,
 )
@@ -57,7 +57,7 @@ from strategies.privacy.secure_aggregation.vectors import (
     MaskedSegment,
     compute_share_threshold,
     convert_to_fixed_point,
-    count_out_of_range,
+    count_out_of_range_values,
     flatten_update,
     list_segments,
 )
@@ -71,7 +71,7 @@ class MaskingRefused(WireError):
 
 
 @dataclass(frozen=True)
-class SigningIdentity:
+class SiteSigningIdentity:
     """The key that the coordinator admitted a site with, and its public key as an OpenSSH line."""
 
     key: ec.EllipticCurvePrivateKey
@@ -93,7 +93,7 @@ class RequestHashes:
 
 
 @dataclass(frozen=True)
-class MaskingTerms:
+class MaskingConditions:
     """The conditions on which a site takes part in secure aggregation.
 
     Attributes:
@@ -112,7 +112,7 @@ class MaskingTerms:
     largest: float
     counts: bool = False
     alone: bool = False
-    identity: SigningIdentity | None = None
+    identity: SiteSigningIdentity | None = None
     peers: Mapping[str, str] = field(default_factory=dict)
     cohort: int = 2
     digest: RequestHashes = field(default_factory=RequestHashes)
@@ -132,12 +132,12 @@ class SiteMaskingRound:
         cut: Number of values of the update that are out of range and were clipped.
     """
 
-    def __init__(self, run: str, server_round: int, site: str, update: ModelGroups, terms: MaskingTerms) -> None:
+    def __init__(self, run: str, server_round: int, site: str, update: ModelGroups, terms: MaskingConditions) -> None:
         self.run, self.round, self.site = run, server_round, site
         self._terms = terms
         self._layout, self._rows, vector = flatten_update(update)
         self._update: NDArray[np.float32] | None = vector
-        self.cut = count_out_of_range(vector, terms.largest)
+        self.cut = count_out_of_range_values(vector, terms.largest)
         self._sealing, self._masking = make_key_pair(), make_key_pair()
         self._done = terms.masked.read_round(run, server_round, terms.digest.start)
         self._members: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ class SiteMaskingRound:
         if SharesAnswer not in self._answered and self._answered.get(KeysAnswer, (request,))[0] != request:
             del self._answered[KeysAnswer]
             self._sealing, self._masking = make_key_pair(), make_key_pair()
-        return self._answer_once(request, KeysAnswer, self._state_keys)
+        return self._answer_once(request, KeysAnswer, self._make_keys_answer)
 
     def answer_with_shares(self, request: SharesRequest) -> SharesAnswer:
         """Answer with shares of this site's secrets, encrypted for each other site.
@@ -195,7 +195,7 @@ class SiteMaskingRound:
         return hashlib.sha256(json.dumps([stated, self._done.opened]).encode()).hexdigest()
 
     @property
-    def rows_of_few_sites(self) -> tuple[str, ...]:
+    def classes_of_few_sites(self) -> tuple[str, ...]:
         """Return the classes of this site that too few sites own; complete once the sites' statements are received."""
         own = [segment for segment in self._segments if self.site in segment.owners]
         needed = [count_needed_owners(segment.owners, self._statements) for segment in own]
@@ -218,7 +218,7 @@ class SiteMaskingRound:
 
     # ------------------------------------------------------------------ keys
 
-    def _state_keys(self, request: KeysRequest) -> KeysAnswer:
+    def _make_keys_answer(self, request: KeysRequest) -> KeysAnswer:
         if self.site not in request.members:
             raise MaskingRefused(f"{self.site} is not among the sites that are to mask together.")
         self._members = self._done.members or tuple(sorted(set(request.members)))
@@ -246,8 +246,8 @@ class SiteMaskingRound:
             shared=dict(self._terms.digest.shared),
             rows=self._rows,
             alone=self._terms.alone,
-            sealing_key=public_key_hex(self._sealing),
-            masking_key=public_key_hex(self._masking),
+            sealing_key=encode_public_key_hex(self._sealing),
+            masking_key=encode_public_key_hex(self._masking),
         )
 
     # ------------------------------------------------------------------ shares
@@ -259,7 +259,7 @@ class SiteMaskingRound:
         own = [segment.name for segment in self._segments if self.site in segment.owners]
         self._own = {name: os.urandom(SECRET_BYTES) for name in own}
         needed = self._needed_site_count
-        keys = split_secret(private_key_bytes(self._masking), needed, len(sites))
+        keys = split_secret(serialize_private_key(self._masking), needed, len(sites))
         masks = {name: split_secret(secret, needed, len(sites)) for name, secret in self._own.items()}
         letters = {
             site: SecretShares(
@@ -324,7 +324,7 @@ class SiteMaskingRound:
             raise MaskingRefused(f"the update has {len(self._update)} numbers, not {request.numbers}.")
         letters = zip(request.senders, request.letters, strict=True)
         self._letters |= {sender: self._decrypt_shares(sender, letter) for sender, letter in letters}
-        self._done = replace(self._done.as_masked_among({self.site, *others}), divisor=self._divisor)
+        self._done = replace(self._done.with_masked_members({self.site, *others}), divisor=self._divisor)
         if terms.shares is None:
             vector = convert_to_fixed_point(self._update, 1 if terms.counts else self._divisor, terms.largest)
         else:
@@ -339,8 +339,8 @@ class SiteMaskingRound:
         grid = shares.make_grid(self._divisor)
         covered = hashlib.sha256(json.dumps([self.run, self.round, self._done.members, vars(grid)]).encode())
         covered.update(update.tobytes())
-        self._done = self._done.as_masked_with_noise(covered.hexdigest())
-        return grid.add_noise_share(update, BitStream(self._terms.noise(covered.hexdigest())))
+        self._done = self._done.with_noise_hash(covered.hexdigest())
+        return grid.add_noise_share(update, SecretBitStream(self._terms.noise(covered.hexdigest())))
 
     def _decrypt_shares(self, sender: str, sealed: bytes) -> SecretShares:
         text = decrypt_from_site(sealed, self._sealing, self._statements[sender].sealing_key)
@@ -352,13 +352,15 @@ class SiteMaskingRound:
     def _add_masks(self, vector: Integers, others: list[str]) -> None:
         for segment in self._segments:
             if self.site in segment.owners:
-                places = self._layout.slices_of_classes(self._rows, segment.classes, body=segment.is_body)
-                add_mask(vector, places, self._own[segment.name])
+                places = self._layout.iterate_class_slices(self._rows, segment.classes, body=segment.is_body)
+                add_mask_to_vector(vector, places, self._own[segment.name])
         for other in others:
             theirs = self._statements[other]
             common = tuple(name for name in self._rows if name in theirs.rows)
-            places = self._layout.slices_of_classes(self._rows, common, body=True)
-            add_mask(vector, places, agree_shared_secret(self._masking, theirs.masking_key), subtract=self.site > other)
+            places = self._layout.iterate_class_slices(self._rows, common, body=True)
+            add_mask_to_vector(
+                vector, places, compute_shared_secret(self._masking, theirs.masking_key), subtract=self.site > other
+            )
 
     # ------------------------------------------------------------------ unmasking
 
@@ -367,7 +369,7 @@ class SiteMaskingRound:
         if MaskedAnswer not in self._answered or self.site not in survivors or not survivors <= took_part:
             raise MaskingRefused("the survivors are not sites that masked their updates together with this one.")
         self._refuse_too_few_sites(len(survivors))
-        self._done = self._done.as_unmasked_for(survivors)
+        self._done = self._done.with_unmasked_survivors(survivors)
         self._store_masked_round()
         openable = [segment for segment in self._segments if may_unmask_segment(segment, survivors, self._statements)]
         shown = [(site, segment.name) for segment in openable for site in segment.owners if site in survivors]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config import Plan
+from common.config import HospitalPlan
 from common.wire.records import ModelGroups
 from common.wire.secure_aggregation import Integers
 from strategies.local.site_method import SiteMethod
@@ -51,24 +51,24 @@ class SegmentLayout:
     features: int
 
     @property
-    def body_size(self) -> int:
+    def numbers_in_body(self) -> int:
         return self.trunk + self.norm
 
     @property
     def numbers_per_row(self) -> int:
         return self.features + 1
 
-    def vector_size(self, rows: Sequence[str]) -> int:
+    def compute_vector_size(self, rows: Sequence[str]) -> int:
         """Return the length of the vector of a site with these head rows."""
-        return self.body_size + len(rows) * self.numbers_per_row
+        return self.numbers_in_body + len(rows) * self.numbers_per_row
 
-    def slices_of_classes(self, rows: Sequence[str], classes: Sequence[str], *, body: bool) -> Iterator[slice]:
+    def iterate_class_slices(self, rows: Sequence[str], classes: Sequence[str], *, body: bool) -> Iterator[slice]:
         """Yield the slices of the body and of these classes in the vector of a site with these head rows."""
         if body:
-            yield slice(0, self.body_size)
+            yield slice(0, self.numbers_in_body)
         position = {name: place for place, name in enumerate(rows)}
         for name in classes:
-            start = self.body_size + position[name] * self.numbers_per_row
+            start = self.numbers_in_body + position[name] * self.numbers_per_row
             yield slice(start, start + self.numbers_per_row)
 
 
@@ -118,8 +118,8 @@ def split_update_vector(
     layout: SegmentLayout, rows: tuple[str, ...], vector: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], ...]:
     """Return trunk, norm, weights ``(rows, features)`` and biases from a vector."""
-    head = vector[layout.body_size :].reshape(len(rows), layout.numbers_per_row)
-    return vector[: layout.trunk], vector[layout.trunk : layout.body_size], head[:, :-1], head[:, -1]
+    head = vector[layout.numbers_in_body :].reshape(len(rows), layout.numbers_per_row)
+    return vector[: layout.trunk], vector[layout.trunk : layout.numbers_in_body], head[:, :-1], head[:, -1]
 
 
 # ---------------------------------------------------------------------- numbers as integers
@@ -150,7 +150,7 @@ def convert_to_fixed_point(update: NDArray[np.float32], divisor: int, largest: f
     return result
 
 
-def count_out_of_range(update: NDArray[np.float32], largest: float) -> int:
+def count_out_of_range_values(update: NDArray[np.float32], largest: float) -> int:
     """Count the values whose absolute value exceeds ``largest``."""
     return int(np.count_nonzero(np.abs(update) > largest))
 
@@ -174,7 +174,7 @@ MAX_UPDATE_VALUE = 16.0
 """Default for the largest absolute value in an update; larger values are clipped. The resolution is 1.5e-8."""
 
 
-def max_update_value(plan: Plan, method: SiteMethod) -> float:
+def choose_max_update_value(plan: HospitalPlan, method: SiteMethod) -> float:
     """Return the largest absolute value in an update: the experiment's setting, the clipping length, or a default."""
     if plan.privacy.noise == "distributed":
         return plan.privacy.max_update_norm

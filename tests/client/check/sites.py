@@ -13,7 +13,7 @@ from client.check.run import check_site
 from client.site.site_file import make_site_folder
 from common.config import read_experiment
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
-from common.security.identity import SiteConnectionKit, public_key_line, read_private_key, write_toml_section
+from common.security.identity import SiteConnectionKit, format_public_key_line, read_private_key, write_toml_section
 from server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import coordinator_in
 from tests.federations import DIGITS
@@ -74,8 +74,8 @@ class Hospital:
 
     def at(self, address: str) -> "Hospital":
         """With a kit for this address."""
-        line = public_key_line(read_private_key(self.folder / "north.key"), "north")
-        authority = self.coordinator.ca_certificate.read_text(encoding="ascii")
+        line = format_public_key_line(read_private_key(self.folder / "north.key"), "north")
+        authority = self.coordinator.ca_certificate_path.read_text(encoding="ascii")
         kit = SiteConnectionKit(
             coordinator="trial", address=address, site="north", public_key=line, ca_certificate=authority
         )

@@ -18,12 +18,12 @@ from PIL import Image
 import client.check.connection
 from client.check.findings import CheckFinding, CheckResult, FindingSeverity
 from client.check.machine import GpuMeasurements
-from client.connection.exit_codes import ExitCode
+from client.connection.exit_codes import ClientExitCode
 from common import __version__
 from common.system.plain_text import is_plain_text
 from common.wire.fleet_protocol import WIRE_VERSION
 from server.coordinator.authority import issue_server_certificate
-from server.deployment.superlink.authentication import AdmittedKeys, Caller
+from server.deployment.superlink.authentication import CallingSite, RegisteredSiteKeys
 from server.deployment.superlink.fleet_server import make_hello_handler
 from server.deployment.superlink.refused_calls import UnknownCallerCounts
 from tests.certificates import self_signed
@@ -43,7 +43,7 @@ from tests.client.handshakes import (
 DATA_ONLY = {"offline": True}
 
 
-def worst(result: CheckResult, code: ExitCode, severity: FindingSeverity = FindingSeverity.FAULT) -> CheckFinding:
+def worst(result: CheckResult, code: ClientExitCode, severity: FindingSeverity = FindingSeverity.FAULT) -> CheckFinding:
     """The most severe finding, which has this code."""
     assert result.most_severe_finding is not None
     assert (result.exit_code, result.most_severe_finding.severity) == (code, severity)
@@ -52,7 +52,7 @@ def worst(result: CheckResult, code: ExitCode, severity: FindingSeverity = Findi
 
 def test_a_certificate_for_another_host(hospital: Hospital) -> None:
     with listening(shows(hospital.coordinator), "127.0.0.2") as port:
-        finding = worst(hospital.checked_at(port, "127.0.0.2"), ExitCode.WRONG_HOST)
+        finding = worst(hospital.checked_at(port, "127.0.0.2"), ClientExitCode.WRONG_HOST)
     assert "fl.example, localhost, 127.0.0.1" in finding.problem
     assert "--renew --host" in finding.remedy
 
@@ -60,7 +60,7 @@ def test_a_certificate_for_another_host(hospital: Hospital) -> None:
 def test_an_expired_certificate(hospital: Hospital) -> None:
     issue_server_certificate(hospital.coordinator, days=-1)
     with listening(shows(hospital.coordinator)) as port:
-        finding = worst(hospital.checked_at(port), ExitCode.EXPIRED)
+        finding = worst(hospital.checked_at(port), ClientExitCode.EXPIRED)
     *_, begins, ends, now = re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d", finding.problem)
     assert begins < ends < now
 
@@ -69,14 +69,14 @@ def test_tls_that_a_proxy_opens(hospital: Hospital, tmp_path: Path) -> None:
     shown = shows_certificate(*self_signed(tmp_path, issuer="ACME Web Gateway"))
     with listening(shown) as port, listening(leads_to(port, [])) as proxy:
         proxied = {"https_proxy": f"http://127.0.0.1:{proxy}"}
-        finding = worst(hospital.at("localhost:9092").checked(environment=proxied), ExitCode.OTHER_AUTHORITY)
+        finding = worst(hospital.at("localhost:9092").checked(environment=proxied), ClientExitCode.OTHER_AUTHORITY)
     assert '"ACME Web Gateway"' in finding.problem
     assert "localhost, port 9092" in finding.remedy
 
 
 def test_another_coordinator_is_not_taken_for_an_inspecting_proxy(hospital: Hospital, tmp_path: Path) -> None:
     with listening(shows(coordinator_in(tmp_path / "elsewhere"))) as port:
-        finding = worst(hospital.checked_at(port), ExitCode.OTHER_AUTHORITY)
+        finding = worst(hospital.checked_at(port), ClientExitCode.OTHER_AUTHORITY)
     assert "trial (Polyclinic authority)" in finding.problem
     assert "new kit" in finding.remedy
 
@@ -88,18 +88,18 @@ def test_a_port_without_tls(
     server: Callable[[], AbstractContextManager[int]], protocol: str, hospital: Hospital
 ) -> None:
     with server() as port:
-        assert protocol in worst(hospital.checked_at(port), ExitCode.NO_TLS).problem
+        assert protocol in worst(hospital.checked_at(port), ClientExitCode.NO_TLS).problem
 
 
 def test_a_name_that_nobody_knows_and_a_port_that_nobody_answers_at(hospital: Hospital) -> None:
-    assert "fl.invalid" in worst(hospital.at("fl.invalid:9092").checked(), ExitCode.HOST_UNKNOWN).problem
+    assert "fl.invalid" in worst(hospital.at("fl.invalid:9092").checked(), ClientExitCode.HOST_UNKNOWN).problem
     with listening(speaks_http) as port:
         pass
-    assert f"127.0.0.1, port {port}" in worst(hospital.checked_at(port), ExitCode.NO_ANSWER).remedy
+    assert f"127.0.0.1, port {port}" in worst(hospital.checked_at(port), ClientExitCode.NO_ANSWER).remedy
 
 
 def test_a_variable_that_names_no_proxy(hospital: Hospital) -> None:
-    finding = worst(hospital.checked(environment={"https_proxy": "http://[::1"}), ExitCode.NO_ANSWER)
+    finding = worst(hospital.checked(environment={"https_proxy": "http://[::1"}), ClientExitCode.NO_ANSWER)
     assert finding.problem.startswith("https_proxy names no proxy")
 
 
@@ -119,11 +119,11 @@ def answered(hospital: Hospital, **changes: object) -> CheckResult:
 
 @pytest.mark.parametrize(("seconds", "direction"), [(60.0, "ahead of"), (-900.0, "behind")])
 def test_a_clock_that_is_wrong(hospital: Hospital, seconds: float, direction: str) -> None:
-    assert direction in worst(answered(hospital, time=time.time() - seconds), ExitCode.CLOCK).problem
+    assert direction in worst(answered(hospital, time=time.time() - seconds), ClientExitCode.CLOCK).problem
 
 
 def test_another_wire_version(hospital: Hospital) -> None:
-    finding = worst(answered(hospital, release="9.9.9", wire=99), ExitCode.VERSION)
+    finding = worst(answered(hospital, release="9.9.9", wire=99), ClientExitCode.VERSION)
     assert "9.9.9 (wire 99)" in finding.problem
     assert "9.9.9" in finding.remedy
 
@@ -143,26 +143,26 @@ def test_a_release_of_any_text_is_short_and_plain(hospital: Hospital) -> None:
 
 
 def test_a_wire_version_that_is_no_such_number_is_no_answer(hospital: Hospital) -> None:
-    assert len(worst(answered(hospital, wire=10**4000), ExitCode.NO_ANSWER).problem) < 500
+    assert len(worst(answered(hospital, wire=10**4000), ClientExitCode.NO_ANSWER).problem) < 500
 
 
-class EveryKey(dict[bytes, Caller]):
+class EveryKey(dict[bytes, CallingSite]):
     """The list of a coordinator that has admitted every key."""
 
-    def get(self, key: bytes, default: object = None) -> Caller:
-        return Caller(7, "north", key)
+    def get(self, key: bytes, default: object = None) -> CallingSite:
+        return CallingSite(7, "north", key)
 
 
-def checked_by(hospital: Hospital, read: Callable[[], Mapping[bytes, Caller]]) -> CheckResult:
+def checked_by(hospital: Hospital, read: Callable[[], Mapping[bytes, CallingSite]]) -> CheckResult:
     """The check against the coordinator's own answer, where these keys are admitted."""
-    handler = make_hello_handler(AdmittedKeys(read), UnknownCallerCounts())
+    handler = make_hello_handler(RegisteredSiteKeys(read), UnknownCallerCounts())
     with grpc_server(handler, tls_of(hospital.coordinator)) as port:
         return hospital.checked_at(port)
 
 
 def test_a_key_that_was_not_admitted(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.check.connection, "KEY_PATIENCE_S", 0.0)
-    worst(checked_by(hospital, dict), ExitCode.KEY)
+    worst(checked_by(hospital, dict), ClientExitCode.KEY)
 
 
 def test_an_admission_that_is_on_its_way_is_waited_for(hospital: Hospital) -> None:
@@ -191,22 +191,28 @@ def one_patient_in_two_parts(hospital: Hospital) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "named"),
     [
-        (lambda site: site.edit('"Effusion"', '"Efusion"'), ExitCode.COLUMN, "data.label_columns[1]"),
+        (lambda site: site.edit('"Effusion"', '"Efusion"'), ClientExitCode.COLUMN, "data.label_columns[1]"),
         (
             lambda site: site.edit("image_size", 'annotates = ["Cardiomegali"]\nimage_size'),
-            ExitCode.COLUMN,
+            ClientExitCode.COLUMN,
             'data.annotates: "Cardiomegali"',
         ),
         (
             lambda site: site.edit("image_size = 32", 'image_size = 32\nsynonyms = { Effusion = "Cardiomegaly" }'),
-            ExitCode.BAD_INPUT,
+            ClientExitCode.BAD_INPUT,
             "both mean",
         ),
-        (one_patient_in_two_parts, ExitCode.PATIENTS, "1 patient in both train and test"),
-        (lambda site: site.rewrite([row | {"part": "test"} for row in site.table]), ExitCode.BAD_INPUT, "training"),
+        (one_patient_in_two_parts, ClientExitCode.PATIENTS, "1 patient in both train and test"),
+        (
+            lambda site: site.rewrite([row | {"part": "test"} for row in site.table]),
+            ClientExitCode.BAD_INPUT,
+            "training",
+        ),
     ],
 )
-def test_faults_of_a_table(change: Callable[[Hospital], None], code: ExitCode, named: str, hospital: Hospital) -> None:
+def test_faults_of_a_table(
+    change: Callable[[Hospital], None], code: ClientExitCode, named: str, hospital: Hospital
+) -> None:
     change(hospital)
     assert named in worst(hospital.checked(**DATA_ONLY), code).problem
 
@@ -216,7 +222,7 @@ def test_48_of_1910_images_that_are_empty_are_counted_and_named(tmp_path: Path) 
     for row in range(0, 1910, 40):
         hospital.image(row).write_bytes(b"")
     result = hospital.checked(images=40, **DATA_ONLY)
-    finding = worst(result, ExitCode.EMPTY_FILES, FindingSeverity.WARNING)
+    finding = worst(result, ClientExitCode.EMPTY_FILES, FindingSeverity.WARNING)
     assert finding.problem.startswith("48 of 1,910 ")
     assert "(2.5%)" in finding.problem
     assert finding.names == tuple(f"{row:05}.png" for row in range(0, 1910, 40))
@@ -226,13 +232,13 @@ def test_48_of_1910_images_that_are_empty_are_counted_and_named(tmp_path: Path) 
 def test_more_empty_files_than_the_site_allows_end_it(hospital: Hospital) -> None:
     for row in range(6):
         hospital.image(row).write_bytes(b"")
-    assert worst(hospital.checked(**DATA_ONLY), ExitCode.EMPTY_FILES).problem.startswith("6 of 60 ")
+    assert worst(hospital.checked(**DATA_ONLY), ClientExitCode.EMPTY_FILES).problem.startswith("6 of 60 ")
 
 
 def test_files_that_cannot_be_decoded_are_named_with_the_reason(hospital: Hospital) -> None:
     hospital.image(3).write_bytes(b"\x89PNG\r\n\x1a\nand no more")
     hospital.image(4).write_text("<html>404</html>", encoding="utf-8")
-    finding = worst(hospital.checked(**DATA_ONLY), ExitCode.UNREADABLE, FindingSeverity.WARNING)
+    finding = worst(hospital.checked(**DATA_ONLY), ClientExitCode.UNREADABLE, FindingSeverity.WARNING)
     assert finding.problem.startswith("2 of 60 ")
     assert [name.split(":")[0] for name in finding.names] == ["00003.png", "00004.png"]
 
@@ -242,7 +248,7 @@ def test_images_that_are_all_inverted(hospital: Hospital) -> None:
         Image.fromarray(255 - np.asarray(Image.open(path))).save(path)
     assert (
         "60 of the 60 images"
-        in worst(hospital.checked(**DATA_ONLY), ExitCode.INVERTED, FindingSeverity.WARNING).problem
+        in worst(hospital.checked(**DATA_ONLY), ClientExitCode.INVERTED, FindingSeverity.WARNING).problem
     )
 
 
@@ -251,7 +257,7 @@ def test_an_image_that_stands_in_train_and_in_test_under_two_names(hospital: Hos
     images = hospital.folder / "images"
     (images / test).write_bytes((images / train).read_bytes())
     result = hospital.checked(**DATA_ONLY)
-    finding = worst(result, ExitCode.DUPLICATES, FindingSeverity.WARNING)
+    finding = worst(result, ClientExitCode.DUPLICATES, FindingSeverity.WARNING)
     assert set(finding.names[0].split(" = ")) == {f"{train} (train)", f"{test} (test)"}
     (note,) = (each for area in result.areas for each in area.findings if "another patient" in each.problem)
     assert f'"{test}"' in note.problem
@@ -263,18 +269,20 @@ H100 = GpuMeasurements("H100", 80 * GB, 79 * GB, 2)
 @pytest.mark.parametrize(
     ("key", "measured", "code", "named"),
     [
-        ("", {"disk_free": 40_000_000}, ExitCode.DISK, "40.0 MB are free"),
-        ("", {"gpu": SMALL_GPU}, ExitCode.GPU, "300 MB free of 500 MB; this run wants 1.0 GB"),
-        ("", {"gpu": replace(SMALL_GPU, total=12 * GB)}, ExitCode.GPU, "300 MB free of 12.0 GB"),
-        ("gpus = 4", {"gpu": H100}, ExitCode.GPU, "gpus is 4, but this machine shows 2 GPUs"),
-        ('device = "cuda"', {}, ExitCode.GPU, "this machine shows no GPU"),
-        ("", {"key_mode": 0o644}, ExitCode.PERMISSIONS, "(mode 644)"),
-        ("", {"writable": False}, ExitCode.PERMISSIONS, "user 10001 may not write"),
-        ("", {"memory_free": 500_000_000}, ExitCode.MEMORY, "500 MB of memory"),
-        ("", {"folder_mode": 0o777}, ExitCode.PERMISSIONS, "(mode 777)"),
+        ("", {"disk_free": 40_000_000}, ClientExitCode.DISK, "40.0 MB are free"),
+        ("", {"gpu": SMALL_GPU}, ClientExitCode.GPU, "300 MB free of 500 MB; this run wants 1.0 GB"),
+        ("", {"gpu": replace(SMALL_GPU, total=12 * GB)}, ClientExitCode.GPU, "300 MB free of 12.0 GB"),
+        ("gpus = 4", {"gpu": H100}, ClientExitCode.GPU, "gpus is 4, but this machine shows 2 GPUs"),
+        ('device = "cuda"', {}, ClientExitCode.GPU, "this machine shows no GPU"),
+        ("", {"key_mode": 0o644}, ClientExitCode.PERMISSIONS, "(mode 644)"),
+        ("", {"writable": False}, ClientExitCode.PERMISSIONS, "user 10001 may not write"),
+        ("", {"memory_free": 500_000_000}, ClientExitCode.MEMORY, "500 MB of memory"),
+        ("", {"folder_mode": 0o777}, ClientExitCode.PERMISSIONS, "(mode 777)"),
     ],
 )
-def test_what_machines_lack(key: str, measured: dict[str, Any], code: ExitCode, named: str, hospital: Hospital) -> None:
+def test_what_machines_lack(
+    key: str, measured: dict[str, Any], code: ClientExitCode, named: str, hospital: Hospital
+) -> None:
     hospital.edit("[data]", f"{key}\n[data]")
     severity = FindingSeverity.WARNING if {"memory_free", "folder_mode"} & set(measured) else FindingSeverity.FAULT
     finding = worst(hospital.checked(replace(GOOD_MACHINE, **measured), **DATA_ONLY), code, severity)
@@ -326,5 +334,5 @@ def test_a_real_file_system_of_8_mb(hospital: Hospital) -> None:
     if "unshare" in ended.stderr or "mount:" in ended.stderr:
         pytest.skip(f"needs a mount of its own: {ended.stderr.strip()}")
     result = json.loads(ended.stdout)
-    assert ended.returncode == result["exit_code"] == ExitCode.DISK
+    assert ended.returncode == result["exit_code"] == ClientExitCode.DISK
     assert result["areas"]["machine"]["facts"]["disk_free"] < 8 * 2**20

@@ -11,10 +11,10 @@ from pydicom import uid
 
 from client.check.data import check_data
 from client.check.findings import CheckArea
-from client.connection.exit_codes import ExitCode
+from client.connection.exit_codes import ClientExitCode
 from client.site.settings import read_site_settings
-from common.data.base.image_set import placeholder_patients
-from common.data.base.spec import FolderSpec
+from common.data.base.image_set import make_placeholder_patients
+from common.data.base.spec import FolderDatasetSpec
 from common.data.images.syntaxes import READ_BY
 from common.data.tables.labels import LabelTable, open_picture_folder
 from tests.common.data.dicom_files import dicom
@@ -48,17 +48,17 @@ def of_patient(name: str, study: str = "0") -> bytes:
 def table_of(folder: Path, names: Sequence[str]) -> LabelTable:
     """The table of a site whose files are of these patients."""
     write_site(folder, [of_patient(name) for name in names])
-    return open_picture_folder(FolderSpec.model_validate(tomllib.loads(SPEC)), folder)
+    return open_picture_folder(FolderDatasetSpec.model_validate(tomllib.loads(SPEC)), folder)
 
 
 @pytest.mark.parametrize(
     ("names", "patients"),
     [
         (["Ann", "Bo", "Ann"], ["Ann", "Bo", "Ann"] * 7),
-        (["", "", ""], placeholder_patients(21).tolist()),
-        (["ANONYMOUS", "", "ANONYMOUS"], placeholder_patients(21).tolist()),
-        (["ANONYMOUS"] * 3, placeholder_patients(21).tolist()),
-        (["ANONYMOUS", "anon", "Unknown"], placeholder_patients(21).tolist()),
+        (["", "", ""], make_placeholder_patients(21).tolist()),
+        (["ANONYMOUS", "", "ANONYMOUS"], make_placeholder_patients(21).tolist()),
+        (["ANONYMOUS"] * 3, make_placeholder_patients(21).tolist()),
+        (["ANONYMOUS", "anon", "Unknown"], make_placeholder_patients(21).tolist()),
         (["Ann", "ANON", "Bo"], [("Ann", f"unknown#{place}", "Bo")[place % 3] for place in range(21)]),
     ],
     ids=["named", "no names", "one name or none", "all of one name", "words", "some words"],
@@ -80,7 +80,7 @@ def test_a_file_of_another_kind_is_a_patient_of_its_own(tmp_path: Path) -> None:
     files = [of_patient(f"P{place}") for place in range(20)]
     files[3] = b"no DICOM"
     write_site(tmp_path, files)
-    patients = open_picture_folder(FolderSpec.model_validate(tomllib.loads(SPEC)), tmp_path).patients.tolist()
+    patients = open_picture_folder(FolderDatasetSpec.model_validate(tomllib.loads(SPEC)), tmp_path).patients.tolist()
     assert (patients[2], patients[3], len(set(patients))) == ("P2", "unknown#3", 20)
     passed = check_data(read_site_settings(tmp_path), None).area.passed
     assert any("PatientID of 19 of 20 files" in line for line in passed)
@@ -95,7 +95,7 @@ def checked(folder: Path, change: Callable[[bytes], bytes], count: int) -> Check
 
 def test_patients_stay_known_beside_files_without_one_whose_study_stays_together(tmp_path: Path) -> None:
     write_site(tmp_path, [of_patient(name, study) for name, study in zip("ABAB  C  ", "123455672", strict=True)])
-    patients = open_picture_folder(FolderSpec.model_validate(tomllib.loads(SPEC)), tmp_path).patients.tolist()
+    patients = open_picture_folder(FolderDatasetSpec.model_validate(tomllib.loads(SPEC)), tmp_path).patients.tolist()
     assert patients == ["A", "B", "A", "B", "unknown#1.5", "unknown#1.5", "C", "unknown#1.7", "B"]
     area = check_data(read_site_settings(tmp_path), None).area
     assert any("PatientID of 5 of 9 files" in line for line in area.passed)
@@ -126,7 +126,7 @@ def test_the_check_counts_transfer_syntaxes_and_names_the_source_of_patients(tmp
 def test_the_check_says_which_transfer_syntax_cannot_be_read(tmp_path: Path) -> None:
     area = checked(tmp_path, lambda file: in_fragments(file, bytes(8), syntax=uid.MPEG2MPML), 2)
     (fault,) = [finding for finding in area.findings if "packed as" in finding.problem]
-    assert (fault.severity.name, fault.exit_code) == ("FAULT", ExitCode.UNREADABLE)
+    assert (fault.severity.name, fault.exit_code) == ("FAULT", ClientExitCode.UNREADABLE)
     assert fault.problem.startswith("2 DICOM files packed as MPEG2 Main Profile / Main Level")
 
 

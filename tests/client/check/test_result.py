@@ -17,14 +17,14 @@ from client.check.findings import CheckArea, CheckResult, ClassCounts, make_narr
 from client.check.machine import estimate_resource_needs
 from client.check.pictures import looks_inverted
 from client.check.training import find_planned_training
-from client.connection.exit_codes import ExitCode
+from client.connection.exit_codes import ClientExitCode
 from client.site.policy import TRUST, Level
-from client.site.settings import open_site
-from client.site.site_file import read_site_file_only, write_last_plan
+from client.site.settings import load_site
+from client.site.site_file import read_site_toml_only, store_last_plan
 from client.training import task
 from common.config import Experiment, make_hospital_plan, read_experiment
 from common.data.sources.built_in import draw_phantoms
-from common.models.network import SplitNetwork, build
+from common.models.network import SplitNetwork, build_network
 from common.system.stopping import STOPPED_ON_REQUEST
 from common.wire.records import RollCall
 from server.deployment.supervisor import RunExitCode
@@ -42,7 +42,7 @@ def labelled(hospital: Hospital, cells: list[tuple[str, str]], images_a_patient:
     for place, (row, of_row) in enumerate(zip(rows, cells, strict=True)):
         row |= dict(zip(CLASSES, of_row, strict=True), patient=str(place // images_a_patient), part="train")
     hospital.rewrite(rows)
-    return {row.name: row for row in check_data(read_site_file_only(hospital.folder), 1).classes}
+    return {row.name: row for row in check_data(read_site_toml_only(hospital.folder), 1).classes}
 
 
 NINE_OF_40 = [("1", "1")] * 9 + [("0", "1")] * 20 + [("0", "0")] * 11
@@ -82,11 +82,11 @@ def test_labels_of_a_hidden_class_are_noted_as_untrained_exactly_where_a_masked_
 ) -> None:
     hospital.edit("[data]", f"[policy]\n{policy}\n[data]")
     labelled(hospital, [("1", "1")] * 9 + [("0", "1")] * 31)
-    settings = read_site_file_only(hospital.folder)
+    settings = read_site_toml_only(hospital.folder)
     notes = [finding.problem for finding in check_data(settings, 1).area.findings if "Cardiomegaly" in finding.problem]
     assert len(notes) == untrained
     (hospital.folder / "e.toml").write_text(f"{DIGITS}\n[privacy]\nsecure_aggregation = true\n", encoding="utf-8")
-    plan, site = make_hospital_plan(read_experiment(hospital.folder / "e.toml").experiment), open_site(settings)
+    plan, site = make_hospital_plan(read_experiment(hospital.folder / "e.toml").experiment), load_site(settings)
     assert (site.images_to_train_on("train", plan) is not site.train) == untrained
 
 
@@ -103,7 +103,7 @@ def test_the_check_says_whom_the_policy_trusts_and_which_keys_override_its_level
     level: Level, keys: str, overridden: str, hospital: Hospital
 ) -> None:
     hospital.edit("[data]", f'[policy]\nlevel = "{level}"\n{keys}\n[data]')
-    findings = check_data(read_site_file_only(hospital.folder), 1).area.findings
+    findings = check_data(read_site_toml_only(hospital.folder), 1).area.findings
     assert sum(finding.problem.endswith(TRUST[level]) for finding in findings) == 1
     notes = [finding.problem for finding in findings if "overrides" in finding.problem]
     assert len(notes) == bool(overridden)
@@ -131,7 +131,7 @@ def test_dicom_files_with_the_wrong_photometric_interpretation_are_named_by_it(h
         hospital.image(place).write_bytes(dicom(pixels, PhotometricInterpretation="MONOCHROME1"))
     hospital.rewrite(hospital.table[:20])
     result = hospital.checked(offline=True)
-    assert result.exit_code == ExitCode.INVERTED
+    assert result.exit_code == ClientExitCode.INVERTED
     assert "20 of the 20 images" in result.most_severe_finding.problem
     assert "MONOCHROME1" in result.most_severe_finding.remedy
 
@@ -140,7 +140,7 @@ PLAN = make_hospital_plan(Experiment.model_validate(tomllib.loads(DIGITS)))
 
 
 def test_what_a_run_needs_grows_with_model_and_batch() -> None:
-    network, batch = build(PLAN.model, ("a", "b"), 0), PLAN.training.batch_size
+    network, batch = build_network(PLAN.model, ("a", "b"), 0), PLAN.training.batch_size
     image = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
     small = estimate_resource_needs(network, PLAN, image, 100)
     bigger = PLAN.model_copy(update={"training": PLAN.training.model_copy(update={"batch_size": 2 * batch})})
@@ -153,7 +153,7 @@ def test_what_a_run_needs_grows_with_model_and_batch() -> None:
 
 
 def test_the_plan_of_the_last_roll_call_is_what_a_site_is_checked_for(hospital: Hospital) -> None:
-    write_last_plan(hospital.folder / "state", RollCall("run", PLAN.model_dump_json()).plan)
+    store_last_plan(hospital.folder / "state", RollCall("run", PLAN.model_dump_json()).plan)
     facts = hospital.checked(offline=True, experiment=None).areas[-1].facts
     expected = ("surgical", "tiny_cnn", "the last roll call")
     assert (facts["method"], facts["architecture"], facts["known_from"]) == expected
@@ -162,7 +162,7 @@ def test_the_plan_of_the_last_roll_call_is_what_a_site_is_checked_for(hospital: 
 
 
 def test_without_any_plan_the_model_is_a_guess_and_said_to_be_one(hospital: Hospital) -> None:
-    settings = read_site_file_only(hospital.folder)
+    settings = read_site_toml_only(hospital.folder)
     planned = find_planned_training(settings, None, check_data(settings, 1).source)
     assert (planned.plan.model.architecture, planned.plan.model.image_size) == ("resnet18", 32)
     assert planned.assumed
@@ -171,9 +171,9 @@ def test_without_any_plan_the_model_is_a_guess_and_said_to_be_one(hospital: Hosp
 def test_a_screen_has_faults_before_warnings_and_repeats_the_first_at_the_end() -> None:
     long = "A very long sentence about what is wrong, " * 5
     data, file = CheckArea("data", ["1,910 images"]), io.StringIO()
-    data.add_warning(ExitCode.EMPTY_FILES, long, long, [f"{row:05}.png" for row in range(48)])
+    data.add_warning(ClientExitCode.EMPTY_FILES, long, long, [f"{row:05}.png" for row in range(48)])
     data.add_note("a note")
-    data.add_fault(ExitCode.COLUMN, "no [Effusion] column", "Name it.")
+    data.add_fault(ClientExitCode.COLUMN, "no [Effusion] column", "Name it.")
     counts = [ClassCounts("Mass", 3, 90, 0, (True, False), 10)]
     print_check_result(
         CheckResult("north", (CheckArea("connection", ["well"]), data)), counts, make_narrow_console(file)
@@ -202,7 +202,7 @@ def test_json_holds_every_name_and_the_exit_code_of_the_process(hospital: Hospit
     assert list(result["areas"]) == ["connection", "machine", "data", "training"]
     assert ended.code == result["exit_code"]
     findings = result["areas"]["data"]["findings"]
-    (empty,) = [finding for finding in findings if finding["exit_code"] == ExitCode.EMPTY_FILES]
+    (empty,) = [finding for finding in findings if finding["exit_code"] == ClientExitCode.EMPTY_FILES]
     assert set(empty) == {"severity", "cause", "exit_code", "problem", "remedy", "names"}
     assert (empty["severity"], empty["cause"], empty["names"]) == ("warning", "empty_files", ["00003.png"])
 
@@ -210,7 +210,7 @@ def test_json_holds_every_name_and_the_exit_code_of_the_process(hospital: Hospit
 def test_a_kit_that_is_missing_leaves_the_rest_to_be_checked(hospital: Hospital) -> None:
     (hospital.folder / "north.kit").unlink()
     result = hospital.checked()
-    assert result.exit_code == ExitCode.BAD_INPUT
+    assert result.exit_code == ClientExitCode.BAD_INPUT
     assert "north.request" in result.most_severe_finding.remedy
     assert [area.name for area in result.areas if area.passed] == ["machine", "data", "training"]
 
@@ -225,12 +225,12 @@ def test_the_tables_of_exit_codes_are_those_of_the_code() -> None:
     runs, simulations, audits = "flwr-server run", "flwr-sim", "flwr-server verify, flwr-client audit verify"
     listed = listed_codes("troubleshooting.md", "## Exit codes")
     others = [code for code, who in listed if who not in (runs, simulations, audits)]
-    assert others == sorted([*map(int, ExitCode), STOPPED_ON_REQUEST])
+    assert others == sorted([*map(int, ClientExitCode), STOPPED_ON_REQUEST])
     assert [code for code, who in listed if who == audits] == [1]
     assert [code for code, who in listed if who == simulations] == [int(RunExitCode.STOPPED), STOPPED_ON_REQUEST]
     of_runs = [int(code) for code in RunExitCode if code not in (RunExitCode.DONE, RunExitCode.BAD_INPUT)]
     assert [code for code, who in listed if who == runs] == of_runs
-    of_start = [int(code) for code in ExitCode if code < 20]
+    of_start = [int(code) for code in ClientExitCode if code < 20]
     assert [code for code, _ in listed_codes("hospital-it.md", "## When it ends")] == of_start
 
 

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from common.data.base.spec import NpzSpec, PictureRendering
+from common.data.base.spec import NpzDatasetSpec, PictureRendering
 from common.data.images.headers import read_dicom_headers
 from common.data.images.reading import DecodedImageFormat
 from common.data.images.store import decode_pictures
 from common.data.load import load_dataset
-from common.data.tables.csv import read_columns
+from common.data.tables.csv import read_csv_columns
 from common.errors import BadInput
 from common.models.weights import convert_checkpoint
 from server.export.pictures import read_unlabelled_pictures
@@ -460,7 +460,7 @@ def weights() -> bytes:
 
 
 def images_of(file: Path, **keys: str) -> str:
-    spec = NpzSpec(kind="npz", path=file.name, classes=("a", "b"), **keys)
+    spec = NpzDatasetSpec(kind="npz", path=file.name, classes=("a", "b"), **keys)
     return f"{len(load_dataset(spec, file.parent).train)} images"
 
 
@@ -479,7 +479,7 @@ READERS: Mapping[str, tuple[Callable[[Path], str], Bombs, str]] = {
         {"one large test image": large_test_image},
         ".npz",
     ),
-    "table": (lambda file: str(len(read_columns(file, "data.labels"))), TABLES, ""),
+    "table": (lambda file: str(len(read_csv_columns(file, "data.labels"))), TABLES, ""),
     "picture": (read_picture, {**PICTURES, **DICOM, **VOLUMES}, ""),
     "head": (lambda file: str(read_dicom_headers([file])[0]), DICOM, ""),
     "weights": (

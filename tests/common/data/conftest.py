@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from common.data.base.image_set import ImageSet, Splits
+from common.data.base.image_set import DatasetSplits, ImageSet
 
 PROJECT = Path(__file__).resolve().parents[3]
 
@@ -55,7 +55,7 @@ def image_set(labels: NDArray[np.float32], patients: list[str], sources: list[st
     )
 
 
-def splits_of(patients: int, classes: int, seed: int = 0) -> Splits:
+def splits_of(patients: int, classes: int, seed: int = 0) -> DatasetSplits:
     """Train, validation and test sets of random labels, two images a patient."""
     random = np.random.default_rng(seed)
 
@@ -64,7 +64,7 @@ def splits_of(patients: int, classes: int, seed: int = 0) -> Splits:
         names = [f"{name}{index // 2}" for index in range(2 * count)]
         return image_set(labels, names, [f"centre-{index // 2 % 3}" for index in range(2 * count)])
 
-    return Splits(part("t", patients), part("v", max(1, patients // 3)), part("e", max(1, patients // 3)))
+    return DatasetSplits(part("t", patients), part("v", max(1, patients // 3)), part("e", max(1, patients // 3)))
 
 
 def one_class_each(classes: NDArray[np.intp], count: int, part: str = "t", each: int = 1) -> ImageSet:
@@ -82,15 +82,15 @@ def evenly(images: int, classes: int, part: str, each: int = 1) -> ImageSet:
     return one_class_each(in_turn(images, classes, each), classes, part, each)
 
 
-def even_splits(each: int = 1) -> Splits:
+def even_splits(each: int = 1) -> DatasetSplits:
     """Of each of five classes 120 training and 100 test patients with ``each`` images."""
-    return Splits(evenly(600 * each, 5, "t", each), evenly(20, 5, "v"), evenly(500 * each, 5, "e", each))
+    return DatasetSplits(evenly(600 * each, 5, "t", each), evenly(20, 5, "v"), evenly(500 * each, 5, "e", each))
 
 
 Classes = Mapping[str, NDArray[np.intp]]
 
 
-def mixture(classes: Classes, each: int = 1) -> Splits:
+def mixture(classes: Classes, each: int = 1) -> DatasetSplits:
     """Tasks with their images' classes; one patient a run of ``each`` images; others' classes are unknown."""
     widths = [int(of_task.max()) + 1 for of_task in classes.values()]
     blocks, patients, sources = [], [], []
@@ -102,4 +102,4 @@ def mixture(classes: Classes, each: int = 1) -> Splits:
         sources += [task] * len(of_task)
     train = image_set(np.concatenate(blocks), patients, sources)
     nothing = train.select_rows(np.arange(0))
-    return Splits(train, nothing, nothing)
+    return DatasetSplits(train, nothing, nothing)

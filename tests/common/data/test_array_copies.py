@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PixelRows, Splits, hash_dataset
-from common.data.base.spec import NpzSpec, PluginDatasetSpec
+from common.data.base.image_set import DatasetSplits, LazyPictures, hash_dataset
+from common.data.base.spec import NpzDatasetSpec, PluginDatasetSpec
 from common.data.images.store import DecodedImageStore
 from common.data.load import load_dataset
 from common.data.sources import npz
@@ -28,9 +28,9 @@ def test_pictures_are_compared_and_identified_in_a_cache_as_in_memory(
     in_memory = of_npz(tmp_path, rows)
     monkeypatch.setattr(npz, "KEPT_BYTES", 0)
     place = DecodedImageStore(tmp_path / "cache", secret=secret)
-    spec = NpzSpec(kind="npz", path="a.npz", classes=("a", "b"))
+    spec = NpzDatasetSpec(kind="npz", path="a.npz", classes=("a", "b"))
     cached = load_dataset(spec, tmp_path, place)
-    assert isinstance(cached.train.stored, PixelRows)
+    assert isinstance(cached.train.stored, LazyPictures)
     assert (hash_dataset(cached) == hash_dataset(in_memory)) == (secret is None)
     write_npz(tmp_path, {**rows, "test": np.arange(30, 40)})
     with pytest.raises(BadInput, match='has 10 equal pictures in "train" and "test"'):
@@ -42,12 +42,12 @@ def write_npz(folder: Path, parts: dict[str, NDArray[np.intp]]) -> None:
     np.savez(folder / "a.npz", **arrays, **{f"{part}_labels": LABELS[rows] for part, rows in parts.items()})
 
 
-def of_npz(folder: Path, parts: dict[str, NDArray[np.intp]]) -> Splits:
+def of_npz(folder: Path, parts: dict[str, NDArray[np.intp]]) -> DatasetSplits:
     write_npz(folder, parts)
-    return load_dataset(NpzSpec(kind="npz", path="a.npz", classes=("a", "b")), folder)
+    return load_dataset(NpzDatasetSpec(kind="npz", path="a.npz", classes=("a", "b")), folder)
 
 
-def of_arrays(folder: Path, rows: NDArray[np.intp], **fields: Any) -> Splits:
+def of_arrays(folder: Path, rows: NDArray[np.intp], **fields: Any) -> DatasetSplits:
     data = LabelledImages(PICTURES[rows], LABELS[rows], ("a", "b"), **fields)
     name = register_local_plugin(DATASETS, lambda base, options: data)
     return load_dataset(PluginDatasetSpec(kind="plugin", name=name), folder)
@@ -72,7 +72,7 @@ def test_two_rows_of_one_picture_with_other_labels_are_said(tmp_path: Path) -> N
     labels = {f"{part}_labels": LABELS[rows] for part, rows in parts.items()}
     labels["train_labels"][40] = 1 - LABELS[0]
     np.savez(tmp_path / "b.npz", **arrays, **labels)
-    (note,) = load_dataset(NpzSpec(kind="npz", path="b.npz", classes=("a", "b")), tmp_path).train.notes
+    (note,) = load_dataset(NpzDatasetSpec(kind="npz", path="b.npz", classes=("a", "b")), tmp_path).train.notes
     assert '"train[40]" is "train[0]"' in note
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.data.base.spec import CompositesSpec
-from common.data.load import dataset_faults, load_dataset
+from common.data.base.spec import CompositesDatasetSpec
+from common.data.load import find_dataset_faults, load_dataset
 
 CLASSES = ("zero", "one", "two")
 
@@ -22,9 +22,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def spec(**keys: object) -> CompositesSpec:
+def spec(**keys: object) -> CompositesDatasetSpec:
     settings = {"path": "grey.npz", "classes": CLASSES, "train": 200, "validation": 20, "test": 40, "image_size": 8}
-    return CompositesSpec.model_validate({"kind": "composites", **settings, **keys})
+    return CompositesDatasetSpec.model_validate({"kind": "composites", **settings, **keys})
 
 
 def greys(images: np.ndarray) -> list[set[int]]:
@@ -69,5 +69,5 @@ def test_pictures_of_several_classes_are_refused(tmp_path: Path) -> None:
     images = np.zeros((6, 4, 4), np.uint8)
     labels = np.array([[1, 1, 0], [0, 1, 0], [0, 0, 1]] * 2)
     np.savez(tmp_path / "grey.npz", train_images=images, test_images=images, train_labels=labels, test_labels=labels)
-    (fault,) = dataset_faults(spec(), tmp_path)
+    (fault,) = find_dataset_faults(spec(), tmp_path)
     assert (fault.where, "4 have none or several" in fault.problem) == ("data.path", True)

@@ -7,41 +7,42 @@ import numpy as np
 import pytest
 
 from common.data.base.image_set import (
+    DatasetSplits,
     SkippedImage,
-    Splits,
-    array_from_bytes,
     array_types_and_shapes,
-    flatten_splits,
-    rebuild_splits,
+    deserialize_splits,
+    restore_array_from_bytes,
+    serialize_splits,
     view_array_bytes,
 )
 from tests.common.data.conftest import splits_of
 
 
 @pytest.fixture
-def splits() -> Splits:
+def splits() -> DatasetSplits:
     """Pictures that differ, some of them left out, and a part without any."""
     blank, random = splits_of(20, 3).train, np.random.default_rng(0)
     pictures = random.integers(0, 256, (len(blank), 4, 6, 3), dtype=np.uint8)
     train = replace(blank, stored=pictures, skipped=(SkippedImage("a.png", "is empty"),), missing=2)
-    return Splits(train, train.select_rows(np.array([7, 3, 3])), train.select_rows(np.arange(0)))
+    return DatasetSplits(train, train.select_rows(np.array([7, 3, 3])), train.select_rows(np.arange(0)))
 
 
-def test_a_data_set_comes_back_from_its_layout_and_the_bytes_of_its_arrays(splits: Splits) -> None:
-    layout, arrays = flatten_splits(splits)
+def test_a_data_set_comes_back_from_its_layout_and_the_bytes_of_its_arrays(splits: DatasetSplits) -> None:
+    layout, arrays = serialize_splits(splits)
     assert sum(array.dtype == np.uint8 for array in arrays) == 1  # parts share their pictures
     bytes_of = [bytes(view_array_bytes(array)) for array in arrays]  # as another process has them
     received = [
-        array_from_bytes(data, *form) for data, form in zip(bytes_of, array_types_and_shapes(arrays), strict=True)
+        restore_array_from_bytes(data, *form)
+        for data, form in zip(bytes_of, array_types_and_shapes(arrays), strict=True)
     ]
-    again = rebuild_splits(json.loads(json.dumps(layout)), received)
+    again = deserialize_splits(json.loads(json.dumps(layout)), received)
     for part, same in zip(splits.parts, again.parts, strict=True):
         for name in ("images", "labels", "patients", "sources"):
             np.testing.assert_array_equal(getattr(part, name), getattr(same, name))
         assert (part.class_names, part.skipped, part.missing) == (same.class_names, same.skipped, same.missing)
 
 
-def test_parts_that_share_their_pictures_share_them_again(splits: Splits) -> None:
-    layout, arrays = flatten_splits(splits)
-    again = rebuild_splits(layout, arrays)
+def test_parts_that_share_their_pictures_share_them_again(splits: DatasetSplits) -> None:
+    layout, arrays = serialize_splits(splits)
+    again = deserialize_splits(layout, arrays)
     assert again.train.stored is again.validation.stored is arrays[layout["train"]["stored"]]

@@ -14,15 +14,20 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydicom.dataset import Dataset
 
-from common.data.base.decoded_size import LARGEST_MB, SHARE_OF_MEMORY, available_memory, decoded_content_limit
-from common.data.base.spec import FolderSpec, NpzSpec, PictureRendering
+from common.data.base.decoded_size import (
+    LARGEST_MB,
+    SHARE_OF_MEMORY,
+    compute_decoded_content_limit,
+    measure_available_memory,
+)
+from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRendering
 from common.data.images import bands
 from common.data.images.dicom import decode_dicom_pixels
-from common.data.images.headers import jpeg_2000_decoder_bytes
+from common.data.images.headers import estimate_jpeg_2000_memory
 from common.data.images.reading import decode_picture
 from common.data.load import load_dataset
 from common.data.sources.npz_file import open_npz_arrays
-from common.data.tables.csv import read_columns
+from common.data.tables.csv import read_csv_columns
 from common.errors import BadInput
 from tests.common.data.bombs import jpeg_2000
 from tests.common.data.dicom_syntaxes import plain, source
@@ -39,14 +44,14 @@ MIB = 1 << 20
     ],
 )
 def test_medmnist_may_be_read_where_three_quarters_of_the_memory_hold_it(packed: int, unpacked: int) -> None:
-    fits = unpacked <= max(LARGEST_MB * MIB, SHARE_OF_MEMORY * available_memory())
-    assert (unpacked <= decoded_content_limit(packed)) == fits
+    fits = unpacked <= max(LARGEST_MB * MIB, SHARE_OF_MEMORY * measure_available_memory())
+    assert (unpacked <= compute_decoded_content_limit(packed)) == fits
 
 
 def test_a_file_may_grow_a_hundred_times_and_to_what_the_key_says_in_any_case() -> None:
-    assert decoded_content_limit(3_000_000) == 300_000_000
-    assert decoded_content_limit(1000) == 256 * MIB
-    assert decoded_content_limit(1000, 5000) == 5000 * MIB
+    assert compute_decoded_content_limit(3_000_000) == 300_000_000
+    assert compute_decoded_content_limit(1000) == 256 * MIB
+    assert compute_decoded_content_limit(1000, 5000) == 5000 * MIB
 
 
 def png(mode: str, *size: int) -> bytes:
@@ -76,8 +81,8 @@ def save_npz(folder: Path, side: int) -> None:
     np.savez_compressed(folder / "a.npz", **arrays)
 
 
-def spec(**more: Any) -> NpzSpec:
-    return NpzSpec(kind="npz", path="a.npz", classes=("a", "b"), **more)
+def spec(**more: Any) -> NpzDatasetSpec:
+    return NpzDatasetSpec(kind="npz", path="a.npz", classes=("a", "b"), **more)
 
 
 @pytest.mark.parametrize(("side", "image_size"), [(700, None), (4, 4096)])  # 3.9 MB in some kilobytes, and resized
@@ -117,7 +122,7 @@ def test_a_table_of_many_blocks_holds_the_cells_of_its_lines(tmp_path: Path) -> 
     lines = [[f"{row}.png", "x" * (row % 70), str(row % 3)] for row in range(60_000)]  # 3 MiB
     with (tmp_path / "a.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["image", "text", "label"], *lines])
-    columns = read_columns(tmp_path / "a.csv", "data.labels")
+    columns = read_csv_columns(tmp_path / "a.csv", "data.labels")
     assert [list(row) for row in zip(*columns.values(), strict=True)] == lines
     assert columns["text"].dtype == np.dtype("<U69")
     assert columns.lines.tolist() == list(range(2, 60_002))
@@ -128,7 +133,7 @@ def test_ragged_lines_are_counted_over_all_blocks(tmp_path: Path) -> None:
     lines[10], lines[300_000] = "a", "a,1,2"
     (tmp_path / "a.csv").write_text("\n".join(["image,label", *lines]), encoding="utf-8")
     with pytest.raises(BadInput, match=r"2 lines of a.csv .* line 12 first"):
-        read_columns(tmp_path / "a.csv", "data.labels")
+        read_csv_columns(tmp_path / "a.csv", "data.labels")
 
 
 @pytest.mark.parametrize(("largest_mb", "where"), [(1, "data.labels"), (4, "data.images")])
@@ -138,7 +143,7 @@ def test_a_table_of_a_folder_has_the_key_too(tmp_path: Path, largest_mb: int, wh
     folder = {"kind": "folder", "images": "pictures", "labels": "a.csv", "image_column": "image"}
     with pytest.raises(BadInput) as caught:  # in the end because there is no picture
         load_dataset(
-            FolderSpec.model_validate({**folder, "label_columns": ["Mass"], "largest_mb": largest_mb}), tmp_path
+            FolderDatasetSpec.model_validate({**folder, "label_columns": ["Mass"], "largest_mb": largest_mb}), tmp_path
         )
     assert [fault.where for fault in caught.value.faults] == [where]
 
@@ -182,7 +187,7 @@ TILE, BLOCK = 9216, 768
     ],
 )
 def test_tables_of_jpeg_2000_are_counted_by_tiles_and_blocks(frame: bytes, expected: int) -> None:
-    assert jpeg_2000_decoder_bytes(frame) == expected
+    assert estimate_jpeg_2000_memory(frame) == expected
 
 
 def test_the_style_of_a_later_tile_counts() -> None:
@@ -191,4 +196,4 @@ def test_the_style_of_a_later_tile_counts() -> None:
     style = b"\xff\x52\0\x0c" + bytes([0, 0, 0, 1, 0, 0, 0, 0, 0, 1])  # blocks of 4 x 4
     part = b"\xff\x90\0\x0a\0\0" + (14 + len(style)).to_bytes(4, "big") + b"\0\2" + style + b"\xff\x93"
     first = b"\xff\x90\0\x0a\0\0" + (14).to_bytes(4, "big") + b"\0\2\xff\x93"
-    assert jpeg_2000_decoder_bytes(frame[:place] + first + part + b"\xff\xd9") == TILE + 256 * (BLOCK + 2)
+    assert estimate_jpeg_2000_memory(frame[:place] + first + part + b"\xff\xd9") == TILE + 256 * (BLOCK + 2)

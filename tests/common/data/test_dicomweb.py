@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from client.site.site_file import read_site_file_only
-from common.data.base.image_set import Splits, has_known_patients
-from common.data.base.spec import DicomwebSpec
+from client.site.site_file import read_site_toml_only
+from common.data.base.image_set import DatasetSplits, has_known_patients
+from common.data.base.spec import DicomwebDatasetSpec
 from common.data.dicomweb import client, search
 from common.data.dicomweb.archive import MARK, PacsImageCache
 from common.data.images.dicom import decode_dicom_pixels
 from common.data.load import load_dataset
-from common.data.sources.dicomweb import open_dicomweb
+from common.data.sources.dicomweb import open_dicomweb_table
 from common.errors import BadInput
 from tests.common.data.dicom_files import deflated
 from tests.common.data.fake_pacs import (
@@ -57,10 +57,10 @@ def pacs() -> Iterator[FakePacs]:
         yield server
 
 
-def spec(pacs: FakePacs, **settings: Any) -> DicomwebSpec:
+def spec(pacs: FakePacs, **settings: Any) -> DicomwebDatasetSpec:
     common = {"kind": "dicomweb", "url": pacs.url, "labels": "labels.csv", "label_columns": ["Mass"], "image_size": 16}
     key = {} if any(name.endswith("_column") for name in settings) else {"study_column": "study"}
-    return DicomwebSpec.model_validate({**common, **key, "timeout_s": 5, **settings})
+    return DicomwebDatasetSpec.model_validate({**common, **key, "timeout_s": 5, **settings})
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def all_pixels(splits: Splits) -> set[bytes]:
+def all_pixels(splits: DatasetSplits) -> set[bytes]:
     return {image.tobytes() for part in splits.parts for image in part.images}
 
 
@@ -80,7 +80,7 @@ def shown(pictures: list[Picture]) -> set[bytes]:
     return {decode_dicom_pixels(image.content).tobytes() for image in pictures}
 
 
-def fault_of(folder: Path, settings: DicomwebSpec) -> str:
+def fault_of(folder: Path, settings: DicomwebDatasetSpec) -> str:
     """All that a person reads when the data cannot be loaded."""
     with pytest.raises(BadInput) as bad:
         load_dataset(settings, folder)
@@ -116,14 +116,14 @@ def test_the_second_load_asks_for_nothing(pacs: FakePacs, folder: Path) -> None:
 
 
 def test_patients_are_those_that_the_archive_names_and_else_one_for_each_study(pacs: FakePacs, folder: Path) -> None:
-    opened = open_dicomweb(spec(pacs), folder)
+    opened = open_dicomweb_table(spec(pacs), folder)
     assert opened.patients_from_archive
     assert set(opened.table.patients) == {f"P{number}" for number in range(STUDIES // 2)}
     pacs.pictures = [replace(MEMBERS[0], patient=""), *MEMBERS[1:]]  # another image of its study has a name
-    opened = open_dicomweb(spec(pacs, cache="one"), folder)
+    opened = open_dicomweb_table(spec(pacs, cache="one"), folder)
     assert set(opened.table.patients) == {f"P{number}" for number in range(STUDIES // 2)}
     pacs.pictures = [replace(image, patient="") for image in MEMBERS]
-    opened = open_dicomweb(spec(pacs, cache="nameless"), folder)
+    opened = open_dicomweb_table(spec(pacs, cache="nameless"), folder)
     assert not opened.patients_from_archive
     assert len(set(opened.table.patients)) == STUDIES
     assert not has_known_patients(opened.table.patients)
@@ -145,7 +145,9 @@ def test_a_patient_is_read_in_the_forms_of_other_servers(
 ) -> None:
     as_json = Picture.as_json
     monkeypatch.setattr(Picture, "as_json", lambda image: as_json(image) | {"00100020": write(int(image.patient[1:]))})
-    assert set(open_dicomweb(spec(pacs), folder).table.patients) == {str(number) for number in range(STUDIES // 2)}
+    assert set(open_dicomweb_table(spec(pacs), folder).table.patients) == {
+        str(number) for number in range(STUDIES // 2)
+    }
 
 
 @pytest.mark.parametrize(
@@ -193,14 +195,14 @@ def test_the_cache_stays_within_its_limit_and_the_least_recently_used_goes(tmp_p
     cache.open()
     data = MEMBERS[0].content[:132] + bytes(1868)  # 2,000 bytes
     for number in range(4):
-        cache.store(f"1.{number}", data)
+        cache.store_image(f"1.{number}", data)
         os.utime(cache.image_path(f"1.{number}"), (number, number))
-    assert cache.read("1.0") == data  # used just now
+    assert cache.read_image("1.0") == data  # used just now
     for number in range(4, 30):
-        cache.store(f"1.{number}", data)
+        cache.store_image(f"1.{number}", data)
         assert sum(file.stat().st_size for file in cache.folder.glob("*.dcm")) <= 10_000
-        assert cache.read("1.0") == data
-    assert cache.read("1.1") is None
+        assert cache.read_image("1.0") == data
+    assert cache.read_image("1.1") is None
 
 
 def test_a_cache_smaller_than_the_data_still_gives_all_of_it(pacs: FakePacs, folder: Path) -> None:
@@ -332,7 +334,7 @@ def test_a_proxy_of_the_environment_sees_nothing(pacs: FakePacs, folder: Path, m
 def test_settings_that_do_not_fit(settings: dict[str, Any], words: str) -> None:
     common = {"kind": "dicomweb", "url": "https://pacs/dicom-web", "labels": "labels.csv", "label_columns": ["Mass"]}
     with pytest.raises(ValidationError, match=words):
-        DicomwebSpec.model_validate({**common, "study_column": "study", **settings})
+        DicomwebDatasetSpec.model_validate({**common, "study_column": "study", **settings})
 
 
 @pytest.mark.parametrize(
@@ -365,7 +367,7 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(folder: Path) -> 
     text = 'name = "north"\n[data]\nkind = "dicomweb"\nurl = "https://anna:hush-hush@pacs/dicom-web"\n'
     (folder / "site.toml").write_text(f'{text}labels = "labels.csv"\nstudy_column = "study"\n', encoding="utf-8")
     with pytest.raises(BadInput, match="without a name, a password") as bad:
-        read_site_file_only(folder)
+        read_site_toml_only(folder)
     assert "hush" not in str(bad.value)
 
 
@@ -582,7 +584,7 @@ def test_a_full_disk_ends_the_load_with_the_folder(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    find = open_dicomweb(spec(pacs), folder)
+    find = open_dicomweb_table(spec(pacs), folder)
     assert len(find.table.files) == len(MEMBERS)
     monkeypatch.setattr("common.data.dicomweb.archive.write_atomically", full)
     message = fault_of(folder, spec(pacs))

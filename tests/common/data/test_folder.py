@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from common.data import load
-from common.data.base.spec import FolderSpec
-from common.data.load import dataset_faults, load_dataset
+from common.data.base.spec import FolderDatasetSpec
+from common.data.load import find_dataset_faults, load_dataset
 from common.data.tables.labels import open_picture_folder
 from common.errors import BadInput
 
@@ -33,10 +33,10 @@ def folder(tmp_path: Path, write_png: WritePng) -> Path:
     return tmp_path
 
 
-def spec(**settings: Any) -> FolderSpec:
+def spec(**settings: Any) -> FolderDatasetSpec:
     common = {"kind": "folder", "images": "pictures", "labels": "labels.csv", "image_column": "image", "image_size": 6}
     labels = {} if "finding_column" in settings else {"label_columns": ["Mass", "Edema"]}
-    return FolderSpec.model_validate({**common, **labels, "patient_column": "patient", **settings})
+    return FolderDatasetSpec.model_validate({**common, **labels, "patient_column": "patient", **settings})
 
 
 def test_the_patients_are_split_without_a_split_column(folder: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_table_that_was_checked_is_not_read_again_but_for_the_next_start(
 ) -> None:
     calls = list[str]()
     monkeypatch.setattr(load, "open_picture_folder", lambda *given: calls.append("read") or open_picture_folder(*given))
-    assert dataset_faults(spec(), folder) == []
+    assert find_dataset_faults(spec(), folder) == []
     load_dataset(spec(), folder)
     assert calls == ["read"]
     load_dataset(spec(), folder)
@@ -116,7 +116,7 @@ def test_every_fault_names_its_key_and_what_stands_there(
 ) -> None:
     table = folder / "labels.csv"
     table.write_text(table.read_text().replace(old, new) if old else table.read_text())
-    messages = {fault.where: str(fault) for fault in dataset_faults(spec(**settings), folder)}
+    messages = {fault.where: str(fault) for fault in find_dataset_faults(spec(**settings), folder)}
     assert messages.keys() == expected.keys()
     assert all(expected[key] in message for key, message in messages.items())
 

@@ -6,24 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from common.data.tables.csv import CsvColumns, read_columns
+from common.data.tables.csv import CsvColumns, read_csv_columns
 from common.data.tables.judgement import (
     find_missing_codes,
     finding_certainty,
     is_free_text,
+    is_metadata_column_name,
+    is_no_finding_name,
     judge_column,
     may_be_split,
-    means_nothing_found,
-    names_person_or_picture,
 )
-from common.data.tables.roles import guess_column_roles, patient_column, possible_patient_columns
+from common.data.tables.roles import guess_column_roles, guess_patient_column, list_possible_patient_columns
 from common.errors import BadInput
 
 
 def columns_of(folder: Path, header: str, *lines: str) -> CsvColumns:
     path = folder / "t.csv"
     path.write_text("\n".join((header, *(f"{n}.png,{line}" for n, line in enumerate(lines)))), encoding="utf-8")
-    return read_columns(path, "labels")
+    return read_csv_columns(path, "labels")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ FINDINGS = (
 
 
 def test_names_that_say_normal_or_doubt_a_finding_are_told_from_findings() -> None:
-    assert [name for name in (*NORMAL, *DOUBTFUL, *FINDINGS) if means_nothing_found(name)] == [*NORMAL]
+    assert [name for name in (*NORMAL, *DOUBTFUL, *FINDINGS) if is_no_finding_name(name)] == [*NORMAL]
     assert [name for name in (*NORMAL, *DOUBTFUL, *FINDINGS) if finding_certainty(name)] == [*DOUBTFUL]
 
 
@@ -231,7 +231,7 @@ def test_what_a_column_says_of_a_patient_is_never_taken_for_the_patient(seed: in
         )
         for row in range(80)
     ]
-    patient = patient_column(columns_of(tmp_path, ",".join(("file", *order)), *lines), ["file"])
+    patient = guess_patient_column(columns_of(tmp_path, ",".join(("file", *order)), *lines), ["file"])
     assert patient == (None if number in ("hospital_number", "case") else number)
 
 
@@ -257,7 +257,10 @@ def test_of_columns_that_may_name_the_patient_the_surest_is_taken_or_none(
     ]
     columns = columns_of(tmp_path, f"file,{header}", *lines)
     names = header.split(",")
-    assert (patient_column(columns, ["file"]), possible_patient_columns(columns, names)) == (patient, offered)
+    assert (guess_patient_column(columns, ["file"]), list_possible_patient_columns(columns, names)) == (
+        patient,
+        offered,
+    )
 
 
 NO_FINDINGS = ("PatientSex", "sex_male", "Sex (1=f)", "Sexo", "K\u00f6n", "gender_code", "view_PA", "AP", "is_test")
@@ -266,7 +269,7 @@ NO_FINDINGS += ("train", "test_set", "exclude", "Geschlecht_w", "age_over_60", "
 
 def test_columns_of_sex_view_and_split_are_findings_only_if_the_user_names_them(tmp_path: Path) -> None:
     names = (*NO_FINDINGS, "Age-related macular degeneration", "AP diameter", "Lateral fracture", "strain", "Mass")
-    assert [name for name in names if names_person_or_picture(name)] == [*NO_FINDINGS]
+    assert [name for name in names if is_metadata_column_name(name)] == [*NO_FINDINGS]
     columns = columns_of(tmp_path, "file,sex_male,view_PA", *("1,0", "0,1") * 5)
     with pytest.raises(BadInput, match="--findings sex_male --findings view_PA"):
         guess_column_roles(columns, "file")

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from common.data.base.image_set import ImageSet, Splits
+from common.data.base.image_set import DatasetSplits, ImageSet
 from common.data.partition.by_label import (
-    distribute_patients,
+    compute_complete_slice_ends,
+    distribute_patients_by_class,
     draw_pathological_shares,
     draw_practical_shares,
-    slice_ends_rounded_down,
-    slice_ends_without_remainder,
+    round_slice_ends_down,
 )
-from common.data.partition.checks import partition_faults
-from common.data.partition.division import PartitionedDataset, numbered_site_names
+from common.data.partition.checks import find_partition_faults
+from common.data.partition.division import PartitionedDataset, make_numbered_site_names
 from common.data.partition.partition import partition_dataset
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput
@@ -67,7 +67,7 @@ def test_sites_hold_as_many_images_of_each_class_as_in_the_authors_code(
     case = cases[f"non-iid-{shards}_C{classes}"]
     train, test = (np.repeat(np.arange(classes), case[f"{part}_total_per_class"]) for part in ("train", "test"))
     parts = one_class_each(train, classes, "t"), evenly(classes, classes, "v"), one_class_each(test, classes, "e")
-    division = partition_dataset(Splits(*parts), spec_of(kind="label_skew", shards=shards), seed=7)
+    division = partition_dataset(DatasetSplits(*parts), spec_of(kind="label_skew", shards=shards), seed=7)
     trains = [part.train for part in division.parts]
     assert counts(division.splits.train, trains) == case["train_counts_client_by_class"]
     assert counts(division.splits.test, own_tests(division)) == case["test_counts_client_by_class"]
@@ -91,14 +91,14 @@ def test_no_patient_stands_in_two_sites_or_two_parts(keys: dict[str, Any], fract
 def test_a_dirichlet_deal_gives_every_image_to_one_site(sites: int, alpha: float, of: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)
     shares = random.dirichlet(np.full(sites, alpha), 4)
-    hands = distribute_patients(np.array(of, dtype=np.intp), shares, slice_ends_without_remainder, random)
+    hands = distribute_patients_by_class(np.array(of, dtype=np.intp), shares, compute_complete_slice_ends, random)
     assert sorted(np.concatenate(hands).tolist()) == list(range(len(of)))
 
 
 def test_what_rounding_leaves_is_dropped() -> None:
     # Of 9 images .5 -> 4, .3 -> 2, .2 -> 1: the hands end at 4, 6 and 7, two images are nobody's.
-    assert slice_ends_rounded_down(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 6, 7]
-    assert slice_ends_without_remainder(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 7, 9]
+    assert round_slice_ends_down(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 6, 7]
+    assert compute_complete_slice_ends(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 7, 9]
 
 
 @pytest.mark.parametrize("keys", SPECS)
@@ -144,17 +144,17 @@ def test_images_of_several_classes_are_refused(keys: dict[str, Any]) -> None:
 
 
 def test_a_site_without_images_is_refused() -> None:
-    splits = Splits(evenly(12, 3, "t"), evenly(3, 3, "v"), evenly(300, 3, "e"))
+    splits = DatasetSplits(evenly(12, 3, "t"), evenly(3, 3, "v"), evenly(300, 3, "e"))
     with pytest.raises(BadInput, match=r"^partition.sites: .* would get no training image\. Take fewer sites, "):
         partition_dataset(splits, spec_of(kind="label_skew", shards="practical", sites=12), seed=1)
 
 
 @given(st.floats(0.05, 2), st.integers(2, 200), st.integers(0, 1000))
 def test_a_dirichlet_deal_may_leave_sites_empty(alpha: float, sites: int, seed: int) -> None:
-    splits = Splits(evenly(60, 3, "t"), evenly(3, 3, "v"), evenly(12, 3, "e"))
+    splits = DatasetSplits(evenly(60, 3, "t"), evenly(3, 3, "v"), evenly(12, 3, "e"))
     division = partition_dataset(splits, spec_of(kind="dirichlet", alpha=alpha, sites=sites), seed=seed)
     names = [part.site for part in division.parts]
-    assert sorted([*names, *division.empty_sites]) == list(numbered_site_names("site", sites))
+    assert sorted([*names, *division.empty_sites]) == list(make_numbered_site_names("site", sites))
     assert all(len(part.train) for part in division.parts)
     assert sum(len(part.train) for part in division.parts) == len(division.splits.train) == 60
     owned = np.concatenate(own_tests(division))
@@ -165,6 +165,6 @@ def test_a_dirichlet_deal_may_leave_sites_empty(alpha: float, sites: int, seed: 
     ("shards", "sites", "remedy"), [("practical", 13, "at most 12"), ("pathological", 3, "at least 5")]
 )
 def test_shards_that_do_not_fit_the_number_of_sites_are_refused(shards: str, sites: int, remedy: str) -> None:
-    (fault,) = partition_faults("abcdefghij", spec_of(kind="label_skew", shards=shards, sites=sites))
+    (fault,) = find_partition_faults("abcdefghij", spec_of(kind="label_skew", shards=shards, sites=sites))
     assert fault.where == "partition.sites"
     assert remedy in fault.remedy

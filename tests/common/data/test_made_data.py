@@ -5,20 +5,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.data.base.image_set import Splits
-from common.data.base.spec import DigitsSpec, PhantomSpec
-from common.data.load import dataset_faults, load_dataset
+from common.data.base.image_set import DatasetSplits
+from common.data.base.spec import DigitsDatasetSpec, PhantomDatasetSpec
+from common.data.load import find_dataset_faults, load_dataset
 from common.data.sources import built_in
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
 
 
 @pytest.fixture(scope="module")
-def splits() -> Splits:
-    return load_dataset(PhantomSpec(kind="phantom", images=600, image_size=32), Path())
+def splits() -> DatasetSplits:
+    return load_dataset(PhantomDatasetSpec(kind="phantom", images=600, image_size=32), Path())
 
 
 def test_digits_are_1797_grey_images_of_ten_classes() -> None:
-    splits = load_dataset(DigitsSpec(kind="digits"), Path())
+    splits = load_dataset(DigitsDatasetSpec(kind="digits"), Path())
     assert [len(part) for part in splits.parts] == [1257, 179, 361]
     assert splits.train.images.shape[1:] == (8, 8)
     assert (splits.train.images.min(), splits.train.images.max()) == (0, 255)
@@ -38,7 +38,7 @@ def test_digits_are_those_of_the_library(elsewhere: bool, monkeypatch: pytest.Mo
     built_in._load_images_and_digits.cache_clear()
 
 
-def test_phantom_patients_stand_on_one_side_with_one_to_three_images(splits: Splits) -> None:
+def test_phantom_patients_stand_on_one_side_with_one_to_three_images(splits: DatasetSplits) -> None:
     patients = [set(part.patients.tolist()) for part in splits.parts]
     assert sum(map(len, patients)) == len(set.union(*patients))
     _, images = np.unique(splits.train.patients, return_counts=True)
@@ -46,7 +46,7 @@ def test_phantom_patients_stand_on_one_side_with_one_to_three_images(splits: Spl
     assert sum(map(len, splits.parts)) == 600
 
 
-def test_every_phantom_finding_is_there_but_not_common(splits: Splits) -> None:
+def test_every_phantom_finding_is_there_but_not_common(splits: DatasetSplits) -> None:
     prevalence = splits.train.labels.mean(axis=0)
     assert len(prevalence) == len(PHANTOM_CLASSES) == 9
     assert (prevalence > 0.1).all()
@@ -64,7 +64,9 @@ def test_the_same_seed_draws_the_same_phantoms_and_another_seed_others() -> None
     ("finding", "brighter"),
     [("Cardiomegaly", True), ("Consolidation", True), ("Effusion", True), ("Mass", True), ("Emphysema", False)],
 )
-def test_findings_change_the_brightness_as_they_do_in_patients(splits: Splits, finding: str, brighter: bool) -> None:
+def test_findings_change_the_brightness_as_they_do_in_patients(
+    splits: DatasetSplits, finding: str, brighter: bool
+) -> None:
     train = splits.train
     has = train.labels[:, PHANTOM_CLASSES.index(finding)] == 1
     chest = train.images[:, 6:24, 5:27].astype(np.float64)
@@ -74,5 +76,7 @@ def test_findings_change_the_brightness_as_they_do_in_patients(splits: Splits, f
 
 def test_made_data_has_no_faults() -> None:
     assert (
-        dataset_faults(PhantomSpec(kind="phantom"), Path()) == dataset_faults(DigitsSpec(kind="digits"), Path()) == []
+        find_dataset_faults(PhantomDatasetSpec(kind="phantom"), Path())
+        == find_dataset_faults(DigitsDatasetSpec(kind="digits"), Path())
+        == []
     )

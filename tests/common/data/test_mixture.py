@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from common.data.base.spec import MixtureSpec
+from common.data.base.spec import MixtureDatasetSpec
 from common.data.images.reading import convert_color
-from common.data.load import dataset_faults, load_dataset
+from common.data.load import find_dataset_faults, load_dataset
 
 SCAN = {"kind": "npz", "path": "scan.npz", "classes": ["normal", "mass"], "patient_key": "patient"}
 PHOTO = {"kind": "npz", "path": "photo.npz", "classes": ["normal", "rash", "burn"]}
@@ -26,9 +26,9 @@ def base(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def spec(**keys: Any) -> MixtureSpec:
+def spec(**keys: Any) -> MixtureDatasetSpec:
     tasks = {"scan": SCAN, "photo": PHOTO}
-    return MixtureSpec.model_validate({"kind": "mixture", "image_size": 5, "tasks": tasks, **keys})
+    return MixtureDatasetSpec.model_validate({"kind": "mixture", "image_size": 5, "tasks": tasks, **keys})
 
 
 @pytest.mark.parametrize(("color", "shape"), [(False, (5, 5)), (True, (5, 5, 3))])
@@ -66,7 +66,7 @@ def test_a_tasks_own_settings_hold(base: Path) -> None:
 
 def test_the_faults_of_all_tasks_are_named_at_once(base: Path) -> None:
     wrong = spec(tasks={"scan": {**SCAN, "path": "scna.npz"}, "photo": {**PHOTO, "classes": ["normal"]}})
-    assert [fault.where for fault in dataset_faults(wrong, base)] == [
+    assert [fault.where for fault in find_dataset_faults(wrong, base)] == [
         "data.tasks.scan.path",
         "data.tasks.photo.classes",
     ]
@@ -74,7 +74,7 @@ def test_the_faults_of_all_tasks_are_named_at_once(base: Path) -> None:
 
 def test_two_classes_that_come_to_one_name_are_refused(base: Path) -> None:
     twice = {"a": {**SCAN, "classes": ["b c", "d"]}, "a b": {**SCAN, "classes": ["c", "d"]}}
-    (fault,) = dataset_faults(spec(tasks=twice), base)
+    (fault,) = find_dataset_faults(spec(tasks=twice), base)
     assert (fault.where, '"a b c"' in fault.problem) == ("data.tasks", True)
 
 

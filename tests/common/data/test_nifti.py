@@ -13,9 +13,9 @@ import pytest
 from nibabel import orientations
 from numpy.typing import NDArray
 
-from common.data.base.spec import Axis, FolderSpec, PictureRendering
+from common.data.base.spec import Axis, FolderDatasetSpec, PictureRendering
 from common.data.images import nifti
-from common.data.images.nifti import nifti_pixels
+from common.data.images.nifti import decode_nifti_pixels
 from common.data.images.reading import BLANK, DecodedImageFormat, decode_picture
 from common.data.images.store import decode_pictures
 from common.data.load import load_dataset
@@ -44,7 +44,7 @@ def test_a_slice_is_upright_in_all_48_orientations_of_a_file(tmp_path: Path, axi
         for flips in itertools.product([1, -1], repeat=3):
             turned = image.as_reoriented(np.array(list(zip(order, flips, strict=True))))
             nibabel.save(turned, tmp_path / "it.nii")
-            picture = nifti_pixels(tmp_path / "it.nii", PictureRendering(3, axis, WIDE))
+            picture = decode_nifti_pixels(tmp_path / "it.nii", PictureRendering(3, axis, WIDE))
             assert (picture == grey(SLICES[axis])).all(), orientations.aff2axcodes(turned.affine)
 
 
@@ -55,7 +55,7 @@ def test_slices_are_what_nibabel_reads(tmp_path: Path, kind: str, name: str, ver
     voxels = volume("<i2").astype(kind) if kind not in ("u1", "<u2") else np.abs(volume("<i2")).astype(kind)
     write(tmp_path / name, voxels, slope=0.5, intercept=-100, version=version)
     whole = nibabel.as_closest_canonical(nibabel.load(tmp_path / name)).get_fdata()
-    picture = nifti_pixels(tmp_path / name, PictureRendering(5, "axial", (0, 1500)))
+    picture = decode_nifti_pixels(tmp_path / name, PictureRendering(5, "axial", (0, 1500)))
     assert np.abs(picture.astype(int) - grey(whole[::-1, ::-1, 4].T, 0, 1500)).max() <= 1
 
 
@@ -63,7 +63,7 @@ def test_hounsfield_units_follow_slope_and_intercept(tmp_path: Path) -> None:
     voxels = np.array([[[0, 1024, 1064, 3000]]], dtype="<i2").reshape(1, 4, 1)
     write(tmp_path / "it.nii", voxels, slope=1, intercept=-1024)
     # -1024, 0, 40 and 1976 in a window of 40 ± 200: below -160 black, above 240 white, 40 is (40 - 39.5) / 399 + 0.5.
-    picture = nifti_pixels(tmp_path / "it.nii", PictureRendering(1, "axial", (40, 400)))
+    picture = decode_nifti_pixels(tmp_path / "it.nii", PictureRendering(1, "axial", (40, 400)))
     assert picture[::-1, 0].tolist() == [0, 102, 128, 255]
 
 
@@ -71,7 +71,9 @@ def test_without_a_window_the_range_of_the_slice_is_shown(tmp_path: Path) -> Non
     voxels = np.zeros((2, 1, 3), dtype="<i2")
     voxels[:, 0, 1] = [10, 30]
     write(tmp_path / "it.nii", voxels)
-    assert nifti_pixels(tmp_path / "it.nii", PictureRendering("middle")).tolist() == [[255, 0]]  # the second of three
+    assert decode_nifti_pixels(tmp_path / "it.nii", PictureRendering("middle")).tolist() == [
+        [255, 0]
+    ]  # the second of three
 
 
 @pytest.mark.parametrize(("values", "blank"), [((10, 30), True), ((10, 10), False)])
@@ -86,8 +88,8 @@ def test_a_window_that_misses_all_values_of_a_slice_is_noticed(
 def test_numbers_that_are_none_are_black(tmp_path: Path) -> None:
     voxels = np.array([np.nan, np.inf, -np.inf, 1e300], dtype="<f8").reshape(4, 1, 1)
     write(tmp_path / "it.nii", voxels)
-    assert nifti_pixels(tmp_path / "it.nii", PictureRendering(window=(0, 2))).shape == (1, 4)
-    assert nifti_pixels(tmp_path / "it.nii", PictureRendering()).tolist() == [[255, 0, 0, 0]]
+    assert decode_nifti_pixels(tmp_path / "it.nii", PictureRendering(window=(0, 2))).shape == (1, 4)
+    assert decode_nifti_pixels(tmp_path / "it.nii", PictureRendering()).tolist() == [[255, 0, 0, 0]]
 
 
 WRONG: dict[str, tuple[Any, str]] = {
@@ -104,7 +106,7 @@ def test_files_without_such_a_slice(tmp_path: Path, name: str) -> None:
     voxels, words = WRONG[name]
     write(tmp_path / "it.nii", voxels)
     with pytest.raises(ValueError, match=words):
-        nifti_pixels(tmp_path / "it.nii", PictureRendering(9 if name == "no such slice" else None))
+        decode_nifti_pixels(tmp_path / "it.nii", PictureRendering(9 if name == "no such slice" else None))
 
 
 @pytest.mark.parametrize("name", ["it.nii", "it.nii.gz"])
@@ -112,7 +114,7 @@ def test_a_file_that_is_cut_off_is_damaged(tmp_path: Path, name: str) -> None:
     content = write(tmp_path / name, VOXELS)
     (tmp_path / name).write_bytes(content[:-40])
     with pytest.raises(ValueError, match="damaged or cut off"):
-        nifti_pixels(tmp_path / name, PictureRendering(7))
+        decode_nifti_pixels(tmp_path / name, PictureRendering(7))
 
 
 @pytest.mark.parametrize("place", [0.5, -8])
@@ -124,7 +126,7 @@ def test_a_gzip_file_with_another_checksum_than_its_content_is_damaged(tmp_path:
     (tmp_path / "it.nii.gz").write_bytes(content)
     for number in (1, 7):
         with pytest.raises(ValueError, match="damaged or cut off"):
-            nifti_pixels(tmp_path / "it.nii.gz", PictureRendering(number))
+            decode_nifti_pixels(tmp_path / "it.nii.gz", PictureRendering(number))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_volumes_that_would_fill_the_memory_are_refused_by_their_head(
     content = content[:40] + struct.pack("<8h", 3, *shape, 1, 1, 1, 1) + content[56:]
     (tmp_path / name).write_bytes(gzip.compress(content + bytes(1 << 20)) if name.endswith(".gz") else content)
     with pytest.raises(ValueError, match=f"takes {size}, 256 MiB are allowed"):
-        nifti_pixels(tmp_path / name, PictureRendering(1))
+        decode_nifti_pixels(tmp_path / name, PictureRendering(1))
 
 
 def test_what_gzip_holds_beyond_the_voxels_does_not_fill_the_memory(tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ def test_a_slice_takes_the_memory_of_a_slice(tmp_path: Path, name: str, axis: Ax
 def peak(file: Path, rendering: PictureRendering) -> tuple[int, NDArray[np.uint8]]:
     """Most bytes in use while a slice is read; and the slice."""
     tracemalloc.start()
-    picture = nifti_pixels(file, rendering)
+    picture = decode_nifti_pixels(file, rendering)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return most, picture
@@ -177,7 +179,7 @@ def test_a_folder_of_volumes_is_a_data_set(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("\n".join(["image,patient,Mass", *rows]), encoding="utf-8")
     columns = {"image_column": "image", "patient_column": "patient", "label_columns": ["Mass"], "window": [40, 400]}
     common = {"kind": "folder", "images": "scans", "labels": "labels.csv", "image_size": 8, **columns}
-    splits = load_dataset(FolderSpec.model_validate({**common, "frame": "middle", "axis": "coronal"}), tmp_path)
+    splits = load_dataset(FolderDatasetSpec.model_validate({**common, "frame": "middle", "axis": "coronal"}), tmp_path)
     assert sum(map(len, splits.parts)) == 20
 
 
@@ -209,5 +211,5 @@ def test_a_slice_without_a_number_is_no_picture(tmp_path: Path, fill: float) -> 
     voxels[0, 0, 1] = 3
     write(tmp_path / "it.nii", voxels)
     with pytest.raises(ValueError, match="holds no number"):
-        nifti_pixels(tmp_path / "it.nii", PictureRendering(1, "axial"))
-    assert nifti_pixels(tmp_path / "it.nii", PictureRendering(2, "axial")).shape == (4, 4)
+        decode_nifti_pixels(tmp_path / "it.nii", PictureRendering(1, "axial"))
+    assert decode_nifti_pixels(tmp_path / "it.nii", PictureRendering(2, "axial")).shape == (4, 4)

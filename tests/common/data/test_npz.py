@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.data.base.spec import NpzSpec
+from common.data.base.spec import NpzDatasetSpec
 from common.data.images import store
-from common.data.images.pixel_cache import MappedPixelRows
+from common.data.images.pixel_cache import MappedPictures
 from common.data.images.store import DecodedImageStore
-from common.data.load import dataset_faults, load_dataset
+from common.data.load import find_dataset_faults, load_dataset
 from common.data.sources import npz
 from common.data.sources.npz import draw_stratified_rows
 
@@ -46,8 +46,8 @@ def labelled(labels: NDArray[Any]) -> dict[str, NDArray[Any]]:
     return {"train_labels": labels, "val_labels": labels[:4], "test_labels": labels[:4]}
 
 
-def spec(**settings: Any) -> NpzSpec:
-    return NpzSpec.model_validate({"kind": "npz", "path": "set.npz", "classes": ["x", "y", "z"], **settings})
+def spec(**settings: Any) -> NpzDatasetSpec:
+    return NpzDatasetSpec.model_validate({"kind": "npz", "path": "set.npz", "classes": ["x", "y", "z"], **settings})
 
 
 def sizes(base: Path, **settings: Any) -> list[int]:
@@ -90,7 +90,7 @@ def test_images_of_a_large_file_are_kept_on_the_disk(
         lines.clear()
         splits = load_dataset(spec(**settings), base, DecodedImageStore(base / "cache", tell=lines.append))
         for part, same in zip(splits.parts, expected.parts, strict=True):
-            assert isinstance(part.stored, MappedPixelRows) or not len(part)
+            assert isinstance(part.stored, MappedPictures) or not len(part)
             np.testing.assert_array_equal(part.images, same.images)
             np.testing.assert_array_equal(part.labels, same.labels)
     assert {"0 of them read now" in line for line in lines} == {True}
@@ -118,7 +118,7 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
 def test_every_fault_names_its_key(
     save: Save, changes: dict[str, Any], settings: dict[str, Any], where: list[str]
 ) -> None:
-    assert [fault.where for fault in dataset_faults(spec(**settings), save(**changes))] == where
+    assert [fault.where for fault in find_dataset_faults(spec(**settings), save(**changes))] == where
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -129,7 +129,7 @@ def test_a_file_that_numpy_does_not_pack_so_is_refused(save: Save, method: int) 
     with zipfile.ZipFile(base / "set.npz", "w", method) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    (fault,) = dataset_faults(spec(), base)
+    (fault,) = find_dataset_faults(spec(), base)
     assert "packed in an unusual way" in fault.problem
 
 

@@ -31,7 +31,7 @@ from pydicom import uid
 import studies.cli
 from client.check.data import check_data
 from client.site.settings import read_site_settings
-from common.data.base.spec import DicomwebSpec
+from common.data.base.spec import DicomwebDatasetSpec
 from common.data.images.dicom import decode_dicom_pixels
 from common.data.load import load_dataset
 from common.errors import BadInput
@@ -157,10 +157,10 @@ STUDIES = 30
 ROOT = Path(__file__).parents[3]
 LOAD = """
 import pathlib, sys
-from common.data.base.spec import DicomwebSpec
+from common.data.base.spec import DicomwebDatasetSpec
 from common.data.load import load_dataset
 folder = pathlib.Path(sys.argv[1])
-load_dataset(DicomwebSpec.model_validate_json((folder / "spec.json").read_text()), folder)
+load_dataset(DicomwebDatasetSpec.model_validate_json((folder / "spec.json").read_text()), folder)
 """
 SYNTAXES = (uid.JPEGLosslessSV1, uid.JPEGLSLossless, uid.RLELossless, uid.JPEG2000Lossless)
 
@@ -220,8 +220,8 @@ def settings(pacs: Pacs, **others: Any) -> dict[str, Any]:
     } | others
 
 
-def spec(pacs: Pacs, **others: Any) -> DicomwebSpec:
-    return DicomwebSpec.model_validate(settings(pacs, **others))
+def spec(pacs: Pacs, **others: Any) -> DicomwebDatasetSpec:
+    return DicomwebDatasetSpec.model_validate(settings(pacs, **others))
 
 
 def as_toml(values: dict[str, Any]) -> str:

@@ -9,34 +9,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from common.data.base.image_set import Splits
-from common.data.partition.checks import partition_faults
-from common.data.partition.division import SitePartition, site_images
-from common.data.partition.paper_tables import paper_class_lists
-from common.data.partition.partition import distribute_classes, draw_class_lists, partition_dataset, random_owners
+from common.data.base.image_set import DatasetSplits
+from common.data.partition.checks import find_partition_faults
+from common.data.partition.division import SitePartition, select_site_images
+from common.data.partition.paper_tables import read_paper_class_lists
+from common.data.partition.partition import distribute_classes, draw_class_lists, draw_random_owners, partition_dataset
 from common.data.partition.spec import (
-    ClassListsSpec,
-    ClassSubsetsSpec,
-    ClassTableSpec,
-    MissingClassesSpec,
+    ClassListsPartitionSpec,
+    ClassSubsetsPartitionSpec,
+    MissingClassesPartitionSpec,
+    PaperTablePartitionSpec,
     PartitionSpec,
-    RandomOwnersSpec,
+    RandomOwnersPartitionSpec,
 )
 from common.data.tables.class_names import NIH_CLASSES
 from common.errors import BadInput
 from tests.common.data.conftest import splits_of
 
 
-def subsets(**settings: Any) -> ClassSubsetsSpec:
-    return ClassSubsetsSpec.model_validate({"kind": "class_subsets", **settings})
+def subsets(**settings: Any) -> ClassSubsetsPartitionSpec:
+    return ClassSubsetsPartitionSpec.model_validate({"kind": "class_subsets", **settings})
 
 
-def lists(**by_site: list[str]) -> ClassListsSpec:
-    return ClassListsSpec.model_validate({"kind": "class_lists", "lists": by_site})
+def lists(**by_site: list[str]) -> ClassListsPartitionSpec:
+    return ClassListsPartitionSpec.model_validate({"kind": "class_lists", "lists": by_site})
 
 
-def missing_classes(**settings: Any) -> MissingClassesSpec:
-    return MissingClassesSpec.model_validate({"kind": "missing_classes", **settings})
+def missing_classes(**settings: Any) -> MissingClassesPartitionSpec:
+    return MissingClassesPartitionSpec.model_validate({"kind": "missing_classes", **settings})
 
 
 def owners(parts: tuple[SitePartition, ...]) -> dict[str, int]:
@@ -49,7 +49,7 @@ def test_the_class_tables_are_the_papers(vectors: Path, sweep: Any) -> None:
     rows = json.loads((vectors / "surgical_class_sets.json").read_text())[f"{sweep}_sweep"]
     numbers = [row["K"] for row in rows] if sweep == "clients" else range(1, 8)
     for number, row in zip(numbers, rows, strict=True):
-        assert [list(names) for names in paper_class_lists(sweep, number)] == row["local_labels"]
+        assert [list(names) for names in read_paper_class_lists(sweep, number)] == row["local_labels"]
 
 
 @settings(max_examples=40)
@@ -64,7 +64,7 @@ def test_each_class_is_shared_by_all_or_owned_by_one(sites: int, shared: int, se
 @settings(max_examples=40)
 @given(st.integers(1, 6), st.integers(0, 2**31))
 def test_sites_have_different_patients_and_the_same_seed_the_same_sites(sites: int, seed: int) -> None:
-    splits, spec = splits_of(40, 6), RandomOwnersSpec(kind="random_owners", sites=sites)
+    splits, spec = splits_of(40, 6), RandomOwnersPartitionSpec(kind="random_owners", sites=sites)
     parts, again = (partition_dataset(splits, spec, seed).parts for _ in range(2))
     hands = [set(splits.train.patients[part.train].tolist()) for part in parts]
     assert sum(map(len, hands)) == len(set().union(*hands))
@@ -76,7 +76,7 @@ def test_sites_have_different_patients_and_the_same_seed_the_same_sites(sites: i
 
 @given(st.integers(1, 12), st.integers(1, 15), st.integers(0, 2**31))
 def test_random_owners_leave_no_class_and_no_site_empty(sites: int, classes: int, seed: int) -> None:
-    owned = random_owners(sites, classes, np.random.default_rng(seed))
+    owned = draw_random_owners(sites, classes, np.random.default_rng(seed))
     assert owned.any(axis=0).all()
     assert owned.any(axis=1).all()
 
@@ -115,9 +115,11 @@ def test_fixed_lists_go_to_the_sites_they_name() -> None:
 
 
 def test_a_row_of_the_papers_table_is_dealt_with_the_papers_patients() -> None:
-    splits = Splits(*(replace(part, class_names=NIH_CLASSES) for part in splits_of(60, 14).parts))
-    parts = partition_dataset(splits, ClassTableSpec(kind="class_table", table="clients", row=4), seed=1337).parts
-    assert tuple(part.class_names for part in parts) == paper_class_lists("clients", 4)
+    splits = DatasetSplits(*(replace(part, class_names=NIH_CLASSES) for part in splits_of(60, 14).parts))
+    parts = partition_dataset(
+        splits, PaperTablePartitionSpec(kind="class_table", table="clients", row=4), seed=1337
+    ).parts
+    assert tuple(part.class_names for part in parts) == read_paper_class_lists("clients", 4)
 
 
 def test_a_seed_in_the_spec_wins_over_the_runs() -> None:
@@ -134,9 +136,9 @@ def test_one_site_for_each_centre_holds_the_centres_images() -> None:
     assert set(splits.train.sources[parts[1].train].tolist()) == {"centre-1"}
 
 
-def by_centre(**settings: Any) -> ClassListsSpec:
+def by_centre(**settings: Any) -> ClassListsPartitionSpec:
     own = {"centre-0": ["a", "b"], "centre-1": ["b"], "centre-2": ["a", "c"]}
-    return ClassListsSpec.model_validate({"kind": "class_lists", "images": "source", "lists": own, **settings})
+    return ClassListsPartitionSpec.model_validate({"kind": "class_lists", "images": "source", "lists": own, **settings})
 
 
 def test_negatives_of_a_class_in_the_test_part_are_those_of_centres_that_look_for_it() -> None:
@@ -180,7 +182,7 @@ def test_a_centre_of_test_images_alone_says_what_it_looks_for_and_is_no_site() -
 def test_a_site_sees_only_its_own_labels() -> None:
     splits = splits_of(20, 3)
     part = partition_dataset(splits, lists(north=["c", "a"], east=["b"]), seed=1).parts[1]
-    data = site_images(splits, part)
+    data = select_site_images(splits, part)
     assert data.class_names == ("a", "c")
     np.testing.assert_array_equal(data.train.labels, splits.train.labels[part.train][:, [0, 2]])
 
@@ -199,7 +201,7 @@ FAULTS: list[tuple[PartitionSpec, tuple[str, ...], dict[str, str]]] = [
     (subsets(sites=2, shared=5), ("a", "b", "c"), {"partition.shared": "5 shared classes, but the data has 3."}),
     (subsets(), ("a", "b", "c"), {"partition.sites": "the number of sites is missing."}),
     (
-        ClassTableSpec(kind="class_table", table="shared", row=8),
+        PaperTablePartitionSpec(kind="class_table", table="shared", row=8),
         RAW_NIH,
         {"partition.row": "its rows are 1, 2, 3", "partition.table": 'Rename "Effusion" to "Pleural Effusion", "'},
     ),
@@ -213,7 +215,7 @@ FAULTS: list[tuple[PartitionSpec, tuple[str, ...], dict[str, str]]] = [
 def test_a_partition_that_cannot_be_is_refused(
     spec: PartitionSpec, class_names: tuple[str, ...], expected: dict[str, str]
 ) -> None:
-    messages = {fault.where: str(fault) for fault in partition_faults(class_names, spec)}
+    messages = {fault.where: str(fault) for fault in find_partition_faults(class_names, spec)}
     assert messages.keys() == expected.keys()
     assert all(words in messages[where] for where, words in expected.items())
 
@@ -287,7 +289,7 @@ def test_sites_with_missing_classes_have_patients_of_their_own_and_the_lists_of_
 
 def test_a_partition_is_read_by_its_kind_and_unknown_keys_are_refused() -> None:
     adapter: TypeAdapter[PartitionSpec] = TypeAdapter(PartitionSpec)
-    assert adapter.validate_python({"kind": "random_owners", "sites": 3}) == RandomOwnersSpec(
+    assert adapter.validate_python({"kind": "random_owners", "sites": 3}) == RandomOwnersPartitionSpec(
         kind="random_owners", sites=3
     )
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):

@@ -9,8 +9,8 @@ from PIL import Image
 
 from common.data.base.spec import PictureRendering
 from common.data.images.dicom import decode_dicom_pixels
-from common.data.images.grey import apply_window
-from common.data.images.reading import DecodedImageFormat, decode_picture, fit_to_format, resize_images
+from common.data.images.grey import apply_voi_window
+from common.data.images.reading import DecodedImageFormat, decode_picture, fit_picture_to_format, resize_images
 from common.data.images.store import decode_pictures
 from tests.common.data.dicom_files import dicom
 
@@ -51,7 +51,7 @@ def test_a_jpeg_is_known_by_its_content() -> None:
 
 @pytest.mark.parametrize("size", [(10, 4), (4, 10), (7, 7), (300, 1)])
 def test_pictures_keep_their_aspect_ratio_inside_a_square(size: tuple[int, int]) -> None:
-    square = fit_to_format(Image.new("L", size, 255), DecodedImageFormat(8, color=False, resize="pad"))
+    square = fit_picture_to_format(Image.new("L", size, 255), DecodedImageFormat(8, color=False, resize="pad"))
     rows, columns = (square > 0).any(axis=1).sum(), (square > 0).any(axis=0).sum()
     assert max(rows, columns) == 8
     assert (columns, rows) == tuple(max(1, round(side * 8 / max(size))) for side in size)
@@ -104,7 +104,7 @@ def test_the_first_window_is_taken_after_the_rescale() -> None:
     ],
 )
 def test_windows_follow_the_standards_functions(function: str, expected: list[float]) -> None:
-    np.testing.assert_allclose(apply_window(np.array([8, 9, 10, 12]), 10, 4, function), expected)
+    np.testing.assert_allclose(apply_voi_window(np.array([8, 9, 10, 12]), 10, 4, function), expected)
 
 
 UPRIGHT = {

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from client.check.source import open_image_source
 from client.site.settings import read_site_settings
 from common.data.base.spec import PluginDatasetSpec
-from common.data.load import dataset_faults, load_dataset
+from common.data.load import find_dataset_faults, load_dataset
 from common.data.sources import plugin
 from common.errors import BadInput
 from polyclinic.data import LabelledImages
@@ -31,7 +31,7 @@ def spec(**keys: object) -> PluginDatasetSpec:
 
 @pytest.mark.usefixtures("installed")
 def test_it_is_read_with_its_options_and_split_by_patient(tmp_path: Path) -> None:
-    assert dataset_faults(spec(), tmp_path) == []
+    assert find_dataset_faults(spec(), tmp_path) == []
     splits = load_dataset(spec(options={"images": 200, "seed": 4}), tmp_path)
     assert splits.class_names == ("horizontal", "vertical")
     patients = [set(part.patients) for part in splits.parts]
@@ -53,7 +53,7 @@ def test_a_federation_trains_on_it(tmp_path: Path) -> None:
 
 
 def test_one_that_is_not_installed_is_named_before_anything_is_read(tmp_path: Path) -> None:
-    (fault,) = dataset_faults(spec(name="strips"), tmp_path)
+    (fault,) = find_dataset_faults(spec(name="strips"), tmp_path)
     assert "strips" in str(fault)
     with pytest.raises(BadInput, match="strips"):
         load_dataset(spec(name="strips"), tmp_path)
@@ -69,7 +69,7 @@ GOOD = LabelledImages(np.zeros((6, 8, 8), np.uint8), np.eye(6, 2, dtype=np.float
 
 
 def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, read: Callable[..., object]) -> None:
-    monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: read)
+    monkeypatch.setattr(plugin, "load_plugin_entry_point", lambda group, name: read)
     load_dataset(spec(), tmp_path)
 
 
@@ -114,7 +114,7 @@ def test_one_that_fails_or_returns_something_else_is_named(tmp_path: Path, monke
 def test_parts_of_its_own_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = ["test", "train", "train", "validation", "train", "test"]
     monkeypatch.setattr(
-        plugin, "load_entry_point", lambda group, name: lambda folder, options: replace(GOOD, parts=parts)
+        plugin, "load_plugin_entry_point", lambda group, name: lambda folder, options: replace(GOOD, parts=parts)
     )
     splits = load_dataset(spec(), tmp_path)
     assert [len(part) for part in splits.parts] == [3, 1, 2]
@@ -126,5 +126,5 @@ def test_a_hospital_can_check_and_read_it(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "site.toml").write_text(f'name = "east"\n{text}')
     source = open_image_source(read_site_settings(tmp_path))
     assert (len(source), source.patients_known) == (100, True)
-    monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: lambda folder, options: GOOD)
+    monkeypatch.setattr(plugin, "load_plugin_entry_point", lambda group, name: lambda folder, options: GOOD)
     assert not open_image_source(read_site_settings(tmp_path)).patients_known

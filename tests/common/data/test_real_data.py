@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from common.data.base.image_set import Splits
-from common.data.base.spec import DataSpec, NihSpec
+from common.data.base.image_set import DatasetSplits
+from common.data.base.spec import DataSpec, NihDatasetSpec
 from common.data.images.dicom import decode_dicom_pixels
-from common.data.images.reading import DecodedImageFormat, decode_picture, fit_to_format
-from common.data.load import dataset_faults, load_dataset, open_label_table
+from common.data.images.reading import DecodedImageFormat, decode_picture, fit_picture_to_format
+from common.data.load import find_dataset_faults, load_dataset, open_label_table
 from common.data.partition.partition import partition_dataset
-from common.data.partition.spec import LabelSkewSpec, TaskPartitionSpec
+from common.data.partition.spec import LabelSkewPartitionSpec, TaskPartitionSpec
 
 ADAPTER: TypeAdapter[DataSpec] = TypeAdapter(DataSpec)
 
@@ -37,16 +37,16 @@ NPZ: dict[str, tuple[dict[str, Any], int, int, int]] = {
 }
 
 
-def read(base: Path, **spec: Any) -> Splits:
+def read(base: Path, **spec: Any) -> DatasetSplits:
     return load_dataset(ADAPTER.validate_python(spec), base)
 
 
-def disjoint(splits: Splits) -> bool:
+def disjoint(splits: DatasetSplits) -> bool:
     patients = [set(part.patients.tolist()) for part in splits.parts]
     return sum(map(len, patients)) == len(set.union(*patients))
 
 
-def sizes(splits: Splits) -> list[int]:
+def sizes(splits: DatasetSplits) -> list[int]:
     return [len(part) for part in splits.parts]
 
 
@@ -91,8 +91,8 @@ def test_the_nih_folder_is_read_with_the_official_table(real_data: Path) -> None
 
 
 def test_one_view_of_nih_is_kept_without_moving_patients_between_parts(real_data: Path) -> None:
-    every = open_label_table(NihSpec.model_validate(NIH_FOLDER), real_data)
-    frontal = open_label_table(NihSpec.model_validate({**NIH_FOLDER, "view": "PA"}), real_data)
+    every = open_label_table(NihDatasetSpec.model_validate(NIH_FOLDER), real_data)
+    frontal = open_label_table(NihDatasetSpec.model_validate({**NIH_FOLDER, "view": "PA"}), real_data)
     part_of = dict(zip(every.files, every.parts, strict=True))
     assert 0 < len(frontal.files) < len(every.files)
     assert all(part_of[file] == part for file, part in zip(frontal.files, frontal.parts, strict=True))
@@ -114,7 +114,7 @@ def test_the_kermany_folder_keeps_its_official_test_part(real_data: Path) -> Non
         "split_column": "split",
         "image_size": 28,
     }
-    assert dataset_faults(ADAPTER.validate_python(settings), real_data) == []
+    assert find_dataset_faults(ADAPTER.validate_python(settings), real_data) == []
     splits = read(real_data, **settings)
     assert sizes(splits) == [4634, 582, 624]
     assert splits.train.labels.sum(axis=1).tolist() == [1.0] * 4634
@@ -137,7 +137,7 @@ def test_each_dicom_file_is_decoded(real_data: Path, name: str) -> None:
 
 def test_lungs_are_darker_than_the_spine_in_the_inverted_chest_radiograph(real_data: Path) -> None:
     data = (real_data / "dicom" / "chest_CR_RG1_j2k_lossy.dcm").read_bytes()
-    image = fit_to_format(decode_picture(data), DecodedImageFormat(64, color=False, resize="stretch"))
+    image = fit_picture_to_format(decode_picture(data), DecodedImageFormat(64, color=False, resize="stretch"))
     assert image[10:25, 18:24].mean() < image[10:25, 30:34].mean() - 30
 
 
@@ -172,7 +172,7 @@ def test_a_tenth_of_mnist_is_dealt_to_twelve_sites_as_fedsld_does(real_data: Pat
         real_data, kind="npz", path="mnist.npz", train_limit=6000, test_limit=1000, validation_fraction=0, image_size=28
     )
     assert sizes(splits) == [6000, 0, 1000]
-    spec = LabelSkewSpec(kind="label_skew", shards="pathological")
+    spec = LabelSkewPartitionSpec(kind="label_skew", shards="pathological")
     division = partition_dataset(splits, spec, seed=0)
     classes = [division.splits.train.labels[part.train].any(axis=0).sum() for part in division.parts]
     assert sorted(set(classes)) == [2]

@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 
 from common.config import Experiment
-from common.data.base.image_set import flatten_splits, rebuild_splits
+from common.data.base.image_set import deserialize_splits, serialize_splits
 from common.data.partition.partition import partition_dataset
-from common.data.partition.spec import LabelSkewSpec, TaskPartitionSpec
+from common.data.partition.spec import LabelSkewPartitionSpec, TaskPartitionSpec
 from common.simulation import (
     SimulatedData,
     cache_received_data,
-    images_of_simulated_site,
     load_simulated_data,
     load_undivided_data,
+    select_simulated_site_images,
 )
 from tests.common.data.conftest import even_splits, in_turn, mixture, splits_of
 
 
 def own_tests() -> SimulatedData:
-    spec = LabelSkewSpec(kind="label_skew", shards="practical", sites=4)
+    spec = LabelSkewPartitionSpec(kind="label_skew", shards="practical", sites=4)
     division = partition_dataset(even_splits(), spec, seed=1)
     return SimulatedData(division.splits, division.parts)
 
@@ -34,15 +34,17 @@ def of_tasks() -> SimulatedData:
 
 def test_a_site_with_test_images_of_its_own_tests_on_them() -> None:
     data = own_tests()
-    images = images_of_simulated_site(data, 2, "no")
+    images = select_simulated_site_images(data, 2, "no")
     assert 0 < len(images.test) < len(data.splits.test)
     np.testing.assert_array_equal(images.test.patients, data.splits.test.patients[data.parts[2].test])
 
 
 def test_a_pooled_site_tests_on_what_all_sites_test_on() -> None:
     data = own_tests()
-    pooled = images_of_simulated_site(data, 0, "negative").test.patients.tolist()
-    single = [name for site in range(4) for name in images_of_simulated_site(data, site, "no").test.patients.tolist()]
+    pooled = select_simulated_site_images(data, 0, "negative").test.patients.tolist()
+    single = [
+        name for site in range(4) for name in select_simulated_site_images(data, site, "no").test.patients.tolist()
+    ]
     assert sorted(pooled) == sorted(single)
 
 
@@ -56,7 +58,7 @@ def test_the_coordinator_tests_on_its_own_images_where_it_has_any() -> None:
 
 
 def test_a_site_of_a_task_sees_only_its_tasks_images_and_classes_in_all_three_parts() -> None:
-    images = images_of_simulated_site(of_tasks(), 0, "no")
+    images = select_simulated_site_images(of_tasks(), 0, "no")
     assert images.declaration.site == "photo-1"
     for part in (images.train, images.validation, images.test):
         assert set(part.sources.tolist()) == {"photo"}
@@ -66,7 +68,7 @@ def test_a_site_of_a_task_sees_only_its_tasks_images_and_classes_in_all_three_pa
 
 @pytest.mark.parametrize(("pooling", "filled"), [("negative", 0.0), ("masked", np.nan)])
 def test_pooled_tasks_take_each_others_classes_as_absent_or_unknown(pooling: Any, filled: float) -> None:
-    images = images_of_simulated_site(of_tasks(), 0, pooling).train
+    images = select_simulated_site_images(of_tasks(), 0, pooling).train
     photos = images.labels[images.sources == "photo"][:, :2]
     np.testing.assert_array_equal(photos, np.full_like(photos, filled))
 
@@ -104,12 +106,18 @@ def test_the_same_experiment_is_loaded_and_divided_once(tmp_path: Path) -> None:
 
 def test_a_worker_reads_what_was_decoded_for_it_and_cuts_it_likewise(tmp_path: Path) -> None:
     experiment = tasks_in(tmp_path)
-    decoded, flat = load_simulated_data(experiment, tmp_path), flatten_splits(load_undivided_data(experiment, tmp_path))
+    decoded, flat = (
+        load_simulated_data(experiment, tmp_path),
+        serialize_splits(load_undivided_data(experiment, tmp_path)),
+    )
     (tmp_path / "set.npz").unlink()
-    cache_received_data(experiment, tmp_path, rebuild_splits(*flat))
+    cache_received_data(experiment, tmp_path, deserialize_splits(*flat))
     received = load_simulated_data(experiment, tmp_path)
     for site in range(2):
-        expected, actual = images_of_simulated_site(decoded, site, "no"), images_of_simulated_site(received, site, "no")
+        expected, actual = (
+            select_simulated_site_images(decoded, site, "no"),
+            select_simulated_site_images(received, site, "no"),
+        )
         assert expected.declaration == actual.declaration
         assert any(actual.train.stored is array for array in flat[1])  # no copy for each site
         np.testing.assert_array_equal(expected.train.images, actual.train.images)

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.data.base.image_set import UNKNOWN_PATIENT, has_known_patients, placeholder_patients
+from common.data.base.image_set import UNKNOWN_PATIENT, has_known_patients, make_placeholder_patients
 from common.data.base.splits import (
+    assign_images_to_parts,
+    find_shared_patient_faults,
     hold_out_patients,
-    part_of_each_image,
-    shared_patient_faults,
     split_patients,
     split_patients_over_sites,
 )
@@ -122,7 +122,7 @@ def test_a_size_skew_of_one_gives_the_nth_site_an_nth_of_what_the_first_gets() -
 
 def test_images_of_unknown_patients_are_split_as_by_their_running_numbers() -> None:
     abnormal = np.random.default_rng(0).random(500) < 0.3
-    unknown, numbers = placeholder_patients(500), np.arange(500).astype(np.str_)
+    unknown, numbers = make_placeholder_patients(500), np.arange(500).astype(np.str_)
     split, same = split_patients(unknown, abnormal, 3), split_patients(numbers, abnormal, 3)
     for part in ("train", "validation", "test"):
         assert [name.removeprefix(UNKNOWN_PATIENT) for name in getattr(split, part)] == getattr(same, part).tolist()
@@ -149,12 +149,12 @@ def test_a_held_out_part_takes_whole_patients() -> None:
 
 def test_parts_are_named_for_each_image() -> None:
     patients = np.array([str(index) for index in range(10)])
-    parts = part_of_each_image(patients, split_patients(patients, np.ones(10, dtype=np.bool_)))
+    parts = assign_images_to_parts(patients, split_patients(patients, np.ones(10, dtype=np.bool_)))
     assert sorted(parts.tolist()) == ["test"] * 2 + ["train"] * 7 + ["validation"]
 
 
 def test_patients_in_two_parts_are_named() -> None:
     patients = {"train": np.array(["3", "10", "2"]), "test": np.array(["10", "2", "5"])}
-    (fault,) = shared_patient_faults("data.patient_key", patients)
+    (fault,) = find_shared_patient_faults("data.patient_key", patients)
     assert (fault.where, fault.cause) == ("data.patient_key", "patients")
     assert '2 patients in both train and test: "2", "10".' in fault.problem

@@ -24,8 +24,8 @@ import polyclinic as pc
 from common.data.base.image_set import ImageSet
 from common.data.base.spec import PictureRendering
 from common.data.images import store
-from common.data.images.pixel_cache import IN_USE, PIXELS, ROWS, CacheFolderLock, MappedPixelRows
-from common.data.images.pixels import pixels_on_device
+from common.data.images.pixel_cache import IN_USE, PIXELS, ROWS, CacheFolderLock, MappedPictures
+from common.data.images.pixels import load_pixels_on_device
 from common.data.images.reading import DecodedImageFormat
 from common.data.images.store import DecodedImageStore, DecodedPictures, DecodingProgress, FileIdentity, decode_pictures
 from common.errors import BadInput
@@ -104,7 +104,7 @@ def test_the_second_start_reads_no_file(tmp_path: Path, place: DecodedImageStore
     decode(files, place, reads=first)
     again = decode(files, place, reads=second)
     assert (first.count, second.count) == (30, 0)
-    assert isinstance(again.stored, MappedPixelRows)
+    assert isinstance(again.stored, MappedPictures)
     np.testing.assert_array_equal(again.images, pixels(files))
 
 
@@ -167,7 +167,7 @@ def test_another_release_of_a_decoder_decodes_again(
 ) -> None:
     files = write_pictures(tmp_path / "images", 4)
     decode(files, place)
-    monkeypatch.setattr(store, "_decoder_versions", lambda: {"pillow": "another"})
+    monkeypatch.setattr(store, "_list_decoder_versions", lambda: {"pillow": "another"})
     reads = Reads(files)
     decode(files, place, reads=reads)
     assert reads.count == 4
@@ -209,13 +209,13 @@ def test_pictures_that_are_copied_to_a_gpu_are_checked_before(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
     files = write_pictures(tmp_path / "images", 100)
     images = image_set_of(decode(files, place))
-    assert pixels_on_device(images, "meta").stored.shape == (100, 1, 8, 8)
+    assert load_pixels_on_device(images, "meta").stored.shape == (100, 1, 8, 8)
     (stored,) = (tmp_path / "cache").glob(f"*/{PIXELS}")
     content = bytearray(stored.read_bytes())
     content[row * 64 + 3] ^= 16
     stored.write_bytes(content)
     with pytest.raises(BadInput, match="not what was written"):
-        pixels_on_device(image_set_of(decode(files, place)), "meta")
+        load_pixels_on_device(image_set_of(decode(files, place)), "meta")
 
 
 EXCHANGES = {"exchanged": [0, 1, 5, 3, 4, 2, *range(6, 100)], "repeated": [0, 1, 2, 3, 4, 2, *range(6, 100)]}
@@ -248,14 +248,16 @@ def test_batches_from_the_disk_are_those_from_memory(tmp_path: Path, secret: byt
     )
     parts = list(torch.split(torch.randperm(23, generator=torch.Generator().manual_seed(0)), 4))
     for chosen in (np.arange(23), np.array([5, 2, 2, 9])):
-        memory, disk = (pixels_on_device(images.select_rows(chosen), "cpu") for images in (held, kept))
+        memory, disk = (load_pixels_on_device(images.select_rows(chosen), "cpu") for images in (held, kept))
         rows = [part[part < len(chosen)] for part in parts if (part < len(chosen)).any()]
         for expected, batch in zip(memory.prefetch_batches(rows), disk.prefetch_batches(rows), strict=True):
             assert torch.equal(expected, batch)
             assert expected.stride() == batch.stride()
         for expected, batch in zip(memory.iterate_batches(4), disk.iterate_batches(4), strict=True):
             assert torch.equal(expected, batch)
-    assert [len(batch) for batch in pixels_on_device(kept.select_rows(np.arange(0)), "cpu").iterate_batches(4)] == [0]
+    assert [
+        len(batch) for batch in load_pixels_on_device(kept.select_rows(np.arange(0)), "cpu").iterate_batches(4)
+    ] == [0]
 
 
 def image_set_of(decoded: DecodedPictures) -> ImageSet:
@@ -265,7 +267,7 @@ def image_set_of(decoded: DecodedPictures) -> ImageSet:
 
 
 def test_a_reader_that_is_left_early_ends_its_thread(tmp_path: Path, place: DecodedImageStore) -> None:
-    kept = pixels_on_device(image_set_of(decode(write_pictures(tmp_path / "images", 9), place)), "cpu")
+    kept = load_pixels_on_device(image_set_of(decode(write_pictures(tmp_path / "images", 9), place)), "cpu")
     before = threading.active_count()
     batches = kept.iterate_batches(1)
     next(batches)
@@ -598,5 +600,5 @@ def test_progress_says_count_rate_and_rest(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(store.time, "monotonic", lambda: next(clock))
     progress = DecodingProgress(10, lines.append)
     for _ in range(10):
-        progress.advance()
+        progress.count_decoded_picture()
     assert lines == ["decoding images: 5 of 10, 1 a second, 5.0 s left"]

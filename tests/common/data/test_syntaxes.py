@@ -18,7 +18,7 @@ from pydicom.pixels import get_decoder
 from pydicom.pixels.utils import pixel_array
 
 from common.data.images.dicom import decode_dicom_pixels
-from common.data.images.syntaxes import READ_BY, is_syntax_readable, register_decoder
+from common.data.images.syntaxes import READ_BY, is_syntax_readable, register_pydicom_decoder
 from tests.common.data.dicom_syntaxes import (
     as_jpeg,
     by_gdcm,
@@ -52,7 +52,7 @@ LOSSLESS = {
 
 
 def decoded(data: bytes, decoder: str) -> NDArray[Any]:
-    register_decoder()
+    register_pydicom_decoder()
     pixels: NDArray[Any] = pixel_array(pydicom.dcmread(io.BytesIO(data)), decoding_plugin=decoder)
     return pixels
 

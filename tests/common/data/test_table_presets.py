@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from common.data.base.spec import ChexpertSpec, DataSpec, MimicSpec, NihSpec
-from common.data.load import dataset_faults, load_dataset, open_label_table
+from common.data.base.spec import ChexpertDatasetSpec, DataSpec, MimicDatasetSpec, NihDatasetSpec
+from common.data.load import find_dataset_faults, load_dataset, open_label_table
 from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
 
 WritePng = Callable[[str], None]
@@ -32,7 +32,7 @@ def chexpert(tmp_path: Path, write_png: WritePng) -> Path:
 
 
 def test_chexpert_keeps_frontal_images_and_takes_uncertain_and_blank_as_negative(chexpert: Path) -> None:
-    spec = ChexpertSpec(kind="chexpert", images=".", labels="train.csv", image_size=8)
+    spec = ChexpertDatasetSpec(kind="chexpert", images=".", labels="train.csv", image_size=8)
     splits = load_dataset(spec, chexpert)
     assert [len(part) for part in splits.parts] == [6, 0, 4]  # 2 + 8 patients, rounded down
     assert splits.class_names == CHEXPERT_CLASSES
@@ -44,7 +44,7 @@ def test_chexpert_keeps_frontal_images_and_takes_uncertain_and_blank_as_negative
 
 def test_chexpert_may_be_given_as_its_own_folder_and_uncertain_as_unknown(chexpert: Path) -> None:
     settings = {"images": "CheXpert-v1.0-small", "labels": "train.csv", "uncertain": "unknown"}
-    table = open_label_table(ChexpertSpec.model_validate({"kind": "chexpert", **settings}), chexpert)
+    table = open_label_table(ChexpertDatasetSpec.model_validate({"kind": "chexpert", **settings}), chexpert)
     assert all(file.is_file() for file in table.files)
     unknown = np.isnan(table.labels).any(axis=1)
     assert sorted(table.patients[unknown].tolist()) == ["10", "2", "6"]
@@ -53,7 +53,7 @@ def test_chexpert_may_be_given_as_its_own_folder_and_uncertain_as_unknown(chexpe
 def test_a_chexpert_table_without_a_class_is_refused(chexpert: Path) -> None:
     text = (chexpert / "train.csv").read_text()
     (chexpert / "train.csv").write_text(text.replace("Pleural Other", "Pleural Others"))
-    (fault,) = dataset_faults(ChexpertSpec(kind="chexpert", images=".", labels="train.csv"), chexpert)
+    (fault,) = find_dataset_faults(ChexpertDatasetSpec(kind="chexpert", images=".", labels="train.csv"), chexpert)
     assert (fault.where, fault.remedy) == ("data.labels", 'Did you mean "Pleural Others"?')
 
 
@@ -71,9 +71,9 @@ def mimic(tmp_path: Path, write_png: WritePng) -> Path:
     return tmp_path
 
 
-def mimic_spec(**settings: Any) -> MimicSpec:
+def mimic_spec(**settings: Any) -> MimicDatasetSpec:
     common = {"kind": "mimic", "images": ".", "labels": "cxr-lt.csv", "image_size": 8}
-    return MimicSpec.model_validate({**common, **settings})
+    return MimicDatasetSpec.model_validate({**common, **settings})
 
 
 def test_mimic_is_a_test_set_of_the_twenty_classes_by_default(mimic: Path) -> None:
@@ -89,7 +89,7 @@ def test_mimic_may_be_split_by_patient_and_cut_to_some_classes(mimic: Path) -> N
 
 
 def test_a_mimic_column_is_named_with_the_nearest(mimic: Path) -> None:
-    (fault,) = dataset_faults(mimic_spec(classes=["Oedema"]), mimic)
+    (fault,) = find_dataset_faults(mimic_spec(classes=["Oedema"]), mimic)
     assert fault.remedy == 'Did you mean "Edema"?'
 
 
@@ -108,8 +108,8 @@ def nih(tmp_path: Path, write_png: WritePng) -> Path:
     return tmp_path
 
 
-def nih_spec(**settings: Any) -> NihSpec:
-    return NihSpec.model_validate(
+def nih_spec(**settings: Any) -> NihDatasetSpec:
+    return NihDatasetSpec.model_validate(
         {"kind": "nih", "images": ".", "labels": "Data_Entry_2017.csv", "image_size": 8, **settings}
     )
 
@@ -137,19 +137,19 @@ def test_different_files_of_one_name_are_refused_and_links_to_a_file_are_not(nih
     write_png("elsewhere/other.png")
     assert len(open_label_table(nih_spec(), nih).files) == 16
     write_png("all/00000003_000.png")
-    (fault,) = dataset_faults(nih_spec(), nih)
+    (fault,) = find_dataset_faults(nih_spec(), nih)
     assert (fault.where, fault.problem.count("00000003_000.png")) == ("data.images", 2)
 
 
 def test_an_image_in_neither_list_and_a_missing_list_are_faults(nih: Path) -> None:
     (nih / "test_list.txt").write_text("00000013_000.png\n00000014_000.png\n00000015_000.png\n")
-    (fault,) = dataset_faults(nih_spec(**LISTS), nih)
+    (fault,) = find_dataset_faults(nih_spec(**LISTS), nih)
     assert (fault.where, '"00000016_000.png"' in fault.problem) == ("data.train_val_list", True)
     (nih / "test_list.txt").unlink()
-    assert [fault.where for fault in dataset_faults(nih_spec(**LISTS), nih)] == ["data.test_list"]
+    assert [fault.where for fault in find_dataset_faults(nih_spec(**LISTS), nih)] == ["data.test_list"]
 
 
 def test_a_data_set_is_read_by_its_kind() -> None:
     spec = ADAPTER.validate_python({"kind": "nih", "images": ".", "labels": "x.csv"})
-    assert isinstance(spec, NihSpec)
+    assert isinstance(spec, NihDatasetSpec)
     assert spec.missing_files == "ignore"

@@ -20,20 +20,20 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from common.data.base.names import array_to_names, find_similar_names, map_to_group_name, normalize_name
-from common.data.base.spec import FolderSpec
+from common.data.base.names import convert_array_to_names, find_similar_names, map_to_group_name, normalize_name
+from common.data.base.spec import FolderDatasetSpec
 from common.data.images import store
 from common.data.images.store import DecodedImageStore
 from common.data.load import load_dataset, open_label_table
-from common.data.tables.csv import CsvColumns, read_columns
+from common.data.tables.csv import CsvColumns, read_csv_columns
 from common.data.tables.labels import LabelTable
 from common.data.tables.roles import (
     find_class_synonyms,
-    group_by_file_name,
     guess_column_roles,
-    patient_column,
-    possible_hospital_columns,
-    possible_patient_columns,
+    guess_patient_column,
+    guess_patients_by_filename,
+    list_possible_hospital_columns,
+    list_possible_patient_columns,
 )
 from common.errors import BadInput
 
@@ -56,7 +56,7 @@ def read(folder: Path, table: str | bytes, **settings: Any) -> LabelTable:
     spec = {"kind": "folder", "images": "scans", "labels": "t.csv", "image_column": "file", "patient_column": "id"}
     labels = {} if "finding_column" in settings else {"label_columns": ("Mass", "Edema")}
     return open_label_table(
-        FolderSpec.model_validate({**spec, **labels, "missing_files": "ignore", **settings}), folder
+        FolderDatasetSpec.model_validate({**spec, **labels, "missing_files": "ignore", **settings}), folder
     )
 
 
@@ -229,16 +229,16 @@ def test_a_text_in_a_formula_is_that_text() -> None:
     ],
 )
 def test_names_come_from_arrays_of_any_kind(values: NDArray[Any], names: list[str]) -> None:
-    assert array_to_names(values).tolist() == names
+    assert convert_array_to_names(values).tolist() == names
 
 
 def test_a_table_in_use_is_not_read_again_unless_it_has_changed(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("a,b\n1,2\n")
-    columns = read_columns(file, "labels")
-    assert read_columns(file, "data.labels") is columns
+    columns = read_csv_columns(file, "labels")
+    assert read_csv_columns(file, "data.labels") is columns
     file.write_text("a,b\n1,23\n")
-    assert read_columns(file, "labels")["b"].tolist() == ["23"]
+    assert read_csv_columns(file, "labels")["b"].tolist() == ["23"]
 
 
 # ---------------------------------------------------------------------- forms of a table
@@ -288,9 +288,9 @@ def test_text_of_an_old_mac_is_refused_by_its_line(folder: Path) -> None:
     for name in ("Fl\u00e4che", "gro\u00df", "M\u00fcller", "m\u00e9diastin"):
         (folder / "t.csv").write_bytes(f"file,id,Mass,Edema\n00.png,{name},1,0\n".encode("mac-roman"))
         with pytest.raises(BadInput, match="line 2"):
-            read_columns(folder / "t.csv", "data.labels")
+            read_csv_columns(folder / "t.csv", "data.labels")
         (folder / "t.csv").write_bytes(f"file,id,Mass,Edema\n00.png,{name},1,0\n".encode("cp1252"))
-        assert read_columns(folder / "t.csv", "data.labels")["id"].tolist() == [name]
+        assert read_csv_columns(folder / "t.csv", "data.labels")["id"].tolist() == [name]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1", "cp1252"])
@@ -744,7 +744,7 @@ def test_folder_and_table_are_found_in_either_form_of_unicode(tmp_path: Path) ->
     (tmp_path / NFD_NAME / "a.png").touch()
     (tmp_path / f"{NFD_NAME}.csv").write_text("file,Mass\na.png,1\n")
     spec = {"kind": "folder", "images": NFC_NAME, "labels": f"{NFC_NAME}.csv", "image_column": "file"}
-    table = open_label_table(FolderSpec.model_validate({**spec, "label_columns": ("Mass",)}), tmp_path)
+    table = open_label_table(FolderDatasetSpec.model_validate({**spec, "label_columns": ("Mass",)}), tmp_path)
     assert table.files[0].exists()
 
 
@@ -831,7 +831,7 @@ def test_copies_of_a_picture_whose_rows_disagree_are_named(
         Image.new("L", (20, 20), grey).save(tmp_path / "scans" / f"{name}.png")
     (tmp_path / "t.csv").write_text(f"file,id,Mass,Edema\na.png,p0,1,0\nb.png,{row}\nc.png,p2,0,1\n")
     settings = {"images": "scans", "labels": "t.csv", "image_column": "file", "patient_column": "id"}
-    spec = FolderSpec.model_validate({"kind": "folder", "label_columns": ("Mass", "Edema"), **settings})
+    spec = FolderDatasetSpec.model_validate({"kind": "folder", "label_columns": ("Mass", "Edema"), **settings})
     place = DecodedImageStore(tmp_path / "cache" if is_cached else None)
     for _ in range(2):
         notes = load_dataset(spec, tmp_path, place).train.notes
@@ -846,7 +846,7 @@ def test_the_second_start_reads_nothing_of_the_pictures(tmp_path: Path, monkeypa
         Image.new("L", (20, 20), 7).save(tmp_path / "scans" / f"{name}.png")
     (tmp_path / "t.csv").write_text("file,id,Mass\na.png,p0,1\nb.png,p1,0\n")
     settings = {"images": "scans", "labels": "t.csv", "image_column": "file", "patient_column": "id"}
-    spec = FolderSpec.model_validate({"kind": "folder", "label_columns": ("Mass",), **settings})
+    spec = FolderDatasetSpec.model_validate({"kind": "folder", "label_columns": ("Mass",), **settings})
     place, opened, open_file = DecodedImageStore(tmp_path / "cache"), list[str](), Path.open
 
     def note_name(path: Path, *arguments: Any, **others: Any) -> Any:
@@ -869,14 +869,14 @@ def test_notes_name_the_other_findings_with_their_rows(folder: Path) -> None:
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from common.data.base.spec import FolderSpec
-from common.data.load import dataset_faults
-spec = FolderSpec(kind="folder", images="scans", labels="t.csv", image_column="file", label_columns=("Mass",),
+from common.data.base.spec import FolderDatasetSpec
+from common.data.load import find_dataset_faults
+spec = FolderDatasetSpec(kind="folder", images="scans", labels="t.csv", image_column="file", label_columns=("Mass",),
     patient_column="id", missing_files=sys.argv[2])
-dataset_faults(spec, Path(sys.argv[1]))  # as root, so that all modules are loaded
+find_dataset_faults(spec, Path(sys.argv[1]))  # as root, so that all modules are loaded
 if os.geteuid() == 0:
     os.setgroups([]), os.setresgid(65534, 65534, 65534), os.setresuid(65534, 65534, 65534)
-print(*dataset_faults(spec, Path(sys.argv[1])))
+print(*find_dataset_faults(spec, Path(sys.argv[1])))
 """
 
 
@@ -904,13 +904,13 @@ import resource, sys, time
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
 import numpy as np
-from common.data.base.spec import FolderSpec
-from common.data.load import dataset_faults
+from common.data.base.spec import FolderDatasetSpec
+from common.data.load import find_dataset_faults
 begin = time.process_time()
 labels = {"finding_column": "finding", "classes": ["Effusion", "Mass"]}
-spec = FolderSpec.model_validate({"kind": "folder", "images": "scans", "labels": "t.csv", "image_column": "file",
+spec = FolderDatasetSpec.model_validate({"kind": "folder", "images": "scans", "labels": "t.csv", "image_column": "file",
     "patient_column": "id", "source_column": "centre", "missing_files": "ignore", **labels})
-problems = dataset_faults(spec, Path(sys.argv[1]))
+problems = find_dataset_faults(spec, Path(sys.argv[1]))
 print([fault.where for fault in problems], time.process_time() - begin)
 """
 
@@ -991,13 +991,13 @@ def test_init_finds_the_separator_of_findings(cells: list[str], separator: str, 
     (folder / "t.csv").write_text(
         written([HEADER.split(","), *([f"{n:02}.png", f"p{n}", c] for n, c in enumerate(cells))])
     )
-    roles = guess_column_roles(read_columns(folder / "t.csv", "labels"), "file")
+    roles = guess_column_roles(read_csv_columns(folder / "t.csv", "labels"), "file")
     assert (roles.separator, set(roles.classes)) == (separator, {"Mass", "Effusion"})
 
 
 def guessed(folder: Path, header: str, *rows: str) -> CsvColumns:
     (folder / "t.csv").write_text("\n".join((header, *rows)) + "\n", encoding="utf-8")
-    return read_columns(folder / "t.csv", "labels")
+    return read_csv_columns(folder / "t.csv", "labels")
 
 
 @pytest.mark.parametrize(
@@ -1021,7 +1021,7 @@ def test_a_column_is_offered_for_patients_only_if_it_may_number_them(
     column: str, cell: str, is_offered: bool, folder: Path
 ) -> None:
     columns = guessed(folder, f"file;{column}", *(f"{n}.png;{cell.format(n // 3 + 10)}" for n in range(36)))
-    assert possible_patient_columns(columns, [column]) == ([column] if is_offered else [])
+    assert list_possible_patient_columns(columns, [column]) == ([column] if is_offered else [])
 
 
 @pytest.mark.parametrize(
@@ -1032,7 +1032,7 @@ def test_what_a_column_says_of_a_patient_is_no_patient(column: str, folder: Path
     columns = guessed(
         folder, f"file,{column},patient_id", *(f"{n}.png,{cell.format(n // 3 + 10)},p{n}" for n in range(9))
     )
-    assert patient_column(columns) == "patient_id"
+    assert guess_patient_column(columns) == "patient_id"
 
 
 @pytest.mark.parametrize(
@@ -1051,7 +1051,7 @@ def test_what_a_column_says_of_a_patient_is_no_patient(column: str, folder: Path
 def test_a_part_of_the_names_of_pictures_that_may_be_the_patient_is_offered(
     name: str, groups: tuple[int, str] | None
 ) -> None:
-    assert group_by_file_name([name.format(p=n // 3, n=n) for n in range(36)]) == groups
+    assert guess_patients_by_filename([name.format(p=n // 3, n=n) for n in range(36)]) == groups
 
 
 @pytest.mark.parametrize("values", [("Var", "Yok"), ("evet", "hayır", "belki"), ("Mass", "Effusion", "Nodule")])
@@ -1083,7 +1083,10 @@ def test_a_column_of_few_names_is_offered_for_hospitals(
     rows = [f"{n}.png,{values[n % len(values)]},{n % 2}" for n in range(24)]
     columns = guessed(folder, f"file,{column},Mass", *rows)
     roles = guess_column_roles(columns, "file")
-    assert (roles.source, possible_hospital_columns(columns, roles.unused)) == (None, [column] if is_offered else [])
+    assert (roles.source, list_possible_hospital_columns(columns, roles.unused)) == (
+        None,
+        [column] if is_offered else [],
+    )
 
 
 @pytest.mark.parametrize("cell", ["Mass and Effusion", "Mass Effusion", "[Mass, Effusion]", "Mass - Effusion"])
@@ -1093,4 +1096,4 @@ def test_init_makes_no_class_of_two_names(cell: str, folder: Path) -> None:
         written([HEADER.split(","), *([f"{n:02}.png", f"p{n}", c] for n, c in enumerate(cells))])
     )
     with pytest.raises(BadInput, match="line 5"):
-        guess_column_roles(read_columns(folder / "t.csv", "labels"), "file")
+        guess_column_roles(read_csv_columns(folder / "t.csv", "labels"), "file")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.base.image_set import ImageSet, Splits
-from common.data.partition.division import PartitionedDataset, site_images
+from common.data.base.image_set import DatasetSplits, ImageSet
+from common.data.partition.division import PartitionedDataset, select_site_images
 from common.data.partition.partition import partition_dataset
 from common.data.partition.spec import TaskPartitionSpec
 from common.errors import BadInput
@@ -28,7 +28,7 @@ def sizes(division: PartitionedDataset) -> dict[str, list[int]]:
     return {name: [len(of_site[place]) for of_site in rows] for place, name in enumerate(names)}  # type: ignore[arg-type]
 
 
-def server_of(division: PartitionedDataset) -> Splits:
+def server_of(division: PartitionedDataset) -> DatasetSplits:
     assert division.server is not None
     return division.server
 
@@ -40,7 +40,7 @@ def label_counts(images: ImageSet) -> dict[str, int]:
 
 def everybody(division: PartitionedDataset) -> list[set[str]]:
     """The patients of each part of each site, and of the coordinator."""
-    sites = [part for site in division.parts for part in site_images(division.splits, site).parts]
+    sites = [part for site in division.parts for part in select_site_images(division.splits, site).parts]
     return [set(part.patients.tolist()) for part in (*sites, *server_of(division).parts)]
 
 
@@ -51,7 +51,7 @@ def results(vectors: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def fake() -> Splits:
+def fake() -> DatasetSplits:
     """The vector's: 30,000 images a task, later classes up to three times as frequent."""
     random = np.random.default_rng(0)
     weights = {task: np.linspace(1, 3, count) for task, count in TASKS.items()}
@@ -60,7 +60,7 @@ def fake() -> Splits:
 
 @pytest.mark.parametrize(("split", "name"), [("strong", "strongly"), ("moderate", "moderately")])
 def test_sites_and_coordinator_hold_as_many_images_as_in_the_authors_code(
-    results: dict[str, Any], fake: Splits, split: str, name: str
+    results: dict[str, Any], fake: DatasetSplits, split: str, name: str
 ) -> None:
     division, expected = partition_dataset(fake, tasks(split=split, limit=8000), seed=1), results[name]
     server = server_of(division)
@@ -69,7 +69,7 @@ def test_sites_and_coordinator_hold_as_many_images_as_in_the_authors_code(
 
 
 def test_moderate_sites_hold_as_many_of_each_class_as_in_the_authors_code(
-    results: dict[str, Any], fake: Splits
+    results: dict[str, Any], fake: DatasetSplits
 ) -> None:
     division = partition_dataset(fake, tasks(split="moderate", limit=8000), seed=1)
     trains = [division.splits.train.select_rows(part.train) for part in division.parts]

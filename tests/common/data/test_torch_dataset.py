@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from common.data.base.image_set import Splits, has_known_patients
+from common.data.base.image_set import DatasetSplits, has_known_patients
 from common.data.base.spec import PluginDatasetSpec
-from common.data.images.pixels import pixels_on_device
+from common.data.images.pixels import load_pixels_on_device
 from common.data.images.store import DecodedImageStore
 from common.data.load import load_dataset
 from common.data.sources import plugin
-from common.data.sources.torch_dataset import TorchDatasetRows
+from common.data.sources.torch_dataset import TorchDatasetPictures
 from common.errors import BadInput
 from polyclinic.data import LabelledImages
 
@@ -51,10 +51,10 @@ class Items(Dataset[Any]):
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Any], Splits]:
-    def open_data(images: Any) -> Splits:
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Any], DatasetSplits]:
+    def open_data(images: Any) -> DatasetSplits:
         given = images if isinstance(images, LabelledImages | Mapping) else LabelledImages(images)
-        monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: lambda folder, options: given)
+        monkeypatch.setattr(plugin, "load_plugin_entry_point", lambda group, name: lambda folder, options: given)
         return load_dataset(PluginDatasetSpec(kind="plugin", name="stripes"), tmp_path)
 
     return open_data
@@ -79,14 +79,14 @@ FORMS: dict[str, Callable[[NDArray[np.uint8]], Any]] = {
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("images", [GREY, COLOR], ids=["grey", "color"])
 def test_pixels_are_those_of_the_arrays(
-    opened: Callable[[Any], Splits], images: NDArray[np.uint8], form: Callable[[NDArray[np.uint8]], Any]
+    opened: Callable[[Any], DatasetSplits], images: NDArray[np.uint8], form: Callable[[NDArray[np.uint8]], Any]
 ) -> None:
     arrays = opened(LabelledImages(images, LABELS, ("a", "b")))
     lazy = opened(Items(lambda row: (form(images[row]), LABELS[row])))
     for part, same in zip(arrays.parts, lazy.parts, strict=True):
         np.testing.assert_array_equal(part.images, same.images)
         np.testing.assert_array_equal(part.labels, same.labels)
-        (pixels,), (read,) = (pixels_on_device(data, "cpu").iterate_batches(COUNT) for data in (part, same))
+        (pixels,), (read,) = (load_pixels_on_device(data, "cpu").iterate_batches(COUNT) for data in (part, same))
         assert torch.equal(pixels.float(), read.float())
         assert pixels.stride() == read.stride()
 
@@ -109,7 +109,7 @@ LABEL_FORMS: dict[str, tuple[Callable[[NDArray[np.float32]], tuple[Any, ...]], N
 
 @pytest.mark.parametrize(("form", "expected"), LABEL_FORMS.values(), ids=LABEL_FORMS)
 def test_labels_are_those_of_the_items(
-    opened: Callable[[Any], Splits],
+    opened: Callable[[Any], DatasetSplits],
     form: Callable[[NDArray[np.float32]], tuple[Any, ...]],
     expected: NDArray[np.float32],
 ) -> None:
@@ -118,7 +118,7 @@ def test_labels_are_those_of_the_items(
         np.testing.assert_array_equal(part.labels, expected[part.places])
 
 
-def test_a_dictionary_names_image_labels_mask_and_patient(opened: Callable[[Any], Splits]) -> None:
+def test_a_dictionary_names_image_labels_mask_and_patient(opened: Callable[[Any], DatasetSplits]) -> None:
     splits = opened(
         Items(
             lambda row: {
@@ -135,20 +135,20 @@ def test_a_dictionary_names_image_labels_mask_and_patient(opened: Callable[[Any]
         assert part.patients.tolist() == [str(row // 2) for row in part.places]
 
 
-def test_one_number_a_class_of_two_and_a_yes_or_no_of_one(opened: Callable[[Any], Splits]) -> None:
+def test_one_number_a_class_of_two_and_a_yes_or_no_of_one(opened: Callable[[Any], DatasetSplits]) -> None:
     splits = opened(Items(lambda row: (GREY[row], row % 2), class_names=("sick",)))
     assert splits.train.labels[:, 0].tolist() == [row % 2 for row in splits.train.places]
 
 
 @pytest.mark.parametrize("key", ["PatientID", "patient id", "subject_id", "pid", "Patients"])
-def test_keys_count_without_case_spaces_and_signs(opened: Callable[[Any], Splits], key: str) -> None:
+def test_keys_count_without_case_spaces_and_signs(opened: Callable[[Any], DatasetSplits], key: str) -> None:
     items = Items(lambda row: {"Image": GREY[row], "Labels": LABELS[row], key: np.float64(row // 2), "PatientSex": "F"})
     for part in opened(items).parts:
         assert part.patients.tolist() == [str(row // 2) for row in part.places]
 
 
 @pytest.mark.parametrize("form", [lambda mask: mask[None], lambda mask: torch.tensor(mask)[:, None]])
-def test_a_mask_may_have_axes_of_size_one(opened: Callable[[Any], Splits], form: Callable[[Any], Any]) -> None:
+def test_a_mask_may_have_axes_of_size_one(opened: Callable[[Any], DatasetSplits], form: Callable[[Any], Any]) -> None:
     items = Items(lambda row: {"image": GREY[row], "labels": [1, 0], "label_mask": form(~np.isnan(LABELS[row]))})
     for part in opened(items).parts:
         np.testing.assert_array_equal(part.labels, np.where(np.isnan(LABELS), np.nan, [1, 0])[part.places])
@@ -158,13 +158,15 @@ UNREAD = ("valid", "valid_mask", "is_valid", "observed", "weight", "missing", "y
 
 
 @pytest.mark.parametrize("key", UNREAD)
-def test_an_unread_entry_of_one_value_a_class_is_refused_by_its_name(opened: Callable[[Any], Splits], key: str) -> None:
+def test_an_unread_entry_of_one_value_a_class_is_refused_by_its_name(
+    opened: Callable[[Any], DatasetSplits], key: str
+) -> None:
     items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], key: torch.tensor([1, 0])})
     with pytest.raises(BadInput, match=f'has "{key}" .*"label_mask".*leave (it|others) out'):
         opened(items)
 
 
-def test_unread_entries_of_other_sizes_are_left(opened: Callable[[Any], Splits]) -> None:
+def test_unread_entries_of_other_sizes_are_left(opened: Callable[[Any], DatasetSplits]) -> None:
     more = {"age": 50, "bbox": [1, 2, 3, 4], "file": "a.png", "lung_mask": GREY[0] > 9, "weight": 70.5}
     for part in opened(Items(lambda row: {"image": GREY[row], "labels": LABELS[row], **more})).parts:
         np.testing.assert_array_equal(part.labels, LABELS[part.places])
@@ -173,7 +175,9 @@ def test_unread_entries_of_other_sizes_are_left(opened: Callable[[Any], Splits])
 def test_unread_keys_are_named_once_where_patients_are_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     more = {"case_id": "p", "path": "p/a.png"}
     items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], **more})
-    monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: lambda folder, options: LabelledImages(items))
+    monkeypatch.setattr(
+        plugin, "load_plugin_entry_point", lambda group, name: lambda folder, options: LabelledImages(items)
+    )
     lines = list[str]()
     load_dataset(PluginDatasetSpec(kind="plugin", name="stripes"), tmp_path, DecodedImageStore(tell=lines.append))
     assert [line for line in lines if "not read" in line] == [
@@ -198,14 +202,14 @@ LABELS_BY_OTHER_DOORS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("key", "entry"), LABELS_BY_OTHER_DOORS.items(), ids=LABELS_BY_OTHER_DOORS)
 def test_an_entry_that_may_say_what_is_known_is_refused_by_its_name(
-    opened: Callable[[Any], Splits], key: str, entry: dict[str, Any]
+    opened: Callable[[Any], DatasetSplits], key: str, entry: dict[str, Any]
 ) -> None:
     items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], **entry}, class_names=("lines", "bars"))
     with pytest.raises(BadInput, match=rf'\[0\]: has ("\S+" in )?"{key}"'):
         opened(LabelledImages(items, patients=[f"p{row}" for row in range(COUNT)]))
 
 
-def test_metadata_in_dictionaries_is_left(opened: Callable[[Any], Splits]) -> None:
+def test_metadata_in_dictionaries_is_left(opened: Callable[[Any], DatasetSplits]) -> None:
     """As MONAI's transforms leave them: one dictionary of the file, one entry a transform."""
     meta = {"filename_or_obj": "a.png", "spatial_shape": np.array([12, 12]), "affine": np.eye(4), "0008|0060": "DX"}
     transforms = [{"class": "RandFlipd", "id": 1, "orig_size": (12, 12), "do_transforms": True, "extra_info": {}}]
@@ -219,7 +223,7 @@ def test_metadata_in_dictionaries_is_left(opened: Callable[[Any], Splits]) -> No
     [{"meta": {"patient_id": 3}}, {"meta": [{"0010|0020": "3"}]}, {"hospital_number": "3"}, {"MedicalRecordNr": 3}],
 )
 def test_an_entry_that_may_name_a_patient_is_refused_unless_patients_are_named(
-    opened: Callable[[Any], Splits], entry: dict[str, Any]
+    opened: Callable[[Any], DatasetSplits], entry: dict[str, Any]
 ) -> None:
     items = Items(lambda row: {"image": GREY[row], **entry})
     with pytest.raises(BadInput, match="items with patients, which are not read"):
@@ -227,7 +231,7 @@ def test_an_entry_that_may_name_a_patient_is_refused_unless_patients_are_named(
     assert opened(LabelledImages(items, LABELS, patients=[f"p{row}" for row in range(COUNT)]))
 
 
-def test_a_mask_is_refused_where_labels_are_given(opened: Callable[[Any], Splits]) -> None:
+def test_a_mask_is_refused_where_labels_are_given(opened: Callable[[Any], DatasetSplits]) -> None:
     items = Items(lambda row: {"image": GREY[row], "label_mask": [1, 0]})
     with pytest.raises(BadInput, match="has a mask"):
         opened(LabelledImages(items, LABELS, patients=[f"p{row}" for row in range(COUNT)]))
@@ -240,13 +244,13 @@ def brightened(row: int) -> Any:
 
 @pytest.mark.parametrize("images", [LabelledImages(Items(brightened)), LabelledImages(Items(brightened), LABELS)])
 def test_repeated_pictures_are_found_behind_random_transforms_and_given_labels(
-    opened: Callable[[Any], Splits], images: LabelledImages
+    opened: Callable[[Any], DatasetSplits], images: LabelledImages
 ) -> None:
     with pytest.raises(BadInput, match="holds 40 pictures again"):
         opened(images)
 
 
-def test_parts_that_share_pictures_are_refused_where_labels_are_given(opened: Callable[[Any], Splits]) -> None:
+def test_parts_that_share_pictures_are_refused_where_labels_are_given(opened: Callable[[Any], DatasetSplits]) -> None:
     for make in (lambda: GREY, lambda: Items(lambda row: GREY[row])):
         with pytest.raises(BadInput, match='has 60 equal pictures in "train" and "test"'):
             opened({part: LabelledImages(make(), LABELS, ("a", "b")) for part in ("train", "test")})
@@ -255,12 +259,12 @@ def test_parts_that_share_pictures_are_refused_where_labels_are_given(opened: Ca
 @pytest.mark.parametrize(
     "images", [GREY // 64, Items(lambda row: GREY[row] / 65535), Items(lambda row: (GREY[row] > 9).astype(np.uint8))]
 )
-def test_images_that_are_all_nearly_black_are_refused(opened: Callable[[Any], Splits], images: Any) -> None:
+def test_images_that_are_all_nearly_black_are_refused(opened: Callable[[Any], DatasetSplits], images: Any) -> None:
     with pytest.raises(BadInput, match="is nearly black: its brightest value is"):
         opened(LabelledImages(images, LABELS, ("a", "b")))
 
 
-def test_dark_floats_of_a_named_range_are_accepted(opened: Callable[[Any], Splits]) -> None:
+def test_dark_floats_of_a_named_range_are_accepted(opened: Callable[[Any], DatasetSplits]) -> None:
     images = LabelledImages(Items(lambda row: GREY[row] / 65535), LABELS, value_range=(0, 255 / 65535))
     splits = opened(images)
     np.testing.assert_array_equal(splits.train.images, GREY[splits.train.places])
@@ -268,7 +272,7 @@ def test_dark_floats_of_a_named_range_are_accepted(opened: Callable[[Any], Split
 
 @pytest.mark.parametrize("patients", [None, [f"p{row // 2}" for row in range(COUNT)]], ids=["unknown", "known"])
 def test_pictures_that_a_data_set_repeats_need_patients(
-    opened: Callable[[Any], Splits], patients: list[str] | None
+    opened: Callable[[Any], DatasetSplits], patients: list[str] | None
 ) -> None:
     images = LabelledImages(Items(lambda row: (GREY[row // 2], LABELS[row // 2])), patients=patients)
     with pytest.raises(BadInput, match="holds 30 pictures again") if patients is None else nullcontext():
@@ -276,26 +280,26 @@ def test_pictures_that_a_data_set_repeats_need_patients(
         assert not set(train.places // 2) & set(test.places // 2)
 
 
-def test_a_patient_without_a_name_is_unknown(opened: Callable[[Any], Splits]) -> None:
+def test_a_patient_without_a_name_is_unknown(opened: Callable[[Any], DatasetSplits]) -> None:
     empty = [None, "", NAN, " ", np.float32(NAN), pd.NA]
     items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], "patient": empty[row % len(empty)]})
     assert not any(has_known_patients(part.patients) for part in opened(items).parts)
 
 
 @pytest.mark.parametrize("images", [GREY, Items(lambda row: GREY[row]), list(GREY)], ids=["array", "items", "list"])
-def test_given_labels_may_be_a_table_or_masked(opened: Callable[[Any], Splits], images: Any) -> None:
+def test_given_labels_may_be_a_table_or_masked(opened: Callable[[Any], DatasetSplits], images: Any) -> None:
     table = pd.DataFrame(LABELS[:, ::-1], columns=["b", "a"]).astype("Int64")
     for labels in (table, np.ma.masked_invalid(LABELS), list(np.ma.masked_invalid(LABELS))):
         for part in opened(LabelledImages(images, labels, ("a", "b"))).parts:
             np.testing.assert_array_equal(part.labels, LABELS[part.places])
 
 
-def test_a_list_of_items_is_a_data_set(opened: Callable[[Any], Splits]) -> None:
+def test_a_list_of_items_is_a_data_set(opened: Callable[[Any], DatasetSplits]) -> None:
     splits = opened(LabelledImages([(GREY[row], LABELS[row]) for row in range(COUNT)], class_names=("a", "b")))
     np.testing.assert_array_equal(splits.test.labels, LABELS[splits.test.places])
 
 
-def test_joined_data_sets_name_their_classes_together(opened: Callable[[Any], Splits]) -> None:
+def test_joined_data_sets_name_their_classes_together(opened: Callable[[Any], DatasetSplits]) -> None:
     halves = [Subset(Items(lambda row: (GREY[row], LABELS[row])), list(rows)) for rows in (range(30), range(30, 60))]
     assert opened(ConcatDataset(halves)).class_names == ("a", "b")
 
@@ -309,30 +313,32 @@ class Unsized(Dataset[Any]):
         return GREY[index], LABELS[index]
 
 
-def test_a_subset_may_choose_from_a_data_set_without_a_length(opened: Callable[[Any], Splits]) -> None:
+def test_a_subset_may_choose_from_a_data_set_without_a_length(opened: Callable[[Any], DatasetSplits]) -> None:
     splits = opened(LabelledImages(Subset(Unsized(), list(range(COUNT))), class_names=("a", "b")))
     np.testing.assert_array_equal(splits.test.labels, LABELS[splits.test.places])
 
 
-def test_labels_that_change_later_are_refused(opened: Callable[[Any], Splits]) -> None:
+def test_labels_that_change_later_are_refused(opened: Callable[[Any], DatasetSplits]) -> None:
     items = Items(lambda row: (GREY[row], LABELS[row]))
     splits = opened(items)
     items.get = lambda row: (GREY[row], 1 - LABELS[row])
     with pytest.raises(BadInput, match="at first"):
-        splits.train.stored.read(splits.train.places, 1)  # type: ignore[union-attr, arg-type]
+        splits.train.stored.read_pictures(splits.train.places, 1)  # type: ignore[union-attr, arg-type]
 
 
-def test_items_are_read_once_for_their_labels_and_then_when_they_are_needed(opened: Callable[[Any], Splits]) -> None:
+def test_items_are_read_once_for_their_labels_and_then_when_they_are_needed(
+    opened: Callable[[Any], DatasetSplits],
+) -> None:
     items = Items(lambda row: (GREY[row], LABELS[row]))
     splits = opened(items)
     assert items.reads[: COUNT + 1] == [0, *range(COUNT)]
     assert len(items.reads) == COUNT + 1 + 3 * 8  # some again, to see that they stay
     items.reads.clear()
-    pixels_on_device(splits.train, "cpu")[torch.tensor([3, 1])]
+    load_pixels_on_device(splits.train, "cpu")[torch.tensor([3, 1])]
     assert items.reads == splits.train.places[[3, 1]].tolist()
 
 
-def test_with_labels_given_items_are_read_once_for_their_pictures(opened: Callable[[Any], Splits]) -> None:
+def test_with_labels_given_items_are_read_once_for_their_pictures(opened: Callable[[Any], DatasetSplits]) -> None:
     items = Items(lambda row: GREY[row])
     splits = opened(LabelledImages(items, LABELS, ("a", "b"), patients=[f"p{row // 3}" for row in range(COUNT)]))
     assert len(items.reads) == 1 + COUNT + 3 * 8
@@ -341,7 +347,7 @@ def test_with_labels_given_items_are_read_once_for_their_pictures(opened: Callab
 
 @pytest.mark.parametrize("labels", [None, LABELS])
 def test_an_item_that_draws_with_a_generator_of_its_own_is_refused_by_its_row(
-    labels: Any, opened: Callable[[Any], Splits]
+    labels: Any, opened: Callable[[Any], DatasetSplits]
 ) -> None:
     random = np.random.default_rng()
     items = Items(lambda row: (random.permutation(GREY[row].reshape(-1)).reshape(GREY[row].shape), LABELS[row]))
@@ -350,7 +356,7 @@ def test_an_item_that_draws_with_a_generator_of_its_own_is_refused_by_its_row(
 
 
 def test_an_item_that_draws_which_picture_it_is_is_refused_where_labels_are_given(
-    opened: Callable[[Any], Splits],
+    opened: Callable[[Any], DatasetSplits],
 ) -> None:
     def draw(row: int) -> Any:
         other = int(torch.randint(COUNT, ()))
@@ -360,7 +366,7 @@ def test_an_item_that_draws_which_picture_it_is_is_refused_where_labels_are_give
         opened(LabelledImages(Items(draw), LABELS, ("a", "b")))
 
 
-def test_classes_are_those_of_the_data_set_inside_a_subset(opened: Callable[[Any], Splits]) -> None:
+def test_classes_are_those_of_the_data_set_inside_a_subset(opened: Callable[[Any], DatasetSplits]) -> None:
     items = Items(lambda row: (GREY[row], LABELS[row]), class_names=("x", "y"))
     assert opened(Subset(items, list(range(10, 50)))).class_names == ("x", "y")
 
@@ -371,8 +377,8 @@ def noisy(row: int) -> tuple[torch.Tensor, NDArray[np.float32]]:
     return value.float() * torch.ones(1, 4, 4), LABELS[row]
 
 
-def test_training_draws_anew_by_the_seed_and_evaluation_draws_the_same(opened: Callable[[Any], Splits]) -> None:
-    pixels = pixels_on_device(opened(Items(noisy)).train, "cpu")
+def test_training_draws_anew_by_the_seed_and_evaluation_draws_the_same(opened: Callable[[Any], DatasetSplits]) -> None:
+    pixels = load_pixels_on_device(opened(Items(noisy)).train, "cpu")
     rows = torch.tensor([0, 1, 0])
 
     def draws(seed: int) -> list[torch.Tensor]:
@@ -389,17 +395,17 @@ def test_training_draws_anew_by_the_seed_and_evaluation_draws_the_same(opened: C
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]  # type: ignore[union-attr]
 
 
-def test_floats_are_not_rounded_for_the_network(opened: Callable[[Any], Splits]) -> None:
+def test_floats_are_not_rounded_for_the_network(opened: Callable[[Any], DatasetSplits]) -> None:
     value = 100.37 / 255
     items = Items(lambda row: (torch.full((1, 4, 4), value), LABELS[row]))
     splits = opened(LabelledImages(items, patients=[f"p{row}" for row in range(COUNT)]))
-    (read,) = pixels_on_device(splits.train, "cpu").iterate_batches(COUNT)
+    (read,) = load_pixels_on_device(splits.train, "cpu").iterate_batches(COUNT)
     assert read.unique().item() == pytest.approx(100.37)
     assert splits.train.images.dtype == np.uint8
     assert set(np.unique(splits.train.images)) == {100}
 
 
-def test_a_range_of_values_is_brought_to_black_and_white(opened: Callable[[Any], Splits]) -> None:
+def test_a_range_of_values_is_brought_to_black_and_white(opened: Callable[[Any], DatasetSplits]) -> None:
     """TorchXRayVision's data sets go from -1024 to 1024."""
     images = GREY.astype(np.float32) / 255 * 2048 - 1024
     items = Items(lambda row: {"img": images[row][None], "lab": LABELS[row]})
@@ -407,7 +413,7 @@ def test_a_range_of_values_is_brought_to_black_and_white(opened: Callable[[Any],
     np.testing.assert_array_equal(splits.train.images, GREY[splits.train.places])
 
 
-def test_parts_have_data_sets_of_their_own(opened: Callable[[Any], Splits]) -> None:
+def test_parts_have_data_sets_of_their_own(opened: Callable[[Any], DatasetSplits]) -> None:
     """Those for training augment, those for tests do not."""
     test = Items(lambda row: (GREY[row + 40], LABELS[row + 40]), 20)
     train = Items(lambda row: (GREY[row], LABELS[row]), 40)
@@ -581,19 +587,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("images", "problem"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_used_is_named(opened: Callable[[Any], Splits], images: Any, problem: str) -> None:
+def test_what_cannot_be_used_is_named(opened: Callable[[Any], DatasetSplits], images: Any, problem: str) -> None:
     with pytest.raises(BadInput) as refused:
         opened(images)
     assert problem in str(refused.value)
 
 
-def test_faults_of_all_items_are_listed_together(opened: Callable[[Any], Splits]) -> None:
+def test_faults_of_all_items_are_listed_together(opened: Callable[[Any], DatasetSplits]) -> None:
     with pytest.raises(BadInput) as refused:
         opened(of(lambda row: (GREY[row], [1, 3]) if row % 20 == 5 else (GREY[row], LABELS[row])))
     assert [fault.where for fault in refused.value.faults] == [f"{P}[5]", f"{P}[25]", f"{P}[45]", P]
 
 
-def test_images_are_rows_that_a_network_reads(opened: Callable[[Any], Splits]) -> None:
+def test_images_are_rows_that_a_network_reads(opened: Callable[[Any], DatasetSplits]) -> None:
     splits = opened(Items(lambda row: (GREY[row], LABELS[row])))
-    assert isinstance(splits.train.stored, TorchDatasetRows)
+    assert isinstance(splits.train.stored, TorchDatasetPictures)
     assert splits.train.stored is splits.test.stored

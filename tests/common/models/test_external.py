@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from client.gate.plan_costs import estimate_network_cost
 from common.errors import BadInput
-from common.models.network import build, network_build_faults
+from common.models.network import build_network, find_network_build_faults
 from common.models.saved import load_model
-from common.models.state import layout_of, read_state, write_state
+from common.models.state import make_model_layout, read_model_state, write_model_state
 from common.models.zoo import registry
 from common.models.zoo.spec import ModelSpec
 from common.plugins import MODELS, find_plugin_entry_point, identify_plugin
@@ -51,7 +51,7 @@ STAIRS = ("plugin:stairs", 1, 16)
 
 
 def stairs_fault() -> str:
-    (fault,) = network_build_faults(spec(*STAIRS), Path())
+    (fault,) = find_network_build_faults(spec(*STAIRS), Path())
     return str(fault)
 
 
@@ -59,22 +59,22 @@ def stairs_fault() -> str:
 def test_it_is_built_the_same_for_the_same_seed_and_its_state_can_be_put_back(
     name: str, channels: int, size: int, width: int
 ) -> None:
-    first, second = (build(spec(name, channels, size), CLASSES, 3) for _ in range(2))
-    other = build(spec(name, channels, size), CLASSES, 4)
+    first, second = (build_network(spec(name, channels, size), CLASSES, 3) for _ in range(2))
+    other = build_network(spec(name, channels, size), CLASSES, 4)
     assert first.head.in_features == width
-    state = read_state(first)
-    np.testing.assert_array_equal(state.trunk, read_state(second).trunk)
-    assert (state.trunk != read_state(other).trunk).any()
-    write_state(other, trunk=state.trunk, norm=state.norm, head=state.head)
+    state = read_model_state(first)
+    np.testing.assert_array_equal(state.trunk, read_model_state(second).trunk)
+    assert (state.trunk != read_model_state(other).trunk).any()
+    write_model_state(other, trunk=state.trunk, norm=state.norm, head=state.head)
     images = torch.randint(0, 256, (2, channels, size, size), dtype=torch.uint8)
     with torch.no_grad():
         torch.testing.assert_close(first.eval()(images), other.eval()(images))
-    assert layout_of(first) == layout_of(other)
+    assert make_model_layout(first) == make_model_layout(other)
 
 
 def test_the_layout_of_our_resnet_and_of_timms_are_told_apart() -> None:
-    ours, timms = (build(spec(name), CLASSES, 3) for name in ("resnet18", "timm:resnet18"))
-    assert layout_of(ours).architecture != layout_of(timms).architecture
+    ours, timms = (build_network(spec(name), CLASSES, 3) for name in ("resnet18", "timm:resnet18"))
+    assert make_model_layout(ours).architecture != make_model_layout(timms).architecture
 
 
 TRAINED = ("timm:test_resnet", "timm:test_vit", "plugin:stairs", "torchvision:shufflenet_v2_x0_5")
@@ -101,19 +101,19 @@ def test_a_federation_trains_it_and_the_saved_model_is_read_back(name: str, tmp_
     ],
 )
 def test_a_network_that_cannot_be_made_is_said_before_anything_is_trained(name: str, words: str) -> None:
-    (fault,) = network_build_faults(spec(name), Path())
+    (fault,) = find_network_build_faults(spec(name), Path())
     assert words in str(fault)
 
 
 def test_images_that_are_too_small_for_a_network_are_a_fault() -> None:
-    (fault,) = network_build_faults(spec("plugin:stairs", size=2), Path())
+    (fault,) = find_network_build_faults(spec("plugin:stairs", size=2), Path())
     assert "does not take images of 2 pixels and 1 channels" in str(fault)
 
 
 @pytest.mark.parametrize("package", ["monai", "torchxrayvision"])
 def test_a_library_that_is_not_installed_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
-    (fault,) = network_build_faults(spec(f"{package}:densenet121"), Path())
+    (fault,) = find_network_build_faults(spec(f"{package}:densenet121"), Path())
     assert f"pip install {package}" in str(fault)
 
 
@@ -139,7 +139,7 @@ def test_a_librarys_own_weights_become_a_trunk_that_says_the_same(
     )
     channels = 3 if architecture.startswith("timm") else 1
     more = {"weights": "trunk.safetensors", "weights_sha256": sha256}
-    network = build(spec(architecture, channels, 64, **more), ("a",), 0, tmp_path).eval()
+    network = build_network(spec(architecture, channels, 64, **more), ("a",), 0, tmp_path).eval()
     pixels = torch.rand(2, channels, 64, 64)
     last = [module for module in original.modules() if isinstance(module, nn.Linear)][-1]
     features: list[Tensor] = []
@@ -159,8 +159,8 @@ def test_a_name_of_another_form_is_none_of_ours(name: str) -> None:
 
 def test_group_normalisation_is_refused_where_batch_normalisation_does_more() -> None:
     with pytest.raises(BadInput, match="cannot take the place of BatchNormAct2d"):
-        build(spec("timm:resnetv2_50", 3, 32, norm="group"), CLASSES, 3)
-    build(spec("timm:resnet18", 3, 32, norm="group"), CLASSES, 3)
+        build_network(spec("timm:resnetv2_50", 3, 32, norm="group"), CLASSES, 3)
+    build_network(spec("timm:resnet18", 3, 32, norm="group"), CLASSES, 3)
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,9 @@ def test_group_normalisation_is_refused_where_batch_normalisation_does_more() ->
 def test_a_plug_in_that_makes_something_else_is_named(
     product: object, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "load_entry_point", lambda group, name: product)
+    monkeypatch.setattr(registry, "load_plugin_entry_point", lambda group, name: product)
     with pytest.raises(BadInput, match=words):
-        build(spec(*STAIRS), CLASSES, 3)
+        build_network(spec(*STAIRS), CLASSES, 3)
 
 
 def test_a_changed_file_changes_the_stamp_and_nothing_is_imported_for_it(stairs: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_package_that_cannot_be_imported_is_named(stairs: Path) -> None:
 def test_code_that_looks_at_values_can_be_built_and_counted(stairs: Path) -> None:
     looks = "_ = [r.item() for r in __import__('torch').ones(2)]"
     stairs.write_text(stairs.read_text().replace("return nn.Sequential(", f"{looks}\n    return nn.Sequential("))
-    assert network_build_faults(spec(*STAIRS), Path()) == []
+    assert find_network_build_faults(spec(*STAIRS), Path()) == []
     assert estimate_network_cost(spec(*STAIRS), rows=2).parameters > 5000
 
 
@@ -217,7 +217,7 @@ def test_a_factory_that_raises_is_a_fault(ends: str, stairs: Path) -> None:
 
 
 def test_what_runs_keeps_the_stamp_of_the_files_that_were_imported(stairs: Path) -> None:
-    build(spec(*STAIRS), CLASSES, 3)
+    build_network(spec(*STAIRS), CLASSES, 3)
     before = identify_plugin(MODELS, "stairs")
     stairs.write_text(stairs.read_text() + "\n")
     assert identify_plugin(MODELS, "stairs") == before

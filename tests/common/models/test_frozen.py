@@ -13,21 +13,21 @@ from client.site.memory import FrozenPartFiles
 from common.errors import BadInput
 from common.models.network import (
     SplitNetwork,
-    build,
+    build_network,
+    find_network_build_faults,
     freeze_batch_norm,
-    network_build_faults,
     set_train_mode,
     unfreeze_network,
 )
 from common.models.saved import load_model, save_model
 from common.models.state import (
     FrozenPart,
+    add_frozen_hash,
     build_initial_frozen_part,
-    frozen_tensors,
-    layout_of,
-    read_state,
-    state_sha256,
-    with_frozen_hash,
+    hash_model_state,
+    list_frozen_tensors,
+    make_model_layout,
+    read_model_state,
 )
 from common.models.trained import StandardisingLayer
 from common.models.zoo.spec import ModelSpec
@@ -47,7 +47,7 @@ def spec(train: str, **more: object) -> ModelSpec:
 
 
 def network(train: str, seed: int = 1, **more: object) -> SplitNetwork:
-    return build(spec(train, **more), NAMES, seed)
+    return build_network(spec(train, **more), NAMES, seed)
 
 
 def images(count: int = 4) -> torch.Tensor:
@@ -68,7 +68,7 @@ def images(count: int = 4) -> torch.Tensor:
 def test_what_travels_is_what_is_trained(
     train: str, more: dict[str, object], trunk: tuple[str, ...], norm: tuple[str, ...]
 ) -> None:
-    layout = layout_of(network(train, **more))
+    layout = make_model_layout(network(train, **more))
     assert tuple(shape.name for shape in layout.trunk) == trunk
     assert tuple(shape.name for shape in layout.norm) == norm
 
@@ -86,7 +86,7 @@ def test_a_step_moves_all_that_is_trained_and_nothing_else(train: str, more: dic
     optimizer.step()
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
     floats = {name for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-    layout = layout_of(model)
+    layout = make_model_layout(model)
     trained = {shape.name for shape in (*layout.trunk, *layout.norm)} | {"head.weight", "head.bias"}
     assert moved & floats == trained
     assert floats - trained == model.frozen
@@ -97,7 +97,7 @@ def test_all_is_as_it_was() -> None:
     """``all`` has no frozen tensor, the layout and the hash that a model had before there was a choice."""
     model = network("all")
     assert not model.frozen
-    assert layout_of(model).layout_sha256 == "d0153d05dad0414abe10d91c84e27b638ea99182ba8ddac0ae1c9423fcbb6768"
+    assert make_model_layout(model).layout_sha256 == "d0153d05dad0414abe10d91c84e27b638ea99182ba8ddac0ae1c9423fcbb6768"
 
 
 def test_unfreezing_and_freezing_batch_norm_leave_the_frozen_part_frozen() -> None:
@@ -136,24 +136,24 @@ def test_the_frozen_part_goes_from_network_to_network() -> None:
     assert FrozenPart.from_network(other).sha256 != part.sha256
     part.write_to_network(other)
     assert FrozenPart.from_network(other).sha256 == part.sha256
-    for name, tensor in frozen_tensors(other).items():
-        assert torch.equal(tensor, frozen_tensors(ours)[name]), name
+    for name, tensor in list_frozen_tensors(other).items():
+        assert torch.equal(tensor, list_frozen_tensors(ours)[name]), name
     with pytest.raises(ValueError, match="holds 3 values"):
         FrozenPart(np.zeros(3, np.float32)).write_to_network(other)
 
 
 def test_another_frozen_part_is_another_model() -> None:
     model = network("head")
-    state, layout = read_state(model), layout_of(model)
-    named = layout_of(build(with_frozen_hash(spec("head"), FrozenPart.from_network(model)), NAMES, 1))
+    state, layout = read_model_state(model), make_model_layout(model)
+    named = make_model_layout(build_network(add_frozen_hash(spec("head"), FrozenPart.from_network(model)), NAMES, 1))
     assert named.layout_sha256 != layout.layout_sha256
-    assert state_sha256(state, named) != state_sha256(state, layout)
+    assert hash_model_state(state, named) != hash_model_state(state, layout)
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> SplitNetwork:
     chosen = spec("last:2")
-    model = build(with_frozen_hash(chosen, build_initial_frozen_part(chosen, 1, Path())), NAMES, 1)
+    model = build_network(add_frozen_hash(chosen, build_initial_frozen_part(chosen, 1, Path())), NAMES, 1)
     save_model(tmp_path, model, label_contract_sha256="")
     return model
 
@@ -194,7 +194,7 @@ def test_running_statistics_are_means_over_the_batches_of_a_round() -> None:
     ("train", "reason"), [("last:40", "40"), ("last:41", "asks for 41 layers, and the backbone has 40 with parameters")]
 )
 def test_what_freezes_nothing_is_a_fault(train: str, reason: str) -> None:
-    (fault,) = network_build_faults(spec(train), Path())
+    (fault,) = find_network_build_faults(spec(train), Path())
     assert fault.where == "model.train"
     with pytest.raises(BadInput, match=reason):
         network(train)
@@ -205,26 +205,26 @@ def test_weights_that_are_no_numbers_are_refused_before_anything_is_trained(tmp_
     with torch.no_grad():
         whole.backbone.conv1.weight[0] = float("nan")
     save_model(tmp_path, whole, label_contract_sha256="")
-    (fault,) = network_build_faults(spec("head", weights=str(tmp_path / "model.safetensors")), Path())
+    (fault,) = find_network_build_faults(spec("head", weights=str(tmp_path / "model.safetensors")), Path())
     assert "not finite" in str(fault)
 
 
 def test_a_damaged_file_is_not_here_and_what_is_no_weights_file_is_not_read(tmp_path: Path) -> None:
     """What the roll call says decides whether the coordinator sends it."""
     part = FrozenPart.from_network(network("head"))
-    named = with_frozen_hash(spec("head"), part)
+    named = add_frozen_hash(spec("head"), part)
     weights = tmp_path / "weights"
     weights.mkdir()
     (weights / "endless.safetensors").symlink_to("/dev/zero")
     with (weights / "large.safetensors").open("wb") as large:
         large.truncate(10**12)  # a hole: it takes no room
     parts = FrozenPartFiles(tmp_path / "frozen", weights, durable=False)
-    assert not parts.has_part(named)
+    assert not parts.has_frozen_part(named)
     parts.store_received_part(part, part.sha256)
-    assert parts.has_part(named)
+    assert parts.has_frozen_part(named)
     (path,) = (tmp_path / "frozen").iterdir()
     content = bytearray(path.read_bytes())
     content[1000] ^= 1
     path.write_bytes(content)
-    assert not parts.has_part(named)
+    assert not parts.has_frozen_part(named)
     assert not path.exists()

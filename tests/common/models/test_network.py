@@ -10,7 +10,7 @@ from common.errors import BadInput
 from common.models.network import (
     EVALUATION_BATCH,
     SplitNetwork,
-    build,
+    build_network,
     compute_features_and_logits,
     compute_logits,
     freeze_backbone,
@@ -26,7 +26,7 @@ SURGICAL = read_vectors("surgical.json")
 
 
 def tiny(names: tuple[str, ...] = ("a", "b"), **more: Any) -> SplitNetwork:
-    return build(ModelSpec(architecture="tiny_cnn", image_size=16, **more), names, seed=3)
+    return build_network(ModelSpec(architecture="tiny_cnn", image_size=16, **more), names, seed=3)
 
 
 def pixels(channels: int, size: int, batch: int = 2) -> Tensor:
@@ -56,7 +56,7 @@ def test_small_networks_have_the_parameters_of_their_papers(
     architecture: Architecture, image_size: int, classes: int, expected: int
 ) -> None:
     spec = ModelSpec(architecture=architecture, channels=1, image_size=image_size)
-    assert parameters(build(spec, [str(index) for index in range(classes)], seed=0)) == expected
+    assert parameters(build_network(spec, [str(index) for index in range(classes)], seed=0)) == expected
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,18 @@ def test_small_networks_have_the_parameters_of_their_papers(
     [("densenet121", 6_953_856), ("resnet18", 11_176_512), ("vgg11", 9_225_984), ("efficientnet_lite0", 3_371_008)],
 )
 def test_large_backbones_have_the_published_parameters(architecture: Architecture, expected: int) -> None:
-    assert parameters(build(ModelSpec(architecture=architecture, image_size=32), ["a"], seed=0).backbone) == expected
+    assert (
+        parameters(build_network(ModelSpec(architecture=architecture, image_size=32), ["a"], seed=0).backbone)
+        == expected
+    )
 
 
 @pytest.mark.skipif(not SURGICAL, reason="no shared/vectors here")
 def test_densenet_with_neck_trains_as_many_tensors_as_the_authors_model() -> None:
     expected = SURGICAL["densenet121_trainable_tensors"]
-    network = build(ModelSpec(architecture="densenet121", image_size=32, neck=256), [str(i) for i in range(14)], seed=0)
+    network = build_network(
+        ModelSpec(architecture="densenet121", image_size=32, neck=256), [str(i) for i in range(14)], seed=0
+    )
     assert trainable_tensors(network) == expected["all"] == 366
     freeze_batch_norm(network)
     assert trainable_tensors(network) == expected["FedBN+_frozen_BN"] == 124
@@ -83,7 +88,9 @@ def test_every_architecture_trains_at_its_minimum_size_even_on_a_single_image(
     architecture: Architecture, channels: Literal[1, 3]
 ) -> None:
     size = TRAITS[architecture].minimum_size
-    network = build(ModelSpec(architecture=architecture, channels=channels, image_size=size), ["a", "b"], seed=0)
+    network = build_network(
+        ModelSpec(architecture=architecture, channels=channels, image_size=size), ["a", "b"], seed=0
+    )
     set_train_mode(network)
     for batch in (2, 1):
         network.zero_grad()
@@ -96,7 +103,7 @@ def test_every_architecture_trains_at_its_minimum_size_even_on_a_single_image(
 
 def test_the_same_seed_gives_the_same_network_and_leaves_torch_s_own_random_state_alone() -> None:
     before = torch.get_rng_state()
-    networks = tiny(), tiny(), build(tiny().spec, ("a", "b"), seed=4)
+    networks = tiny(), tiny(), build_network(tiny().spec, ("a", "b"), seed=4)
     assert torch.equal(before, torch.get_rng_state())
     first, same, other = (network.state_dict()["backbone.0.0.weight"] for network in networks)
     assert torch.equal(first, same)
@@ -193,7 +200,7 @@ def test_train_mode_and_unfreeze_undo_a_freeze(undo: Callable[[SplitNetwork], No
 
 
 def test_a_lone_image_is_normalised_as_in_evaluation_and_leaves_the_statistics_alone() -> None:
-    network = build(ModelSpec(architecture="resnet18", image_size=32), ["a"], seed=0)
+    network = build_network(ModelSpec(architecture="resnet18", image_size=32), ["a"], seed=0)
     set_train_mode(network)
     last = network.backbone.get_submodule("layer4.1.bn2")
     network(pixels(3, 32, batch=1))

@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from common.errors import BadInput
-from common.models.network import SplitNetwork, build
+from common.models.network import SplitNetwork, build_network
 from common.models.saved import load_model, save_model
-from common.models.state import layout_of, read_state, state_sha256
+from common.models.state import hash_model_state, make_model_layout, read_model_state
 from common.models.zoo.spec import ModelSpec
 
 
 def network() -> SplitNetwork:
-    return build(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=5), ("Mass", "Effusion"), seed=0)
+    return build_network(
+        ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=5), ("Mass", "Effusion"), seed=0
+    )
 
 
 def test_a_saved_model_is_loaded_with_nothing_else_at_hand_and_described(tmp_path: Path) -> None:
@@ -31,7 +33,7 @@ def test_a_saved_model_is_loaded_with_nothing_else_at_hand_and_described(tmp_pat
     assert loaded.class_names == ("Mass", "Effusion")
     assert not loaded.training
     assert torch.equal(loaded(images), source(images))
-    assert saved.model_sha256 == state_sha256(read_state(loaded), layout_of(loaded))
+    assert saved.model_sha256 == hash_model_state(read_model_state(loaded), make_model_layout(loaded))
 
 
 def test_tensors_of_another_architecture_are_refused(tmp_path: Path) -> None:

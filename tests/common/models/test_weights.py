@@ -12,7 +12,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 
 from common.errors import BadInput
-from common.models.network import SplitNetwork, build, network_build_faults
+from common.models.network import SplitNetwork, build_network, find_network_build_faults
 from common.models.saved import save_model
 from common.models.weights import convert_checkpoint, convert_efficientnet_lite0
 from common.models.zoo.networks import EfficientNetLite0
@@ -23,7 +23,7 @@ needs_wheel = pytest.mark.skipif(WHEEL is None, reason="pip install polyclinic[w
 
 
 def tiny(seed: int = 0) -> SplitNetwork:
-    return build(ModelSpec(architecture="tiny_cnn", image_size=16, neck=4), ("a", "b"), seed)
+    return build_network(ModelSpec(architecture="tiny_cnn", image_size=16, neck=4), ("a", "b"), seed)
 
 
 def spec(architecture: Architecture = "tiny_cnn", image_size: int = 16, **more: Any) -> ModelSpec:
@@ -39,18 +39,18 @@ def wheel_state() -> dict[str, Tensor]:
 def test_a_finished_model_is_a_weights_file_for_other_classes_and_another_neck(tmp_path: Path) -> None:
     source = tiny(seed=1)
     saved = save_model(tmp_path, source, label_contract_sha256="")
-    target = build(spec(weights_sha256=saved.safetensors_sha256), ("x", "y", "z"), 2, tmp_path)
+    target = build_network(spec(weights_sha256=saved.safetensors_sha256), ("x", "y", "z"), 2, tmp_path)
     for name, tensor in source.backbone.state_dict().items():
         assert torch.equal(target.backbone.state_dict()[name], tensor)
 
 
 def test_a_missing_file_and_one_of_something_else_are_faults_and_a_sound_one_is_none(tmp_path: Path) -> None:
-    assert "No such file" in network_build_faults(spec(), tmp_path)[0].problem
+    assert "No such file" in find_network_build_faults(spec(), tmp_path)[0].problem
     save_model(tmp_path, tiny(), label_contract_sha256="")
-    assert network_build_faults(spec(), tmp_path) == []
-    assert network_build_faults(ModelSpec(architecture="tiny_cnn", image_size=16), tmp_path) == []
+    assert find_network_build_faults(spec(), tmp_path) == []
+    assert find_network_build_faults(ModelSpec(architecture="tiny_cnn", image_size=16), tmp_path) == []
     (tmp_path / "model.safetensors").write_bytes(b"not tensors")
-    assert "no safetensors file" in network_build_faults(spec(), tmp_path)[0].problem
+    assert "no safetensors file" in find_network_build_faults(spec(), tmp_path)[0].problem
 
 
 def test_missing_unknown_and_misshapen_tensors_are_named_all_at_once(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_missing_unknown_and_misshapen_tensors_are_named_all_at_once(tmp_path: P
     backbone["backbone.0.1.bias"] = torch.zeros(7)
     del backbone["backbone.2.0.weight"]
     safetensors.torch.save_file(backbone, tmp_path / "model.safetensors")
-    missing, unknown, misshapen = (fault.problem for fault in network_build_faults(spec(), tmp_path))
+    missing, unknown, misshapen = (fault.problem for fault in find_network_build_faults(spec(), tmp_path))
     assert 'lacks tensors: "2.0.weight"' in missing
     assert 'unknown tensors: "extra.weight"' in unknown
     assert '"0.1.bias (7,) instead of (24,)"' in misshapen
@@ -67,8 +67,8 @@ def test_missing_unknown_and_misshapen_tensors_are_named_all_at_once(tmp_path: P
 
 def test_a_colour_convolution_summed_over_its_channels_says_the_same_of_grey_images(tmp_path: Path) -> None:
     save_model(tmp_path, tiny(seed=1), label_contract_sha256="")
-    colour = build(spec(), ("a",), 0, tmp_path).eval()
-    grey = build(spec(channels=1), ("a",), 0, tmp_path).eval()
+    colour = build_network(spec(), ("a",), 0, tmp_path).eval()
+    grey = build_network(spec(channels=1), ("a",), 0, tmp_path).eval()
     images = torch.rand(3, 1, 16, 16, generator=torch.Generator().manual_seed(0)) * 255
     torch.testing.assert_close(grey(images), colour(images))
 
@@ -92,7 +92,7 @@ def test_efficientnet_lite0_recognises_photographs(tmp_path: Path, picture: int,
     sha256 = convert_efficientnet_lite0(tmp_path / "model.safetensors")
     assert convert_efficientnet_lite0(tmp_path / "again.safetensors") == sha256
     lite0 = spec("efficientnet_lite0", 224, weights_sha256=sha256)
-    network = build(lite0, [str(index) for index in range(1000)], 0, tmp_path).eval()
+    network = build_network(lite0, [str(index) for index in range(1000)], 0, tmp_path).eval()
     network.head.load_state_dict({name: wheel_state()[f"_fc.{name}"] for name in ("weight", "bias")})
     pixels = load_sample_images().images[picture].copy()
     photograph = torch.from_numpy(pixels).permute(2, 0, 1)[None]  # (1, 3, 427, 640)
@@ -124,7 +124,7 @@ def test_a_densenet_file_with_the_old_names_is_converted(models: Any, tmp_path: 
     torch.save(old, tmp_path / "densenet.pth")
     sha256 = convert_checkpoint("densenet121", tmp_path / "densenet.pth", tmp_path / "model.safetensors")
     densenet = spec("densenet121", 32, weights_sha256=sha256)
-    network = build(densenet, ["a"], 0, tmp_path).eval()
+    network = build_network(densenet, ["a"], 0, tmp_path).eval()
     original.classifier = nn.Identity()
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 255
     scale = densenet.normalisation
@@ -142,7 +142,7 @@ def test_resnet_and_vgg_state_dicts_of_either_kind_of_file_are_converted(models:
     vgg = {f"features.{name}": tensor for name, tensor in features.state_dict().items()}
     torch.save(vgg | {"classifier.0.weight": torch.zeros(1)}, tmp_path / "vgg.pth")
     convert_checkpoint("vgg11", tmp_path / "vgg.pth", tmp_path / "model.safetensors")
-    network = build(spec("vgg11", 32), ["a"], 0, tmp_path)
+    network = build_network(spec("vgg11", 32), ["a"], 0, tmp_path)
     assert torch.equal(network.backbone.state_dict()["features.25.weight"], vgg["features.25.weight"])
 
 
