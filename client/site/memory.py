@@ -14,6 +14,7 @@ import operator
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,10 +88,15 @@ def remove_old_run_states(memory: Path, run: str, *, days: float = KEPT_DAYS, mo
 
 
 class RoundStateFolder:
-    """The folder with a site's stored states of one run, one file for each round."""
+    """The folder with a site's stored states of one run, one file for each round.
 
-    def __init__(self, folder: Path, *, durable: bool = True) -> None:
-        self.folder, self.durable = folder, durable
+    Args:
+        folder: The folder, whose name is that of the run.
+        site: The site's name, which each file states; empty to read the files of any site.
+    """
+
+    def __init__(self, folder: Path, site: str = "", *, durable: bool = True) -> None:
+        self.folder, self.site, self.durable = folder, site, durable
 
     def read_last_counted_state(
         self,
@@ -110,7 +116,8 @@ class RoundStateFolder:
             expected: True if the run stores a state after every round that counted.
 
         Raises:
-            LostRoundState: If the state is expected and missing, or if it is damaged.
+            LostRoundState: If the state is expected and missing, if it is damaged, or if the file states another run,
+                site or round than its place does.
         """
         if forget:
             remove_temporary_files(self.folder)
@@ -128,13 +135,19 @@ class RoundStateFolder:
         if settled and not self.may_continue_from_round(counted):
             return SiteRoundState()
         try:
-            return parse_round_state(path.read_bytes())
+            state, origin = parse_round_state(path.read_bytes())
         except (OSError, ValueError) as error:
             raise LostRoundState(f"its state after round {counted} is damaged: {name}: {error}.") from None
+        expected_origin = self._state_origin(counted)
+        for fact, value in expected_origin.items() if origin else ():  # an earlier release stated no origin
+            if origin.get(fact) != value and not (fact == "site" and "" in (value, origin.get(fact))):
+                problem = f"its state after round {counted} is that of another {fact}"
+                raise LostRoundState(f"{problem}: {name}: {fact} {origin.get(fact)} instead of {value}.")
+        return state
 
     def write_empty_state(self, counted: int) -> None:
         """Store an empty state in place of a lost one, so that the site continues from the coordinator's model."""
-        write_atomically(self._state_file_path(counted), _serialize_round_state(SiteRoundState()), durable=self.durable)
+        self._write_state_file(counted, SiteRoundState())
 
     def mark_round_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
         """Mark a round's state as one to continue from: its sum is unmasked, or its cost is in the ledger.
@@ -178,7 +191,15 @@ class RoundStateFolder:
 
     def write_state(self, memory: SiteRoundState) -> None:
         """Write the state after a round to the file of that round."""
-        write_atomically(self._state_file_path(memory.round), _serialize_round_state(memory), durable=self.durable)
+        self._write_state_file(memory.round, memory)
+
+    def _write_state_file(self, server_round: int, memory: SiteRoundState) -> None:
+        content = _serialize_round_state(memory, self._state_origin(server_round))
+        write_atomically(self._state_file_path(server_round), content, durable=self.durable)
+
+    def _state_origin(self, server_round: int) -> dict[str, str | int]:
+        """Return the run, site and round that a state file states, so that a file in another's place is refused."""
+        return {"run": self.folder.name, "site": self.site, "round": server_round}
 
     def _state_file_path(self, server_round: int) -> Path:
         return self.folder / f"round-{server_round:06d}.safetensors"
@@ -191,8 +212,8 @@ _FACTS_NAME = "facts"
 _DIGEST = hashlib.sha256().digest_size
 
 
-def _serialize_round_state(memory: SiteRoundState) -> bytes:
-    """Return the content of a state file: a SHA-256, then the state as safetensors."""
+def _serialize_round_state(memory: SiteRoundState, origin: Mapping[str, str | int]) -> bytes:
+    """Return the content of a state file: a SHA-256, then the state and its origin as safetensors."""
     named, classes = dict[str, NDArray[Any]](), dict[str, list[str]]()
     for part in (*_GROUPS, *_ARRAYS):
         value = getattr(memory, part)
@@ -201,14 +222,14 @@ def _serialize_round_state(memory: SiteRoundState) -> bytes:
         for name, array in (value.to_named_arrays() if isinstance(value, ModelGroups) else value).items():
             named[f"{part}/{name}"] = np.asarray(array, order="C")
     facts: dict[str, Any] = dict(zip(_FACTS, operator.attrgetter(*_FACTS)(memory), strict=True))
-    facts["classes"] = classes
+    facts |= {"classes": classes, "origin": dict(origin)}
     named[_FACTS_NAME] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
     content = save(named)
     return hashlib.sha256(content).digest() + content
 
 
-def parse_round_state(written: bytes) -> SiteRoundState:
-    """Parse the content of a state file.
+def parse_round_state(written: bytes) -> tuple[SiteRoundState, dict[str, Any]]:
+    """Parse the content of a state file; return the state, and the run, site and round that it states.
 
     Raises:
         ValueError: If the content is damaged.
@@ -219,7 +240,7 @@ def parse_round_state(written: bytes) -> SiteRoundState:
     try:
         arrays = load(content)
         facts: dict[str, Any] = json.loads(arrays.pop(_FACTS_NAME).tobytes())
-        classes = facts.pop("classes")
+        classes, origin = facts.pop("classes"), dict(facts.pop("origin", {}))
         parts: dict[str, Any] = {}
         for name in (*_GROUPS, *_ARRAYS):
             parts[name] = {}
@@ -230,7 +251,7 @@ def parse_round_state(written: bytes) -> SiteRoundState:
             parts[group] = (
                 ModelGroups.from_named_arrays(parts[group], classes.get(group, [])) if parts[group] else NOTHING
             )
-        return SiteRoundState(**parts, **facts)
+        return SiteRoundState(**parts, **facts), origin
     except (SafetensorError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"it holds no memory: {error}") from None
 

@@ -224,7 +224,7 @@ class Site:
 
     def open_run_state_folder(self, run: str) -> RoundStateFolder:
         """Return the folder with the site's stored states of a run."""
-        return RoundStateFolder(self.folder / "memory" / run, durable=self.durable)
+        return RoundStateFolder(self.folder / "memory" / run, self.name, durable=self.durable)
 
     @cached_property
     def name(self) -> str:

@@ -194,7 +194,8 @@ class RunRecorder(RunCallbacks):
         if setting.resumed is not None:
             self._restore(setting.resumed)
         self.ledger = RunAudit(path, layout, keep=keep, durable=durable, key_of=setting.key_of)
-        sha256 = hash_experiment(self.experiment)
+        sha256, plugins = hash_experiment(self.experiment), list_plugin_identities(self.experiment)
+        stamps = [plugin.model_dump() for plugin in plugins]
         if setting.resumed is None:
             run = self.experiment.run
             self.ledger.record_start(
@@ -204,12 +205,12 @@ class RunRecorder(RunCallbacks):
                 method=run.method,
                 versions=collect_software_versions(),
                 experiment_sha256=sha256,
-                plugins=[stamp.model_dump() for stamp in list_plugin_identities(self.experiment)],
+                plugins=stamps,
                 contract_sha256=sites.contract.hash,
                 classes=list(sites.contract.class_names),
             )
         else:
-            self.ledger.record_resumption(setting.resumed.state, experiment_sha256=sha256)
+            self.ledger.record_resumption(setting.resumed.state, stamps, experiment_sha256=sha256)
         for reply in setting.left_replies(setting.run):
             self.ledger.record_reply_before_resume(reply)
         for site, member in sorted(sites.members.items()):
@@ -320,6 +321,7 @@ class RunRecorder(RunCallbacks):
         self.checkpoints.save_checkpoint(
             Checkpoint(self.setting.run, state, self._experiment_json, self.totals.make_checkpoint_state(), judged)
         )
+        self.setting.folder.replace_finished_results()
         for watcher in self.watchers:
             watcher.show_finished_round(record, state)
         self._record_refused_calls()

@@ -5,13 +5,14 @@ The run is new, or an interrupted run is resumed.
 
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from common.config import Experiment, ExperimentFile
+from common.data.base.image_set import ImageSet, Splits, hash_dataset
 from common.errors import BadInput, Fault, raise_faults
 from server.federation.checkpoints import (
     Checkpoint,
@@ -22,6 +23,9 @@ from server.federation.checkpoints import (
 )
 from server.runs.folder import RunFolder
 from server.runs.tracking import TrackingService, open_mlflow_store, send_metrics_to_trackers
+
+DATA_TABLES = ("data", "server_data", "external_test")
+"""Tables of an experiment that name a data set."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
     """Create or reopen the run folder, and lock it within the context.
 
     With ``resume``, a run without a checkpoint or without a folder starts from the beginning, so that a supervisor may
-    always pass ``--resume``.
+    always pass ``--resume``. The results of a finished run stay until a further round counts.
 
     Raises:
         BadInput: If a new folder is not empty, or a folder to resume holds no run, another experiment, or only damaged
@@ -99,9 +103,45 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
             yield OpenedRunFolder(folder, uuid.uuid4().hex)
             return
         refuse_checkpoint_of_other_experiment(checkpoint, experiment, out)
-        folder.remove_summary_and_pages()
         folder.append_event("resumed", round=checkpoint.state.round)
         yield OpenedRunFolder(folder, checkpoint.run, checkpoint)
+
+
+def hash_data_tables(data: Splits | None, server: Splits | None, external: ImageSet | None) -> dict[str, str]:
+    """Return the hash of each data set that a run reads here, by its table in the experiment."""
+    sets = {
+        "data": data and data.parts,
+        "server_data": server and server.parts,
+        "external_test": external and (external,),
+    }
+    return {table: hash_dataset(*parts) for table, parts in sets.items() if parts}
+
+
+def refuse_changed_data(opening: OpenedRunFolder, hashes: Mapping[str, str]) -> None:
+    """Record the hash of each data set that a run reads; raise :class:`BadInput` if a resumed run had other data.
+
+    Args:
+        hashes: Table of the experiment (``data``, ``server_data``, ``external_test``) -> hash of the data set.
+    """
+    folder = opening.folder
+    noted = dict[str, str]()
+    for event in folder.events():
+        if event["event"] == "data_read":
+            noted |= {table: sha256 for table, sha256 in event.items() if table in DATA_TABLES}
+            noted |= {"data": event["sha256"]} if "sha256" in event else {}  # of an earlier release
+    remedy = "Put the data back, or begin a new run: --out NEW."
+    changed = [table for table, sha256 in hashes.items() if noted.get(table, sha256) != sha256]
+    if opening.resumed and changed:
+        raise BadInput(
+            Fault(
+                f"--resume {folder.path}: [{table}]",
+                "began with other images, labels or patients than the data set has now.",
+                remedy,
+            )
+            for table in changed
+        )
+    if any(noted.get(table) != sha256 for table, sha256 in hashes.items()):
+        folder.append_event("data_read", **hashes)
 
 
 class RunBackend(Protocol):

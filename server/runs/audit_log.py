@@ -6,7 +6,7 @@ for byte as hashed in the audits of coordinator and site.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +62,21 @@ class RunAudit:
         if self.keep:
             write_atomically(self._updates / INITIAL, serialize_federation_state(initial), durable=self.durable)
 
-    def record_resumption(self, state: FederationState, **facts: Any) -> None:
-        """Compare a checkpoint's models with the audit, then record that the run is resumed from the checkpoint.
+    def record_resumption(self, state: FederationState, plugins: Sequence[Mapping[str, Any]], **facts: Any) -> None:
+        """Compare models and plug-ins with the audit, then record that the run is resumed from the checkpoint.
+
+        Args:
+            plugins: The plug-ins that are installed now, as the audit stores them.
 
         Raises:
-            RunStopped: If a model of the checkpoint differs from the hash in the audit.
+            RunStopped: If a model of the checkpoint differs from the hash in the audit, or a plug-in has changed.
         """
+        began_with: Any = None
         hashes: dict[int, Any] = {}  # round -> hash of the model after it; round 0 is the initial model
         for entry in self.audit.read_entries():
             if entry.get("event") == "run":
                 hashes = {0: entry.get("initial_model_sha256")}
+                began_with = entry.get("plugins")
             elif entry.get("event") == "aggregated" and isinstance(number := entry.get("round"), int):
                 hashes[number] = entry.get("model_sha256")
         models = [(state.round, state.model), *([(state.best_round, state.best)] if state.best else [])]
@@ -86,6 +91,10 @@ class RunAudit:
                 problem = f"the checkpoint's model after round {number} is not the one that {FILE} has noted:"
                 remedy = f"one of them was changed. Put copies of {FILE} and checkpoints/ back, or take a new --out."
                 raise RunStopped(f"resume: {problem} {remedy}")
+        if isinstance(began_with, list) and (changed := [plugin for plugin in plugins if plugin not in began_with]):
+            names = ", ".join(f'{plugin["group"]} "{plugin["name"]}"' for plugin in changed)
+            problem = f"the code or version of {names} is not the one that the run began with."
+            raise RunStopped(f"resume: {problem} Install that again, or begin a new run: --out NEW.")
         self.audit.append(event="resumed", round=state.round, **facts)
 
     def record_enrolment(self, server_round: int, site: str, member: RunMember) -> None:

@@ -90,6 +90,7 @@ class RunFolder:
         self.path = path
         self.trackers: list[MetricsTracker] = []
         self._stopped: dict[str, str] = {}  # site -> the reason of its last event
+        self._unwritten_rounds: list[bytes] | None = None  # for rounds.jsonl, while the results of a done run remain
 
     @classmethod
     def create(cls, path: Path) -> "RunFolder":
@@ -128,10 +129,17 @@ class RunFolder:
         """True if the run is finished: the folder has a summary."""
         return (self.path / SUMMARY).is_file()
 
-    def remove_summary_and_pages(self) -> None:
-        """Remove summary and pages of a finished run, because the run is continued for more rounds."""
-        for name in (SUMMARY, "report.html", "MODEL_CARD.md"):
+    def replace_finished_results(self) -> None:
+        """Remove summary and pages of a finished run that has done a further round, and bring ``rounds.jsonl`` up to
+        date.
+
+        Until then all files of the finished run stay as they are, because the continuation may be refused or killed.
+        """
+        for name in (SUMMARY, "report.html", "MODEL_CARD.md") if self._unwritten_rounds is not None else ():
             (self.path / name).unlink(missing_ok=True)
+        if self._unwritten_rounds is not None:
+            write_atomically(self.path / "rounds.jsonl", b"".join(self._unwritten_rounds))
+            self._unwritten_rounds = None
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -151,22 +159,31 @@ class RunFolder:
     def remove_rounds_after(self, last: int) -> None:
         """Remove from ``rounds.jsonl`` the lines of rounds after ``last``, and an incomplete last line.
 
+        The file of a finished run is left until :meth:`replace_finished_results`.
+
         Raises:
             BadInput: If a line is not a round's line.
         """
-        path = self.path / "rounds.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        path, lines = self.path / "rounds.jsonl", self._unwritten_rounds
+        if lines is None:
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         whole = [line for line in lines if line.endswith(b"\n")]
         try:
             remaining = [line for line in whole if json.loads(line)["round"] <= last]
         except (ValueError, LookupError, TypeError):
             problem, remedy = "was edited or damaged: a line is not that of a round.", "Put a copy of it back."
             raise BadInput([Fault(str(path), problem, remedy)]) from None
-        write_atomically(path, b"".join(remaining))
+        if self.is_done:
+            self._unwritten_rounds = remaining
+        else:
+            write_atomically(path, b"".join(remaining))
 
     def append_round(self, line: Mapping[str, Any]) -> None:
-        """Append the line of one round to ``rounds.jsonl``."""
-        self._append_line("rounds.jsonl", line)
+        """Append the line of one round to ``rounds.jsonl``; to its new content while a finished run's file is left."""
+        if self._unwritten_rounds is None:
+            self._append_line("rounds.jsonl", line)
+        else:
+            self._unwritten_rounds.append((format_as_json_text(line) + "\n").encode())
         self._send_to_trackers(extract_round_scalars(line), line["round"])
 
     def append_event(self, name: str, **fields: Any) -> None:
@@ -197,6 +214,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
+        self.replace_finished_results()  # no further round was needed
         text = format_as_json_text(summary, indent=1) + "\n"
         write_atomically(self.path / SUMMARY, text.encode())
         self._send_to_trackers(extract_final_test_scalars(summary), summary["rounds"])

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from common.config import Experiment, ExperimentFile, make_hospital_plan
-from common.data.base.image_set import ImageSet, SkippedImage, describe_skipped_images, hash_dataset
+from common.data.base.image_set import ImageSet, SkippedImage, describe_skipped_images
 from common.data.load import (
     find_dataset_faults,
     find_external_test_faults,
@@ -38,7 +38,7 @@ from common.system.plain_text import list_first_and_count_rest
 from common.system.terminal import ProgressFormat
 from server.federation.evaluation import RunContext
 from server.federation.run import run_federation
-from server.federation.set_up import OpenedRunFolder, lead_run
+from server.federation.set_up import OpenedRunFolder, hash_data_tables, lead_run, refuse_changed_data
 from server.reporting.live.server import serve_view_during_run
 from server.reporting.run_claims import UNKNOWN_PATIENTS
 from server.runs.live_status import CurrentRun
@@ -131,7 +131,8 @@ class SimulationBackend:
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run all rounds in simulation, and choose sample images for the report."""
         experiment, folder, data = self._choose_arithmetic(opening), opening.folder, self.data
-        refuse_changed_dataset(opening, self.data)
+        own = data.server if experiment.server_data else None  # a partition's own images are of the data set
+        refuse_changed_data(opening, hash_data_tables(data.splits, own, self.external))
         setting = self._make_run_context(opening, experiment.training.precision)
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
@@ -246,17 +247,6 @@ class SimulationBackend:
     @property
     def _device(self) -> str:
         return "cuda" if torch.cuda.is_available() and self.experiment.simulation.gpus_per_site != 0 else "cpu"
-
-
-def refuse_changed_dataset(opening: OpenedRunFolder, data: SimulatedData) -> None:
-    """Record a hash of a new run's data; raise :class:`BadInput` if a resumed run had other data."""
-    folder, sha256 = opening.folder, hash_dataset(data.splits)
-    noted = [event["sha256"] for event in folder.read_events() if event["event"] == "data_read"]
-    if opening.resumed and noted and noted[-1] != sha256:
-        problem = "began with other images, labels or patients than the data set has now."
-        raise BadInput([Fault(f"--resume {folder.path}", problem, "Put the data back, or begin a new run: --out NEW.")])
-    if noted[-1:] != [sha256]:
-        folder.append_event("data_read", sha256=sha256)
 
 
 def check_simulation_experiment(

@@ -105,3 +105,23 @@ def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".round-000004.safetensors.4194305-1.part").write_bytes(b"half")
     assert folder.read_last_counted_state(counted=3).round == 3
     assert [path.name for path in tmp_path.iterdir()] == ["round-000003.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("run", "site", "server_round", "problem"),
+    [
+        ("other", "east", 3, "another run: memory/run/round-000003.safetensors: run other instead of run"),
+        ("run", "north", 3, "another site: memory/run/round-000003.safetensors: site north instead of east"),
+        ("run", "east", 2, "another round: memory/run/round-000003.safetensors: round 2 instead of 3"),
+    ],
+)
+def test_a_state_under_the_name_of_another_run_site_or_round_is_refused(
+    run: str, site: str, server_round: int, problem: str, tmp_path: Path
+) -> None:
+    RoundStateFolder(tmp_path / "copied" / run, site).write_state(memory(server_round))
+    place = tmp_path / "memory" / "run"
+    place.mkdir(parents=True)
+    copied = tmp_path / "copied" / run / f"round-{server_round:06d}.safetensors"
+    (place / "round-000003.safetensors").write_bytes(copied.read_bytes())
+    with pytest.raises(LostRoundState, match=problem):
+        RoundStateFolder(place, "east").read_last_counted(3)

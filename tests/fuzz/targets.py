@@ -329,17 +329,18 @@ def rounds(data: bytes) -> None:
 def _memory() -> bytes:
     with TemporaryDirectory() as name:
         site = SiteRoundState(3, MODEL, ModelGroups(), 2, MODEL, 1, 0.25, {"head.weight/step": np.ones((), np.float32)})
-        RoundStateFolder(Path(name), durable=False).write_state(site)
-        return (Path(name) / "round-000003.safetensors").read_bytes()
+        RoundStateFolder(Path(name) / "run", durable=False).write_state(site)
+        return (Path(name) / "run" / "round-000003.safetensors").read_bytes()
 
 
 def memory(data: bytes) -> None:
     """Damaged, it is refused as lost; also where it was damaged before its digest was taken."""
     for content in (data, hashlib.sha256(data[32:]).digest() + data[32:]):
         with folder_with() as folder:
-            (folder / "round-000003.safetensors").write_bytes(content)
+            (folder / "run").mkdir()
+            (folder / "run" / "round-000003.safetensors").write_bytes(content)
             with contextlib.suppress(LostRoundState):
-                assert RoundStateFolder(folder).read_last_counted_state(3).round == 3
+                assert RoundStateFolder(folder / "run").read_last_counted_state(3).round == 3
 
 
 def in_hand(data: bytes) -> None:

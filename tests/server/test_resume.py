@@ -16,20 +16,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.data.base.image_set import DatasetSplits
-from common.data.load import load_dataset
+from common.data.base.image_set import ImageSet, DatasetSplits
+from common.data.load import load_dataset, load_external_test_images
 from common.errors import BadInput
 from common.models.state import ModelState
+from common.plugins import PluginIdentity
 from server.federation import checkpoints
 from server.federation.checkpoints import CheckpointFolder
 from server.runs.folder import RunFolder
+from server.runs.verify import verify_run
 from server.simulation.backends.inline import InlineGrid
 from strategies.engine import coordinator
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RunStopped
 from strategies.engine.state import FederationState, deserialize_federation_state, serialize_federation_state
 from strategies.registry import STRATEGIES
-from tests.federations import experiment, federation, finished, needs_of
+from tests.federations import OWN_IMAGES, experiment, federation, finished, needs_of
 from tests.network.real import lines_of, warm
 from tests.server.killing import Killed, kill_at
 
@@ -306,6 +308,86 @@ def test_a_run_that_is_done_goes_on_to_the_model_of_one_longer_run(whole: Path, 
     for way in ("bytes_down", "bytes_up"):  # roll call and test come beside the rounds, those before it went on too
         of_rounds = sum(line[way] for line in lines_of(tmp_path / "extended" / "rounds.jsonl"))
         assert sum(site[way] for site in summary["sites"].values()) > of_rounds
+
+
+RESULTS = ("summary.json", "report.html", "MODEL_CARD.md", "rounds.jsonl", "model.safetensors", "receipt.json")
+
+
+def results_of(run: Path) -> dict[str, bytes]:
+    return {name: (run / name).read_bytes() for name in RESULTS}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "after"),
+    [
+        (Coordinator, "configure_train", False),
+        (coordinator, "update_global_model", True),
+        (CheckpointFolder, "save", False),
+        (RunFolder, "replace_finished_results", False),  # here round 3 counts already
+    ],
+)
+def test_killed_before_a_further_round_counts_a_run_that_is_done_keeps_its_results(
+    owner: Any, name: str, after: bool, whole: Path, tmp_path: Path
+) -> None:
+    federation(tmp_path, "run.rounds=2", out="killed", pages=True)
+    before = results_of(tmp_path / "killed")
+    with pytest.MonkeyPatch.context() as patched:
+        kill_at(patched, owner, name, 1, after=after)
+        with pytest.raises(Killed):
+            resumed(tmp_path / "killed")
+    assert results_of(tmp_path / "killed") == before
+    assert federation(tmp_path, "run.rounds=2", out="killed", resume=True) == json.loads(before["summary.json"])
+    check_same_end(tmp_path / "killed", whole)
+
+
+def test_a_continuation_that_stops_before_its_first_round_keeps_the_results(tmp_path: Path) -> None:
+    settings = ("run.rounds=1", "training.reset_optimizer=false")
+    federation(tmp_path, *settings, out="done", pages=True)
+    before = results_of(tmp_path / "done")
+    (state,) = (tmp_path / "done" / "sites" / "site-2" / "memory").glob("*/round-000001.safetensors")
+    state.unlink()
+    with pytest.raises(RunStopped, match="after round 1 is missing"):
+        federation(tmp_path, *settings, "run.rounds=2", out="done", resume=True)
+    assert results_of(tmp_path / "done") == before
+    assert verify_run(tmp_path / "done").faults == []
+
+
+@pytest.mark.parametrize("table", ["server_data", "external_test"])
+def test_a_run_does_not_go_on_with_other_images_of_the_coordinator(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = (OWN_IMAGES, OWN_IMAGES.replace("server_data", "external_test"))
+    federation(tmp_path, "run.rounds=1", *settings)
+    before = (tmp_path / "run" / "summary.json").read_bytes()
+
+    def invert(read: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(spec: Any, *arguments: Any) -> Any:
+            data = read(spec, *arguments)
+            if isinstance(data, ImageSet):
+                return replace(data, labels=1 - data.labels)
+            if spec.split_seed != 5:
+                return data
+            return replace(data, train=replace(data.train, labels=1 - data.train.labels))
+
+        return changed
+
+    if table == "server_data":
+        monkeypatch.setattr("common.simulation.load_dataset", invert(load_dataset))
+    else:
+        monkeypatch.setattr("server.simulation.simulate.load_external_test_images", invert(load_external_test_images))
+    with pytest.raises(BadInput, match=rf"\[{table}\]: began with other images") as refusal:
+        federation(tmp_path, "run.rounds=2", *settings, resume=True)
+    assert len(refusal.value.faults) == 1
+    assert (tmp_path / "run" / "summary.json").read_bytes() == before
+    monkeypatch.undo()
+    assert federation(tmp_path, "run.rounds=2", *settings, resume=True)["rounds"] == 2
+
+
+def test_a_run_does_not_go_on_with_another_release_of_a_plug_in(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = PluginIdentity(group="polyclinic.losses", name="mine", package="mine", version="2", sha256="ab" * 32)
+    monkeypatch.setattr("server.federation.recorder.list_plugin_identities", lambda experiment: (mine,))
+    with pytest.raises(RunStopped, match=r'polyclinic\.losses "mine" is not the one that the run began with'):
+        resumed(run)
 
 
 def test_a_run_that_is_done_without_checkpoints_keeps_its_result(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def small_plan(method: str = "surgical", seed: int = 7) -> HospitalPlan:
 def site_notes(run: Path, site: str) -> Mapping[str, np.ndarray]:
     """What a method noted at a site after the last round, from the site's own disk."""
     path = sorted((run / "sites" / site / "memory").glob("*/round-*.safetensors"))[-1]
-    return parse_round_state(path.read_bytes()).method_state
+    return parse_round_state(path.read_bytes())[0].method_state
 
 
 def app_of(sites: Sequence[ScriptedSite]) -> ClientApp:

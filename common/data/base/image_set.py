@@ -267,10 +267,14 @@ class DatasetSplits:
         return self.train.class_names
 
 
-def hash_dataset(splits: DatasetSplits) -> str:
-    """Return a SHA-256 that identifies a data set: its classes, and every label, patient, centre and picture."""
-    digest = hashlib.sha256(json.dumps(splits.class_names).encode())
-    for images in splits.parts:
+def hash_dataset(*parts: ImageSet) -> str:
+    """Return a SHA-256 that identifies a data set: its classes, and every label, patient, centre and picture.
+
+    Args:
+        parts: The parts of the data set, which have the same classes.
+    """
+    digest = hashlib.sha256(json.dumps(parts[0].class_names).encode())
+    for images in parts:
         digest.update(json.dumps([images.patients.tolist(), images.sources.tolist()]).encode())
         digest.update(np.ascontiguousarray(images.labels).tobytes())
         digest.update(images.digests.tobytes())
