@@ -63,7 +63,7 @@ class LocalOnlyTraining:
         """Train the rounds that are not on disk yet, save the best model, and return its test scores and classes."""
         memory = self.site.folder / "memory"
         remove_old_run_states(memory, self._local_run_name)
-        folder, last = self.site.run_state_folder(self._local_run_name), self.plan.run.rounds
+        folder, last = self.site.open_run_state_folder(self._local_run_name), self.plan.run.rounds
         for server_round in range(folder.newest_round + 1, last + 1):
             train_through_layers(self.site, self._make_train_request(server_round, server_round - 1))
         request = self._make_train_request(last, last)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from common.config import Experiment, ExperimentFile
-from common.data.base.image_set import ImageSet, Splits, hash_dataset
+from common.data.base.image_set import DatasetSplits, ImageSet, hash_dataset
 from common.errors import BadInput, Fault, raise_faults
 from server.federation.checkpoints import (
     Checkpoint,
@@ -107,7 +107,9 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
         yield OpenedRunFolder(folder, checkpoint.run, checkpoint)
 
 
-def hash_data_tables(data: Splits | None, server: Splits | None, external: ImageSet | None) -> dict[str, str]:
+def hash_data_tables(
+    data: DatasetSplits | None, server: DatasetSplits | None, external: ImageSet | None
+) -> dict[str, str]:
     """Return the hash of each data set that a run reads here, by its table in the experiment."""
     sets = {
         "data": data and data.parts,
@@ -125,7 +127,7 @@ def refuse_changed_data(opening: OpenedRunFolder, hashes: Mapping[str, str]) -> 
     """
     folder = opening.folder
     noted = dict[str, str]()
-    for event in folder.events():
+    for event in folder.read_events():
         if event["event"] == "data_read":
             noted |= {table: sha256 for table, sha256 in event.items() if table in DATA_TABLES}
             noted |= {"data": event["sha256"]} if "sha256" in event else {}  # of an earlier release

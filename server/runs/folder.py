@@ -173,7 +173,7 @@ class RunFolder:
         except (ValueError, LookupError, TypeError):
             problem, remedy = "was edited or damaged: a line is not that of a round.", "Put a copy of it back."
             raise BadInput([Fault(str(path), problem, remedy)]) from None
-        if self.is_done:
+        if self.is_run_finished:
             self._unwritten_rounds = remaining
         else:
             write_atomically(path, b"".join(remaining))

@@ -124,4 +124,4 @@ def test_a_state_under_the_name_of_another_run_site_or_round_is_refused(
     copied = tmp_path / "copied" / run / f"round-{server_round:06d}.safetensors"
     (place / "round-000003.safetensors").write_bytes(copied.read_bytes())
     with pytest.raises(LostRoundState, match=problem):
-        RoundStateFolder(place, "east").read_last_counted(3)
+        RoundStateFolder(place, "east").read_last_counted_state(3)

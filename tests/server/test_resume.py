@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.data.base.image_set import ImageSet, DatasetSplits
+from common.data.base.image_set import DatasetSplits, ImageSet
 from common.data.load import load_dataset, load_external_test_images
 from common.errors import BadInput
 from common.models.state import ModelState
@@ -322,7 +322,7 @@ def results_of(run: Path) -> dict[str, bytes]:
     [
         (Coordinator, "configure_train", False),
         (coordinator, "update_global_model", True),
-        (CheckpointFolder, "save", False),
+        (CheckpointFolder, "save_checkpoint", False),
         (RunFolder, "replace_finished_results", False),  # here round 3 counts already
     ],
 )
