@@ -144,6 +144,10 @@ class SimulationBackend:
             folder.append_event("no_training_images", sites=list(data.empty_sites))
             names = list_first_and_count_rest(data.empty_sites, 5)
             self.tell(f"Without training images, and not in the run: {names}. The partition gave them none.")
+        untested = [part.site for part in data.parts if not len(part.validation)]
+        if 0 < len(untested) < len(data.parts):
+            names = list_first_and_count_rest(untested, 5)
+            self.tell(f"Without validation images: {names}. The other sites alone show which round is best.")
         if sentence := describe_skipped_images(self._collect_skipped_images()):
             self.tell(sentence)
         if not data.patients_known:

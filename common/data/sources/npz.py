@@ -48,9 +48,9 @@ _OF_A_ROW = 256
 _OF_A_LABEL = 8
 KEPT_BYTES = 256 << 20
 """Total size of a part's images above which they go to the cache on the disk instead of memory."""
-_WHOLE_SET = (
-    "The file holds one set: divide it by patients into train_ and test_ arrays. Lines of Python that do so, also with "
-    'labels that are words: docs/recipes.md, "An npz file that is not divided".'
+_DIVIDE = (
+    "Divide it by patients into train_images, train_labels, test_images and so on. Lines of Python that do so, also "
+    'with labels that are words: docs/recipes.md, "An npz file that is not divided".'
 )
 Headers = Mapping[str, NpyArrayHeader]
 
@@ -70,12 +70,14 @@ def find_array_key_faults(spec: NpzDatasetSpec, path: Path, headers: Headers, pr
     pixels = ("jpeg", "offsets") if _has_jpeg_arrays(headers) else ("images",)
     extra = [(key, f"data.{field}") for field in ("patient_key", "source_key") if (key := getattr(spec, field))]
     kinds = [(kind, "data.path") for kind in (*pixels, "labels")] + extra
+    if any(kind in headers for kind in ("images", "labels")):  # the layout of one set that nobody has divided
+        return [Fault("data.path", f"{path.name} is not divided into {quote_names(prefixes)}.", _DIVIDE)]
     required = {f"{prefix}_{kind}": where for kind, where in kinds for prefix in prefixes}
     faults = [
         Fault(
             where,
             f'{path.name} has no array "{name}"; its arrays are {quote_names(headers)}.',
-            _WHOLE_SET if _is_whole_set(headers) else suggest_nearest_name(name, headers.keys() - required.keys()),
+            suggest_nearest_name(name, headers.keys() - required.keys()),
         )
         for name, where in required.items()
         if name not in headers
@@ -84,11 +86,6 @@ def find_array_key_faults(spec: NpzDatasetSpec, path: Path, headers: Headers, pr
         problem = f"{path.name} holds Python objects in {quote_names(objects)}, which may run code when read."
         faults.append(Fault("data.path", problem, "Save them as plain arrays of numbers or strings."))
     return faults
-
-
-def _is_whole_set(headers: Headers) -> bool:
-    """Return True if the arrays are of one set that is not divided into training and test."""
-    return not any(name.startswith(tuple(f"{prefix}_" for prefix in _PREFIXES)) for name in headers)
 
 
 def find_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
