@@ -1,24 +1,17 @@
-"""``flwr-sim init``: write a commented experiment file for a user's own label table and pictures.
-
-Before the file is written, it passes all checks that a run makes before its first round, including decoding of all
-pictures.
-"""
+"""``flwr-sim init``: inspect a user's own label table and its pictures, as a run reads them."""
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from shlex import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config import validate_experiment
-from common.data.base.image_set import PARTS, SkippedImage, has_known_patients, is_placeholder_patient
-from common.data.base.names import is_blank_cell, make_class_spelling_key, normalize_name
+from common.data.base.image_set import is_placeholder_patient
+from common.data.base.names import is_blank_cell, normalize_name
 from common.data.base.spec import NO_FINDING, FolderDatasetSpec
 from common.data.images.reading import (
     PICTURE_SUFFIXES,
@@ -26,93 +19,26 @@ from common.data.images.reading import (
     decode_png_samples,
     is_16_bit_png,
     is_grey_picture,
-    make_conversion_remedy,
     open_png_or_jpeg,
 )
-from common.data.tables.csv import CsvColumn, CsvColumns, find_missing_column_faults, is_utf_8_table, read_csv_columns
+from common.data.tables.csv import CsvColumn, CsvColumns, find_missing_column_faults, read_csv_columns
 from common.data.tables.files import PictureFileFinder, describe_other_endings, drop_picture_ending
-from common.data.tables.judgement import finding_certainty, is_metadata_column_name, names_id, split_diagnosis_code
+from common.data.tables.judgement import split_diagnosis_code
 from common.data.tables.labels import LabelTable, find_blank_cell_faults, open_picture_folder
 from common.data.tables.roles import (
     ColumnRoles,
-    describe_foreign_cells,
-    describe_unnamed_columns,
     find_picture_folder,
-    format_findings_options,
-    group_by_reader,
     guess_column_roles,
-    guess_patients_by_filename,
-    labels_of_other_pictures,
-    list_possible_hospital_columns,
-    list_possible_patient_columns,
-    may_be_identifiers,
     picture_columns,
     several_picture_columns_faults,
-    shorten,
 )
-from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.system.files import find_existing_output_faults, is_file, make_missing_input_fault, write_atomically
-from common.system.plain_text import (
-    format_as_json_text,
-    format_count_with_noun,
-    join_as_english_list,
-    list_first_and_count_rest,
-)
-from common.system.resources import exclude_imports_from_gc
-from common.system.toml import parse_toml
+from common.errors import BadInput, Fault, raise_faults
+from common.system.files import is_file, make_missing_input_fault
 from server.init_hospitals import TableHospitals, find_hospitals, has_undecided_synonyms, propose_synonyms
 
-MOST_SITES, FEWEST_POSITIVES = 3, 10
 USUAL_SIZE, SMALLEST_SIZE = 64, 16
-LOOKED_AT, MOST_NAMED = 50, 10
-"""Number of pictures, spread over the table, that are read to guess the settings; of unreadable ones that are named."""
-TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.md.
-[run]
-method = "surgical"             # each class's row of the head is averaged over the sites that annotate it
-# name = {name}   # in tables and pages; the method's where left out
-rounds = 20
-
-[model]
-architecture = "tiny_cnn"       # small and fast; "timm:resnet18" for instance for larger images
-channels = {channels}
-image_size = {image_size}                 # pixels that the network sees; these pictures have {pixels}
-
-[training]
-epochs = 1                      # of each site in each round
-batch_size = 32
-lr = 1e-3
-
-[augmentation]
-rotation = 0.03                 # of a full turn
-horizontal_flip = false         # true where left and right mean nothing
-
-[data]
-kind = "folder"
-images = {images}
-labels = {labels}
-image_column = {image_column}
-{columns}
-image_size = {image_size}
-color = {color}
-{synonyms}
-{partition}"""
-_SIMULATED = """# Simulated hospitals: patients are dealt over them, and the classes that each of them annotates.
-[partition]
-kind = "class_subsets"
-sites = {sites}
-shared = {shared}                      # classes that all of them annotate
-"""
-_HOSPITALS = """# Each hospital of column {source} is a site.
-[partition]
-kind = "class_lists"
-images = "source"
-test_labels = "listed"          # or "all", where every class was looked for in all test images
-
-# The classes that each of them annotates, by its own names: {evidence}.
-# In training and in test a class that is not in a hospital's list is unknown in its images.
-[partition.lists]
-{lists}
-"""
+LOOKED_AT = 50
+"""Number of pictures, spread over the table, that are read to guess the settings."""
 DEPTHS = (8, 10, 12, 14, 16)
 
 
@@ -270,19 +196,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     if folder is None or not present.any():
         raise_faults(listings.find_unlistable_folder_faults("--images"))
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
-        first = next(filter(None, names), "")
-        problem = f'none of the {len(names)} pictures of column "{column}" is {where}; the first is "{first}".'
-        remedy = "Name the folder that the column's names start from."
-        ends, paths = [match.end() for match in re.finditer(r"[/\\]+", first)], set[str]()
-        for place, name in below:
-            paths |= {"/".join((*Path(place).parts[-depth:], name)) for depth in range(len(ends))}
-            paths.add(name)
-        stems = list(map(drop_picture_ending, columns.get_column(column).cells))
-        if (near := find_picture_folder(root, stems, listings)) is not None:
-            remedy = describe_other_endings(str(near), names.tolist(), listings) or remedy
-        if end := next((end for end in ends if first[end:].replace("\\", "/") in paths), 0):
-            remedy = f'"{first[end:]}" is there: remove the beginning "{first[:end]}" from the names in the table.'
-        raise BadInput([Fault("--images", problem, remedy)])
+        raise BadInput([_no_pictures_fault(columns.get_column(column), column, where, root, listings)])
     from common.data.images.headers import (  # once nothing is wrong with the call
         describe_display_problems,
         read_dicom_headers,
@@ -337,6 +251,29 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         depth=None if brightest is None else next(bits for bits in DEPTHS if brightest < 1 << bits),
         display_problems=tuple(describe_display_problems(heads)),
     )
+
+
+def _no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path, listings: PictureFileFinder) -> Fault:
+    """Return a fault for a table of which no picture is there, with what is there instead: other folders, endings.
+
+    Args:
+        column: The column ``name``, of the names of pictures.
+        where: Says where they were looked for.
+        root: The folder that was searched.
+    """
+    first = next(filter(None, column.cells), "")
+    problem = f'none of the {len(column.places)} pictures of column "{name}" is {where}; the first is "{first}".'
+    remedy = "Name the folder that the column's names start from."
+    ends, paths = [match.end() for match in re.finditer(r"[/\\]+", first)], set[str]()
+    for place, file in listings.walk_files(root):
+        paths |= {"/".join((*Path(place).parts[-depth:], file)) for depth in range(len(ends))}
+        paths.add(file)
+    stems = list(map(drop_picture_ending, column.cells))
+    if (near := find_picture_folder(root, stems, listings)) is not None:
+        remedy = describe_other_endings(str(near), column.cells, listings) or remedy
+    if end := next((end for end in ends if first[end:].replace("\\", "/") in paths), 0):
+        remedy = f'"{first[end:]}" is there: remove the beginning "{first[:end]}" from the names in the table.'
+    return Fault("--images", problem, remedy)
 
 
 def _explain_folder_column_remedy(columns: CsvColumns, folders: Collection[str]) -> str:
@@ -419,418 +356,3 @@ def _summarize_picture(picture: Path) -> _PictureSummary | None:
         return _PictureSummary(size, not is_grey_picture(shown), brightest)
     except (ValueError, OSError):
         return None
-
-
-def check_and_write_experiment(
-    data: InspectedDataset, out: Path, tell: Callable[[str], object] = lambda line: None
-) -> list[str]:
-    """Check an experiment in the same way as a run does, then write its file.
-
-    Args:
-        tell: Function that prints a progress line while images are decoded.
-
-    Returns:
-        Lines for the user on the contents and limits of the data.
-
-    Raises:
-        BadInput: If the file exists already, or a run would refuse the experiment.
-    """
-    raise_faults(find_existing_output_faults(out))
-    with exclude_imports_from_gc():  # torch takes seconds, and most faults are found before
-        from common.simulation import clear_data_cache
-        from server.simulation.simulate import check_simulation_experiment
-
-    tree = parse_toml(_format_experiment_file(data, out.resolve(), confirmed=True))
-    clear_data_cache()
-    _, checked = check_simulation_experiment(validate_experiment(tree, out.resolve(), name=out.name), tell)
-    write_atomically(out, _format_experiment_file(data, out.resolve()).encode())
-    skipped = [skip for part in checked.splits.parts for skip in part.skipped]
-    lines = [f"{out}: an experiment on {format_count_with_noun(len(data.checked.files) - len(skipped), 'image')}."]
-    notes = [note for note in checked.splits.train.notes if note != data.checked.other_findings_note]  # not decided yet
-    lines += [*_describe_pictures(data, skipped), *(f"    {note}" for note in notes)]
-    return [*lines, *_describe_data(data), *_describe_synonyms(data, out)]
-
-
-def describe_next_command(data: InspectedDataset, out: Path) -> str:
-    """Return a line for the user with the next command, and the decisions to make before it."""
-    first = (
-        f"first decide on {join_as_english_list(data.undecided_settings)} in {out}, then: "
-        if data.undecided_settings
-        else ""
-    )
-    return f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
-
-
-def _describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) -> list[str]:
-    lines = [f"images: column {data.roles.image}, in {data.images}"]
-    if not is_utf_8_table(data.table):
-        cells = chain(data.columns, *(data.columns.get_column(name).cells for name in data.columns))
-        texts = quote_names([shorten(cell) for cell in cells if not cell.isascii()], 3)
-        lines.append(f"    {data.table.name} is not UTF-8, and read as Windows-1252: {texts}. If letters are wrong,")
-        lines.append("    save it as CSV UTF-8.")
-    if max(map(max, data.sizes), default=0) > data.image_size:
-        lines.append(
-            f"    larger than {data.image_size} pixels: reduced to image_size, which stands twice in the file."
-        )
-    if data.present < data.rows:
-        lost = format_count_with_noun(
-            data.rows - data.present, "row names a picture that is", "rows name pictures that are"
-        )
-        lines.append(f"    of {data.rows}, {lost} not there, and left out: {data.absent}.")
-    if data.unnamed:
-        lines.append(
-            f"    {format_count_with_noun(len(data.unnamed), 'picture')} of the folder that no line names: "
-            f"{list_first_and_count_rest(data.unnamed, 3)}."
-        )
-    if data.other_pictures:
-        lines += _describe_other_pictures(data)
-    if data.checked.repeated:
-        lines.append(
-            f"    {format_count_with_noun(data.checked.repeated, 'row')} said the same as an earlier one; each counts "
-            "once."
-        )
-    for skip in skipped[:MOST_NAMED]:
-        lines.append(f"    {skip.name} cannot be read, and is left out: {skip.reason}.")
-    if len(skipped) > MOST_NAMED:
-        lines.append(f"    and {len(skipped) - MOST_NAMED} more.")
-    if remedy := make_conversion_remedy(skip.reason for skip in skipped):
-        lines.append(f"    {remedy}")
-    if data.depth is not None:
-        lines.append(
-            f"    PNG files of 16 bits a sample: bit_depth = {data.depth} is a guess by the brightest of those"
-        )
-        lines.append("    that were looked at. Ask who exported them: a wrong one makes pictures dark, or unreadable.")
-    lines += [f"    {problem}" for problem in data.display_problems]
-    if data.display_problems and (count := len(data.checked.files)) > LOOKED_AT:
-        lines.append(
-            f"    That is of {LOOKED_AT} of the {count} images, spread over the table; no others were looked at."
-        )
-    return lines
-
-
-def _describe_other_pictures(data: InspectedDataset) -> list[str]:
-    """Return lines for the user on a table whose rows name several pictures, of which only one is used."""
-    labels, names = data.roles.label_columns or (data.roles.finding or "",), data.other_pictures
-    lines = [
-        f"    NOT USED, though they name pictures too: {', '.join(names)}. A line's labels are learned for that of",
-        f'    {data.roles.image} alone. A line for each picture: docs/recipes.md, "Two pictures in a line".',
-    ]
-    if foreign := labels_of_other_pictures(data.roles.image, names, labels):
-        lines.append(f"    WRONG PICTURE, by their names: {', '.join(foreign)} say what {', '.join(names)} shows.")
-        if own := [name for name in labels if name not in foreign]:
-            options = f"--image-column {quote(data.roles.image)} {format_findings_options(own)}"
-            lines.append(f"    To leave them out, begin again with: {options}")
-    return lines
-
-
-def _describe_patients(data: InspectedDataset) -> list[str]:
-    if data.patient_source_and_count is None:
-        lines = [
-            "patients: UNKNOWN. Each image counts as a patient of its own: the same patient may stand in training",
-            "    and test, scores come out too high, and intervals too narrow. Name the column: --patient-column",
-        ]
-        for name in list_possible_patient_columns(data.columns, data.roles.unused):
-            lines.append(f"    If each patient has one number in it: --patient-column {quote(name)}")
-        if groups := guess_patients_by_filename(data.checked.files.names.tolist()):
-            lines += [
-                f'    The names of the pictures have {groups[0]} parts such as "{groups[1]}". If each is a patient,',
-                '    make a column of them: docs/recipes.md, "Patients in the names of pictures".',
-            ]
-        return lines
-    source, count = data.patient_source_and_count
-    whose = "no patient" if has_known_patients(data.checked.patients) else "none of these"
-    lines = [f"patients: {source}, {count} of them; {whose} is split over two parts."]
-    patient = data.roles.patient
-    others = list_possible_patient_columns(data.columns, [name for name in (patient, *data.roles.unused) if name])
-    if patient in others and len(others) > 1:
-        lines.append(f"    Left out, though it may name patients too: {', '.join(set(others) - {patient})}.")
-    if data.roles.patient is not None and not may_be_identifiers(data.columns, data.roles.patient):
-        lines.append("    They look like dates, ages or counts. If they are no patients, the split is wrong.")
-    return lines
-
-
-def _describe_split(data: InspectedDataset) -> list[str]:
-    """Return lines for the user on a column of training and test, which is used or may be one."""
-    if data.roles.split:
-        counts = (f"{part} {int((data.checked.parts == part).sum())}" for part in PARTS)
-        return [f"split: column {data.roles.split}, {', '.join(counts)}."]
-    return [
-        line
-        for name in data.roles.possible_splits
-        for line in (
-            f"split: is it {name} ({quote_names(data.columns.get_column(name).cells, 3)})? It is NOT USED: its images",
-            "    are dealt over training, validation and test. If it is one, write train, val or test in its cells",
-            "    and remove the # before split_column; else remove that line.",
-        )
-    ]
-
-
-def _describe_data(data: InspectedDataset) -> list[str]:
-    """Return lines for the user on patients, hospitals and classes, with the limits of the data."""
-    roles, labels = data.roles, data.checked.labels
-    lines = _describe_patients(data) + _describe_split(data)
-    counts = dict(zip(data.checked.class_names, (labels == 1).sum(axis=0).tolist(), strict=True))
-    lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
-    looks = np.ones_like(labels, dtype=np.bool_)  # (images, classes), whether the image's hospital looks for the class
-    if data.hospitals is not None:
-        looks = data.hospitals.annotated[np.searchsorted(data.hospitals.names, data.checked.sources)]
-    blank = dict(zip(counts, (np.isnan(labels) & looks).sum(axis=0).tolist(), strict=True))
-    if unlabelled := [f"{name} {count}" for name, count in blank.items() if count]:
-        lines.append(f"    without a label (blank or -1), of {len(labels)}: {', '.join(unlabelled)}.")
-    if rare := [name for name, count in counts.items() if count < FEWEST_POSITIVES]:
-        few = ", ".join(rare)
-        lines.append(f"    fewer than {FEWEST_POSITIVES} images show {few}: no score of these means anything.")
-    if roles.label_columns:
-        lines.append(
-            "    These are columns of 0 and 1. Remove from label_columns what is no finding (smoker, contrast agent)."
-        )
-    elif (labels == 1).sum(axis=1).max(initial=0) <= 1:
-        lines.append(f"    These are the words of column {roles.finding}. Words for yes and no are no findings.")
-    for group in group_by_reader(roles.label_columns):
-        lines += [
-            f"    one finding of several readers? {', '.join(group)}. Each is a class of its own. To use one,",
-            f"    name it and the other findings: {format_findings_options([group[-1]])}",
-        ]
-    lines += _describe_names(data) + _describe_unused(data)
-    if roles.exclusive:
-        lines.append("    Each image shows exactly one of them; each is asked by itself, yes or no.")
-    if data.hospitals is None:
-        return [
-            *lines,
-            "hospitals: no column names them; patients are dealt over invented sites. Name it: --source-column",
-            *(
-                f"    Is it {name} ({quote_names(map(shorten, data.columns.get_column(name).cells), 3)})? "
-                f"--source-column {quote(name)}"
-                for name in list_possible_hospital_columns(data.columns, roles.unused)[:MOST_SITES]
-            ),
-        ]
-    return [*lines, *data.hospitals.describe_hospitals()]
-
-
-def _describe_names(data: InspectedDataset) -> list[str]:
-    """Return lines for the user on ambiguous class names and on blank cells."""
-    roles, lines = data.roles, []
-    if roles.no_finding:
-        names = quote_names(roles.no_finding)
-        lines.append(f"    no finding: {names}. Such an image shows no class. If that is wrong, edit no_finding.")
-    if roles.not_assessed:
-        names = ", ".join(f"{name} {count}" for name, count in roles.not_assessed.items())
-        lines += [
-            f"    not assessed, by the word or the code: {names}. A run refuses these until you decide:",
-            "    remove the # before not_assessed, and the labels of such an image are unknown. If it is a finding or",
-            "    a grade, move it to classes.",
-        ]
-    lines += _describe_doubtful(roles) if roles.doubtful else []
-    for name, count in roles.alone.items():
-        key, write = "label_columns.", ""
-        if roles.finding is not None:
-            key, write = (
-                "classes,",
-                f" and write: no_finding = {format_as_json_text([*NO_FINDING, *roles.no_finding, name])}",
-            )
-        lines += [
-            f"    {name} ({count}) never stands beside another finding. If it says that nothing was found, take it",
-            f"    out of {key}{write}",
-        ]
-    if never := data.classes_without_negatives if roles.label_columns else []:
-        lines += [
-            f"    only 1 and blank, no 0: {', '.join(never)}. A class that is never absent has no score.",
-            '    If a blank cell means that it is absent, remove the # before blank = "negative". If it means that',
-            "    nobody looked, write 0 where somebody looked and found nothing.",
-        ]
-    if data.shows_always_something:
-        lines += [
-            "    EVERY IMAGE THAT COUNTS SHOWS A FINDING. The others "
-            f"({data.blank_findings} of {len(data.checked.labels)}) have a blank cell, which says that",
-            '    nobody looked. If it says that nothing was found, remove the # before blank = "negative".',
-        ]
-    return lines
-
-
-def _describe_doubtful(roles: ColumnRoles) -> list[str]:
-    """Return lines for the user on names that deny or doubt a finding, or name nothing, with the ways to decide."""
-    names = ", ".join(f"{name} {count}" for name, count in roles.doubtful.items())
-    lines = [f"    denied, doubted, past or nothing: {names}. A run refuses these until you decide:"]
-    if any(code and code[1] for code in map(split_diagnosis_code, roles.doubtful)):
-        lines.append("    (behind a code of ICD-10-GM, A means excluded, V suspected, Z status after, and G confirmed)")
-    lines += [
-        "    remove the # before other_findings, and such an image counts as one without the class;",
-        "    or leave the cell blank in the table, where nobody looked.",
-    ]
-    for name in roles.doubtful:
-        label = next((label for label in roles.classes if label.casefold() in name.casefold()), None)
-        if label and finding_certainty(name) != "denied":
-            lines += [
-                f"    Or join it, such as synonyms.{format_as_json_text(name)} = {format_as_json_text(label)} in "
-                "[data],",
-                "    and it counts as one that shows the class.",
-            ]
-            break
-    return lines
-
-
-def _describe_unused(data: InspectedDataset) -> list[str]:
-    """Return lines for the user on unused columns, especially those that may hold findings."""
-    unused, lines = data.roles.unused, []
-    labels = [name for name, of in unused.items() if of.kind == "labels"]
-    unlikely = list(filter(is_metadata_column_name, labels))
-    if unlikely:
-        lines.append(
-            f"    0 and 1, but no findings by their names: {', '.join(unlikely)}. To use them: --findings, each class."
-        )
-    if others := [name for name in labels if name not in unlikely]:
-        lines.append(f"    0 and 1, and not named with --findings: {', '.join(others)}.")
-    if plain := [name for name, of in unused.items() if not of.may_be_labels and name not in labels]:
-        lines.append(f"    not used: {', '.join(plain)}.")
-    if suspicious := {name: of for name, of in unused.items() if of.may_be_labels and not names_id(name)}:
-        lines += [
-            f"    NOT USED, for cells that are no label: {describe_foreign_cells(data.columns, suspicious)}.",
-            "    If these are findings, write 1 (shows it), 0 (does not), -1 (doubtful) or nothing, and try again.",
-        ]
-    return lines + ([f"    {describe_unnamed_columns(data.columns)}"] if data.columns.unnamed else [])
-
-
-def _describe_synonyms(data: InspectedDataset, out: Path) -> list[str]:
-    if not data.synonyms:
-        return []
-    pairs = ", ".join(f'"{own}" = "{name}"' for own, name in data.synonyms.items())
-    apart = "each is learned from its own column alone"
-    if data.roles.finding is not None:
-        apart = "at a hospital that uses both, an image with the one name counts as an image without the other"
-    lines = [
-        f"one class or two? {pairs}",
-        f"    Two, until you remove the # before them in {out}, lines synonyms.: {apart}.",
-    ]
-    if has_undecided_synonyms(data.synonyms):
-        pairs_of_names = data.synonyms.items()
-        spelling = next(
-            name for name, usual in pairs_of_names if make_class_spelling_key(name) == make_class_spelling_key(usual)
-        )
-        lines += [
-            "    A run refuses two names that differ in nothing but spelling. To keep both, give one a name of its own",
-            f"    there, such as synonyms.{format_as_json_text(spelling)} = "
-            f"{format_as_json_text(f'{spelling} of one hospital')}.",
-        ]
-    return lines
-
-
-def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: bool = False) -> str:
-    """Return the text of the experiment file.
-
-    Args:
-        confirmed: True to fill in all decisions that a person has to make, so that the file can be checked: synonyms
-            are accepted, and doubtful names are listed in ``other_findings``.
-    """
-    roles, folder, columns = data.roles, out.parent, _column_lines(data, confirmed=confirmed)
-    pixels = "sizes of their own"
-    if data.sizes:
-        low, high = (f"{height} x {width}" for height, width in (min(data.sizes), max(data.sizes)))
-        pixels = low if low == high else f"{low} to {high}"
-    count, hospitals = len(roles.classes) - len(data.synonyms), data.hospitals
-    sites = min(MOST_SITES, count)
-    if hospitals is None:
-        partition = _SIMULATED.format(sites=sites, shared=int(count > sites))
-    else:
-        evidence = "those of which not all of its cells are blank"
-        evidence = evidence if hospitals.by_label else "those that its findings name; all where they name none"
-        partition = _HOSPITALS.format(
-            source=format_as_json_text(roles.source), evidence=evidence, lists=hospitals.format_partition_lists()
-        )
-    return TEMPLATE.format(
-        table=data.table.name,
-        name=format_as_json_text(out.stem),
-        image_size=data.image_size,
-        pixels=pixels,
-        channels=3 if data.color else 1,
-        images=format_as_json_text(_make_relative_path(data.images, folder)),
-        labels=format_as_json_text(_make_relative_path(data.table, folder)),
-        image_column=format_as_json_text(roles.image),
-        columns="\n".join(columns),
-        color=str(data.color).lower(),
-        synonyms=_format_synonym_lines(
-            data.synonyms, "" if confirmed and has_undecided_synonyms(data.synonyms) else "# "
-        ),
-        partition=partition,
-    )
-
-
-def _column_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
-    """Return the lines of ``[data]`` that name columns and say how their cells are read."""
-    roles = data.roles
-    if roles.patient:
-        columns = [f"patient_column = {format_as_json_text(roles.patient)}"]
-    elif data.patient_source_and_count:
-        columns = ["# patient_column = ...          # left out: PatientID of the DICOM files is taken"]
-    else:
-        columns = ["# patient_column = ...          # UNKNOWN: without it one patient may stand in training and test"]
-    columns += _label_lines(data, confirmed=confirmed)
-    if data.spec.similar_patients == "join":
-        columns.append('similar_patients = "join"       # patients whose names are alike count as one')
-    if roles.source:
-        columns.append(f"source_column = {format_as_json_text(roles.source)}")
-    if roles.split:
-        columns.append(f"split_column = {format_as_json_text(roles.split)}")
-    for name in () if roles.split else roles.possible_splits:
-        columns.append(f"# split_column = {format_as_json_text(name)}   # once its cells are train, val or test")
-    if data.depth is not None:
-        columns.append(
-            f"bit_depth = {data.depth}                  # of 16-bit PNG files; a guess, ask who exported them"
-        )
-    if data.display_problems:
-        columns.append(
-            "# window = [40, 400]            # centre and width of grey values, the same for all files; here CT"
-        )
-    if data.present < data.rows:
-        columns.append('missing_files = "ignore"        # rows without a picture are left out')
-    return columns
-
-
-def _label_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
-    """Return the lines of ``[data]`` on the label columns, or on the column of findings and the names in it."""
-    roles, columns = data.roles, list[str]()
-    if roles.label_columns:
-        columns.append(f"label_columns = {format_as_json_text(list(roles.label_columns))}")
-        columns.append('uncertain = "unknown"           # what -1 means')
-        columns.append('# blank = "negative"            # a blank cell means: absent; without this line: nobody looked')
-    else:
-        columns.append(f"finding_column = {format_as_json_text(roles.finding)}")
-        columns.append(f"separator = {format_as_json_text(roles.separator)}")
-        columns.append(
-            f"classes = {format_as_json_text(list(roles.classes))}   # move what is no finding to the next lines"
-        )
-        mark = "" if roles.no_finding else "# "
-        names = format_as_json_text([*NO_FINDING, *roles.no_finding])
-        columns.append(f"{mark}no_finding = {names}   # such an image shows no class")
-        mark = "" if roles.doubtful and confirmed else "# "
-        columns.append(f"{mark}other_findings = {format_as_json_text(list(roles.doubtful))}   # count as no class")
-        if roles.not_assessed:
-            names = format_as_json_text(list(roles.not_assessed))
-            columns.append(
-                f"{'' if confirmed else '# '}not_assessed = {names}   # the labels of such an image are unknown"
-            )
-        if data.blank_findings:
-            columns.append(
-                '# blank = "negative"            # a blank cell means: no finding; without this line: unknown'
-            )
-    return columns
-
-
-def _format_synonym_lines(synonyms: Mapping[str, str], mark: str) -> str:
-    if not synonyms:
-        return ""
-    lines = [
-        f"{mark}synonyms.{format_as_json_text(own)} = {format_as_json_text(name)}" for own, name in synonyms.items()
-    ]
-    return "\n".join(
-        (
-            "# Names that may mean one class. Remove the # of a line to make them one: left name = right name.",
-            *lines,
-            "",
-        )
-    )
-
-
-def _make_relative_path(path: Path, folder: Path) -> str:
-    """Return a path relative to ``folder`` if it lies below the folder, else an absolute path."""
-    absolute = path.resolve()
-    return absolute.relative_to(folder).as_posix() if absolute.is_relative_to(folder) else absolute.as_posix()

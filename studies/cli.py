@@ -144,7 +144,8 @@ def init(
     # Before NumPy and Pillow are imported.
     raise_faults([] if is_file(labels) else [make_missing_input_fault(labels)])
     raise_faults(find_existing_output_faults(out))
-    from server.init_from_csv import ColumnHints, check_and_write_experiment, describe_next_command, inspect_table
+    from server.init_experiment import check_and_write_experiment, describe_next_command
+    from server.init_from_csv import ColumnHints, inspect_table
 
     data = inspect_table(
         labels, images, ColumnHints(image_column, patient_column, source_column, join_patients, tuple(findings))

@@ -602,6 +602,14 @@ def test_codes_of_icd_10_gm_that_exclude_or_suspect_a_finding_are_no_classes(tmp
     assert labels.sum(axis=0).tolist() == [24, 16]
 
 
+def test_a_column_of_certainties_beside_codes_is_a_question(tmp_path: Path) -> None:
+    lines = [f"{n:03}.png,p{n},{('J90', 'J18.9')[n % 2]},{'GAVG'[n % 4]}" for n in range(40)]
+    path = table(tmp_path, "file,patient,ICD10,Sicherheit", *lines)
+    assert 'column "Sicherheit" may say how certain those of "ICD10" are: "A" in line 3' in made(path, code=2)
+    path.write_text(path.read_text().replace(",A\n", ",G\n").replace(",V\n", ",G\n"))
+    made(path)
+
+
 @pytest.mark.parametrize(
     ("cells", "classes", "not_assessed"),
     [

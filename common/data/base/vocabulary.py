@@ -132,6 +132,11 @@ DIAGNOSIS_CODE = re.compile(r"([a-z]\d\d(?:\.(?:\d{1,2}|-))?[!*+]?)[ -]?\(?([gvz
 """A code of ICD-10-GM and its letter of certainty. Codes of ICD-10-CM that end in a letter have more digits."""
 CODE_CERTAINTIES: dict[str, Certainty] = {"a": "denied", "v": "doubted", "z": "past"}
 """Letters behind a code of ICD-10-GM: excluded, suspected, status after. G (confirmed) means the code itself."""
+CONFIRMED = frozenset(("g", "gesichert", "confirmed", "certain", "definite"))
+UNCONFIRMED = frozenset(CODE_CERTAINTIES).union(
+    ("ausschluss", "ausgeschlossen", "verdacht", "zustand nach", "excluded", "ruled out", "suspected", "status after")
+)
+"""Cells of a column that says how certain the finding or code of another column is."""
 _OPINION = r"grad|read|report|assess|evaluat|interpret|analy[sz]|review|diagnos|annotat|label?l"
 NOT_ASSESSED = re.compile(
     rf"(?:not|un|in|non|never)[ _-]?(?:yet )?(?:(?:{_OPINION})(?:ed|e?able|ible|tic)?|scorable|usable|sufficient"

@@ -152,10 +152,10 @@ def finding_certainty(name: str) -> Certainty | None:
 
 
 def find_missing_codes(names: Collection[str]) -> list[str]:
-    """Return the numbers among names of findings or grades by which programs write a missing value: 9, 99, -1.
+    """Return the names of grades or findings by which programs write a missing value: 9, 99, -1, a word beside grades.
 
-    A number that follows on the others, such as 9 behind 8, is a grade. Of numbers alone that are all such codes, none
-    is returned.
+    A number that follows on the others, such as 9 behind 8, is a grade. Words without a digit beside at least twice as
+    many numbers, such as U beside 0, 1, 2, are codes. If all names are codes, none is returned.
     """
     values = {name: int(float(name.replace(",", ".").replace("\u2212", "-"))) for name in names if _is_whole(name)}
     codes, grades = list[str](), {value for value in values.values() if str(value) not in MISSING_CODES}
@@ -165,6 +165,8 @@ def find_missing_codes(names: Collection[str]) -> list[str]:
                 grades.add(value)
             else:
                 codes.append(name)
+    words = [name for name in names if not re.search(r"\d", name)]
+    codes += words if len(grades) > max(2, 2 * len(words) - 1) else []
     return codes if len(codes) < len(names) else []
 
 

@@ -19,6 +19,7 @@ from common.data.base.spec import NO_FINDING
 from common.data.base.vocabulary import (
     BESIDE_PATIENT,
     CASE,
+    CONFIRMED,
     FINDINGS,
     HOSPITAL,
     NO_ID_WORDS,
@@ -30,6 +31,7 @@ from common.data.base.vocabulary import (
     SIDES,
     SOURCE_WORDS,
     SPLIT_HEADING,
+    UNCONFIRMED,
 )
 from common.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
 from common.data.tables.cells import (
@@ -406,6 +408,7 @@ def guess_column_roles(
     roles = _add_finding_names(
         columns, name, ColumnRoles(image, patient, source or None, split, (), name, "|", {}, False)
     )
+    _stop_on_column_of_certainties(columns, roles, unused)
     without_finding = {other: judgement for other, judgement in unused.items() if other != name}
     return replace(roles, unused=without_finding, possible_splits=splits)
 
@@ -423,6 +426,27 @@ def _label_columns(names: Iterable[str]) -> list[str]:
     letters = [name for name in names if len(name) == 1]
     are_codes = not all(map(is_metadata_column_name, letters))
     return [name for name in names if (are_codes and name in letters) or not is_metadata_column_name(name)]
+
+
+def _stop_on_column_of_certainties(
+    columns: CsvColumns, roles: ColumnRoles, unused: Mapping[str, ColumnJudgement]
+) -> None:
+    """Raise an error if another column says how certain each finding is: "excluded", or beside codes G, V, A or Z.
+
+    Raises:
+        BadInput: With the lines of the findings that are excluded, suspected or past.
+    """
+    has_codes = any(map(split_diagnosis_code, roles.classes))
+    for name in unused:
+        column = columns.get_column(name)
+        cells = {place: cell.casefold() for place, cell in enumerate(column.cells) if not is_blank_cell(cell)}
+        uncertain = [place for place, cell in cells.items() if cell in UNCONFIRMED and (has_codes or len(cell) > 1)]
+        if uncertain and UNCONFIRMED.union(CONFIRMED).issuperset(cells.values()):
+            problem = f'column "{name}" may say how certain those of "{roles.finding}" are: '
+            problem += f"{column.describe_cell_lines(uncertain)}. A means excluded, V suspected, Z status after."
+            remedy = "Write the letter behind the code (J18.9A), or the word before the finding, or take out what is "
+            remedy += "excluded; if it is something else, take the column out of the table."
+            raise BadInput([Fault("--findings", problem, remedy)])
 
 
 def _stop_on_other_than_names(column: CsvColumn, name: str) -> None:

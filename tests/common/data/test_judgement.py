@@ -153,6 +153,9 @@ def test_how_certain_a_finding_is_is_read_from_its_words_or_the_letter_of_its_co
         ("mild severe 9 -99", "-99 9"),
         ("99", ""),
         ("1 2 3", ""),
+        ("0 1 2 3 U", "U"),
+        ("0 1 2 4a 4b n.b. 5", "n.b."),
+        ("1 2 mild severe", ""),
     ],
 )
 def test_a_number_apart_from_the_grades_is_a_code_for_a_missing_value(names: str, codes: str) -> None:
