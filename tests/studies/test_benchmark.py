@@ -49,9 +49,8 @@ from studies.statistics import (
     rank_methods,
 )
 from studies.trial import Trial
+from tests.studies.published_runs import FOLDER, RESULTS, published_result
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "benchmark"
-RESULTS = (FOLDER.parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
 NEEDS_PRETRAINED = {"fedbn_plus"}
 SMALL, PUBLISHED = (BenchmarkVariantPlan.read_variant(FOLDER, form) for form in ("small", "published"))
 QUIET = Console(quiet=True)
@@ -299,11 +298,6 @@ def test_each_data_set_has_the_mean_over_its_own_blocks() -> None:
         r"^\| surgical \| 0\.800 ± [\d.]+ \| 0\.700 ± [\d.]+ \| \+0\.250, 2 of 2, not tested \|$", table, re.MULTILINE
     )
     assert "Data set by data set" not in benchmark_as_markdown(result_of(LINES))
-
-
-def published_result(form: str) -> BenchmarkResult:
-    plan, lines = BenchmarkVariantPlan.read_variant(FOLDER, form), read_result_lines(FOLDER / "published.jsonl")
-    return evaluate_benchmark(plan, form, group_results_by_block(plan, lines), count_planned_runs(plan))
 
 
 def test_the_page_of_results_has_the_tables_of_the_published_runs() -> None:

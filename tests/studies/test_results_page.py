@@ -7,9 +7,8 @@ import pytest
 from scipy.stats import ttest_rel
 
 from studies.benchmark_results import BenchmarkResult, BlockResult
-from tests.studies.test_benchmark import FOLDER, RESULTS, published_result
+from tests.studies.published_runs import RESULTS, ROOT, published_result
 
-ROOT = FOLDER.parents[1]
 README, PAPERS = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/papers.md"))
 FEDNORO = "fednoro as in FedMLP"
 MASKED, KNOWN = "centralised, masked", "centralised, all labels known"
