@@ -60,12 +60,12 @@ def make_client_app(
             encode_record(work(site_of(context), decode_record(message.content, kind))), reply_to=message
         )
 
-    def answer_refusal(site: Site, refusal: Refusal) -> RefusalNoted:
+    def acknowledge_refusal(site: Site, refusal: Refusal) -> RefusalNoted:
         on_refusal(refusal)
         return RefusalNoted(refusal.run, site.name)
 
     app.query("roll_call")(make_handler(RollCall, answer_roll_call))
-    app.query("refusal")(make_handler(Refusal, answer_refusal))
+    app.query("refusal")(make_handler(Refusal, acknowledge_refusal))
     app.train()(make_handler(TrainRequest, lambda site, request: train_through_layers(site, request, masks)))
     app.evaluate()(make_handler(EvaluateRequest, lambda site, request: evaluate_through_layers(site, request, masks)))
     app.query("benefit")(make_handler(BenefitRequest, compare_with_training_alone))

@@ -279,7 +279,7 @@ class Experiment(TomlSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _add_names_to_external_test(cls, tables: Any) -> Any:
+    def _inherit_external_label_names(cls, tables: Any) -> Any:
         """Read the cells of the external test's table by the names of the run's table, where it gives no own ones."""
         if not isinstance(tables, Mapping):
             return tables

@@ -102,7 +102,7 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
     masked = privacy.secure_aggregation and not site.simulated  # the figures would disclose what masks cover
     figures_leave = policy.test_metrics and not (outside or masked or has_protected_local_parts(task))
     if not len(site.test):
-        write_benefit_page(site, request.run, request.epochs, None)
+        write_site_benefit_files(site, request.run, request.epochs, None)
         return make_withheld_benefit_reply(site, request)
     seed = plan.run.seed
     try:
@@ -114,7 +114,7 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
         # A failure can depend on one patient's image, so the coordinator gets the same reply as without one.
         site.tell(f"the comparison with training alone failed: {error}")
         return make_withheld_benefit_reply(site, request)
-    write_benefit_page(site, request.run, request.epochs, benefit)
+    write_site_benefit_files(site, request.run, request.epochs, benefit)
     hidden = site.hidden_classes("test")
     released = scores.compute_benefit(site, seed, hidden) if hidden and figures_leave else benefit
     if not figures_leave or released is None:
@@ -171,7 +171,7 @@ def _train_and_score_models(task: LocalTask, request: BenefitRequest, *, figures
 # ---------------------------------------------------------------------- the site's own page
 
 
-def write_benefit_page(site: Site, run: str, epochs: int, benefit: FederationBenefit | None) -> None:
+def write_site_benefit_files(site: Site, run: str, epochs: int, benefit: FederationBenefit | None) -> None:
     """Write the page and the JSON figures of the comparison, and print its result for the hospital's staff.
 
     Args:

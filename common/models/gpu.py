@@ -50,7 +50,7 @@ def is_data_parallel(backbone: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def without_gpu_batch_splitting(backbone: nn.Module) -> Iterator[None]:
+def without_multi_gpu_batches(backbone: nn.Module) -> Iterator[None]:
     """Switch off batch splitting across GPUs inside the ``with`` block, so that forward hooks see whole batches."""
     parallel = backbone.__dict__.pop(PARALLEL, None)
     try:

@@ -210,17 +210,17 @@ def _locate_validation_error(
         keys.append(step)
         table = tuple(name for member in members for name in member.model_fields)
         fields = [member.model_fields[step] for member in members if step in member.model_fields]
-        members = tuple(m for field in fields for m in _find_pydantic_models((field.annotation, *field.metadata)))
+        members = tuple(m for field in fields for m in _find_models_in_annotations((field.annotation, *field.metadata)))
     return table, keys, {_get_kind_literal(member) for member in members if "kind" in member.model_fields}
 
 
-def _find_pydantic_models(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:
+def _find_models_in_annotations(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:
     """Yield the pydantic models in type annotations, also those inside unions and optional types."""
     for annotation in annotations:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield annotation
         else:
-            yield from _find_pydantic_models(get_args(annotation))
+            yield from _find_models_in_annotations(get_args(annotation))
 
 
 def _get_kind_literal(member: type[BaseModel]) -> str:

@@ -80,7 +80,7 @@ class LongTextBound:
 
 
 @dataclass(frozen=True)
-class FreeTextBound:
+class EscapedFreeText:
     """Marks text for a person, such as the reason of a failure: never rejected, but escaped and cut on receipt."""
 
     def find_bound_violation(self, value: Any) -> str:
@@ -117,7 +117,7 @@ class ListBound:
         )
 
 
-Bound = NumberRangeBound | PlainLineBound | LongTextBound | FreeTextBound | ListBound
+Bound = NumberRangeBound | PlainLineBound | LongTextBound | EscapedFreeText | ListBound
 BOUNDS = typing.get_args(Bound)
 
 NAME = PlainLineBound()
@@ -157,10 +157,10 @@ def list_field_bounds(record: type) -> dict[str, Bound]:
     return {name: bound for name, marks in marks_of.items() for bound in marks if isinstance(bound, BOUNDS)}
 
 
-def escape_free_text(record: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Return a record's field values, with text for people (:class:`FreeTextBound`) escaped and cut."""
+def escape_free_text_fields(record: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Return a record's field values, with text for people (:class:`EscapedFreeText`) escaped and cut."""
     for name, bound in list_field_bounds(record).items():
-        if isinstance(bound, FreeTextBound) and values[name]:
+        if isinstance(bound, EscapedFreeText) and values[name]:
             values = {**values, name: make_printable_lines(values[name])}
     return values
 

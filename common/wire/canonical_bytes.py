@@ -28,14 +28,14 @@ _CACHED = "_polyclinic_blake3"
 
 def iterate_canonical_bytes(content: RecordDict) -> Iterator[bytes]:
     """Yield the canonical bytes of a record in pieces, without copying its arrays."""
-    line, runs = _make_canonical_header_line(content)
+    line, runs = _make_canonical_first_line(content)
     yield line
     yield from runs
 
 
 def hash_record(content: RecordDict) -> str:
     """Return the hash of a record in hexadecimal digits: the SHA-256 of the first line of its canonical bytes."""
-    return hashlib.sha256(_make_canonical_header_line(content)[0]).hexdigest()
+    return hashlib.sha256(_make_canonical_first_line(content)[0]).hexdigest()
 
 
 def parse_canonical_record(data: bytes) -> RecordDict:
@@ -68,7 +68,7 @@ def parse_canonical_record(data: bytes) -> RecordDict:
             content[name] = ConfigRecord(values)
     if start < len(rest):
         raise ValueError(f"{len(rest) - start} bytes more than the first line announces")
-    if _make_canonical_header_line(content)[0] != head + newline:
+    if _make_canonical_first_line(content)[0] != head + newline:
         raise ValueError("the bytes are not those that the first line names")
     return content
 
@@ -91,7 +91,7 @@ def read_small_fields(content: RecordDict) -> dict[str, Any]:
     return dict(record) if isinstance(record, ConfigRecord) else {}
 
 
-def _make_canonical_header_line(content: RecordDict) -> tuple[bytes, list[bytes]]:
+def _make_canonical_first_line(content: RecordDict) -> tuple[bytes, list[bytes]]:
     """Return the first line of a record's canonical bytes, and the byte strings that follow the line."""
     described: dict[str, dict[str, Any]] = {}
     runs: list[bytes] = []

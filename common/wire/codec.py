@@ -31,7 +31,7 @@ from common.wire.bounds import (
     MOST_SITES,
     MOST_STATISTIC,
     check_field_bounds,
-    escape_free_text,
+    escape_free_text_fields,
     refuse_unprintable_names,
 )
 from common.wire.canonical_bytes import SIGNATURE, WIDTH
@@ -118,7 +118,7 @@ def decode_record(content: RecordDict, expected: type[R]) -> R:
             values[key] = _read_counts(fields, key, name)
     if fields:
         raise WireError(f"{name} does not have {', '.join(sorted(fields))}.")
-    record = expected(**escape_free_text(expected, values))
+    record = expected(**escape_free_text_fields(expected, values))
     check_field_bounds(record)
     return record
 

@@ -35,8 +35,8 @@ from common.wire.bounds import (
     ClassNames,
     Count,
     Counts,
+    EscapedFreeText,
     Figures,
-    FreeTextBound,
     ListBound,
     LongTextBound,
     MetricNames,
@@ -258,7 +258,7 @@ class Refusal:
 
     run: Text
     kind: Text
-    reason: Annotated[str, FreeTextBound()]
+    reason: Annotated[str, EscapedFreeText()]
 
     def __post_init__(self) -> None:
         if self.kind not in REFUSALS:
@@ -296,7 +296,7 @@ class Request:
     class_names: ClassNames
     counted: RoundNumber
     best: Annotated[int, NumberRangeBound(-1, MOST_ROUNDS)]
-    left_out: Annotated[str, FreeTextBound()]
+    left_out: Annotated[str, EscapedFreeText()]
     model: ModelGroups
     frozen: ModelGroups = field(default=ModelGroups(), kw_only=True)
 

@@ -91,7 +91,7 @@ class SharesAnswer(_StepRecord):
     letters: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        _check_one_entry_each("letters", self.recipients, self.letters)
+        _check_entry_count("letters", self.recipients, self.letters)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class MaskedRequest(_StepRecord):
     numbers: Numbers
 
     def __post_init__(self) -> None:
-        _check_one_entry_each("letters", self.senders, self.letters)
+        _check_entry_count("letters", self.senders, self.letters)
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,12 @@ class RevealAnswer(_StepRecord):
     key_shares: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        _check_one_entry_each("segments", self.owners, self.segments)
-        _check_one_entry_each("shares", self.owners, self.shares)
-        _check_one_entry_each("key_shares", self.gone, self.key_shares)
+        _check_entry_count("segments", self.owners, self.segments)
+        _check_entry_count("shares", self.owners, self.shares)
+        _check_entry_count("key_shares", self.gone, self.key_shares)
 
 
-def _check_one_entry_each(what: str, sites: tuple[str, ...], entries: tuple[object, ...]) -> None:
+def _check_entry_count(what: str, sites: tuple[str, ...], entries: tuple[object, ...]) -> None:
     if len(sites) != len(entries):
         raise WireError(f"{what} must have one entry a site.")
 

@@ -126,13 +126,13 @@ class LabelledSites(FedAvg):
         if server_round <= self._round:  # a wrapper's start is not ours, rounds tell both
             self.reset_earlier_run()
         self._round, self._sent, self._asked = server_round, arrays, set()
-        messages = self._add_site_labels(list(super().configure_train(server_round, arrays, config, grid)), grid)
+        messages = self._ask_and_add_labels(list(super().configure_train(server_round, arrays, config, grid)), grid)
         self._nodes = [message.metadata.dst_node_id for message in messages]
         return messages
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Select sites like FedAvg, and send each the same content as for training."""
-        return self._add_site_labels(list(super().configure_evaluate(server_round, arrays, config, grid)), grid)
+        return self._ask_and_add_labels(list(super().configure_evaluate(server_round, arrays, config, grid)), grid)
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
         """Aggregate the usable replies; log a warning with node and reason for each other reply."""
@@ -234,7 +234,7 @@ class LabelledSites(FedAvg):
     def _read_head_from(self, model: ArrayRecord) -> Head:
         return records.copy_head(model, self.head, self.classes)
 
-    def _add_site_labels(self, messages: Sequence[Message], grid: Grid) -> list[Message]:
+    def _ask_and_add_labels(self, messages: Sequence[Message], grid: Grid) -> list[Message]:
         """Add each site's labelled classes and the method's data to Flower's messages; drop sites with unknown labels.
 
         In the first round, a site without usable labels raises :class:`UnknownLabels`; later it causes a warning.

@@ -35,7 +35,7 @@ from server.runs.live_status import CurrentRun, JsonLinesReader, add_to_run_hist
 from server.runs.reporter import RunReporter
 from strategies.engine.events import RunStopped
 from strategies.method_list import prefix_fault_with_file
-from strategies.methods.base import find_coordinator_image_faults
+from strategies.methods.base import find_missing_coordinator_images
 from strategies.privacy.gradients import find_private_network_faults
 from strategies.registry import build_experiment_strategy
 
@@ -101,7 +101,7 @@ class NetworkBackend:
             faults += error.faults
         try:
             method = build_experiment_strategy(experiment)
-            faults += find_coordinator_image_faults(method, self.own) if not faults else []
+            faults += find_missing_coordinator_images(method, self.own) if not faults else []
             if method.site.pooled_missing_labels != "no":
                 method_name = experiment.run.method
                 problem = f'"{method_name}" puts all images in one place; hospitals\' images stay where they are.'

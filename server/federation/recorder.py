@@ -210,7 +210,7 @@ class RunRecorder(RunCallbacks):
                 classes=list(sites.contract.class_names),
             )
         else:
-            self.ledger.record_resumption(setting.resumed.state, stamps, experiment_sha256=sha256)
+            self.ledger.verify_and_record_resumption(setting.resumed.state, stamps, experiment_sha256=sha256)
         for reply in setting.left_replies(setting.run):
             self.ledger.record_reply_before_resume(reply)
         for site, member in sorted(sites.members.items()):

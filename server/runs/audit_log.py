@@ -62,7 +62,9 @@ class RunAudit:
         if self.keep:
             write_atomically(self._updates / INITIAL, serialize_federation_state(initial), durable=self.durable)
 
-    def record_resumption(self, state: FederationState, plugins: Sequence[Mapping[str, Any]], **facts: Any) -> None:
+    def verify_and_record_resumption(
+        self, state: FederationState, plugins: Sequence[Mapping[str, Any]], **facts: Any
+    ) -> None:
         """Compare models and plug-ins with the audit, then record that the run is resumed from the checkpoint.
 
         Args:

@@ -52,7 +52,7 @@ from server.simulation.backends.ray_process import RayDriverHandle, start_ray_dr
 from strategies.local.arithmetic import choose_arithmetic, set_arithmetic
 from strategies.local.plugin_calls import find_plugin_faults
 from strategies.method_list import prefix_fault_with_file
-from strategies.methods.base import Method, find_coordinator_image_faults
+from strategies.methods.base import Method, find_missing_coordinator_images
 from strategies.privacy.gradients import find_private_network_faults
 from strategies.registry import build_experiment_strategy
 
@@ -286,7 +286,7 @@ def check_simulation_experiment(
     try:
         data = load_simulated_data(experiment, file.base_folder, tell)
         contract = data.label_contract
-        raise_faults(find_coordinator_image_faults(method, data.server))
+        raise_faults(find_missing_coordinator_images(method, data.server))
         classes = contract.class_names
         raise_faults(find_plugin_head_faults(experiment.model, len(classes)))
         missing = method.site.missing_labels_count_as

@@ -51,7 +51,7 @@ def measure_update_lengths(update: ModelGroups) -> dict[str, float]:
         if values is not None:
             lengths[part] = _measure_array_length(values)
     if update.head is not None:
-        lengths[ROW] = float(_measure_row_lengths(update.head).max(initial=0.0))
+        lengths[ROW] = float(_compute_head_row_norms(update.head).max(initial=0.0))
     return lengths
 
 
@@ -83,7 +83,7 @@ def shorten_update(update: ModelGroups, lengths: Lengths, medians: Lengths, clip
         update = replace(update, norm=_scale_array_in_float64(update.norm, clip / long[NORM]))
     if ROW in long and update.head is not None:
         head, bound = update.head, clip * medians[ROW]
-        rows = _measure_row_lengths(head)  # (classes,)
+        rows = _compute_head_row_norms(head)  # (classes,)
         factors = np.minimum(1.0, bound / np.where(rows > 0, rows, 1.0))
         too_long = rows > bound  # a row that is not long keeps its very bits
         weight = np.where(too_long[:, None], head.weight * factors[:, None], head.weight).astype(np.float32)
@@ -131,7 +131,7 @@ def _scale_array_in_float64(array: Float32, factor: float) -> Float32:
     return (array * np.float64(factor)).astype(np.float32)
 
 
-def _measure_row_lengths(head: Head) -> Float64:
+def _compute_head_row_norms(head: Head) -> Float64:
     weight = head.weight.astype(np.float64)
     squares = np.einsum("cf,cf->c", weight, weight) + np.square(head.bias, dtype=np.float64)
     return np.asarray(np.sqrt(squares), np.float64)  # (classes,)

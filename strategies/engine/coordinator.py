@@ -298,7 +298,7 @@ class Coordinator:
             statistics=self.method.aggregate_statistics(context, accepted),
         )
         for layer in self.layers:
-            state = layer.store_layer_values(state, validation)
+            state = layer.update_state_after_round(state, validation)
         self.state = state
         record = RoundRecord.from_replies(
             server_round,
@@ -381,12 +381,12 @@ class Coordinator:
     @property
     def sites_drawn_for_test(self) -> tuple[str, ...] | None:
         """Return the sites drawn for the final test, which cover all classes if possible; None if all sites test."""
-        if not self._tests_site_sample:
+        if not self._is_test_sampled:
             return None
         return tuple(self.sites.draw_evaluating_sites(self.state.round, self.state.excluded))
 
     @property
-    def _tests_site_sample(self) -> bool:
+    def _is_test_sampled(self) -> bool:
         """Return True if only a sample of the sites tests the model, False if all do.
 
         If sites keep local model parts, all sites test, because each site chooses and stores its model during the test.
@@ -402,7 +402,7 @@ class Coordinator:
         If a sample is enough, these are the sites that validated the best model so far, because only they can compare
         it with the last model. If the run chooses no best model, they are the sites that the next round would draw.
         """
-        if not self._tests_site_sample:
+        if not self._is_test_sampled:
             return self._list_remaining_sites()
         excluded, judges = set(self.state.excluded), set[str]()
         if self.plan.evaluation.checkpoint == "best":

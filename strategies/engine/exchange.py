@@ -293,9 +293,9 @@ class UnansweredMessages:
         self.pending |= accepted
         for message in messages:
             if message.metadata.message_id not in accepted:
-                self._record_registration_error(message)
+                self._record_unregistered_site(message)
 
-    def _record_registration_error(self, message: Message) -> None:
+    def _record_unregistered_site(self, message: Message) -> None:
         refusal = Message(Error(REVOKED, NOT_REGISTERED), reply_to=message)
         set_message_source(refusal, message.metadata.dst_node_id)
         self.errors[message.metadata.dst_node_id] = refusal
@@ -328,7 +328,7 @@ class UnansweredMessages:
         """
         revoked = sorted(set(self.lost) - set(registered())) if registered else []
         for node in revoked:
-            self._record_registration_error(self.lost.pop(node))
+            self._record_unregistered_site(self.lost.pop(node))
         back = sorted(set(self.lost) & set(self._grid.get_node_ids())) if self.lost else []
         ttl, messages = max(self.deadline - time.monotonic(), 1.0), list[Message]()
         for lost in [self.lost.pop(node) for node in back]:

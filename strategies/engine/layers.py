@@ -82,7 +82,7 @@ class CoordinatorRoundLayer:
         """Return a function that replaces ``merge``, the function that merges a round's updates, and may call it."""
         return merge
 
-    def store_layer_values(self, state: FederationState, validation: FederationValidation) -> FederationState:
+    def update_state_after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
         """Return the state after a round, with the values that this layer stores in the state.
 
         Args:
@@ -316,7 +316,7 @@ class RollbackLayer(CoordinatorRoundLayer):
             if earlier is not None:
                 raise ModelCollapse(replace(earlier, repeated=state.round, excluded=state.excluded))
 
-    def store_layer_values(self, state: FederationState, validation: FederationValidation) -> FederationState:
+    def update_state_after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
         """Store the losses of the model at the beginning of the round, for the next check for a collapse."""
         return replace(state, sound_losses=MappingProxyType({**state.sound_losses, **validation.loss}))
 

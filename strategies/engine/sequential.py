@@ -178,7 +178,7 @@ class SequentialCoordinator(Coordinator):
 
     def _choose_validation_sites(self) -> list[str]:
         """Return the sites that validate each round's model: the same in all rounds, so that losses are comparable."""
-        if self._tests_site_sample:
+        if self._is_test_sampled:
             return self.sites.draw_evaluating_sites(0, self.state.excluded)
         return super()._choose_validation_sites()
 

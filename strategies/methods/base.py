@@ -274,7 +274,7 @@ def convert_to_json_numbers(values: Mapping[str, NDArray[np.floating]]) -> dict[
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
-def find_coordinator_image_faults(method: Method, own: DatasetSplits | None) -> list[Fault]:
+def find_missing_coordinator_images(method: Method, own: DatasetSplits | None) -> list[Fault]:
     """Return a fault if the method trains at the coordinator, and training or validation images are missing there."""
     if not isinstance(method, SequentialMethod) or method.server_training_settings is None:
         return []

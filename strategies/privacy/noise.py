@@ -107,10 +107,10 @@ def _draw_exp_bernoulli_events(exponent: Words, bits: SecretBitStream, unit_bits
     whole, rest = exponent >> np.uint64(unit_bits), exponent & np.uint64((1 << unit_bits) - 1)
     shift = np.uint64(WORD_BITS - unit_bits)
 
-    def below_one(active: NDArray[np.intp]) -> NDArray[np.bool_]:
+    def draw_fractional_events(active: NDArray[np.intp]) -> NDArray[np.bool_]:
         return bits.draw_words(active.size) >> shift < rest[active] if unit_bits else np.zeros(active.size, bool)
 
-    survived = _draw_by_alternating_series(rest.size, below_one, bits)
+    survived = _draw_by_alternating_series(rest.size, draw_fractional_events, bits)
     active = np.flatnonzero(survived & (whole > 0))
     while active.size:  # exp(-1) for every whole unit of the exponent
         once = _draw_by_alternating_series(active.size, lambda places: np.ones(places.size, bool), bits)

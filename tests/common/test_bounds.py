@@ -13,7 +13,7 @@ from common.system.plain_text import MOST_LINES, MOST_WORDS, make_printable_line
 from common.wire.bounds import (
     BOUNDS,
     MOST_LOSS,
-    FreeTextBound,
+    EscapedFreeText,
     LongTextBound,
     clip_reported_loss,
     list_field_bounds,
@@ -112,7 +112,7 @@ def harmless(value: object, bound: object) -> bool:
     """Return whether a text that was accepted can be shown to anybody, or is a document that nobody reads."""
     if isinstance(bound, LongTextBound):
         return len(str(value)) <= bound.longest
-    free = isinstance(bound, FreeTextBound)
+    free = isinstance(bound, EscapedFreeText)
     texts = [value] if isinstance(value, str) else list(typing.cast(Any, value))
     most = MOST_LINES * (MOST_WORDS + 4) if free else 1_000
     return all(raw_in(text, "\n" if free else "") == set() and len(text) <= most for text in texts)
@@ -126,7 +126,7 @@ def test_a_hostile_text_is_refused_or_harmless(record: Any, name: str, texts: tu
         assert raw_in(reason, "") == set(), what
         assert len(reason) <= MOST_WORDS, what
         assert reason or harmless(getattr(accepted, name), bound), what
-        assert reason or isinstance(bound, FreeTextBound | LongTextBound), what
+        assert reason or isinstance(bound, EscapedFreeText | LongTextBound), what
 
 
 @pytest.mark.parametrize(

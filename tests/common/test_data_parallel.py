@@ -18,7 +18,7 @@ from common.models.gpu import (
     compute_backbone_features,
     is_data_parallel,
     split_batches_across_gpus,
-    without_gpu_batch_splitting,
+    without_multi_gpu_batches,
 )
 from common.models.network import SplitNetwork, build_network, set_train_mode
 from common.models.zoo.spec import ModelSpec
@@ -188,7 +188,7 @@ def test_a_copy_divides_too_and_the_setting_can_be_taken_back() -> None:
     split_batches_across_gpus(of.backbone, 2)
     copy.deepcopy(of)(images(8))
     assert Calls.divided == 1
-    with without_gpu_batch_splitting(of.backbone):
+    with without_multi_gpu_batches(of.backbone):
         assert not is_data_parallel(of.backbone)
         of(images(8))
     assert is_data_parallel(of.backbone)

@@ -34,7 +34,7 @@ from server.simulation.backends.site_files import (
     WatchedFolder,
     apply_folder_changes,
     read_folder_files,
-    recreate_folder,
+    recreate_folder_with_files,
 )
 from server.simulation.backends.transfer import pack_message, unpack_message
 from tests.server.commands import ROOT
@@ -184,8 +184,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_changes_made_in_a_copy_are_the_same_again_and_of_a_log_only_the_end_travels(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    watched = recreate_folder(there, [("audit.jsonl", 0, b"one\n"), ("memory/r/round-1", 0, b"1")])
-    recreate_folder(here, read_folder_files(there))
+    watched = recreate_folder_with_files(there, [("audit.jsonl", 0, b"one\n"), ("memory/r/round-1", 0, b"1")])
+    recreate_folder_with_files(here, read_folder_files(there))
     with (there / "audit.jsonl").open("ab") as audit:
         audit.write(b"two\n")
     (there / "memory/r/round-1").unlink()

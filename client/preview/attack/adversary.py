@@ -245,9 +245,9 @@ def copy_site_with_images(site: Site, **parts: ImageSet) -> Site:
     for part, images in parts.items():
         if part in unsaid:
             whole: ImageSet = getattr(site, part)
-            by_place = dict(zip(_find_stored_image_positions(whole), site.unsaid[part].tolist(), strict=True))
-            if images.stored is whole.stored and set(_find_stored_image_positions(images)) <= set(by_place):
-                unsaid[part] = np.array([by_place[place] for place in _find_stored_image_positions(images)], np.bool_)
+            by_place = dict(zip(_picture_index_per_image(whole), site.unsaid[part].tolist(), strict=True))
+            if images.stored is whole.stored and set(_picture_index_per_image(images)) <= set(by_place):
+                unsaid[part] = np.array([by_place[place] for place in _picture_index_per_image(images)], np.bool_)
             else:
                 unsaid[part] = mark_images_of_hidden_classes(
                     images, site.hidden_classes(part), site.policy.smallest_count
@@ -256,7 +256,7 @@ def copy_site_with_images(site: Site, **parts: ImageSet) -> Site:
     return replace(site, **changes)
 
 
-def _find_stored_image_positions(images: ImageSet) -> list[int]:
+def _picture_index_per_image(images: ImageSet) -> list[int]:
     return list(range(len(images))) if images.places is None else images.places.tolist()
 
 

@@ -85,7 +85,7 @@ def _attack_on_patients(site: Site, folder: Path, plan: HospitalPlan) -> AttackR
     return locate_pictures(Adversary(copy, folder, plan), list_pictures_to_locate(strangers, alike, **parts))
 
 
-def _attack_by_failures(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
+def _attack_by_failing_models(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
     train, others, strangers = _split_off_nonmembers(site)
     validation, test = draw_random_images(site.validation, MOST_IMAGES), draw_random_images(site.test, MOST_IMAGES)
     parts = {
@@ -110,7 +110,7 @@ ATTACKS: Mapping[str, Attack] = {
     coverage.TRUNK: _make_site_attack(infer_counts_from_trunk),
     coverage.HASHES: _make_site_attack(infer_counts_from_hash),
     coverage.PERSONS: _attack_on_patients,
-    coverage.FAILURES: _attack_by_failures,
+    coverage.FAILURES: _attack_by_failing_models,
     coverage.BUDGET: _make_site_attack(bypass_privacy_budget),
 }
 """All attacks by name, in the order of the page."""

@@ -183,7 +183,7 @@ def read_csv_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Cs
     """
     raise_faults(find_missing_file_faults(where, path))
     try:
-        raise_faults(_json_faults(path, where))
+        raise_faults(_find_unexpected_json(path, where))
         try:
             file = path.stat()
             key = path.absolute(), file.st_size, file.st_mtime_ns, file.st_ctime_ns, largest_mb
@@ -203,7 +203,7 @@ def read_csv_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Cs
         raise BadInput([Fault(where, f"{path.name} cannot be read: damaged or cut off.", "Copy it again.")]) from None
 
 
-def _json_faults(path: Path, where: str) -> list[Fault]:
+def _find_unexpected_json(path: Path, where: str) -> list[Fault]:
     """Return a fault for a file that begins as JSON does."""
     with _open_csv_text(path) as content:
         head = content.read(_HEAD).removeprefix(codecs.BOM_UTF8).decode(errors="replace")

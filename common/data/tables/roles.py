@@ -385,7 +385,7 @@ def guess_column_roles(
         source = _guess_hospital_by_content(columns, others, label_columns, patient)
     unused = {name: judgements[name] for name in rest if name not in (source, *label_columns, *findings)}
     if not findings:
-        _refuse_cells_without_labels(columns, unused, label_columns)
+        _refuse_almost_label_columns(columns, unused, label_columns)
         if label_columns:
             _refuse_two_label_kinds(columns, label_columns, unused)
     if label_columns:
@@ -408,7 +408,7 @@ def guess_column_roles(
     roles = _add_finding_names(
         columns, name, ColumnRoles(image, patient, source or None, split, (), name, "|", {}, False)
     )
-    _stop_on_column_of_certainties(columns, roles, unused)
+    _refuse_diagnosis_certainty_column(columns, roles, unused)
     without_finding = {other: judgement for other, judgement in unused.items() if other != name}
     return replace(roles, unused=without_finding, possible_splits=splits)
 
@@ -428,7 +428,7 @@ def _label_columns(names: Iterable[str]) -> list[str]:
     return [name for name in names if (are_codes and name in letters) or not is_metadata_column_name(name)]
 
 
-def _stop_on_column_of_certainties(
+def _refuse_diagnosis_certainty_column(
     columns: CsvColumns, roles: ColumnRoles, unused: Mapping[str, ColumnJudgement]
 ) -> None:
     """Raise an error if another column says how certain each finding is: "excluded", or beside codes G, V, A or Z.
@@ -501,7 +501,7 @@ def format_findings_options(names: Iterable[str]) -> str:
     return " ".join(f"--findings {quote(name)}" for name in names)
 
 
-def _refuse_cells_without_labels(
+def _refuse_almost_label_columns(
     columns: CsvColumns, judged: Mapping[str, ColumnJudgement], label_columns: Sequence[str]
 ) -> None:
     """Raise an error if a column mixes labels with other cells, because skipping it would lose a class unnoticed.

@@ -48,7 +48,7 @@ def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
     module = _SOURCES[source](inner, spec.channels, spec.image_size)
     features = _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
     if spec.own_head is not None:
-        logits, head = features, _remove_own_head(module, spec, spec.own_head)
+        logits, head = features, _detach_network_head(module, spec, spec.own_head)
         try:
             features = _probe_with_noise_image(module, spec)
         except BadInput as bad:  # its forward looks at the layer, or reshapes the logits
@@ -222,7 +222,7 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
 # ---------------------------------------------------------------------- networks with a head of their own
 
 
-def _remove_own_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Linear:
+def _detach_network_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Linear:
     """Remove a network's own head (a dense layer), in place, so that the network returns the head's input.
 
     Returns:

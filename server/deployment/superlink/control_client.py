@@ -80,7 +80,7 @@ class RunEndedBySuperLink(RuntimeError):
 
 
 @dataclass(frozen=True)
-class RequestReplyStatus:
+class ReplyOrReason:
     """The state of a request: envelope and object tree of its reply, or the reason why no reply will come."""
 
     request: str
@@ -176,12 +176,12 @@ class SuperLinkControlClient:
         result = self._call_until_answered("push", proto.Requests(run_id=run, envelopes=envelopes, trees=trees))
         return list(result.names), list(result.missing)
 
-    def get_reply_statuses(self, run: int, names: Collection[str]) -> list[RequestReplyStatus]:
+    def get_reply_statuses(self, run: int, names: Collection[str]) -> list[ReplyOrReason]:
         """Return the status of each of these requests that has a reply or will never get one."""
         return [
-            RequestReplyStatus(reply.request, reason=NoReplyReason[reply.reason])
+            ReplyOrReason(reply.request, reason=NoReplyReason[reply.reason])
             if reply.reason
-            else RequestReplyStatus(reply.request, *parse_message_envelope(reply.envelope, reply.tree))
+            else ReplyOrReason(reply.request, *parse_message_envelope(reply.envelope, reply.tree))
             for reply in self._call_until_answered("replies", proto.MessageNames(run_id=run, names=names)).replies
         ]
 

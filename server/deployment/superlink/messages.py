@@ -126,17 +126,17 @@ class MessageArrivalSignal:
 
     def count_arrivals(self, node: int) -> int:
         """Return the number of messages that have arrived for a site, to be passed to :meth:`wait_for_arrival`."""
-        return self._get_arrival_count(node).number
+        return self._get_arrival_counter(node).number
 
     def wait_for_arrival(self, node: int, number: int, seconds: float) -> None:
         """Wait until a site's count of messages exceeds ``number``, :meth:`close` is called, or the time is over."""
-        count = self._get_arrival_count(node)
+        count = self._get_arrival_counter(node)
         with count.changed:
             count.changed.wait_for(lambda: count.number > number or self._is_closed, seconds)
 
     def record_arrival(self, node: int) -> None:
         """Record that a message has arrived for a site, and wake the calls that wait for the message."""
-        count = self._get_arrival_count(node)
+        count = self._get_arrival_counter(node)
         with count.changed:
             count.number += 1
             count.changed.notify_all()
@@ -148,7 +148,7 @@ class MessageArrivalSignal:
             with count.changed:
                 count.changed.notify_all()
 
-    def _get_arrival_count(self, node: int) -> _ArrivalCount:
+    def _get_arrival_counter(self, node: int) -> _ArrivalCount:
         with self._lock:
             return self._counts.setdefault(node, _ArrivalCount())
 

@@ -38,7 +38,7 @@ from server.coordinator.state import read_site_sign_offs
 from server.deployment.superlink.control_client import (
     GIVEN_UP,
     LINK_PATIENCE_S,
-    RequestReplyStatus,
+    ReplyOrReason,
     RunEndedBySuperLink,
     SuperLinkControlClient,
     SuperLinkUnreachable,
@@ -153,7 +153,7 @@ class _IncompleteReply:
         missing: Ids of objects that have not arrived; an empty id until the reply is examined for the first time.
     """
 
-    status: RequestReplyStatus
+    status: ReplyOrReason
     names: list[str]
     since: float = field(default_factory=time.monotonic)
     size: int = 0

@@ -50,7 +50,7 @@ def read_folder_files(folder: Path) -> list[Change]:
     return [(path, 0, (folder / path).read_bytes()) for path in sorted(_read_file_states(folder))]
 
 
-def recreate_folder(folder: Path, files: Iterable[Change]) -> WatchedFolder:
+def recreate_folder_with_files(folder: Path, files: Iterable[Change]) -> WatchedFolder:
     """Create a folder with exactly these files, in place of an existing one."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

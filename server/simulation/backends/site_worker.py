@@ -21,7 +21,12 @@ from common.errors import raise_faults
 from common.simulation import cache_received_data
 from server.simulation.backends.cluster import collect_node_versions, find_node_version_faults
 from server.simulation.backends.inline import call_client_app, configure_flower, import_site_app, make_site_context
-from server.simulation.backends.site_files import Change, WatchedFolder, apply_folder_changes, recreate_folder
+from server.simulation.backends.site_files import (
+    Change,
+    WatchedFolder,
+    apply_folder_changes,
+    recreate_folder_with_files,
+)
 from server.simulation.backends.transfer import pack_message, unpack_message
 
 SITES, FROZEN = "sites", "frozen"
@@ -63,7 +68,7 @@ class SiteWorker:
             BadInput: If the software versions of this node differ.
         """
         raise_faults(find_node_version_faults(setup["versions"], {socket.gethostname(): collect_node_versions()}))
-        self._frozen = recreate_folder(self._folder / FROZEN, ())
+        self._frozen = recreate_folder_with_files(self._folder / FROZEN, ())
         self._count, base = setup["sites"], Path(setup["base"])
         experiment = Experiment.model_validate_json(setup["experiment"])
         if setup["facts"]:  # else images are drawn as they are read, here by the data set's own plug-in
@@ -88,7 +93,7 @@ class SiteWorker:
             The reply's head, the bytes of its arrays, and the changes of the site's folder and of the folder of frozen
                 layers.
         """
-        site_folder = recreate_folder(self._folder / SITES / call["site"], call["files"])
+        site_folder = recreate_folder_with_files(self._folder / SITES / call["site"], call["files"])
         missing = [name for name in sorted(call["frozen"]) if not (self._folder / FROZEN / name).exists()]
         if missing:
             apply_folder_changes(self._folder / FROZEN, ray.get([call["frozen"][name] for name in missing]))
