@@ -11,7 +11,8 @@ from PIL import Image
 
 from common.config import read_experiment
 from common.data.base.image_set import concatenate_image_sets
-from common.data.load import load_dataset
+from common.data.base.spec import NpzDatasetSpec
+from common.data.load import find_dataset_faults, load_dataset
 from common.data.partition.spec import ClassListsPartitionSpec
 from strategies.registry import find_method_faults
 from tests.common.data.bombs import GOOD, png
@@ -448,6 +449,15 @@ def test_an_npz_file_is_no_table(tmp_path: Path) -> None:
     assert 'kind = "npz"' in made(tmp_path / "skin.npz", code=2)
 
 
+@pytest.mark.parametrize("arrays", [("images", "labels"), ("images", "labels", "patient")])
+def test_an_npz_file_of_one_set_is_refused_once_with_how_to_divide_it(arrays: tuple[str, ...], tmp_path: Path) -> None:
+    np.savez(tmp_path / "skin.npz", **{name: np.zeros(2, np.uint8) for name in arrays})
+    spec = NpzDatasetSpec(kind="npz", path="skin.npz", classes=("a", "b"))
+    (fault,) = find_dataset_faults(spec, tmp_path)
+    assert (fault.where, "is not divided" in fault.problem) == ("data.path", True)
+    assert "An npz file that is not divided" in fault.remedy
+
+
 def test_columns_in_spellings_of_one_name_wait_for_a_decision(tmp_path: Path) -> None:
     path = table(tmp_path, "file,patient,Kirik,KIRIK,Mass", *rows(40, "{a},{a},{b}"))
     assert 'one class or two? "Kirik" = "KIRIK"' in made(path)
@@ -692,6 +702,16 @@ def test_an_ending_other_than_that_of_the_file_is_named(tmp_path: Path) -> None:
         (tmp_path / "scans" / f"{number:03}.png").unlink()
     (tmp_path / "mine.toml").unlink()
     assert '"020.jpeg" is there, and no "020.png"' in made(path, code=2)
+
+
+def test_names_with_another_ending_are_found_beside_labels_that_are_names_of_files(tmp_path: Path) -> None:
+    path = table(tmp_path, "file,patient,Mass", *(f"{n}.tif,p{n},{n % 2}" for n in range(40)))
+    for number in range(40):
+        Image.new("L", (20, 20), number).save(tmp_path / "scans" / f"{number}.tiff", "PNG")
+    assert '"0.tiff" is there, and no "0.tif": 40 names end otherwise than the file.' in made(path, code=2)
+    path.write_text(path.read_text().replace(".tif,", ","))
+    made(path)
+    assert len(concatenate_image_sets(load_dataset(data_of(path), tmp_path).parts)) == 40
 
 
 def test_the_named_column_is_the_subject_of_the_refusal(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def picture_columns(columns: CsvColumns, files: Iterable[str] = (), image: str |
     for name in columns:
         last_parts = [fold_name_case(re.split(r"[/\\]", cell)[-1]) for cell in cells[name][:_LOOKED_AT]]
         exact = sum(part in whole for part in last_parts)
-        near = sum(part in whole or part in without_ending for part in last_parts)
+        near = sum(part in whole or drop_picture_ending(part) in without_ending for part in last_parts)
         scores[name] = near, exact, not _contains_patient_word(name), len(cells[name])
     best = image or max(columns, key=lambda name: scores[name])
     if image or scores[best][0] > min(1, len(cells[best]) - 1):
