@@ -68,20 +68,26 @@ class SkippedImage:
     reason: str
 
 
-GREY_DIGESTS = 256
+GREY_DIGESTS = 2**32
 """Digests below this number are those of pictures that are one grey all over."""
 
 
 def compute_picture_digest(pixels: NDArray[Any], secret: bytes | None = None) -> int:
     """Return a number below 2^64 that identifies a picture: a hash of its pixels, or its grey if it has only one.
 
+    Pictures of equal values have one digest, as uint8 and as float32: a grey of no whole number is that float32's bits.
+
     Args:
         pixels: uint8, or float32 from 0 to 255.
         secret: Key of the hash, by which others cannot test whether the digest is that of a known picture.
     """
+    if pixels.dtype != np.uint8:
+        rounded = pixels.clip(0, 255).astype(np.uint8)
+        if np.array_equal(rounded, pixels):
+            pixels = rounded
     low = pixels.min()
     if low == pixels.max():
-        return int(low)
+        return int(low) if pixels.dtype == np.uint8 else int(np.float32(low).view(np.uint32))
     content = np.ascontiguousarray(pixels).data.cast("B")
     hashed = blake3(content) if secret is None else blake3(content, key=secret)
     return max(int.from_bytes(hashed.digest(8)), GREY_DIGESTS)

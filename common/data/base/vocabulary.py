@@ -29,8 +29,16 @@ PATIENT_KEY = re.compile(
 )
 """Part of the key of a data set's item, without signs, that may name a patient."""
 NO_PATIENT_KEY = re.compile("age$|sex|gender|birth|size|height|weight|position|orientation|comment")
-LABEL_KEY = re.compile("label|target|annotat|known|uncertain|mask|valid|observ|missing")
-"""Part of the key of a data set's item that may hold labels."""
+LABEL_KEY = re.compile("(un|is|has)?(label|target|annotat|known|uncertain|mask|valid|observ|missing)")
+"""Beginning of a word in the key of a data set's item that may hold labels, or say which are known."""
+CLASS_LIST_KEYS = _words("class classes ignore ignored exclude excluded task tasks finding findings")
+"""Words of a key that may list numbers of classes."""
+GEOMETRY_KEYS = _words(
+    "spacing pixdim pixel pixels voxel size sizes shape dim dims origin affine direction position orientation center "
+    "centre resolution zoom zooms scale bbox box boxes coord coords crop roi offset translation rotation flip pad "
+    "padding spatial slice slices"
+)
+"""Words of a key whose numbers are of the picture's geometry, and no labels."""
 SPLIT_HEADING = re.compile(r"split|part|partition|set|subset")
 SPLIT_WORDS = _words(
     "train training trn learn learning dev devel development val valid validation validierung validate tune tuning "

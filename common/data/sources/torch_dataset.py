@@ -6,11 +6,12 @@ one range for the whole data set. Random transforms are drawn anew for each trai
 evaluation; both follow from the run's seed.
 """
 
+import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import combinations
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from common.data.base.image_set import LazyPictures, compute_picture_digest
 from common.data.base.names import is_anonymous_patient, normalize_name
-from common.data.base.vocabulary import LABEL_KEY, NO_PATIENT_KEY, PATIENT_KEY
+from common.data.base.vocabulary import CLASS_LIST_KEYS, GEOMETRY_KEYS, LABEL_KEY, NO_PATIENT_KEY, PATIENT_KEY
 from common.data.images.store import DecodingProgress
 from common.data.sources.label_array import convert_labels_to_array, convert_to_numpy_array
 from common.data.sources.plugin import MapDataset
@@ -39,7 +40,11 @@ _KEYS = {
 """Accepted keys of a dictionary item, by meaning, reduced to lower-case letters and digits."""
 _LIST_SIGNS = re.compile("[,;|]")
 _CONTAINED = 4
-"""Letters of a class name that is recognised as a part of a key."""
+"""Letters and digits of a class name that is recognised among the words of a key."""
+_DEPTH = 6
+"""Levels of dictionaries, lists and objects inside an entry that are searched for labels and patients."""
+_WITHOUT_ENTRIES = ("builtins", "numpy", "torch", "PIL", "pandas", "pathlib", "datetime", "decimal", "uuid")
+"""Packages whose objects are values, and have no entries of their own."""
 _CLASSES = ("class_names", "classes", "pathologies")
 """Attributes in which data sets store class names."""
 _LISTED, _MOST_FAILURES = 5, 100
@@ -445,17 +450,12 @@ def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.fl
         raise ValueError(item.unclear["labels"])
     if item.labels is None:
         raise ValueError("has no labels. " + _GIVE_LABELS)
-    nested = list(_nested_entries(list(item.unread.values())))
-    for key, value in [*item.unread.items(), *nested]:
-        if _entry_names_class(key, value, class_names):
-            problem = f'has "{key}", which names a class and is not read. '
-            raise ValueError(problem + "Put it into the labels, or leave it out.")
-    vectors = [(key, value) for key, value in item.unread.items() if _is_vector(value)]
-    vectors += [(key, value) for key, value in nested if _is_vector(value) and _is_binary(value)]  # no spatial shape
-    for key, value in vectors:
-        if len(class_names) > 1 and convert_to_numpy_array(value).size == len(class_names):
-            problem = f'has "{key}" with a value a class, which is not read. Call it "label_mask" if it says which '
-            raise ValueError(problem + "labels are known (1) and unknown (0); else leave it out of the dictionary.")
+    for key, value in item.unread.items():
+        _refuse_possible_labels(f'"{key}"', key, value, class_names)
+        for nested_key, nested_value in _nested_entries(value):
+            if nested_key is not None:
+                nested_name = f'"{nested_key}" in "{key}"'
+                _refuse_possible_labels(nested_name, nested_key, nested_value, class_names, nested=True)
     values = convert_labels_to_array(item.labels, class_names)
     if values.size == 1 and values.ndim <= 1 and len(class_names) > 1:
         value = values.reshape(())
@@ -504,19 +504,54 @@ def _is_segmentation_mask(mask: Any, image: Any) -> bool:
     return len(shape) >= len(size) > 0 and len(shape) <= 3 and size in (shape, shape[1:], shape[:-1])
 
 
-def _is_vector(value: Any) -> bool:
-    """Return True if a value is numeric with at most one axis longer than 1, like labels or a label mask."""
+def _refuse_possible_labels(
+    name: str, key: Any, value: Any, class_names: Sequence[str], *, nested: bool = False
+) -> None:
+    """Raise ``ValueError`` if an unread entry names a class, or has a number for each class that may be a label.
+
+    Args:
+        name: Name of the entry for the message.
+        nested: True for an entry inside another one. Of metadata only a mask counts: a vector of 0 and 1 under a name
+            such as ``label_mask``.
+    """
+    if _entry_names_class(key, value, class_names):
+        problem = f"has {name}, which names a class and is not read. "
+        raise ValueError(problem + "Put it into the labels, or leave it out.")
+    words = _split_key_into_words(key)
+    numbers = _read_vector(value)
+    if numbers is None or numbers.size != len(class_names) or not GEOMETRY_KEYS.isdisjoint(words):
+        return
+    is_mask = _is_label_key(words) and bool(np.isin(numbers, (0, 1)).all())
+    is_label = len(class_names) > 1 and bool((np.isnan(numbers) | (np.abs(numbers) <= 1)).all())
+    if (is_mask and not _is_true(value)) if nested else is_label:
+        problem = f'has {name} with a value a class, which is not read. Call it "label_mask" if it says which '
+        raise ValueError(problem + "labels are known (1) and unknown (0); else leave it out of the dictionary.")
+
+
+def _read_vector(value: Any) -> NDArray[np.float64] | None:
+    """Return the numbers of a value with at most one axis longer than 1, like labels or a mask; None for others."""
     if isinstance(value, str | Mapping) or value is None:
-        return False
+        return None
     try:
         values = convert_to_numpy_array(value)
     except Exception:  # each library raises its own exceptions
-        return False
-    return values.dtype.kind in "biuf" and values.squeeze().ndim <= 1
+        return None
+    is_vector = values.dtype.kind in "biuf" and values.squeeze().ndim <= 1
+    return values.reshape(-1).astype(np.float64) if is_vector else None
 
 
-def _is_binary(value: Any) -> bool:
-    return bool(np.isin(convert_to_numpy_array(value), (0, 1)).all())
+def _is_true(value: Any) -> bool:
+    return isinstance(value, bool | np.bool_) and bool(value)
+
+
+def _is_label_key(words: Sequence[str]) -> bool:
+    return any(LABEL_KEY.match(word) for word in words)
+
+
+def _split_key_into_words(key: object) -> list[str]:
+    """Split a key at signs, digits and capitals into lower-case words: ``isKnown_0`` is ``is``, ``known``, ``0``."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", str(key))
+    return re.findall(r"[^\W\d_]+|\d+", spaced.lower())
 
 
 def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence[Any]], image: Any) -> dict[str, str]:
@@ -531,29 +566,61 @@ def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence
         name = _keep_letters_and_digits(key)
         if not keys["patient"] and _is_like_patient(name):
             unclear["patient"] = f'has "{key}", which may name its patient. Call it "patient", or leave it out.'
-        if keys["labels"] and LABEL_KEY.search(name) and not (value is None or _is_segmentation_mask(value, image)):
+        says_nothing = value is None or (_is_true(value) and "valid" in name) or _is_segmentation_mask(value, image)
+        if keys["labels"] and _is_label_key(_split_key_into_words(key)) and not says_nothing:
             problem = f'has "{key}" beside "{keys["labels"][0]}". '
             unclear["labels"] = problem + 'Call a mask "label_mask"; leave others out.'
-        for nested_key, _ in _nested_entries(value):
+        for nested_key, nested_value in _nested_entries(value):
             name = _keep_letters_and_digits(nested_key)
             remedy = f'Put it beside "{keys["image"][0]}", or leave it out.'
             problem = f'has "{nested_key}" in "{key}", whose entries are not read. {remedy}'
             if not keys["patient"] and (name in _KEYS["patient"] or _is_like_patient(name)):
                 unclear["patient"] = problem
-            if name in _KEYS["labels"] or LABEL_KEY.search(name):
+            if name in _KEYS["labels"] and nested_value is not None:
                 unclear["labels"] = problem
     return unclear
 
 
-def _nested_entries(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield key and value of the entries of dictionaries inside a value, at any depth of dictionaries and lists."""
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
+def _nested_entries(value: Any, depth: int = _DEPTH) -> Iterator[tuple[Any, Any]]:
+    """Yield key and value of the entries inside a value, at any depth of dictionaries, lists and objects.
+
+    Named tuples, data classes, objects with attributes, lists of pairs and JSON texts are searched as dictionaries.
+    """
+    if not depth:
+        return
+    if (entries := _as_dictionary(value)) is not None:
+        for key, entry in entries.items():
             yield key, entry
-            yield from _nested_entries(entry)
+            yield from _nested_entries(entry, depth - 1)
     elif isinstance(value, list | tuple):
         for entry in value:
-            yield from _nested_entries(entry)
+            yield from _nested_entries(entry, depth - 1)
+
+
+def _as_dictionary(value: Any) -> Mapping[Any, Any] | None:
+    """Return the named entries of a value as a dictionary; None if it has no names."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, str):
+        if value.lstrip()[:1] not in ("{", "["):
+            return None
+        try:
+            parsed = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+        return parsed if isinstance(parsed, dict) else {"": parsed} if isinstance(parsed, list) else None
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    if isinstance(value, list | tuple):
+        are_pairs = all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value)
+        are_pairs = are_pairs and all(isinstance(name, str) for name, _ in value)
+        return dict(value) if value and are_pairs else None
+    if is_dataclass(value) and not isinstance(value, type):
+        return {part.name: getattr(value, part.name, None) for part in fields(value)}
+    if isinstance(value, type | torch.Tensor | np.ndarray) or callable(value):
+        return None
+    is_plain = any(kind.__module__.split(".")[0] in _WITHOUT_ENTRIES for kind in type(value).__mro__[:-1])
+    return None if is_plain else getattr(value, "__dict__", None)
 
 
 def _is_like_patient(name: str) -> bool:
@@ -561,13 +628,25 @@ def _is_like_patient(name: str) -> bool:
 
 
 def _entry_names_class(key: Any, value: Any, class_names: Sequence[str]) -> bool:
-    """Return True if the key of an entry contains the name of a class, or its text, or one of its texts, is one."""
+    """Return True if words of an entry's key are the name of a class, or its text, or one of its texts, is one.
+
+    A list of numbers of classes counts too if its key speaks of classes. Under the name of a class a number beyond -1
+    to 1 is no label.
+    """
     names = {_keep_letters_and_digits(name) for name in class_names} - {""}
-    name = _keep_letters_and_digits(key)
+    key_words = _split_key_into_words(key)
+    runs = ("".join(key_words[first:last]) for last in range(len(key_words) + 1) for first in range(last))
+    contained = any(run in names and len(run) >= _CONTAINED for run in runs)
+    if contained or _keep_letters_and_digits(key) in names:
+        numbers = _read_vector(value)
+        return numbers is None or not (np.abs(numbers) > 1).any()
+    if not CLASS_LIST_KEYS.isdisjoint(key_words) and isinstance(value, list | tuple | set | np.ndarray | torch.Tensor):
+        numbers = _read_vector(list(value) if isinstance(value, set) else value)
+        if numbers is not None and numbers.size and np.isin(numbers, range(len(class_names))).all():
+            return True
     texts = [value] if isinstance(value, str) else value if isinstance(value, list | tuple | set) else []
     words = [word for text in texts if isinstance(text, str) for word in _LIST_SIGNS.split(text)]
-    contained = any(of_class in name for of_class in names if len(of_class) >= _CONTAINED)
-    return contained or name in names or any(_keep_letters_and_digits(word) in names for word in words)
+    return any(_keep_letters_and_digits(word) in names for word in words)
 
 
 def _keep_letters_and_digits(text: object) -> str:

@@ -1,10 +1,12 @@
 """Torch data sets as a source: the values that their items say, read when needed, random transforms by the seed."""
 
 import random
+from collections import namedtuple
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from common.data.base.image_set import DatasetSplits, has_known_patients
+from common.data.base.image_set import GREY_DIGESTS, DatasetSplits, compute_picture_digest, has_known_patients
 from common.data.base.spec import PluginDatasetSpec
 from common.data.images.pixels import load_pixels_on_device
 from common.data.images.store import DecodedImageStore
@@ -190,7 +192,10 @@ LABELS_BY_OTHER_DOORS: dict[str, dict[str, Any]] = {
     "valid": {"valid": False},
     "annotated": {"annotated": {"lines": 1, "bars": 0}},
     "meta": {"meta": {"label_mask": [1, 0]}},
-    "w": {"meta": {"more": [{"w": np.array([1, 0])}]}},
+    "is_known": {"meta": {"more": [{"is_known": np.array([1, 0])}]}},
+    "w": {"w": np.array([1, 0])},
+    "certainty": {"certainty": [0.5, 1.0]},
+    "ignored_classes": {"ignored_classes": [1]},
     "other": {"meta": {"other": "lines"}},
     "annotations": {"annotations": [{"class": 0}]},
     "reader": {"reader": ["lines"]},
@@ -213,14 +218,31 @@ def test_metadata_in_dictionaries_is_left(opened: Callable[[Any], DatasetSplits]
     """As MONAI's transforms leave them: one dictionary of the file, one entry a transform."""
     meta = {"filename_or_obj": "a.png", "spatial_shape": np.array([12, 12]), "affine": np.eye(4), "0008|0060": "DX"}
     transforms = [{"class": "RandFlipd", "id": 1, "orig_size": (12, 12), "do_transforms": True, "extra_info": {}}]
-    more = {"image_meta_dict": meta, "image_transforms": transforms}
-    for part in opened(Items(lambda row: {"image": GREY[row], "labels": LABELS[row], "patient": row, **more})).parts:
+    meta |= {"spacing": [1.0, 1.0], "pixdim": (0.5, 0.5), "original_size": (1, 1), "scanlines": 1, "w": [1, 0]}
+    more = {"image_meta_dict": meta, "image_transforms": transforms, "spacing": [1.0, 1.0], "original_size": (12, 12)}
+    more |= {"scanlines": 512, "bars": 512, "invalid_pixels": 0, "valid": True, "hangar_bars_count": 3}
+    class_names = ("lines", "bars")
+    items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], "patient": row, **more}, COUNT, class_names)
+    for part in opened(items).parts:
         np.testing.assert_array_equal(part.labels, LABELS[part.places])
+
+
+NamedPatient = namedtuple("NamedPatient", "patient_id site")
 
 
 @pytest.mark.parametrize(
     "entry",
-    [{"meta": {"patient_id": 3}}, {"meta": [{"0010|0020": "3"}]}, {"hospital_number": "3"}, {"MedicalRecordNr": 3}],
+    [
+        {"meta": NamedPatient(3, "east")},
+        {"meta": SimpleNamespace(study=SimpleNamespace(patient_id=3))},
+        {"meta": '{"patient_id": 3}'},
+        {"meta": '[{"patient_id": 3}]'},
+        {"meta": [("site", "east"), ("patient_id", 3)]},
+        {"meta": {"patient_id": 3}},
+        {"meta": [{"0010|0020": "3"}]},
+        {"hospital_number": "3"},
+        {"MedicalRecordNr": 3},
+    ],
 )
 def test_an_entry_that_may_name_a_patient_is_refused_unless_patients_are_named(
     opened: Callable[[Any], DatasetSplits], entry: dict[str, Any]
@@ -262,6 +284,20 @@ def test_parts_that_share_pictures_are_refused_where_labels_are_given(opened: Ca
 def test_images_that_are_all_nearly_black_are_refused(opened: Callable[[Any], DatasetSplits], images: Any) -> None:
     with pytest.raises(BadInput, match="is nearly black: its brightest value is"):
         opened(LabelledImages(images, LABELS, ("a", "b")))
+
+
+def test_parts_that_share_pictures_as_uint8_and_float_are_refused(opened: Callable[[Any], DatasetSplits]) -> None:
+    parts = {"train": Items(lambda row: GREY[row]), "test": Items(lambda row: GREY[row].astype(np.float32) / 255)}
+    with pytest.raises(BadInput, match='has 60 equal pictures in "train" and "test"'):
+        opened({part: LabelledImages(images, LABELS, ("a", "b")) for part, images in parts.items()})
+
+
+@pytest.mark.parametrize(("low", "other", "equal"), [(100.2, 100.8, False), (100.2, 100.2, True), (100, 100.0, True)])
+def test_a_picture_of_one_grey_is_known_by_its_value(low: float, other: float, equal: bool) -> None:
+    pictures = [np.full((4, 4), low, np.uint8 if low == 100 else np.float32), np.full((4, 4), other, np.float32)]
+    first, second = map(compute_picture_digest, pictures)
+    assert (first == second) == equal
+    assert max(first, second) < GREY_DIGESTS
 
 
 def test_dark_floats_of_a_named_range_are_accepted(opened: Callable[[Any], DatasetSplits]) -> None:
