@@ -101,6 +101,7 @@ class InspectedDataset:
         """The settings in the experiment file that a person has to decide on before a run."""
         keys = ["the names after other_findings"] if self.roles.doubtful else []
         keys += ["those after not_assessed"] if self.roles.not_assessed else []
+        keys += ["patient_column"] if self.checked.patient_of_many_images else []
         keys += ["split_column"] if self.roles.possible_splits and self.roles.split is None else []
         are_codes = any(map(split_diagnosis_code, self.synonyms))  # G behind a code means nothing else than the code
         keys += ["synonyms"] if are_codes or has_undecided_synonyms(self.synonyms) else []

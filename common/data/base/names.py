@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator
 
+from common.data.base.vocabulary import NO_NAMES, NOBODY
 from common.system.plain_text import is_plain_text
 
 _CLEAN = re.compile(r"[!-~]+(?: [!-~]+)*")
@@ -29,7 +30,8 @@ _AS_FLOAT = re.compile(r"([^.,]*\d)[.,]0+")
 _POWER_OF_TEN = re.compile(r"([1-9]\d*)e([1-9])")
 """A number such as ``1e3``, which a spreadsheet or a program may have made of 1000."""
 _TAG = re.compile(
-    r"^[^a-z0-9]*(?:mrn|(?:id)?[^a-z0-9]*p|p?id|n[or]|pt|pat(?:ient)?(?:[ _-]?id)?|sub(?:j(?:ect)?)?)[^a-z0-9]*(?=\d)"
+    r"^[^a-z0-9]*(?:mrn|(?:id)?[^a-z0-9]*p|p?id|n[or]|pt|(?:pat(?:ient)?|case|fall)(?:[^a-z0-9]*(?:id|n[or]))?"
+    r"|sub(?:j(?:ect)?)?|acc(?:ession)?)[^a-z0-9]*(?=\d)"
 )
 """A prefix of a number that marks it as a patient's identifier."""
 _PLACE_SIGN = re.compile(r"[\\/^@]")
@@ -39,6 +41,7 @@ _ID_AT_A_PLACE = re.compile(
 )
 """An identifier with a digit, before or after the name of a place without digits, such as a hospital, or with the
 issuer of HL7 (``P1^^^north``)."""
+_FAMILY_NAME_FIRST = re.compile(r"[^\d^,]+(?:\^|, ?)[^\d,]+")
 _FILE_TYPE = re.compile(r"\.(?:dcm|png|jpe?g|tiff?|nii(?:\.gz)?)$")
 _SEPARATORS = re.compile(r"[^a-z0-9\x80-\U0010ffff]+")
 _SECOND_VOWEL = re.compile(r"(?<=[aou])e|(?<=a)a(?=[a-z])")
@@ -58,10 +61,15 @@ _ZEROS_AND_GAPS = re.compile(r"(?<!\d)0+(?=\d)|(?<=\d) (?=\D)|(?<=[^\d ]) (?=\d)
 _NEVER_TELLING = b"0ae" + bytes(set(range(128)) - set(b"0123456789abcdefghijklmnopqrstuvwxyz"))
 """Characters that similar names may differ in: zeros, separators, and the letters a and e."""
 _NOBODY = re.compile(
-    r"unknown|unk|anon(?:ym(?:ous|e|i[sz](?:ed|iert|é)?|o|isé)?)?|unbekannt|inconnue?|desconocid[oa]|no ?(?:name|id)"
-    r"|(?:name ?)?(?:redact(?:ed)?|removed|deleted|withheld|hidden|masked|blinded)|de-?identified|pseudonymi[sz]ed"
+    r"(?:the )?(?:patient(?:in|en)?|subject|person|name|id)(?: (?:name|id))?|no ?(?:patient|subject)? ?(?:name|id)"
+    rf"|(?:patient |subject |person |name )?{NOBODY}(?: patient| subject| person| name)?"
 )
-"""Words for a patient whose name is not known or was removed."""
+"""Words, joined by spaces, of a patient whose name is not known or was removed."""
+_LIKE_NOBODY = re.compile(
+    r"0+|9+|(?:x+|n|anon\w*?|unk(?:nown)?|patient|test|dummy|phantom|nobody)[\W_]*\d*", re.IGNORECASE
+)
+"""Texts that name nobody if many images have them, or else are numbers or pseudonyms like any other."""
+_WORDS = re.compile(r"[^\W\d_]+")
 _NO_VALUE = re.compile(
     r"[+-]?nan(?:\.0+|\(?(?:ind|snan)?\)?)|[+-]?1[.,]#(?:ind|[qs]nan|inf)0*|[+-]?nat|(?:pd|np|numpy)\.(?:na|nan|nat)|none"
     r"|na_(?:character|integer|real|complex|logical)_|=na\(\)|n\.a\.?|<na>|\\n|(?:system\.)?dbnull|null|undefined"
@@ -72,8 +80,8 @@ _NO_VALUE = re.compile(
 """Texts by which databases, languages and spreadsheets write a missing value or an error."""
 _LONGEST_WORD = len("NA_character_")
 """Maximum length of such a text that begins with a letter or digit."""
-_BLANK = frozenset(("", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null"))
-"""Lower-case cells by which spreadsheets, R and pandas write a missing value."""
+_BLANK = frozenset(("", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null", "none", "\\n"))
+"""Lower-case cells by which spreadsheets, databases, R, Python and pandas write a missing value."""
 
 
 def normalize_name(text: str) -> str:
@@ -103,7 +111,7 @@ Name = Annotated[str, AfterValidator(normalize_name)]
 
 
 def is_blank_cell(cell: str) -> bool:
-    """Return True if a normalised table cell has no value: empty, ``NaN``, ``NA`` or ``NULL``."""
+    r"""Return True if a normalised table cell has no value: empty, ``NaN``, ``#N/A``, ``NULL``, ``None``, ``\N``."""
     return len(cell) <= 4 and cell.casefold() in _BLANK
 
 
@@ -122,10 +130,20 @@ def is_nameless_text(cell: str) -> bool:
 
 
 def is_anonymous_patient(name: str) -> bool:
-    """Return True if a normalised text names no patient: it names nothing, or is a word such as ``ANON``."""
+    """Return True if a normalised text names no patient: it names nothing, or says so as ``ANON``, ``No^Name`` do."""
     if name[-1:].isdecimal():
         return is_nameless_text(name)
-    return is_nameless_text(name) or _NOBODY.fullmatch(name.casefold().strip("[](){}<>*.")) is not None
+    if is_nameless_text(name):
+        return True
+    text = name.casefold().strip("[](){}<>*'\" .:!^")
+    if _NOBODY.fullmatch(" ".join(_WORDS.findall(text))) and not any(map(str.isdecimal, text)):
+        return True
+    return NO_NAMES.fullmatch(text) is not None and len(text) > 2  # two letters may be initials
+
+
+def looks_like_nobody(name: str) -> bool:
+    """Return True if a normalised text is a number or pseudonym that may stand for nobody: ``0000``, ``ANON1``."""
+    return _LIKE_NOBODY.fullmatch(name) is not None
 
 
 def make_name_similarity_key(name: str) -> str:
@@ -171,7 +189,7 @@ def _strip_prefix_and_extension(name: str) -> str:
     lower = _FILE_TYPE.sub("", lower) if "." in lower[-7:-2] else lower
     if power := _POWER_OF_TEN.fullmatch(lower) if "e" in lower else None:
         return power[1] + "0" * int(power[2])
-    return _TAG.sub("", lower) if lower[:1] in "mpisn" or not lower[:1].isalnum() else lower
+    return _TAG.sub("", lower) if lower[:1] in "acfimnps" or not lower[:1].isalnum() else lower
 
 
 def make_class_spelling_key(name: str) -> str:
@@ -210,6 +228,7 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
                 similar[name] = earliest
     _pair_by_separators(similar, first)
     _pair_identifiers_with_places(similar, names)
+    _pair_reversed_names(similar, names)
     return similar
 
 
@@ -259,6 +278,24 @@ def _pair_identifiers_with_places(similar: dict[str, str], names: Sequence[str])
             elif same_id[place] is not name:
                 _pair_if_ungrouped(similar, name, same_id[place])
             same_id.setdefault(place, name)
+
+
+def _pair_reversed_names(similar: dict[str, str], names: Sequence[str]) -> None:
+    """Add pairs of a name with the family name first, ``Doe^John`` or ``Doe, John``, and ``John Doe``."""
+    by_words = dict[tuple[str, ...], str]()
+    for name in names:
+        if ("^" in name or "," in name) and _FAMILY_NAME_FIRST.fullmatch(name):
+            by_words.setdefault(tuple(sorted(_split_into_letter_groups(name).split())), name)
+    if not by_words:
+        return
+    for name in names:
+        words = (
+            tuple(sorted(_split_into_letter_groups(name).split()))
+            if " " in name and not any(map(str.isdecimal, name))
+            else ()
+        )
+        if words in by_words and by_words[words] is not name:
+            _pair_if_ungrouped(similar, name, by_words[words])
 
 
 def _pair_if_ungrouped(similar: dict[str, str], name: str, earlier: str) -> None:

@@ -14,15 +14,24 @@ def _words(text: str) -> frozenset[str]:
 
 # ---------------------------------------------------------------------- headings
 
-NUMBER_WORDS = r"(?:id|uid|nr|no|num|n[uú]mero|num[eé]ro|number|nummer|code|key|identifier|kennung|pseudonym|hash)"
+NUMBER_WORDS = (
+    r"(?:id|uid|nr|no|num|n[uú]mero|num[eé]ro|number|nummer|code|c[oó]digo|key|identifi(?:er|ant|cador)|kennung"
+    r"|pseudonym|hash)"
+)
 PATIENT = re.compile(
     r"(?:patient(?:en|in|e)?|pat|pacient[ea]?|paci[eë]nt|paziente|hasta|subject|subj|person(?:en)?|participant"
-    rf"|proband(?:en|in)?|individual){NUMBER_WORDS}?|mrn|pid"
+    rf"|proband(?:en|in)?|individual|患者|пациент){NUMBER_WORDS}?|pt{NUMBER_WORDS}|mrn|pid|nhs|cpr|ssn|empi|eid|medrecno"
 )
 """A word for the patient, alone or with one for a number: ``patient``, ``patientennummer``."""
-NUMBERED = re.compile(rf".*{NUMBER_WORDS}|mrn")
-BESIDE_PATIENT = re.compile(rf"{NUMBER_WORDS}|name|of|the|de|du|des|del|der|anon\w*|deid\w*|pseudonym\w*|hashed|unique")
+PATIENT_IN_TWO_WORDS = re.compile(rf"\b(?:pt (?={NUMBER_WORDS}\b)|med(?:ical)? rec(?:ord)?(?: {NUMBER_WORDS})?\b)")
+"""Abbreviations that mean the patient only beside a word for a number: ``pt id``, ``medical record number``."""
+NUMBERED = re.compile(rf".*{NUMBER_WORDS}|mrn|nhs|cpr|ssn|empi")
+BESIDE_PATIENT = re.compile(
+    rf"{NUMBER_WORDS}|n|name|of|the|de|du|des|del|der|anon\w*|deid\w*|identified|pseudonym\w*|hashed|unique|dicom"
+)
 """Words that leave the heading of a patient what it is. Any other, such as one for an age or a group, does not."""
+BEFORE_PATIENT = re.compile(r"study|hospital|clinic|source|site|original|local|internal|coded")
+"""Words that do so before the patient: "Study Patient ID" numbers patients, "Patient Study ID" studies."""
 PATIENT_KEY = re.compile(
     "patient|subj|participant|person|individual|mrn|hospital(n(o|r|um)|id)|medicalrecord|pacient|pazient"
     "|^(nhs|cpr|ssn)|^pat(id|key|nr|no)?$|^00100020$"
@@ -58,7 +67,8 @@ NO_SOURCE_WORDS = _words(
 )
 NO_ID_WORDS = (NO_SOURCE_WORDS - {"lesion"}) | _words(
     "âge edad fecha zeit birth birthday dob geburtsdatum day count anzahl weight gewicht height größe group gruppe "
-    "type typ location ort class category stage grade position status labelled labeled reader"
+    "type typ location ort class category stage grade position status labelled labeled reader rad radiologist rater "
+    "annotator observer expert doctor physician arzt ärztin befunder leser operator technician"
 )
 """Words in the names of columns that say something about a patient or an image, and number neither."""
 CASE = re.compile(r"fall|case|visit|besuch|encounter|episode|exam|untersuchung|accession|auftrag|study|studie")
@@ -95,6 +105,13 @@ PART_NAMES = {
     "validierung": "validation",
     "test": "test",
 }
+NOBODY = (
+    r"(?:unknown|unk|anon(?:[iy]m\w*)?|un(?:bekannte?r?|named|identified)|inconnue?|descon(?:oc|hec)id[oa]|sconosciut[oa]"
+    r"|ignot[oa]|onbekend|okänd|uk(?:jent|endt)|tuntematon|nieznan[ya]|neznám[ýá]|bilinmeyen|no name|n n|nobody|noname"
+    r"|redact(?:ed)?|removed|deleted|withheld|hidden|masked|blinded|confidential|private|vertraulich|geheim"
+    r"|de ?identified|deident|pseudonymi\w+|test|dummy|phantom)"
+)
+"""A word or two, joined by a space, for a person whose name is not known or was removed, or for no person."""
 YES_AND_NO = _words(
     "yes no y n true false t f ja nein j wahr falsch vrai faux oui non vero falso si sí sim não pos neg pos. neg. "
     "positive negative positiv negativ positif négatif present absent vorhanden x xx + ++ ✓ ✔ ✗ ✘"

@@ -109,7 +109,7 @@ def split_findings(cell: str, separator: str) -> list[str]:
     Empty names are left out, but a cell of nothing else, such as ``[]`` or ``|``, is returned whole, because it is not
     blank. Line ends and tabs within a name are kept, unless the separator contains a space.
     """
-    if is_blank_cell(cell) and not cell.startswith("#"):
+    if is_blank_cell(cell):
         return []
     cell = " ".join(cell.split()) if " " in separator else cell
     if _LIST.fullmatch(cell):

@@ -102,9 +102,14 @@ def judge_column(column: CsvColumn) -> ColumnJudgement:
     return ColumnJudgement(kind, foreign, positive)
 
 
-def split_column_name_words(name: str) -> set[str]:
+def list_column_name_words(name: str) -> list[str]:
     """Return the words of a column's name in lower case, also those of ``PatientID``, without digits and signs."""
-    return {word.casefold() for word in _WORD.findall(name)}
+    return [word.casefold() for word in _WORD.findall(name)]
+
+
+def split_column_name_words(name: str) -> set[str]:
+    """Return the different words of a column's name in lower case."""
+    return set(list_column_name_words(name))
 
 
 def is_metadata_column_name(name: str) -> bool:

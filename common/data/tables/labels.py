@@ -30,6 +30,7 @@ from common.data.base.names import (
     is_anonymous_patient,
     is_blank_cell,
     is_nameless_text,
+    looks_like_nobody,
     make_class_spelling_key,
     map_to_group_name,
 )
@@ -89,6 +90,8 @@ FROM_DISK = DiskPictureReader()
 _MOST_OTHERS = 20
 _FEW_ROWS = 20
 """Tables with at most so many rows may have one patient in most of them."""
+_LARGE_SHARE, _FAR_MORE = 0.2, 5
+"""A patient of more than this fraction of images, and of so many times the usual number, may be nobody."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +131,26 @@ class LabelTable:
                 "its "
                 "own, and may be of one who stands on the other side of the split."
             )
-        for name, count in Counter(self.patients.tolist()).most_common(1):
-            if 2 * count > max(len(self.patients), _FEW_ROWS):
-                share = f"{count:,} of {len(self.patients):,} images, which stay on one side of the split"
-                notes.append(f'"{name}" is the patient of {share}. Is it the name of a patient?')
+        if shared := self.patient_of_many_images:
+            share = f"{shared[1]:,} of {len(self.patients):,} images, which stay on one side of the split"
+            notes.append(
+                f'"{shared[0]}" is the patient of {share}. Is it the name of a patient? If nobody knows the patients, '
+                "write the picture's name in these cells."
+            )
         return tuple(notes)
+
+    @property
+    def patient_of_many_images(self) -> tuple[str, int] | None:
+        """The patient of far more images than other patients have, with their number: perhaps a text for nobody."""
+        counts = Counter(self.patients.tolist())
+        usual = float(np.median([*counts.values()])) if len(counts) > 1 else 0
+        for name, count in counts.most_common(_MOST_OTHERS):
+            is_large = 2 * count > max(len(self.patients), _FEW_ROWS) or (
+                count > max(len(self.patients) * _LARGE_SHARE, _FEW_ROWS / 2) and count >= _FAR_MORE * usual
+            )
+            if is_large or (looks_like_nobody(name) and count >= _FAR_MORE * max(usual, 1)):
+                return name, count
+        return None
 
     @property
     def other_findings_note(self) -> str:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from common.data.base.names import is_blank_cell, make_class_spelling_key, make_name_similarity_key
 from common.data.base.spec import NO_FINDING
 from common.data.base.vocabulary import (
+    BEFORE_PATIENT,
     BESIDE_PATIENT,
     CASE,
     CONFIRMED,
@@ -27,6 +28,7 @@ from common.data.base.vocabulary import (
     NUMBERED,
     PART_NAMES,
     PATIENT,
+    PATIENT_IN_TWO_WORDS,
     READER,
     SIDES,
     SOURCE_WORDS,
@@ -54,6 +56,7 @@ from common.data.tables.judgement import (
     is_no_finding_name,
     is_plausible_finding,
     judge_column,
+    list_column_name_words,
     may_be_split,
     split_column_name_words,
     split_diagnosis_code,
@@ -280,9 +283,14 @@ def _find_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str
 
 
 def _is_patient_heading(name: str) -> bool:
-    rest = [word for word in split_column_name_words(name) if not PATIENT.fullmatch(word)]
-    plural = name.casefold() in ("patients", "subjects")
-    return plural or (_contains_patient_word(name) and all(map(BESIDE_PATIENT.fullmatch, rest)))
+    if name.casefold() in ("patients", "subjects"):
+        return True
+    words = PATIENT_IN_TWO_WORDS.sub("patient ", " ".join(list_column_name_words(name))).split()
+    first = next((place for place, word in enumerate(words) if PATIENT.fullmatch(word)), None)
+    if first is None:
+        return False
+    before = [word for word in words[:first] if not BEFORE_PATIENT.fullmatch(word)]
+    return all(PATIENT.fullmatch(word) or BESIDE_PATIENT.fullmatch(word) for word in before + words[first:])
 
 
 def _contains_patient_word(text: str) -> bool:
@@ -581,6 +589,7 @@ def _guess_hospital_by_name(columns: CsvColumns, names: Iterable[str]) -> str | 
         for name in names
         if _has_few_distinct_cells(column := columns.get_column(name))
         and not split_column_name_words(name) & NO_SOURCE_WORDS
+        and not _contains_patient_word(name)
         and not is_free_text(column)
     ]
     by_name = [name for name in fit if HOSPITAL.search(name.casefold())]

@@ -189,6 +189,8 @@ def test_sentences_and_words_for_parts_are_no_names(
 
 IDS = ("patient", "Patient ID", "PatNr", "pid", "MRN", "Subject", "PatientID", "Patientennummer", "ID of the patient")
 IDS += ("participant_id", "Patienten-Nr.", "anonymised patient id", "num\u00e9ro patient", "hospital_number", "case")
+IDS += ("PatientID_DICOM", "PTID", "pt_id", "Study Patient ID", "De-identified patient", "Hospital Patient Number")
+IDS += ("Source Patient ID", "NHS number", "CPR", "Código paciente", "N° patient", "medical record no.", "患者ID")
 STEMS = (
     "Patient ",
     "patient_",
@@ -211,13 +213,15 @@ ATTRIBUTES = {
     "who labelled": "{word}",
     "Position": "{word}",
     "Gender": "{word}",
+    "Study ID": "x{age}",
+    "doctor id": "r{few}",
     "BirthDate": "19{age}-01-02",
     "Size": "1.{age}",
     "postcode": "{age}0{age}",
 }
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(90))
 def test_what_a_column_says_of_a_patient_is_never_taken_for_the_patient(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
     headings = dict.fromkeys(draw.choice(STEMS) + draw.choice([*ATTRIBUTES]) for _ in range(4))
@@ -249,6 +253,7 @@ def test_what_a_column_says_of_a_patient_is_never_taken_for_the_patient(seed: in
         ("subject,view", "{word},PA", None, []),
         ("Person,view", "{n}5.5,PA", None, []),
         ("lesion_id,view", "HAM_00{n},PA", None, ["lesion_id"]),
+        ("rad_id,view", "R{half},PA", None, []),
         ("trial patient code,exam", "T0{n},E0{half}", None, ["trial patient code"]),
     ],
 )

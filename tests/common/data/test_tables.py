@@ -154,6 +154,12 @@ def test_all_white_space_is_one_space(space: str) -> None:
         ("sub-007", "7"),
         ("Pt. 7", "P7"),
         ("1e3", "1000"),
+        ("John Doe", "Doe^John"),
+        ("Anna van der Berg", "van der Berg, Anna"),
+        ("Case 12", "12"),
+        ("Patient No. 12", "12"),
+        ("Fall-Nr. 012", "12"),
+        ("ACC:1234", "1234"),
     ],
 )
 def test_names_that_may_be_one_are_similar(name: str, other: str) -> None:
@@ -181,6 +187,8 @@ def test_names_that_may_be_one_are_similar(name: str, other: str) -> None:
         ("north/P1", "south/P1"),
         ("P1^north", "P2^north"),
         ("Doe^John", "Doe^Jane"),
+        ("Anna Maria", "Maria Anna"),
+        ("acc12", "ac12"),
         ("\u0915\u093e", "\u0915\u093f"),
     ],
 )
@@ -345,7 +353,7 @@ SPELLINGS = {
     "present": ["1", "1.0", "1,0", "1.", "+1", " 1\u00a0", "1\u200b", "1.000"],
     "absent": ["0", "0.0", "0,00", "-0.0", "\t0"],
     "uncertain": ["-1", "-1.0", "-1,0", "\u22121"],
-    "blank": ["", " ", "nan", "NaN", "NA", "N/A", "#N/A", "<NA>", "NULL", "\u200b"],
+    "blank": ["", " ", "nan", "NaN", "NA", "N/A", "#N/A", "<NA>", "NULL", "None", "\\N", "\u200b"],
 }
 MEANINGS = st.sampled_from(list(SPELLINGS)).flatmap(
     lambda meaning: st.sampled_from(SPELLINGS[meaning]).map(lambda cell: (meaning, cell))
@@ -365,7 +373,7 @@ def slow_label(cell: str) -> float | None:
     """A label read letter by letter; None where it is none."""
     text = "".join(letter for letter in cell if unicodedata.category(letter) not in ("Cf", "Cc") or letter.isspace())
     text = text.strip().replace(",", ".").replace("\u2212", "-")
-    if text.lower() in ("", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null"):
+    if text.lower() in ("", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null", "none", "\\n"):
         return np.nan
     try:
         value = float(text) if set(text) <= set("+-.01") else None
@@ -390,7 +398,7 @@ def test_any_cell_is_read_as_by_a_slow_reference_or_refused(folder: Path, cells:
     np.testing.assert_array_equal(labels, np.array(expected, dtype=np.float32))
 
 
-NO_LABELS = ["2", "-2", "0.5", "yes", "01", "1e0", "--1", "1.0.0", "1;0", "none", "-", "?", "\u00bd", "True"]
+NO_LABELS = ["2", "-2", "0.5", "yes", "01", "1e0", "--1", "1.0.0", "1;0", "nil", "-", "?", "\u00bd", "True"]
 
 
 @pytest.mark.parametrize("cell", NO_LABELS)
@@ -436,7 +444,7 @@ def test_findings_are_those_that_were_written(folder: Path, cells: list[str]) ->
         ("Effusion + Mass", ['separated by "+"']),
         ("Mass, left", ['separated by ","']),
         ("Nodule", ['"Nodule" in line 3', "data.other_findings"]),
-        ("none", ["data.no_finding"]),
+        ("nil", ["data.no_finding"]),
         ("1", ['"1" in line 3']),
         ("Ma\u00dfs", ['"Ma\u00dfs" in line 3']),
         ("[Mass]", ['"[Mass]" in line 3']),
@@ -543,10 +551,10 @@ def test_a_class_may_be_written_over_two_lines_of_a_cell(folder: Path) -> None:
     assert set(read(folder, table, **settings).patients.tolist()) == {"p 0"}
 
 
-NOTHING = ["-", "?", "--", "unknown", "Unknown", "not read yet", "not reported", "None", "n.a.", "pending", "0"]
-NOTHING += ["#REF!", "#VALUE!", "#N/A", "#DIV/0!", "#NAME?", "#WERT!", "#NV", "####", "Mass|nan", "Mass|?"]
+NOTHING = ["-", "?", "--", "unknown", "Unknown", "not read yet", "not reported", "nil", "n.a.", "pending", "0"]
+NOTHING += ["#REF!", "#VALUE!", "#DIV/0!", "#NAME?", "#WERT!", "#NV", "####", "Mass|nan", "Mass|?"]
 NOTHING += ["[nan]", "[None]", "(-)", "[]", "['']", "[ '', \"\" ]", "{}", "|", " | "]
-NOTHING += ["\\N", "#NA", "#N/A N/A", "-nan", "1.#QNAN", "-1.#IND", "NA_character_", "=NA()", "&nbsp;", "_x000D_"]
+NOTHING += ["#NA", "#N/A N/A", "-nan", "1.#QNAN", "-1.#IND", "NA_character_", "=NA()", "&nbsp;", "_x000D_"]
 NOTHING += ["NaN.0", "(null)", "pd.NA", "undefined", ".a", "UNK", "TBA", "see report", "not available.", "no result"]
 NOTHING += ["nicht beurteilt", "missing data", "Not assessable", "sans objet"]
 
@@ -575,8 +583,9 @@ def test_case_counts_between_classes_that_differ_in_nothing_else(folder: Path) -
 
 @pytest.mark.parametrize(("blank", "value"), [("unknown", np.nan), ("negative", 0.0)])
 def test_blank_findings_follow_the_key(blank: str, value: float, folder: Path) -> None:
-    labels = read(folder, rows_of("p0,", "p1,Mass", "p2,NA", header=HEADER), **FINDINGS, blank=blank).labels
-    np.testing.assert_array_equal(labels, [[value, value], [0, 1], [value, value]])
+    rows = rows_of("p0,", "p1,Mass", "p2,NA", "p3,#N/A", "p4,None", "p5,\\N", header=HEADER)
+    labels = read(folder, rows, **FINDINGS, blank=blank).labels
+    np.testing.assert_array_equal(labels, [[value, value], [0, 1], *[[value, value]] * 4])
 
 
 @pytest.mark.parametrize(
@@ -640,6 +649,30 @@ def test_patients_that_are_read_are_alike_in_nothing(folder: Path, ids: list[str
     assert len(set(map(fold_all, ids))) == len(set(patients.tolist()))
 
 
+NOBODY = (
+    "Anonymous^",
+    "ANON^",
+    "No^Name",
+    "n.n.",
+    "XXXX",
+    "unknown patient",
+    "Patient unknown",
+    "not available",
+    "missing",
+)
+NOBODY += (
+    "nicht bekannt",
+    "PATIENT",
+    "k.A.",
+    "de identified",
+    "TBD",
+    "NoPatientID",
+    "onbekend",
+    "sconosciuto",
+    "Test^Patient",
+)
+
+
 def test_similar_patients_stop_with_the_pairs_and_their_lines(folder: Path) -> None:
     text = refusals(folder, rows_of("p1,1,0", "p2,1,0", "P-01,0,1", "7,0,1", "7.0,0,1"))["data.patient_column"]
     assert '"p1" (line 2) and "P-01" (line 4); "7" (line 5) and "7.0" (line 6)' in text
@@ -666,6 +699,7 @@ def test_similar_patients_stop_with_the_pairs_and_their_lines(folder: Path) -> N
         ("N.A.", "without a patient"),
         ("[REDACTED]", "without a patient"),
         ("*", "without a patient"),
+        *((name, "without a patient") for name in NOBODY),
     ],
 )
 def test_a_cell_that_names_no_patient_is_refused_with_its_line(patient: str, word: str, folder: Path) -> None:
@@ -688,6 +722,30 @@ def test_a_patient_of_most_images_is_named(folder: Path) -> None:
     (note,) = read(folder, rows_of(*rows)).notes
     assert '"2" is the patient of 22 of 24 images' in note
     assert read(folder, rows_of(*(f"{row % 3},1,0" for row in range(24)))).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "is_named"),
+    [
+        ("ANON1", 5, True),
+        ("0000000", 5, True),
+        ("XX1", 5, True),
+        ("ANON1", 1, False),
+        ("0", 1, False),
+        ("q7x", 5, False),
+    ],
+)
+def test_a_number_or_pseudonym_that_may_stand_for_nobody_is_named_if_many_images_have_it(
+    name: str, count: int, is_named: bool, folder: Path
+) -> None:
+    notes = read(folder, rows_of(*(f"{name},1,0" for _ in range(count)), *(f"q{row}x,1,0" for row in range(15)))).notes
+    assert [f'"{name}" is the patient of {count} of' in note for note in notes] == [True] * is_named
+
+
+def test_a_patient_with_a_large_part_of_all_images_is_named(folder: Path) -> None:
+    rows = [f"{'H-22' if row < 11 else row},1,0" for row in range(24)]
+    (note,) = read(folder, rows_of(*rows)).notes
+    assert '"H-22" is the patient of 11 of 24 images' in note
 
 
 def test_spellings_of_one_hospital_are_refused_and_blank_ones_are_unknown(folder: Path) -> None:
@@ -985,6 +1043,8 @@ def test_spellings_are_proposed_as_one_class_though_a_row_has_labels_of_both() -
         (["Mass", "Effusion", "Mass\nEffusion", "No Finding"], "\n"),
         (["Mass", "Effusion", "Mass,Effusion", "No Finding"], ","),
         (["Mass", "Effusion", "Mass\tEffusion", "-"], "\t"),
+        (["Mass", "Effusion", "Mass/Effusion", "#N/A"], "/"),
+        (["Mass", "Effusion", "Mass/Effusion", "N/A", "\\N"], "/"),
     ],
 )
 def test_init_finds_the_separator_of_findings(cells: list[str], separator: str, folder: Path) -> None:
@@ -1074,6 +1134,7 @@ def test_a_column_whose_words_other_columns_have_too_is_no_column_of_findings(
         ("stage", ("2", "3"), False),
         ("visit", ("V1", "V2"), False),
         ("birth place", ("Ulm", "Jena"), False),
+        ("rad_id", ("R1", "R2"), False),
         ("note", tuple(f"note {n}" for n in range(24)), False),
     ],
 )
