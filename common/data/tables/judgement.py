@@ -40,6 +40,8 @@ _NUMBER = re.compile(r"[+\-\u2212]?\d+(?:[.,]\d+)?")
 _PART_OF_ONE = re.compile(r"0?[.,]\d+")
 _LOOKED_AT = 200
 """Maximum number of distinct cells that are examined in a column."""
+MOST_WORDS = 20
+"""Distinct cells up to which a column may hold words of a small vocabulary, such as parts of a split."""
 _FEWEST_IDS = 20
 """Numbers that differ in at least so many rows, and in all rows, are ids and no labels."""
 _LONG_PIECE, _MANY_TEXTS, _FEW_WORDS = 8, 20, 5
@@ -181,6 +183,8 @@ def _is_whole(name: str) -> bool:
 
 def holds_one_and_two(column: CsvColumn) -> bool:
     """Return True if the cells are 1 and 2, by which programs number yes and no, and codes for a missing value."""
+    if len(column.cells) > MOST_WORDS:
+        return False
     filled = [cell for cell in column.cells if not is_blank_cell(cell) and not is_placeholder_text(cell)]
     return all(map(_is_whole, filled)) and {re.sub(r"[.,]0*$", "", cell) for cell in filled} - MISSING_CODES == {
         "1",
@@ -203,6 +207,8 @@ def is_free_text(column: CsvColumn) -> bool:
 
 def may_be_split(column: CsvColumn) -> bool:
     """Return True if the cells are words for parts of a split: "train" and "hold-out", "intern" and "extern"."""
+    if len(column.cells) > MOST_WORDS:
+        return False
     cells = [re.findall(r"[^\W\d_]+", cell.casefold()) for cell in column.cells if not is_blank_cell(cell)]
     return (
         len(cells) > 1

@@ -47,6 +47,7 @@ from common.data.tables.class_names import MIMIC_CLASSES
 from common.data.tables.csv import CsvColumn, CsvColumns
 from common.data.tables.files import PictureFileFinder, drop_picture_ending, fold_name_case, strip_picture_ending
 from common.data.tables.judgement import (
+    MOST_WORDS,
     ColumnJudgement,
     find_missing_codes,
     finding_certainty,
@@ -80,7 +81,7 @@ _MOST_CLASSES = 60
 _FEW_CLASSES = 2
 _USUALLY_SEVERAL, _FEWEST_ALONE = 0.2, 10
 """If this fraction of rows has several findings, a finding that is alone in all of so many rows is reported."""
-_LOOKED_AT = 200
+_LOOKED_AT, _MOST_ROWS = 200, 5000
 _MOST_LETTERS = 20
 """Letters of a text that may be a report which are printed."""
 _MOST_COLUMNS = 5
@@ -179,7 +180,8 @@ def _has_picture_endings(cells: Sequence[str], endings: tuple[str, ...] = PICTUR
 def _name_one_picture(columns: CsvColumns, first: str, second: str) -> bool:
     """Return True if two columns name the same picture in each row where both name one, also by part of its path."""
     one, other = columns.get_column(first), columns.get_column(second)
-    for left, right in set(zip(one.places.tolist(), other.places.tolist(), strict=True)):
+    rows = slice(None, None, max(1, len(columns.lines) // _MOST_ROWS))  # spread over a long table
+    for left, right in set(zip(one.places[rows].tolist(), other.places[rows].tolist(), strict=True)):
         paths = [fold_name_case(cell).replace("\\", "/") for cell in (one.cells[left], other.cells[right])]
         stems = sorted(map(drop_picture_ending, paths), key=len)
         if all(stems) and stems[0] != stems[1] and not stems[1].endswith(f"/{stems[0]}"):
@@ -423,8 +425,10 @@ def guess_column_roles(
 
 def _is_split(columns: CsvColumns, name: str) -> bool:
     """Return True if all cells are names of parts; under a heading for something else also "train" and another."""
-    parts = {cell.casefold() for cell in columns.get_column(name).cells}
-    meanings = {PART_NAMES.get(part) for part in parts}
+    parts = columns.get_column(name).cells
+    if len(parts) > MOST_WORDS:
+        return False
+    meanings = {PART_NAMES.get(part.casefold()) for part in parts}
     return None not in meanings and (SPLIT_HEADING.fullmatch(name.casefold()) is not None or len(meanings) > 1)
 
 
@@ -447,6 +451,8 @@ def _refuse_diagnosis_certainty_column(
     has_codes = any(map(split_diagnosis_code, roles.classes))
     for name in unused:
         column = columns.get_column(name)
+        if len(column.cells) > MOST_WORDS:
+            continue
         cells = {place: cell.casefold() for place, cell in enumerate(column.cells) if not is_blank_cell(cell)}
         uncertain = [place for place, cell in cells.items() if cell in UNCONFIRMED and (has_codes or len(cell) > 1)]
         if uncertain and UNCONFIRMED.union(CONFIRMED).issuperset(cells.values()):
