@@ -232,7 +232,7 @@ def _describe_doubtful(roles: ColumnRoles) -> list[str]:
         lines.append("    (behind a code of ICD-10-GM, A means excluded, V suspected, Z status after, and G confirmed)")
     lines += [
         "    remove the # before other_findings, and such an image counts as one without the class;",
-        "    or leave the cell blank in the table, where nobody looked.",
+        "    or leave the cell blank in the table, where nobody looked; or move to classes what is a finding.",
     ]
     for name in roles.doubtful:
         label = next((label for label in roles.classes if label.casefold() in name.casefold()), None)

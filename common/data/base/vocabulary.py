@@ -83,6 +83,29 @@ NO_FINDING_HEADING = re.compile(
     r"|train(?:ing|set)?|test(?:set)?|split|exclu\w*|ausschluss|ausgeschlossen"
 )
 """A word about sex, view, split or exclusion: a column named with it is none of findings."""
+FLAG_WORDS = _words(
+    "validation val valid validierung holdout hold out fold folds testing tested dev tuning eval evaluation external "
+    "internal femenino masculino femme homme feminin masculin féminin mujer hombre femmina maschio donna uomo frau "
+    "mann weibl männl woman women man men girl boy pohlavi pohlaví žena muž cinsiyet kadın erkek płeć kobieta vrouw "
+    "kvinna kvinne kvinde mand lateral frontal oblique erect supine prone upright standing sitting seated bedside "
+    "portable mobile decubitus stehend liegend sitzend seitlich axial sagittal coronal quality qualität qualité "
+    "calidad qualità bad poor good blurry blurred unscharf usable readable gradable ungradable adequate inadequate "
+    "duplicate duplicated duplikat doublon drop dropped discard discarded remove removed ignore ignored skip keep "
+    "reject rejected follow up followup baseline verlauf"
+)
+"""Words of a heading that may say something of the person, the view, the picture's quality or the split."""
+BESIDE_FLAG = re.compile(
+    r"is|has|in|for|used|use|set|flag|the|of|on|dicom|patient|image|img|picture|scan|by|code|bin|binary|indicator|bool"
+)
+"""Words beside these that add nothing."""
+FINDING_STEM = re.compile(
+    r"pneumon|neumon|pneumot|effusi|erguss|[ée]panchement|derrame|versamento|fluid|nod[uú]l|rundherd|atele[ck]t|ödem"
+    r"|œdème|edem|emphys|enfisem|fibros|fra[ck]tur|[ck]ar[cz]ino|melano|n[ae]+v(?:us|i\b)|tumou?r|zyst|cyst|[ck]ardiomeg"
+    r"|infiltr|opacit|[ck]onsolid|[^\W\d]{3,}itis\b|[^\W\d]{3,}osis\b|retinopath|glau[ck]om|[ck]atara[ck]t|drusen"
+    r"|degenerat|malign|benign|herni|läsion|l[eé]sion|mass\b|masse\b|raumforderung|h[aä]?emorrh|blutung|tuber[ck]ul"
+    r"|covid|stenos|[ck]aries|ab[sz]+[ck]?es|metasta|adenom|polyp|ulcer|ulkus"
+)
+"""Part of the name of a finding in one of several languages."""
 READER = re.compile(
     r"r\d+|(?:reader|rater|annotator|observer|radiologist|expert|befunder|arzt|leser)[_ ]?\d*|consensus|konsens"
     r"|majority|mehrheit|adjudicated|gt|groundtruth"
@@ -173,6 +196,10 @@ NOT_ASSESSED = re.compile(
 """Cells that say that nobody assessed, or nobody could assess, the image."""
 POOR_QUALITY = re.compile(r"(?:poor|bad|low)[ _-](?:image[ _-])?quality|schlechte (?:bild)?qualität")
 """Cells that may say the same, or may stand beside findings."""
+CODE_OR_PLACEHOLDER = re.compile(r"n[bdrv]|ka")
+"""Abbreviations of a missing value that are also codes of findings, such as nv for nevus."""
+WORD_OR_PLACEHOLDER = re.compile(r"missing|open|offen")
+"""Words for a missing value that are also names of findings, such as a missing tooth."""
 NO_NAMES = re.compile(
     r"nil|void|empty|blank|missing|pending|open|offen|tb[acd]|todo|unk|x{2,}|k\.? ?a\.?|n\.? ?[adv]\.?|keine angaben?"
     r"|(?:not |un|nicht |non |pas )(?:yet )?(?:read|reported|known|clear|available|applicable|assess(?:ed|able)"

@@ -289,7 +289,9 @@ def _find_unlisted_name_faults(
         remedy = "Correct the table: write what was found, or leave the cell blank where nobody looked."
         if rules.keys:
             remedy += f" If it says that there is no finding, list it in {rules.keys['no_finding']}; that nobody could "
-            remedy += f"assess the image, in {rules.keys['not_assessed']}."
+            remedy += (
+                f"assess the image, in {rules.keys['not_assessed']}; if it is a class, in {rules.keys['classes']}."
+            )
         faults.append(Fault(keys["classes"], problem, remedy))
     if unlike and not (all_others and len(faults) < _MOST_FAULTS):
         verb = "which is no class" if len(unlike) == 1 else "which are no classes"

@@ -20,7 +20,9 @@ from common.data.base.vocabulary import (
     BEFORE_PATIENT,
     BESIDE_PATIENT,
     CASE,
+    CODE_OR_PLACEHOLDER,
     CONFIRMED,
+    FINDING_STEM,
     FINDINGS,
     HOSPITAL,
     NO_ID_WORDS,
@@ -34,6 +36,7 @@ from common.data.base.vocabulary import (
     SOURCE_WORDS,
     SPLIT_HEADING,
     UNCONFIRMED,
+    WORD_OR_PLACEHOLDER,
 )
 from common.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
 from common.data.tables.cells import (
@@ -46,6 +49,7 @@ from common.data.tables.cells import (
 from common.data.tables.class_names import MIMIC_CLASSES
 from common.data.tables.csv import CsvColumn, CsvColumns
 from common.data.tables.files import PictureFileFinder, drop_picture_ending, fold_name_case, strip_picture_ending
+from common.data.tables.flag_columns import FlagColumns, sort_flag_columns
 from common.data.tables.judgement import (
     MOST_WORDS,
     ColumnJudgement,
@@ -78,6 +82,8 @@ _MOST_IMAGES, _FEW_IMAGES, _MOST_OFFERED = 20, 5, 20
 """Most images of a patient on average in a guess, and where names have no digits; most values of a column that is
 offered as one of hospitals."""
 _MOST_CLASSES = 60
+_LONGEST_CODE = 5
+"""Maximum number of letters of a name of a finding that is a code, such as akiec."""
 _FEW_CLASSES = 2
 _USUALLY_SEVERAL, _FEWEST_ALONE = 0.2, 10
 """If this fraction of rows has several findings, a finding that is alone in all of so many rows is reported."""
@@ -385,11 +391,16 @@ def guess_column_roles(
         source = _guess_hospital_by_name(columns, [name for name in rest if name not in (*findings, *splits)])
     rest = [name for name in rest if name != source]
     judgements = {name: judge_column(columns.get_column(name)) for name in rest}
+    positive = {name: judgements[name].positive for name in rest if judgements[name].kind == "labels"}
+    flags = sort_flag_columns({} if findings else positive)
     if findings:
         is_named = len(findings) == 1 and judgements[findings[0]].kind in ("other", "numbers")
         label_columns = [] if is_named else [name for name in columns if name in findings]
     else:
-        label_columns = _label_columns(name for name in rest if judgements[name].kind == "labels")
+        flags = sort_flag_columns(
+            {name: judgements[name].positive for name in rest if judgements[name].kind == "labels"}
+        )
+        label_columns = list(flags.classes)
     if source is None:
         others = [name for name in rest if name not in (*label_columns, *findings, *splits)]
         source = _guess_hospital_by_content(columns, others, label_columns, patient)
@@ -397,7 +408,8 @@ def guess_column_roles(
     if not findings:
         _refuse_almost_label_columns(columns, unused, label_columns)
         if label_columns:
-            _refuse_two_label_kinds(columns, label_columns, unused)
+            _refuse_two_label_kinds(columns, flags, unused)
+            _refuse_doubtful_flags(flags)
     if label_columns:
         counts = {name: int(judgements[name].positive.sum()) for name in label_columns}
         labelled = np.sum([judgements[name].positive for name in label_columns], axis=0)  # positive classes per row
@@ -430,14 +442,6 @@ def _is_split(columns: CsvColumns, name: str) -> bool:
         return False
     meanings = {PART_NAMES.get(part.casefold()) for part in parts}
     return None not in meanings and (SPLIT_HEADING.fullmatch(name.casefold()) is not None or len(meanings) > 1)
-
-
-def _label_columns(names: Iterable[str]) -> list[str]:
-    """Leave out columns that are about the person or picture, but not a letter such as D or M beside other letters."""
-    names = list(names)
-    letters = [name for name in names if len(name) == 1]
-    are_codes = not all(map(is_metadata_column_name, letters))
-    return [name for name in names if (are_codes and name in letters) or not is_metadata_column_name(name)]
 
 
 def _refuse_diagnosis_certainty_column(
@@ -531,32 +535,66 @@ def _refuse_almost_label_columns(
         if coded := [name for name in others if holds_one_and_two(columns.get_column(name))]:
             problem += f" These hold 1 and 2, perhaps for yes and no: {describe_foreign_cells(columns, judged, coded)}."
         remedy = "Write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked) in these cells."
-        if label_columns:
+        if any(map(_is_known_finding, label_columns)) or (label_columns and not any(map(_is_known_finding, broken))):
             remedy += f" Or use the other columns only: {format_findings_options(label_columns)}"
         raise BadInput([Fault("labels", problem, remedy)])
 
 
-def _refuse_two_label_kinds(
-    columns: CsvColumns, label_columns: Sequence[str], unused: Mapping[str, ColumnJudgement]
-) -> None:
+def _refuse_two_label_kinds(columns: CsvColumns, flags: FlagColumns, unused: Mapping[str, ColumnJudgement]) -> None:
     """Raise an error if a column names findings that are no label columns, because either may be what is meant.
+
+    Beside columns of 0 and 1 that name no finding that is known, a column of lists, or with a word for "nothing found",
+    may be meant as well.
 
     Raises:
         BadInput: With the columns of both kinds.
     """
+    label_columns = sorted((*flags.classes, *flags.doubtful), key=list(columns).index)
     label_keys = set(map(make_class_spelling_key, label_columns))
-    named = {name: of for name, of in unused.items() if FINDINGS.search(name.casefold())}
-    for name, findings in _list_finding_columns(columns, named).items():
+    are_known = any(map(_is_known_finding, flags.classes))
+    for name, findings in _list_finding_columns(columns, unused).items():
         others = [
             finding
             for finding in findings
             if make_class_spelling_key(finding) not in label_keys and not _means_no_finding(finding)
         ]
-        if others:
+        column = columns.get_column(name, with_line_ends=True)
+        is_meant = FINDINGS.search(name.casefold()) or _are_findings(findings, others)
+        may_be_meant = not are_known and (
+            len(others) < len(findings)
+            or any(map(_is_known_finding, others))
+            or any(len(split_findings(cell, _guess_finding_separator(column))) > 1 for cell in column.cells)
+        )
+        if others and (is_meant or may_be_meant):
             problem = f'column "{name}" names findings ({quote_names(others, 3)}), and cells are 0 and 1 in '
             problem += f"{quote_names(label_columns, _MOST_COLUMNS)}. Only one kind can be the labels."
             options = f"{format_findings_options([name])} or {format_findings_options(label_columns)}"
             raise BadInput([Fault("--findings", problem, f"Say which, by adding to the command: {options}")])
+
+
+def _is_known_finding(name: str) -> bool:
+    return name.casefold() in _CLASSES or FINDING_STEM.search(name.casefold()) is not None
+
+
+def _are_findings(names: Collection[str], others: Collection[str]) -> bool:
+    """Return True if two of the others, or one beside a word for "nothing found", are names of findings."""
+    known = sum(map(_is_known_finding, others))
+    return known > 1 or (known == 1 and any(map(_means_no_finding, names)))
+
+
+def _refuse_doubtful_flags(flags: FlagColumns) -> None:
+    """Raise an error if columns of 0 and 1 may be findings or something else.
+
+    Raises:
+        BadInput: With the command for either.
+    """
+    if flags.doubtful:
+        names = quote_names(flags.doubtful, _MOST_COLUMNS)
+        problem = f"cells are 0 and 1 in {names} too. By the name that may be a finding, or the sex, the view, the "
+        problem += "picture's quality, the part of a split."
+        options = format_findings_options(flags.classes)
+        remedy = f"Say which, by adding to the command: {options} {format_findings_options(flags.doubtful)} "
+        raise BadInput([Fault("--findings", problem, f"{remedy}(all are findings) or {options} (without these)")])
 
 
 def _refuse_shared_words(columns: CsvColumns, finding: str, unused: Mapping[str, ColumnJudgement]) -> None:
@@ -682,8 +720,10 @@ def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
     """
     candidates = _list_finding_columns(columns, judged)
     for name, findings in candidates.items():
-        if FINDINGS.search(name.casefold()) or any(
-            finding in _CLASSES or _means_no_finding(finding) for finding in findings
+        if (
+            FINDINGS.search(name.casefold())
+            or any(finding in _CLASSES or _means_no_finding(finding) for finding in findings)
+            or _are_findings(findings, findings)
         ):
             return name
     raise BadInput([_make_no_labels_fault(columns, judged, list(candidates))])
@@ -770,7 +810,8 @@ def _add_finding_names(columns: CsvColumns, name: str, roles: ColumnRoles) -> Co
     normal = [key for key in counts if key in _NO_FINDING or is_no_finding_name(key)]
     named = [key for key in counts if key not in normal and not is_placeholder_text(key)]
     unassessed = {*filter(says_not_assessed, counts), *find_missing_codes(named)}.difference(normal)
-    nothing = [key for key in counts if is_placeholder_text(key) and key not in unassessed]
+    real = _find_codes_like_placeholders(counts, named, together)
+    nothing = [key for key in counts if is_placeholder_text(key) and key not in unassessed | real]
     doubtful = [key for key in counts if key in nothing or (key not in normal and finding_certainty(key))]
     no_classes = unassessed.union(normal, doubtful)
     classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in no_classes}
@@ -792,6 +833,25 @@ def _add_finding_names(columns: CsvColumns, name: str, roles: ColumnRoles) -> Co
         not_assessed={spellings[key]: counts[key] for key in counts if key in unassessed},
         alone={key: rows for key, rows in alone.items() if rows >= _FEWEST_ALONE},
     )
+
+
+def _find_codes_like_placeholders(
+    names: Iterable[str], named: Collection[str], together: Iterable[frozenset[str]]
+) -> set[str]:
+    """Return the names that could mean a missing value, but are findings by the names beside them.
+
+    These are a code such as nv if most other names are short codes too, and a word such as "missing" (of a tooth) that
+    stands in one cell with a finding.
+    """
+    codes = [name for name in named if len(name) <= _LONGEST_CODE and name.isalnum()]
+    are_codes = len(codes) >= _FEW_CLASSES and 2 * len(codes) >= len(named)
+    beside = set[str]().union(*(cell for cell in together if not cell.isdisjoint(named)))
+    return {
+        name
+        for name in names
+        if (are_codes and CODE_OR_PLACEHOLDER.fullmatch(name))
+        or (name in beside and WORD_OR_PLACEHOLDER.fullmatch(name))
+    }
 
 
 def _refuse_composed_names(column: CsvColumn, name: str, separator: str, names: Collection[str]) -> None:

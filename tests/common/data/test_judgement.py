@@ -292,3 +292,109 @@ def test_findings_beside_columns_of_0_and_1_are_a_question_unless_they_are_the_s
     assert guess_column_roles(columns, "file", findings=["Finding Labels"]).classes == {"Mass": 8, "Fluid": 4}
     columns = columns_of(tmp_path, "file,Finding Labels,Fluid,Mass", *lines)
     assert guess_column_roles(columns, "file").label_columns == ("Fluid", "Mass")
+
+
+FLAGS = (
+    "is_validation val holdout fold testing Femenino femme homme mujer pohlavi lateral frontal erect supine portable "
+)
+FLAGS += "quality bad_quality duplicate drop follow_up Female_Pelvis_Mass Test_Bolus Split_Cord"
+
+
+@pytest.mark.parametrize("flag", FLAGS.split())
+def test_a_flag_that_may_be_no_finding_is_a_question_with_both_commands(flag: str, tmp_path: Path) -> None:
+    lines = [f"{n % 2},{n // 2 % 2},{n % 3 % 2}" for n in range(24)]
+    columns = columns_of(tmp_path, f"file,Mass,{flag},Lesion", *lines)
+    both = "--findings Mass --findings Lesion"
+    with pytest.raises(BadInput, match=f"{both} --findings {flag} .all are findings. or {both} .without these."):
+        guess_column_roles(columns, "file")
+    assert guess_column_roles(columns, "file", findings=["Mass"]).label_columns == ("Mass",)
+
+
+def one_hot(count: int) -> list[str]:
+    return [",".join(str(int(row % count == place)) for place in range(count)) for row in range(24)]
+
+
+def independent(count: int) -> list[str]:
+    draw = random.Random(count)
+    return [",".join(draw.choice("01") for _ in range(count)) for _ in range(24)]
+
+
+@pytest.mark.parametrize(
+    ("header", "lines", "classes"),
+    [
+        ("A,B,C,D", one_hot(4), "A,B,C,D"),
+        ("N,D,G,C,A,H,M,O", one_hot(8), "N,D,G,C,A,H,M,O"),
+        ("N,D,G,C,A,H,M,O", independent(8), "N,D,G,C,A,H,M,O"),
+        ("A,B,C,D", independent(4), None),
+        ("DR,ARMD,MH,AP,M,TSLN", independent(6), None),
+        ("Mass,Nodule,sex,AP", independent(4), "Mass,Nodule"),
+        (
+            "Left Effusion,Right Effusion,Lateral fracture",
+            independent(3),
+            "Left Effusion,Right Effusion,Lateral fracture",
+        ),
+    ],
+)
+def test_letters_and_codes_are_classes_by_their_neighbours_and_cells(
+    header: str, lines: list[str], classes: str | None, tmp_path: Path
+) -> None:
+    columns = columns_of(tmp_path, f"file,{header}", *lines)
+    if classes is None:
+        with pytest.raises(BadInput, match=r"--findings (D|AP --findings M) .all are findings"):
+            guess_column_roles(columns, "file")
+    else:
+        assert ",".join(guess_column_roles(columns, "file").label_columns) == classes
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "flag", "is_question"),
+    [
+        ("pathology", "Mass;Nodule;Mass|Nodule;No Finding", "dead", True),
+        ("Pathologie", "Erguss;Rundherd;Erguss|Rundherd;o.B.", "verstorben", True),
+        ("Impression", "Mass;Nodule;Edema;Normal", "ICU", True),
+        ("remarks", "rot|blau;blau;rot", "dead", True),
+        ("scanner", "GE;Siemens", "dead", False),
+        ("area", "back;trunk", "Mass", False),
+        ("remarks", "rot|blau;blau;rot", "Mass", False),
+        ("Finding Labels", "Mass;Nodule;No Finding", "Follow-up #", False),
+        ("pathology", "Mass;Nodule;No Finding", "lateral", False),
+    ],
+)
+def test_findings_are_recognised_by_their_cells_beside_a_single_flag(
+    header: str, cells: str, flag: str, is_question: bool, tmp_path: Path
+) -> None:
+    each = cells.split(";")
+    columns = columns_of(tmp_path, f"file,{header},{flag}", *(f"{each[n % len(each)]},{n % 5 % 2}" for n in range(24)))
+    if is_question:
+        with pytest.raises(BadInput, match=f"--findings '?{header}'? or --findings '?{flag}"):
+            guess_column_roles(columns, "file")
+    else:
+        roles = guess_column_roles(columns, "file")
+        assert (roles.finding or roles.label_columns) == (
+            (flag,) if header in ("scanner", "area", "remarks") else header
+        )
+
+
+@pytest.mark.parametrize(
+    ("cells", "classes", "doubtful"),
+    [
+        ("nv mel bkl nv bcc", "nv mel bkl bcc", ""),
+        ("NV MEL ND KA BCC AKIEC", "NV MEL ND KA BCC AKIEC", ""),
+        ("missing caries crown missing|caries healthy", "missing caries crown", ""),
+        ("open Mass Nodule", "Mass Nodule", "open"),
+        ("nv Erguss Rundherd Pneumonie", "Erguss Rundherd Pneumonie", "nv"),
+        ("UNK MEL NV BCC", "MEL NV BCC", "UNK"),
+    ],
+)
+def test_a_code_for_a_missing_value_is_a_class_among_codes(
+    cells: str, classes: str, doubtful: str, tmp_path: Path
+) -> None:
+    roles = guess_column_roles(columns_of(tmp_path, "file,dx", *(cells.split() * 4)), "file")
+    assert (set(roles.classes), " ".join(roles.doubtful)) == (set(classes.split()), doubtful)
+
+
+def test_a_remedy_offers_no_flag_as_the_only_finding(tmp_path: Path) -> None:
+    columns = columns_of(tmp_path, "file,Mass,smoker", "1,0", "0,1", "vielleicht,1", "1,0", *["0,1"] * 9)
+    with pytest.raises(BadInput) as bad:
+        guess_column_roles(columns, "file")
+    assert "smoker" not in str(bad.value)
