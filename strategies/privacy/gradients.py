@@ -38,6 +38,7 @@ from strategies.local.site_method import SiteMethod
 from strategies.local.training import MiniBatch, TrainingTask
 from strategies.privacy.image_gradients import (
     check_images_independent,
+    check_state_constant,
     pop_image_gradients,
     record_image_gradients,
     refuse_plan_on_error,
@@ -67,7 +68,8 @@ def find_private_network_faults(plan: HospitalPlan, method: SiteMethod) -> list[
         network = build_network(spec.model_copy(update={"weights": None}), ("",), seed=0)
         set_train_mode(network, frozen_batch_norm=method.freezes_batch_norm)
         with replace_dropout(network, make_secret_noise()), refuse_plan_on_error():
-            check_images_independent(network, 2, (spec.channels, spec.image_size, spec.image_size))
+            check_images_independent(network, 2, shape := (spec.channels, spec.image_size, spec.image_size))
+            check_state_constant(network, 2, shape)
     except BadInput as bad:
         return list(bad.faults)
     return []

@@ -17,7 +17,7 @@ import itertools
 import math
 import secrets
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -106,6 +106,8 @@ NEARLY_NOTHING = 1e-6
 CONSTANT_BUFFERS: Final = (
     "Take a network whose buffers stay as they are, or keep them out of its state (persistent=False)."
 )
+_CALLS, _EVALUATIONS = 32, 4
+"""Calls of a network before round 1, and of these in evaluation, after which its state must be as before."""
 LEAST = 1e-10
 """Smallest gradient of a parameter, relative to the whole gradient; a smaller one does not test the parameter."""
 
@@ -210,6 +212,35 @@ def check_images_independent(network: SplitNetwork, images: int, shape: Sequence
     _SEPARATE.setdefault(network, set()).add(tried)
 
 
+def check_state_constant(network: SplitNetwork, images: int, shape: Sequence[int]) -> None:
+    """Check with random images that many calls in training and evaluation leave the network's state as it is.
+
+    Args:
+        network: A network in training mode, with frozen parts frozen.
+
+    Raises:
+        BadInput: If the network changes its state by itself, perhaps only after some calls.
+    """
+    device = next(network.parameters()).device
+    probe = copy.deepcopy(network)
+    state = {name: value.clone() for name, value in probe.state_dict().items() if isinstance(value, Tensor)}
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+        for call in range(_CALLS):
+            if call == _CALLS - _EVALUATIONS:
+                probe.eval()
+            probe(torch.randint(0, 256, (images, *shape), device=device).float())
+    _refuse_changed_state(state, probe)
+
+
+def _refuse_changed_state(state: Mapping[str, Tensor], probe: SplitNetwork) -> None:
+    """Raise :class:`BadInput` if a network, which nothing has optimised, has another state than before."""
+    after = probe.state_dict()
+    for name, value in state.items():
+        if not torch.equal(value, after[name]):
+            problem = f'changes "{name.removeprefix("backbone.")}" by itself: what it keeps of images has no noise.'
+            raise BadInput([Fault("model.architecture", problem, CONSTANT_BUFFERS)])
+
+
 def _copy_with_random_weights(network: SplitNetwork) -> SplitNetwork:
     """Return a copy of the network with random weights, without dropout, and with usual pixel scaling.
 
@@ -269,11 +300,7 @@ def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed:
                 raise _make_mixed_images_error()
     with torch.no_grad():
         probe.eval()(second)
-    after_both = probe.state_dict()  # nothing was optimised
-    for name, before_it in state.items():
-        if not torch.equal(before_it, after_both[name]):
-            problem = f'changes "{name.removeprefix("backbone.")}" by itself: what it keeps of images has no noise.'
-            raise BadInput([Fault("model.architecture", problem, CONSTANT_BUFFERS)])
+    _refuse_changed_state(state, probe)
 
 
 def _compute_trial_gradients(
@@ -325,6 +352,8 @@ def refuse_plan_on_error() -> Iterator[None]:
         raise
     except Exception as error:
         problem = f"gives no gradient for each image: {type(error).__name__}: {error}".rstrip(".")
+        if isinstance(error, AttributeError) and isinstance(error.obj, _LayerForOpacus):
+            problem = f'uses "{error.name}" of a layer outside the call of that layer: no gradient for each image'
         hint = 'Take another network, train less of it (model.train), or set privacy.level = "update".'
         raise BadInput([Fault("model.architecture", f"{problem}.", hint)]) from error
 

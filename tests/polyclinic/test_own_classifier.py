@@ -1,6 +1,7 @@
 """A classifier of a user's own, which brings its head: taken at the layer that he names, or refused with the line."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,57 @@ class DropsLogits(Classifier):
 class Clamped(Classifier):
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(images).clamp(-50, 50)
+
+
+class Temperature(Classifier):
+    """At the start the scores are those of the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) / self.temperature
+
+
+class AddsPrior(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("prior", torch.zeros(2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) + self.prior
+
+
+class CosineHead(nn.Linear):
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(nn.functional.normalize(features, dim=1))
+
+
+class OtherHead(Classifier):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        if kind == "forward":
+            self.out = CosineHead(12, 2)
+        elif kind == "hook":
+            self.out.register_forward_pre_hook(lambda layer, inputs: (2 * inputs[0],))
+        else:
+            nn.utils.parametrizations.weight_norm(self.out)
+
+
+class PlainStatistics(Classifier):
+    """A batch normalisation whose statistics are plain attributes, which no state_dict has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(12)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.trunk(images)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * features.detach().mean(0)
+        scores: Tensor = self.out(features - self.mean)
+        return scores
 
 
 class Auxiliary(Classifier):
@@ -260,14 +312,25 @@ def test_a_norm_of_weights_that_cannot_be_copied_is_refused_by_its_layer(norm: A
         (PatchByPatch, "out", '"out"'),
         (Clamped, "out", '"out"'),
         (Reshapes, "out", '"out"'),
+        (Temperature, "out", '"out"'),
+        (AddsPrior, "out", '"out"'),
+        (partial(OtherHead, "forward"), "out", "a forward of its own"),
+        (partial(OtherHead, "hook"), "out", "hooks"),
+        (partial(OtherHead, "weight_norm"), "out", "a parametrization"),
     ],
 )
 def test_a_head_that_is_not_the_last_dense_layer_is_refused(
-    model: type[nn.Module], head: str, word: str, tmp_path: Path
+    model: Callable[[], nn.Module], head: str, word: str, tmp_path: Path
 ) -> None:
     [(where, problem, _)] = faults_of(tmp_path / "run", model=model, head=head)
     assert where.endswith("model.head")
     assert word in problem
+
+
+def test_statistics_outside_the_state_dict_are_refused_by_name(tmp_path: Path) -> None:
+    [(where, problem, _)] = faults_of(tmp_path / "run", model=PlainStatistics, head="out")
+    assert where.startswith("model=")
+    assert 'changes "mean" in training' in problem
 
 
 def test_a_trunk_that_its_owner_froze_is_not_trained_without_a_word(tmp_path: Path) -> None:

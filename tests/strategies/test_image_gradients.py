@@ -17,8 +17,10 @@ from strategies.local.training import FrozenNetworkParts, TrainingTask
 from strategies.privacy.gradients import PrivateEpochTrainer, sum_clipped_gradients
 from strategies.privacy.image_gradients import (
     check_images_independent,
+    check_state_constant,
     pop_image_gradients,
     record_image_gradients,
+    refuse_plan_on_error,
     replace_dropout,
 )
 from strategies.privacy.noise import NoiseQuantizationGrid, make_seeded_noise
@@ -175,6 +177,40 @@ def test_a_state_that_keeps_something_of_the_images_is_refused() -> None:
     with pytest.raises(BadInput, match='changes "seen" by itself'):
         refuse(network(KeepsMean(persistent=True)), 4)
     refuse(network(KeepsMean(persistent=False)), 4)  # never leaves
+
+
+class LateMemory(Windows):
+    """A network that keeps an image, in a buffer or a weight, only after twelve calls."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(windows_first=False)
+        self.register_buffer("seen", torch.zeros(SIDE * SIDE))
+        self.place, self.calls = place, 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls > 12:
+            place = self.seen if self.place == "seen" else next(self.parameters())
+            with torch.no_grad():
+                place.view(-1)[:8].copy_(images[0].flatten()[:8])
+        return super().forward(images)
+
+
+@pytest.mark.parametrize("place", ["seen", "weight"])
+def test_a_state_that_keeps_images_only_after_some_calls_is_refused(place: str) -> None:
+    of = network(LateMemory(place))
+    with pytest.raises(BadInput, match=rf'changes "[a-z.]*{place}" by itself'):
+        check_state_constant(of, 2, (1, SIDE, SIDE))
+    check_state_constant(network(Windows(windows_first=False)), 2, (1, SIDE, SIDE))
+
+
+def test_a_weight_that_is_used_outside_its_layer_is_named_and_no_class_of_ours() -> None:
+    class Borrows(Windows):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images) + self.dense.weight.sum()
+
+    with pytest.raises(BadInput, match='uses "weight" of a layer outside the call'), refuse_plan_on_error():
+        refuse(network(Borrows(windows_first=False)), 4)
 
 
 @pytest.mark.parametrize("images", [3, 5, 14, 15, 16])

@@ -17,6 +17,7 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,18 +35,18 @@ class SingleValueSafeNorm(nn.Module):
     which do not change. All other batches are normalised as usual.
     """
 
-    def forward(self, maps: Tensor) -> Tensor:
-        """Normalise feature maps ``(batch, channels, ...)``."""
+    def forward(self, maps: Tensor, *more: Any, **options: Any) -> Tensor:
+        """Normalise feature maps ``(batch, channels, ...)``; somebody else's class may take further arguments."""
         has_variance = maps.numel() != maps.shape[1]
         if (
             not has_variance and getattr(self, "running_mean", maps) is None
         ):  # two equal images have no variance either, and are accepted
-            return super().forward(torch.cat([maps, maps]))[:1]  # type: ignore[no-any-return]
+            return super().forward(torch.cat([maps, maps]), *more, **options)[:1]  # type: ignore[no-any-return]
         if has_variance or not self.training:
-            return super().forward(maps)  # type: ignore[no-any-return]
+            return super().forward(maps, *more, **options)  # type: ignore[no-any-return]
         self.training = False  # of this layer alone: timm's BatchNormAct2d has layers inside
         try:
-            return super().forward(maps)  # type: ignore[no-any-return]
+            return super().forward(maps, *more, **options)  # type: ignore[no-any-return]
         finally:
             self.training = True
 
@@ -62,14 +63,16 @@ def _single_value_safe_subclass(kind: type[nn.Module]) -> type[nn.Module]:
     return _STEADY[kind]
 
 
-_UPDATES_BUFFERS = WeakKeyDictionary[nn.Module, bool]()
+_KEEPS_STATISTICS = WeakKeyDictionary[nn.Module, bool]()
+_STACKED = 4
+"""Most rows of a parameter that stacks several numbers a channel; one with more is the weight of another layer."""
 
 
 def is_batch_norm(layer: nn.Module) -> bool:
     """Return True if a layer is a batch normalisation, of any class and library, judged by its buffers.
 
-    Such a layer has a buffer ``running_var``; or at least two float buffers that training changes
-    and that have one number for each channel, as all parameters of the layer have.
+    Such a layer has a buffer ``running_var``; or float buffers of its own that training changes and evaluation uses,
+    and no weights but one or a few numbers for each channel.
     """
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return True
@@ -78,29 +81,42 @@ def is_batch_norm(layer: nn.Module) -> bool:
     buffers = {name: value for name, value in layer.named_buffers(recurse=False) if value.is_floating_point()}
     if "running_var" in buffers:
         return True
-    values = [*buffers.values(), *layer.parameters(recurse=False)]
-    channels = {value.numel() if value.ndim and max(value.shape) == value.numel() else 0 for value in values}
-    if len(buffers) < 2 or len(channels) != 1 or 0 in channels:
+    if not buffers or any(_smaller_side(value) > _STACKED for value in layer.parameters()):
         return False
-    if layer not in _UPDATES_BUFFERS:
-        _UPDATES_BUFFERS[layer] = _updates_buffers(layer, channels.pop(), values[0])
-    return _UPDATES_BUFFERS[layer]
+    if layer not in _KEEPS_STATISTICS:
+        _KEEPS_STATISTICS[layer] = _keeps_statistics(layer, list(buffers))
+    return _KEEPS_STATISTICS[layer]
 
 
-def _updates_buffers(layer: nn.Module, channels: int, like: Tensor) -> bool:
-    """Return True if a copy of a layer, with all numbers 1, changes its float buffers in training for some input."""
-    for shape in ((4, channels, 3, 3), (4, channels, 3), (4, channels), (4, 3, 3, channels)):
-        maps = torch.linspace(0, 3, math.prod(shape), dtype=like.dtype).reshape(shape)
-        try:
-            probe = copy.deepcopy(layer).to_empty(device="cpu").train()  # the layer may be on the meta device
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                for value in (*probe.parameters(), *probe.buffers()):
-                    value.fill_(1)
-                probe(maps)
-        except Exception:  # the layer takes no input of this shape: somebody else's code may raise anything
-            continue
-        if any(value.is_floating_point() and not (value == 1).all() for value in probe.buffers(recurse=False)):
-            return True
+def _smaller_side(value: Tensor) -> int:
+    """Return the second largest side of a tensor; 1 for a vector or a number."""
+    sides: list[int] = sorted([1, 1, *value.shape])
+    return sides[-2]
+
+
+def _keeps_statistics(layer: nn.Module, buffers: list[str]) -> bool:
+    """Return True if a copy of a layer, for some input, changes its buffers in training and uses them in evaluation."""
+    values = [*(layer.get_buffer(name) for name in buffers), *layer.parameters()]
+    sides = {side for value in values for side in value.shape if side > 1} or {1, 3}
+    for channels in sorted(sides, reverse=True):
+        for shape in ((4, channels, 3, 3), (4, channels, 3), (4, channels), (4, 3, 3, channels)):
+            maps = torch.linspace(0, 3, math.prod(shape), dtype=values[0].dtype).reshape(shape)
+            try:
+                probe = copy.deepcopy(layer).to_empty(device="cpu").train()  # the layer may be on the meta device
+                with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                    for value in (*probe.parameters(), *probe.buffers()):
+                        value.fill_(1)
+                    probe(maps)
+                    changed = [name for name in buffers if not (probe.get_buffer(name) == 1).all()]
+                    outputs = list[Tensor]()
+                    for number in (1, 2):
+                        for name in changed:
+                            probe.get_buffer(name).fill_(number)
+                        outputs.append(probe.eval()(maps))
+                if changed and not torch.equal(*outputs):
+                    return True
+            except Exception:  # the layer takes no input of this shape: somebody else's code may raise anything
+                continue
     return False
 
 

@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrize
 
 from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 from common.models.zoo.networks import (
@@ -34,6 +36,10 @@ USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
 """Image sizes in pixels that are tried where the requested size does not fit."""
 CLASSIFIERS = ("fc", "_fc", "last_linear", "class_layers", "classifier", "heads", "head")
 """Names of the last layers of torchvision's and MONAI's classifiers."""
+_TRAINING_CALLS = 3
+"""Calls in training after which a network may have changed state outside its ``state_dict``."""
+_MODULE_ATTRIBUTES = frozenset((*vars(nn.Module()), "forward"))
+"""Attributes that every torch module has."""
 MONAI_CLASSIFIERS = r"(DenseNet|SEResNet|SEResNext|resnet)\d+"
 """Pattern of MONAI's networks that are supported beside its EfficientNets."""
 
@@ -55,7 +61,7 @@ def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
             problem = f'{name_network_for_messages(spec)} fails without "{spec.head}": {bad.faults[0].problem}'
             raise BadInput([Fault("model.head", problem, "Return the output of that layer as it is.")]) from None
         if features.shape[1] != head.in_features or not _is_same_output(
-            head(features), logits
+            functional.linear(features, head.weight, head.bias), logits
         ):  # of several patches, say
             raise BadInput([_make_head_position_fault(name_network_for_messages(spec), spec.own_head)])
     return module, int(features.shape[1])
@@ -229,13 +235,22 @@ def _detach_network_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Li
         The head.
 
     Raises:
-        BadInput: If the network has no such dense layer, or does not end with it.
+        BadInput: If the network has no such dense layer, or one that computes something else, or does not end with it.
     """
     name, layers = name_network_for_messages(spec), _find_dense_layers(module)
     if (layer := layers.get(head)) is None:
         present = f"Its dense layers are {quote_names(list(layers), limit=8)}." if layers else "It has no dense layer."
         problem = f'{name} has no torch.nn.Linear "{head}". {present}'
         raise BadInput([Fault("model.head", problem, suggest_nearest_name(head, layers))])
+    reasons = {
+        "a forward of its own": type(layer).forward is not nn.Linear.forward or "forward" in vars(layer),
+        "hooks": bool(layer._forward_hooks or layer._forward_pre_hooks),
+        "a parametrization of its weights": parametrize.is_parametrized(layer),
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), ""):
+        problem = f'{name} has a head "{head}" with {reason}, and the run\'s head is a plain torch.nn.Linear.'
+        remedy = "End in a plain torch.nn.Linear, and do the rest in a layer before it."
+        raise BadInput([Fault("model.head", problem, remedy)])
     scores = torch.linspace(-1e4, 1e4, layer.out_features)
     if not _is_same_output(scores[None], _compute_output_of_scores(module, layer, spec, scores)):
         raise BadInput([_make_head_position_fault(name, head)])
@@ -309,7 +324,78 @@ def find_plugin_head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
                 replace_with_group_norm(copy.deepcopy(module))
         except BadInput as bad:
             return list(bad.faults)
-        return _find_training_mode_faults(module, spec) or _find_undeclared_head_faults(module, spec, classes)
+        return (
+            _find_own_head_faults(module, spec)
+            or _find_unsaved_state_faults(module, spec)
+            or _find_training_mode_faults(module, spec)
+            or _find_undeclared_head_faults(module, spec, classes)
+        )
+
+
+def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
+    """Return a fault if other numbers of a network than its head's, such as a temperature, act on the head's scores."""
+    if spec.own_head is None:
+        return []
+    probe = copy.deepcopy(module)
+    head = probe.get_submodule(spec.own_head)
+    own = {id(value) for value in (*head.parameters(), *head.buffers())}
+    with torch.no_grad():
+        for value in (*probe.parameters(), *probe.buffers()):
+            if value.is_floating_point() and id(value) not in own:
+                value.add_(1)
+    scores = torch.linspace(-3, 3, int(head.out_features))  # type: ignore[arg-type]
+    try:
+        output = _compute_output_of_scores(probe, head, spec, scores)
+    except BadInput:  # with other numbers the network fails
+        return []
+    return (
+        []
+        if _is_same_output(scores[None], output)
+        else [_make_head_position_fault(name_network_for_messages(spec), spec.own_head)]
+    )
+
+
+def _find_unsaved_state_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
+    """Return a fault if calls in training change what the network computes by state outside its ``state_dict``.
+
+    Such state, as running statistics in plain attributes, would neither be averaged nor be saved with the model.
+    """
+    size = (4, spec.channels, spec.image_size, spec.image_size)
+    try:
+        trained, loaded = copy.deepcopy(module).train(), copy.deepcopy(module)
+        device = next((value.device for value in module.parameters()), torch.device("cpu"))
+        with torch.no_grad():
+            for _ in range(_TRAINING_CALLS):
+                trained(torch.rand(size, device=device))
+        loaded.load_state_dict(trained.state_dict())
+        outputs = list[Tensor]()
+        for network in (loaded, loaded, trained):
+            torch.default_generator.manual_seed(0)
+            outputs.append(_probe_with_noise_image(network, spec))
+    except Exception:  # somebody else's code: it may raise anything, and the next check reports it
+        return []
+    repeatable = torch.equal(outputs[0], outputs[1])
+    if not repeatable or torch.allclose(outputs[0], outputs[2], rtol=1e-4, atol=1e-6, equal_nan=True):
+        return []
+    names = [
+        f"{path}.{key}".lstrip(".")
+        for path, layer in trained.named_modules()
+        for key, value in (*vars(layer).items(), *layer.named_buffers(recurse=False))
+        if key not in _MODULE_ATTRIBUTES
+        and not isinstance(value, bool | int | str)
+        and not _is_equal_value(value, getattr(loaded.get_submodule(path), key, None))
+    ]
+    what = quote_names(names, limit=5) if names else "state"
+    problem = f"{name_network_for_messages(spec)} changes {what} in training, outside its state_dict, and uses it."
+    remedy = "Register running statistics with register_buffer: else they are neither averaged nor saved."
+    return [Fault(format_plugin_user_name("model", spec.architecture), problem, remedy)]
+
+
+def _is_equal_value(first: Any, second: Any) -> bool:
+    try:
+        return bool(torch.equal(first, second)) if isinstance(first, Tensor) else bool((first == second) is True)
+    except Exception:  # arrays and somebody else's classes may compare to anything
+        return False
 
 
 def _find_training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:

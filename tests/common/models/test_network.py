@@ -236,10 +236,11 @@ class OwnBatchNorm(nn.Module):
         self.register_buffer("var", torch.ones(shape))
 
     def forward(self, maps: Tensor) -> Tensor:
+        if not self.training:
+            return (maps - self.mean) / (self.var + 1e-5).sqrt() * self.scale  # type: ignore[no-any-return]
         mean, var = maps.mean(self.axes, keepdim=True), maps.var(self.axes, keepdim=True)
-        if self.training:
-            self.mean = self.mean.lerp(mean.detach().reshape(self.mean.shape), 0.1)
-            self.var.lerp_(var.detach().reshape(self.var.shape), 0.1)
+        self.mean = self.mean.lerp(mean.detach().reshape(self.mean.shape), 0.1)
+        self.var.lerp_(var.detach().reshape(self.var.shape), 0.1)
         return (maps - mean) / (var + 1e-5).sqrt() * self.scale
 
 
@@ -269,6 +270,39 @@ def test_a_batch_normalisation_of_any_form_is_known_by_what_it_does(
     assert not is_batch_norm(Normalize().to(device))
     assert torch.equal(before, torch.get_rng_state())
     assert layer.training
+
+
+class RunningNorm(nn.Module):
+    """Running statistics of 8 channels in an unusual form: stacked, a mean alone, or with a counter of floats."""
+
+    def __init__(self, form: str, *, used: bool = True) -> None:
+        super().__init__()
+        self.form, self.used = form, used
+        self.scale = nn.Parameter(torch.ones(2, 8) if form == "stacked scale" else torch.ones(8))
+        self.register_buffer("running", torch.zeros(8) if form == "mean" else torch.stack([torch.zeros(8)] * 2))
+        if form == "counter":
+            self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        now = torch.stack([maps.mean((0, 2, 3)), maps.var((0, 2, 3))]).detach()
+        if self.training:
+            self.running.lerp_(now[0] if self.form == "mean" else now, 0.1)
+            if self.form == "counter":
+                self.steps.add_(1)
+        mean = self.running.reshape(-1, 8)[0] if self.used else now[0]
+        return (maps - mean[:, None, None]) * self.scale.reshape(-1, 8)[0][:, None, None]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("form", ["stacked", "stacked scale", "mean", "counter"])
+def test_running_statistics_of_unusual_forms_are_a_batch_normalisation_where_evaluation_uses_them(
+    form: str, device: str
+) -> None:
+    layer = RunningNorm(form).to(device)
+    assert is_batch_norm(layer)
+    assert not is_batch_norm(RunningNorm(form, used=False).to(device))
+    with pytest.raises(BadInput, match="cannot take the place of RunningNorm"):
+        replace_with_group_norm(nn.Sequential(layer))
 
 
 def test_an_own_batch_normalisation_belongs_to_the_norm_group_and_is_not_replaced() -> None:
