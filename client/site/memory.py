@@ -96,7 +96,8 @@ class RoundStateFolder:
     """
 
     def __init__(self, folder: Path, site: str = "", *, durable: bool = True) -> None:
-        self.folder, self.site, self.durable = folder, site, durable
+        self.folder, self.durable = folder, durable
+        self._origin: dict[str, str | int] = {"run": folder.name, "site": site}
 
     def read_last_counted_state(
         self,
@@ -138,8 +139,9 @@ class RoundStateFolder:
             state, origin = parse_round_state(path.read_bytes())
         except (OSError, ValueError) as error:
             raise LostRoundState(f"its state after round {counted} is damaged: {name}: {error}.") from None
-        expected_origin = self._state_origin(counted)
-        for fact, value in expected_origin.items() if origin else ():  # an earlier release stated no origin
+        for fact, value in (
+            {**self._origin, "round": counted}.items() if origin else ()
+        ):  # an earlier release stated no origin
             if origin.get(fact) != value and not (fact == "site" and "" in (value, origin.get(fact))):
                 problem = f"its state after round {counted} is that of another {fact}"
                 raise LostRoundState(f"{problem}: {name}: {fact} {origin.get(fact)} instead of {value}.")
@@ -147,7 +149,7 @@ class RoundStateFolder:
 
     def write_empty_state(self, counted: int) -> None:
         """Store an empty state in place of a lost one, so that the site continues from the coordinator's model."""
-        self._write_state_file(counted, SiteRoundState())
+        self.write_state(SiteRoundState(), counted)
 
     def mark_round_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
         """Mark a round's state as one to continue from: its sum is unmasked, or its cost is in the ledger.
@@ -189,17 +191,15 @@ class RoundStateFolder:
         names = [path.stem.removeprefix("round-") for path in self.folder.glob("round-*.safetensors")]
         return max(map(int, names), default=0)
 
-    def write_state(self, memory: SiteRoundState) -> None:
-        """Write the state after a round to the file of that round."""
-        self._write_state_file(memory.round, memory)
+    def write_state(self, memory: SiteRoundState, server_round: int | None = None) -> None:
+        """Write the state after a round to the file of that round, which states the run, the site and the round.
 
-    def _write_state_file(self, server_round: int, memory: SiteRoundState) -> None:
-        content = _serialize_round_state(memory, self._state_origin(server_round))
-        write_atomically(self._state_file_path(server_round), content, durable=self.durable)
-
-    def _state_origin(self, server_round: int) -> dict[str, str | int]:
-        """Return the run, site and round that a state file states, so that a file in another's place is refused."""
-        return {"run": self.folder.name, "site": self.site, "round": server_round}
+        Args:
+            server_round: The round if it is not the state's own.
+        """
+        number = memory.round if server_round is None else server_round
+        content = _serialize_round_state(memory, {**self._origin, "round": number})
+        write_atomically(self._state_file_path(number), content, durable=self.durable)
 
     def _state_file_path(self, server_round: int) -> Path:
         return self.folder / f"round-{server_round:06d}.safetensors"

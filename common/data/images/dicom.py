@@ -315,13 +315,12 @@ def _apply_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
     entries, first, bits = (int(value) for value in dataset.RedPaletteColorLookupTableDescriptor)
     entries = entries or 2**16
     order = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
-    tables = [
-        read_lookup_table_entries(
-            dataset[f"{name}PaletteColorLookupTableData"].value, entries, bits, order, "its palette"
-        )
-        for name in _RGB
-    ]
+    data = [dataset[f"{name}PaletteColorLookupTableData"].value for name in _RGB]
+    tables = [read_lookup_table_entries(entry, entries, bits, order, "its palette") for entry in data]
     top = max(int(table.max()) for table in tables)
+    # A table of zeros has no depth: a palette may lack a colour.
+    if len(set(map(len, data))) > 1 or any(0 < table.max() <= 255 < top for table in tables):
+        raise ValueError("the red, green and blue table of its palette have entries of unlike depths")
     depth = 8 if top <= 255 else guess_lookup_entry_bits(top, bits, 16, "palette")
     place = np.clip(pixels.astype(np.int64) - first, 0, entries - 1)
     return np.stack([scale_to_8_bits(table, depth, "the palette")[place] for table in tables], axis=-1)

@@ -246,7 +246,8 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _leave_imag
     scan = head.scans[-1]
     if head.process in (_BASELINE, _EXTENDED) and len(head.scans) == 1:
         # Without an end marker libjpeg requests the rest of a truncated picture, and Pillow raises an error.
-        file = _FileInTwoParts(data[: scan.stop] + _make_jpeg_filler_bytes(scan), scan.stop - _SURPLUS)
+        before_end = max(scan.stop - _SURPLUS, scan.start)  # a small picture has a byte or two of data
+        file = _FileInTwoParts(data[: scan.stop] + _make_jpeg_filler_bytes(scan), before_end)
         image = _load_jpeg(file, prepare)
         if file.tell() <= file.first:  # all pixels were decoded before the data end
             raise ValueError(CUT_OFF)

@@ -108,6 +108,11 @@ def test_entries_of_16_bits_that_are_said_to_have_8_are_read_as_16() -> None:
     assert decode_dicom_pixels(data).tolist() == [[[10, 20, 0], [200, 0, 255]]]
 
 
+def test_a_palette_may_lack_a_colour() -> None:
+    data = dicom(np.array([[0, 1]], np.uint16), **palette([(0, 0, 0), (65535, 0, 51400)], 0, 16, "<u2"))
+    assert decode_dicom_pixels(data).tolist() == [[[0, 0, 0], [255, 0, 200]]]
+
+
 @pytest.mark.parametrize("pack", [True, False])
 def test_numbers_outside_of_a_palette_take_its_ends(pack: bool) -> None:
     """Also with more than 256 entries, and far outside."""
@@ -243,6 +248,8 @@ def test_a_frame_without_its_group_is_refused_where_others_have_theirs() -> None
             {**TWO_COLORS, "GreenPaletteColorLookupTableDescriptor": [2, 100, 16]},
             "descriptors of its red, green and blue",
         ),
+        ({**TWO_COLORS, "GreenPaletteColorLookupTableData": bytes(2)}, "unlike depths"),  # packed, beside words
+        ({**palette([(0, 3, 0), (65535, 200, 0)], 0, 16, "<u2")}, "unlike depths"),  # low words, beside high ones
         ({"PhotometricInterpretation": "PALETTE COLOR"}, "the file does not give RedPaletteColorLookupTableDescriptor"),
         ({**PALETTE, "SegmentedRedPaletteColorLookupTableData": bytes(6)}, "segmented"),  # may grow without bound
         (TOO_SHORT, "fewer than the 200 entries"),

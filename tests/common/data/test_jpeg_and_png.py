@@ -101,6 +101,16 @@ def test_a_jpeg_with_zeros_over_a_part_of_it_is_refused(settings: dict[str, Any]
         decode_picture(data[:middle] + bytes(512) + data[middle + 512 :])
 
 
+@pytest.mark.parametrize("side", [1, 8, 16])
+@pytest.mark.parametrize("grey", [3, 97, 255])
+def test_a_small_picture_whose_data_are_a_byte_or_two_is_read(side: int, grey: int) -> None:
+    content = io.BytesIO()
+    Image.fromarray(np.full((side, side), grey, np.uint8)).save(content, "JPEG", quality=10, optimize=True)
+    assert len(content.getvalue()) < 210
+    shown = np.asarray(Image.open(io.BytesIO(content.getvalue())))
+    np.testing.assert_array_equal(np.asarray(decode_picture(content.getvalue())), shown)
+
+
 @pytest.mark.parametrize("settings", [{}, {"optimize": True}, {"optimize": True, "progressive": True}])
 @pytest.mark.parametrize("grey", [0, 90, 255])
 def test_an_even_picture_is_read_though_its_packed_data_may_be_zeros(grey: int, settings: dict[str, Any]) -> None:
