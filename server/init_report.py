@@ -215,6 +215,11 @@ def _describe_names(data: InspectedDataset) -> list[str]:
             '    If a blank cell means that it is absent, remove the # before blank = "negative". If it means that',
             "    nobody looked, write 0 where somebody looked and found nothing.",
         ]
+    if roles.finding is not None:
+        cells = data.columns.get_column(roles.finding).cells
+        if none := [cell for cell in cells if cell.casefold() == "none"]:  # of Python, or a person's "no finding"
+            meaning = "If it says that nothing was found, add it to no_finding."
+            lines.append(f"    {quote_names(none)} counts as a blank cell. {meaning}")
     if data.shows_always_something:
         lines += [
             "    EVERY IMAGE THAT COUNTS SHOWS A FINDING. The others "

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from common.config import Experiment, ExperimentFile
-from common.data.base.image_set import DatasetSplits, ImageSet, hash_dataset
+from common.data.base.image_set import DatasetSplits, ImageSet, hash_dataset, hash_dataset_contents
 from common.errors import BadInput, Fault, raise_faults
+from common.system.plain_text import join_as_english_list, list_first_and_count_rest
 from server.federation.checkpoints import (
     Checkpoint,
     CheckpointFolder,
@@ -109,41 +110,59 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
 
 def hash_data_tables(
     data: DatasetSplits | None, server: DatasetSplits | None, external: ImageSet | None
-) -> dict[str, str]:
-    """Return the hash of each data set that a run reads here, by its table in the experiment."""
+) -> dict[str, tuple[str, dict[str, str]]]:
+    """Return the hash of each data set that a run reads here, and those of its contents, by its table."""
     sets = {
         "data": data and data.parts,
         "server_data": server and server.parts,
         "external_test": external and (external,),
     }
-    return {table: hash_dataset(*parts) for table, parts in sets.items() if parts}
+    return {table: (hash_dataset(*parts), hash_dataset_contents(*parts)) for table, parts in sets.items() if parts}
 
 
-def refuse_changed_data(opening: OpenedRunFolder, hashes: Mapping[str, str]) -> None:
+def _describe_changed_contents(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return what differs between two data sets: ``205 images instead of 200; other labels; first at hospital Ost``."""
+    if not before:  # of an earlier release
+        return "began with other images, labels or patients than the data set has now."
+    texts = list[str]()
+    if now["images"] != before["images"]:
+        texts.append(f"{now['images']} images instead of {before['images']}")
+    kinds = [key for key in ("pictures", "labels", "patients") if now[key] != before.get(key)]
+    texts += [f"other {join_as_english_list(kinds)}"] if kinds else []
+    hospitals = sorted(
+        key for key in {*now, *before} if key.startswith("hospital ") and now.get(key) != before.get(key)
+    )
+    texts += [f"of {list_first_and_count_rest(hospitals, 3)}"] if hospitals else []
+    return f"has changed since the run began: it has {', '.join(texts) or 'other parts or hospitals'} now."
+
+
+def refuse_changed_data(opening: OpenedRunFolder, data: Mapping[str, tuple[str, dict[str, str]]]) -> None:
     """Record the hash of each data set that a run reads; raise :class:`BadInput` if a resumed run had other data.
 
     Args:
-        hashes: Table of the experiment (``data``, ``server_data``, ``external_test``) -> hash of the data set.
+        data: Table of the experiment (``data``, ``server_data``, ``external_test``) -> hash of the data set, and those
+            of its contents.
     """
-    folder = opening.folder
-    noted = dict[str, str]()
+    folder, hashes = opening.folder, {table: sha256 for table, (sha256, _) in data.items()}
+    noted, contents = dict[str, str](), dict[str, dict[str, str]]()
     for event in folder.read_events():
         if event["event"] == "data_read":
             noted |= {table: sha256 for table, sha256 in event.items() if table in DATA_TABLES}
             noted |= {"data": event["sha256"]} if "sha256" in event else {}  # of an earlier release
+            contents |= event.get("contents", {})
     remedy = "Put the data back, or begin a new run: --out NEW."
     changed = [table for table, sha256 in hashes.items() if noted.get(table, sha256) != sha256]
     if opening.resumed and changed:
         raise BadInput(
             Fault(
                 f"--resume {folder.path}: [{table}]",
-                "began with other images, labels or patients than the data set has now.",
+                _describe_changed_contents(contents.get(table, {}), data[table][1]),
                 remedy,
             )
             for table in changed
         )
     if any(noted.get(table) != sha256 for table, sha256 in hashes.items()):
-        folder.append_event("data_read", **hashes)
+        folder.append_event("data_read", **hashes, contents={table: of for table, (_, of) in data.items()})
 
 
 class RunBackend(Protocol):

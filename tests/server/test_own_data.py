@@ -365,6 +365,12 @@ def test_words_for_normal_are_no_classes(tmp_path: Path) -> None:
     assert (labels.sum(axis=0).tolist(), int(np.isnan(labels).sum())) == ([16, 16], 0)
 
 
+def test_none_is_a_blank_cell_and_said_to_be_one(tmp_path: Path) -> None:
+    text = made(findings(tmp_path, "Erguss", "Rundherd", "None", "o.B."))
+    assert "classes: Erguss 10, Rundherd 10 without a label (blank or -1), of 40: Erguss 10, Rundherd 10." in text
+    assert '"None" counts as a blank cell. If it says that nothing was found, add it to no_finding.' in text
+
+
 def test_words_of_one_column_are_shown_as_such(tmp_path: Path) -> None:
     text = made(findings(tmp_path, "Var", "Yok", "Yok", ""))
     assert "These are the words of column Befund. Words for yes and no are no findings." in text

@@ -375,7 +375,7 @@ def test_a_run_does_not_go_on_with_other_images_of_the_coordinator(
         monkeypatch.setattr("common.simulation.load_dataset", invert(load_dataset))
     else:
         monkeypatch.setattr("server.simulation.simulate.load_external_test_images", invert(load_external_test_images))
-    with pytest.raises(BadInput, match=rf"\[{table}\]: began with other images") as refusal:
+    with pytest.raises(BadInput, match=rf"\[{table}\]: has changed since .* it has other labels now") as refusal:
         federation(tmp_path, "run.rounds=2", *settings, resume=True)
     assert len(refusal.value.faults) == 1
     assert (tmp_path / "run" / "summary.json").read_bytes() == before
@@ -481,7 +481,7 @@ def test_a_run_does_not_go_on_with_other_data(part: str, run: Path, monkeypatch:
         return replace(load_dataset(*arguments), train=changed[part]())
 
     monkeypatch.setattr("common.simulation.load_dataset", read)
-    with pytest.raises(BadInput, match="began with other images, labels or patients"):
+    with pytest.raises(BadInput, match=f"has changed since the run began: it has other {part} now"):
         resumed(run)
 
 

@@ -287,6 +287,30 @@ def hash_dataset(*parts: ImageSet) -> str:
     return digest.hexdigest()
 
 
+def hash_dataset_contents(*parts: ImageSet) -> dict[str, str]:
+    """Return the number of images, and a short hash of the pictures, the labels, the patients and each hospital.
+
+    They say in which of these two data sets differ; :func:`hash_dataset` says whether they do.
+    """
+    labels, digests = np.concatenate([part.labels for part in parts]), np.concatenate([part.digests for part in parts])
+    patients = [name for part in parts for name in part.patients.tolist()]
+    sources = [name for part in parts for name in part.sources.tolist()]
+    rows = dict[str, list[int]]()
+    for row, source in enumerate(sources):
+        rows.setdefault(source, []).append(row)
+    contents = {"pictures": digests.tobytes(), "labels": labels.tobytes(), "patients": json.dumps(patients).encode()}
+    contents |= {
+        f"hospital {source}": b"".join(
+            (digests[index].tobytes(), labels[index].tobytes(), json.dumps([patients[row] for row in index]).encode())
+        )
+        for source, index in sorted(rows.items())
+        if source
+    }
+    return {"images": str(len(labels))} | {
+        key: hashlib.sha256(content).hexdigest()[:16] for key, content in contents.items()
+    }
+
+
 _ARRAYS = ("stored", "labels", "patients", "sources", "places")
 Layout = dict[str, Any]
 

@@ -67,7 +67,7 @@ def _may_be_flag(name: str) -> bool:
 def _is_letter_between_letters(name: str, names: Sequence[str], flags: Iterable[str]) -> bool:
     """Return True for a letter in a row of letters of which others are classes, such as D in N, D, G."""
     place = names.index(name)
-    beside = names[max(place - 1, 0) : place] + names[place + 1 : place + 2]
+    beside = [*names[max(place - 1, 0) : place], *names[place + 1 : place + 2]]
     return len(name) == 1 and len(beside) == 2 and all(len(other) == 1 and other not in flags for other in beside)
 
 

@@ -1,5 +1,6 @@
 """Pictures that an npz file, or arrays, hold several times: refused across parts, and said where rows disagree."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.data.base.image_set import DatasetSplits, LazyPictures, hash_dataset
+from common.data.base.image_set import DatasetSplits, ImageSet, LazyPictures, hash_dataset, hash_dataset_contents
 from common.data.base.spec import NpzDatasetSpec, PluginDatasetSpec
 from common.data.images.store import DecodedImageStore
 from common.data.load import load_dataset
@@ -80,3 +81,23 @@ def test_pictures_of_one_grey_are_no_copies(tmp_path: Path) -> None:
     data = LabelledImages(np.zeros((60, 8, 8), np.uint8), LABELS, ("a", "b"))
     name = register_local_plugin(DATASETS, lambda base, options: data)
     assert len(load_dataset(PluginDatasetSpec(kind="plugin", name=name), tmp_path).train) == 42
+
+
+def test_the_contents_of_a_data_set_say_what_has_changed_and_at_which_hospital() -> None:
+    names = np.array(["p0", "p1", "p2", "p3"])
+    images = ImageSet(
+        stored=np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8),
+        labels=np.eye(4, 2, dtype=np.float32),
+        class_names=("Mass", "Fluid"),
+        patients=names,
+        sources=np.array(["Ost", "Ost", "West", "West"]),
+    )
+    before = hash_dataset_contents(images)
+    labels = images.labels.copy()
+    labels[3, 0] = 1
+    after = hash_dataset_contents(replace(images, labels=labels))
+    assert before["images"] == "4"
+    assert [key for key in before if before[key] != after[key]] == ["labels", "hospital West"]
+    assert [
+        key for key, text in hash_dataset_contents(replace(images, patients=names[::-1])).items() if text != before[key]
+    ] == ["patients", "hospital Ost", "hospital West"]
