@@ -130,19 +130,3 @@ def test_the_table_at_less_time_has_the_aurocs_of_each_pattern(rounds: int, labe
     row = next(line for line in RESULTS.splitlines() if line.startswith(f"| {label}, {rounds} rounds |"))
     blocks = [block for block in published_result(f"rounds{rounds}").blocks if block.data == "composites"]
     assert row.split("|")[3:-1:2] == [f" {block.entries[label].auroc:.3f} " for block in blocks]
-
-
-@pytest.mark.parametrize("label", ["fedseq", "polyclinic", "surgical", "partial_loss", "centralised", MASKED, "fedavg"])
-def test_the_tables_of_more_rounds_have_the_means_and_the_aurocs_of_each_pattern(label: str) -> None:
-    section = RESULTS.split("### More rounds")[1]
-    means, patterns = (line for line in section.splitlines() if line.startswith(f"| {label} |"))
-    blocks = {rounds: published_result(f"rounds{rounds}").blocks for rounds in (12, 24, 48)}
-    columns = [
-        [block for block in blocks[rounds] if block.data == data]
-        for data, rounds in [*(("composites", rounds) for rounds in blocks), ("ham10000", 12), ("ham10000", 24)]
-    ]
-    assert [cell.split()[0] for cell in means.split("|")[2:-1]] == [
-        f"{mean_of(label, blocks):.3f}" for blocks in columns
-    ]
-    most_rounds = [*columns[2], *columns[4]]
-    assert patterns.split("|")[2:-1] == [f" {block.entries[label].auroc:.3f} " for block in most_rounds]
