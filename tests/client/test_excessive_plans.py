@@ -33,7 +33,7 @@ from strategies.registry import build_site_method
 from tests.client.rounds import called, changed_plan, images, judged, log, plan, record_of, request, send, site, trained
 
 FOLDER = Path(__file__).parents[2] / "experiments"
-OTHER_FILES = {"study.toml", "pyproject.toml", "benchmark.toml"}
+OTHER_FILES = {"study.toml", "defaults.toml", "pyproject.toml", "benchmark.toml"}
 EXPERIMENTS = sorted(path for path in FOLDER.rglob("*.toml") if path.name not in OTHER_FILES)
 ORDINARY = plan()
 HUGE = 10**9

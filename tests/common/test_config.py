@@ -51,7 +51,7 @@ def complaints(folder: Path, text: str, *overrides: str) -> list[str]:
     return [str(fault) for fault in caught.value.faults]
 
 
-OTHER_FILES = {"study.toml", "pyproject.toml", "benchmark.toml"}
+OTHER_FILES = {"study.toml", "defaults.toml", "pyproject.toml", "benchmark.toml"}
 EXPERIMENTS = sorted(path for path in (ROOT / "experiments").rglob("*.toml") if path.name not in OTHER_FILES)
 
 
