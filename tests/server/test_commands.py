@@ -185,7 +185,7 @@ EXPERIMENTS = ROOT / "experiments"
 AFTER_A_PAPER = sorted(
     path
     for path in EXPERIMENTS.glob("*/*.toml")
-    if path.name != "pyproject.toml" and path.parent.name not in ("benchmark", "ablation")
+    if path.name not in ("pyproject.toml", "defaults.toml") and path.parent.name not in ("benchmark", "ablation")
 )
 
 
