@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from client.connection.exit_codes import CoordinatorUnreachable
 from client.connection.fleet_client import FleetClient
 try:
-    FleetClient(sys.argv[1], open(sys.argv[2], "rb").read(), ec.generate_private_key(ec.SECP256R1())).hello()
+    FleetClient(sys.argv[1], open(sys.argv[2], "rb").read(), ec.generate_private_key(ec.SECP256R1())).exchange_hello()
 except CoordinatorUnreachable as error:
     print(error)
 """

@@ -171,7 +171,7 @@ ANSWERS = {
     "is no npz file, no picture and no folder of pictures": "flwr-sim predict @model @empty --out @out",
     "no npz file": "flwr-sim predict @model @noise.npz --out @out",
     'has no images. Keys: "labels"': "flwr-sim predict @model @labels.npz --out @out",
-    'has no array "test_images"': "flwr-sim evaluate @model @labels.npz",
+    'is not divided into "test"': "flwr-sim evaluate @model @labels.npz",
     'expected at least one of "mass".': "flwr-sim evaluate @model @labels.csv",
     "report.png is not text but a picture.": "flwr-sim evaluate @model docs/report.png",
     "labels.csv/study.toml: there is no such file.": "flwr-sim study @labels.csv --out @out",

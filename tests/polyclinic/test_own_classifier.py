@@ -250,12 +250,15 @@ def test_features_behind_an_activation_or_in_a_residual_block_are_features(
 
 
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
-def test_a_head_and_a_trunk_with_a_norm_of_their_weights_are_split(norm: Any, tmp_path: Path) -> None:
+def test_a_trunk_with_a_norm_of_its_weights_is_split_and_a_head_is_refused(norm: Any, tmp_path: Path) -> None:
     model = Classifier()
-    model.out, model.trunk[3] = norm(model.out), norm(model.trunk[3])
+    model.trunk[3] = norm(model.trunk[3])
     network = run(tmp_path / "run", model=model, head="out").network()
     assert isinstance(network.backbone.out, nn.Identity)  # type: ignore[union-attr]
     assert network.head.weight.shape == (2, 12)  # type: ignore[union-attr]
+    model.out = norm(model.out)
+    with pytest.raises(BadInput, match='has a head "out" with a parametrization of its weights'):
+        run(tmp_path / "refused", model=model, head="out")
 
 
 class KeepsMean(Classifier):
