@@ -96,9 +96,8 @@ def trained(
     network.train()
     optimizer = torch.optim.SGD(network.parameters(), lr=lr, fused=True)
     for _ in range(epochs):
-        for rows in shuffle_into_batches(
-            len(site.images), batch_size, generator
-        ):  # a last batch of one joins its neighbour
+        # A last batch of one joins its neighbour.
+        for rows in shuffle_into_batches(len(site.images), batch_size, generator):
             with autocast(site.images.device, "auto"):  # bfloat16 on a GPU
                 loss = functional.cross_entropy(network(site.images[rows]), site.classes[rows])
             optimizer.zero_grad()

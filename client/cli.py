@@ -305,9 +305,8 @@ def audit_verify(
     from common.system.files import is_file, make_missing_input_fault
 
     read_site_with_faults(folder)
-    raise_faults(
-        [make_missing_input_fault(receipt)] if receipt and not is_file(receipt) else []
-    )  # before torch is imported
+    # Before torch is imported.
+    raise_faults([make_missing_input_fault(receipt)] if receipt and not is_file(receipt) else [])
     from cryptography import x509
 
     from client.gate.audit_report import make_audit_report

@@ -42,9 +42,8 @@ class SimulatedSiteProvider:
         experiment, index = _parse_experiment(self.experiment), int(context.node_config["partition-id"])
         data = load_simulated_data(experiment, self.base)
         sites = _get_cached_run_sites(self, data)
-        sites[index] = site = sites.pop(index, None) or _make_simulated_site(
-            self, experiment, data, index
-        )  # the last one used
+        # The site that was used last stands last.
+        sites[index] = site = sites.pop(index, None) or _make_simulated_site(self, experiment, data, index)
         if len(sites) > MOST_SITES:
             del sites[next(iter(sites))]
         return site

@@ -163,8 +163,9 @@ def select_simulated_site_images(data: SimulatedData, index: int, pooling: Pooli
     """
     if pooling == "no":
         part = data.parts[index]
-        own = select_site_images(data.splits, part)
-        return SimulatedSiteImages(LabelDeclaration(part.site, part.class_names), own.train, own.validation, own.test)
+        images = select_site_images(data.splits, part)
+        declaration = LabelDeclaration(part.site, part.class_names)
+        return SimulatedSiteImages(declaration, images.train, images.validation, images.test)
     names, splits = data.label_contract.class_names, data.splits
     train = [_relabel_for_pooling(splits.train, part, part.train, names, pooling) for part in data.parts]
     validation = [_relabel_for_pooling(splits.validation, part, part.validation, names, pooling) for part in data.parts]

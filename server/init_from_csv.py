@@ -183,7 +183,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     )
     given = [None if name is None else normalize_name(name) for name in (hints.image, hints.patient, hints.source)]
     listings, root = PictureFileFinder(), images or table.parent
-    below = list(listings.walk_files(root))
+    below = listings.walk_files(root)
     try:
         column, *others = picture_columns(columns, (name for _, name in below), given[0])
     except BadInput as bad:
@@ -291,10 +291,10 @@ def _explain_folder_table_remedy(columns: CsvColumns, folders: Collection[str]) 
 
 def _find_unnamed_pictures(folder: Path, named: Iterable[str], listings: PictureFileFinder) -> tuple[str, ...]:
     """Return the files in a folder that no row names, with an ending of pictures or, as some named files, without."""
-    known = {os.path.normpath(name) for name in named}
-    endings = {Path(name).suffix.lower() for name in known}.union(PICTURE_SUFFIXES)
+    paths = {os.path.normpath(name) for name in named}
+    endings = {Path(name).suffix.lower() for name in paths}.union(PICTURE_SUFFIXES)
     below = (os.path.normpath(os.path.join(*place)) for place in listings.walk_files(folder))
-    return tuple(sorted(name for name in below if name not in known and Path(name).suffix.lower() in endings))
+    return tuple(sorted(name for name in below if name not in paths and Path(name).suffix.lower() in endings))
 
 
 def _describe_missing_pictures(column: CsvColumn, present: NDArray[np.bool_]) -> str:

@@ -10,9 +10,7 @@ import numpy as np
 from common.data.base.image_set import PARTS, SkippedImage, has_known_patients
 from common.data.base.names import make_class_spelling_key
 from common.data.base.spec import NO_FINDING
-from common.data.images.reading import (
-    make_conversion_remedy,
-)
+from common.data.images.reading import make_conversion_remedy
 from common.data.tables.csv import is_utf_8_table
 from common.data.tables.judgement import finding_certainty, is_metadata_column_name, names_id, split_diagnosis_code
 from common.data.tables.roles import (
@@ -94,8 +92,8 @@ def _describe_other_pictures(data: InspectedDataset) -> list[str]:
     ]
     if foreign := labels_of_other_pictures(data.roles.image, names, labels):
         lines.append(f"    WRONG PICTURE, by their names: {', '.join(foreign)} say what {', '.join(names)} shows.")
-        if own := [name for name in labels if name not in foreign]:
-            options = f"--image-column {quote(data.roles.image)} {format_findings_options(own)}"
+        if right := [name for name in labels if name not in foreign]:
+            options = f"--image-column {quote(data.roles.image)} {format_findings_options(right)}"
             lines.append(f"    To leave them out, begin again with: {options}")
     return lines
 

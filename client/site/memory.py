@@ -139,12 +139,12 @@ class RoundStateFolder:
             state, origin = parse_round_state(path.read_bytes())
         except (OSError, ValueError) as error:
             raise LostRoundState(f"its state after round {counted} is damaged: {name}: {error}.") from None
-        for fact, value in (
-            {**self._origin, "round": counted}.items() if origin else ()
-        ):  # an earlier release stated no origin
-            if origin.get(fact) != value and not (fact == "site" and "" in (value, origin.get(fact))):
+        expected_origin = {**self._origin, "round": counted} if origin else {}  # an earlier version stated none
+        for fact, value in expected_origin.items():
+            stated = origin.get(fact)
+            if stated != value and not (fact == "site" and "" in (value, stated)):
                 problem = f"its state after round {counted} is that of another {fact}"
-                raise LostRoundState(f"{problem}: {name}: {fact} {origin.get(fact)} instead of {value}.")
+                raise LostRoundState(f"{problem}: {name}: {fact} {stated} instead of {value}.")
         return state
 
     def write_empty_state(self, counted: int) -> None:

@@ -63,9 +63,8 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
     """
     assert point.dist is not None, "installed packages have one"
     owners = [point.dist]
-    if point.module not in map(
-        _make_module_name, _parse_distribution_record(point.dist)
-    ):  # another distribution brings the module
+    # Another distribution brings the module.
+    if point.module not in map(_make_module_name, _parse_distribution_record(point.dist)):
         mine = _identify_distribution(point.dist)
         strangers = [other for other in distributions() if _identify_distribution(other) != mine]
         owners += [

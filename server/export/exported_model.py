@@ -103,9 +103,8 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     write = _write_onnx if form is ExportFormat.onnx else _write_torchscript
     with remove_outputs_on_failure(destination, part):
         run = write(model, make_export_metadata(saved), part)
-        largest = float(
-            np.max([compute_largest_probability_difference(model, run, batch) for batch in pixels])
-        )  # NaN stays
+        # NaN stays.
+        largest = float(np.max([compute_largest_probability_difference(model, run, batch) for batch in pixels]))
         if not largest <= TOLERANCE:
             problem = f"the exported model's probabilities differ from ours by up to {largest:.2g}"
             raise ExportedOutputsDiffer(f"{problem}, more than {TOLERANCE:g}; {destination} was not written")

@@ -217,10 +217,9 @@ def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment,
         }
         for tree in (began, now)
     )
-    if _read_gpus_per_batch(began) != _read_gpus_per_batch(
-        now
-    ):  # of another number of parts the sums are rounded otherwise
-        old["simulation.gpus_per_site"], new["simulation.gpus_per_site"] = map(_read_gpus_per_batch, (began, now))
+    gpus_before, gpus_now = map(_read_gpus_per_batch, (began, now))
+    if gpus_before != gpus_now:  # of another number of parts the sums are rounded otherwise
+        old["simulation.gpus_per_site"], new["simulation.gpus_per_site"] = gpus_before, gpus_now
     changed = [
         f"{key} was {json.dumps(old.get(key))}, is {json.dumps(new.get(key))}"
         for key in sorted(old.keys() | new.keys())

@@ -131,8 +131,8 @@ class SimulationBackend:
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run all rounds in simulation, and choose sample images for the report."""
         experiment, folder, data = self._choose_arithmetic(opening), opening.folder, self.data
-        own = data.server if experiment.server_data else None  # a partition's own images are of the data set
-        refuse_changed_data(opening, hash_data_tables(data.splits, own, self.external))
+        server_data = data.server if experiment.server_data else None  # a partition's own images are of the data set
+        refuse_changed_data(opening, hash_data_tables(data.splits, server_data, self.external))
         setting = self._make_run_context(opening, experiment.training.precision)
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:

@@ -47,14 +47,14 @@ def hospital(folder: Path, classes: Sequence[str], labels: Labels, *, turned: bo
     Args:
         turned: The validation part and the test part are of other images, with the opposite labels.
     """
-    own = SitePolicy(**{"smallest_count": FEW, "networks": ("*",), "train_hidden_classes": False, **policy})
+    site_policy = SitePolicy(**{"smallest_count": FEW, "networks": ("*",), "train_hidden_classes": False, **policy})
     parts = []
     for number, count in enumerate((len(labels), 16, 16)):
         other = turned and number > 0
         pixels = images(number + 9 * other, count, ("bright", "dark"))  # of which the labels here say nothing
         own_labels = 1 - labels[:count] if other else labels[:count]
         parts.append(replace(pixels, labels=own_labels, class_names=tuple(classes)))
-    return Site(LabelDeclaration("site-1", tuple(classes)), *parts, folder, policy=own, durable=False)
+    return Site(LabelDeclaration("site-1", tuple(classes)), *parts, folder, policy=site_policy, durable=False)
 
 
 def sent(at: Site, requests: Iterable[TrainRequest]) -> list[dict[str, bytes]]:

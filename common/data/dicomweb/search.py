@@ -111,9 +111,8 @@ def _find_instances(
         UnusablePacsResponse: If a result belongs to another study, or has no UID.
     """
     results = list(_search_pages(client, path, parameters))
-    has_rows = any(
-        _get_first_attribute_value(result, "rows") for result in results
-    )  # some servers return the key without values
+    # Some servers return the key without values.
+    has_rows = any(_get_first_attribute_value(result, "rows") for result in results)
     for result in results:
         if study and _get_first_attribute_value(result, "study") not in ("", study):
             raise UnusablePacsResponse("the server answered a search for one study with another one")

@@ -249,9 +249,8 @@ class GreyscalePipeline:
                 )
             ) - 1
         elif window is None:
-            self.window = _read_element_number_pair(
-                dataset, "WindowCenter", "WindowWidth"
-            )  # the first window, as in viewers
+            # The first window, as in viewers.
+            self.window = _read_element_number_pair(dataset, "WindowCenter", "WindowWidth")
             self.function = str(read_element_value(dataset, "VOILUTFunction") or "LINEAR")
 
     def _read_rescale_parameters(self, dataset: Any) -> tuple[float, float]:

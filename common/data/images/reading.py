@@ -243,9 +243,8 @@ def decode_to_format(content: bytes | Path, form: DecodedImageFormat) -> NDArray
 def fit_picture_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArray[np.uint8]:
     """Convert a picture to a data set's size and colour: bilinear resizing, padding with black unless stretched."""
     mode = "RGB" if form.color else "L"
-    image = (
-        image if image.mode == "L" else _convert_pillow_mode(image, mode)
-    )  # grey is converted to colour after resizing
+    # Grey is converted to colour after resizing.
+    image = image if image.mode == "L" else _convert_pillow_mode(image, mode)
     longer = max(image.size)
     width, height = (
         (form.size, form.size)

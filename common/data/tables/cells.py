@@ -193,14 +193,18 @@ def parse_finding_column(
 
 def is_placeholder_text(part: str) -> bool:
     """Return True if a part of a cell is a placeholder: "-", "?", "unknown", "[nan]", or a spreadsheet error."""
-    bare = part.casefold().strip("[](){}'\" .:!")
+    bare = _strip_signs(part)
     return is_nameless_text(part) or bool(NO_NAMES.fullmatch(bare) or NOT_ASSESSED.fullmatch(bare))
 
 
 def says_not_assessed(part: str) -> bool:
     """Return True if a part of a cell says that the image was or could not be assessed: "ungradable", "unreadable"."""
-    bare = part.casefold().strip("[](){}'\" .:!")
+    bare = _strip_signs(part)
     return bool(NOT_ASSESSED.fullmatch(bare) or POOR_QUALITY.fullmatch(bare))
+
+
+def _strip_signs(part: str) -> str:
+    return part.casefold().strip("[](){}'\" .:!")
 
 
 def guess_class_name_separator(part: str, has: Callable[[str], bool]) -> str | None:

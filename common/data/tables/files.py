@@ -9,7 +9,7 @@ cells are normalised too.
 import errno
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
@@ -74,6 +74,7 @@ class PictureFileFinder:
         self._files, self._folders = dict[str, frozenset[str]](), dict[str, frozenset[str]]()
         self._alike: dict[tuple[str, Callable[[str], str]], dict[str, str | None]] = {}
         self._real = dict[tuple[str, str], str]()
+        self._below: dict[Path, list[tuple[str, str]]] = {}  # of a folder, all files at any depth
         self._equal: dict[str, dict[str, set[str]]] = {}  # files of a folder by the normalised name that they share
 
     def find_folder_as_spelled(self, base: Path, name: str) -> Path:
@@ -168,15 +169,19 @@ class PictureFileFinder:
         self._files[place] = frozenset(files).difference(*self._equal[place].values())
         self._folders[place] = frozenset(folders)
 
-    def walk_files(self, folder: Path) -> Iterator[tuple[str, str]]:
-        """Yield all files below ``folder``: the relative path of the subfolder, and the file name."""
+    def walk_files(self, folder: Path) -> Sequence[tuple[str, str]]:
+        """Return all files below ``folder``: the relative path of the subfolder, and the file name."""
+        if folder in self._below:
+            return self._below[folder]
 
         def record_failure(error: OSError) -> None:
             self.failures[str(error.filename)] = error.strerror or str(error)
 
+        files = self._below[folder] = []
         for parent, _, names in os.walk(folder, onerror=record_failure):
             below = os.path.relpath(parent, folder)
-            yield from ((below, name) for name in names)
+            files += ((below, name) for name in names)
+        return files
 
     def find_unlistable_folder_faults(self, where: str = "data.images") -> list[Fault]:
         """Return faults if folders could not be listed, or names stand for several files."""

@@ -232,8 +232,8 @@ def labels_of_other_pictures(image: str, others: Sequence[str], labels: Iterable
     common = set.intersection(*words.values()) if others else set()
 
     def marks(name: str) -> set[str]:
-        own = words[name] - common
-        return own.union(*(side for side in SIDES if own & side))
+        particular = words[name] - common
+        return particular.union(*(side for side in SIDES if particular & side))
 
     foreign = set().union(*map(marks, others)) - marks(image)
     sides = {name: _words_and_numbers(name) for name in labels}
@@ -354,9 +354,8 @@ def guess_patients_by_filename(names: Sequence[str]) -> tuple[int, str] | None:
 
 def may_be_identifiers(columns: CsvColumns, name: str) -> bool:
     """Return False for a column of ages, dates, times or counts, by its name or its cells."""
-    words = {
-        re.sub(r"^patient(?:en|s)?", "", word) for word in split_column_name_words(name)
-    }  # of "Patientenalter": "alter"
+    # Of "Patientenalter" the word is "alter".
+    words = {re.sub(r"^patient(?:en|s)?", "", word) for word in split_column_name_words(name)}
     return not words & NO_ID_WORDS and not _are_dates(columns.get_column(name))
 
 
@@ -393,14 +392,10 @@ def guess_column_roles(
     judgements = {name: judge_column(columns.get_column(name)) for name in rest}
     positive = {name: judgements[name].positive for name in rest if judgements[name].kind == "labels"}
     flags = sort_flag_columns({} if findings else positive)
+    label_columns = list(flags.classes)
     if findings:
         is_named = len(findings) == 1 and judgements[findings[0]].kind in ("other", "numbers")
         label_columns = [] if is_named else [name for name in columns if name in findings]
-    else:
-        flags = sort_flag_columns(
-            {name: judgements[name].positive for name in rest if judgements[name].kind == "labels"}
-        )
-        label_columns = list(flags.classes)
     if source is None:
         others = [name for name in rest if name not in (*label_columns, *findings, *splits)]
         source = _guess_hospital_by_content(columns, others, label_columns, patient)
@@ -561,9 +556,7 @@ def _refuse_two_label_kinds(columns: CsvColumns, flags: FlagColumns, unused: Map
         column = columns.get_column(name, with_line_ends=True)
         is_meant = FINDINGS.search(name.casefold()) or _are_findings(findings, others)
         may_be_meant = not are_known and (
-            len(others) < len(findings)
-            or any(map(_is_known_finding, others))
-            or any(len(split_findings(cell, _guess_finding_separator(column))) > 1 for cell in column.cells)
+            len(others) < len(findings) or any(map(_is_known_finding, others)) or _has_lists_of_findings(column)
         )
         if others and (is_meant or may_be_meant):
             problem = f'column "{name}" names findings ({quote_names(others, 3)}), and cells are 0 and 1 in '
@@ -578,8 +571,8 @@ def _is_known_finding(name: str) -> bool:
 
 def _are_findings(names: Collection[str], others: Collection[str]) -> bool:
     """Return True if two of the others, or one beside a word for "nothing found", are names of findings."""
-    known = sum(map(_is_known_finding, others))
-    return known > 1 or (known == 1 and any(map(_means_no_finding, names)))
+    count = sum(map(_is_known_finding, others))
+    return count > 1 or (count == 1 and any(map(_means_no_finding, names)))
 
 
 def _refuse_doubtful_flags(flags: FlagColumns) -> None:
@@ -668,9 +661,8 @@ def _guess_hospital_by_content(
             patients = columns.get_column(patient)
             if _count_cell_pairs(patients, column) > len(patients.cells):
                 continue
-        shares = [
-            np.bincount(column.places, rows) / column.count_rows_per_cell() for rows in blank
-        ]  # fraction of blank cells per hospital, for each class
+        # The fraction of blank cells per hospital, for each class.
+        shares = [np.bincount(column.places, rows) / column.count_rows_per_cell() for rows in blank]
         if any(share.max() == 1 and share.min() < 1 for share in shares) and all(
             ((share == 1) | (share < 0.5)).all() for share in shares
         ):
@@ -710,6 +702,11 @@ def _guess_finding_separator(column: CsvColumn) -> str:
         ):
             rows[mark] = int(counts[divided].sum())
     return max(rows, key=lambda mark: rows[mark], default="|")
+
+
+def _has_lists_of_findings(column: CsvColumn) -> bool:
+    separator = _guess_finding_separator(column)
+    return any(len(split_findings(cell, separator)) > 1 for cell in column.cells)
 
 
 def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> str:
@@ -807,7 +804,7 @@ def _add_finding_names(columns: CsvColumns, name: str, roles: ColumnRoles) -> Co
     column = columns.get_column(name, with_line_ends=True)
     separator = _guess_finding_separator(column)
     counts, spellings, together = _count_finding_names(column, separator)
-    normal = [key for key in counts if key in _NO_FINDING or is_no_finding_name(key)]
+    normal = [key for key in counts if _means_no_finding(key)]
     named = [key for key in counts if key not in normal and not is_placeholder_text(key)]
     unassessed = {*filter(says_not_assessed, counts), *find_missing_codes(named)}.difference(normal)
     real = _find_codes_like_placeholders(counts, named, together)

@@ -38,9 +38,8 @@ class SingleValueSafeNorm(nn.Module):
     def forward(self, maps: Tensor, *more: Any, **options: Any) -> Tensor:
         """Normalise feature maps ``(batch, channels, ...)``; somebody else's class may take further arguments."""
         has_variance = maps.numel() != maps.shape[1]
-        if (
-            not has_variance and getattr(self, "running_mean", maps) is None
-        ):  # two equal images have no variance either, and are accepted
+        # Two equal images have no variance either, and are accepted.
+        if not has_variance and getattr(self, "running_mean", maps) is None:
             return super().forward(torch.cat([maps, maps]), *more, **options)[:1]  # type: ignore[no-any-return]
         if has_variance or not self.training:
             return super().forward(maps, *more, **options)  # type: ignore[no-any-return]

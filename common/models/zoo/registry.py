@@ -60,9 +60,10 @@ def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
         except BadInput as bad:  # its forward looks at the layer, or reshapes the logits
             problem = f'{name_network_for_messages(spec)} fails without "{spec.head}": {bad.faults[0].problem}'
             raise BadInput([Fault("model.head", problem, "Return the output of that layer as it is.")]) from None
+        # Of several patches, say.
         if features.shape[1] != head.in_features or not _is_same_output(
             functional.linear(features, head.weight, head.bias), logits
-        ):  # of several patches, say
+        ):
             raise BadInput([_make_head_position_fault(name_network_for_messages(spec), spec.own_head)])
     return module, int(features.shape[1])
 
@@ -338,10 +339,10 @@ def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
         return []
     probe = copy.deepcopy(module)
     head = probe.get_submodule(spec.own_head)
-    own = {id(value) for value in (*head.parameters(), *head.buffers())}
+    of_head = {id(value) for value in (*head.parameters(), *head.buffers())}
     with torch.no_grad():
         for value in (*probe.parameters(), *probe.buffers()):
-            if value.is_floating_point() and id(value) not in own:
+            if value.is_floating_point() and id(value) not in of_head:
                 value.add_(1)
     scores = torch.linspace(-3, 3, int(head.out_features))  # type: ignore[arg-type]
     try:

@@ -156,9 +156,8 @@ def make_hello_handler(admitted: RegisteredSiteKeys, strangers: UnknownCallerCou
     def respond(_: object, context: grpc.ServicerContext) -> bytes:
         try:
             key, when, signature = parse_signed_headers(context.invocation_metadata())
-            is_admitted = admitted.find_caller(key) is not None and is_time_signature_valid(
-                key, when, signature
-            )  # at any time
+            # The time in the signature may be any.
+            is_admitted = admitted.find_caller(key) is not None and is_time_signature_valid(key, when, signature)
         except HospitalCallRefused:
             is_admitted = False
         if not is_admitted:

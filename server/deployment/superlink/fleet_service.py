@@ -187,9 +187,8 @@ class FleetService:
         if self._sites.has_signed_off(caller.node_id) and self.processes.is_latest_process(caller):  # over a slow line
             raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this process has signed off")
         if registered := self._sites.record_site_heartbeat(caller.node_id, request.heartbeat_interval):
-            self.processes.register_latest_process(
-                caller
-            )  # a process that was started after a kill signs on by its heartbeat
+            # A process that was started after a kill signs on by its heartbeat.
+            self.processes.register_latest_process(caller)
         return SendNodeHeartbeatResponse(success=registered)
 
     def register(self, caller: CallingSite, request: Any) -> Any:
@@ -324,9 +323,8 @@ class FleetService:
         self._refuse_inactive_run(request.run_id)
         if not self._messages.is_object_needed(name) or hashlib.sha256(push.content).hexdigest() != name:
             return PushObjectResponse(stored=False)
-        if self._messages.has_object_expired(
-            caller.node_id, name
-        ):  # so that the site does not count the reply as accepted
+        # So that the site does not count the reply as accepted.
+        if self._messages.has_object_expired(caller.node_id, name):
             return PushObjectResponse(stored=False)
         return PushObjectResponse(stored=self._store_object(caller, request.run_id, name, push.content))
 

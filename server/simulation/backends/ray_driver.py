@@ -124,8 +124,8 @@ class RayDriver:
         described = zip(frame.data, about["shapes"], strict=True)
         images = [restore_array_from_bytes(data, dtype, shape) for data, (dtype, shape) in described]
         shared = {key: about[key] for key in ("experiment", "base", "facts")}
-        own = {"sites": len(self.names), "images": images, "versions": cluster.collect_node_versions()}
-        self.setup = ray.put({**shared, **own})
+        setup = {"sites": len(self.names), "images": images, "versions": cluster.collect_node_versions()}
+        self.setup = ray.put({**shared, **setup})
         frozen = read_folder_files(self.run_folder / "frozen")
         self.frozen = {name: ray.put((name, start, data)) for name, start, data in frozen}
         send_frame(self.connection, {"kind": "begun", "workers": self.workers.count})
