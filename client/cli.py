@@ -351,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line of ``flwr-client`` and exit with its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = words[:1] == ["start"]
-    with stop_on_signals(), graceful_shutdown(int(ClientExitCode.STOPPED)) if stays_up else contextlib.nullcontext():
+    with graceful_shutdown(int(ClientExitCode.STOPPED)) if stays_up else contextlib.nullcontext(), stop_on_signals():
         run_program(app, arguments, (ConnectionNotAccepted,), prints_result=not stays_up)
 
 

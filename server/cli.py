@@ -397,7 +397,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end_with_parent_if_requested()
     words = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = words[:1] == ["start"] or (words[:1] == ["status"] and "--web" in words)
-    with stop_on_signals(), graceful_shutdown(0) if stays_up else contextlib.nullcontext():
+    with graceful_shutdown(0) if stays_up else contextlib.nullcontext(), stop_on_signals():
         if words[:1] == ["run"]:
             set_resume_hint(lambda: shlex.join(["flwr-server", *words, *([] if "--resume" in words else ["--resume"])]))
         run_program(app, arguments, (ProgramCannotContinue,), prints_result=not stays_up)

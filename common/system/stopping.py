@@ -58,6 +58,7 @@ def stop_on_signals() -> Iterator[None]:
     """End this process and all its children on SIGINT, SIGTERM or SIGHUP inside the ``with`` block.
 
     A signal that was already ignored when the process started stays ignored, such as SIGINT in a background job.
+    A program with an exit code of its own enters :func:`graceful_shutdown` first, for a signal that comes at the start.
     """
     if threading.current_thread() is not threading.main_thread() or _is_handling_signals():
         yield
@@ -74,6 +75,8 @@ def stop_on_signals() -> Iterator[None]:
     try:
         yield
     finally:
+        for closing in _closing:
+            closing.closed = True
         look = select.poll()  # select.select takes no descriptor above 1,023
         look.register(reading, select.POLLIN)
         if _ending.is_set() or look.poll(0) or _ending.is_set():  # its byte is in the pipe, or the thread is at work

@@ -229,6 +229,24 @@ OPENS_FILES = """
     time.sleep(60)
 """
 
+GETS_SIGTERM_WITH_ITS_HANDLER = """
+import importlib, os, signal, sys
+install = signal.signal
+def install_and_send(number, handler):
+    install(number, handler)
+    if number == signal.SIGTERM:
+        os.kill(os.getpid(), number)
+signal.signal = install_and_send
+importlib.import_module(sys.argv[1]).main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("call", ["client.cli start north", "server.cli start trial", "server.cli status trial --web"])
+def test_a_signal_as_soon_as_a_service_handles_signals_ends_it_with_its_own_code(call: str) -> None:
+    command = [sys.executable, "-c", GETS_SIGTERM_WITH_ITS_HANDLER, *call.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
 
 def test_a_forked_child_that_is_ended_does_not_end_its_parent() -> None:
     done = run_with_signals(FORKS)
