@@ -192,7 +192,11 @@ def group_results_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunRe
 
 
 def list_planned_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> Iterator[PlannedRun]:
-    """Yield the runs that choose learning rates, then those of methods whose rate the finished ``lines`` decide."""
+    """Yield, for each data set, the runs that choose learning rates, then the runs of methods whose rate is chosen.
+
+    Args:
+        lines: The results of finished runs by their key; the learning rates are chosen from them.
+    """
     for data in plan.list_data_sets():
         tuning = list(plan.iterate_tuning_runs(data))
         yield from tuning

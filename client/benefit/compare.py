@@ -1,7 +1,7 @@
 """The site's part of the comparison with training alone: it scores four models on its own test part.
 
 *Alone*: trained by this site only, from the run's initial model, for as many local epochs as the site trained in the
-run. *Fine-tuned*: trained further by this site from the federated model, for a quarter of those rounds
+run. *Fine-tuned*: trained further by this site from the federated model, for a quarter of the rounds of *Alone*
 (:data:`FINE_TUNED_SHARE`). Of both trainings the best round by the site's validation part is used; round 0 is a
 candidate. *Federated*: the run's model. *Ensemble*: the mean of the probabilities of the alone and the federated model.
 The site's own page has all figures; the policy decides which of them are sent to the coordinator.

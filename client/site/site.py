@@ -145,7 +145,10 @@ class Site:
         return images if self.policy.train_hidden_classes else self.images_without_hidden_labels(part, task)
 
     def images_without_hidden_labels(self, part: str, task: Task) -> ImageSet:
-        """Return the images of one part without labels of hidden classes, to compute metrics that leave."""
+        """Return all images of one part, with the labels of hidden classes unknown, for metrics that are sent.
+
+        An image from whose other labels a hidden class could be inferred has no known label.
+        """
         images: ImageSet = getattr(self, part)
         if not self.hidden_classes(part):
             return images

@@ -163,7 +163,10 @@ def train_local_epochs(
     validation: LabelledExamples | None,
     generator: torch.Generator,
 ) -> tuple[LocalTrainingMetrics, torch.optim.Optimizer]:
-    """Train the plan's number of local epochs, or until the loss settles, or one epoch to rank the sites."""
+    """Train the plan's number of local epochs; until the loss settles, if the method stops early.
+
+    In round 0, which only ranks the sites by their loss (UniFed), train one epoch.
+    """
     spec, method, network = task.plan.training, task.method, task.network
     unfreeze_network(network)
     factor = local.lr_factor * compute_learning_rate_factor(spec, request.round, task.plan.run.rounds)

@@ -279,7 +279,7 @@ class RunRecorder(RunCallbacks):
                 watcher.show_left_out_site(site, reason)
 
     def _record_refused_calls(self) -> None:
-        """Record an event for each newly refused call: its caller, and the site that it was about if another."""
+        """Record an event for each newly refused call: the site that called, and the other site if it was about one."""
         for call in self.setting.refused_calls():
             self.setting.folder.append_event("refused_call", **call)
 

@@ -56,7 +56,10 @@ def measure_update_lengths(update: ModelGroups) -> dict[str, float]:
 
 
 def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
-    """Return the median length of each part over sites; a part that fewer than three sites sent has no median."""
+    """Return the median over sites of each part's length: trunk, batch normalisation, each head row.
+
+    A part that fewer than three sites sent has no median.
+    """
     sent: dict[str, list[float]] = {}
     for of_site in lengths:
         for part, length in of_site.items():

@@ -150,7 +150,10 @@ class Coordinator:
 
     @property
     def result_round(self) -> int:
-        """Return the round of :attr:`result_model`; -1 if the best model is chosen and no model is validated yet."""
+        """Return the round of :attr:`result_model`.
+
+        -1 if the experiment asks for the best model (``checkpoint = "best"``) and none is validated yet.
+        """
         return self.state.round if self.plan.evaluation.checkpoint == "last" else self.state.best_round
 
     @property

@@ -53,7 +53,8 @@ class ServerOnlyParameters(SequentialParameters):
     Attributes:
         tolerance: A fall of the validation loss by less than this counts as slight.
         epoch_cap: The largest number of epochs of one training.
-        server_patience: Worse epochs in a row, or slightly better ones in total, that end the coordinator's training.
+        server_patience: The coordinator's training ends after this many epochs in a row that are worse than the best
+            one, or after this many slight falls in total.
         global_patience: Rounds without a better model on the coordinator's validation part that end the run.
     """
 

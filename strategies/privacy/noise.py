@@ -204,7 +204,10 @@ class NoiseQuantizationGrid:
         return max(self.deviation / 2**SCALE_BITS, self.longest * _FINEST)
 
     def round_to_steps(self, values: Tensor) -> Tensor:
-        """Return values in whole steps, in their own type; truncation towards 0 never makes a vector longer."""
+        """Return values as whole numbers of steps, in their own dtype.
+
+        They are truncated towards 0, which never makes a vector longer.
+        """
         return (values / self.step_size).trunc()
 
     def add_noise_to_sum(self, total: Tensor, noise: NoiseSource) -> Tensor:

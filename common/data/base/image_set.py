@@ -75,7 +75,8 @@ GREY_DIGESTS = 2**32
 def compute_picture_digest(pixels: NDArray[Any], secret: bytes | None = None) -> int:
     """Return a number below 2^64 that identifies a picture: a hash of its pixels, or its grey if it has only one.
 
-    Pictures of equal values have one digest, as uint8 and as float32: a grey of no whole number is that float32's bits.
+    A float32 picture of whole numbers has the digest of the same uint8 picture. If the only grey is no whole number,
+    the digest is the bits of its float32.
 
     Args:
         pixels: uint8, or float32 from 0 to 255.

@@ -183,7 +183,7 @@ class StoredPixelBits:
         stored: Number of bits of the value.
         unused: Number of unused bits below the value; some old files have them (HighBit > BitsStored - 1).
         signed: True if the value is signed.
-        exact: True if the unused bits may still be present in the decoded pixels.
+        exact: True if the picture was stored without loss, so that unused bits are still in the decoded pixels.
     """
 
     stored: int

@@ -10,7 +10,7 @@ from common.data.base.spec import BaseDatasetSpec, ClassNames, Count, Fraction, 
 
 
 class SitesPartitionSpec(BaseDatasetSpec):
-    """Settings that all partitions share that choose each site's images independently of its classes.
+    """Settings of each partition that chooses a site's images independently of its classes.
 
     Attributes:
         images: ``"patients"`` distributes patients over sites; ``"source"`` makes each centre of the data a site of

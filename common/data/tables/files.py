@@ -66,7 +66,8 @@ class PictureFileFinder:
 
     Attributes:
         failures: Folders that cannot be listed, with the reason.
-        ambiguous: Files that the table may name, and whose names are equal after normalising.
+        ambiguous: Paths of files that one name in the table could mean, because :func:`normalize_name` makes their
+            names equal; none of them is read.
     """
 
     def __init__(self) -> None:

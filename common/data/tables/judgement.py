@@ -62,7 +62,7 @@ class ColumnJudgement:
             cells. ``"words"``: words or signs for yes and no, without labels. ``"numbers"``: numbers such as grades,
             some of which look like labels, or numbers between 0 and 1. ``"other"``: anything else, also a column
             without any 1.
-        foreign: Indices of the distinct cells that are no label.
+        foreign: Indices into ``CsvColumn.cells``, the distinct cells, of those that are no label.
         positive: ``(rows,)``, True where the cell is 1.
     """
 
@@ -161,8 +161,9 @@ def finding_certainty(name: str) -> Certainty | None:
 def find_missing_codes(names: Collection[str]) -> list[str]:
     """Return the names of grades or findings by which programs write a missing value: 9, 99, -1, a word beside grades.
 
-    A number that follows on the others, such as 9 behind 8, is a grade. Words without a digit beside at least twice as
-    many numbers, such as U beside 0, 1, 2, are codes. If all names are codes, none is returned.
+    A number that continues the others, such as 9 after 8, is a grade. Names without a digit are codes if there are at
+    least three grades, and at least twice as many grades as such names, such as U beside 0, 1, 2. If all names are
+    codes, none is returned.
     """
     values = {name: int(float(name.replace(",", ".").replace("\u2212", "-"))) for name in names if _is_whole(name)}
     codes, grades = list[str](), {value for value in values.values() if str(value) not in MISSING_CODES}

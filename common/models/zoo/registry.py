@@ -236,7 +236,8 @@ def _detach_network_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Li
         The head.
 
     Raises:
-        BadInput: If the network has no such dense layer, or one that computes something else, or does not end with it.
+        BadInput: If no dense layer has this name, if it is no plain ``nn.Linear`` (own forward, hooks,
+            parametrization), or if the network's output is not the layer's output.
     """
     name, layers = name_network_for_messages(spec), _find_dense_layers(module)
     if (layer := layers.get(head)) is None:
@@ -289,10 +290,10 @@ def _is_same_output(logits: Tensor, output: Tensor) -> bool:
 
 
 def _returns_scores(module: nn.Module, name: str, layer: nn.Module, spec: ModelSpec) -> bool:
-    """Return True if a network's output is a layer's output, perhaps after a scale, tanh or a similar odd function.
+    """Return True if a network's output is this layer's, perhaps after an increasing odd function (a scale, tanh).
 
-    Means and maxima over the places of an image do not matter, because the layer returns the same at each place here.
-    Behind a convolution of a module that is called as classifiers are, ReLU does not matter either.
+    The layer is made to return fixed numbers, the same at each pixel, so a mean or maximum over pixels does not matter.
+    Behind a convolution whose name contains one of :data:`CLASSIFIERS`, a function that never falls (ReLU) is accepted.
     """
     scores = torch.linspace(-3, 3, int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels))  # type: ignore[arg-type]
     up, down = (_compute_output_of_scores(module, layer, spec, sign * scores)[0].cpu() for sign in (1, -1))

@@ -47,7 +47,10 @@ class SuperLinkControlService:
         return proto.Nothing()
 
     def begin_run(self, request: Any) -> Any:
-        """Begin a run; return its number and the replies that earlier runs did not record."""
+        """Begin a run, and end every run whose process was killed; see ``begin_run`` of the storage.
+
+        Returns the run's number, and the replies to earlier runs that no run has recorded yet.
+        """
         run, replies = self._storage.begin_run()
         envelopes, trees = [reply.envelope for reply in replies], [reply.tree for reply in replies]
         return proto.RunBegin(run_id=run, envelopes=envelopes, trees=trees)

@@ -175,7 +175,10 @@ MAX_UPDATE_VALUE = 16.0
 
 
 def choose_max_update_value(plan: HospitalPlan, method: SiteMethod) -> float:
-    """Return the largest absolute value in an update: the experiment's setting, the clipping length, or a default."""
+    """Return the limit of an update's absolute values: the experiment's setting, the clipping length, or a default.
+
+    With distributed noise it is the limit of the update's norm.
+    """
     if plan.privacy.noise == "distributed":
         return plan.privacy.max_update_norm
     return plan.privacy.max_update_value or method.parameters.clip_update or MAX_UPDATE_VALUE
