@@ -375,7 +375,7 @@ def deadlines(
 
     Example: flwr-server deadlines trial experiment.toml
 
-    start and run stop with an error if a timer is shorter than another one that has to end before it.
+    start and run stop with an error if a timer would fire before another timer that must end first.
     """
     from server.coordinator.folder import read_coordinator_folder
 

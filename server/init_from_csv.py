@@ -52,11 +52,11 @@ class InspectedDataset:
         spec: The data specification that a run would use.
         checked: The table as a run reads it, after all checks.
         hospitals: The hospitals of the table; None if no column names them.
-        synonyms: Class names that may mean the same class -> the more frequent name.
+        synonyms: Class name -> the name of the same class that may replace it (:func:`propose_synonyms`).
         rows: Number of rows in the whole table.
         present: Number of rows whose picture exists.
         absent: Names of missing pictures with their line numbers, as text; empty if none is missing.
-        unnamed: Files with an ending of pictures in the folder that no row names.
+        unnamed: Picture files in the folder that no row names.
         other_pictures: Other columns that name pictures, which are not used.
         color: Whether some pictures have real colours, not grey stored as RGB.
         sizes: Height and width of some pictures; empty if only decoding would reveal them.
@@ -85,13 +85,16 @@ class InspectedDataset:
 
     @property
     def image_size(self) -> int:
-        """The proposed side length of images in pixels: small for speed, and at most that of the pictures."""
+        """The proposed side length of images in pixels: that of the largest picture, within fixed limits.
+
+        The limits are :data:`SMALLEST_SIZE` and :data:`USUAL_SIZE`; the latter is proposed if no size is known.
+        """
         largest = max((max(size) for size in self.sizes), default=USUAL_SIZE)
         return min(USUAL_SIZE, max(SMALLEST_SIZE, largest))
 
     @property
     def classes_without_negatives(self) -> list[str]:
-        """The classes of label columns that have positives but no negatives (no 0)."""
+        """The classes that have positive labels (1) but no negative ones (0)."""
         shows, lacks = ((self.checked.labels == value).any(axis=0) for value in (1, 0))
         names = zip(self.checked.class_names, shows, lacks, strict=True)
         return [name for name, is_shown, is_lacking in names if is_shown and not is_lacking]
@@ -118,7 +121,10 @@ class InspectedDataset:
 
     @property
     def shows_always_something(self) -> bool:
-        """True if cells in the column of findings are blank, and every other image shows a class that is no grade."""
+        """True if some cells in the column of findings are blank, and each other image shows a class.
+
+        It is False if all classes are whole numbers, because these are grades of one disease.
+        """
         if all(name.isdecimal() for name in self.roles.classes):
             return False
         labels = self.checked.labels[~np.isnan(self.checked.labels).all(axis=1)]
@@ -135,10 +141,10 @@ class InspectedDataset:
 
 @dataclass(frozen=True)
 class ColumnHints:
-    """What the user states about the columns of the table; None for a column to be guessed.
+    """The user's statements about the columns of the table; None for a column that is to be detected.
 
     Attributes:
-        source: Name of the column of hospitals; empty text for none.
+        source: Name of the column of hospitals; empty text if hospitals are to be made up.
         join_patients: Whether patients with similar names count as one patient.
         findings: Names of the label columns, or of the one column of findings.
     """
@@ -255,12 +261,14 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
 
 
 def _no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path, listings: PictureFileFinder) -> Fault:
-    """Return a fault for a table of which no picture is there, with what is there instead: other folders, endings.
+    """Return a fault for a table none of whose pictures exists.
+
+    The remedy names pictures that do exist under similar names: in another folder, or with another ending.
 
     Args:
-        column: The column ``name``, of the names of pictures.
-        where: Says where they were looked for.
-        root: The folder that was searched.
+        column: The column with the names of pictures; ``name`` is its heading.
+        where: Place that was searched, as a phrase for the message, such as ``"in scans"``.
+        root: The folder that was searched, with its subfolders.
     """
     first = next(filter(None, column.cells), "")
     problem = f'none of the {len(column.places)} pictures of column "{name}" is {where}; the first is "{first}".'
@@ -278,7 +286,7 @@ def _no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path, lis
 
 
 def _explain_folder_table_remedy(columns: CsvColumns, folders: Collection[str]) -> str:
-    """Return a remedy for a table of studies, in which a column names folders of pictures; empty for other tables."""
+    """Return a remedy for a table of which a column names folders, not pictures; empty text for other tables."""
     for name in columns:
         cells = [cell for cell in columns.get_column(name).cells if not is_blank_cell(cell)]
         if cells and sum(cell in folders for cell in cells) > len(cells) / 2:
@@ -290,7 +298,13 @@ def _explain_folder_table_remedy(columns: CsvColumns, folders: Collection[str]) 
 
 
 def _find_unnamed_pictures(folder: Path, named: Iterable[str], listings: PictureFileFinder) -> tuple[str, ...]:
-    """Return the files in a folder that no row names, with an ending of pictures or, as some named files, without."""
+    """Return the picture files in a folder that no row names.
+
+    A file counts as a picture if its ending is that of a picture format or of a named file; a named file may have none.
+
+    Args:
+        named: Paths of the existing files that rows name.
+    """
     paths = {os.path.normpath(name) for name in named}
     endings = {Path(name).suffix.lower() for name in paths}.union(PICTURE_SUFFIXES)
     below = (os.path.normpath(os.path.join(*place)) for place in listings.walk_files(folder))
@@ -298,7 +312,11 @@ def _find_unnamed_pictures(folder: Path, named: Iterable[str], listings: Picture
 
 
 def _describe_missing_pictures(column: CsvColumn, present: NDArray[np.bool_]) -> str:
-    """Name the missing pictures, those of rows that are False in ``present`` ``(rows,)``."""
+    """Return the first missing pictures with their lines in the table, and the number of the others.
+
+    Args:
+        present: ``(rows,)``, whether the picture of a row exists.
+    """
     absent = [place for place in dict.fromkeys(column.places[~present].tolist()) if column.cells[place]]
     return column.describe_cell_lines(absent, 3)
 

@@ -27,8 +27,8 @@ class TableHospitals:
 
     Attributes:
         column: Name of the column that names the hospital.
-        by_label: How annotation was detected: True by non-blank cells of a label column, False by findings that the
-            hospital names.
+        by_label: True if the table has label columns: a hospital annotates a class if a cell is not blank. False if the
+            table has a column of findings: a hospital annotates the classes that it names, or all if it names none.
         annotated: ``(hospitals, classes)``, whether the hospital annotates the class.
         positives: ``(hospitals, classes)``, number of images that show the class.
         labelled: ``(hospitals, classes)``, number of images with a label of the class.
@@ -53,10 +53,12 @@ class TableHospitals:
     def find_unlabelled_hospital_faults(
         self, columns: CsvColumns, roles: ColumnRoles, findings: Sequence[str]
     ) -> list[Fault]:
-        """Return a fault for each hospital without labels, with columns that may have been meant as labels.
+        """Return a fault for each hospital that has training images but no readable label.
+
+        The message names columns with cells that the hospital may have meant as labels.
 
         Args:
-            findings: The columns that the user named; then no others were meant.
+            findings: Columns that the user named as labels; if there are any, the message names no others.
         """
         faults, source = [], columns.get_column(self.column)
         for name, row, trains in zip(self.names, self.annotated, self.trains, strict=True):
@@ -154,7 +156,10 @@ class TableHospitals:
 
 
 def _may_be_same_hospital(name: str, other: str) -> bool:
-    """Return True for similar names, and if one has all words of the other, also abbreviated: "Univ. Ulm"."""
+    """Return True if two hospital names are similar, or if one has all words of the other, possibly abbreviated.
+
+    ``"Univ. Ulm"`` has abbreviated words of ``"University Hospital Ulm"``. For abbreviations, numbers must be equal.
+    """
     short, long = sorted((make_name_similarity_key(name).split(), make_name_similarity_key(other).split()), key=len)
     is_within = all(any(word.startswith(part) or part.startswith(word) for word in long) for part in short)
     is_same_number = re.findall(r"\d+", name) == re.findall(r"\d+", other)
@@ -192,14 +197,21 @@ def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | No
 
 
 def _count_by_hospital(places: NDArray[np.intp], count: int, of_class: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Count, per hospital and class, the images for which ``of_class`` ``(images, classes)`` is True."""
+    """Return ``(hospitals, classes)``, the number of images for which ``of_class`` is True.
+
+    Args:
+        places: ``(images,)``, index of each image's hospital.
+        count: Number of hospitals.
+        of_class: ``(images, classes)``.
+    """
     return np.stack([np.bincount(places[column], minlength=count) for column in of_class.T], axis=1)
 
 
 def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHospitals | None) -> dict[str, str]:
-    """Find class names that may mean the same class; return them with the more frequent name.
+    """Return class name -> name that may replace it, because both may mean the same class.
 
-    Of two spellings of the same name, the alphabetically first is proposed, as in the error message of a run.
+    The replacement is the more frequent name; if that name has several spellings, it is the alphabetically first of
+    them, as in the error message of a run. A diagnosis code that ends in G (confirmed) is replaced by the code without.
     """
     shows = (table.labels == 1).astype(np.float32)
     by_row = (~np.isnan(table.labels)).astype(np.float32) if roles.finding is None else shows

@@ -125,7 +125,7 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
 
 
 def _describe_split(data: InspectedDataset) -> list[str]:
-    """Return lines for the user on a column of training and test, which is used or may be one."""
+    """Return lines for the user on the column that assigns images to training and test, or on columns that might."""
     if data.roles.split:
         counts = (f"{part} {int((data.checked.parts == part).sum())}" for part in PARTS)
         return [f"split: column {data.roles.split}, {', '.join(counts)}."]
@@ -228,7 +228,7 @@ def _describe_names(data: InspectedDataset) -> list[str]:
 
 
 def _describe_doubtful(roles: ColumnRoles) -> list[str]:
-    """Return lines for the user on names that deny or doubt a finding, or name nothing, with the ways to decide."""
+    """Return lines for the user on names that deny or doubt a finding, or name none, and on how to treat them."""
     names = ", ".join(f"{name} {count}" for name, count in roles.doubtful.items())
     lines = [f"    denied, doubted, past or nothing: {names}. A run refuses these until you decide:"]
     if any(code and code[1] for code in map(split_diagnosis_code, roles.doubtful)):

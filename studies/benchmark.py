@@ -180,9 +180,10 @@ def write_benchmark_pages(plan: BenchmarkVariantPlan, options: BenchmarkOptions)
 
 
 def group_results_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> dict[str, RunResultLine]:
-    """Return the finished runs of the plan by ``"PATTERN KEY"``, with the run's label pattern and settings key.
+    """Return ``"PATTERN KEY"`` -> finished run, with its label pattern and the key of its line in the results file.
 
-    A run appears under each label pattern with its settings: some patterns are equal if all sites have all labels.
+    A run appears once for each label pattern that leads to its settings. Several patterns may lead to the same
+    settings, for example for a method with all labels at all sites.
     """
     return {
         f"{run.pattern} {run.results_key}": lines[run.results_key].model_copy(update={"pattern": run.pattern})
@@ -224,7 +225,8 @@ def _count_runs(plan: BenchmarkVariantPlan) -> Iterator[tuple[str, int, int]]:
 def estimate_benchmark_cost(plan: BenchmarkVariantPlan, lines: Sequence[RunResultLine]) -> list[str]:
     """Estimate the CPU time of the whole variant from finished runs; return it in sentences.
 
-    A run is estimated by the method's finished runs on the same data set, or else by all finished runs.
+    The time of a round is the mean over the method's finished runs on the data set or, if there are none, over all
+    finished runs.
     """
     if not lines:
         return [f"{count_planned_runs(plan)} runs. No run was measured yet: run some, and ask again."]

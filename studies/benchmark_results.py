@@ -45,8 +45,9 @@ class RunResultLine(BaseModel):
     Attributes:
         key: Hash of the run's settings.
         code: Hash of the code on which the result depends (:func:`hash_result_code`).
-        validation_auroc: Mean over the sites in the best round, by which a learning rate is chosen.
-        interval: Bootstrap interval of the mean AUROC over all classes, over the test part's patients; None if sites
+        validation_auroc: Highest validation AUROC of any round, by which a learning rate is chosen; None if no round
+            has one.
+        interval: Interval of the mean AUROC of all classes, by a bootstrap over the test part's patients; None if sites
             have own models.
         cpu_seconds: CPU time of the run's process.
         megabytes: Sent and received by all sites.
@@ -328,7 +329,12 @@ def evaluate_benchmark(
 def _compare_with_reference(
     method: MethodOverallResult, reference: str, shared: Sequence[BlockResult]
 ) -> MethodOverallResult:
-    """Return a method with its lead over the reference in its own blocks, and their test over data sets."""
+    """Add to a method its mean lead over the reference, and a paired test with one pair for each data set.
+
+    Args:
+        reference: Label of the reference, which is returned unchanged.
+        shared: Blocks in which every ranked method has results; those without results of this method are skipped.
+    """
     if method.label == reference:
         return method
     by_data: dict[str, list[tuple[float, float]]] = {}
@@ -376,7 +382,7 @@ def _collect_block_result(
 
 
 def _average_runs(lines: Sequence[RunResultLine], scored: Sequence[str]) -> MethodBlockResult:
-    """Average a method's runs over the scored classes, which the model of every run has."""
+    """Average a method's metrics in one block over the scored classes, then over its runs (seeds)."""
     means: dict[str, list[float]] = {name: [] for name in MEASURES}
     for line in lines:
         for name, of_lines in means.items():
@@ -395,8 +401,13 @@ def _average_runs(lines: Sequence[RunResultLine], scored: Sequence[str]) -> Meth
 def estimate_patient_standard_error(line: RunResultLine, scored: Sequence[str]) -> float | None:
     """Estimate the standard error, over the test part's patients, of the mean AUROC of the scored classes.
 
-    The errors of single classes, from their bootstrap intervals, are combined as if classes were independent. The
-    result is corrected for dependence by the ratio, over all classes, of the mean's own error to the combined error.
+    The bootstrap gives an error of each class and one of the mean of all classes, but none of the mean of the scored
+    classes. The errors of the scored classes are therefore combined as if classes were independent. The result is
+    multiplied by a correction for dependence: the bootstrap's error of the mean of all classes, divided by the error
+    that the same combination gives for all classes.
+
+    Returns:
+        The standard error; None if the run has no interval of the mean or of a scored class.
     """
 
     def error_of_interval(interval: Interval) -> float:

@@ -1,4 +1,4 @@
-"""Sentences that compare runs; "better" and "worse" need three seeds and an interval that excludes zero."""
+"""Sentences that compare runs; "better" and "worse" need three seeds, a significant test, an interval without zero."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
@@ -83,7 +83,11 @@ def format_markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def judge_test_outcome(test: PairedTest) -> Standing:
-    """Return the reference's standing; "better" and "worse" need enough seeds and an interval without zero."""
+    """Return whether the reference is better or worse than the other method, or why that cannot be said.
+
+    "better" and "worse" need enough seeds, a significant p-value after Holm's correction, and an interval of the
+    difference that excludes zero.
+    """
     if test.holm_p is None or test.mean_difference is None or test.interval is None:
         return "not tested"
     if test.seeds < FEWEST_SEEDS:

@@ -93,7 +93,8 @@ class SiteGain:
     """The difference between the reference and another method at one site, on the same test images.
 
     Attributes:
-        gain: Difference of the mean AUROC over the site's classes, averaged over seeds; or None.
+        gain: Mean AUROC over the site's classes, reference minus other method, averaged over seeds; None if nothing is
+            compared.
         sd: Sample SD of the gain over seeds; None with one seed.
         auroc, other_auroc: Mean AUROC of the reference and of the other method.
         classes: Classes compared in at least one seed.
@@ -257,7 +258,10 @@ def _group_classes_by_subset(by_method: ByMethod) -> Members:
 
 
 def collect_auroc_scores(runs: Iterable[RunFolderContent]) -> Scores:
-    """Return (seed, class) -> AUROC; None if it is known only with an error, which could explain a difference."""
+    """Return (seed, class) -> AUROC; None if it is undefined or not exact.
+
+    An AUROC from score histograms has an error, which could explain a difference between two methods.
+    """
     tests = {run.summary.seed: run.summary.test.per_class for run in runs}
     return {
         (seed, name): result.exact_metric_or_none("auroc")

@@ -1,4 +1,4 @@
-"""Module that the fork server of :mod:`studies.runner` imports first, so that it ends when ``flwr-sim`` ends.
+"""Make the fork server of :mod:`studies.runner`, which imports this module first, end when ``flwr-sim`` ends.
 
 Python itself ends such a fork server too, but only after all of its imports, seconds later.
 """

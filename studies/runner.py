@@ -140,12 +140,11 @@ def run_in_parallel(
     look: Callable[[], None] = lambda: None,
     until: float = math.inf,
 ) -> Generator[tuple[RunT, EndT | None]]:
-    """Call ``start`` for each run in ``jobs`` threads; yield a run with None at its beginning and its result at its
-    end.
+    """Call ``start`` for each run in ``jobs`` threads; yield (run, None) at its start and (run, result) at its end.
 
     Args:
         start: Executes one run, and returns its result.
-        look: Called at least every :data:`LOOK_S` seconds.
+        look: Called at each end of a run, and at least every :data:`LOOK_S` seconds.
         until: Time on the monotonic clock after which no run begins.
     """
     waiting, active = iter(runs), dict[Future[EndT], RunT]()
@@ -163,7 +162,7 @@ def run_in_parallel(
 
 @contextmanager
 def _hide_callers_script() -> Iterator[None]:
-    """Context manager that hides the main script, because each process started within would execute it again."""
+    """Within the context, hide the main script, because a process that is started would execute it again."""
     main = sys.modules["__main__"]
     file, spec = main.__dict__.pop("__file__", None), main.__spec__
     main.__spec__ = None
@@ -177,10 +176,11 @@ def _hide_callers_script() -> Iterator[None]:
 
 @contextmanager
 def start_fork_server() -> Iterator[None]:
-    """Context manager that starts the process from which runs are forked, so that any thread may start runs.
+    """Start the process from which runs are forked, so that any thread may start runs within the context.
 
     The process ends with the thread that starts it, which must be the main thread. Its sockets are in a folder that
-    Python removes at the end of a program; a program stopped by a signal has to remove it itself.
+    Python removes at the end of a program. If a signal stops the program within the context, this function removes the
+    folder.
     """
     os.environ[PROGRAM] = str(os.getpid())
     with _STARTING, _hide_callers_script():
@@ -213,9 +213,10 @@ def run_trial_measured(trial: Trial) -> tuple[str, float]:
 
 @contextmanager
 def assign_gpus(trial: Trial) -> Iterator[str | None]:
-    """Context manager that assigns the least used GPUs to a run; it yields a value for ``CUDA_VISIBLE_DEVICES``.
+    """Within the context, assign the least used GPUs to a run; yield the value for ``CUDA_VISIBLE_DEVICES``.
 
-    Without it, all runs that do not use Ray would take the first GPU. The value is None if there is nothing to assign.
+    Otherwise all runs that do not use Ray would take the first GPU. The value is None if the run uses Ray or no GPU, or
+    if fewer than two GPUs are visible.
     """
     section, visible = trial.experiment_file.experiment.simulation, count_visible_gpus()
     if visible < 2 or section.backend == "ray" or section.gpus_per_site == 0:

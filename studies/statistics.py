@@ -1,8 +1,8 @@
 """Paired tests of two methods over classes, and ranks of several methods over blocks.
 
 The test is that of Kulkarni et al., ML4H 2024: a paired t-test over per-class AUROCs at alpha .05, with a Shapiro-Wilk
-test of the differences. The t-test decides whether or not the differences look normal. We add Holm's correction over
-several comparisons, and a bootstrap interval for the mean difference.
+test of the differences. The result is that of the t-test, even if the differences do not look normal. We add Holm's
+correction over several comparisons, and a bootstrap interval for the mean difference.
 
 Ranks follow Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006: methods are ranked in
 each block, and equal ones share their ranks. Two methods differ if their average ranks differ by at least the critical

@@ -92,8 +92,8 @@ class PaperTable(TomlSection):
             class. With 4 settings and 10 classes a method has one test of 4 pairs, or 4 tests of 10 pairs.
         figures: ``sweep`` plots measures along ``x``, ``curves`` the sites' accuracy by round, and ``density`` the
             distribution of accuracy over sites.
-        quick: Titles of the settings and methods that the quick scale runs; without any setting's title all settings
-            run, and without any method's title all methods.
+        quick: Titles of the settings and methods that the quick scale runs. If no setting is named, all settings run;
+            if no method is named, all methods.
         differs: Differences from the paper in this table alone.
     """
 
@@ -162,9 +162,9 @@ class PaperSetting(TomlSection):
 
     Attributes:
         paper: Value in the paper, or words if no value of the key expresses it; None if the paper does not say.
-        code: Value or words of the authors' code, if it differs from the paper or the paper does not say.
-        value: Value of the key for these words, or our choice if neither paper nor code says.
-        files: Patterns of the experiment files that it concerns, as paths below ``experiments`` without ``.toml``.
+        code: Value in the authors' code, or words; only if the code differs from the paper, or the paper does not say.
+        value: Value of the key that stands for the words in ``paper`` or ``code``. If neither states a value, our own.
+        files: Patterns of the experiment files with this setting: paths below ``experiments`` without ``.toml``.
         rows: Short name for these files in the docs' table, instead of the patterns.
     """
 
@@ -178,12 +178,12 @@ class PaperSetting(TomlSection):
 
     @property
     def reference_value(self) -> object:
-        """Return the value of files without a departure: the first of ``value``, ``paper`` and ``code`` that is set."""
+        """Return the first of ``value``, ``paper`` and ``code`` that is set: files without a departure have it."""
         return next((each for each in (self.value, self.paper, self.code) if each is not None), None)
 
 
 class PaperDeparture(TomlSection):
-    """A value of some experiment files that differs from the paper's, or from the code's if the paper does not say.
+    """A value in some experiment files that is not the paper's or, if the paper does not say, not the code's.
 
     Attributes:
         ours: Value of the key in these files.

@@ -38,7 +38,7 @@ class AccuracyCurve:
     Attributes:
         rounds: Rounds with an accuracy in every run.
         accuracy: Mean over sites and seeds, by round.
-        sites: Accuracy of each site in the best round of each seed.
+        sites: For each seed and each site, the site's accuracy in the best round of that seed.
     """
 
     method: str
@@ -145,7 +145,10 @@ def _evaluate_table(table: PaperTable, grid: RunGrid) -> TableResult:
 def _compute_paired_tests(
     table: PaperTable, grid: RunGrid, entries: Sequence[Sequence[Sequence[OurAndPaperNumber]]]
 ) -> Iterator[PairedComparison]:
-    """Yield the tests against the reference; Holm's family is all other methods of a setting, or of the table."""
+    """Yield the test of each other method against the reference, by setting or over settings (``table.tests``).
+
+    Holm's correction is over the methods of the same setting, or over those of the table if the pairs are settings.
+    """
     generator = np.random.default_rng(0)
     titles = [method.title for method in table.methods]
     reference = titles.index(table.reference)

@@ -103,7 +103,12 @@ def _read_signing_key_and_certificate(
 def _write_certificate(
     coordinator: CoordinatorFolder, stem: str, name: str, days: float, *extensions: tuple[x509.ExtensionType, bool]
 ) -> None:
-    """Write a new key, ``STEM.key``, and its certificate by the authority, ``STEM.crt``, with these extensions."""
+    """Write a new private key to ``STEM.key``, and its certificate, signed by the authority, to ``STEM.crt``.
+
+    Args:
+        name: Common name of the certificate.
+        extensions: Extensions of the certificate, each with True if it is critical.
+    """
     authority_key, authority = _read_authority(coordinator)
     key = ec.generate_private_key(ec.SECP256R1())
     builder = make_certificate_builder(make_certificate_subject(name), authority.subject, key.public_key(), days)
@@ -177,7 +182,7 @@ def find_server_certificate_faults(coordinator: CoordinatorFolder) -> list[Fault
 def make_certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float, *, is_authority: bool = False
 ) -> x509.CertificateBuilder:
-    """Return the builder of a certificate that this authority signs, its own or the server's."""
+    """Return the builder of a certificate that this authority signs: its own, the server's or the request signer's."""
     now = dt.datetime.now(dt.UTC)
     begin = now - dt.timedelta(hours=1) + min(dt.timedelta(days=days), dt.timedelta())  # a clock may be a little behind
     usage = x509.KeyUsage(

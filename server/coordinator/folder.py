@@ -1,9 +1,13 @@
 """The coordinator's folder: ``coordinator.toml``, certificates, admitted sites and the SuperLink's state.
 
-coordinator.toml           name, hosts, port authority/                 ca.crt, ca.key; server.crt, server.key;
-signing.crt, signing.key sites/NAME.toml            one admitted (or revoked) site kits/NAME.kit              connection
-kit for one hospital state/                     the SuperLink's database and control socket, locks, status of the
-current run logs/superlink.log
+Content of the folder:
+
+    coordinator.toml    name, hosts, port
+    authority/          ca.crt, ca.key; server.crt, server.key; signing.crt, signing.key
+    sites/NAME.toml     an admitted or revoked site
+    kits/NAME.kit       connection kit for a hospital
+    state/              the SuperLink's database and control socket, locks, state of the current run
+    logs/superlink.log
 """
 
 import contextlib

@@ -27,7 +27,7 @@ def serve_superlink(coordinator: CoordinatorFolder, tell: Tell) -> None:
     """Run the SuperLink until this process is stopped; print a line when a site connects or leaves.
 
     Raises:
-        BadInput: If a timer is shorter than one that has to end before it, or the SuperLink does not start.
+        BadInput: If a timer would fire before another timer that must end first, or the SuperLink does not start.
     """
     raise_faults(find_timer_order_faults(list_timers(None)))
     restrict_folder_to_owner(coordinator, tell)

@@ -38,7 +38,7 @@ class Timer:
 
 @dataclass(frozen=True)
 class TimerOrderRule:
-    """A rule that one timer must be shorter than another, and the consequence if it is not."""
+    """A rule that timer ``inner`` must be shorter than timer ``outer``, and the consequence if it is not."""
 
     inner: str
     outer: str
@@ -61,7 +61,7 @@ ORDER = (
 
 
 def find_timer_order_faults(all_timers: Sequence[Timer]) -> list[Fault]:
-    """Return a fault for each timer that is not long enough for another one to end before it."""
+    """Return a fault for each rule in :data:`ORDER` whose inner timer is not shorter than its outer timer."""
     by_name = {timer.name: timer for timer in all_timers}
     faults = []
     for nesting in ORDER:

@@ -147,7 +147,10 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
 
 
 def _parse_run_data_spec(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
-    """Return ``[data]`` of the run's experiment; None without a run, or for another kind of data or release."""
+    """Return ``[data]`` of the run's experiment; None without a run, or if it is no valid spec of this kind.
+
+    It is not valid if the run had another kind of data, or if another release of Polyclinic wrote it.
+    """
     try:
         return TypeAdapter(kind).validate_python(summary and summary.experiment.get("data"))
     except ValidationError:
@@ -157,7 +160,10 @@ def _parse_run_data_spec(summary: RunSummary | None, kind: type[SpecT]) -> SpecT
 def _make_csv_spec(
     network: SplitNetwork, of_run: FolderDatasetSpec | None, labelled: EvaluationInput, columns: CsvColumns
 ) -> FolderDatasetSpec:
-    """Return the data spec of a csv: columns by option, else as in the run's settings, else guessed from the cells."""
+    """Return the data spec of a csv; its other settings are those of the run.
+
+    A column is the one that an option names, else the one in the run's settings, else it is guessed from the csv.
+    """
 
     def existing_column(name: str | None) -> str | None:
         return name if name in columns else None

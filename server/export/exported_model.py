@@ -130,7 +130,10 @@ def make_export_metadata(saved: SavedModelDescription) -> dict[str, str]:
 
 
 def compute_largest_probability_difference(model: nn.Module, run: Callable[[Pixels], Scores], batch: Pixels) -> float:
-    """Return the largest difference of probabilities, over the whole batch and its first image alone; may be NaN."""
+    """Return the largest difference between the probabilities of the saved and of the exported model.
+
+    Both compute the whole batch, and its first image alone. The result is infinite if shapes differ, and may be NaN.
+    """
     pairs = [(compute_probabilities(model, images), run(images)) for images in (batch[:1], batch)]
     if any(ours.shape != exported.shape for ours, exported in pairs):
         return float("inf")

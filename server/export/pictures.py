@@ -132,7 +132,7 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
 
 
 def _find_npz_images_key(data: Path) -> str:
-    """Return the key of an npz file's image array: ``images``, else e.g. ``train_images`` of its first part.
+    """Return the key of an npz file's images: ``images``, else that of the first split, such as ``train_images``.
 
     Raises:
         BadInput: If the file has no such array, or the array does not hold images.

@@ -43,10 +43,10 @@ class _RunPictureSettings(BaseModel):
 def choose_model_image_format(
     folder: Path, network: SplitNetwork, rendering: PictureRendering | None = None
 ) -> DecodedImageFormat:
-    """Return how files are converted to a saved model's input: as in the run, if the folder is a run's.
+    """Return how files are converted to a saved model's input; if the folder is that of a run, as the run did it.
 
     Args:
-        rendering: Rendering from the command line, instead of the run's; None without such options.
+        rendering: Rendering by command-line options, which replaces the run's; None if there is no such option.
     """
     shown = _RunPictureSettings()
     if is_file(folder / "summary.json"):
@@ -120,7 +120,7 @@ spreadsheets cut a line at ``;``, also within quotes that do not open the line."
 
 
 def format_rows_as_csv(rows: Iterable[Iterable[Cell]]) -> bytes:
-    """Return rows as csv in UTF-8; an apostrophe before texts that a spreadsheet would execute as a formula."""
+    """Return rows as csv in UTF-8; put an apostrophe before texts that a spreadsheet would execute as a formula."""
 
     def escape_cell(cell: Cell) -> Cell:
         if isinstance(cell, str):

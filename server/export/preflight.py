@@ -99,7 +99,8 @@ class EvaluationInput:
     """The command-line arguments of ``evaluate`` that describe labelled images.
 
     Attributes:
-        data: An experiment file or an npz file, of which the test part is used; or a csv file, used as a whole.
+        data: An experiment file or an npz file, whose test part is used; or a csv file, of which all rows are used, but
+            only those of the test part if the run was trained on this csv.
         class_names: Names of the npz file's label columns; if empty, those of the run's own npz file.
         pictures: Folder of the csv's pictures; None for the folder of the csv.
         image_column, patient_column: Columns of the csv. None uses those of the run, else guesses from the column

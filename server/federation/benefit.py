@@ -65,7 +65,7 @@ def collect_benefit_comparisons(
 
 
 def compute_benefit_deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> float:
-    """Return the deadline of the comparison: :data:`ALONE_TIMES` times the duration of all rounds, plus one deadline.
+    """Return the comparison's deadline: :data:`ALONE_TIMES` times the duration of all rounds, plus a round's deadline.
 
     Args:
         round_deadline_s: Deadline of one round.

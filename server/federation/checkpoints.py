@@ -1,9 +1,9 @@
 """Checkpoints of a run: the coordinator's complete state after a round, from which the run can be resumed.
 
 A round has two files in ``checkpoints/``: ``round-000012.safetensors`` with the tensors, and ``round-000012.json`` with
-the other values, the run's identifier and the BLAKE3 hash of both files. Each file is written under a temporary name,
-flushed and renamed, the JSON last. A checkpoint is valid only if both files exist and the hash is right. The last two
-checkpoints are kept.
+the other values, the run's identifier, and one BLAKE3 hash of the tensors and of these values. Each file is written
+under a temporary name, flushed and renamed, the JSON last. A checkpoint is valid only if both files exist and the hash
+is right. The last two checkpoints are kept.
 """
 
 import bisect
@@ -164,8 +164,9 @@ def _hash_checkpoint(content: Parts, facts: Any) -> str:
 def refuse_checkpoint_of_other_experiment(checkpoint: Checkpoint, experiment: Experiment, out: Path) -> None:
     """Raise :class:`BadInput` unless a checkpoint can be continued with this experiment.
 
-    The number of rounds may differ only if the rounds already done do not depend on it, as they do with a learning rate
-    schedule.
+    The experiment may set another number of rounds, but not fewer than are completed. It may not if the completed
+    rounds depend on that number: by a learning rate schedule, by the noise of a privacy level, or because the method
+    treats its last rounds differently.
     """
     refuse_experiment_changes(checkpoint.experiment, experiment, out)
     rounds, before, done = experiment.run.rounds, checkpoint.experiment["run"]["rounds"], checkpoint.state.round

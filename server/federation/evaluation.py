@@ -77,10 +77,11 @@ class RunContext:
         test: The coordinator's test images; None if it has none.
         external: Test images from elsewhere, for the final model; None without them.
         site_tests: Loads the test images of simulated sites that have their own; None for real sites.
-        coverage: Contract of sites and classes that decides which classes are shared or unique; None for the run's own.
+        coverage: Label contract of the data's sites, by which classes count as shared or unique even if the method
+            pools all data at one site; None for the contract of the run.
         registered: Returns node id -> registered name; None in simulation.
         key_of: Returns the public key of a site as an OpenSSH line; None in simulation.
-        refused_calls: Returns the calls of hospitals that the SuperLink has refused since the last request.
+        refused_calls: Returns the hospitals' calls that the SuperLink has refused since this function was last called.
         left_replies: Returns the replies to this run that arrived while its process was down.
         claims: Returns the classes and image counts that each site may claim; None in simulation.
         positives: Site -> class -> number of positive training images; empty if only the sites know.
@@ -293,7 +294,10 @@ def _make_sample_intervals(
     sites: Collection[str],
     note: str,
 ) -> SiteSampleIntervals:
-    """Return how many sites tested the model; for a mean over sites, also the interval for sites drawn at random."""
+    """Return how many of the sites tested the model; if AUROCs are means over sites, also intervals for all sites.
+
+    The intervals are estimated from the sites that were drawn at random to test.
+    """
     drawn, every = frozenset(sites), len(contract.sites)
     if note in (GLOBAL_MODEL, SUMS):
         return SiteSampleIntervals(len(drawn), every)

@@ -52,15 +52,15 @@ class RunTotals:
     Attributes:
         folder: The run folder, whose ``rounds.jsonl`` receives a line per round.
         workers: Number of sites that train at the same time.
-        train_seconds: Time in which sites trained: that of the slowest site, or the sum divided by the workers if
-            larger.
+        train_seconds: Sum of the training time of all rounds: that of the slowest site or, if larger, the sum over
+            sites divided by the number of sites that train at the same time; and that of the coordinator itself.
         aggregate_seconds: Computing time of the coordinator.
         round_seconds: Duration of all rounds by the coordinator's clock.
         site_seconds, epochs: Site -> training time, and epochs, over all rounds.
         epsilon: Site -> privacy budget spent so far (epsilon), under differential privacy.
         arithmetic: Site -> device and number format in its last report.
         bytes_down, bytes_up: Site -> bytes sent to it, and received from it, in all exchanges.
-        tallies: Round -> number of correct answers of that round's model on the sites' test parts.
+        tallies: Round -> site -> number of correct predictions of that round's model on the site's test part.
     """
 
     folder: RunFolder

@@ -73,7 +73,7 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
     """Create or reopen the run folder, and lock it within the context.
 
     With ``resume``, a run without a checkpoint or without a folder starts from the beginning, so that a supervisor may
-    always pass ``--resume``. The results of a finished run stay until a further round counts.
+    always pass ``--resume``. The results of a finished run are kept until a further round is completed.
 
     Raises:
         BadInput: If a new folder is not empty, or a folder to resume holds no run, another experiment, or only damaged
@@ -111,7 +111,11 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
 def hash_data_tables(
     data: DatasetSplits | None, server: DatasetSplits | None, external: ImageSet | None
 ) -> dict[str, tuple[str, dict[str, str]]]:
-    """Return the hash of each data set that a run reads here, and those of its contents, by its table."""
+    """Return table of the experiment -> hash of its data set, and number or hash of each kind of content.
+
+    A table is missing if its data set is not read by the coordinator. Kinds of content are images, pictures, labels,
+    patients and hospitals (:func:`common.data.base.image_set.hash_dataset_contents`).
+    """
     sets = {
         "data": data and data.parts,
         "server_data": server and server.parts,
@@ -121,7 +125,7 @@ def hash_data_tables(
 
 
 def _describe_changed_contents(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return what differs between two data sets: ``205 images instead of 200; other labels; first at hospital Ost``."""
+    """Return the message that a data set has changed since the run began, with the kinds of content that differ."""
     if not before:  # of an earlier release
         return "began with other images, labels or patients than the data set has now."
     texts = list[str]()
@@ -140,8 +144,7 @@ def refuse_changed_data(opening: OpenedRunFolder, data: Mapping[str, tuple[str, 
     """Record the hash of each data set that a run reads; raise :class:`BadInput` if a resumed run had other data.
 
     Args:
-        data: Table of the experiment (``data``, ``server_data``, ``external_test``) -> hash of the data set, and those
-            of its contents.
+        data: The result of :func:`hash_data_tables`.
     """
     folder, hashes = opening.folder, {table: sha256 for table, (sha256, _) in data.items()}
     noted, contents = dict[str, str](), dict[str, dict[str, str]]()

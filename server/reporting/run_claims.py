@@ -150,7 +150,10 @@ def _list_active_sites(run: RunFolderContent) -> set[str]:
 
 
 def describe_classes_in_mean(summary: RunSummary) -> str:
-    """Describe the classes in the mean AUROC: ``"3 of 5 classes that 30 test images or more show, without A (12)"``."""
+    """Describe the classes in the mean AUROC, and name those left out, with their numbers of positive test images.
+
+    Example: ``"3 of 5 classes that 30 test images or more show, without A (12) and B (7)"``.
+    """
     names = tuple(dict.fromkeys((*summary.classes, *summary.test.per_class)))
     left_out = summary.test.compute_headline_auroc().left_out
     if not left_out:
@@ -352,7 +355,10 @@ def _describe_orphaned_classes(run: RunFolderContent) -> Iterator[str]:
 
 
 def _describe_chance_level_classes(test: FinalTestSummary) -> Iterator[str]:
-    """Yield sentences on classes whose AUROC interval includes 0.5 or lies below it, allowing for the AUROC's error."""
+    """Yield sentences on classes whose AUROC interval includes 0.5 or lies below it.
+
+    If the AUROC has an error, this must be true for every shift of the interval by at most the error.
+    """
     if test.intervals:
         images, bounds = "", {name: (*ends, 0.0) for name, ends in test.intervals.per_class.items()}
     else:
@@ -418,7 +424,10 @@ def _describe_single_site_classes(run: RunFolderContent) -> Iterator[str]:
 
 
 def find_hidden_count_classes(summary: RunSummary) -> list[str]:
-    """Return classes whose sites all hide their counts, so that policies may have kept the class from training."""
+    """Return the classes whose annotating sites all hide their counts; policies may have kept these from training.
+
+    Under secure aggregation or differential privacy, the result is empty.
+    """
     privacy = summary.experiment.get("privacy") or {}
     if privacy.get("secure_aggregation") or privacy.get("level", "none") != "none":
         return []

@@ -82,7 +82,7 @@ def draw_learning_curves(rounds: Sequence[RoundFileLine], best_round: int | None
 
 
 def draw_accuracy_by_round(rounds: Sequence[RoundFileLine], best: BestClientAccuracies) -> Markup:
-    """Draw mean and pooled accuracy by round, with a star at each best round; empty if no round has them."""
+    """Draw mean and pooled accuracy by round, with a star at the best round of each; empty without accuracies."""
     scored = [(line.round, line.test_accuracy) for line in rounds if line.test_accuracy]
     if not scored:
         return Markup("")
@@ -227,9 +227,10 @@ def draw_participation(rounds: Sequence[RoundFileLine], sites: Sequence[str]) ->
 
 
 def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[AnnotatedClassGroup]) -> Markup:
-    """Draw a chart of classes (rows) and sites with bars over the sites that annotate a class; empty for few of both.
+    """Draw which sites annotate which classes: a row for each class, with bars over the sites that annotate it.
 
-    Sites are sorted by their annotated classes, so that sites with equal classes are neighbours.
+    Sites are sorted by their annotated classes, so that sites with equal classes are neighbours. The result is empty if
+    neither sites nor classes are more than :data:`MOST_IN_TABLE`, because a table shows these.
     """
     kinds = {name: group.kind for group in groups for name in group.classes}
     names = list(kinds)

@@ -79,7 +79,10 @@ def write_run_report(folder: Path) -> Path:
 
 
 def compute_mean_auroc_over_sites(test: FinalTestSummary) -> tuple[float | None, float | None]:
-    """Return the means over classes of AUROC and average precision, only for classes that also have a pooled AUROC."""
+    """Return the mean AUROC and the mean average precision over the classes that also have a pooled AUROC.
+
+    The value of a class is its mean over sites; the report shows the two means beside the pooled ones.
+    """
     pooled = test.pooled.per_class if test.pooled else {}
     both = [test.per_class[name] for name, each in pooled.items() if each.auroc is not None and name in test.per_class]
     return compute_mean_and_sd(each.auroc for each in both)[0], compute_mean_and_sd(

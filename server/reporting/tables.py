@@ -21,10 +21,10 @@ BEST = "★"
 
 
 def make_label_coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
-    """Return a table by class of the sites that annotate the class, and each method's AUROC.
+    """Return a table with a row for each class: the sites that annotate it, and its AUROC in each run.
 
     Args:
-        summaries: Label -> summary of a run. The first summary determines the sites and the groups of classes.
+        summaries: Label of a run -> its summary. The first summary determines the sites and the groups of classes.
     """
     first = next(iter(summaries.values()))
     marked = len(first.sites) <= SITES_MARKED

@@ -130,10 +130,10 @@ class RunFolder:
         return (self.path / SUMMARY).is_file()
 
     def replace_finished_results(self) -> None:
-        """Remove summary and pages of a finished run that has done a further round, and bring ``rounds.jsonl`` up to
-        date.
+        """Remove summary and pages of a finished run that has done a further round, and write its new rounds.
 
         Until then all files of the finished run stay as they are, because the continuation may be refused or killed.
+        Do nothing for other runs.
         """
         for name in (SUMMARY, "report.html", "MODEL_CARD.md") if self._unwritten_rounds is not None else ():
             (self.path / name).unlink(missing_ok=True)
@@ -159,7 +159,7 @@ class RunFolder:
     def remove_rounds_after(self, last: int) -> None:
         """Remove from ``rounds.jsonl`` the lines of rounds after ``last``, and an incomplete last line.
 
-        The file of a finished run is left until :meth:`replace_finished_results`.
+        The file of a finished run is not changed before :meth:`replace_finished_results`.
 
         Raises:
             BadInput: If a line is not a round's line.
@@ -179,7 +179,10 @@ class RunFolder:
             write_atomically(path, b"".join(remaining))
 
     def append_round(self, line: Mapping[str, Any]) -> None:
-        """Append the line of one round to ``rounds.jsonl``; to its new content while a finished run's file is left."""
+        """Append the line of one round to ``rounds.jsonl``, and send its metrics to the trackers.
+
+        If a finished run is continued, the line stays in memory until :meth:`replace_finished_results`.
+        """
         if self._unwritten_rounds is None:
             self._append_line("rounds.jsonl", line)
         else:
@@ -196,12 +199,14 @@ class RunFolder:
         return [json.loads(line) for line in (self.path / "events.jsonl").read_bytes().splitlines()]
 
     def append_absences(self, when: int | str, absent: Mapping[str, str], here: Collection[str] = ()) -> None:
-        """Append an event for each site that missed a round or another exchange; only one event after a sign-off.
+        """Append an event for each site that missed a round or another exchange.
+
+        A site that has signed off gets only one event, until it takes part or signs off again.
 
         Args:
             when: Number of the round, or name of the exchange.
             absent: Site -> reason for its absence.
-            here: Sites that took part; if such a site signs off again later, a new event is written.
+            here: Sites that took part.
         """
         for site in here:
             self._stopped.pop(site, None)

@@ -283,7 +283,7 @@ class MLflowTracker:
             self.lost(_first_error_line(error))
 
     def make_metric_name(self, tag: str) -> str:
-        """Return a metric name for a tag that MLflow accepts; append a number if another tag has that name."""
+        """Convert a tag to a metric name that MLflow accepts; append a number if another tag already has the name."""
         if tag not in self._names:
             parts = [re.sub(r"[^\w .:-]|^\.*$", "_", part) for part in tag.split("/", 1)]
             plain = name = "/".join(parts)[:LONGEST_NAME]

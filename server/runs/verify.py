@@ -195,7 +195,7 @@ def _check_final_model(report: VerificationReport, folder: Path, receipt: Receip
 
 
 def _read_experiment(report: VerificationReport, folder: Path, receipt: Receipt) -> Experiment | None:
-    """Return the experiment in ``summary.json``, if its hash is the receipt's."""
+    """Return the experiment in ``summary.json``; None, with a fault in the report, if its hash is not the receipt's."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         experiment = Experiment.model_validate(summary["experiment"])

@@ -240,7 +240,10 @@ class SimulationBackend:
         return summaries[0]
 
     def _choose_arithmetic(self, opening: OpenedRunFolder) -> Experiment:
-        """Return the experiment with one device and number format for all sites; a resumed run keeps its choice."""
+        """Return the experiment; for precision "fastest", with the fastest device and number format for all sites.
+
+        A resumed run keeps its earlier choice.
+        """
         experiment = self.experiment
         if experiment.training.precision != "fastest":
             return experiment

@@ -49,7 +49,8 @@ class CallingSite:
         name: Name under which the site was admitted.
         key: Public key, PEM as Flower sends it.
         process: Id of the calling process, as stated in a header; empty for Flower's own programs.
-        wait_s: Seconds that a caller without a message agrees to wait for a new one; None if the call does not say so.
+        wait_s: Seconds for which the SuperLink may hold the call open until there is a message for the site; None if
+            the call has no header with this time.
     """
 
     node_id: int
@@ -65,8 +66,9 @@ class HospitalCallRefused(Exception):
     Attributes:
         code: gRPC status code.
         reason: Explanation that is sent to the caller.
-        other: Name of another site that the call was about; empty otherwise. Such a refusal is always recorded.
-        noted: Whether to record the refusal, because no correct program makes such a call.
+        other: Name of another site that the call was about; empty if the call was about the caller itself.
+        noted: Whether to record the refusal, because a correct program does not make such a call. Always True if
+            ``other`` is set.
         run: Flower's number of the run that the call was about; 0 for none.
     """
 

@@ -125,7 +125,7 @@ class SuperLinkControlClient:
         self._socket.close()
 
     def stop_retrying(self) -> None:
-        """Stop retrying calls from now on, and shorten the timeout of each to at most three seconds."""
+        """Stop retrying calls from now on, and shorten the timeout of a call to at most three seconds."""
         self._patience_s, self._answer_s = 0.0, min(self._answer_s, 3.0)
 
     def check_health(self) -> None:

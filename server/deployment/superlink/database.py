@@ -80,7 +80,7 @@ class SuperLinkDatabase:
 
 
 def set_aside_unusable_database(coordinator: CoordinatorFolder) -> str:
-    """Rename a database that is damaged or of another release, so that the SuperLink creates a new one.
+    """Rename a database that is damaged or was written by another release, so that the SuperLink creates a new one.
 
     No data is lost, because registrations are restored from ``sites/`` and runs from their own folders. A database that
     is only locked, or on a full disk, is not renamed. No SuperLink may run on the folder during the call.

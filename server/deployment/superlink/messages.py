@@ -1,4 +1,4 @@
-"""Storage of the messages between a run and its sites, and the rules which site may access which message.
+"""Storage of the messages between a run and its sites, and the rules by which a site may access a message.
 
 A request goes to one site, and the site answers it once. A site may only pull objects of requests that were handed to
 it, push objects of replies that it announced, and release its own requests. Objects are files named by their hash; a
@@ -337,7 +337,7 @@ class MessageStore:
         return any(name in reply.names for reply in self._list_site_messages_newest_first(node, is_reply=True))
 
     def has_object_expired(self, node: int, name: str) -> bool:
-        """Return whether all replies of this site that contain an object have expired."""
+        """Return whether all replies of this site with this object have expired; True if there is no such reply."""
         now = self.clock()
         return all(
             reply.expires <= now

@@ -150,7 +150,8 @@ class _IncompleteReply:
         since: Time at which the last object arrived.
         size: Bytes that have arrived.
         fault: Reason for rejecting the reply; empty if there is none so far.
-        missing: Ids of objects that have not arrived; an empty id until the reply is examined for the first time.
+        missing: Ids of objects that have not arrived. It also holds an empty id until the reply is examined for the
+            first time, so that a new reply does not look complete.
     """
 
     status: ReplyOrReason

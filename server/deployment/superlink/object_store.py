@@ -185,7 +185,7 @@ class ReplySizeBound:
     Attributes:
         objects: Greatest number of objects.
         size: Greatest total bytes of all objects.
-        assembled: Greatest bytes of all arrays, where a chunk that occurs twice counts twice.
+        assembled: Greatest total bytes of the arrays once assembled; a chunk that occurs twice counts twice.
     """
 
     objects: int

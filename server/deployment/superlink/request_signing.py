@@ -102,7 +102,8 @@ class RequestSigner:
         """Verify a reply to an earlier run; return the statement (signed text) with which the site vouches for it.
 
         Raises:
-            SignatureFault: If the site has not signed the statement, or the statement is about other records.
+            SignatureFault: If the site may no longer take part or has not signed the statement, or if the statement is
+                about another site or other records.
         """
         site = self._find_recipient(node_id)
         if site is None:

@@ -80,7 +80,10 @@ class LiveViewServer:
         self._stopping = True
 
     def stop_after_last_request(self) -> None:
-        """Make :meth:`serve` return after an open page has loaded the final state of the run."""
+        """Make :meth:`serve` return: at once without an open page, else after one has loaded the run's final state.
+
+        Do not wait longer than three times :data:`POLL_S`.
+        """
         end = time.monotonic()
         self._snapshot = None  # the next look is a fresh one
         while self._last_poll > end - 3 * POLL_S and time.monotonic() < end + 3 * POLL_S:

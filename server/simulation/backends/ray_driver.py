@@ -171,7 +171,10 @@ class RayDriver:
             self.actors.discard(actor)
 
     async def _answer_next_message(self, actor: Any) -> bool:
-        """Let a worker answer the next message of an idle site; return False if the worker is lost."""
+        """Let a worker answer the next message of an idle site; return False if the worker is lost meanwhile.
+
+        The message of a lost worker is queued again; after :data:`MOST_LOSSES` workers it is reported as lost.
+        """
         async with self._changed:
             await self._changed.wait_for(lambda: any(task.site not in self._busy for task in self._waiting))
             task = next(task for task in self._waiting if task.site not in self._busy)

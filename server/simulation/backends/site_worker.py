@@ -87,7 +87,7 @@ class SiteWorker:
 
         Args:
             call: ``site`` and its ``place`` in the partition; ``head`` of the message; ``files`` of the site's folder;
-                ``frozen``: untrained layers by name, as references to Ray's objects.
+                ``frozen``: file name -> reference to a file of frozen layers in Ray's object store.
 
         Returns:
             The reply's head, the bytes of its arrays, and the changes of the site's folder and of the folder of frozen
