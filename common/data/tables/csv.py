@@ -183,7 +183,12 @@ def read_csv_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Cs
     """
     raise_faults(find_missing_file_faults(where, path))
     try:
-        raise_faults(_find_unexpected_json(path, where))
+        with _open_csv_text(path) as content:
+            head = content.read(_HEAD).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
+        if _JSON.match(head):
+            remedy = "Write a table of it. Of annotations as COCO has them, with lines of Python: docs/recipes.md, "
+            remedy += '"Annotations in COCO\'s JSON".'
+            raise BadInput([Fault(where, f"{path.name} is JSON, and no table.", remedy)])
         try:
             file = path.stat()
             key = path.absolute(), file.st_size, file.st_mtime_ns, file.st_ctime_ns, largest_mb
@@ -201,18 +206,6 @@ def read_csv_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Cs
         raise BadInput([Fault(where, f"{path.name} cannot be read: permission denied.", remedy)]) from None
     except (OSError, EOFError, zlib.error):
         raise BadInput([Fault(where, f"{path.name} cannot be read: damaged or cut off.", "Copy it again.")]) from None
-
-
-def _find_unexpected_json(path: Path, where: str) -> list[Fault]:
-    """Return a fault for a file that begins as JSON does."""
-    with _open_csv_text(path) as content:
-        head = content.read(_HEAD).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
-    if not _JSON.match(head):
-        return []
-    remedy = (
-        'Write a table of it. Of annotations as COCO has them, with lines of Python: docs/recipes.md, "Annotations '
-    )
-    return [Fault(where, f"{path.name} is JSON, and no table.", f"{remedy}in COCO's JSON\".")]
 
 
 def is_utf_8_table(path: Path) -> bool:
@@ -429,15 +422,15 @@ class _CsvColumnsBuilder:
             if name:
                 columns[name] = CsvColumn(cells.distinct, np.concatenate(places), lines)
             else:
-                unnamed += any(cells.distinct) and not _are_row_numbers(cells.distinct)
+                # pandas and R write row numbers, 0, 1, ... or 1, 2, ..., without a heading.
+                first = cells.distinct[0]
+                are_row_numbers = first in ("0", "1") and all(
+                    cell == str(int(first) + row) for row, cell in enumerate(cells.distinct)
+                )
+                unnamed += any(cells.distinct) and not are_row_numbers
             cells.clear()
             places.clear()
         return CsvColumns(columns, lines, unnamed)
-
-
-def _are_row_numbers(cells: Sequence[str]) -> bool:
-    """Return True for 0, 1, ... or 1, 2, ..., which pandas and R write as the names of rows, without a heading."""
-    return cells[0] in ("0", "1") and all(cell == str(int(cells[0]) + row) for row, cell in enumerate(cells))
 
 
 def _describe_non_text(path: Path) -> str:

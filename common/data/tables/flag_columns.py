@@ -5,7 +5,7 @@ finding, unless the column has the form of its neighbours (``M`` beside ``DR`` a
 one 1, or has other words beside it (``Female Pelvis Mass``).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,44 +37,36 @@ def sort_flag_columns(positive: Mapping[str, NDArray[np.bool_]]) -> FlagColumns:
     Args:
         positive: For each column, in the order of the table, ``(rows,)`` True where the cell is 1.
     """
-    names = list(positive)
-    flags = {name for name in names if _has_only_flag_words(name)}
-    doubtful = {name for name in names if _may_be_flag(name)} - flags
+    names, flags, doubtful = list(positive), set[str](), set[str]()
+    for name in names:
+        words = [word for word in list_column_name_words(name) if not BESIDE_FLAG.fullmatch(word)]
+        # A flag has a word about person, view or split, and otherwise only words that add nothing. A heading is
+        # doubtful if all words may be about the person or picture, or one is about sex, view or split.
+        if words and all(word in NO_FINDINGS or NO_FINDING_HEADING.fullmatch(word) for word in words):
+            flags.add(name)
+        elif (words and (FLAG_WORDS | NO_FINDINGS).issuperset(words)) or any(map(NO_FINDING_HEADING.fullmatch, words)):
+            doubtful.add(name)
     classes = [name for name in names if name not in flags | doubtful]
-    between = {name for name in flags if _is_letter_between_letters(name, names, flags)}
-    alike = {name for name in flags - between if _has_form_of(name, classes)}
+    # A letter in a row of letters of which others are classes is one too, such as D in N, D, G.
+    between = {
+        name
+        for before, name, after in zip(names, names[1:], names[2:], strict=False)
+        if name in flags and len(name) == 1 and all(len(side) == 1 and side not in flags for side in (before, after))
+    }
+    # An abbreviation may be a class if at least half of the classes are abbreviations, or if one of them is a single
+    # letter and it is one too.
+    codes = [name for name in classes if _is_code(name)]
+    alike = {
+        name
+        for name in flags - between
+        if _is_code(name) and codes and (2 * len(codes) >= len(classes) or min(map(len, codes)) == len(name) == 1)
+    }
     classes, doubtful, flags = [*classes, *between], doubtful | alike, flags - between - alike
     if classes and _have_one_1_in_each_row(positive, (*classes, *doubtful)):
         classes, doubtful = [*classes, *doubtful], set()
     elif classes and _have_one_1_in_each_row(positive, names):
         doubtful |= flags
     return FlagColumns(tuple(n for n in names if n in classes), tuple(n for n in names if n in doubtful))
-
-
-def _has_only_flag_words(name: str) -> bool:
-    """Return True if a heading has a word about person, view or split, and otherwise only words that add nothing."""
-    words = [word for word in list_column_name_words(name) if not BESIDE_FLAG.fullmatch(word)]
-    return bool(words) and all(word in NO_FINDINGS or NO_FINDING_HEADING.fullmatch(word) for word in words)
-
-
-def _may_be_flag(name: str) -> bool:
-    """Return True if all words may be about the person or picture, or one is about sex, view or split."""
-    words = [word for word in list_column_name_words(name) if not BESIDE_FLAG.fullmatch(word)]
-    has_flag_words = bool(words) and (FLAG_WORDS | NO_FINDINGS).issuperset(words)
-    return has_flag_words or any(map(NO_FINDING_HEADING.fullmatch, words))
-
-
-def _is_letter_between_letters(name: str, names: Sequence[str], flags: Iterable[str]) -> bool:
-    """Return True for a letter in a row of letters of which others are classes, such as D in N, D, G."""
-    place = names.index(name)
-    beside = [*names[max(place - 1, 0) : place], *names[place + 1 : place + 2]]
-    return len(name) == 1 and len(beside) == 2 and all(len(other) == 1 and other not in flags for other in beside)
-
-
-def _has_form_of(name: str, classes: Sequence[str]) -> bool:
-    """Return True for an abbreviation if at least half of the classes are abbreviations, or one is a single letter."""
-    codes = [other for other in classes if _is_code(other)]
-    return _is_code(name) and bool(codes) and (2 * len(codes) >= len(classes) or min(map(len, codes)) == len(name) == 1)
 
 
 def _is_code(name: str) -> bool:

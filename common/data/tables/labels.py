@@ -6,7 +6,7 @@ The second half of this module reads a hospital's own table, whose columns the c
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -303,7 +303,16 @@ def open_picture_folder(spec: FolderDatasetSpec, base: Path) -> LabelTable:
     files = LazyPicturePaths.from_names(folder, [names.cells[place] for place in names.places])
     files, is_present, missing = find_picture_files(files, spec)
     cells = parse_table_cells(spec, columns, faults)
-    patients = _read_dicom_patients(files, spec, faults) if cells.patients is None else cells.patients
+    patients = cells.patients
+    if patients is None:
+        from common.data.images.headers import list_dicom_patient_ids, read_dicom_headers  # takes a second
+
+        ids = list_dicom_patient_ids(read_dicom_headers(files))
+        if ids is None:  # each image counts as a patient
+            patients = make_placeholder_patients(len(files))
+        else:
+            id_names = convert_array_to_names(np.array(ids, dtype=np.str_))
+            patients = join_similar_patients(id_names, spec, "data.images", faults)
     table = LabelTable(
         files=files,
         labels=cells.labels,
@@ -313,8 +322,7 @@ def open_picture_folder(spec: FolderDatasetSpec, base: Path) -> LabelTable:
         parts=np.full(len(files), "train") if cells.parts is None else cells.parts,
         other_findings=cells.other_findings,
     )
-    identities = _file_system_identities(files, is_present)
-    distinct, repeated = _drop_repeated_rows(table, columns.lines, identities)
+    distinct, repeated = _drop_repeated_rows(table, columns.lines, is_present)
     raise_faults(faults + repeated + missing)
     table = assign_split_parts(replace(table.select_rows(distinct), repeated=len(files) - len(distinct)), spec)
     raise_faults(find_patient_overlap_faults("data.split_column", table))
@@ -322,31 +330,23 @@ def open_picture_folder(spec: FolderDatasetSpec, base: Path) -> LabelTable:
     return replace(table.select_rows(present), missing=len(distinct) - len(present))
 
 
-def _file_system_identities(
-    files: LazyPicturePaths, is_present: NDArray[np.bool_]
-) -> list[tuple[int, int, int] | None]:
-    """Return device, inode and size of each existing file, which reveal two names for the same file."""
-    identities = list[tuple[int, int, int] | None]()
-    for name, present in zip(files.names.tolist(), is_present.tolist(), strict=True):
-        try:
-            status = os.stat(os.path.join(files.folder, name)) if present else None
-        except OSError:
-            status = None
-        identities.append(None if status is None else (status.st_dev, status.st_ino, status.st_size))
-    return identities
-
-
 def _drop_repeated_rows(
-    table: LabelTable, lines: NDArray[np.int32], identities: Sequence[tuple[int, int, int] | None]
+    table: LabelTable, lines: NDArray[np.int32], is_present: NDArray[np.bool_]
 ) -> tuple[NDArray[np.intp], list[Fault]]:
     """Return the first row of each image, and a fault if a later row of the same image contradicts it.
 
     Two names of one file, such as a link, count as the same image.
     """
-    names = table.files.names.tolist()
-    paths: list[object] = [
-        identity or (os.path.normpath(name) if name else "") for name, identity in zip(names, identities, strict=True)
-    ]
+    names, paths = table.files.names.tolist(), list[object]()
+    for name, present in zip(names, is_present.tolist(), strict=True):
+        try:
+            status = os.stat(os.path.join(table.files.folder, name)) if present else None
+        except OSError:
+            status = None
+        if status is None:
+            paths.append(os.path.normpath(name) if name else "")
+        else:  # device, inode and size reveal two names for the same file
+            paths.append((status.st_dev, status.st_ino, status.st_size))
     if len(set(paths)) == len(paths):
         return np.arange(len(paths)), []
     first, others = dict[object, int](), dict[int, int]()
@@ -372,16 +372,6 @@ def _drop_repeated_rows(
         remedy += 'docs/recipes.md, "A line for each reader or finding".'
         faults.append(Fault("data.image_column", problem, remedy))
     return np.setdiff1d(np.arange(len(paths)), list(others)), faults
-
-
-def _read_dicom_patients(files: Sequence[Path], spec: LabelColumnsSpec, faults: list[Fault]) -> Names:
-    """Return the patients named in DICOM files; if these name none, each image counts as a patient."""
-    from common.data.images.headers import list_dicom_patient_ids, read_dicom_headers  # takes a second
-
-    patients = list_dicom_patient_ids(read_dicom_headers(files))
-    if patients is None:
-        return make_placeholder_patients(len(files))
-    return join_similar_patients(convert_array_to_names(np.array(patients, dtype=np.str_)), spec, "data.images", faults)
 
 
 def list_configured_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:

@@ -51,7 +51,20 @@ def open_nih_table(spec: NihDatasetSpec, base: Path) -> LabelTable:
         class_names=NIH_CLASSES,
         patients=columns["Patient ID"],
     )
-    table = _assign_nih_parts(spec, base, table, names)
+    if spec.train_val_list is None or spec.test_list is None:
+        table = split_label_table(table, spec.split_seed)
+    else:
+        lists = {"data.train_val_list": base / spec.train_val_list, "data.test_list": base / spec.test_list}
+        raise_faults([Fault(where, f"there is no file {path}.") for where, path in lists.items() if not path.is_file()])
+        train, test = (np.isin(names, path.read_text(encoding="utf-8").split()) for path in lists.values())
+        neither = names[~train & ~test]
+        if len(neither):
+            count = format_count_with_noun(len(neither), "image")
+            problem = f"{count} of {spec.labels} in neither list: {quote_names(neither, 5)}."
+            raise BadInput([Fault("data.train_val_list", problem, "Give the lists that belong to the table.")])
+        table = replace(table, parts=np.where(test, "test", "train"))
+        raise_faults(find_patient_overlap_faults("data.test_list", table))
+        table = hold_out_validation_patients(table, spec.validation_fraction, spec.split_seed)
     views = columns["View Position"]
     return drop_missing_files(
         table if spec.view is None else table.select_rows(np.flatnonzero(views == spec.view)), spec
@@ -79,24 +92,6 @@ def _find_picture_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
     return paths
 
 
-def _assign_nih_parts(spec: NihDatasetSpec, base: Path, table: LabelTable, names: Names) -> LabelTable:
-    if spec.train_val_list is None or spec.test_list is None:
-        return split_label_table(table, spec.split_seed)
-    lists = {"data.train_val_list": base / spec.train_val_list, "data.test_list": base / spec.test_list}
-    raise_faults([Fault(where, f"there is no file {path}.") for where, path in lists.items() if not path.is_file()])
-    train, test = (np.isin(names, path.read_text(encoding="utf-8").split()) for path in lists.values())
-    neither = names[~train & ~test]
-    if len(neither):
-        problem = (
-            f"{format_count_with_noun(len(neither), 'image')} of {spec.labels} in neither list: "
-            f"{quote_names(neither, 5)}."
-        )
-        raise BadInput([Fault("data.train_val_list", problem, "Give the lists that belong to the table.")])
-    parted = replace(table, parts=np.where(test, "test", "train"))
-    raise_faults(find_patient_overlap_faults("data.test_list", parted))
-    return hold_out_validation_patients(parted, spec.validation_fraction, spec.split_seed)
-
-
 def open_chexpert_table(spec: ChexpertDatasetSpec, base: Path) -> LabelTable:
     """Read CheXpert's ``train.csv``: frontal images only, with the patient from each image's path.
 
@@ -107,36 +102,27 @@ def open_chexpert_table(spec: ChexpertDatasetSpec, base: Path) -> LabelTable:
     columns = _select_table_rows(
         columns, columns["Frontal/Lateral"] == "Frontal", 'have "Frontal" in column "Frontal/Lateral"'
     )
-    table = _make_unsplit_table(
-        files=LazyPicturePaths.from_names(folder, _make_chexpert_paths(folder, columns["Path"].tolist())),
-        labels=parse_label_columns(
-            columns, CHEXPERT_CLASSES, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"
-        ),
-        class_names=CHEXPERT_CLASSES,
-        patients=_extract_chexpert_patients(columns["Path"]),
+    paths = columns["Path"].tolist()
+    # The folder of images is CheXpert-v1.0* itself, or its parent folder.
+    firsts = {path.partition("/")[0] for path in paths} - {""}
+    inside = {first for first in firsts if not (folder / first).is_dir()}
+    below = [path.partition("/")[2] if path.partition("/")[0] in inside else path for path in paths]
+    labels = parse_label_columns(
+        columns, CHEXPERT_CLASSES, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"
     )
-    return drop_missing_files(split_label_table(table, spec.split_seed), spec)
-
-
-def _make_chexpert_paths(folder: Path, paths: list[str]) -> list[str]:
-    """Return the image paths relative to ``folder``, which is ``CheXpert-v1.0*`` itself or its parent folder."""
-    beside = {path.partition("/")[0] for path in paths if path.partition("/")[0]}
-    inside = {first for first in beside if not (folder / first).is_dir()}
-    return [path.partition("/")[2] if path.partition("/")[0] in inside else path for path in paths]
-
-
-def _extract_chexpert_patients(paths: Names) -> Names:
-    """Extract patient numbers from image paths: 42 from ``.../patient00042/study1/view1_frontal.jpg``.
-
-    Raises:
-        BadInput: If a path contains no patient number.
-    """
-    folders = [next((part for part in path.split("/") if part.startswith("patient")), "") for path in paths]
-    nameless = [path for path, folder in zip(paths, folders, strict=True) if not folder[len("patient") :].isdecimal()]
+    # The patient of .../patient00042/study1/view1_frontal.jpg is 42.
+    patients = [next((part for part in path.split("/") if part.startswith("patient")), "") for path in paths]
+    nameless = [path for path, name in zip(paths, patients, strict=True) if not name[len("patient") :].isdecimal()]
     if nameless:
         problem = f'{len(nameless)} paths have no part such as "patient00042": {quote_names(nameless, 5)}.'
         raise BadInput([Fault("data.labels", problem)])
-    return np.array([str(int(folder[len("patient") :])) for folder in folders])
+    table = _make_unsplit_table(
+        files=LazyPicturePaths.from_names(folder, below),
+        labels=labels,
+        class_names=CHEXPERT_CLASSES,
+        patients=np.array([str(int(name[len("patient") :])) for name in patients]),
+    )
+    return drop_missing_files(split_label_table(table, spec.split_seed), spec)
 
 
 def open_mimic_table(spec: MimicDatasetSpec, base: Path) -> LabelTable:

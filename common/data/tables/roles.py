@@ -263,9 +263,11 @@ def guess_patient_column(columns: CsvColumns, others: Collection[str] = ()) -> s
     """
     candidates = _find_patient_columns(columns, (name for name in columns if name not in others))
     surest = list(filter(_contains_number_word, candidates)) or candidates
-    if not surest or not all(_have_equal_cells(columns, surest[0], other) for other in surest[1:]):
+    if not surest:
         return None
-    return surest[0]
+    first, *rest = map(columns.get_column, surest)
+    are_equal = all(_count_cell_pairs(first, other) == len(first.cells) == len(other.cells) for other in rest)
+    return surest[0] if are_equal else None
 
 
 def list_possible_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
@@ -287,7 +289,21 @@ def list_possible_patient_columns(columns: CsvColumns, names: Iterable[str]) -> 
 
 def _find_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
     """Return the columns whose heading has a word for the patient and none for anything else, and whose cells fit."""
-    return [name for name in names if _is_patient_heading(name) and _may_be_patients(columns, name)]
+    fitting = list[str]()
+    for name in filter(_is_patient_heading, names):
+        column = columns.get_column(name)
+        filled = [cell for cell in column.cells if not is_blank_cell(cell)]
+        kind = judge_column(column).kind
+        # Not dates, 0 and 1, yes and no.
+        if len(filled) > 1 and kind not in ("labels", "words") and may_be_identifiers(columns, name):
+            has_digits = all(re.search(r"\d", cell) for cell in filled)
+            # Under a heading without a number also not measures and few words.
+            if _contains_number_word(name) or (
+                not any(map(_MEASURE.fullmatch, filled))
+                and (has_digits or len(columns.lines) <= _FEW_IMAGES * len(filled))
+            ):
+                fitting.append(name)
+    return fitting
 
 
 def _is_patient_heading(name: str) -> bool:
@@ -307,25 +323,6 @@ def _contains_patient_word(text: str) -> bool:
 
 def _contains_number_word(name: str) -> bool:
     return any(map(NUMBERED.fullmatch, split_column_name_words(name)))
-
-
-def _may_be_patients(columns: CsvColumns, name: str) -> bool:
-    """Return False for dates, 0 and 1, yes and no; under a heading without a number also for measures and few words."""
-    column = columns.get_column(name)
-    filled = [cell for cell in column.cells if not is_blank_cell(cell)]
-    kind = judge_column(column).kind
-    if len(filled) <= 1 or kind in ("labels", "words") or not may_be_identifiers(columns, name):
-        return False
-    if _contains_number_word(name):
-        return True
-    has_digits = all(re.search(r"\d", cell) for cell in filled)
-    return not any(map(_MEASURE.fullmatch, filled)) and (has_digits or len(columns.lines) <= _FEW_IMAGES * len(filled))
-
-
-def _have_equal_cells(columns: CsvColumns, first: str, second: str) -> bool:
-    """Return True if two columns have equal cells in the same rows."""
-    one, other = columns.get_column(first), columns.get_column(second)
-    return _count_cell_pairs(one, other) == len(one.cells) == len(other.cells)
 
 
 def _count_cell_pairs(first: CsvColumn, second: CsvColumn) -> int:
@@ -554,9 +551,11 @@ def _refuse_two_label_kinds(columns: CsvColumns, flags: FlagColumns, unused: Map
             if make_class_spelling_key(finding) not in label_keys and not _means_no_finding(finding)
         ]
         column = columns.get_column(name, with_line_ends=True)
+        separator = _guess_finding_separator(column)
+        has_lists = any(len(split_findings(cell, separator)) > 1 for cell in column.cells)
         is_meant = FINDINGS.search(name.casefold()) or _are_findings(findings, others)
         may_be_meant = not are_known and (
-            len(others) < len(findings) or any(map(_is_known_finding, others)) or _has_lists_of_findings(column)
+            len(others) < len(findings) or any(map(_is_known_finding, others)) or has_lists
         )
         if others and (is_meant or may_be_meant):
             problem = f'column "{name}" names findings ({quote_names(others, 3)}), and cells are 0 and 1 in '
@@ -704,11 +703,6 @@ def _guess_finding_separator(column: CsvColumn) -> str:
     return max(rows, key=lambda mark: rows[mark], default="|")
 
 
-def _has_lists_of_findings(column: CsvColumn) -> bool:
-    separator = _guess_finding_separator(column)
-    return any(len(split_findings(cell, separator)) > 1 for cell in column.cells)
-
-
 def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> str:
     """Return the column whose cells name findings, judged by the column's name, else by the cells.
 
@@ -723,7 +717,28 @@ def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
             or _are_findings(findings, findings)
         ):
             return name
-    raise BadInput([_make_no_labels_fault(columns, judged, list(candidates))])
+    problem = "no column is sure to hold labels, as 1, 0, -1 or nothing for each class, or as names of findings"
+    remedy = "Give each class a column of 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
+    options = ""
+    unlikely = [name for name, of in judged.items() if of.kind == "labels"]
+    words, numbers = ({name: of for name, of in judged.items() if of.kind == kind} for kind in ("words", "numbers"))
+    if words:
+        problem += f". These hold words for them, which are not read: {describe_foreign_cells(columns, words)}"
+        remedy = "Replace them by 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
+    elif unlikely:
+        problem += f". By their names, {quote_names(unlikely, _MOST_COLUMNS)} are no findings"
+        options = f" If they are, add to the command: {format_findings_options(unlikely)}"
+    elif candidates:
+        options = _join_options("--findings", list(candidates)[:_MOST_COLUMNS])
+        options = f" If one of these columns names findings, add it to the command: {options}"
+    if numbers and not words:
+        problem += f". These hold other numbers: {describe_foreign_cells(columns, numbers)}"
+        remedy += " A grade or a probability becomes one by the limit that you choose."
+    elif not (words or unlikely or candidates):
+        problem += f"; the table has {quote_names(columns)}"
+    if columns.unnamed:
+        remedy += f" {describe_unnamed_columns(columns)}"
+    raise BadInput([Fault("labels", f"{problem}.", remedy + options)])
 
 
 def _list_finding_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> dict[str, list[str]]:
@@ -744,33 +759,6 @@ def _list_finding_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
 
 def _means_no_finding(finding: str) -> bool:
     return finding in _NO_FINDING or is_no_finding_name(finding)
-
-
-def _make_no_labels_fault(
-    columns: CsvColumns, judged: Mapping[str, ColumnJudgement], candidates: Sequence[str]
-) -> Fault:
-    problem = "no column is sure to hold labels, as 1, 0, -1 or nothing for each class, or as names of findings"
-    remedy = "Give each class a column of 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
-    options = ""
-    unlikely = [name for name, of in judged.items() if of.kind == "labels"]
-    words, numbers = ({name: of for name, of in judged.items() if of.kind == kind} for kind in ("words", "numbers"))
-    if words:
-        problem += f". These hold words for them, which are not read: {describe_foreign_cells(columns, words)}"
-        remedy = "Replace them by 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
-    elif unlikely:
-        problem += f". By their names, {quote_names(unlikely, _MOST_COLUMNS)} are no findings"
-        options = f" If they are, add to the command: {format_findings_options(unlikely)}"
-    elif candidates:
-        options = _join_options("--findings", candidates[:_MOST_COLUMNS])
-        options = f" If one of these columns names findings, add it to the command: {options}"
-    if numbers and not words:
-        problem += f". These hold other numbers: {describe_foreign_cells(columns, numbers)}"
-        remedy += " A grade or a probability becomes one by the limit that you choose."
-    elif not (words or unlikely or candidates):
-        problem += f"; the table has {quote_names(columns)}"
-    if columns.unnamed:
-        remedy += f" {describe_unnamed_columns(columns)}"
-    return Fault("labels", f"{problem}.", remedy + options)
 
 
 def describe_unnamed_columns(columns: CsvColumns) -> str:
