@@ -42,8 +42,29 @@ class SimulatedSiteProvider:
         experiment, index = _parse_experiment(self.experiment), int(context.node_config["partition-id"])
         data = load_simulated_data(experiment, self.base)
         sites = _get_cached_run_sites(self, data)
-        # The site that was used last stands last.
-        sites[index] = site = sites.pop(index, None) or _make_simulated_site(self, experiment, data, index)
+        site = sites.pop(index, None)
+        if site is None:
+            images = select_simulated_site_images(data, index, build_site_method(experiment).pooled_missing_labels)
+            # The coordinator's process chose number formats for the CPU, so that all sites are equal; each GPU is
+            # measured.
+            training = experiment.training
+            use_gpu = torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0
+            arithmetic = None if use_gpu or training.precision == "fastest" else read_arithmetic(training, "cpu")
+            site = Site(
+                declaration=images.declaration,
+                train=images.train,
+                validation=images.validation,
+                test=images.test,
+                folder=self.run_folder / "sites" / images.declaration.site,
+                device="cuda" if use_gpu else "cpu",
+                gpus=experiment.simulation.gpus_per_batch,
+                policy=POLICY,
+                durable=False,
+                simulated=True,
+                frozen_folder=self.run_folder / "frozen",
+                arithmetic=arithmetic,
+            )
+        sites[index] = site  # the site that was used last stands last
         if len(sites) > MOST_SITES:
             del sites[next(iter(sites))]
         return site
@@ -55,28 +76,6 @@ _parse_experiment = lru_cache(maxsize=1)(Experiment.model_validate_json)
 @lru_cache(maxsize=1)
 def _get_cached_run_sites(sites: SimulatedSiteProvider, data: SimulatedData) -> dict[int, Site]:
     return {}
-
-
-def _make_simulated_site(sites: SimulatedSiteProvider, experiment: Experiment, data: SimulatedData, index: int) -> Site:
-    images = select_simulated_site_images(data, index, build_site_method(experiment).pooled_missing_labels)
-    # The coordinator's process chose number formats for the CPU, so that all sites are equal; each GPU is measured.
-    training = experiment.training
-    use_gpu = torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0
-    arithmetic = None if use_gpu or training.precision == "fastest" else read_arithmetic(training, "cpu")
-    return Site(
-        declaration=images.declaration,
-        train=images.train,
-        validation=images.validation,
-        test=images.test,
-        folder=sites.run_folder / "sites" / images.declaration.site,
-        device="cuda" if use_gpu else "cpu",
-        gpus=experiment.simulation.gpus_per_batch,
-        policy=POLICY,
-        durable=False,
-        simulated=True,
-        frozen_folder=sites.run_folder / "frozen",
-        arithmetic=arithmetic,
-    )
 
 
 def make_simulation_client_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:

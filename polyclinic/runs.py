@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config import ExperimentFile, read_experiment, validate_experiment
+from common.config import read_experiment, validate_experiment
 from common.data.sources.plugin import DatasetPlugin, LabelledImages, MapDataset
 from common.errors import BadInput, Fault
 from common.metrics.measured import ValueWithError, format_value_with_error
@@ -113,6 +113,7 @@ def simulate(
     from rich.console import Console
 
     from server.simulation.simulate import simulate as run
+    from strategies.registry import find_method_faults
 
     own = {
         "model.architecture": (MODELS, model),
@@ -126,12 +127,30 @@ def simulate(
     }
     if dataset is not None:
         replaced["data"] = {"kind": "plugin", "name": register_local_plugin(DATASETS, _wrap_as_dataset_plugin(dataset))}
-    changed = {**(settings or {}), **replaced, **({} if head is None else {"model.head": head})}
-    file = _read_experiment(experiment, changed, dataset is not None, metrics)
+    changed: dict[str, Any] = {**(settings or {}), **replaced, **({} if head is None else {"model.head": head})}
+    if metrics:
+        changed["evaluation.metrics"] = [PLUGIN + register_local_plugin(METRICS, metric) for metric in metrics]
+    plugins = [value for value in changed.values() if isinstance(value, str) and value.startswith(PLUGIN)]
+    if dataset is not None or metrics or any(map(is_local_plugin_name, plugins)):
+        changed.setdefault("simulation.backend", "inline")
+    data = changed.pop("data", None)
+    overrides = [*(["data=none"] if data else []), *_convert_settings_to_overrides(changed)]
+    overrides += [f"data.{key}={_format_toml_value(value)}" for key, value in (data or {}).items()]
+    if isinstance(experiment, Mapping):
+        tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
+        file = validate_experiment(tree, Path("experiment"), overrides, find_method_faults)
+    else:
+        file = read_experiment(_find_experiment_path(experiment), overrides, find_method_faults)
     if (replaced or metrics) and file.experiment.simulation.backend == "ray":
         problem = "ray: its workers are other processes, which do not know what was given to this one."
         raise BadInput([Fault("simulation.backend", problem, 'Set "inline", or make a package of it.')])
-    folder = Path(out) if out is not None else _find_free_folder(file)
+    if out is not None:
+        folder = Path(out)
+    else:
+        title = file.experiment.run.name or file.experiment.run.method
+        name = "".join(letter if letter.isalnum() else "-" for letter in title)
+        paths = (Path("runs", name if number == 1 else f"{name}-{number}") for number in range(1, 10**6))
+        folder = next(path for path in paths if not path.exists())
     run(file, folder, Console(quiet=quiet, emoji=False), resume=resume)
     return load(folder)
 
@@ -249,10 +268,18 @@ class FinishedRun:
         network, pandas = load_model(self.folder), _import_pandas()
         columns = list(network.class_names)
         if isinstance(images, np.ndarray):
-            values = _refuse_non_uint8_images(images)
-            index = pandas.RangeIndex(len(values), name="image")
-            return pandas.DataFrame(compute_picture_probabilities(network, values), index=index, columns=columns)
-        files = [images] if isinstance(images, str | Path) else _refuse_non_path_images(images)
+            if not images.size:
+                raise BadInput([Fault("images", f"of shape {images.shape} hold no pixel.")])
+            if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
+                shapes = "(n, height, width) or (n, height, width, 3)"
+                problem = f"must be uint8 of shape {shapes}, not {images.dtype} {images.shape}."
+                raise BadInput([Fault("images", problem)])
+            index = pandas.RangeIndex(len(images), name="image")
+            return pandas.DataFrame(compute_picture_probabilities(network, images), index=index, columns=columns)
+        files: Sequence[str | Path] = [images] if isinstance(images, str | Path) else images
+        if not (isinstance(files, Sequence) and files and all(isinstance(file, str | Path) for file in files)):
+            paths = "the path of a file or folder, or several paths"
+            raise BadInput([Fault("images", f"must be a uint8 array, or {paths}, not {type(images).__name__}.")])
         form = choose_model_image_format(self.folder, network)
         results = [predict_from_files(network, Path(file), form) for file in files]
         names = [name for pictures, _ in results for name in (*pictures.names, *pictures.unreadable)]
@@ -374,29 +401,6 @@ def _wrap_as_dataset_plugin(images: OwnImages | Mapping[str, OwnImages] | Datase
     return dataset
 
 
-def _read_experiment(
-    experiment: str | Path | Mapping[str, Any],
-    settings: Mapping[str, Any],
-    own_data: bool,
-    metrics: Sequence[ClassMetric],
-) -> ExperimentFile:
-    from strategies.registry import find_method_faults
-
-    added = dict(settings)
-    if metrics:
-        added["evaluation.metrics"] = [PLUGIN + register_local_plugin(METRICS, metric) for metric in metrics]
-    plugins = [value for value in added.values() if isinstance(value, str) and value.startswith(PLUGIN)]
-    if own_data or metrics or any(map(is_local_plugin_name, plugins)):
-        added.setdefault("simulation.backend", "inline")
-    data = added.pop("data", None)
-    overrides = [*(["data=none"] if data else []), *_convert_settings_to_overrides(added)]
-    overrides += [f"data.{key}={_format_toml_value(value)}" for key, value in (data or {}).items()]
-    if isinstance(experiment, Mapping):
-        tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
-        return validate_experiment(tree, Path("experiment"), overrides, find_method_faults)
-    return read_experiment(_find_experiment_path(experiment), overrides, find_method_faults)
-
-
 def _find_experiment_path(experiment: str | Path) -> Path:
     """Return the path of an experiment file, or of the example with this name."""
     from polyclinic.examples import example
@@ -422,31 +426,6 @@ def _format_toml_value(value: Any) -> str:
     except TypeError:
         problem = f"{value!r} is a {type(value).__name__}, which no experiment file can hold."
         raise BadInput([Fault("settings", problem)]) from None
-
-
-def _find_free_folder(file: ExperimentFile) -> Path:
-    run = file.experiment.run
-    name = "".join(letter if letter.isalnum() else "-" for letter in run.name or run.method)
-    paths = (Path("runs", name if number == 1 else f"{name}-{number}") for number in range(1, 10**6))
-    return next(path for path in paths if not path.exists())
-
-
-def _refuse_non_path_images(images: object) -> Sequence[str | Path]:
-    if isinstance(images, Sequence) and images and all(isinstance(path, str | Path) for path in images):
-        return images
-    problem = f"must be a uint8 array, or the path of a file or folder, or several paths, not {type(images).__name__}."
-    raise BadInput([Fault("images", problem)])
-
-
-def _refuse_non_uint8_images(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    if not images.size:
-        raise BadInput([Fault("images", f"of shape {images.shape} hold no pixel.")])
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
-        problem = (
-            f"must be uint8 of shape (n, height, width) or (n, height, width, 3), not {images.dtype} {images.shape}."
-        )
-        raise BadInput([Fault("images", problem)])
-    return images
 
 
 def _import_pandas() -> Any:

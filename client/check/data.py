@@ -18,7 +18,7 @@ from client.site.settings import list_data_faults, make_label_declaration
 from client.site.site_file import FILE, SiteSettings
 from common.data.base.image_set import PARTS, describe_uniform_pictures, is_placeholder_patient
 from common.data.base.spec import ChexpertDatasetSpec, LabelColumnsSpec, MimicDatasetSpec
-from common.data.images.headers import describe_display_problems
+from common.data.images.headers import DicomHeader, describe_display_problems
 from common.data.images.pixel_cache import hash_image_file
 from common.data.images.reading import is_grey_picture
 from common.data.images.syntaxes import is_syntax_readable, name_transfer_syntax
@@ -78,17 +78,15 @@ def check_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
     heads = [head for head in source.heads or (facts.head for facts in pictures) if head.syntax]
     syntaxes = Counter(head.syntax for head in heads)
     classes = count_images_by_class(source, settings)
-    _check_dataset_parts(area, source)
-    _check_transfer_syntaxes(area, source, syntaxes, len(pictures))
-    _check_unreadable_files(area, source, empty, pictures)
-    for problem in describe_display_problems(
-        heads if source.form is None or source.form.rendering.window is None else []
-    ):
-        area.add_note(problem, "Look at the images with flwr-client preview-data.")
-    if blank := describe_uniform_pictures([source.names[facts.row] for facts in decoded if facts.blank]):
-        area.add_note(blank, "Look at them with flwr-client preview-data.")
-    _check_bit_depth_color(area, source, decoded)
-    _check_inversion(area, decoded)
+    if not (source.parts == "train").any():
+        area.add_fault(
+            ClientExitCode.BAD_INPUT, f"{FILE}: data: there is no training image.", "Put some into that part."
+        )
+    for part in PARTS[1:]:
+        if not (source.parts == part).any():
+            area.add_note(f"there is no {part} image: {_WITHOUT[part]}.")
+    _check_unreadable_files(area, source, syntaxes, empty, pictures)
+    _check_appearance(area, source, heads, decoded)
     _check_duplicates(area, source, duplicates)
     _add_policy_notes(area, source, classes, settings.file.policy)
     _add_passed_checks(area, source, decoded, syntaxes)
@@ -126,19 +124,16 @@ def _add_passed_checks(
         area.passed.append(f"{len(decoded):,} of them decoded: {describe_pictures(decoded)}")
 
 
-def _check_dataset_parts(area: CheckArea, source: SiteImageSource) -> None:
-    if not (source.parts == "train").any():
-        area.add_fault(
-            ClientExitCode.BAD_INPUT, f"{FILE}: data: there is no training image.", "Put some into that part."
-        )
-    for part in PARTS[1:]:
-        if not (source.parts == part).any():
-            area.add_note(f"there is no {part} image: {_WITHOUT[part]}.")
-
-
-def _check_transfer_syntaxes(area: CheckArea, source: SiteImageSource, syntaxes: Counter[str], decoded: int) -> None:
-    """Report DICOM transfer syntaxes (compressions) for which no decoder is installed."""
-    total = decoded if source.archive else len(source)
+def _check_unreadable_files(
+    area: CheckArea,
+    source: SiteImageSource,
+    syntaxes: Counter[str],
+    empty: Sequence[int],
+    pictures: Sequence[PictureFacts],
+) -> None:
+    """Report DICOM transfer syntaxes (compressions) without a decoder, empty files, and images that cannot be read."""
+    budget, total = source.skip_budget, len(source)
+    looked_at = len(pictures) if source.archive else total
     for syntax, count in syntaxes.items():
         if not is_syntax_readable(syntax):
             files = format_count_with_noun(count, "DICOM file")
@@ -146,14 +141,7 @@ def _check_transfer_syntaxes(area: CheckArea, source: SiteImageSource, syntaxes:
             remedy = (
                 "Export them as Explicit VR Little Endian, or in another transfer syntax that docs/recipes.md lists."
             )
-            area.add_warning(ClientExitCode.UNREADABLE, problem, remedy, fatal=count > source.skip_budget * total)
-
-
-def _check_unreadable_files(
-    area: CheckArea, source: SiteImageSource, empty: Sequence[int], pictures: Sequence[PictureFacts]
-) -> None:
-    """Report empty files among all files, and unreadable images among those that were decoded."""
-    budget, total = source.skip_budget, len(source)
+            area.add_warning(ClientExitCode.UNREADABLE, problem, remedy, fatal=count > budget * looked_at)
     rules = f"Up to {budget:.0%} of the images may be unreadable (skip_budget in {FILE}): "
     if empty:
         problem = f"{len(empty):,} of {total:,} image files are empty ({len(empty) / total:.1%})."
@@ -171,27 +159,28 @@ def _check_unreadable_files(
         area.add_warning(ClientExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost, fatal=fatal)
 
 
-def _check_bit_depth_color(area: CheckArea, source: SiteImageSource, decoded: Sequence[PictureFacts]) -> None:
-    """Note 16-bit PNG files that a wrong ``bit_depth`` makes dark, and grey pictures that are read as colour."""
-    if source.form is None:
-        return
+def _check_appearance(
+    area: CheckArea, source: SiteImageSource, heads: Sequence[DicomHeader], decoded: Sequence[PictureFacts]
+) -> None:
+    """Report pictures that the run would see wrongly: uniform, too dark, grey but read as colour, or inverted."""
+    form = source.form
+    for problem in describe_display_problems(heads if form is None or form.rendering.window is None else []):
+        area.add_note(problem, "Look at the images with flwr-client preview-data.")
+    if blank := describe_uniform_pictures([source.names[facts.row] for facts in decoded if facts.blank]):
+        area.add_note(blank, "Look at them with flwr-client preview-data.")
     deep = [facts.pixels for facts in decoded if facts.mode == "16 bit" and facts.pixels is not None]
     brightest = max((int(pixels.max()) for pixels in deep), default=255)
-    if brightest < 64:
-        problem = (
-            f"the brightest of {format_count_with_noun(len(deep), 'PNG file')} of 16 bits has {brightest} of 255 with "
-        )
-        problem += f"bit_depth = {source.form.rendering.bit_depth}."
+    if form is not None and brightest < 64:
+        files = format_count_with_noun(len(deep), "PNG file")
+        problem = f"the brightest of {files} of 16 bits has {brightest} of 255 with "
+        problem += f"bit_depth = {form.rendering.bit_depth}."
         area.add_note(problem, f"Is bit_depth in {FILE} right? Pictures are brighter with a smaller one.")
     colors = [facts.pixels for facts in decoded if facts.pixels is not None and facts.pixels.ndim == 3]
-    if colors and all(map(is_grey_picture, colors)):
+    if form is not None and colors and all(map(is_grey_picture, colors)):
         problem = f"color = true, and {format_count_with_noun(len(colors), 'image')} that were looked at are all grey."
         area.add_note(
             problem, "With color = false they take a third of the memory, if the run's model has one channel."
         )
-
-
-def _check_inversion(area: CheckArea, decoded: Sequence[PictureFacts]) -> None:
     counts = InversionCounts.from_pictures(decoded)
     modes = ", ".join(counts.modes)
     if counts.is_majority_inverted:

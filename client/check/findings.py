@@ -197,7 +197,15 @@ def print_check_result(result: CheckResult, classes: Sequence[ClassCounts], cons
             grid.add_row(Text(mark, style=style), _format_finding(finding))
         console.print(grid)
         if area.name == "data" and classes:
-            console.print(Padding(_format_class_table(classes), _INDENT))
+            cells = any(row.blank is not None for row in classes)
+            table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+            table.add_column("class", overflow="fold")
+            for name in ("present", "absent", "unknown", *(("uncertain", "blank") if cells else ())):
+                table.add_column(name, justify="right")
+            for row in classes:
+                extra = [f"{row.uncertain or 0:,}", f"{row.blank or 0:,}"] if cells else []
+                table.add_row(Text(row.name), *row.printable_counts, f"{row.unknown:,}", *extra)
+            console.print(Padding(table, _INDENT))
     console.print()
     worst = result.most_severe_finding
     if worst is None:
@@ -219,15 +227,3 @@ def _format_finding(finding: CheckFinding) -> Text:
     if finding.remedy:
         text.append(f"\n→ {finding.remedy}")
     return text
-
-
-def _format_class_table(classes: Sequence[ClassCounts]) -> Table:
-    cells = any(row.blank is not None for row in classes)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("class", overflow="fold")
-    for name in ("present", "absent", "unknown", *(("uncertain", "blank") if cells else ())):
-        table.add_column(name, justify="right")
-    for row in classes:
-        extra = [f"{row.uncertain or 0:,}", f"{row.blank or 0:,}"] if cells else []
-        table.add_row(Text(row.name), *row.printable_counts, f"{row.unknown:,}", *extra)
-    return table

@@ -144,7 +144,17 @@ def check_machine(
         needs: None if no image could be read for an estimate; then only the least free disk is checked.
     """
     area, used_gpu = CheckArea("machine"), machine.gpu if settings.file.device != "cpu" else None
-    _check_file_permissions(area, machine, settings)
+    if not machine.writable:
+        problem = f"user {machine.user} may not write to {settings.folder}."
+        area.add_fault(ClientExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {settings.folder}")
+    if machine.key_mode is not None and machine.key_mode & 0o077:
+        problem = f"{settings.key_path.name}, the private key, may be read by others (mode {machine.key_mode:o})."
+        area.add_fault(ClientExitCode.PERMISSIONS, problem, f"Run: chmod 600 {settings.key_path}")
+    if machine.folder_mode & 0o002:
+        problem = f"everybody on this machine may write to {settings.folder} (mode {machine.folder_mode:o})."
+        area.add_warning(ClientExitCode.PERMISSIONS, problem, f"Run: chmod o-w {settings.folder}")
+    if machine.user == 0:
+        area.add_note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
     _check_disk_and_memory(area, machine, settings, needs)
     faulty = {finding.exit_code for finding in area.findings}
     disk, memory, gpu = (
@@ -171,20 +181,6 @@ def check_machine(
     area.passed.append(", ".join(f"{name} {number}" for name, number in versions.items()))
     area.facts = {**asdict(machine), "versions": versions, **({"needs": asdict(needs)} if needs else {})}
     return area
-
-
-def _check_file_permissions(area: CheckArea, machine: MachineMeasurements, settings: SiteSettings) -> None:
-    if not machine.writable:
-        problem = f"user {machine.user} may not write to {settings.folder}."
-        area.add_fault(ClientExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {settings.folder}")
-    if machine.key_mode is not None and machine.key_mode & 0o077:
-        problem = f"{settings.key_path.name}, the private key, may be read by others (mode {machine.key_mode:o})."
-        area.add_fault(ClientExitCode.PERMISSIONS, problem, f"Run: chmod 600 {settings.key_path}")
-    if machine.folder_mode & 0o002:
-        problem = f"everybody on this machine may write to {settings.folder} (mode {machine.folder_mode:o})."
-        area.add_warning(ClientExitCode.PERMISSIONS, problem, f"Run: chmod o-w {settings.folder}")
-    if machine.user == 0:
-        area.add_note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
 
 
 def _check_disk_and_memory(

@@ -189,8 +189,7 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
         "policy.statistics",
         _find_unlisted_names_fault(method.declared_payload.names, policy.statistics, f"{method.name} needs"),
     )
-    yield "policy.maximum_update_norm", _find_clipping_fault(policy, work)
-    yield from _check_privacy_rules(policy, plan)
+    yield from _check_privacy_rules(policy, work)
 
 
 def find_method_policy_fault(policy: SitePolicy, plan: HospitalPlan) -> str:
@@ -247,22 +246,18 @@ def _check_network_size_rules(policy: SitePolicy, work: RequestedWork) -> Iterat
         yield f"policy.maximum_{key}_gb", reason
 
 
-def _find_clipping_fault(policy: SitePolicy, work: RequestedWork) -> str:
-    bound, parameters, privacy = policy.maximum_update_norm, work.method.parameters, work.plan.privacy
-    if bound is None or not work.updated_model_groups:
-        return ""
-    clips = privacy.max_update_norm if privacy.level == "update" else parameters.clip_update
-    if clips is None:
-        return f"it is {bound:g}, and the plan does not clip: method.clip_update is not set"
-    if clips > bound:
-        return f"it is {bound:g}, and the plan clips to {clips:g}"
-    if parameters.compress_update != "float32":
-        return "with compress_update an update also carries what rounding left of earlier ones, and has no bound"
-    return ""
-
-
-def _check_privacy_rules(policy: SitePolicy, plan: HospitalPlan) -> Iterator[tuple[str, str]]:
-    privacy = plan.privacy
+def _check_privacy_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
+    """Yield the rules for what protects an update: clipping, masks and noise."""
+    privacy, parameters, bound = work.plan.privacy, work.method.parameters, policy.maximum_update_norm
+    clips, reason = privacy.max_update_norm if privacy.level == "update" else parameters.clip_update, ""
+    if bound is not None and work.updated_model_groups:
+        if clips is None:
+            reason = f"it is {bound:g}, and the plan does not clip: method.clip_update is not set"
+        elif clips > bound:
+            reason = f"it is {bound:g}, and the plan clips to {clips:g}"
+        elif parameters.compress_update != "float32":
+            reason = "with compress_update an update also carries what rounding left of earlier ones, and has no bound"
+    yield "policy.maximum_update_norm", reason
     bare = policy.masked_only and not privacy.secure_aggregation
     why = ' (level = "masked" sets it)' if policy.level == "masked" else ""
     reason = f"it is true{why}, and the plan has updates bare: privacy.secure_aggregation is not set"

@@ -14,7 +14,6 @@ import operator
 import os
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -194,12 +193,25 @@ class RoundStateFolder:
     def write_state(self, memory: SiteRoundState, server_round: int | None = None) -> None:
         """Write the state after a round to the file of that round, which states the run, the site and the round.
 
+        The file holds a SHA-256, then the state and these facts as safetensors.
+
         Args:
             server_round: The round if it is not the state's own.
         """
         number = memory.round if server_round is None else server_round
-        content = _serialize_round_state(memory, {**self._origin, "round": number})
-        write_atomically(self._state_file_path(number), content, durable=self.durable)
+        named, classes = dict[str, NDArray[Any]](), dict[str, list[str]]()
+        for part in (*_GROUPS, *_ARRAYS):
+            value = getattr(memory, part)
+            if isinstance(value, ModelGroups) and value.head is not None:
+                classes[part] = list(value.head.class_names)
+            for name, array in (value.to_named_arrays() if isinstance(value, ModelGroups) else value).items():
+                named[f"{part}/{name}"] = np.asarray(array, order="C")
+        facts: dict[str, Any] = dict(zip(_FACTS, operator.attrgetter(*_FACTS)(memory), strict=True))
+        facts |= {"classes": classes, "origin": {**self._origin, "round": number}}
+        named[_FACTS_NAME] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        content = save(named)
+        digest = hashlib.sha256(content).digest()
+        write_atomically(self._state_file_path(number), digest + content, durable=self.durable)
 
     def _state_file_path(self, server_round: int) -> Path:
         return self.folder / f"round-{server_round:06d}.safetensors"
@@ -210,22 +222,6 @@ _ARRAYS = ("optimizer", "method_state")
 _FACTS = ("round", "evaluated_round", "best_round", "best_loss")
 _FACTS_NAME = "facts"
 _DIGEST = hashlib.sha256().digest_size
-
-
-def _serialize_round_state(memory: SiteRoundState, origin: Mapping[str, str | int]) -> bytes:
-    """Return the content of a state file: a SHA-256, then the state and its origin as safetensors."""
-    named, classes = dict[str, NDArray[Any]](), dict[str, list[str]]()
-    for part in (*_GROUPS, *_ARRAYS):
-        value = getattr(memory, part)
-        if isinstance(value, ModelGroups) and value.head is not None:
-            classes[part] = list(value.head.class_names)
-        for name, array in (value.to_named_arrays() if isinstance(value, ModelGroups) else value).items():
-            named[f"{part}/{name}"] = np.asarray(array, order="C")
-    facts: dict[str, Any] = dict(zip(_FACTS, operator.attrgetter(*_FACTS)(memory), strict=True))
-    facts |= {"classes": classes, "origin": dict(origin)}
-    named[_FACTS_NAME] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    content = save(named)
-    return hashlib.sha256(content).digest() + content
 
 
 def parse_round_state(written: bytes) -> tuple[SiteRoundState, dict[str, Any]]:

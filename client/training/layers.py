@@ -137,22 +137,18 @@ class FailureHidingLayer(SiteRoundLayer):
             raise
         except self.hidden as error:
             task.site.tell(f"nothing of this round is in the update: {error}")
-            return _make_zero_update_result(task, request)
-
-
-def _make_zero_update_result(task: LocalTask, request: TrainRequest) -> LocalResult:
-    plan, network, received = task.plan, task.network, task.received
-    write_model_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
-    statistics: Arrays = {}
-    if task.method.declared_payload.statistics:  # of the received model; noise is added later
-        local = task.method.make_local_round(make_client_context(task, request))
-        statistics = local.statistics(network, np.zeros(plan.training.epochs, np.float32))
-    return LocalResult(
-        state=received,
-        train_loss=0.0,
-        epochs=plan.training.epochs,
-        optimizer=make_optimizer(network, plan.training, plan.training.lr),
-        method_state=task.memory.method_state,
-        statistics=statistics,
-        update=compute_update(task, request, received),
-    )
+        plan, network, received = task.plan, task.network, task.received
+        write_model_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
+        statistics: Arrays = {}
+        if task.method.declared_payload.statistics:  # of the received model; noise is added later
+            local = task.method.make_local_round(make_client_context(task, request))
+            statistics = local.statistics(network, np.zeros(plan.training.epochs, np.float32))
+        return LocalResult(
+            state=received,
+            train_loss=0.0,
+            epochs=plan.training.epochs,
+            optimizer=make_optimizer(network, plan.training, plan.training.lr),
+            method_state=task.memory.method_state,
+            statistics=statistics,
+            update=compute_update(task, request, received),
+        )

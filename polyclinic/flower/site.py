@@ -139,23 +139,18 @@ class FedMLPSite(Site):
             reason = f"not that of the coordinator's head {name!r}: it is another layer"
             raise ValueError(f"the weight of {head!r} is {reason}, or the received model was not loaded before")
         self._examples = LabelledExamples(images, self.targets(targets), self.annotated.to(images.device))
-        server_round, tags = self._config["server-round"], self._read_tags()
+        server_round, tags = self._config["server-round"], dict[str, NDArray[np.float32]]()
+        stored = context.state.config_records.get(TAGS, ConfigRecord())
+        if stored.get(START) == self._config[START]:  # else the tags are of an earlier run
+            tags = unpack_arrays(stored)
+            before = tags.pop("images")
+            if before.shape != self._marks.shape or not np.allclose(before, self._marks, 1e-4, 1e-6, equal_nan=True):
+                remedy = f"the same images in the same order; or forget the tags: del context.state[{TAGS!r}]"
+                raise ValueError(f"the images are not those of the round before: give {remedy}")
         self._round = self.method.client(
             ClientContext(self._model, self._examples, self._statistics, tags, server_round, TrainingSection())
         )
         self.views = 1 if server_round > self.method.parameters.stage_one_rounds else 2
-
-    def _read_tags(self) -> Arrays:
-        """Return the tags of earlier rounds of this run; raise ``ValueError`` if they belong to other images."""
-        stored = self._context.state.config_records.get(TAGS, ConfigRecord())
-        if stored.get(START) != self._config[START]:
-            return {}
-        arrays = unpack_arrays(stored)
-        before = arrays.pop("images")
-        if before.shape != self._marks.shape or not np.allclose(before, self._marks, 1e-4, 1e-6, equal_nan=True):
-            remedy = f"the same images in the same order; or forget the tags: del context.state[{TAGS!r}]"
-            raise ValueError(f"the images are not those of the round before: give {remedy}")
-        return arrays
 
     def round_loss(self, rows: Tensor, *views: Tensor) -> Tensor:
         """Return the loss of one batch as a scalar tensor.

@@ -198,13 +198,13 @@ REASON = 'declines: policy.methods: it does not have "surgical".'
 @pytest.fixture
 def second_site_declines(monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy of the second site allows fedavg only."""
-    new_site = simulation._make_simulated_site
+    site_of = simulation.SimulatedSiteProvider.__call__
 
     def limited(*arguments: Any) -> Site:
-        site = new_site(*arguments)
+        site = site_of(*arguments)
         return replace(site, policy=SitePolicy(methods=("fedavg",))) if site.name == "site-2" else site
 
-    monkeypatch.setattr(simulation, "_make_simulated_site", limited)
+    monkeypatch.setattr(simulation.SimulatedSiteProvider, "__call__", limited)
 
 
 @pytest.mark.usefixtures("second_site_declines")

@@ -116,7 +116,26 @@ def invert_gradients(at: Adversary) -> AttackResult:
     truth = (
         convert_backbone_pixels(convert_to_channels_first(train.images).float(), plan.model).flatten(1).double().numpy()
     )
-    recovered = np.zeros((0, truth.shape[1])) if update is None else _search_images_by_gradient(update, network, train)
+    recovered = np.zeros((0, truth.shape[1]))
+    if update is not None:  # optimise images until their gradient has the direction of the update
+        target = -torch.from_numpy(update.copy())
+        set_train_mode(network)
+        examples = pair_pixels_with_labels(train, convert_to_channels_first(train.images), network.class_names)
+        loss = PLAIN_LOSSES[network.spec.task, "masked"]
+        trunk = [value for name, value in network.named_parameters() if not name.startswith("head.")]
+        generator = torch.Generator().manual_seed(4)
+        guess = torch.rand(len(train), 1, 16, 16, generator=generator).mul(255).requires_grad_()
+        search = torch.optim.Adam([guess], lr=8.0)
+        for _ in range(STEPS):
+            search.zero_grad()
+            value = loss(network(guess), examples.labels, examples.annotated)
+            gradient = torch.cat([part.flatten() for part in torch.autograd.grad(value, trunk, create_graph=True)])
+            away = 1 - functional.cosine_similarity(gradient, target, dim=0)
+            roughness = (guess.diff(dim=2).abs().mean() + guess.diff(dim=3).abs().mean()) / 255
+            (away + roughness * 1e-4).backward()  # type: ignore[no-untyped-call]
+            search.step()
+            guess.data.clamp_(0, 255)
+        recovered = guess.detach().flatten(1).double().numpy()  # (n, 256)
     best, place = _find_best_matches(truth, recovered)
     return AttackResult(
         "gradient inversion",
@@ -131,27 +150,6 @@ def invert_gradients(at: Adversary) -> AttackResult:
         response=at.response,
         pictures=_pair_recovered_pictures(truth, recovered, best, place),
     )
-
-
-def _search_images_by_gradient(update: NDArray[np.float32], network: SplitNetwork, train: ImageSet) -> Floats:
-    """Optimise images ``(n, 256)`` until their gradient has the direction of the update."""
-    target = -torch.from_numpy(update.copy())
-    set_train_mode(network)
-    examples = pair_pixels_with_labels(train, convert_to_channels_first(train.images), network.class_names)
-    loss = PLAIN_LOSSES[network.spec.task, "masked"]
-    trunk = [value for name, value in network.named_parameters() if not name.startswith("head.")]
-    guess = torch.rand(len(train), 1, 16, 16, generator=torch.Generator().manual_seed(4)).mul(255).requires_grad_()
-    search = torch.optim.Adam([guess], lr=8.0)
-    for _ in range(STEPS):
-        search.zero_grad()
-        value = loss(network(guess), examples.labels, examples.annotated)
-        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(value, trunk, create_graph=True)])
-        away = 1 - functional.cosine_similarity(gradient, target, dim=0)
-        roughness = (guess.diff(dim=2).abs().mean() + guess.diff(dim=3).abs().mean()) / 255
-        (away + roughness * 1e-4).backward()  # type: ignore[no-untyped-call]
-        search.step()
-        guess.data.clamp_(0, 255)
-    return np.asarray(guess.detach().flatten(1).double().numpy())
 
 
 def _find_best_matches(truth: Floats, recovered: Floats) -> tuple[Floats, NDArray[np.intp]]:

@@ -66,7 +66,16 @@ def locate_pictures(at: Adversary, pictures: PicturesToLocate) -> AttackResult:
     set_pixel_passing_weights(network)
     _set_units_for_pictures(network, pictures.images, pictures.alike)
     count, truth = len(pictures.parts), pictures.parts
-    trained, tested = _find_changed_units(at, plan, network, count), _find_changed_scores(at, plan, network, count)
+    trained = _find_changed_units(at, plan, network, count)
+    # A picture is in the test part if a head that reads only the picture's unit gives an AUROC other than 0.5.
+    tested: list[bool | None] = []
+    for unit in range(count):
+        with torch.no_grad():
+            network.head.weight.zero_()
+            network.head.weight[:, unit] = 100.0
+        reply = at.request_evaluation(plan, read_model_state(network), test=True)
+        scores = [] if reply is None else [auroc for auroc in reply.auroc if not np.isnan(auroc)]
+        tested.append(any(abs(auroc - 0.5) > 1e-9 for auroc in scores) if scores else None)
     guesses = [
         "train" if train else "test" if test else "neither" if train is False and test is False else ""
         for train, test in zip(trained, tested, strict=True)
@@ -123,22 +132,6 @@ def _find_changed_units(at: Adversary, plan: HospitalPlan, network: SplitNetwork
         return [bool(size > 0) for size in moved]
     # The other units are never active, so their changes are noise alone.
     return [bool(size > 4 * others.std() + 1e-30) or None for size in moved]
-
-
-def _find_changed_scores(at: Adversary, plan: HospitalPlan, network: SplitNetwork, count: int) -> list[bool | None]:
-    """Return for each sought picture True if a head that reads only its unit gives a test AUROC other than 0.5.
-
-    The picture is then in the test part. The value is None if no AUROC was reported.
-    """
-    moved: list[bool | None] = []
-    for unit in range(count):
-        with torch.no_grad():
-            network.head.weight.zero_()
-            network.head.weight[:, unit] = 100.0
-        reply = at.request_evaluation(plan, read_model_state(network), test=True)
-        scores = [] if reply is None else [auroc for auroc in reply.auroc if not np.isnan(auroc)]
-        moved.append(any(abs(auroc - 0.5) > 1e-9 for auroc in scores) if scores else None)
-    return moved
 
 
 # ---------------------------------------------------------------------- models that fail
