@@ -5,7 +5,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -228,7 +228,70 @@ def with_tables(page: str) -> str:
         table = settings_table(study, paths)
         marks = rf"(<!-- settings: {name} -->\n).*?(<!-- end -->)"
         page = re.sub(marks, lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", page, flags=re.DOTALL)  # type: ignore[misc]
-    return page
+        page = re.sub(
+            rf"(<!-- small: {name} -->\n).*?(<!-- end -->)",
+            lambda found, paths=paths: f"{found[1]}\n{small_table(paths)}\n\n{found[2]}",  # type: ignore[misc]
+            page,
+            flags=re.DOTALL,
+        )
+    marks = r"(<!-- benchmark -->\n).*?(<!-- end -->)"
+    return re.sub(marks, lambda found: f"{found[1]}\n{benchmark_table()}\n\n{found[2]}", page, flags=re.DOTALL)
+
+
+def small_table(files: Mapping[str, Path]) -> str:
+    """Every key that a ``[small]`` table changes, in full and in small, as a table in Markdown."""
+    changes: dict[str, dict[tuple[str, str], list[str]]] = {}
+    for name, path in files.items():
+        small = read_experiment_tables(path)[0].get("small", {})
+        full, short = (
+            read_experiment(path).experiment,
+            read_experiment(path, ["scale=small"]).experiment if small else None,
+        )
+        for key in flat(small) if short else ():
+            values = (key_cell(full, key), key_cell(short, key))
+            if values[0] != values[1] and key not in NOT_A_SETTING and not key.endswith("_sha256"):
+                changes.setdefault(key, {}).setdefault(values, []).append(name)
+    rows = ["| key | full: small |", "| --- | --- |"]
+    for key, by_values in changes.items():
+        texts = [f"{full}: {short} ({common_patterns(names, files)})" for (full, short), names in by_values.items()]
+        rows.append(f"| `{key}` | {'; '.join(texts)} |")
+    return "\n".join(rows)
+
+
+def key_cell(experiment: Experiment, key: str) -> str:
+    """The value of a key, also of one within a table of a mixture's tasks."""
+    section, *rest = key.split(".")
+    value: Any = build_site_method(experiment).parameters if section == "method" else getattr(experiment, section)
+    for name in rest:
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+    return cell(value) if value or value == 0 else "none"
+
+
+def common_patterns(names: Sequence[str], files: Mapping[str, Path]) -> str:
+    """A few patterns that go for these files and no others: beginnings, parts and ends of their names."""
+    if set(names) == set(files):
+        return "all"
+    cuts = [(name, cut.start()) for name in names for cut in re.finditer("[/_]", name)]
+    parts = {part for name in names for part in re.split("[/_]", name)}
+    candidates = [f"{name[: cut + 1]}*" for name, cut in cuts] + [f"{name}*" for name in names]
+    candidates += [f"*{name[cut:]}" for name, cut in cuts] + [f"*{part}*" for part in parts]
+    fitting = sorted({each for each in candidates if {n for n in files if fnmatchcase(n, each)} <= set(names)})
+    left, chosen = set(names), list[str]()
+    while left:
+        chosen.append(max((*fitting, *sorted(left)), key=lambda each: sum(fnmatchcase(name, each) for name in left)))
+        left -= {name for name in left if fnmatchcase(name, chosen[-1])}
+    return ", ".join(f"`{each}`" for each in chosen)
+
+
+def benchmark_table() -> str:
+    """The keys that the benchmark sets for single rows, but for the weights of positives, which results.md lists."""
+    tables = tomllib.loads((EXPERIMENTS / "benchmark" / "benchmark.toml").read_text(encoding="utf-8"))
+    rows = ["| row | keys |", "| --- | --- |"]
+    for method in tables["methods"]:
+        keys = [f"`{each}`" for each in method.get("set", ()) if not each.startswith("training.class_weights")]
+        if keys:
+            rows.append(f"| {method.get('title', method['name'])} | {', '.join(keys)} |")
+    return "\n".join(rows)
 
 
 if __name__ == "__main__":

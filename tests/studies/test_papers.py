@@ -55,6 +55,8 @@ def test_the_short_study_of_the_sweeps_is_a_part_of_the_papers() -> None:
 def test_the_page_of_the_papers_has_the_settings_of_today() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page.count("<!-- settings: ") == len(STUDIES) + 1
+    assert page.count("<!-- small: ") == len(STUDIES)
+    assert page.count("<!-- benchmark -->") == 1
     assert page == with_tables(page), "PYTHONPATH=. python -m tests.studies.paper_settings writes the tables"
 
 
