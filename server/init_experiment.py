@@ -113,8 +113,8 @@ def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: boo
     """Return the text of the experiment file.
 
     Args:
-        confirmed: True to fill in all decisions that a person has to make, so that the file can be checked: synonyms
-            are accepted, and doubtful names are listed in ``other_findings``.
+        confirmed: True to decide in place of the user, so that the file can be checked: accept synonyms, list doubtful
+            names in ``other_findings``, and list names of unassessed images in ``not_assessed``.
     """
     roles, folder, columns = data.roles, out.parent, _column_lines(data, confirmed=confirmed)
     pixels = "sizes of their own"

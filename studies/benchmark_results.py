@@ -197,8 +197,8 @@ class BlockResult:
     Attributes:
         scored: Class -> number of test positives, for classes with enough positives and negatives to be scored.
         unscored: Class -> number of test positives, for the other classes.
-        common_seeds: Seeds with which every ranked method was run; only these count for ranks.
-        entries: Label of a method -> its metrics.
+        common_seeds: Seeds with which every ranked method was run; without any, the block does not count for ranks.
+        entries: Label of a method -> its metrics, over the common seeds if there are any, else over its own.
     """
 
     data: str

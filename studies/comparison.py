@@ -98,11 +98,11 @@ class SiteGain:
         sd: Sample SD of the gain over seeds; None with one seed.
         auroc, other_auroc: Mean AUROC of the reference and of the other method.
         classes: Classes compared in at least one seed.
-        losses: Number of these classes whose AUROC, averaged over seeds, is lower with the reference.
+        losses: Number of these classes on which the reference has the lower AUROC, averaged over seeds.
         seeds: Seeds compared.
         reason: Reason why nothing is compared, or a seed is left out; empty if all seeds are compared.
-        p: P-value of a two-sided t-test over seeds that the gain is zero, after Holm's correction over the sites
-            compared with the same method; None with fewer than three seeds, or if all seeds have the same gain.
+        p: P-value of a two-sided t-test over seeds; the null hypothesis is a gain of zero. Holm's correction is over
+            all sites for the same other method. None with fewer than three seeds, or if all seeds have the same gain.
     """
 
     site: str
@@ -138,7 +138,7 @@ class MethodComparison:
             by class and seed).
         cautions: Sentences on conditions that make the comparison uneven.
         site_gains: Differences between the reference and every other method, site by site.
-        kinds: Label in tables, which the experiment may choose -> the method's name, such as ``fedavg``.
+        kinds: Label of a method in tables (the run's name, if it has one) -> the method's own name, such as ``fedavg``.
         external: The comparison on the external test set; None unless every run has one.
     """
 
@@ -223,7 +223,11 @@ def write_comparison(comparison: MethodComparison, destination: Path) -> Path:
 
 
 def _group_by_method(runs: Sequence[RunFolderContent]) -> dict[str, dict[int, RunFolderContent]]:
-    """Return label -> seed -> run; the ensemble of models trained alone is added as a run of its own."""
+    """Return label -> seed -> run; add the ensemble of models trained alone as a run under a label of its own.
+
+    Raises:
+        BadInput: If there is no run, or a label has the same seed twice.
+    """
     if not runs:
         raise BadInput([Fault("compare", "there is no run to compare.", "Name at least one run folder.")])
     with_ensembles = list[RunFolderContent]()

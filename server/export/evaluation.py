@@ -55,7 +55,7 @@ class SavedModelEvaluation:
 
     Attributes:
         images, patients: Number of images and of patients; patients is None if the data does not name them.
-        decisions: Class -> decisions at probability 0.5.
+        decisions: Class -> numbers of right and wrong decisions at probability 0.5.
         source: Description of where the images come from.
     """
 

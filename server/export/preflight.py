@@ -103,8 +103,8 @@ class EvaluationInput:
             only those of the test part if the run was trained on this csv.
         class_names: Names of the npz file's label columns; if empty, those of the run's own npz file.
         pictures: Folder of the csv's pictures; None for the folder of the csv.
-        image_column, patient_column: Columns of the csv. None uses those of the run, else guesses from the column
-            names. For an npz file, the patient column ``"patient"`` means the array ``test_patient``.
+        image_column, patient_column: Columns of the csv; None for the run's column or, if the csv does not have it, a
+            guess. For an npz file, the patient column ``"patient"`` means the array ``test_patient``.
     """
 
     data: Path

@@ -179,7 +179,7 @@ def _make_summary(
 
 
 def _summarize_privacy(experiment: Experiment, coordinator: Coordinator, totals: RunTotals) -> dict[str, Any] | None:
-    """Return the privacy budget that each site spent, None for a site without noise; None for a run without privacy."""
+    """Return the budget that each site that trained has spent; None for a run without differential privacy."""
     section = experiment.privacy
     if section.level == "none":
         return None

@@ -132,7 +132,11 @@ def _draw_panels(
 
 
 def _draw_panel_frame(axes: Axes, at: Transform, title: str, *, left: bool, below: bool) -> None:
-    """Draw a panel's title, edges and ticks; numbers only beside outer panels."""
+    """Draw a panel's title, edges and ticks; number the ticks at the left and at the lower end of the figure only.
+
+    Args:
+        left, below: True if the panel is in the first column, or the lowest of its column.
+    """
     axes.text(PANEL_LOW, PANEL_HIGH + 0.05, _shorten_class_name(title), fontsize=9, transform=at)
     x, y = [PANEL_LOW, PANEL_LOW, PANEL_HIGH], [PANEL_HIGH, PANEL_LOW, PANEL_LOW]
     axes.plot(x, y, color=RULE, linewidth=0.8, transform=at)

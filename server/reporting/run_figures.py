@@ -265,7 +265,8 @@ def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[Annot
 def draw_model_pass_order(rounds: Sequence[RoundFileLine], sites: Sequence[str]) -> Markup:
     """For sequential methods, draw each site's place in every pass of the model, and the slope of its loss (UniFed).
 
-    The result is empty for other methods. Slopes are drawn only if the rounds have them.
+    The result is empty for other methods, and for more than :data:`MOST_SITES_IN_ORDER` sites. Slopes are drawn only if
+    the rounds have them.
     """
     sloped = [line for line in rounds if line.learned.slopes]
     in_order = [list(line.sites) for line in rounds] == [sorted(line.sites) for line in rounds]
@@ -295,7 +296,7 @@ def draw_model_pass_order(rounds: Sequence[RoundFileLine], sites: Sequence[str])
 
 
 def draw_difficulty_by_round(rounds: Sequence[RoundFileLine]) -> Markup:
-    """Draw by class and round the share of unlabelled images with a confident prediction (FedMLP)."""
+    """Draw by class and round the share of unlabelled images with a confident prediction; empty except for FedMLP."""
     learned = [(line.round, line.learned.difficulty) for line in rounds if line.learned.difficulty]
     if not learned:
         return Markup("")

@@ -38,7 +38,7 @@ class CurrentRun:
         stopped: Site in ``lost`` that signed off -> time of the sign-off.
         deadline: Unix time at which the run continues without the sites in ``waiting_for``.
         seconds_left: Estimated remaining time of the run.
-        left_out: Site -> last round in which its reply was rejected, and the reason.
+        left_out: Site -> last round (or roll call) that went without the site, and the reason.
         shortened: Site -> last round in which its update was too long, and how the update was treated.
     """
 

@@ -34,7 +34,7 @@ class SiteSummary(_RunFileRecord):
 
     Attributes:
         positives: Class -> number of positive training images; None if the site's policy hides the number.
-        smallest_count: The site hides every count that comes from fewer patients than this.
+        smallest_count: The site hides every count that comes from fewer patients than this; None if not recorded.
         release: The site's Polyclinic release; None for a run that did not record it.
     """
 
@@ -107,9 +107,10 @@ class PrivacyBudgetSpent(_RunFileRecord):
     Attributes:
         epsilon: Site -> epsilon of the whole run; None if the site added no noise.
         noise: ``local`` if each site added the full noise; otherwise each site added a share of the noise.
-        honest_sites: For shares of noise, the smallest number of sites in a sum that must add their share for
-            ``epsilon`` to hold.
-        epsilon_of_one_share: Epsilon of the whole run if only one site adds its share of the noise.
+        honest_sites: Smallest number of sites in a sum that must add their share of the noise for ``epsilon`` to hold;
+            None for local noise.
+        epsilon_of_one_share: Epsilon of the whole run if only one site adds its share of the noise; None for local
+            noise.
     """
 
     level: str

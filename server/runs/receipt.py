@@ -215,7 +215,7 @@ class ReceiptDraft:
 
 
 def write_receipt(audit: AuditLog) -> str:
-    """Write the receipt of a finished run next to its audit; return the reason if that fails."""
+    """Write the receipt of a finished run next to its audit; return the reason if that fails, else empty text."""
     checked = check_audit_log(audit.folder)
     head = AuditLogEnd(entries=checked.entries, sha256=checked.sha256)
     try:

@@ -83,7 +83,7 @@ def write_sample_images(
 def _choose_sample_images(
     scores: NDArray[np.float32], labels: NDArray[np.float32], predicted: NDArray[np.bool_]
 ) -> Iterator[tuple[Kind, int]]:
-    """Choose a class's most confident correct and wrong predictions; ties are broken by the order of images."""
+    """Yield kind and row of a class's test images: its most confident hits, misses and false alarms."""
     order = np.argsort(-scores, kind="stable")
     hit, missed, alarm = (labels == 1) & predicted, (labels == 1) & ~predicted, (labels == 0) & predicted
     ranked = ((hit, order), (missed, order[::-1]), (alarm, order))

@@ -139,7 +139,7 @@ def flatten_nested_tables(tables: Mapping[str, Any], prefix: str = "") -> Iterat
 
 
 def flatten_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield nested settings as pairs of dotted key and text, as one would write them on the command line."""
+    """Yield nested settings as pairs of dotted key and text; an empty value is a dash, a list is joined by commas."""
     for key, value in flatten_nested_tables(settings):
         yield key, _format_setting(value)
 
@@ -199,6 +199,9 @@ def open_mlflow_store(track: TrackingService | None) -> NewRun | None:
     """Open the MLflow store at ``MLFLOW_TRACKING_URI``, or else MLflow's default in the current folder.
 
     A run opens the store first, so that a missing store is an error at the start and not at the end.
+
+    Returns:
+        A function that begins a run in the store; None if ``track`` is None.
 
     Raises:
         BadInput: If MLflow is not installed, or the store cannot be used.

@@ -76,7 +76,8 @@ def simulate(
 
     Args:
         web_port: Port of the live view, 0 for any free one; None for no live view.
-        resume: Continue the run in ``out`` from its last checkpoint. For a finished run, only return its summary.
+        resume: Continue the run in ``out`` from its last checkpoint. For a finished run, return its summary and write
+            missing pages.
         progress: How progress is displayed; nothing is displayed on a quiet console.
         pages: Whether to write report and model card.
         ray_process: The process that drives Ray, if the caller has started it for this experiment.
@@ -331,7 +332,7 @@ def _find_participation_faults(experiment: Experiment, sites: int, file_name: st
 
 
 def _find_simulation_setting_faults(experiment: Experiment) -> list[Fault]:
-    """Return faults of tables that a simulation needs, of a missing GPU, and of secure aggregation on Ray."""
+    """Return a fault for each missing table, for more GPUs than visible, and for secure aggregation on Ray."""
     absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
     faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/.") for name in absent]
     section = experiment.simulation

@@ -67,8 +67,7 @@ class HospitalCallRefused(Exception):
         code: gRPC status code.
         reason: Explanation that is sent to the caller.
         other: Name of another site that the call was about; empty if the call was about the caller itself.
-        noted: Whether to record the refusal, because a correct program does not make such a call. Always True if
-            ``other`` is set.
+        noted: Whether to record the refusal for the coordinator's operator; always True if ``other`` is set.
         run: Flower's number of the run that the call was about; 0 for none.
     """
 

@@ -281,8 +281,8 @@ class NetworkGrid(Grid):
     def receive_unrecorded_replies(self, run: str) -> Iterator[ReplyArrival]:
         """Yield replies to this run that arrived while the run was interrupted, so that they can be recorded.
 
-        Each reply is released when the caller asks for the next one. Replies to other runs are released without being
-        yielded.
+        Each reply is released when the caller asks for the next one. Replies that are incomplete, not signed by their
+        site or sent to another run are released without being yielded.
         """
         for envelope, tree in self._earlier_replies:
             name, node = envelope.metadata.message_id, envelope.metadata.src_node_id

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def count_possible_connections(connections: int) -> int:
-    """Return how many of these connections the limit of open files allows; log a warning if it is fewer."""
+    """Return how many of these connections the limit of open files allows; log a warning if it does not allow all."""
     room = raise_descriptor_limit() - OTHER_FILES
     if room < connections:
         problem = (

@@ -104,7 +104,7 @@ class SiteRegistry:
             self._sites.pop(node_id, None)
 
     def mark_connected(self, node_id: int, interval_s: float) -> bool:
-        """Mark a site as connected; return False if it was connected already."""
+        """Mark a site as connected; return False if it is connected already or not registered."""
         with self._database.lock:
             return not self.is_connected(node_id) and self.record_site_heartbeat(node_id, interval_s)
 
@@ -173,7 +173,7 @@ class RunRegistry:
                 self._is_over[run] = True
 
     def record_run_heartbeat(self, run: int) -> bool:
-        """Record a heartbeat of the process that leads a run; return False if the run is over."""
+        """Record a heartbeat of the process that leads a run; return False if the run is over or the heartbeat late."""
         with self._database.lock:
             if not self.is_run_active(run):
                 return False

@@ -121,7 +121,7 @@ def count_finished_rounds(run: CurrentRun) -> int:
 
 
 def _describe_activity(run: CurrentRun) -> str:
-    """Return the run's current phase, and the sites that it waits for."""
+    """Return the run's current phase and the sites that it waits for; for a run that has ended, its folder."""
     if run.state != "running":
         return f"Run folder: {run.run_folder}"
     phase = PHASES.get(run.phase, run.phase)

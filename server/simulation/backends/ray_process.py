@@ -72,7 +72,7 @@ class RayDriverHandle:
         """Send the data of a run; return the number of workers.
 
         Raises:
-            BadInput: If Ray does not meet the experiment's settings.
+            BadInput: If Ray does not meet the experiment's settings, or a cluster does not answer in time.
             RunStopped: If Ray has ended.
         """
         self.send_to_driver(about, data)
@@ -132,7 +132,7 @@ class RayDriverHandle:
         self._log.close()
 
     def _read_end_reason(self) -> ProgramCannotContinue:
-        """Return why the process has ended, from the last line of its output."""
+        """Return the error for a process that has ended, with the last reason in its output, else its exit code."""
         block_if_stopping()
         self._process.wait()
         self._log.seek(0)
