@@ -125,7 +125,7 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
 
 
 def _describe_split(data: InspectedDataset) -> list[str]:
-    """Return lines for the user on the column that assigns images to training and test, or on columns that might."""
+    """Return lines for the user on the column that assigns images to training and test, or on candidates for it."""
     if data.roles.split:
         counts = (f"{part} {int((data.checked.parts == part).sum())}" for part in PARTS)
         return [f"split: column {data.roles.split}, {', '.join(counts)}."]

@@ -193,10 +193,12 @@ def group_results_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunRe
 
 
 def list_planned_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> Iterator[PlannedRun]:
-    """Yield, for each data set, the runs that choose learning rates, then the runs of methods whose rate is chosen.
+    """Yield, for each data set, the runs that choose learning rates, then the runs with the chosen rates.
+
+    A method is left out of the latter until a finished run determines its rate.
 
     Args:
-        lines: The results of finished runs by their key; the learning rates are chosen from them.
+        lines: The results of finished runs by their key.
     """
     for data in plan.list_data_sets():
         tuning = list(plan.iterate_tuning_runs(data))

@@ -30,8 +30,8 @@ class BenchmarkMethod(TomlSection):
     Attributes:
         title: Name in the table; the method's name if empty.
         set: Overrides of the experiment; ``{third}`` stands for a third of the rounds.
-        beyond: Advantage of the method that hospitals do not have, such as all images in one place. A method with such
-            an advantage is shown, but not ranked.
+        beyond: Advantage that hospitals do not have, such as all images in one place; empty for none. A method with
+            such an advantage is shown, but not ranked.
         all_labels: True if every site annotates every class.
         own_images: True if the coordinator has images of its own, which the data set's key ``own`` describes.
     """

@@ -224,7 +224,7 @@ class MethodOverallResult:
     Attributes:
         half_width: Half the width of the 95 % interval of the mean AUROC, over patients and seeds; None if unknown.
         cpu_seconds, megabytes: Mean over the runs.
-        beyond: Advantage of the method that hospitals do not have, so that it is not ranked; empty if it is ranked.
+        beyond: Reason why the method is not ranked: an advantage that hospitals do not have; empty if it is ranked.
         by_data: Data set -> mean AUROC over its blocks.
         lead: Mean difference to the AUROC of the reference over the method's blocks; None for the reference.
         test: Test against the reference, paired over data sets and not corrected for the number of methods; None for

@@ -1,4 +1,4 @@
-"""The coordinator's own certificate authority: ``flwr-server init`` creates it, and sites trust it by their kits.
+"""The coordinator's own certificate authority: ``flwr-server init`` creates it, and kits hold its certificate.
 
 The authority's certificate is valid for ten years. The server's certificate is valid for one year, and is renewed
 without any change at the sites. Both are ECDSA on P-256, signed with SHA-256.

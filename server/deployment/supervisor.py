@@ -1,4 +1,4 @@
-"""The supervisor of ``flwr-server run``: a small process that restarts the process that leads a run when it dies.
+"""The supervisor of ``flwr-server run``: a small process that starts the leading process of a run, and restarts it.
 
 The leading process may be killed, run out of memory or crash; its successor continues from the last checkpoint. Both
 processes end when the run is done or cannot continue, the input is wrong, a person stops the run, or the leading
@@ -38,7 +38,7 @@ class RunExitCode(IntEnum):
 def supervise_run(
     arguments: Sequence[str], done: Callable[[], int], note: Callable[[str, int, float], None], *, resume: bool
 ) -> int:
-    """Lead the run in a child process; after a crash restart it, unless it dies repeatedly without a new round.
+    """Lead the run in a child process; restart a child that crashed, unless this repeats without a new round.
 
     Args:
         done: Returns the number of completed rounds.

@@ -162,7 +162,7 @@ def _make_csv_spec(
 ) -> FolderDatasetSpec:
     """Return the data spec of a csv; its other settings are those of the run.
 
-    A column is the one that an option names, else the one in the run's settings, else it is guessed from the csv.
+    Columns are named by options, else taken from the run's settings, else guessed from the csv.
     """
 
     def existing_column(name: str | None) -> str | None:

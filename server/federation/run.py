@@ -179,7 +179,7 @@ def _make_summary(
 
 
 def _summarize_privacy(experiment: Experiment, coordinator: Coordinator, totals: RunTotals) -> dict[str, Any] | None:
-    """Return the budget that each site that trained has spent; None for a run without differential privacy."""
+    """Return the privacy budget spent by each site with training; None for a run without differential privacy."""
     section = experiment.privacy
     if section.level == "none":
         return None

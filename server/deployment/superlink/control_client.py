@@ -148,7 +148,7 @@ class SuperLinkControlClient:
         self._call_until_answered("unregister", proto.Site(node_id=node.node_id))
 
     def begin_run(self) -> tuple[int, list[tuple[Any, Any]]]:
-        """Begin a run; end earlier runs whose process was killed, so that sites drop their work for them.
+        """Begin a run; end earlier runs whose process was killed, so that sites stop working for these.
 
         Returns:
             The run's number; and envelope and object tree of each reply that an earlier run received but did not

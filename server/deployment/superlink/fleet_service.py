@@ -351,7 +351,7 @@ class FleetService:
     # ------------------------------------------------------------------ checks
 
     def _refuse_foreign_node_id(self, caller: CallingSite, node_id: int) -> None:
-        """Refuse a request whose node id is not that of the key that signed the call."""
+        """Refuse a request with a node id other than that of the calling site."""
         if node_id != caller.node_id:
             # An honest site that was registered anew does this once, so it is refused as an unknown key is.
             reason = "Invalid node ID: it is not that of the key that signed the call"
