@@ -193,25 +193,20 @@ def compare_mean_aurocs(
     models = [resampled.select_classes(slice(m * classes, (m + 1) * classes)) for m in range(len(scores))]
     means = [EstimateWithInterval(float(model.observed.mean()), model.interval_of_mean) for model in models]
     drawn = [model.drawn.mean(axis=0) for model in models]
-    pairs = zip(means[1:], drawn[1:], strict=True)
-    return means, [_estimate_difference_with_interval(mean, means[0], of_model, drawn[0]) for mean, of_model in pairs]
 
-
-def _estimate_difference_with_interval(
-    mean: EstimateWithInterval, other: EstimateWithInterval, drawn: Floats, drawn_other: Floats
-) -> EstimateWithInterval:
-    """Return ``mean - other`` with its 95 % interval; ``drawn`` and ``drawn_other`` are both means in all resamples."""
-    value = mean.value - other.value
-    varies = min(float(np.std(drawn)), float(np.std(drawn_other))) > 1e-12
-    correlation = float(np.corrcoef(drawn, drawn_other)[0, 1]) if varies else 0.0
-
-    def reach(up: float, down: float) -> float:
+    def reach(up: float, down: float, correlation: float) -> float:
         return math.sqrt(max(up * up + down * down - 2 * correlation * up * down, 0.0))
 
-    below = reach(mean.value - mean.interval[0], other.interval[1] - other.value)
-    above = reach(mean.interval[1] - mean.value, other.value - other.interval[0])
-    low, high = _join_intervals(_compute_percentile_interval(drawn - drawn_other), (value - below, value + above))
-    return EstimateWithInterval(value, (max(min(low, value), -1.0), min(max(high, value), 1.0)))
+    first, differences = means[0], list[EstimateWithInterval]()
+    for mean, of_model in zip(means[1:], drawn[1:], strict=True):
+        value = mean.value - first.value
+        varies = min(float(np.std(of_model)), float(np.std(drawn[0]))) > 1e-12
+        correlation = float(np.corrcoef(of_model, drawn[0])[0, 1]) if varies else 0.0
+        below = reach(mean.value - mean.interval[0], first.interval[1] - first.value, correlation)
+        above = reach(mean.interval[1] - mean.value, first.value - first.interval[0], correlation)
+        low, high = _join_intervals(_compute_percentile_interval(of_model - drawn[0]), (value - below, value + above))
+        differences.append(EstimateWithInterval(value, (max(min(low, value), -1.0), min(max(high, value), 1.0))))
+    return means, differences
 
 
 def compute_newcombe_interval(auroc: float, positives: int, negatives: int) -> Interval:

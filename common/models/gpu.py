@@ -85,7 +85,13 @@ class DataParallelBackbone:
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
                 features.append(torch.func.functional_call(backbone, weights | own, (part.to(device),)))
         if any(module.training for module in backbone.modules()):  # layers of a backbone that is frozen in part, too
-            _average_buffers(backbone, buffers)
+            with torch.no_grad():
+                for name, buffer in backbone.named_buffers():
+                    copies = [own[name].to(buffer.device) for own in buffers]
+                    if buffer.is_floating_point():  # the mean over the devices; nothing where nothing changed
+                        buffer += torch.stack([copy - buffer for copy in copies]).mean(dim=0)
+                    else:
+                        buffer.copy_(copies[0])
         return torch.cat([part.to(images.device) for part in features])
 
     def _copy_parameters(self, backbone: nn.Module) -> list[dict[str, Tensor]]:
@@ -127,17 +133,6 @@ class _CopyToDevices(torch.autograd.Function):
             parts = [gradient.to(first) for gradient in gradients[place::many] if gradient is not None]
             sums.append(functools.reduce(torch.add, parts) if parts else None)
         return (None, *sums)
-
-
-@torch.no_grad()
-def _average_buffers(backbone: nn.Module, copies: Sequence[dict[str, Tensor]]) -> None:
-    """Set each buffer to the mean over the devices' copies; a buffer of integers, to the first copy."""
-    for name, buffer in backbone.named_buffers():
-        values = [own[name].to(buffer.device) for own in copies]
-        if buffer.is_floating_point():
-            buffer += torch.stack([value - buffer for value in values]).mean(dim=0)  # nothing where nothing changed
-        else:
-            buffer.copy_(values[0])
 
 
 REPLAY = "_replay"

@@ -111,9 +111,18 @@ def load_model(folder: Path) -> SplitNetwork:
         raise BadInput([Fault(place, f"is no safetensors file of float32 numbers: {error}.")]) from None
     network = build_network(saved.model, saved.class_names, seed=0)
     layout = make_model_layout(network)
-    frozen = {name: tensors.pop(name) for name in list_frozen_tensors(network) if name in tensors}
+    live = list_frozen_tensors(network)
+    frozen = {name: tensors.pop(name) for name in live if name in tensors}
     try:
-        _write_frozen_tensors(network, frozen)
+        wrong = [name for name in live if name not in frozen or frozen[name].shape != tuple(live[name].shape)]
+        if wrong:
+            raise ValueError(f"{len(wrong)} frozen tensors are missing or of another shape, the first is {wrong[0]}")
+        if live:
+            expected = network.spec.frozen_sha256
+            part = FrozenPart(np.concatenate([frozen[name].reshape(-1) for name in live]))
+            if part.sha256 != expected:
+                raise ValueError(f"its frozen part has SHA-256 {part.sha256}, the model names {expected}")
+            part.write_to_network(network)
         state = join_tensors_into_state(tensors, layout, network.class_names)
     except ValueError as error:
         problem = f"is not the {layout.architecture} of {DESCRIPTION}: {error}."
@@ -143,24 +152,6 @@ def read_model_description(folder: Path) -> SavedModelDescription:
                 )
             )
         raise BadInput(faults) from None
-
-
-def _write_frozen_tensors(network: SplitNetwork, frozen: dict[str, Array]) -> None:
-    """Write frozen tensors into a network in place.
-
-    Raises:
-        ValueError: If a tensor is missing or has another shape, or the hash differs from that in the specification.
-    """
-    live = list_frozen_tensors(network)
-    if not live:
-        return
-    wrong = [name for name, tensor in live.items() if name not in frozen or frozen[name].shape != tuple(tensor.shape)]
-    if wrong:
-        raise ValueError(f"{len(wrong)} frozen tensors are missing or of another shape, the first is {wrong[0]}")
-    part = FrozenPart(np.concatenate([frozen[name].reshape(-1) for name in live]))
-    if part.sha256 != network.spec.frozen_sha256:
-        raise ValueError(f"its frozen part has SHA-256 {part.sha256}, the model names {network.spec.frozen_sha256}")
-    part.write_to_network(network)
 
 
 def _read_model_file(path: Path) -> bytes:

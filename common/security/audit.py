@@ -66,30 +66,13 @@ class AuditLog:
         if end.torn is not None:
             entry["torn"] = {"bytes": end.torn.bytes, "sha256": end.torn.sha256}
         line = format_as_json_text({**entry, **facts}).encode()
-        written = self._write_line(line, b"\n" if end.cut else b"")
-        now = _AuditChainEnd(end.entries + 1, hash_audit_line(line))
-        head = json.dumps({"entries": now.entries, "sha256": now.sha256}).encode().ljust(_HEAD_BYTES)
-        if not _overwrite_in_place(self.folder / HEAD, head, durable=self.durable):
-            write_atomically(self.folder / HEAD, head, durable=self.durable)
-        self._written = written, now
-        return end.torn
-
-    def read_entries(self) -> Iterator[AuditEntry]:
-        """Yield all readable entries, oldest first, without a check of the chain."""
-        for path in list_audit_files(self.folder):
-            for line in path.read_bytes().split(b"\n"):
-                if (entry := parse_audit_entry(line)) is not None:
-                    yield entry
-
-    def _write_line(self, line: bytes, first: bytes) -> tuple[int, ...]:
-        path, flags = self.folder / FILE, os.O_WRONLY | os.O_APPEND
+        path, flags, data = self.folder / FILE, os.O_WRONLY | os.O_APPEND, (b"\n" if end.cut else b"") + line + b"\n"
         try:
             descriptor, new = os.open(path, flags), False
         except FileNotFoundError:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor, new = os.open(path, flags | os.O_CREAT, 0o600), True
         try:
-            data = first + line + b"\n"
             while data:  # the system may take only a part
                 data = data[os.write(descriptor, data) :]
             if self.durable:
@@ -99,7 +82,19 @@ class AuditLog:
             os.close(descriptor)
         if new and self.durable:
             flush_folder(self.folder)
-        return state
+        now = _AuditChainEnd(end.entries + 1, hash_audit_line(line))
+        head = json.dumps({"entries": now.entries, "sha256": now.sha256}).encode().ljust(_HEAD_BYTES)
+        if not _overwrite_in_place(self.folder / HEAD, head, durable=self.durable):
+            write_atomically(self.folder / HEAD, head, durable=self.durable)
+        self._written = state, now
+        return end.torn
+
+    def read_entries(self) -> Iterator[AuditEntry]:
+        """Yield all readable entries, oldest first, without a check of the chain."""
+        for path in list_audit_files(self.folder):
+            for line in path.read_bytes().split(b"\n"):
+                if (entry := parse_audit_entry(line)) is not None:
+                    yield entry
 
     def _find_chain_end(self) -> "_AuditChainEnd":
         """Return the last entry's number and hash, and rename the current file if it is full."""

@@ -6,14 +6,13 @@ own module. A run creates only the layers that it uses.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from common.models.state import ModelState
 from common.wire.records import EvaluateReply, ModelGroups, TrainReply
 from strategies.aggregation.bounds import (
     Lengths,
@@ -344,7 +343,14 @@ class RollbackLayer(CoordinatorRoundLayer):
             some = {site: received.accepted[site] for site in sites if site != out}
             means = merge(replace(received, accepted=some)).merged.means
             model, _ = update_global_model(coordinator.method, server_round, means, coordinator.state.moments)
-            return self._validate_at_sites(server_round, sites, model)
+            training = coordinator.requests
+            messages = coordinator.make_evaluate_messages(server_round, model, sites, test=False)
+            replies = coordinator.exchange_messages(messages, "evaluate", server_round)
+            validation = FederationValidation.from_replies(coordinator.collect_replies(replies, EvaluateReply).accepted)
+            for receiver, size in coordinator.requests.bytes_down.items():
+                training.bytes_down[receiver] = training.bytes_down.get(receiver, 0) + size
+            coordinator.requests = training
+            return validation
 
         site, reason = find_harmful_site(
             validate_without_site(), {site: validate_without_site(out=site) for site in sites}
@@ -358,14 +364,3 @@ class RollbackLayer(CoordinatorRoundLayer):
         received = replace(received.drop_sites({site: reason}), unfit=received.unfit | {site})
         coordinator.refuse_too_few_replies(server_round, received)
         return received
-
-    def _validate_at_sites(self, server_round: int, sites: Collection[str], model: ModelState) -> FederationValidation:
-        """Request a validation of a trial model from the sites, and return their figures."""
-        coordinator, training = self._coordinator, self._coordinator.requests
-        messages = coordinator.make_evaluate_messages(server_round, model, sites, test=False)
-        replies = coordinator.exchange_messages(messages, "evaluate", server_round)
-        validation = FederationValidation.from_replies(coordinator.collect_replies(replies, EvaluateReply).accepted)
-        for site, size in coordinator.requests.bytes_down.items():
-            training.bytes_down[site] = training.bytes_down.get(site, 0) + size
-        coordinator.requests = training
-        return validation

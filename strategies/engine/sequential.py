@@ -224,6 +224,7 @@ class SequentialCoordinator(Coordinator):
         statistics = self.method.statistics_for(context)
         done = ModelPass(self.state.model, self.state.model, self.state.lengths)
         needed, unfit = self.sites.count_needed_replies(len(order)), set[str]()
+        clip = get_update_length_limit(self.method.site, self.participation, self.plan.privacy)
         for place, site in enumerate(order):
             message = self.begin_exchange(server_round).make_train_message(
                 site, done.model, statistics(site), update=True
@@ -231,7 +232,20 @@ class SequentialCoordinator(Coordinator):
             dispensable = len(done.replies) + len(order) - place - 1 >= needed
             replies = self.exchange_messages([message], "train", server_round, enough=0 if dispensable else 1)
             received = self.collect_replies(replies, TrainReply)
-            self._record_site_visit(done, site, received)
+            done.absent.update(received.absent)
+            done.bytes_down.update(self.requests.bytes_down)
+            done.bytes_up.update(received.bytes_up)
+            for reply in received.accepted.values():
+                passed = add_update_of_pass(done.model, reply, clip, done.lengths)
+                if passed.reason:
+                    done.absent[site] = passed.reason
+                    continue
+                if passed.shortened:
+                    done.shortened[site] = passed.shortened
+                done.replies[site] = reply
+                done.model, done.lengths = passed.model, passed.lengths
+                left = self.plan.run.rounds - reply.round
+                done.result = self.method.result_after_hop(left, len(done.replies), done.result, done.model)
             if site in received.unfit or (site in received.accepted and site not in done.replies):
                 unfit.add(site)
                 needed = max(self.sites.count_needed_replies(len(order) - len(unfit)), 1)
@@ -239,24 +253,6 @@ class SequentialCoordinator(Coordinator):
                 counted = ExchangeReplies(done.replies, done.absent, {})
                 raise make_too_few_sites_error(f"round {server_round}", counted, len(order))
         return done
-
-    def _record_site_visit(self, done: ModelPass, site: str, received: ExchangeReplies[TrainReply]) -> None:
-        """Record a site's reply, and add the site's update to the model if the update is accepted."""
-        done.absent.update(received.absent)
-        done.bytes_down.update(self.requests.bytes_down)
-        done.bytes_up.update(received.bytes_up)
-        clip = get_update_length_limit(self.method.site, self.participation, self.plan.privacy)
-        for reply in received.accepted.values():
-            passed = add_update_of_pass(done.model, reply, clip, done.lengths)
-            if passed.reason:
-                done.absent[site] = passed.reason
-                continue
-            if passed.shortened:
-                done.shortened[site] = passed.shortened
-            done.replies[site] = reply
-            done.model, done.lengths = passed.model, passed.lengths
-            left = self.plan.run.rounds - reply.round
-            done.result = self.method.result_after_hop(left, len(done.replies), done.result, done.model)
 
     def _mix_with_coordinator_model(
         self, hospitals: ModelState, server_round: int

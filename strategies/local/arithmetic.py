@@ -19,7 +19,6 @@ import torch
 from common.config import Experiment, HospitalPlan, TrainingSection
 from common.models.network import (
     MemoryFormat,
-    SplitNetwork,
     autocast,
     build_network,
     cpu_supports_bf16,
@@ -124,20 +123,15 @@ def time_training_steps(
         networks = {name: set_memory_format(build_network(spec, ("",), seed=0), name) for name in formats}
         for network in networks.values():
             unfreeze_network(network)
-        turns = [
-            {
-                arithmetic: _time_training_step(networks[arithmetic.memory_format], images, arithmetic)
-                for arithmetic in arithmetics
-            }
-            for _ in range(1 + STEPS)
-        ]
+        turns = list[dict[TrainingArithmetic, float]]()
+        for _ in range(1 + STEPS):
+            turns.append({})
+            for arithmetic in arithmetics:
+                network = networks[arithmetic.memory_format]
+                began = time.process_time()
+                with autocast(images.device, arithmetic.precision):
+                    logits = network(images.float())
+                logits.float().square().mean().backward()
+                network.zero_grad()
+                turns[-1][arithmetic] = time.process_time() - began
     return {arithmetic: min(turn[arithmetic] for turn in turns[1:]) for arithmetic in arithmetics}
-
-
-def _time_training_step(network: SplitNetwork, images: torch.Tensor, arithmetic: TrainingArithmetic) -> float:
-    began = time.process_time()
-    with autocast(images.device, arithmetic.precision):
-        logits = network(images.float())
-    logits.float().square().mean().backward()
-    network.zero_grad()
-    return time.process_time() - began

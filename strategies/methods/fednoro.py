@@ -110,7 +110,16 @@ def find_noisy_sites(indicators: Floats) -> Flags:
     scaled = scale_over_sites(indicators)
     if (scaled == scaled[0]).all():
         return np.zeros(len(scaled), np.bool_)
-    votes = [_fit_two_gaussians(scaled, seed) for seed in range(VOTES)]
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture  # only the coordinator needs it, once a run
+
+    votes = []
+    for seed in range(VOTES):
+        mixture = GaussianMixture(n_components=2, random_state=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # few sites: any division that repeats will do
+            components = mixture.fit_predict(scaled)
+        votes.append(np.asarray(components == mixture.means_.sum(axis=1).argmax(), np.bool_))
     return max(votes, key=lambda vote: sum(np.array_equal(vote, other) for other in votes))  # the first of equals
 
 
@@ -122,17 +131,6 @@ def scale_over_sites(indicators: Floats) -> Float64:
     above = np.where(is_known, indicators - low, 0.0)
     spread = above.max(axis=0)
     return np.asarray(above / np.where(spread > 0, spread, 1.0), np.float64)
-
-
-def _fit_two_gaussians(scaled: Float64, seed: int) -> Flags:
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.mixture import GaussianMixture  # only the coordinator needs it, once a run
-
-    mixture = GaussianMixture(n_components=2, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # few sites: any division that repeats will do
-        components = mixture.fit_predict(scaled)
-    return np.asarray(components == mixture.means_.sum(axis=1).argmax(), np.bool_)
 
 
 def lower_noisy_site_weights(weights: Floats, products: Float64, noisy: Flags) -> Float64:

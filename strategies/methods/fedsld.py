@@ -34,7 +34,7 @@ from common.config import TrainingSection
 from common.errors import Fault, quote_names
 from common.models.network import Model
 from common.models.zoo.spec import Task
-from common.wire.records import Arrays, RollCallAnswer
+from common.wire.records import Arrays
 from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
 from strategies.local.losses import (
     LossFunction,
@@ -125,25 +125,23 @@ def compute_site_prior(context: RoundContext, everywhere: Float64, site: str) ->
 
 def collect_label_counts(context: RoundContext) -> tuple[Float64, Float64]:
     """Return the sites' counts of positives and of images, each ``(sites, classes)`` in name order; NaN for unknown."""
-    counts = [_complete_label_counts(answer, context) for _, answer in sorted(context.answers.items())]
+    names, counts = context.contract.class_names, list[tuple[Float64, Float64]]()
+    for _, answer in sorted(context.answers.items()):
+        positives, images = np.full(len(names), np.nan), np.full(len(names), np.nan)
+        counts.append((positives, images))
+        if not answer.positives:
+            continue
+        own = [names.index(name) for name in answer.class_names]
+        present, absent = np.array(answer.positives, np.float64), np.array(answer.negatives, np.float64)
+        is_known = (present >= 0) & (absent >= 0)
+        if context.task == "multi_class":
+            total = float((present + absent)[is_known].max()) if is_known.any() else float(answer.train_samples)
+            left = max(total - present[is_known].sum(), 0.0)
+            positives[own], images[own] = np.where(is_known, present, left / max((~is_known).sum(), 1)), total
+        else:
+            positives[own] = np.where(is_known, present, np.nan)
+            images[own] = np.where(is_known, present + absent, np.nan)
     return np.stack([positives for positives, _ in counts]), np.stack([images for _, images in counts])
-
-
-def _complete_label_counts(answer: RollCallAnswer, context: RoundContext) -> tuple[Float64, Float64]:
-    names = context.contract.class_names
-    positives, images = np.full(len(names), np.nan), np.full(len(names), np.nan)
-    if not answer.positives:
-        return positives, images
-    own = [names.index(name) for name in answer.class_names]
-    present, absent = np.array(answer.positives, np.float64), np.array(answer.negatives, np.float64)
-    is_known = (present >= 0) & (absent >= 0)
-    if context.task == "multi_class":
-        total = float((present + absent)[is_known].max()) if is_known.any() else float(answer.train_samples)
-        left = max(total - present[is_known].sum(), 0.0)
-        positives[own], images[own] = np.where(is_known, present, left / max((~is_known).sum(), 1)), total
-    else:
-        positives[own], images[own] = np.where(is_known, present, np.nan), np.where(is_known, present + absent, np.nan)
-    return positives, images
 
 
 def compute_mean_label_weight(context: RoundContext) -> float:

@@ -87,19 +87,14 @@ def _try_discrete_laplace(count: int, bits: SecretBitStream, scale_bits: int) ->
     fraction = words >> np.uint64(WORD_BITS - scale_bits) if scale_bits else np.zeros(count, np.uint64)
     accepted = _draw_exp_bernoulli_events(fraction, bits, scale_bits)
     words, fraction = words[accepted], fraction[accepted]
-    magnitude = (_draw_run_lengths(words.size, bits) << scale_bits) + fraction.astype(np.int64)
+    runs, active = np.zeros(words.size, np.int64), np.arange(words.size)  # successes in a row, of probability exp(-1)
+    while active.size:
+        active = active[_draw_exp_bernoulli_events(np.ones(active.size, np.uint64), bits, 0)]
+        runs[active] += 1
+    magnitude = (runs << scale_bits) + fraction.astype(np.int64)
     positive = (words & np.uint64(1)).astype(bool)
     single = positive | (magnitude != 0)  # else 0 would be drawn twice as often
     return magnitude[single], positive[single]
-
-
-def _draw_run_lengths(count: int, bits: SecretBitStream) -> Integers:
-    """Draw ``(count,)`` run lengths: numbers of successes in a row, each with probability exp(-1)."""
-    lengths, active = np.zeros(count, np.int64), np.arange(count)
-    while active.size:
-        active = active[_draw_exp_bernoulli_events(np.ones(active.size, np.uint64), bits, 0)]
-        lengths[active] += 1
-    return lengths
 
 
 def _draw_exp_bernoulli_events(exponent: Words, bits: SecretBitStream, unit_bits: int) -> NDArray[np.bool_]:

@@ -80,17 +80,12 @@ def is_batch_norm(layer: nn.Module) -> bool:
     buffers = {name: value for name, value in layer.named_buffers(recurse=False) if value.is_floating_point()}
     if "running_var" in buffers:
         return True
-    if not buffers or any(_smaller_side(value) > _STACKED for value in layer.parameters()):
+    # The second largest side of each parameter, which is 1 for a vector or a number.
+    if not buffers or any(sorted([1, 1, *value.shape])[-2] > _STACKED for value in layer.parameters()):
         return False
     if layer not in _KEEPS_STATISTICS:
         _KEEPS_STATISTICS[layer] = _keeps_statistics(layer, list(buffers))
     return _KEEPS_STATISTICS[layer]
-
-
-def _smaller_side(value: Tensor) -> int:
-    """Return the second largest side of a tensor; 1 for a vector or a number."""
-    sides: list[int] = sorted([1, 1, *value.shape])
-    return sides[-2]
 
 
 def _keeps_statistics(layer: nn.Module, buffers: list[str]) -> bool:

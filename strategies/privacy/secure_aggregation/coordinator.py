@@ -113,14 +113,30 @@ class MaskedSummation:
             MaskingFailed: If too few sites answer at any stage, or their answers do not fit together.
         """
         letters = self._collect_encrypted_shares(self._collect_keys())
-        taking_part = sorted(letters)
         total, survivors = self._collect_masked_updates(letters)
         segments = list_segments({site: statement.rows for site, statement in self._statements.items()})
         try:
-            self._remove_masks(total, taking_part, survivors, segments)
+            self._remove_masks(total, sorted(letters), survivors, segments)
         except SecretsError as error:
             raise MaskingFailed(f"{error}.") from None
-        return self._make_unmasked_sum(total, taking_part, survivors, segments)
+        sum_request, left = self.request, set(survivors)
+        rows, closed = dict[str, tuple[str, ...]](), list[str]()
+        for segment in segments:
+            owners = tuple(site for site in segment.owners if site in left)
+            if may_unmask_segment(segment, left, self._statements):
+                rows |= dict.fromkeys(segment.classes, owners)
+            elif owners:
+                closed += segment.classes
+        unopened = [name for name in sum_request.classes if name not in rows]
+        for place in sum_request.layout.iterate_class_slices(sum_request.classes, unopened, body=False):
+            total[place] = 0
+        grid = sum_request.shares.make_grid(self._divisor) if sum_request.shares else None
+        if not (grid.is_plausible_sum(total) if grid else is_plausible_sum(total, self._divisor)):
+            raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
+        vector = grid.integers_to_values(total) if grid else convert_from_fixed_point(total, sum_request.largest)
+        return UnmaskedSum(
+            sum_request, vector, tuple(sorted(survivors)), self._divisor, rows, tuple(sorted(closed)), total
+        )
 
     # ------------------------------------------------------------------ stages
 
@@ -209,9 +225,19 @@ class MaskedSummation:
     def _remove_masks(
         self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[MaskedSegment]
     ) -> None:
-        """Subtract the survivors' own masks, and the masks that survivors share with dropped sites."""
-        masks, keys = self._collect_revealed_shares(survivors)
+        """Request shares of secrets; subtract survivors' own masks, and those that they share with dropped sites."""
         sum_request, layout = self.request, self.request.layout
+        reveal = RevealRequest(sum_request.run, sum_request.round, tuple(survivors))
+        masks = dict[tuple[str, str], list[bytes]]()  # (survivor, segment) -> shares of its own mask's secret
+        keys = dict[str, list[bytes]]()  # dropped site -> shares of its mask key
+        answered = set[str]()
+        for site, answer in self.ask(dict.fromkeys(survivors, reveal), RevealAnswer, self._needed_site_count):
+            answered.add(site)
+            for owner, name, share in zip(answer.owners, answer.segments, answer.shares, strict=True):
+                masks.setdefault((owner, name), []).append(share)
+            for gone, share in zip(answer.gone, answer.key_shares, strict=True):
+                keys.setdefault(gone, []).append(share)
+        self._refuse_too_few_sites(answered, self._needed_site_count, "gave their shares")
         for segment in segments:
             if may_unmask_segment(segment, set(survivors), self._statements):
                 for site in sorted(set(segment.owners) & set(survivors)):
@@ -229,47 +255,6 @@ class MaskedSummation:
                 places = layout.iterate_class_slices(sum_request.classes, common, body=True)
                 # A survivor whose name is the later of the two subtracted the mask.
                 add_mask_to_vector(total, places, compute_shared_secret(key, theirs.masking_key), subtract=site < gone)
-
-    def _collect_revealed_shares(
-        self, survivors: list[str]
-    ) -> tuple[dict[tuple[str, str], list[bytes]], dict[str, list[bytes]]]:
-        """Request shares; return shares of masks by survivor and segment, and shares of keys by dropped site."""
-        sum_request = self.request
-        request = RevealRequest(sum_request.run, sum_request.round, tuple(survivors))
-        masks, keys = dict[tuple[str, str], list[bytes]](), dict[str, list[bytes]]()
-        answered = set[str]()
-        for site, answer in self.ask(dict.fromkeys(survivors, request), RevealAnswer, self._needed_site_count):
-            answered.add(site)
-            for owner, segment, share in zip(answer.owners, answer.segments, answer.shares, strict=True):
-                masks.setdefault((owner, segment), []).append(share)
-            for gone, share in zip(answer.gone, answer.key_shares, strict=True):
-                keys.setdefault(gone, []).append(share)
-        self._refuse_too_few_sites(answered, self._needed_site_count, "gave their shares")
-        return masks, keys
-
-    def _make_unmasked_sum(
-        self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[MaskedSegment]
-    ) -> UnmaskedSum:
-        sum_request, left = self.request, set(survivors)
-        rows, closed = dict[str, tuple[str, ...]](), list[str]()
-        for segment in segments:
-            owners = tuple(site for site in segment.owners if site in left)
-            if may_unmask_segment(segment, left, self._statements):
-                rows |= dict.fromkeys(segment.classes, owners)
-            elif owners:
-                closed += segment.classes
-        unopened = [name for name in sum_request.classes if name not in rows]
-        for place in sum_request.layout.iterate_class_slices(sum_request.classes, unopened, body=False):
-            total[place] = 0
-        vector, sites = self._integers_to_floats(total), tuple(sorted(survivors))
-        return UnmaskedSum(sum_request, vector, sites, self._divisor, rows, tuple(sorted(closed)), total)
-
-    def _integers_to_floats(self, total: Integers) -> NDArray[np.float64]:
-        """Convert the sum from integers to floats."""
-        grid = self.request.shares.make_grid(self._divisor) if self.request.shares else None
-        if not (grid.is_plausible_sum(total) if grid else is_plausible_sum(total, self._divisor)):
-            raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
-        return grid.integers_to_values(total) if grid else convert_from_fixed_point(total, self.request.largest)
 
     @property
     def _needed_site_count(self) -> int:

@@ -12,7 +12,7 @@ import os
 from base64 import b64encode
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -158,67 +158,8 @@ class SiteMaskingRound:
         if SharesAnswer not in self._answered and self._answered.get(KeysAnswer, (request,))[0] != request:
             del self._answered[KeysAnswer]
             self._sealing, self._masking = make_key_pair(), make_key_pair()
-        return self._answer_once(request, KeysAnswer, self._make_keys_answer)
-
-    def answer_with_shares(self, request: SharesRequest) -> SharesAnswer:
-        """Answer with shares of this site's secrets, encrypted for each other site.
-
-        Raises:
-            MaskingRefused: If the statements are too few, or not those of different sites of this round.
-        """
-        return self._answer_once(request, SharesAnswer, self._share_secrets)
-
-    def answer_with_masked_update(self, request: MaskedRequest) -> MaskedAnswer:
-        """Answer with the update, masked with one mask for each other site and with the site's own masks.
-
-        Raises:
-            MaskingRefused: If too few sites are left.
-            SecretsError: If an encrypted message cannot be read.
-        """
-        return self._answer_once(request, MaskedAnswer, self._mask_update)
-
-    def answer_with_revealed_shares(self, request: RevealRequest) -> RevealAnswer:
-        """Answer with the shares that remove the masks from the sum of the survivors' updates.
-
-        These are shares of the mask key of each dropped site, and of the seeds of each survivor's own masks, never both
-        for one site. Only one request in a round is answered; its repetition gets the same answer.
-
-        Raises:
-            MaskingRefused: If too few sites survive, or this site is not among them.
-        """
-        return self._answer_once(request, RevealAnswer, self._reveal_shares)
-
-    @property
-    def agreement_hash(self) -> str:
-        """Return a hash of all sites' signed keys and of the sites in the unmasked sum, equal at all honest sites."""
-        stated = [self._statements[site].text_to_sign().decode() for site in sorted(self._statements)]
-        return hashlib.sha256(json.dumps([stated, self._done.opened]).encode()).hexdigest()
-
-    @property
-    def classes_of_few_sites(self) -> tuple[str, ...]:
-        """Return the classes of this site that too few sites own; complete once the sites' statements are received."""
-        own = [segment for segment in self._segments if self.site in segment.owners]
-        needed = [count_needed_owners(segment.owners, self._statements) for segment in own]
-        few = [segment for segment, least in zip(own, needed, strict=True) if len(segment.owners) < least]
-        return tuple(name for segment in few for name in segment.classes)
-
-    def _answer_once(self, request: Any, kind: type[Answer], answer: Callable[[Any], Answer]) -> Answer:
-        """Answer a stage once; a repeated request gets the same answer, and a different request is refused."""
-        if (request.run, request.round) != (self.run, self.round):
-            raise MaskingRefused(f"{self.site} holds an update of round {self.round}, not of {request.round}.")
-        if kind in self._answered:
-            earlier, reply = self._answered[kind]
-            if earlier != request:
-                raise MaskingRefused(f"{self.site} has answered another {type(request).__name__} in this round.")
-            assert isinstance(reply, kind)
-            return reply
-        reply = answer(request)
-        self._answered[kind] = (request, reply)
-        return reply
-
-    # ------------------------------------------------------------------ keys
-
-    def _make_keys_answer(self, request: KeysRequest) -> KeysAnswer:
+        if (earlier := self._find_earlier_answer(request, KeysAnswer)) is not None:
+            return earlier
         if self.site not in request.members:
             raise MaskingRefused(f"{self.site} is not among the sites that are to mask together.")
         self._members = self._done.members or tuple(sorted(set(request.members)))
@@ -229,30 +170,19 @@ class SiteMaskingRound:
         statement = self._own_statement.text_to_sign()
         identity = self._terms.identity
         signature = sign_masking_statement(statement, identity.key) if identity else b""
-        return KeysAnswer(self.run, self.round, self.site, statement, signature, identity.line if identity else "")
+        line = identity.line if identity else ""
+        answer = KeysAnswer(self.run, self.round, self.site, statement, signature, line)
+        self._answered[KeysAnswer] = request, answer
+        return answer
 
-    @property
-    def _own_statement(self) -> MaskingStatement:
-        return MaskingStatement(
-            run=self.run,
-            round=self.round,
-            site=self.site,
-            members=self._members,
-            opened=self._done.opened,
-            cohort=self._terms.cohort,
-            divisor=self._divisor,
-            plan=self._terms.digest.plan,
-            model=self._terms.digest.model,
-            shared=dict(self._terms.digest.shared),
-            rows=self._rows,
-            alone=self._terms.alone,
-            sealing_key=encode_public_key_hex(self._sealing),
-            masking_key=encode_public_key_hex(self._masking),
-        )
+    def answer_with_shares(self, request: SharesRequest) -> SharesAnswer:
+        """Answer with shares of this site's secrets, encrypted for each other site.
 
-    # ------------------------------------------------------------------ shares
-
-    def _share_secrets(self, request: SharesRequest) -> SharesAnswer:
+        Raises:
+            MaskingRefused: If the statements are too few, or not those of different sites of this round.
+        """
+        if (earlier := self._find_earlier_answer(request, SharesAnswer)) is not None:
+            return earlier
         self._statements = self._check_statements(request)
         sites = sorted(self._statements)
         self._segments = list_segments({site: statement.rows for site, statement in self._statements.items()})
@@ -277,43 +207,19 @@ class SiteMaskingRound:
             encrypt_for_site(letters[to].to_json_bytes(), self._sealing, self._statements[to].sealing_key)
             for to in letters
         ]
-        return SharesAnswer(self.run, self.round, self.site, tuple(letters), tuple(written))
+        answer = SharesAnswer(self.run, self.round, self.site, tuple(letters), tuple(written))
+        self._answered[SharesAnswer] = request, answer
+        return answer
 
-    def _check_statements(self, request: SharesRequest) -> dict[str, MaskingStatement]:
-        """Check that the relayed statements are of different sites of this round; return them by site."""
-        by_site: dict[str, MaskingStatement] = {}
-        for text, signature, identity in zip(request.statements, request.signatures, request.identities, strict=True):
-            try:
-                statement = read_masking_statement(text)
-                self._refuse_unknown_site(statement, text, signature, identity)
-            except StatementError as error:
-                raise MaskingRefused(f"a relayed statement {error}.") from None
-            if (statement.run, statement.round) != (self.run, self.round) or statement.site in by_site:
-                raise MaskingRefused("the relayed statements are not one a site, of this round.")
-            if why := self._own_statement.describe_disagreement(statement):
-                raise MaskingRefused(f"{statement.site} {why}: its update may not hide that of {self.site}.")
-            by_site[statement.site] = statement
-        keys = [key for statement in by_site.values() for key in (statement.sealing_key, statement.masking_key)]
-        if by_site.get(self.site) != self._own_statement or len(set(keys)) < len(keys):
-            raise MaskingRefused(f"the relayed statements lack that of {self.site}, or one key is stated twice.")
-        if not set(by_site) <= set(self._members):
-            raise MaskingRefused("a relayed statement is of a site that was not to mask with the others.")
-        if len(by_site) < 2:
-            raise MaskingRefused("there is no other site: a sum of one update is that update.")
-        self._refuse_too_few_sites(len(by_site))
-        return by_site
+    def answer_with_masked_update(self, request: MaskedRequest) -> MaskedAnswer:
+        """Answer with the update, masked with one mask for each other site and with the site's own masks.
 
-    def _refuse_unknown_site(self, statement: MaskingStatement, text: bytes, signature: bytes, identity: str) -> None:
-        if self._terms.identity is None or statement.site == self.site:
-            return
-        refuse_unsigned_statement(text, signature, identity)
-        peers = self._terms.peers
-        if peers and peers.get(statement.site, "").split()[:2] != identity.split()[:2]:
-            raise StatementError(f"of {statement.site} is signed with a key that this site's policy does not know")
-
-    # ------------------------------------------------------------------ masked update
-
-    def _mask_update(self, request: MaskedRequest) -> MaskedAnswer:
+        Raises:
+            MaskingRefused: If too few sites are left.
+            SecretsError: If an encrypted message cannot be read.
+        """
+        if (earlier := self._find_earlier_answer(request, MaskedAnswer)) is not None:
+            return earlier
         others, terms = sorted(request.senders), self._terms
         if not set(others) <= set(self._statements) - {self.site} or len(set(others)) < len(others):
             raise MaskingRefused("letters come from sites that stated no keys.")
@@ -322,49 +228,40 @@ class SiteMaskingRound:
             raise MaskingRefused(f"{self.site} has masked its update and let it go.")
         if request.numbers != len(self._update):
             raise MaskingRefused(f"the update has {len(self._update)} numbers, not {request.numbers}.")
-        letters = zip(request.senders, request.letters, strict=True)
-        self._letters |= {sender: self._decrypt_shares(sender, letter) for sender, letter in letters}
+        letters = dict[str, SecretShares]()
+        for sender, sealed in zip(request.senders, request.letters, strict=True):
+            text = decrypt_from_site(sealed, self._sealing, self._statements[sender].sealing_key)
+            letters[sender] = read_secret_shares(text, (self.run, self.round, sender, self.site))
+            if set(letters[sender].masks) != {segment.name for segment in self._segments if sender in segment.owners}:
+                raise MaskingRefused(f"{sender} knows other sites, or other head rows, than this site does.")
+        self._letters |= letters
         self._done = replace(self._done.with_masked_members({self.site, *others}), divisor=self._divisor)
         if terms.shares is None:
             vector = convert_to_fixed_point(self._update, 1 if terms.counts else self._divisor, terms.largest)
-        else:
-            vector = self._add_noise_share(self._update, terms.shares)
+        else:  # a share of the noise is added; a repeated round gets the same share
+            grid = terms.shares.make_grid(self._divisor)
+            covered = hashlib.sha256(json.dumps([self.run, self.round, self._done.members, vars(grid)]).encode())
+            covered.update(self._update.tobytes())
+            self._done = self._done.with_noise_hash(covered.hexdigest())
+            vector = grid.add_noise_share(self._update, SecretBitStream(terms.noise(covered.hexdigest())))
         self._store_masked_round()
         self._update = None
         self._add_masks(vector, others)
-        return MaskedAnswer(self.run, self.round, self.site, vector)
+        answer = MaskedAnswer(self.run, self.round, self.site, vector)
+        self._answered[MaskedAnswer] = request, answer
+        return answer
 
-    def _add_noise_share(self, update: NDArray[np.float32], shares: DistributedNoise) -> Integers:
-        """Add this site's share of the noise to the update; a repeated round gets the same share."""
-        grid = shares.make_grid(self._divisor)
-        covered = hashlib.sha256(json.dumps([self.run, self.round, self._done.members, vars(grid)]).encode())
-        covered.update(update.tobytes())
-        self._done = self._done.with_noise_hash(covered.hexdigest())
-        return grid.add_noise_share(update, SecretBitStream(self._terms.noise(covered.hexdigest())))
+    def answer_with_revealed_shares(self, request: RevealRequest) -> RevealAnswer:
+        """Answer with the shares that remove the masks from the sum of the survivors' updates.
 
-    def _decrypt_shares(self, sender: str, sealed: bytes) -> SecretShares:
-        text = decrypt_from_site(sealed, self._sealing, self._statements[sender].sealing_key)
-        letter = read_secret_shares(text, (self.run, self.round, sender, self.site))
-        if set(letter.masks) != {segment.name for segment in self._segments if sender in segment.owners}:
-            raise MaskingRefused(f"{sender} knows other sites, or other head rows, than this site does.")
-        return letter
+        These are shares of the mask key of each dropped site, and of the seeds of each survivor's own masks, never both
+        for one site. Only one request in a round is answered; its repetition gets the same answer.
 
-    def _add_masks(self, vector: Integers, others: list[str]) -> None:
-        for segment in self._segments:
-            if self.site in segment.owners:
-                places = self._layout.iterate_class_slices(self._rows, segment.classes, body=segment.is_body)
-                add_mask_to_vector(vector, places, self._own[segment.name])
-        for other in others:
-            theirs = self._statements[other]
-            common = tuple(name for name in self._rows if name in theirs.rows)
-            places = self._layout.iterate_class_slices(self._rows, common, body=True)
-            add_mask_to_vector(
-                vector, places, compute_shared_secret(self._masking, theirs.masking_key), subtract=self.site > other
-            )
-
-    # ------------------------------------------------------------------ unmasking
-
-    def _reveal_shares(self, request: RevealRequest) -> RevealAnswer:
+        Raises:
+            MaskingRefused: If too few sites survive, or this site is not among them.
+        """
+        if (earlier := self._find_earlier_answer(request, RevealAnswer)) is not None:
+            return earlier
         survivors, took_part = set(request.survivors), set(self._done.members)
         if MaskedAnswer not in self._answered or self.site not in survivors or not survivors <= took_part:
             raise MaskingRefused("the survivors are not sites that masked their updates together with this one.")
@@ -387,7 +284,98 @@ class SiteMaskingRound:
         # Only the last answer is stored, to repeat it if its request is repeated.
         self._own, self._letters = {}, {}
         self._answered.pop(MaskedAnswer)
+        self._answered[RevealAnswer] = request, answer
         return answer
+
+    @property
+    def agreement_hash(self) -> str:
+        """Return a hash of all sites' signed keys and of the sites in the unmasked sum, equal at all honest sites."""
+        stated = [self._statements[site].text_to_sign().decode() for site in sorted(self._statements)]
+        return hashlib.sha256(json.dumps([stated, self._done.opened]).encode()).hexdigest()
+
+    @property
+    def classes_of_few_sites(self) -> tuple[str, ...]:
+        """Return the classes of this site that too few sites own; complete once the sites' statements are received."""
+        own = [segment for segment in self._segments if self.site in segment.owners]
+        needed = [count_needed_owners(segment.owners, self._statements) for segment in own]
+        few = [segment for segment, least in zip(own, needed, strict=True) if len(segment.owners) < least]
+        return tuple(name for segment in few for name in segment.classes)
+
+    def _find_earlier_answer(self, request: Request, kind: type[Answer]) -> Answer | None:
+        """Return the earlier answer to a repeated request, None at a stage's first request; refuse a different one.
+
+        Each stage ends by storing its answer in ``_answered``, so that it answers once.
+        """
+        if (request.run, request.round) != (self.run, self.round):
+            raise MaskingRefused(f"{self.site} holds an update of round {self.round}, not of {request.round}.")
+        if kind not in self._answered:
+            return None
+        earlier, reply = self._answered[kind]
+        if earlier != request:
+            raise MaskingRefused(f"{self.site} has answered another {type(request).__name__} in this round.")
+        assert isinstance(reply, kind)
+        return reply
+
+    @property
+    def _own_statement(self) -> MaskingStatement:
+        return MaskingStatement(
+            run=self.run,
+            round=self.round,
+            site=self.site,
+            members=self._members,
+            opened=self._done.opened,
+            cohort=self._terms.cohort,
+            divisor=self._divisor,
+            plan=self._terms.digest.plan,
+            model=self._terms.digest.model,
+            shared=dict(self._terms.digest.shared),
+            rows=self._rows,
+            alone=self._terms.alone,
+            sealing_key=encode_public_key_hex(self._sealing),
+            masking_key=encode_public_key_hex(self._masking),
+        )
+
+    def _check_statements(self, request: SharesRequest) -> dict[str, MaskingStatement]:
+        """Check that the relayed statements are of different sites of this round; return them by site."""
+        by_site: dict[str, MaskingStatement] = {}
+        for text, signature, identity in zip(request.statements, request.signatures, request.identities, strict=True):
+            try:
+                statement = read_masking_statement(text)
+                if self._terms.identity is not None and statement.site != self.site:
+                    refuse_unsigned_statement(text, signature, identity)
+                    peers = self._terms.peers
+                    if peers and peers.get(statement.site, "").split()[:2] != identity.split()[:2]:
+                        problem = "is signed with a key that this site's policy does not know"
+                        raise StatementError(f"of {statement.site} {problem}")
+            except StatementError as error:
+                raise MaskingRefused(f"a relayed statement {error}.") from None
+            if (statement.run, statement.round) != (self.run, self.round) or statement.site in by_site:
+                raise MaskingRefused("the relayed statements are not one a site, of this round.")
+            if why := self._own_statement.describe_disagreement(statement):
+                raise MaskingRefused(f"{statement.site} {why}: its update may not hide that of {self.site}.")
+            by_site[statement.site] = statement
+        keys = [key for statement in by_site.values() for key in (statement.sealing_key, statement.masking_key)]
+        if by_site.get(self.site) != self._own_statement or len(set(keys)) < len(keys):
+            raise MaskingRefused(f"the relayed statements lack that of {self.site}, or one key is stated twice.")
+        if not set(by_site) <= set(self._members):
+            raise MaskingRefused("a relayed statement is of a site that was not to mask with the others.")
+        if len(by_site) < 2:
+            raise MaskingRefused("there is no other site: a sum of one update is that update.")
+        self._refuse_too_few_sites(len(by_site))
+        return by_site
+
+    def _add_masks(self, vector: Integers, others: list[str]) -> None:
+        for segment in self._segments:
+            if self.site in segment.owners:
+                places = self._layout.iterate_class_slices(self._rows, segment.classes, body=segment.is_body)
+                add_mask_to_vector(vector, places, self._own[segment.name])
+        for other in others:
+            theirs = self._statements[other]
+            common = tuple(name for name in self._rows if name in theirs.rows)
+            places = self._layout.iterate_class_slices(self._rows, common, body=True)
+            add_mask_to_vector(
+                vector, places, compute_shared_secret(self._masking, theirs.masking_key), subtract=self.site > other
+            )
 
     @property
     def _needed_site_count(self) -> int:
