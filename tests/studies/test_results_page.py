@@ -151,7 +151,7 @@ def test_the_sentences_have_the_mean_and_that_without_composites(published: Benc
 
 
 def test_the_ranks_and_what_nemenyis_test_decides_are_on_the_pages(published: BenchmarkResult) -> None:
-    blocks, data = published.ranking, published.ranking_of_data
+    data = published.ranking_of_data
     first, last = data.ranks["fedseq"], data.ranks["vanilla"]
     assert min(data.ranks.values()) == first
     assert f"{first:.2f} of {len(data.ranks)}" in README
@@ -159,15 +159,8 @@ def test_the_ranks_and_what_nemenyis_test_decides_are_on_the_pages(published: Be
     assert f"it is ahead of `vanilla` ({last:.2f}) alone" in RESULTS
     assert f"`fedseq` ({first:.2f}) against `vanilla` ({last:.2f}) is decided" in RESULTS
     assert decided(data.ranks, data.critical_difference) == {"fedseq": ["vanilla"]}
-    assert f"Nemenyi's test is {blocks.critical_difference:.2f}" in RESULTS
-    assert f"(Friedman: p = {data.p:.3f}) the critical difference is {data.critical_difference:.2f} ranks" in RESULTS
-    last_four = ["fedirm", "vanilla", "fednoro", "cbafed"]
-    assert decided(blocks.ranks, blocks.critical_difference) == {
-        "fedseq": ["fedlsr", "individual", "fedfixmatch", *last_four],
-        "polyclinic": last_four,
-        **dict.fromkeys(("surgical", "fedprox", "fedavg_scaled", "partial_loss"), last_four[1:]),
-        "pfl": ["cbafed"],
-    }
+    assert f"(Friedman: p = {data.p:.3f})" in RESULTS
+    assert f"Nemenyi's test is {data.critical_difference:.2f} ranks" in RESULTS
 
 
 def decided(ranks: Mapping[str, float], critical: float | None) -> dict[str, list[str]]:
@@ -379,8 +372,24 @@ def test_what_changes_with_more_rounds_has_the_leads(more_rounds: dict[int, Benc
     assert f"by {three.format(*absent[0])} on composites, by {two.format(*absent[1])} on HAM10000" in RESULTS
 
 
+def test_averaging_with_more_rounds_beside_twelve_of_passing_has_the_leads(
+    more_rounds: dict[int, BenchmarkResult],
+) -> None:
+    def over(rounds: int, passing: str, data: str) -> list[float]:
+        surgical, others = (data_set(data)(more_rounds[number]) for number in (rounds, 12))
+        pairs = zip(surgical, others, strict=True)
+        return sorted(block.entries["surgical"].auroc - other.entries[passing].auroc for block, other in pairs)
+
+    behind, *ahead = over(48, "fedseq", "composites")
+    three = f"in three patterns of composites, by {ahead[0]:.3f} to {ahead[-1]:.3f}"
+    assert f"{three}, and behind by {-behind:.3f} in the fourth" in RESULTS
+    assert min(over(48, "polyclinic", "composites")) > 0
+    of_24 = [(name, data) for data in ("composites", "ham10000") for name in ("fedseq", "polyclinic")]
+    assert [sum(lead > 0 for lead in over(24, name, data)) for name, data in of_24] == [3, 2, 2, 4]
+
+
 @pytest.mark.parametrize(("rounds", "label"), [(24, "surgical"), (48, "surgical"), (12, "fedseq"), (12, "polyclinic")])
-def test_the_table_at_less_time_has_the_aurocs_of_each_pattern(rounds: int, label: str) -> None:
+def test_the_table_of_steps_has_the_aurocs_of_each_pattern(rounds: int, label: str) -> None:
     row = next(line for line in RESULTS.splitlines() if line.startswith(f"| {label}, {rounds} rounds |"))
     blocks = [block for block in published_result(f"rounds{rounds}").blocks if block.data == "composites"]
     assert row.split("|")[3:-1:2] == [f" {block.entries[label].auroc:.3f} " for block in blocks]
