@@ -49,7 +49,6 @@ from common.wire.records import ModelGroups, TrainRequest, is_valid_run_name
 from strategies.registry import build_site_method_once
 
 HOUR_S = 3600.0
-ALLOWED = PolicyVerdict("policy")
 
 
 class IncomingRequest:
@@ -86,26 +85,20 @@ class IncomingRequest:
                 verdict = PolicyVerdict("run.plan", reason)
             elif self._policy_seconds_left() == 0:
                 verdict = self.make_time_limit_verdict()
-        return work, self._check_initial_model(work) if verdict.allowed else verdict
-
-    def _check_initial_model(self, work: RequestedWork) -> PolicyVerdict:
-        """Check that a run starts from the initial model that its plan determines; return the verdict on the request.
-
-        Only the first request to train is checked: that of round 1, or that of round 0, in which the method UniFed
-        ranks the sites by one epoch of training. Round 1 of a sequential method is not checked, because its model comes
-        from the previous site. Requests in a simulation are not checked either, because the author of the plan controls
-        the simulated site. A request that cannot be decoded is left to its handler.
-        """
+        # A run starts from the initial model that its plan determines. Only the first request to train is checked: that
+        # of round 1, or that of round 0, in which the method UniFed ranks the sites by one epoch of training. Round 1
+        # of a sequential method is not checked, because its model comes from the previous site, nor are requests in a
+        # simulation, because the author of the plan controls the simulated site.
         begins = work.round == 0 or (work.round == 1 and not work.method.sequential)
         trains = self._fields.get("wire.record") == TrainRequest.__name__
-        if self._site.simulated or not begins or not trains:
-            return ALLOWED
-        try:
-            request = decode_record(self._content, TrainRequest)
-        except WireError:
-            return ALLOWED  # its handler says what is wrong
-        reason = find_initial_model_fault(self._site, work.plan, request)
-        return PolicyVerdict("run.first_model", reason) if reason else ALLOWED
+        if verdict.allowed and begins and trains and not self._site.simulated:
+            try:
+                request = decode_record(self._content, TrainRequest)
+            except WireError:
+                return work, verdict  # its handler says what is wrong
+            if reason := find_initial_model_fault(self._site, work.plan, request):
+                verdict = PolicyVerdict("run.first_model", reason)
+        return work, verdict
 
     @contextmanager
     def limit_working_time(self) -> Iterator[None]:

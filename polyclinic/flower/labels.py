@@ -94,35 +94,29 @@ def ask_labels(
     answers = dict[str, RollCallAnswer]()
     for reply in grid.send_and_receive(questions, timeout=timeout) if questions else ():
         node = reply.metadata.src_node_id
+        if reply.has_error():
+            faults[node] = f"did not say which classes it labels: {shorten_error(reply.error.reason)}"
+            continue
+        fields: dict[str, Any] = {"classes": (), **reply.content.config_records.get(RECORD, {})}
         try:
-            answers[site_name_of_node(node)] = _read_answer(reply, classes, method)
+            site = SiteLabels(**fields)
+            names, positives, images = tuple(site.classes), tuple(site.positives), site.images
+            negatives, name = tuple(images - count for count in positives), site_name_of_node(node)
+            answer = RollCallAnswer("", name, names, names, images, 0, 0, "", "", positives, negatives)
+        except (TypeError, ValueError) as error:
+            faults[node] = f"sent labels that cannot be read: {error}"
+            continue
+        counted = method.declared_payload.label_counts
+        if unknown := [label for label in names if label not in classes]:
+            faults[node] = f"labels {unknown}; the model's rows are {list(classes)}"
+        elif counted and not positives:
+            faults[node] = "sent no counts: this strategy needs positives and images in its SiteLabels"
+        elif counted and method.task == "multi_class" and (shown := sum(positives)) > images:
+            faults[node] = f"counts {shown} positives in {images} images of classes that exclude one another"
+        else:
+            answers[name] = answer
             del faults[node]
-        except UnknownLabels as fault:
-            faults[node] = str(fault)
     return answers, "\n".join(f"node {node} {fault}" for node, fault in faults.items())
-
-
-def _read_answer(reply: Message, classes: Sequence[str], method: SiteMethod) -> RollCallAnswer:
-    """Read a site's answer; raise :class:`UnknownLabels`, without naming the node, if the answer is unusable."""
-    if reply.has_error():
-        raise UnknownLabels(f"did not say which classes it labels: {shorten_error(reply.error.reason)}")
-    fields: dict[str, Any] = {"classes": (), **reply.content.config_records.get(RECORD, {})}
-    try:
-        site = SiteLabels(**fields)
-        names, positives, images = tuple(site.classes), tuple(site.positives), site.images
-        negatives, name = tuple(images - count for count in positives), site_name_of_node(reply.metadata.src_node_id)
-        answer = RollCallAnswer("", name, names, names, images, 0, 0, "", "", positives, negatives)
-    except (TypeError, ValueError) as error:
-        raise UnknownLabels(f"sent labels that cannot be read: {error}") from None
-    if unknown := [name for name in names if name not in classes]:
-        raise UnknownLabels(f"labels {unknown}; the model's rows are {list(classes)}")
-    if method.declared_payload.label_counts:
-        if not positives:
-            raise UnknownLabels("sent no counts: this strategy needs positives and images in its SiteLabels")
-        if method.task == "multi_class" and (shown := sum(positives)) > images:
-            problem = f"{shown} positives in {images} images of classes that exclude one another"
-            raise UnknownLabels(f"counts {problem}")
-    return answer
 
 
 def shorten_error(reason: str | None) -> str:

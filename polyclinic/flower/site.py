@@ -130,7 +130,11 @@ class FedMLPSite(Site):
         if not len(images) == len(targets) > 0:
             numbers = f"{len(images)} images and {len(targets)} rows of targets"
             raise ValueError(f"{numbers}; a site without training images cannot take part")
-        self._context, self._marks = context, _compute_image_fingerprints(images)
+        # One number per image, (n,), which differs, almost always, if the image's pixels differ.
+        ramp = torch.linspace(0, 1, max(images[0].numel(), 1), device=images.device)
+        with torch.no_grad():
+            parts = [part.flatten(1).float() @ ramp / len(ramp) for part in torch.split(images, 256)]
+        self._context, self._fingerprints = context, torch.cat(parts).cpu().numpy()
         self._model = HeadedModel(model, head, self.classes)
         own, name = self._model.head.weight.detach().cpu(), self._config[HEAD]
         key, models = f"{name}.weight", message.content.array_records.values()
@@ -144,7 +148,8 @@ class FedMLPSite(Site):
         if stored.get(START) == self._config[START]:  # else the tags are of an earlier run
             tags = unpack_arrays(stored)
             before = tags.pop("images")
-            if before.shape != self._marks.shape or not np.allclose(before, self._marks, 1e-4, 1e-6, equal_nan=True):
+            same = before.shape == self._fingerprints.shape
+            if not same or not np.allclose(before, self._fingerprints, 1e-4, 1e-6, equal_nan=True):
                 remedy = f"the same images in the same order; or forget the tags: del context.state[{TAGS!r}]"
                 raise ValueError(f"the images are not those of the round before: give {remedy}")
         self._round = self.method.client(
@@ -172,21 +177,13 @@ class FedMLPSite(Site):
         The coordinator rejects a reply without these records, even if they are empty, as before the first stage's last
         round.
         """
-        tags = pack_arrays({**self._round.method_state(self._model), "images": self._marks})
+        tags = pack_arrays({**self._round.method_state(self._model), "images": self._fingerprints})
         self._context.state[TAGS] = ConfigRecord({**tags, START: self._config[START]})
         modes = [(module, module.training) for module in self._model.modules()]
         statistics = self._round.statistics(self._model, np.zeros(0, np.float32))
         for module, training in modes:  # statistics are taken in evaluation mode
             module.training = training
         return {STATISTICS: pack_arrays(statistics)}
-
-
-def _compute_image_fingerprints(images: Tensor) -> NDArray[np.float32]:
-    """Return a number per image ``(n,)`` that differs, almost always, if the image's pixels differ."""
-    ramp = torch.linspace(0, 1, max(images[0].numel(), 1), device=images.device)
-    with torch.no_grad():
-        parts = [part.flatten(1).float() @ ramp / len(ramp) for part in torch.split(images, 256)]
-    return torch.cat(parts).cpu().numpy()
 
 
 class HeadedModel(nn.Module):

@@ -66,8 +66,19 @@ def locate_pictures(at: Adversary, pictures: PicturesToLocate) -> AttackResult:
     set_pixel_passing_weights(network)
     _set_units_for_pictures(network, pictures.images, pictures.alike)
     count, truth = len(pictures.parts), pictures.parts
-    trained = _find_changed_units(at, plan, network, count)
-    # A picture is in the test part if a head that reads only the picture's unit gives an AUROC other than 0.5.
+    # A picture is in the training part if training changed its unit; None without an update, or if noise may hide it.
+    change = read_trunk_tensor_update(
+        at.request_training(plan, read_model_state(network)),
+        make_model_layout(network).tensor_slices()[f"{DENSE}.bias"],
+    )
+    trained: list[bool | None] = [None] * count
+    if change is not None:
+        moved, others = np.abs(change[:count]), np.abs(change[count:])
+        if at.site.policy.epsilon is None:
+            trained = [bool(size > 0) for size in moved]
+        else:  # the other units are never active, so their changes are noise alone
+            trained = [bool(size > 4 * others.std() + 1e-30) or None for size in moved]
+    # It is in the test part if a head that reads only its unit gives an AUROC other than 0.5; None without an AUROC.
     tested: list[bool | None] = []
     for unit in range(count):
         with torch.no_grad():
@@ -114,24 +125,6 @@ def _set_units_for_pictures(network: SplitNetwork, images: ImageSet, others: Ima
     dense = get_fedsld_cnn_layers(network).dense
     dense.weight[: len(filters), : SIDE * SIDE] = torch.from_numpy(filters * strength)
     dense.bias[: len(filters)] = torch.from_numpy(offsets * strength)
-
-
-def _find_changed_units(at: Adversary, plan: HospitalPlan, network: SplitNetwork, count: int) -> list[bool | None]:
-    """Return for each sought picture True if training changed the unit that it activates.
-
-    The picture is then in the training part. The value is None without an update, or if noise may hide the change.
-    """
-    change = read_trunk_tensor_update(
-        at.request_training(plan, read_model_state(network)),
-        make_model_layout(network).tensor_slices()[f"{DENSE}.bias"],
-    )
-    if change is None:
-        return [None] * count
-    moved, others = np.abs(change[:count]), np.abs(change[count:])
-    if at.site.policy.epsilon is None:
-        return [bool(size > 0) for size in moved]
-    # The other units are never active, so their changes are noise alone.
-    return [bool(size > 4 * others.std() + 1e-30) or None for size in moved]
 
 
 # ---------------------------------------------------------------------- models that fail
