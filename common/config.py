@@ -94,8 +94,8 @@ class EvaluationSection(TomlSection):
             (multi-class tasks), as FedSLD's paper does. The accuracy never selects a model.
         pooled: In the final test, ask every site for histograms of the scores on its test part, from which AUROCs over
             all sites' images follow; a hospital's policy can refuse.
-        sensitivity: Minimum sensitivity, on the sites' validation images, of the second decision threshold of each
-            class, which is the highest such threshold; the first threshold is Youden's.
+        sensitivity: Each class gets two decision thresholds, chosen on the sites' validation images: Youden's, and the
+            highest with at least this sensitivity.
         checkpoint: The final model of a run: the ``best`` one on validation, or that of the ``last`` round.
         criterion: The measure that selects the best round: the ``method``'s own criterion, the sites' mean validation
             ``auroc``, or their mean validation ``loss``.
@@ -131,8 +131,8 @@ class ParticipationSection(TomlSection):
         roll_call_deadline_s: Seconds that the run waits for ``min_sites`` sites before round 1.
         clip: Maximum norm of one site's update, as a multiple of the median norm of the round's updates. ``off``
             switches off this bound and the rollback of a collapsed model.
-        largest_share: Maximum weight of one site in the average of a round, where a site's weight is its share of the
-            images.
+        largest_share: Maximum weight of one site in the average of a round. Before this limit is applied, a site's
+            weight is its share of the images.
     """
 
     min_sites: int = Field(0, ge=0)
@@ -280,7 +280,7 @@ class Experiment(TomlSection):
     @model_validator(mode="before")
     @classmethod
     def _inherit_external_label_names(cls, tables: Any) -> Any:
-        """Read the cells of the external test's table by the names of the run's table, where it gives no own ones."""
+        """Add to ``external_test`` those names of classes and findings in ``data`` that it does not give itself."""
         if not isinstance(tables, Mapping):
             return tables
         external, data = tables.get("external_test"), tables.get("data")

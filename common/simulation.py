@@ -153,7 +153,7 @@ def _load_whole_data(data: str, base: Path, store: DecodedImageStore) -> Dataset
 
 
 def select_simulated_site_images(data: SimulatedData, index: int, pooling: Pooling) -> SimulatedSiteImages:
-    """Return labels and images of the site at ``index``, or of one site with all sites' images.
+    """Return labels and images of the site at ``index``, or of a single site that pools the images of all sites.
 
     Args:
         data: The divided data set.
@@ -187,7 +187,7 @@ def select_site_test_images(data: SimulatedData) -> dict[str, ImageSet]:
 def _relabel_for_pooling(
     images: ImageSet, part: SitePartition, rows: NDArray[np.intp], names: tuple[str, ...], pooling: Pooling
 ) -> ImageSet:
-    """Return rows of one site with labels of all classes; labels that it does not annotate depend on ``pooling``."""
+    """Return images of a site with labels of all classes; ``pooling`` decides those that the site does not annotate."""
     site_images = images.select_rows(rows).select_label_columns(names)
     if pooling == "known":
         return site_images

@@ -174,7 +174,7 @@ def refuse_unknown_test_classes(
 
 
 def _rename_section_in_faults(faults: Iterable[Fault]) -> list[Fault]:
-    """Change the section in the faults' keys from ``data`` to ``external_test``, also in the keys that they advise."""
+    """Replace the section ``data`` of the faults' keys by ``external_test``, also in the text of problem and remedy."""
     return [
         replace(
             fault,

@@ -60,7 +60,8 @@ class RankedClassScores:
 
     Attributes:
         positives, negatives: Row numbers in the test set; negatives sorted by ascending score.
-        cuts: Positions in the sorted negatives at which a positive's score falls, with both ends, ``(m,)`` ascending.
+        cuts: The different positions of the positives' scores among those of the sorted negatives, and both ends,
+            ``(m,)`` ascending.
         below, upto: For each positive, the index in ``cuts`` after all negatives with a lower score, and after all
             negatives with a lower or equal score.
     """
@@ -228,7 +229,7 @@ def compute_newcombe_interval(auroc: float, positives: int, negatives: int) -> I
 
 
 def _bisect_sign_change(beyond: Callable[[float], float], outside: float, inside: float) -> float:
-    """Return by bisection the point between ``outside`` (``beyond`` positive) and ``inside`` where the sign changes."""
+    """Find where ``beyond``, positive at ``outside`` and not at ``inside``, changes its sign, by bisection."""
     # scipy's own search takes a quarter of a second to import, more than all intervals of a run take.
     for _ in range(HALVINGS):
         middle = (outside + inside) / 2

@@ -98,7 +98,11 @@ def compute_pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
 def _calibration_from_counts(
     scores: Floats, positives: Counts, negatives: Counts, half_widths: Floats | None = None
 ) -> Calibration | None:
-    """Compute the calibration from scores ``(m,)``, exact within ``half_widths``, and the images with each score."""
+    """Compute the calibration from distinct scores and the numbers of positives and negatives with each, ``(m,)``.
+
+    Args:
+        half_widths: ``(m,)`` bounds of the errors of the scores; None if the scores are exact.
+    """
     images = positives + negatives
     total = int(images.sum())
     if not total:

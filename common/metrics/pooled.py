@@ -172,7 +172,11 @@ def estimate_from_sampled_sites(
 
 
 def _compute_t_interval(mean: float, moved: Mapping[str, float]) -> Interval:
-    """Compute Student's 95 % interval of a mean, cut to 0 to 1, from each site's contribution to its deviation."""
+    """Compute Student's 95 % interval of a mean over sites, cut to 0 to 1.
+
+    Args:
+        moved: Site -> its contribution to the deviation of the mean; the squares add up to the variance of the mean.
+    """
     from scipy.special import stdtrit  # here: a program that only trains does not pay for its import
 
     variance = sum(by * by for by in moved.values())

@@ -255,7 +255,7 @@ def find_network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
 
 
 def build_meta_lora_backbone(spec: ModelSpec) -> nn.Module:
-    """Return a :func:`build_meta_backbone`, with low-rank (LoRA) factors if ``model.train`` asks for them.
+    """Return the :func:`build_meta_backbone`; add low-rank (LoRA) factors to it if ``model.train`` asks for them.
 
     Raises:
         BadInput: If the network cannot be built, or has no layer for these factors.

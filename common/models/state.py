@@ -65,7 +65,7 @@ class ModelStateLayout:
 
     @property
     def layout_sha256(self) -> str:
-        """SHA-256 of the layout; only models with the same signature may be averaged."""
+        """SHA-256 of the layout; only models with the same hash may be averaged."""
         groups = [[[tensor.name, *tensor.shape] for tensor in group] for group in (self.trunk, self.norm)]
         frozen = [] if self.train == "all" else [self.train, self.frozen_sha256]
         return hashlib.sha256(json.dumps([self.architecture, self.features, *groups, *frozen]).encode()).hexdigest()

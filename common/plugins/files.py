@@ -56,7 +56,9 @@ class PluginFiles:
 
 
 def read_plugin_files(point: EntryPoint) -> PluginFiles:
-    """Read and hash the files of the distribution that declares an entry point, and of the one with its module.
+    """Read and hash the files of a plug-in, given its entry point.
+
+    They are those of the distribution that declares the entry point and, if another one contains its module, of that.
 
     Raises:
         OSError: If a file cannot be read.

@@ -142,7 +142,7 @@ _TAIL = 2**18
 def _read_last_entry(path: Path) -> tuple[bytes | None, bytes]:
     """Return :func:`split_last_entry` of a file.
 
-    The file is read backwards in growing steps until they contain an entry, because an entry can have any length: it
+    A growing part at the end of the file is read until it contains an entry. An entry can have any length, because it
     may quote text from other machines.
     """
     size, step = path.stat().st_size, _TAIL

@@ -205,7 +205,7 @@ def _describe_reply_gap(
     after: int,
     sent: Sequence[SentReply],
 ) -> str:
-    """Describe missing replies for a fault: their rounds, the replies before and after, and which the receipt lacks."""
+    """Describe a gap for a fault: its rounds, the replies before and after it, and the replies that may be missing."""
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
     first = max((statement.round for number, statement in numbered.items() if number <= before), default=0)
     later = [numbered[number].round for number in sorted(numbered) if number >= after and numbered[number].round]

@@ -58,7 +58,8 @@ def stop_on_signals() -> Iterator[None]:
     """End this process and all its children on SIGINT, SIGTERM or SIGHUP inside the ``with`` block.
 
     A signal that was already ignored when the process started stays ignored, such as SIGINT in a background job.
-    A program with an exit code of its own enters :func:`graceful_shutdown` first, for a signal that comes at the start.
+    A program with an exit code of its own enters :func:`graceful_shutdown` before this, so that the code is also that
+    of a signal that comes at once.
     """
     if threading.current_thread() is not threading.main_thread() or _is_handling_signals():
         yield
@@ -186,7 +187,9 @@ os.register_at_fork(
 
 
 def _handle_signal(number: int, frame: FrameType | None) -> None:
-    """Handle a signal in the main thread; Python notifies the thread that ends the program only of handled signals.
+    """Handle a signal in the main thread: raise an exception in a graceful shutdown, else do nothing.
+
+    Without a handler, Python would not notify the other thread, which ends the program.
 
     Raises:
         SystemExit: At the first signal in a graceful shutdown without ``ask``.

@@ -122,7 +122,7 @@ class _NeverFailingStream(io.FileIO):
     A closed pipe (``| head -1``) or a full disk must not stop a run of hours.
 
     Attributes:
-        lost: The first error, such as that of a full disk; None if there was none but closed pipes.
+        lost: The first error that is no closed pipe, such as a full disk; None if there was none.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -141,7 +141,7 @@ class _NeverFailingStream(io.FileIO):
 
 
 def _make_never_failing(stream: Any, descriptor: int) -> Any:
-    """Wrap standard output or error so that writing never fails; return a stream that replaced it unchanged."""
+    """Wrap standard output or error so that writing never fails; return any other stream unchanged."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.reconfigure(errors="replace")  # in a locale without our signs
@@ -199,7 +199,8 @@ def run_program(
     A closed pipe at standard output changes neither the work nor the exit code.
 
     Args:
-        stopped: Further exception types with a message for a person; their exit code is ``exit_code``, or 1.
+        stopped: Further exception types whose text is for a person. The exit code is the exception's attribute
+            ``exit_code``, or 1 if it has none.
         prints_result: True if output that is lost on a full disk is a failure; False for a log.
     """
     _set_log_format(LogOutputFormat.text)

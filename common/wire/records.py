@@ -343,8 +343,8 @@ class TrainReply:
     Attributes:
         train_samples: The number of training images (`round_counts_to`), without images that show only hidden classes
             if the policy leaves these out (`train_hidden_classes`).
-        train_loss: The mean loss on the training images in the last epoch (`training_figures`); like every loss and
-            test result, not in a run with noise (`metrics_outside_privacy`).
+        train_loss: The mean loss on the training images in the last epoch (`training_figures`); in a run with
+            noise, neither this nor any other loss or test result is sent (`metrics_outside_privacy`).
         validation_loss: The loss of the received model on this site's validation images, exact (`training_figures`).
         validation_auroc: The AUROC of the received model on this site's validation images, mean over this site's
             classes, exact (`training_figures`).

@@ -50,7 +50,7 @@ class KeysAnswer(_StepRecord):
     """Answer 1: a site's public keys, in a statement that the site signed.
 
     Attributes:
-        statement: Under secure aggregation, also for the other sites: two public keys made for this round, the classes
+        statement: A text that the other sites receive too: two public keys made for this round, the classes
             whose head rows this site sends, the divisor of its update, the keys `rows_alone` and `smallest_cohort`,
             the sites that mask together, the sites whose sum it unmasked before, and hashes of the request.
         signature: The signature of this statement by the site's own key.
@@ -136,8 +136,8 @@ class RevealAnswer(_StepRecord):
     """Answer 4: shares of the survivors' own masks, and shares of the private keys of sites that dropped out.
 
     Attributes:
-        owners: The site, whose masked update arrived, to which each of `shares` belongs.
-        segments: The part of that site's own masks to which each of `shares` belongs.
+        owners: For each of `shares`, the site whose masks it can remove; the masked update of that site arrived.
+        segments: For each of `shares`, the part of that site's own masks that it can remove.
         shares: This site's shares of the seeds of these masks.
         gone: Sites whose masked updates did not arrive.
         key_shares: This site's shares of the mask keys of the sites in `gone`; never for a site in `owners`.

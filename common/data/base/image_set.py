@@ -80,7 +80,7 @@ def compute_picture_digest(pixels: NDArray[Any], secret: bytes | None = None) ->
 
     Args:
         pixels: uint8, or float32 from 0 to 255.
-        secret: Key of the hash, by which others cannot test whether the digest is that of a known picture.
+        secret: Key of the hash; without the key nobody can test whether a digest is that of a known picture.
     """
     if pixels.dtype != np.uint8:
         rounded = pixels.clip(0, 255).astype(np.uint8)
@@ -289,9 +289,9 @@ def hash_dataset(*parts: ImageSet) -> str:
 
 
 def hash_dataset_contents(*parts: ImageSet) -> dict[str, str]:
-    """Return the number of images, and a short hash of the pictures, the labels, the patients and each hospital.
+    """Return the number of images, and a short hash each of all pictures, all labels, all patients and each hospital.
 
-    They say in which of these two data sets differ; :func:`hash_dataset` says whether they do.
+    If the :func:`hash_dataset` of two data sets differs, these hashes show where the difference is.
     """
     labels, digests = np.concatenate([part.labels for part in parts]), np.concatenate([part.digests for part in parts])
     patients = [name for part in parts for name in part.patients.tolist()]

@@ -130,7 +130,7 @@ def is_nameless_text(cell: str) -> bool:
 
 
 def is_anonymous_patient(name: str) -> bool:
-    """Return True if a normalised text names no patient: it names nothing, or says so as ``ANON``, ``No^Name`` do."""
+    """Return True if a normalised text names no patient: it names nothing, or says ``ANON`` or ``No^Name``."""
     if name[-1:].isdecimal():
         return is_nameless_text(name)
     if is_nameless_text(name):
@@ -172,9 +172,9 @@ def _split_into_letter_groups(name: str) -> str:
 
 
 def _join_letter_groups(groups: str) -> tuple[str, frozenset[int]]:
-    """Join groups of letters or digits, and return the distances of the former gaps from the end.
+    """Join groups of letters or digits, and return where the gaps between them were, in characters from the end.
 
-    A gap between a letter and a digit is not counted, because ``A-1`` and ``A1`` have the same key.
+    A gap between a letter and a digit is not returned, because ``A-1`` and ``A1`` have the same key.
     """
     text, gaps = "", set[int]()
     for group in reversed(groups.split(" ")):
@@ -212,7 +212,8 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
         names: Distinct normalised names.
 
     Returns:
-        Pairs of similar names, as a dictionary without circles; all names of a group of similar ones are connected.
+        A similar name for each name of a group of similar ones, except for one. Followed from name to name, these pairs
+        lead from all names of the group to that one.
     """
     # A coarse key is ten times as fast as the fine one: a second for a million names.
     texts = (_strip_prefix_and_extension(name) if name.isascii() else make_name_similarity_key(name) for name in names)
@@ -233,7 +234,7 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def _have_same_code_form(name: str, other: str) -> bool:
-    """Return True if two names have equally many letters and digits, no other signs, and differ not only in case."""
+    """Return True if two names have the same length, are all ASCII letters and digits, and differ in more than case."""
     both = name + other
     return len(name) == len(other) and both.isascii() and both.isalnum() and name.lower() != other.lower()
 
@@ -258,7 +259,10 @@ def _pair_by_separators(similar: dict[str, str], first: Mapping[str, str]) -> No
 
 
 def _pair_identifiers_with_places(similar: dict[str, str], names: Sequence[str]) -> None:
-    """Add pairs of names with one identifier, at one place or with and without a place."""
+    """Add pairs of names with the same identifier, if both name the same place, or if only one names a place.
+
+    Such are ``north/P1`` and ``P1^north``, ``north/P1`` and ``P1``.
+    """
     placed = dict[str, tuple[str, str]]()  # keys of the place and of the id in it
     for name in filter(_PLACE_SIGN.search, names):
         if match := _ID_AT_A_PLACE.fullmatch(name):

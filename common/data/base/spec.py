@@ -78,7 +78,7 @@ AS_IN_FILE = PictureRendering()
 
 
 class PictureTableSpec(BaseDatasetSpec):
-    """Settings that all data sets share that consist of a label table and pictures.
+    """Common settings of all data sets that consist of a label table and pictures.
 
     Attributes:
         labels: The table, ``.csv`` or ``.csv.gz``.
@@ -118,7 +118,7 @@ class PictureTableSpec(BaseDatasetSpec):
 
 
 class PictureFolderSpec(PictureTableSpec):
-    """Settings that all data sets share whose pictures are files in a folder; ``images`` is the folder."""
+    """Common settings of all data sets whose pictures are files in a folder; ``images`` is the folder."""
 
     images: str
 
@@ -205,7 +205,7 @@ class LabelColumnsSpec(PictureTableSpec):
 
 
 def add_label_names(own: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a table, and those of another table for the names in its cells, where it has none.
+    """Return a table's settings; settings for the names in cells that it lacks are added from those of another table.
 
     Args:
         own: The settings of the table, as parsed from a file.

@@ -37,7 +37,7 @@ def augment_weakly(images: Tensor, spec: AugmentationSpec, generator: torch.Gene
         generator: A CPU generator even for images on a GPU, so that the random choices do not depend on the device.
 
     Raises:
-        BadInput: If the plug-in transform is not installed, or returns a tensor of another shape or type.
+        BadInput: If the user's transform, ``spec.transform``, is not installed or returns another shape or type.
     """
     if spec == AugmentationSpec():
         return images
@@ -191,7 +191,11 @@ def _rotate_images(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _shear_or_shift(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
-    """Shear or shift images: change the entry at ``place`` of the affine identity ``(2, 3)`` by up to ``most``."""
+    """Shear or shift images: from an identity ``(2, 3)``, change one entry of each affine matrix by up to ``most``.
+
+    Args:
+        place: Row and column of the entry.
+    """
     transforms = torch.eye(2, 3, device=images.device).repeat(len(images), 1, 1)
     transforms[:, place[0], place[1]] += (2 * strengths - 1) * most
     return apply_affine_transforms(images, transforms)

@@ -229,8 +229,8 @@ def _refuse_unsupported_palette(dataset: Any) -> None:
 def _read_stored_pixel_bits(dataset: Any, layout: DicomPixelLayout) -> StoredPixelBits:
     """Return which bits of a stored pixel hold its value.
 
-    A codec leaves no unused bits below the value. Bits above it, such as those of an overlay, may come back from a
-    lossless codec; the numbers of a lossy one may exceed the value's range a little.
+    Only uncompressed and RLE pixels can have unused bits below the value. Unused bits above it, such as those of an
+    overlay, are in the decoded pixels unless compression was lossy. Lossy pixels may exceed the value's range a little.
 
     Raises:
         ValueError: If the stated bits do not fit into the allocated ones.

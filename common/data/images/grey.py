@@ -132,8 +132,9 @@ def read_lookup_table_entries(data: Any, count: int, bits: int, order: str, name
 def guess_lookup_entry_bits(top: int, stated: int, stored: int, name: str) -> int:
     """Determine how many bits the entries of a LUT really have, because some devices state a wrong number.
 
-    Tried in this order: the ``stated`` bits, if the largest entry ``top`` uses at least a quarter of their range; the
-    ``stored`` bits of a pixel, under the same condition; a usual depth in which the largest entry is white.
+    The ``stated`` bits are right if the largest entry, ``top``, fits into them and uses at least a quarter of their
+    range (for up to 8 bits it only has to fit). Else the ``stored`` bits of a pixel are tried in the same way. Else the
+    smallest usual depth into which ``top`` fits is taken, if ``top`` is its white or the depth is 16.
 
     Raises:
         ValueError: If none of these fits; ``name`` is the table's name in the message.
@@ -183,17 +184,17 @@ class StoredPixelBits:
         stored: Number of bits of the value.
         unused: Number of unused bits below the value; some old files have them (HighBit > BitsStored - 1).
         signed: True if the value is signed.
-        exact: True if the picture was stored without loss, so that unused bits are still in the decoded pixels.
+        lossless: True without lossy compression: unused bits are still in the decoded pixels and have to be removed.
     """
 
     stored: int
     unused: int
     signed: bool
-    exact: bool
+    lossless: bool
 
     def extract_values(self, numbers: Numbers) -> Numbers:
         """Return the pixel values, with unused bits removed and the sign applied."""
-        if not self.exact or self.stored == 8 * numbers.itemsize:
+        if not self.lossless or self.stored == 8 * numbers.itemsize:
             return numbers
         value = (numbers.astype(np.int64) >> self.unused) & ((1 << self.stored) - 1)
         return value - ((value >> self.stored - 1) << self.stored) if self.signed else value
@@ -284,7 +285,8 @@ class GreyscalePipeline:
         Then the smallest and the largest number have the extreme modality values, and no other needs to be examined.
         """
         numbers = self.numbers
-        plain = not numbers.exact or (numbers.unused == 0 and low >= 0 and high < 1 << numbers.stored - numbers.signed)
+        has_no_unused_bits = numbers.unused == 0 and low >= 0 and high < 1 << numbers.stored - numbers.signed
+        plain = has_no_unused_bits or not numbers.lossless
         return plain and self.padding is None and self.modality_table is None
 
     def mask_padding(self, numbers: Numbers) -> NDArray[np.bool_]:
@@ -350,12 +352,14 @@ def render_dicom_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[n
 def _sample_stored_numbers(
     unsigned: Numbers, table_numbers: Numbers, cells: Numbers, display: GreyscalePipeline
 ) -> NDArray[np.int64]:
-    """Return some stored numbers of a picture, among them those with its smallest and largest modality value.
+    """Return enough stored numbers of a picture to find its smallest and its largest modality value among them.
+
+    If a window is applied, these two are not needed, and the smallest and the largest stored number are returned.
 
     Args:
         unsigned: The picture, its numbers reinterpreted as unsigned.
         table_numbers: All whole numbers from the picture's smallest to its largest.
-        cells: ``table_numbers`` reinterpreted as unsigned.
+        cells: ``table_numbers`` reinterpreted as unsigned, in which form they index a lookup table.
     """
     ends = table_numbers[[0, -1]]
     if not display.shows_full_range or display.is_linear_without_padding(*ends.tolist()):

@@ -249,7 +249,7 @@ larger ones is counted without decompression."""
 
 
 def read_rle_plane_sizes(frame: bytes) -> list[int]:
-    """Return the decompressed size of each segment of an RLE frame: one byte per pixel (DICOM PS3.5, annex G).
+    """Return the decompressed bytes of each segment of an RLE frame, which holds a byte of each pixel (PS3.5, annex G).
 
     Raises:
         ValueError: If the header is damaged.
@@ -356,8 +356,8 @@ def list_dicom_patient_ids(heads: Sequence[DicomHeader]) -> list[str] | None:
     """Return the PatientID of each file, with gaps filled by :func:`fill_patients_by_study`.
 
     Returns:
-        None if no file has a PatientID, or if several files all have the same one, which probably replaces removed
-        names.
+        None if no file names a patient, or if there are several files with only one PatientID among them, which was
+        probably written in place of all names.
     """
     names = {head.patient for head in heads if not is_anonymous_patient(head.patient)}
     if not names or len(names) < min(2, len(heads)):

@@ -69,7 +69,8 @@ class JpegScan:
         header: Content of the scan header (ITU-T T.81, B.2.3).
         start, stop: Position of the compressed data.
         interval: Number of blocks between two restart markers; 0 without restart markers.
-        tables: Each Huffman table, by class and number: 16 numbers of code words by length, then their symbols.
+        tables: The Huffman tables by the byte of their class and number. A table is the number of code words of each
+            length from 1 to 16, then the symbols, one byte each.
     """
 
     header: bytes
@@ -153,7 +154,10 @@ def parse_jpeg(data: bytes) -> JpegHeader:
 
 
 def _refuse_missing_parts(data: bytes, process: int, frame: bytes, scans: Sequence[JpegScan]) -> None:
-    """Raise a ``ValueError`` if bits of the coefficients or restart markers are missing or overwritten with zeros.
+    """Raise a ``ValueError`` if a part of the compressed data is missing or was overwritten with zeros.
+
+    It is if scans do not give all bits of the coefficients, if restart markers are missing or in a wrong order, or if a
+    sequential scan contains too many zero bytes in a row.
 
     Args:
         process: Second byte of the frame marker.
@@ -195,10 +199,11 @@ def _parse_huffman_tables(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _compute_longest_zero_run(scan: JpegScan, sampling: Mapping[int, int]) -> int:
-    """Return a number of consecutive zero bytes that no sequential picture has; a disk or a failed copy leaves them.
+    """Return a number of consecutive zero bytes that proves damage to a sequential scan; 0 if no number does.
 
-    Zero bits are code words, too. But in most files a long run of them decodes to blocks in which all coefficients are
-    equal, and no real picture has two such blocks in a row. Return 0 where zero bits mean uniform blocks.
+    Disks and failed copies leave runs of zeros. Zero bits are valid code words, too. But in most files they decode to
+    blocks in which all coefficients are equal, and no real picture has two minimum coded units (MCU) of such blocks
+    in a row. In a file in which zero bits decode to uniformly grey blocks, a run proves nothing.
 
     Args:
         sampling: Sampling factors of each component.
@@ -264,14 +269,14 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _leave_imag
 
 
 def _make_jpeg_filler_bytes(scan: JpegScan) -> bytes:
-    """Return as many bytes as libjpeg reads ahead, of which a block that is not complete needs more."""
+    """Return filler to append to a scan: as many bytes as libjpeg reads ahead, but too few to complete a block."""
     # Zero bits are the first code word. Where it ends a block, one bits take more, because they are no code word.
     ends_block = scan.tables[0x10 | scan.header[-4] & 15][16] == 0
     return b"\xff\x00" * _READ_AHEAD if ends_block else bytes(_READ_AHEAD)
 
 
 class _FileInTwoParts(io.BytesIO):
-    """A file that is read up to the position ``first`` before the rest, so that ``tell`` shows if the rest was read."""
+    """A file in which no ``read(size)`` crosses the position ``first``, so that ``tell`` shows if more was needed."""
 
     def __init__(self, data: bytes, first: int) -> None:
         super().__init__(data)
@@ -345,7 +350,7 @@ def _count_huffman_bits(table: bytes) -> NDArray[np.uint8]:
 def _compute_prediction_errors(
     plane: NDArray[Any], predictor: int, stretch: int, middle: int
 ) -> Iterator[tuple[int, NDArray[np.uint16]]]:
-    """Yield the prediction errors modulo 2^16 of bands of rows, with the band's first row (ITU-T T.81, H.1.2.1).
+    """Yield the first row number and the prediction errors modulo 2^16 of each band of rows (ITU-T T.81, H.1.2.1).
 
     Args:
         plane: The samples of one component, ``(height, width)``.

@@ -349,7 +349,7 @@ def _is_cache_folder(folder: Path) -> bool:
 def _list_cache_folders(root: Path) -> list[Path]:
     """Return the cache folders below ``root``, one per image format, the least recently used first.
 
-    Another cache's root has the same mark, but is never in use itself.
+    A marked folder without a file ``in_use`` is left out, because it may be the root of another cache.
     """
     marked = [folder for folder in root.iterdir() if _is_cache_folder(folder) and (folder / IN_USE).exists()]
     return sorted(marked, key=lambda folder: (folder / IN_USE).stat().st_mtime)

@@ -101,7 +101,7 @@ def select_input_rows(inputs: Tensor | ImageTensors, rows: NDArray[np.intp]) -> 
 
 
 def load_pixels_on_device(images: ImageSet, device: str) -> ImageTensors:
-    """Return the pictures of an image set, copied to the device if it has room; sets with one store share one copy."""
+    """Return the pictures of an image set, on the device if it has room; sets with the same store share one copy."""
     stored = images.stored
     on_disk = isinstance(stored, LazyPictures) and not stored.draws
     pixels: Tensor | LazyPictures = stored if isinstance(stored, LazyPictures) else _copy_to_device(stored, device)

@@ -81,7 +81,7 @@ def explain_unsupported_file(head: bytes) -> str:
 
 
 def make_conversion_remedy(reasons: Iterable[str]) -> str:
-    """Return instructions for converting files to PNG, if a message of :func:`explain_unsupported_file` needs them."""
+    """Return how to convert files to PNG; empty if no reason from :func:`explain_unsupported_file` advises it."""
     if not any(reason.endswith(_CONVERT) for reason in reasons):
         return ""
     return (

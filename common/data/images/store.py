@@ -280,7 +280,11 @@ class _PictureListDecoder:
         return fit_picture_to_format(image, self.form), image.info.get(BLANK, False)
 
     def _find_cached_rows(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
-        """Look up which pictures are in the cache, and return the positions of those that are not."""
+        """Set ``places`` of the pictures that are in the cache, and return the positions of the others.
+
+        Args:
+            rows: The row of each cached picture by its content key.
+        """
         files, blank, missing = cache.load_keys_by_file(), cache.load_blank_picture_keys(), list[int]()
         self.places[:] = -1
         self.blank.clear()
@@ -521,7 +525,9 @@ def _make_cache_room(
 
 
 def remove_image_store(folder: Path) -> bool:
-    """Remove the decoded pictures below a folder; a link goes too, and a folder if nothing else is in it.
+    """Remove the decoded pictures below a folder, and the folder itself if nothing else is in it.
+
+    If ``folder`` is a symbolic link, the link is removed too.
 
     Returns:
         True if there were any.

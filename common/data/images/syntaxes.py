@@ -2,7 +2,7 @@
 
 Our decoder handles all JPEG variants, because pydicom's decoders accept truncated frames and crash on damaged ones. It
 uses Pillow for JPEG of 8 bits, libjpeg-turbo 3 (in imagecodecs) for 12-bit and lossless JPEG, and CharLS (in
-imagecodecs) for JPEG-LS. The frame says which JPEG it is: devices write one under the transfer syntax of another.
+imagecodecs) for JPEG-LS. The frame's header decides which variant it is, because devices write wrong transfer syntaxes.
 """
 
 from collections.abc import Mapping
@@ -60,7 +60,10 @@ def decode_frame(frame: bytes, runner: Any) -> bytes:
 
 
 def _decode_dicom_jpeg_frame(frame: bytes, runner: Any) -> Any:
-    """Decode a JPEG frame; in one of 8 bits its own markers define the colour space, or else the DICOM header."""
+    """Decode a JPEG frame.
+
+    The colour space is that of the DICOM header, but for lossy frames of 8 bits whose own markers state one.
+    """
     head, color = parse_jpeg(frame), runner.samples_per_pixel == 3
     if head.process == LOSSLESS or head.precision != 8:
         # Colours are not converted: the photometric interpretation describes them.

@@ -125,7 +125,7 @@ def _find_paper_table_faults(class_names: Sequence[str], spec: PaperTablePartiti
 
 
 def find_site_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
-    """Check that the loaded data has enough patients for the sites, or the centres that the partition names."""
+    """Check that the loaded data has a patient for each site or, if centres are sites, the centres that are named."""
     if spec.images == "source":
         return _find_centre_faults(splits, spec, sites)
     patients = len(np.unique(splits.train.patients))

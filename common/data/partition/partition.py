@@ -191,7 +191,7 @@ def partition_dataset(splits: DatasetSplits, spec: PartitionSpec, seed: int) -> 
 
 
 def mask_unlisted_test_labels(splits: DatasetSplits, lists: ClassLists) -> DatasetSplits:
-    """Set a class to unknown in test images of centres whose list lacks it, and add a note with the remaining counts.
+    """Set a class to unknown in test images of centres whose list lacks it; a note counts the labels that remain.
 
     A centre that does not look for a class does not record it either, so that a negative label means nothing.
     """

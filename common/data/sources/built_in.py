@@ -153,8 +153,8 @@ class PhantomScene:
     """Coordinates and random numbers for drawing one batch of images.
 
     Attributes:
-        x: Horizontal coordinate in the posed patient, to the image's right.
-        y: Vertical coordinate in the posed patient, downwards.
+        x: Horizontal coordinate of each pixel relative to the shifted and rotated patient, growing to the right.
+        y: Vertical coordinate of each pixel in the same way, growing downwards.
         lungs: How much of each pixel is air, 0 to 1.
         draw: Draws a uniform number per image between two bounds, ``(batch, 1, 1)``.
         texture: Draws smooth noise with mean 0 and deviation 1, given the number of grains along a side.

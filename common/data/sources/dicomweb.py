@@ -101,7 +101,7 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
 
 
 def _find_repeated_identifier_faults(columns: CsvColumns, key: str, name: str) -> list[Fault]:
-    """Return a fault for rows that name no image (or study), or for an image that several rows name."""
+    """Return a fault if cells of the column ``name`` are blank, or if it names an image (or a study) more than once."""
     column, what = columns.get_column(name), "image" if key == _KEYS["instance"] else "study"
     if faults := find_blank_cell_faults(column, key, what):
         return faults
@@ -140,7 +140,8 @@ def _locate_images(
     """Search the PACS for the images of all table rows.
 
     Returns:
-        ``(n,)`` row index of each image, and the images; a row without an image has one entry None.
+        The table row of each image, ``(n,)``, and the images. A row without an image is there once, with None as its
+        image.
 
     Raises:
         BadInput: If the PACS gives no usable response, or an image belongs to two rows.

@@ -126,7 +126,7 @@ def find_array_size_faults(
     *,
     in_memory: bool = False,
 ) -> list[Fault]:
-    """Check, from their headers, that the arrays fit into memory, and images that go to the disk onto the disk.
+    """Return a fault if arrays, by their headers, exceed the memory limit, or the images stored on disk exceed theirs.
 
     Args:
         in_memory: True if all images stay in memory; else the images of a large part go to the disk.
@@ -161,7 +161,11 @@ def find_content_size_faults(
 
 
 def find_label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
-    """Return a fault for labels, given by part, of a wrong type or value, or with more classes than class names."""
+    """Return faults if labels have a wrong type or value, or do not fit the class names.
+
+    Args:
+        labels: The labels of each part, by the prefix of its arrays; all are class numbers, or all are 0 and 1.
+    """
     if any(array.dtype.kind not in "biuf" for array in labels.values()):
         kinds = ", ".join(
             f"{prefix}_labels is {'text' if array.dtype.kind in 'US' else array.dtype}"
@@ -255,7 +259,7 @@ def open_npz_parts(spec: NpzDatasetSpec, base: Path) -> tuple[tuple[str, ...], t
 def _open_named_npz_parts(
     spec: NpzDatasetSpec, path: Path, headers: Headers, prefixes: Sequence[str]
 ) -> tuple[tuple[str, ...], list[NpzPart]]:
-    """Read and check the parts with these prefixes; return the class names, and the parts with these classes only."""
+    """Read and check parts by prefix; return the class names (``spec.keep`` or all), and the parts with only these."""
     raise_faults(find_array_key_faults(spec, path, headers, prefixes))
     raise_faults(find_array_shape_faults(spec, headers, prefixes))
     class_names = spec.classes or get_public_dataset_classes(path.stem)

@@ -133,9 +133,9 @@ def _list_zip_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """Return the zip entries of an npz file by array name.
 
     Raises:
-        ValueError: If two entries have the same name, of which other readers might choose another one.
-        NotImplementedError: If an entry is compressed with bzip2 or LZMA, of which zipfile may decompress gigabytes at
-            once.
+        ValueError: If two entries have the same name, because programs differ in which of the two they read.
+        NotImplementedError: If an entry is compressed by anything but deflate, because zipfile may decompress gigabytes
+            of bzip2 or LZMA at once.
     """
     if not {info.compress_type for info in archive.infolist()} <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
         raise NotImplementedError("packed otherwise than numpy does")

@@ -305,7 +305,7 @@ def _find_name_list_problems(name: str, entries: Any, count: int) -> Iterator[st
 
 
 def _is_missing_entry(entry: Any, *, blank: bool) -> bool:
-    """Return True for None, NaN, NaT and masked entries, and unless ``blank`` is True for texts that name nothing."""
+    """Return True for None, NaN, NaT and masked entries; if ``blank`` is False, also for texts that name no patient."""
     if isinstance(entry, str):
         return not blank and is_anonymous_patient(normalize_name(entry))
     return entry is None or entry is np.ma.masked or is_blank_cell(str(entry))

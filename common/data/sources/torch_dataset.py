@@ -82,7 +82,7 @@ class TorchDatasetPictures(LazyPictures):
     Attributes:
         labels: Labels from the first reading of all items, with which later readings must agree; None if the user gave
             labels separately.
-        brightest: The highest value of all images at that reading, from 0 to 255.
+        brightest: The highest value of all images at the first reading of all items, from 0 to 255; 0 before it.
     """
 
     draws = True
@@ -100,7 +100,7 @@ class TorchDatasetPictures(LazyPictures):
         """Read one item, whose random transforms are determined by the seed.
 
         Args:
-            seed: Draws differ from row to row; with None all rows have the same draws, and equal images stay equal.
+            seed: Gives each row draws of its own; None gives all rows the same draws, so that equal images stay equal.
 
         Raises:
             BadInput: If the data set raises an error, or the item has no usable form.
@@ -511,8 +511,8 @@ def _refuse_possible_labels(
 
     Args:
         name: Name of the entry for the message.
-        nested: True for an entry inside another one. Of metadata only a mask counts: a vector of 0 and 1 under a name
-            such as ``label_mask``.
+        nested: True for an entry inside another one, which is probably metadata. Its numbers are refused only if they
+            are a label mask: 0 and 1, not all 1, under a name such as ``label_mask``.
     """
     if _entry_names_class(key, value, class_names):
         problem = f"has {name}, which names a class and is not read. "
@@ -555,11 +555,11 @@ def _split_key_into_words(key: object) -> list[str]:
 
 
 def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence[Any]], image: Any) -> dict[str, str]:
-    """Return a message for "labels" and "patient" each, if an unread entry may be, or hold, such information.
+    """Return an error message for "labels", and one for "patient", if an unread entry may be or may contain them.
 
     Args:
         unread: The entries of an item that are not read.
-        keys: The keys that are read, by meaning.
+        keys: The keys of the item that are read, by what they mean: "image", "labels", "patient" and so on.
     """
     unclear = dict[str, str]()
     for key, value in unread.items():
@@ -628,10 +628,11 @@ def _is_like_patient(name: str) -> bool:
 
 
 def _entry_names_class(key: Any, value: Any, class_names: Sequence[str]) -> bool:
-    """Return True if words of an entry's key are the name of a class, or its text, or one of its texts, is one.
+    """Return True if an entry of an item probably says which classes are present.
 
-    A list of numbers of classes counts too if its key speaks of classes. Under the name of a class a number beyond -1
-    to 1 is no label.
+    This is so if its key contains the name of a class, except if its value has numbers beyond -1 to 1, which are no
+    labels; if its value is the name of a class, or a list with one; or if it is a list of class numbers and its key has
+    a word for classes.
     """
     names = {_keep_letters_and_digits(name) for name in class_names} - {""}
     key_words = _split_key_into_words(key)
@@ -654,7 +655,7 @@ def _keep_letters_and_digits(text: object) -> str:
 
 
 def _is_alike(first: Any, other: Any) -> bool:
-    """Return True for two labels of equal numbers, or that are no arrays of numbers."""
+    """Return True if two labels have equal numbers, or if they are no numbers and cannot be compared."""
     try:
         return np.array_equal(convert_to_numpy_array(first), convert_to_numpy_array(other), equal_nan=True)
     except Exception:  # each library has exceptions of its own for what is no array

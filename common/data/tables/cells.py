@@ -88,8 +88,9 @@ class FindingColumnRules:
         no_finding: Names that say that all classes are absent; they may not stand beside a class.
         not_assessed: Words that say that nobody could assess the image; classes that are not named beside them are
             unknown.
-        others: Names of findings that are no class; ``"*"`` allows all names that neither resemble nor contain a class
-            name (one of less than four letters only as a word), are no part of one, and are no placeholder.
+        others: Names of findings that are no class. ``"*"`` allows all names except placeholders and those that
+            resemble a class name, contain one, or are a part of one. Of class names with less than four letters, only
+            whole words count as contained.
         blank: The label of all classes for a blank cell.
         keys: The configuration key for each setting, for error messages; empty for tables of public data sets.
     """
@@ -149,7 +150,7 @@ def parse_finding_column(
         float32 labels ``(n, classes)``, and the number of rows with each finding that is no class.
 
     Raises:
-        BadInput: With all names that are no class, no other listed finding and no "no finding".
+        BadInput: With all names that ``rules`` do not list, and all cells that name both a class and "no finding".
     """
     listed = (rules.classes, rules.no_finding, rules.others, rules.not_assessed)
     classes, absent, others, unassessed = map(_ClassNameIndex, listed)
@@ -198,7 +199,7 @@ def is_placeholder_text(part: str) -> bool:
 
 
 def says_not_assessed(part: str) -> bool:
-    """Return True if a part of a cell says that the image was or could not be assessed: "ungradable", "unreadable"."""
+    """Return True if a part of a cell says that nobody could, or did, assess the image: "ungradable", "not read"."""
     bare = _strip_signs(part)
     return bool(NOT_ASSESSED.fullmatch(bare) or POOR_QUALITY.fullmatch(bare))
 

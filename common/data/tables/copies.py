@@ -69,7 +69,7 @@ def find_repeated_picture_faults(where: str, digests: NDArray[np.uint64]) -> lis
     """Return a fault if a data set without patients contains more than a few identical pictures.
 
     Args:
-        digests: ``(n,)``, those of its pictures.
+        digests: ``(n,)``, the :func:`compute_picture_digest` of each picture.
     """
     digests = _drop_uniform_grey_digests(digests)
     repeated = len(digests) - len(np.unique(digests))
@@ -80,10 +80,10 @@ def find_repeated_picture_faults(where: str, digests: NDArray[np.uint64]) -> lis
 
 
 def find_shared_picture_faults(where: str, digests: Mapping[str, NDArray[np.uint64]]) -> list[Fault]:
-    """Return a fault for each pair of parts that have more than a few identical pictures, other than of one grey.
+    """Return a fault for each pair of parts that share more than a few pictures; uniformly grey ones do not count.
 
     Args:
-        digests: Those of the pictures of each part, by the part's name.
+        digests: The :func:`compute_picture_digest` of each picture, by the name of the part.
     """
     distinct = {part: np.unique(_drop_uniform_grey_digests(of_part)) for part, of_part in digests.items()}
     return [
@@ -100,7 +100,8 @@ def check_picture_copies(where: str, splits: DatasetSplits, *, by_part: bool = F
     Pictures of one grey are not compared.
 
     Args:
-        by_part: True numbers the pictures of each part from 0 in the note; else parts of one array have its numbers.
+        by_part: True writes a picture in the note as ``test[3]``, its number in the part. False writes it as ``[57]``,
+            its number in the array that the parts share; if each part has an array of its own, as ``test[3]``.
 
     Raises:
         BadInput: If more than a few pictures of a part are in another part, too.

@@ -305,7 +305,7 @@ def _count_row_lines(row: Sequence[str]) -> int:
 
 
 def _guess_csv_delimiter(head: Sequence[str]) -> str:
-    """Guess the separator: the one that divides the first lines into equally many cells; of several, into the most."""
+    """Guess the separator: preferably one that gives all first lines equally many cells; of several, the most cells."""
     scores = {}
     for separator in SEPARATORS:
         try:
@@ -405,7 +405,7 @@ class _CsvColumnsBuilder:
         """Return the cells, with column indices, of the rows that a stray pair of quotes may enclose; else empty.
 
         This happens if two cells begin with a quote and do not end with one. An ordinary text of several lines rarely
-        has the right number of separators, and then its words do not occur as cells of the same columns.
+        has the right number of separators. If it has, the caller finds none of these cells elsewhere in their columns.
         """
         for place, cell in enumerate(row):
             first, *others = [text.split(self._separator) for text in _LINE_END.split(cell)]

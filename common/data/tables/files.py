@@ -1,7 +1,7 @@
 """Find the picture files that a table names, in folders that are listed only once.
 
-A file with exactly the given name is preferred. Else the only file is taken that matches after normalising both names;
-then one that matches ignoring case; then one that matches without a picture extension. A folder that cannot be listed
+A file with exactly the given name is preferred. Else names are compared after normalising, then also ignoring case,
+then also without picture extensions; a file is taken if it is the only one that matches. A folder that cannot be listed
 is reported as such, not as a missing file; so are two files whose names are equal after normalising, because a table's
 cells are normalised too.
 """
@@ -203,12 +203,12 @@ class PictureFileFinder:
 
 
 def fold_name_case(name: str) -> str:
-    """Return a normalised name for comparison that ignores case, but not letters such as ß for ss."""
+    """Return a normalised name in lower case for comparison; unlike by ``str.casefold``, ß stays different from ss."""
     return normalize_name(name).lower()
 
 
 def strip_picture_ending(name: str) -> str:
-    """Return a file name without its picture extension; a file without one gets a text that no name equals."""
+    """Return a normalised, lower-case file name without its picture extension; ``/``, equal to no name, without one."""
     stem = drop_picture_ending(folded := fold_name_case(name))
     return "/" if stem == folded else stem
 
@@ -221,10 +221,10 @@ def drop_picture_ending(name: str) -> str:
 
 
 def describe_other_endings(folder: str, names: Iterable[str], finder: PictureFileFinder) -> str:
-    """Return a remedy for missing files, if files differ from them in the extension only: ``a.jpg`` for ``a.jpeg``.
+    """Return a remedy if the folder has missing files with another extension, ``a.jpg`` for ``a.jpeg``; else empty.
 
     Args:
-        names: Names of files that are not in ``folder``; the result is empty if none differs so.
+        names: Names of files that are missing in ``folder``.
     """
     stems = {name: stem for name in names if (stem := drop_picture_ending(name)) != name}
     files = {name: file for name, stem in stems.items() if (file := finder.find_file(folder, stem))}

@@ -1,8 +1,8 @@
 """Sort the columns of 0 and 1 of an unknown table into classes, flags of something else, and those to be asked about.
 
-A heading decides only what nothing in the table contradicts. A word for the sex, the view or the part of a split is no
-finding, unless the column has the form of its neighbours (``M`` beside ``DR`` and ``MYA``), completes rows of exactly
-one 1, or has other words beside it (``Female Pelvis Mass``).
+A column is sorted by its heading, unless the rest of the table contradicts. A heading with a word for the sex, the view
+or the part of a split is no finding. It may be one if it is an abbreviation as other headings are (``M`` beside ``DR``
+and ``MYA``), if it has other words (``Female Pelvis Mass``), or if only with this column each row has exactly one 1.
 """
 
 from collections.abc import Mapping, Sequence

@@ -150,7 +150,7 @@ def split_diagnosis_code(name: str) -> tuple[str, str] | None:
 
 
 def finding_certainty(name: str) -> Certainty | None:
-    """Return whether a name denies a finding, doubts it, or places it in the past: "no mass", "V.a. Mass", "J91Z"."""
+    """Return how a name limits a finding: denied "no mass", doubted "V.a. Mass", past "J91Z"; None if it does not."""
     if is_no_finding_name(name):
         return None
     if code := split_diagnosis_code(name):
@@ -183,7 +183,7 @@ def _is_whole(name: str) -> bool:
 
 
 def holds_one_and_two(column: CsvColumn) -> bool:
-    """Return True if the cells are 1 and 2, by which programs number yes and no, and codes for a missing value."""
+    """Return True if the cells are 1 and 2, some programs' numbers for yes and no, besides codes of missing values."""
     if len(column.cells) > MOST_WORDS:
         return False
     filled = [cell for cell in column.cells if not is_blank_cell(cell) and not is_placeholder_text(cell)]
@@ -194,7 +194,7 @@ def holds_one_and_two(column: CsvColumn) -> bool:
 
 
 def is_free_text(column: CsvColumn) -> bool:
-    """Return True if most cells are sentences, long, or many different texts of several words, and no names."""
+    """Return True if most cells are long or have two sentences, or if many different cells have several words each."""
     texts = [cell for cell in column.cells if not is_blank_cell(cell)]
     counts = [[len(re.findall(r"[^\W_]+", part)) for part in _BETWEEN_NAMES.split(text)] for text in texts[:_LOOKED_AT]]
     prose = [

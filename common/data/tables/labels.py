@@ -67,7 +67,7 @@ class PictureReader(Protocol):
         """Return an identity by which the content is recognised without reading it; None if it must be read."""
 
     def find_reading_faults(self) -> list[Fault]:
-        """Return, after reading, why it stopped before all pictures were read; empty if it did not."""
+        """Return, after reading, the faults because of which not all pictures were read; empty if all were."""
 
 
 class DiskPictureReader:
@@ -141,7 +141,7 @@ class LabelTable:
 
     @property
     def patient_of_many_images(self) -> tuple[str, int] | None:
-        """The patient of far more images than other patients have, with their number: perhaps a text for nobody."""
+        """A patient (or text for nobody) with far more images than others, and their number; None if there is none."""
         counts = Counter(self.patients.tolist())
         usual = float(np.median([*counts.values()])) if len(counts) > 1 else 0
         for name, count in counts.most_common(_MOST_OTHERS):

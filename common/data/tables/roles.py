@@ -113,13 +113,14 @@ class ColumnRoles:
         classes: The classes with the number of positive rows each, in the order of the columns or by frequency.
         exclusive: True if each row has exactly one class.
         no_finding: Names in column ``finding`` that say that nothing was found.
-        doubtful: Names in column ``finding`` that deny or doubt a finding, or name nothing, and are no classes, with
-            their numbers of rows.
+        doubtful: Names in column ``finding`` that are no classes, because they deny or doubt a finding or name nothing;
+            with their numbers of rows.
         not_assessed: Names in column ``finding`` that say that nobody could assess the image, with their numbers of
             rows: words such as "ungradable", codes for missing values such as 99.
         possible_splits: Columns without a role whose cells are words for parts of a split.
-        alone: Classes that never occur together with another class although most do, or label columns that are 1 where
-            all others are not, with their numbers of rows.
+        alone: Classes that may mean that nothing was found, with their numbers of rows: in column ``finding``, names
+            that never have another class beside them although many rows have several; of ``label_columns``, those that
+            are 1 exactly where no other is.
         unused: Columns without a role.
     """
 
@@ -184,7 +185,7 @@ def _has_picture_endings(cells: Sequence[str], endings: tuple[str, ...] = PICTUR
 
 
 def _name_one_picture(columns: CsvColumns, first: str, second: str) -> bool:
-    """Return True if two columns name the same picture in each row where both name one, also by part of its path."""
+    """Return True if two columns name the same picture in all rows; a cell may be blank, or end the other's path."""
     one, other = columns.get_column(first), columns.get_column(second)
     rows = slice(None, None, max(1, len(columns.lines) // _MOST_ROWS))  # spread over a long table
     for left, right in set(zip(one.places[rows].tolist(), other.places[rows].tolist(), strict=True)):
@@ -224,9 +225,9 @@ def _join_options(option: str, names: Iterable[str]) -> str:
 
 
 def labels_of_other_pictures(image: str, others: Sequence[str], labels: Iterable[str]) -> list[str]:
-    """Return the label columns that belong, by the words of their names, to pictures of other columns.
+    """Return the label columns whose names have a word of another image column, and so belong to its pictures.
 
-    Of the image columns ``left`` and ``right``, or ``img_OD`` and ``img_OS``, these are the words for the side.
+    For the image columns ``left`` and ``right``, or ``img_OD`` and ``img_OS``, such words are those for the side.
     """
     words = {name: _words_and_numbers(name) for name in (image, *others)}
     common = set.intersection(*words.values()) if others else set()
@@ -271,7 +272,10 @@ def guess_patient_column(columns: CsvColumns, others: Collection[str] = ()) -> s
 
 
 def list_possible_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
-    """Return those of the columns that name patients, or else the first that may number them, stays or examinations."""
+    """Return the columns that seem to name patients.
+
+    If there are none, return the first column of repeated identifiers, which may be of patients, stays or examinations.
+    """
     names = list(names)
     if candidates := _find_patient_columns(columns, names):
         return candidates
@@ -428,7 +432,7 @@ def guess_column_roles(
 
 
 def _is_split(columns: CsvColumns, name: str) -> bool:
-    """Return True if all cells are names of parts; under a heading for something else also "train" and another."""
+    """Return True if all cells are names of parts and two parts occur, or the heading says that it is a split."""
     parts = columns.get_column(name).cells
     if len(parts) > MOST_WORDS:
         return False
@@ -439,7 +443,7 @@ def _is_split(columns: CsvColumns, name: str) -> bool:
 def _refuse_diagnosis_certainty_column(
     columns: CsvColumns, roles: ColumnRoles, unused: Mapping[str, ColumnJudgement]
 ) -> None:
-    """Raise an error if another column says how certain each finding is: "excluded", or beside codes G, V, A or Z.
+    """Raise an error if another column says how certain each finding is: "excluded", or A, V or Z of ICD-10 codes.
 
     Raises:
         BadInput: With the lines of the findings that are excluded, suspected or past.
@@ -533,10 +537,10 @@ def _refuse_almost_label_columns(
 
 
 def _refuse_two_label_kinds(columns: CsvColumns, flags: FlagColumns, unused: Mapping[str, ColumnJudgement]) -> None:
-    """Raise an error if a column names findings that are no label columns, because either may be what is meant.
+    """Raise an error if, beside label columns, another column names further findings: either may be the labels.
 
-    Beside columns of 0 and 1 that name no finding that is known, a column of lists, or with a word for "nothing found",
-    may be meant as well.
+    It may if its heading speaks of findings, or if its cells surely name some. If no label column has the name of a
+    known finding, it is enough that cells have one known finding, several names, or a word for "nothing found".
 
     Raises:
         BadInput: With the columns of both kinds.
@@ -569,7 +573,7 @@ def _is_known_finding(name: str) -> bool:
 
 
 def _are_findings(names: Collection[str], others: Collection[str]) -> bool:
-    """Return True if two of the others, or one beside a word for "nothing found", are names of findings."""
+    """Return True if ``others`` has two known findings, or has one and ``names`` has a word for "nothing found"."""
     count = sum(map(_is_known_finding, others))
     return count > 1 or (count == 1 and any(map(_means_no_finding, names)))
 
@@ -742,7 +746,7 @@ def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
 
 
 def _list_finding_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> dict[str, list[str]]:
-    """Return the columns that may name findings with these, in lower case; those named after findings come first."""
+    """Return column -> its names in lower case, for columns that may name findings; headings that say so come first."""
     candidates = dict[str, list[str]]()
     for name in sorted(judged, key=lambda column: not FINDINGS.search(column.casefold())):
         if judged[name].kind != "other" or is_metadata_column_name(name):
@@ -770,7 +774,7 @@ def describe_unnamed_columns(columns: CsvColumns) -> str:
 def _count_finding_names(
     column: CsvColumn, separator: str
 ) -> tuple[Counter[str], dict[str, str], dict[frozenset[str], int]]:
-    """Return the rows per finding name in lower case, a spelling of each name, and the rows per set of names."""
+    """Return how many rows have each name (in lower case), a spelling of each, and how many have each set of names."""
     counts, spellings, together = Counter[str](), dict[str, str](), Counter[frozenset[str]]()
     for cell, rows in zip(column.cells, column.count_rows_per_cell().tolist(), strict=True):
         parts = [" ".join(part.split()) for part in split_findings(cell, separator)]
@@ -823,10 +827,15 @@ def _add_finding_names(columns: CsvColumns, name: str, roles: ColumnRoles) -> Co
 def _find_codes_like_placeholders(
     names: Iterable[str], named: Collection[str], together: Iterable[frozenset[str]]
 ) -> set[str]:
-    """Return the names that could mean a missing value, but are findings by the names beside them.
+    """Return the names that could mean a missing value, but are findings because of the names beside them.
 
-    These are a code such as nv if most other names are short codes too, and a word such as "missing" (of a tooth) that
-    stands in one cell with a finding.
+    A code such as nv is a finding if half of the findings are short codes too; a word such as "missing" (of a tooth) is
+    one if it stands in one cell with a finding.
+
+    Args:
+        names: The names to judge.
+        named: The names that are surely findings.
+        together: The sets of names that stand in one cell.
     """
     codes = [name for name in named if len(name) <= _LONGEST_CODE and name.isalnum()]
     are_codes = len(codes) >= _FEW_CLASSES and 2 * len(codes) >= len(named)

@@ -89,7 +89,7 @@ def is_batch_norm(layer: nn.Module) -> bool:
 
 
 def _keeps_statistics(layer: nn.Module, buffers: list[str]) -> bool:
-    """Return True if a copy of a layer, for some input, changes its buffers in training and uses them in evaluation."""
+    """Return True if training changes a layer's buffers and evaluation uses them; copies are given several inputs."""
     values = [*(layer.get_buffer(name) for name in buffers), *layer.parameters()]
     sides = {side for value in values for side in value.shape if side > 1} or {1, 3}
     for channels in sorted(sides, reverse=True):

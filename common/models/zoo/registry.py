@@ -269,7 +269,7 @@ def _find_dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
 
 
 def _compute_output_of_scores(module: nn.Module, layer: nn.Module, spec: ModelSpec, scores: Tensor) -> Tensor:
-    """Return a network's output for one image if a layer returns these numbers, at every place and every call of it."""
+    """Return a network's output for one image if ``layer`` returns ``scores``, in each call and at each pixel."""
 
     def replace(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
         shape = (1, -1, 1, 1) if isinstance(layer, nn.Conv2d) else (-1,)
@@ -335,7 +335,7 @@ def find_plugin_head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
 
 
 def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
-    """Return a fault if other numbers of a network than its head's, such as a temperature, act on the head's scores."""
+    """Return a fault if other tensors of a network than those of its head, such as a temperature, change the scores."""
     if spec.own_head is None:
         return []
     probe = copy.deepcopy(module)
@@ -431,7 +431,8 @@ def _find_training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
 def _find_undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> list[Fault]:
     """Return a fault if a network seems to return class scores although ``model.head`` is not set.
 
-    Signs are an output that is that of a dense layer, probabilities, or as many numbers as the run has classes.
+    It seems so if the output is that of a dense layer or a 1x1 convolution, if all its numbers are probabilities, or if
+    it has as many numbers as the run has classes.
     """
     if spec.head is not None:
         return []
