@@ -1,6 +1,7 @@
 """Figures in the sentences of README, results and papers that no command prints are those of the published runs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from statistics import mean
 
 import numpy as np
@@ -139,6 +140,10 @@ def test_other_measures_have_their_p(published: BenchmarkResult, fednoro: Benchm
     assert "mAP +0.041, p = {:.3f}; balanced accuracy +0.043, p = {:.3f}".format(*p) in RESULTS
     assert "mAP 0.693 and 0.650, p = {:.3f}; balanced accuracy 0.821 and 0.775, p = {:.3f}".format(*p) in PAPERS
     assert f"balanced accuracy (p = {paired_p(fednoro, FEDNORO, 'fednoro', balanced):.3f})" in RESULTS
+    rows = combinations([method.label for method in published.methods], 2)
+    small = [paired_p(published, *pair) < 0.05 for pair in rows]
+    assert f"of the {len(small)} pairs of rows nine have p below 0.05 in AUROC" in RESULTS
+    assert sum(small) == 9
 
 
 @pytest.mark.parametrize(
@@ -194,6 +199,8 @@ def test_the_gap_of_vanilla_by_pattern_and_a_hospitals_own_model_are_those_of_th
         for blocks in (data_set("composites")(published), data_set("ham10000")(published))
     ]
     assert sum(lead > 0 for lead in leads(published.blocks, "individual", "partial_loss")) == 5
+    assert "ahead in five of the fifteen pairs" in README
+    assert "ahead in five of the fifteen pairs" in RESULTS
 
 
 README_ROWS = [
@@ -310,6 +317,9 @@ def test_what_it_says_has_the_blocks_in_which_a_method_is_ahead(published: Bench
             12: (2, 1),
         }[ahead]
         assert words.format(ahead, mean(leads(published.blocks, "surgical", other))) in RESULTS
+    nih = sorted(leads(data_set("nih")(published), "surgical", "partial_loss"))
+    assert f"on NIH it is behind, by {-nih[0]:.3f} and {-nih[1]:.3f}" in RESULTS
+    assert f"({mean(leads(without_composites(published), 'surgical', 'vanilla')):.3f} without composites)" in RESULTS
     fedsld = leads(data_set("ham10000")(published), "fedsld", "partial_loss")
     mednist = min(leads(data_set("mednist")(published), "fedsld", "partial_loss"))
     by = f"by {min(fedsld):.3f} to {max(fedsld):.3f}; on MedNIST it is behind by at most {-mednist:.3f}"
