@@ -171,19 +171,6 @@ def _split_into_letter_groups(name: str) -> str:
     return _SEPARATORS.sub(" ", folded).strip() or folded
 
 
-def _join_letter_groups(groups: str) -> tuple[str, frozenset[int]]:
-    """Join groups of letters or digits, and return where the gaps between them were, in characters from the end.
-
-    A gap between a letter and a digit is not returned, because ``A-1`` and ``A1`` have the same key.
-    """
-    text, gaps = "", set[int]()
-    for group in reversed(groups.split(" ")):
-        if text and group[-1:].isdecimal() == text[0].isdecimal():
-            gaps.add(len(text))
-        text = group + text
-    return _ZEROS.sub("", text), frozenset(gaps)
-
-
 def _strip_prefix_and_extension(name: str) -> str:
     lower = name.lower()
     lower = _FILE_TYPE.sub("", lower) if "." in lower[-7:-2] else lower
@@ -223,7 +210,9 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
         if counts[key] > 1:
             likeness = _SECOND_VOWEL.sub("", make_name_similarity_key(name))
             earliest = first.setdefault(likeness, name)
-            if _have_same_code_form(name, earliest):  # such as the hexadecimal numbers 2cae05 and 2ca005
+            both, is_same_length = name + earliest, len(name) == len(earliest)
+            # Codes of ASCII letters and digits that differ in more than case, such as the hexadecimal 2cae05 and 2ca005.
+            if is_same_length and both.isascii() and both.isalnum() and name.lower() != earliest.lower():
                 earliest = first.setdefault(name.lower(), name)
             if earliest is not name:
                 similar[name] = earliest
@@ -233,29 +222,30 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
     return similar
 
 
-def _have_same_code_form(name: str, other: str) -> bool:
-    """Return True if two names have the same length, are all ASCII letters and digits, and differ in more than case."""
-    both = name + other
-    return len(name) == len(other) and both.isascii() and both.isalnum() and name.lower() != other.lower()
-
-
 def _pair_by_separators(similar: dict[str, str], first: Mapping[str, str]) -> None:
     """Add pairs of names that differ in separators only, if all separators of one name are also in the other.
 
     Args:
         first: The first name with each similarity key.
     """
-    same_letters = defaultdict[str, list[tuple[frozenset[int], str]]](list)
+    same_letters = defaultdict[str, list[tuple[set[int], str]]](list)
     for likeness, name in first.items():
-        if " " in likeness and not _UID.fullmatch(name):
-            letters, gaps = _join_letter_groups(_SECOND_VOWEL.sub("", _split_into_letter_groups(name)))
-            if len(letters) >= _FEWEST_UNGROUPED:
-                for others, earlier in same_letters[letters]:
-                    if gaps < others or gaps > others:
-                        _pair_if_ungrouped(similar, name, earlier)
-                same_letters[letters].append((gaps, name))
-                if letters in first:
-                    _pair_if_ungrouped(similar, name, first[letters])
+        if " " not in likeness or _UID.fullmatch(name):
+            continue
+        text, gaps = "", set[int]()  # joined groups, and where the gaps were, in characters from the end
+        for group in reversed(_SECOND_VOWEL.sub("", _split_into_letter_groups(name)).split(" ")):
+            # A gap between a letter and a digit is not counted, because A-1 and A1 have the same key.
+            if text and group[-1:].isdecimal() == text[0].isdecimal():
+                gaps.add(len(text))
+            text = group + text
+        letters = _ZEROS.sub("", text)
+        if len(letters) >= _FEWEST_UNGROUPED:
+            for others, earlier in same_letters[letters]:
+                if gaps < others or gaps > others:
+                    _pair_if_ungrouped(similar, name, earlier)
+            same_letters[letters].append((gaps, name))
+            if letters in first:
+                _pair_if_ungrouped(similar, name, first[letters])
 
 
 def _pair_identifiers_with_places(similar: dict[str, str], names: Sequence[str]) -> None:

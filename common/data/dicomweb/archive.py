@@ -9,7 +9,7 @@ import os
 import re
 import ssl
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -112,20 +112,16 @@ class PacsImageCache:
         with self._changing:
             self._written += 1
             if self._size + len(data) > self.largest or self._written % _RECOUNT_AFTER == 0:
-                self._remove_least_used(len(data))
+                files = sorted(self._list_files())  # the least recently used first
+                self._size = sum(size for _, size, _ in files)
+                is_full = self._size + len(data) > self.largest
+                for _, size, file in files if is_full else ():
+                    if self._size + len(data) <= _REMAINS * self.largest:
+                        break
+                    file.unlink(missing_ok=True)
+                    self._size -= size
             write_atomically(self.image_path(uid), data, private=True)
             self._size += len(data)
-
-    def _remove_least_used(self, needed: int) -> None:
-        files = sorted(self._list_files())
-        self._size = sum(size for _, size, _ in files)
-        if self._size + needed <= self.largest:
-            return
-        for _, size, file in files:
-            if self._size + needed <= _REMAINS * self.largest:
-                break
-            file.unlink(missing_ok=True)
-            self._size -= size
 
     def _list_files(self) -> list[tuple[float, int, Path]]:
         """Return the time of last use, the size and the path of each cached image."""
@@ -186,20 +182,6 @@ class PacsArchive:
         """
         places, distinct = self.cache.load_image_locations(), list(dict.fromkeys(keys))
         new = [key for key in distinct if str(key) not in places]
-        for start in range(0, len(new), _BATCH):
-            results = self._send_searches(new[start : start + _BATCH])
-            self.cache.store_image_locations(results)
-            places |= results
-        images = {key: places.get(str(key), ()) for key in distinct}
-        self.places |= {image.instance: image for of_key in images.values() for image in of_key}
-        return images
-
-    def _send_searches(self, keys: Sequence[PacsImageKey]) -> dict[str, tuple[ImageLocation, ...]]:
-        """Send searches; return the results that are not empty, because only these are cached: images may arrive later.
-
-        Raises:
-            BadInput: With the first responses that cannot be used.
-        """
         unusable = list[Fault]()
 
         def search(key: PacsImageKey) -> tuple[ImageLocation, ...]:
@@ -211,11 +193,19 @@ class PacsArchive:
                 pass
             return ()
 
-        with ThreadPoolExecutor(self.client.server.connections) as pool, self.client:
-            results = dict(zip(map(str, keys), pool.map(search, keys), strict=True))
-        raise_faults(self.find_reading_faults())
-        raise_faults(unusable[:5])
-        return {key: images for key, images in results.items() if images}
+        for start in range(0, len(new), _BATCH):
+            batch = new[start : start + _BATCH]
+            with ThreadPoolExecutor(self.client.server.connections) as pool, self.client:
+                results = dict(zip(map(str, batch), pool.map(search, batch), strict=True))
+            raise_faults(self.find_reading_faults())
+            raise_faults(unusable[:5])
+            # Empty results are not cached, because images may arrive later.
+            results = {key: of_key for key, of_key in results.items() if of_key}
+            self.cache.store_image_locations(results)
+            places |= results
+        images = {key: places.get(str(key), ()) for key in distinct}
+        self.places |= {image.instance: image for of_key in images.values() for image in of_key}
+        return images
 
     def read(self, file: Path) -> bytes | Path:
         """Return an image file from the cache, or download it and store it in the cache.
@@ -230,7 +220,13 @@ class PacsArchive:
             return cached
         response = self.client.get(self.places[uid].path, _AS_STORED, self.largest)
         data = extract_dicom_file(response.content, response.media_type)
-        _refuse_wrong_image(data, uid)
+        try:
+            head = read_dicom_elements(data, convert_keywords_to_tags("SOPInstanceUID"))
+            instance = str(head.get("SOPInstanceUID", "") or head.file_meta.get("MediaStorageSOPInstanceUID", ""))
+        except Exception:  # pydicom raises many kinds of errors on damaged files
+            raise UnusablePacsResponse("what the server sent is no DICOM file, or a damaged one") from None
+        if instance != uid:
+            raise UnusablePacsResponse("the server sent another image than the one that was asked for")
         try:
             self.cache.store_image(uid, data)
         except OSError as error:
@@ -281,17 +277,6 @@ def _format_media_type(media_type: str) -> str:
     """Return a short, printable form of the media type that a server sent, for an error message."""
     text = "".join(letter for letter in media_type.strip() if letter.isprintable())[:60]
     return f'"{text}"' if text else "of no kind"
-
-
-def _refuse_wrong_image(data: bytes, uid: str) -> None:
-    """Raise :class:`UnusablePacsResponse` if a downloaded file is no DICOM file, or not the requested image."""
-    try:
-        head = read_dicom_elements(data, convert_keywords_to_tags("SOPInstanceUID"))
-        actual = str(head.get("SOPInstanceUID", "") or head.file_meta.get("MediaStorageSOPInstanceUID", ""))
-    except Exception:  # pydicom raises many kinds of errors on damaged files
-        raise UnusablePacsResponse("what the server sent is no DICOM file, or a damaged one") from None
-    if actual != uid:
-        raise UnusablePacsResponse("the server sent another image than the one that was asked for")
 
 
 def open_pacs_archive(spec: DicomwebDatasetSpec, base: Path) -> PacsArchive:

@@ -9,7 +9,7 @@ import logging
 import re
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
@@ -251,7 +251,10 @@ def _refuse_oversized_response(size: int, largest: int) -> None:
 
 def _explain_connection_failure(error: Exception, server: str) -> PacsServerFailed:
     """Return a :class:`PacsServerFailed` that explains why the connection failed, from the causes of an exception."""
-    for cause in _iterate_exception_causes(error):
+    cause: BaseException | None = error
+    for _ in range(10):  # the chain of causes may be circular
+        if cause is None:
+            break
         if isinstance(cause, ssl.SSLCertVerificationError):
             problem = f"the certificate of {server} is not accepted: {cause.verify_message}."
             remedy = "If the hospital has a CA of its own, name its certificate (PEM) in data.ca_file."
@@ -264,15 +267,7 @@ def _explain_connection_failure(error: Exception, server: str) -> PacsServerFail
             return PacsServerFailed(
                 f"the name of {server} is not known to this machine.", "Look into data.url, and the DNS."
             )
+        cause = cause.__cause__ or cause.__context__
     problem = f"{server} cannot be reached: no connection at {len(WAITS_S) + 1} tries."
     remedy = "Is it running, is data.url right, and does the firewall let this machine through?"
     return PacsServerFailed(problem, remedy, retry=True)
-
-
-def _iterate_exception_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception, its cause, the cause's cause, and so on."""
-    for _ in range(10):  # the chain may be circular
-        if error is None:
-            return
-        yield error
-        error = error.__cause__ or error.__context__

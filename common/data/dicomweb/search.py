@@ -134,16 +134,23 @@ def _search_pages(client: DicomwebClient, path: str, parameters: Mapping[str, st
     """
     identity, uids = "study" if path == "/studies" else "instance", set[str]()
     for _ in range(MOST_PAGES):
-        page = {**parameters, "limit": str(PAGE), "offset": str(len(uids))}
+        query = {**parameters, "limit": str(PAGE), "offset": str(len(uids))}
         try:
-            response = client.get(path, "application/dicom+json", MOST_BYTES, page)
+            response = client.get(path, "application/dicom+json", MOST_BYTES, query)
         except PacsObjectNotFound:
             return
-        new = {
-            uid: result
-            for result in _parse_dicom_json(response.content, response.media_type)
-            if (uid := _read_uid(result, identity)) not in uids
-        }
+        if not response.content.strip():
+            return
+        if "json" not in response.media_type.lower():
+            problem = "the answer to a search is no DICOM JSON; data.url may be that of another service"
+            raise UnusablePacsResponse(problem)
+        try:
+            page = json.loads(response.content)
+        except (ValueError, RecursionError):
+            raise UnusablePacsResponse("the answer to a search is damaged JSON") from None
+        if not isinstance(page, list) or not all(isinstance(result, dict) for result in page):
+            raise UnusablePacsResponse("the answer to a search is no list of objects")
+        new = {uid: result for result in page if (uid := _read_uid(result, identity)) not in uids}
         if not new:
             return
         uids |= new.keys()
@@ -151,20 +158,6 @@ def _search_pages(client: DicomwebClient, path: str, parameters: Mapping[str, st
         if len(uids) > MOST_OBJECTS:
             break
     raise UnusablePacsResponse(f"a search has no end: more than {MOST_PAGES} pages, or than {MOST_OBJECTS} results")
-
-
-def _parse_dicom_json(content: bytearray, media_type: str) -> list[Json]:
-    if not content.strip():
-        return []
-    if "json" not in media_type.lower():
-        raise UnusablePacsResponse("the answer to a search is no DICOM JSON; data.url may be that of another service")
-    try:
-        page = json.loads(content)
-    except (ValueError, RecursionError):
-        raise UnusablePacsResponse("the answer to a search is damaged JSON") from None
-    if not isinstance(page, list) or not all(isinstance(result, dict) for result in page):
-        raise UnusablePacsResponse("the answer to a search is no list of objects")
-    return page
 
 
 def _get_first_attribute_value(result: Json, name: str) -> str:

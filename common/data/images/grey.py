@@ -237,7 +237,12 @@ class GreyscalePipeline:
         ]
         self.padding = (min(wrapped), max(wrapped)) if wrapped else None
         self.modality_table = read_lookup_table(dataset, "ModalityLUTSequence", signed=numbers.signed)
-        self.slope, self.intercept = self._read_rescale_parameters(dataset)
+        rescaling = (
+            None if self.modality_table else _read_element_number_pair(dataset, "RescaleSlope", "RescaleIntercept")
+        )
+        if rescaling and rescaling[0] == 0:
+            raise ValueError("RescaleSlope is 0, which makes all pixels the same")
+        self.slope, self.intercept = rescaling or (1.0, 0.0)
         lowest = self.slope * (-(1 << numbers.stored - 1) if numbers.signed else 0) + self.intercept
         self.window, self.voi_table, self.function = window, None, "LINEAR"
         if window is None:
@@ -253,19 +258,6 @@ class GreyscalePipeline:
             # The first window, as in viewers.
             self.window = _read_element_number_pair(dataset, "WindowCenter", "WindowWidth")
             self.function = str(read_element_value(dataset, "VOILUTFunction") or "LINEAR")
-
-    def _read_rescale_parameters(self, dataset: Any) -> tuple[float, float]:
-        """Return RescaleSlope and RescaleIntercept; 1 and 0 if the file has neither, or has a modality LUT.
-
-        Raises:
-            ValueError: If the file has only one of them, or a slope of 0.
-        """
-        rescaling = (
-            None if self.modality_table else _read_element_number_pair(dataset, "RescaleSlope", "RescaleIntercept")
-        )
-        if rescaling and rescaling[0] == 0:
-            raise ValueError("RescaleSlope is 0, which makes all pixels the same")
-        return rescaling or (1.0, 0.0)
 
     @property
     def shows_full_range(self) -> bool:

@@ -142,28 +142,17 @@ def read_encoded_frame_shape(frame: bytes) -> tuple[int, int, int]:
     Raises:
         ValueError: If the header is damaged or ambiguous.
     """
-    try:
-        return _parse_jpeg_shape(frame) if frame.startswith(b"\xff\xd8") else _parse_jpeg_2000_shape(frame)
-    except (struct.error, IndexError):
-        raise ValueError("its packed pixels are damaged or cut off") from None
-
-
-def _parse_jpeg_shape(frame: bytes) -> tuple[int, int, int]:
-    """Read the size of a JPEG or JPEG-LS frame from its frame header (ITU-T T.81, B.2.2; T.87, C.2.2)."""
-    for marker, start, _ in iterate_jpeg_segments(frame):
-        if (0xC0 <= marker <= 0xCF and marker not in _TABLES) or marker == _JPEG_LS:
-            rows, columns, samples = struct.unpack_from(">HHB", frame, start + 1)
-            return rows, columns, samples
+    with suppress(struct.error, IndexError):
+        if frame.startswith(b"\xff\xd8"):  # JPEG or JPEG-LS: the frame header (ITU-T T.81, B.2.2; T.87, C.2.2)
+            for marker, start, _ in iterate_jpeg_segments(frame):
+                if (0xC0 <= marker <= 0xCF and marker not in _TABLES) or marker == _JPEG_LS:
+                    rows, columns, samples = struct.unpack_from(">HHB", frame, start + 1)
+                    return rows, columns, samples
+        elif frame.count(_SIZ) == 1:  # JPEG 2000: the SIZ marker (ITU-T T.800, A.5.1), which must occur once
+            width, height, left, top = struct.unpack_from(">IIII", frame, frame.index(_SIZ) + 8)
+            (samples,) = struct.unpack_from(">H", frame, frame.index(_SIZ) + 40)
+            return height - top, width - left, samples
     raise ValueError("its packed pixels are damaged or cut off")
-
-
-def _parse_jpeg_2000_shape(frame: bytes) -> tuple[int, int, int]:
-    """Read the size of a JPEG 2000 frame from its SIZ marker (ITU-T T.800, A.5.1), which must occur once."""
-    if frame.count(_SIZ) != 1:
-        raise ValueError("its packed pixels are damaged or cut off")
-    width, height, left, top = struct.unpack_from(">IIII", frame, frame.index(_SIZ) + 8)
-    (samples,) = struct.unpack_from(">H", frame, frame.index(_SIZ) + 40)
-    return height - top, width - left, samples
 
 
 def is_jpeg_2000_signed(frame: bytes) -> bool:

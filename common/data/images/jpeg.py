@@ -176,13 +176,13 @@ def _refuse_missing_parts(data: bytes, process: int, frame: bytes, scans: Sequen
         longest = _compute_longest_zero_run(scan, dict(zip(frame[6::3], frame[7::3], strict=True))) if sequential else 0
         if longest and data.find(bytes(longest), scan.start, scan.stop) >= 0:
             raise ValueError
-        if (
-            sequential
-            and len(scans) == 1
-            and scan.interval
-            and len(restarts) != _count_expected_restart_markers(frame, scan)
-        ):
-            raise ValueError
+        if sequential and len(scans) == 1 and scan.interval:
+            height, width = (int.from_bytes(frame[start : start + 2]) for start in (1, 3))
+            sampling = frame[7::3]
+            wide, high = (max(sampling) >> 4, max(each & 15 for each in sampling)) if len(sampling) > 1 else (1, 1)
+            blocks = math.ceil(width / (8 * wide)) * math.ceil(height / (8 * high))
+            if len(restarts) != math.ceil(blocks / scan.interval) - 1:
+                raise ValueError
     if not scans or (process != LOSSLESS and any(map(any, lowest.values()))):
         raise ValueError
 
@@ -221,20 +221,7 @@ def _compute_longest_zero_run(scan: JpegScan, sampling: Mapping[int, int]) -> in
     return 0 if uniform else _ZEROS + bits // 8
 
 
-def _count_expected_restart_markers(frame: bytes, scan: JpegScan) -> int:
-    """Return the number of restart markers in a picture with a single scan."""
-    height, width = (int.from_bytes(frame[start : start + 2]) for start in (1, 3))
-    sampling = frame[7::3]
-    wide, high = (max(sampling) >> 4, max(each & 15 for each in sampling)) if len(sampling) > 1 else (1, 1)
-    blocks = math.ceil(width / (8 * wide)) * math.ceil(height / (8 * high))
-    return math.ceil(blocks / scan.interval) - 1
-
-
-def _leave_image_unchanged(image: Image.Image) -> None:
-    """Do nothing; the default of ``prepare`` in :func:`decode_jpeg`."""
-
-
-def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _leave_image_unchanged) -> Image.Image:
+def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = lambda image: None) -> Image.Image:
     """Decode a JPEG file of 8 bits per sample with Pillow, and refuse an incomplete one.
 
     Args:
@@ -252,7 +239,11 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _leave_imag
     if head.process in (_BASELINE, _EXTENDED) and len(head.scans) == 1:
         # Without an end marker libjpeg requests the rest of a truncated picture, and Pillow raises an error.
         before_end = max(scan.stop - _SURPLUS, scan.start)  # a small picture has a byte or two of data
-        file = _FileInTwoParts(data[: scan.stop] + _make_jpeg_filler_bytes(scan), before_end)
+        # The filler has as many bytes as libjpeg reads ahead, but too few to complete a block. Zero bits are the first
+        # code word. Where it ends a block, one bits take more, because they are no code word.
+        ends_block = scan.tables[0x10 | scan.header[-4] & 15][16] == 0
+        filler = b"\xff\x00" * _READ_AHEAD if ends_block else bytes(_READ_AHEAD)
+        file = _FileInTwoParts(data[: scan.stop] + filler, before_end)
         image = _load_jpeg(file, prepare)
         if file.tell() <= file.first:  # all pixels were decoded before the data end
             raise ValueError(CUT_OFF)
@@ -266,13 +257,6 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _leave_imag
     if image.tobytes() != _load_jpeg(io.BytesIO(noisy), prepare).tobytes():  # a scan goes on beyond its data
         raise ValueError(CUT_OFF)
     return image
-
-
-def _make_jpeg_filler_bytes(scan: JpegScan) -> bytes:
-    """Return filler to append to a scan: as many bytes as libjpeg reads ahead, but too few to complete a block."""
-    # Zero bits are the first code word. Where it ends a block, one bits take more, because they are no code word.
-    ends_block = scan.tables[0x10 | scan.header[-4] & 15][16] == 0
-    return b"\xff\x00" * _READ_AHEAD if ends_block else bytes(_READ_AHEAD)
 
 
 class _FileInTwoParts(io.BytesIO):
@@ -318,7 +302,11 @@ def refuse_incomplete_lossless(data: bytes, pixels: NDArray[Any]) -> None:
         row_bits = np.zeros(len(planes), np.int64)
         for name, table in zip(scan.header[1:-3:2], scan.header[2:-3:2], strict=True):
             plane = planes[..., head.components.index(name)] >> shift
-            bits = _count_huffman_bits(scan.tables[table >> 4])
+            codes = scan.tables[table >> 4]
+            lengths = dict(zip(codes[16:], np.repeat(range(1, 17), list(codes[:16])).tolist(), strict=True))
+            # The 16 bits of the largest size are not stored: it has one number alone.
+            of_sizes = np.array([lengths.get(size, 99) + size % 16 for size in range(17)], np.uint8)
+            bits = of_sizes[_count_error_bits()]  # of each prediction error modulo 2^16
             for first, errors in _compute_prediction_errors(
                 plane, scan.header[-3], stretch, 1 << head.precision - shift - 1
             ):
@@ -337,14 +325,6 @@ def _count_error_bits() -> NDArray[np.uint8]:
     errors = np.arange(1 << 16)
     sizes: NDArray[np.uint8] = np.ceil(np.log2(np.minimum(errors, (1 << 16) - errors) + 1)).astype(np.uint8)
     return sizes
-
-
-def _count_huffman_bits(table: bytes) -> NDArray[np.uint8]:
-    """Return the number of bits that a Huffman table spends on each prediction error modulo 2^16."""
-    lengths = dict(zip(table[16:], np.repeat(range(1, 17), list(table[:16])).tolist(), strict=True))
-    # The 16 bits of the largest size are not stored: it has one number alone.
-    bits = [lengths.get(size, 99) + size % 16 for size in range(17)]
-    return np.array(bits, np.uint8)[_count_error_bits()]
 
 
 def _compute_prediction_errors(

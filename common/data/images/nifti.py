@@ -85,7 +85,9 @@ def decode_nifti(file: Path, rendering: PictureRendering) -> tuple[NDArray[np.ui
     Raises:
         ValueError: If the file is damaged, too large or not numeric, or has no such slice.
     """
-    with _open_decompressed(file) as content:
+    with file.open("rb") as head:
+        is_packed = head.read(2) == b"\x1f\x8b"
+    with cast(IO[bytes], gzip.open(file)) if is_packed else file.open("rb") as content:
         volume = _read_nifti_header(content)
         world = AXES[rendering.axis]
         axis, backwards = volume.find_file_axis(world)
@@ -114,13 +116,6 @@ def decode_nifti(file: Path, rendering: PictureRendering) -> tuple[NDArray[np.ui
     )
     picture = np.round(255 * shown).astype(np.uint8)
     return picture, bool(picture.min() == picture.max() and grey.min() < grey.max())
-
-
-def _open_decompressed(file: Path) -> IO[bytes]:
-    """Open a file for reading, and decompress it if it is a gzip file."""
-    with file.open("rb") as head:
-        packed = head.read(2) == b"\x1f\x8b"
-    return cast(IO[bytes], gzip.open(file)) if packed else file.open("rb")
 
 
 def _read_nifti_header(content: IO[bytes]) -> NiftiHeader:

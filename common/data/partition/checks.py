@@ -126,36 +126,32 @@ def _find_paper_table_faults(class_names: Sequence[str], spec: PaperTablePartiti
 
 def find_site_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
     """Check that the loaded data has a patient for each site or, if centres are sites, the centres that are named."""
-    if spec.images == "source":
-        return _find_centre_faults(splits, spec, sites)
-    patients = len(np.unique(splits.train.patients))
-    if len(sites) > patients:
+    if spec.images != "source":
+        patients = len(np.unique(splits.train.patients))
+        if len(sites) <= patients:
+            return []
         problem = f"{len(sites)} sites, but only {patients} patients in the train part."
         return [Fault("partition.sites", problem, "Take fewer sites.")]
-    return []
-
-
-def _find_centre_faults(splits: DatasetSplits, spec: ClassPartitionSpec, sources: Sequence[str]) -> list[Fault]:
-    if "" in sources:
+    if "" in sites:
         problem = "the data does not say which centre each image came from."
         return [Fault("partition.images", problem, "Name source_key or source_column in [data].")]
     count: int | None
     if isinstance(spec, ClassListsPartitionSpec):
         tested = set(splits.test.sources[~np.isnan(splits.test.labels).all(axis=1)].tolist())
         where, count = "partition.lists", len(spec.lists)
-        agree = set(sources) <= set(spec.lists) <= {name for part in splits.parts for name in part.sources.tolist()}
+        agree = set(sites) <= set(spec.lists) <= {name for part in splits.parts for name in part.sources.tolist()}
         if agree and spec.test_labels == "listed" and (unlisted := sorted(tested.difference(spec.lists))):
             problem = f"says nothing of {quote_names(unlisted)}, where test images come from."
             remedy = "List the classes that are looked for there. Without training images it becomes no site."
             return [Fault(where, problem, remedy)]
     else:
         count = len(TABLES[spec.table][spec.row]) if isinstance(spec, PaperTablePartitionSpec) else spec.sites
-        where, agree = "partition.sites", count in (None, len(sources))
+        where, agree = "partition.sites", count in (None, len(sites))
     if not agree:
-        problem = f"{count} sites, but the train part has {len(sources)} sources: {quote_names(sources)}."
+        problem = f"{count} sites, but the train part has {len(sites)} sources: {quote_names(sites)}."
         return [Fault(where, problem, 'With images = "source" each source is one site, under its name.')]
-    if isinstance(spec, ClassSubsetsPartitionSpec) and not spec.shared and len(splits.class_names) < len(sources):
-        problem = f"{len(splits.class_names)} classes cannot be dealt to {len(sources)} sources, at least one each."
+    if isinstance(spec, ClassSubsetsPartitionSpec) and not spec.shared and len(splits.class_names) < len(sites):
+        problem = f"{len(splits.class_names)} classes cannot be dealt to {len(sites)} sources, at least one each."
         return [Fault("partition.shared", problem, "Share a class.")]
     return []
 

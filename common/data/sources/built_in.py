@@ -86,7 +86,12 @@ def load_phantom(spec: PhantomDatasetSpec) -> DatasetSplits:
 def draw_phantoms(count: int, size: int, random: Random) -> ImageSet:
     """Draw ``count`` synthetic radiographs ``(count, size, size)`` with labels for nine findings."""
     patient = np.repeat(np.arange(count), random.integers(1, 4, size=count))[:count]
-    findings = _draw_findings(patient, random)
+    failing = (random.random(patient.max() + 1) < _HEART_FAILURE)[patient]
+    columns = []
+    for name, prevalence in _PREVALENCE.items():
+        chance = np.where(failing, _WITH_HEART_FAILURE.get(name, prevalence), prevalence)
+        columns.append(random.random(len(patient)) < chance)
+    findings = np.stack(columns, axis=1).astype(np.float32)  # (count, classes)
     anatomy = PhantomAnatomy.draw(patient, random)
     batches = [slice(start, start + _BATCH) for start in range(0, count, _BATCH)]
     images = [_render_images(findings[batch], anatomy.select_rows(batch), size, random) for batch in batches]
@@ -97,16 +102,6 @@ def draw_phantoms(count: int, size: int, random: Random) -> ImageSet:
         patients=np.char.add("phantom-", np.char.zfill(patient.astype(np.str_), 6)),
         sources=np.full(count, "phantom"),
     )
-
-
-def _draw_findings(patient: NDArray[np.intp], random: Random) -> NDArray[np.float32]:
-    """Draw labels 0/1 ``(n, classes)``; in patients drawn to have heart failure, some findings are more frequent."""
-    failing = (random.random(patient.max() + 1) < _HEART_FAILURE)[patient]
-    columns = []
-    for name in PHANTOM_CLASSES:
-        chance = np.where(failing, _WITH_HEART_FAILURE.get(name, _PREVALENCE[name]), _PREVALENCE[name])
-        columns.append(random.random(len(patient)) < chance)
-    return np.stack(columns, axis=1).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -182,7 +177,11 @@ def _render_images(
         return random.uniform(low, high, size=(count, 1, 1)).astype(np.float32)
 
     def draw_texture(grains: int) -> Plane:
-        return _draw_smooth_noise(count, size, grains, random)
+        # Random values on a coarse grid, interpolated linearly by two matrix products.
+        grid = random.standard_normal((count, grains + 1, grains + 1), dtype=np.float32)
+        distance = np.linspace(0, grains, size, dtype=np.float32)[:, None] - np.arange(grains + 1, dtype=np.float32)
+        weights = np.maximum(1 - np.abs(distance), 0)  # (size, grains + 1)
+        return np.asarray(1.5 * (weights @ grid @ weights.T), dtype=np.float32)
 
     x, y = _draw_pose(size, draw_uniform)
     emphysema = has["Emphysema"] * draw_uniform(0.2, 0.8)
@@ -190,7 +189,9 @@ def _render_images(
     body = _soft_step(1 - np.square(np.square(x / anatomy.width)) - np.abs(np.minimum(y + 0.05, 0)) ** 6, 6)
     density = 0.62 * body
     density -= scene.lungs * (draw_uniform(0.31, 0.4) + 0.12 * emphysema)
-    vessels = scene.lungs * (0.035 * draw_texture(16) + 0.05 * _draw_hilar_vessels(scene))
+    # The vessels are densest beside the upper border of the heart.
+    hila = np.exp(-(((np.abs(x) - 0.24) / 0.17) ** 2) - ((y + 0.05) / 0.26) ** 2)
+    vessels = scene.lungs * (0.035 * draw_texture(16) + 0.05 * hila)
     vessels *= 1 - 0.6 * emphysema
     density += vessels
     density += has["Edema"] * _draw_edema(scene) + has["Consolidation"] * _draw_consolidation(scene)
@@ -206,7 +207,10 @@ def _render_images(
     effusion = has["Effusion"] * _draw_effusion(scene, anatomy) * body
     density += effusion * np.maximum(0.68 - density, 0)
     density += has["Device"] * body * _draw_device(scene)
-    return _apply_exposure(density, draw_uniform, draw_texture, random)
+    grain = random.standard_normal(density.shape, dtype=np.float32)
+    exposed = np.clip(density, 0, 1.2) ** draw_uniform(0.8, 1.25) * draw_uniform(0.85, 1.1) + draw_uniform(-0.02, 0.06)
+    exposed += draw_uniform(0.015, 0.045) * grain + 0.012 * draw_texture(3)  # scatter and noise
+    return np.asarray(np.round(255 * np.clip(exposed, 0, 1)), dtype=np.uint8)
 
 
 def _draw_pose(size: int, draw: Callable[[float, float], Plane]) -> tuple[Plane, Plane]:
@@ -222,14 +226,6 @@ def _soft_step(signed: Plane, sharpness: float) -> Plane:
     return np.asarray(1 / (1 + np.exp(np.clip(-sharpness * signed, -30, 30))), dtype=np.float32)
 
 
-def _draw_smooth_noise(count: int, size: int, grains: int, random: Random) -> Plane:
-    """Draw smooth noise: random values on a coarse grid, interpolated linearly by two matrix products."""
-    grid = random.standard_normal((count, grains + 1, grains + 1), dtype=np.float32)
-    place = np.linspace(0, grains, size, dtype=np.float32)
-    weights = np.maximum(1 - np.abs(place[:, None] - np.arange(grains + 1, dtype=np.float32)), 0)  # (size, grains + 1)
-    return np.asarray(1.5 * (weights @ grid @ weights.T), dtype=np.float32)
-
-
 def _draw_lungs(x: Plane, y: Plane, anatomy: PhantomAnatomy, emphysema: Plane) -> Plane:
     """Draw the lungs as half-ellipses; emphysema widens them, and lowers and flattens the diaphragm."""
     center = 0.49 * anatomy.width
@@ -239,11 +235,6 @@ def _draw_lungs(x: Plane, y: Plane, anatomy: PhantomAnatomy, emphysema: Plane) -
     dome = anatomy.diaphragm - 0.05 + 0.16 * emphysema + (0.22 - 0.2 * emphysema) * from_center**2
     dome -= 0.05 * (x < 0) * (1 - emphysema)
     return _soft_step(outline, 9) * _soft_step(dome - y, 28)
-
-
-def _draw_hilar_vessels(scene: PhantomScene) -> Plane:
-    """Draw the lung vessels, which are densest beside the upper border of the heart."""
-    return np.exp(-(((np.abs(scene.x) - 0.24) / 0.17) ** 2) - ((scene.y + 0.05) / 0.26) ** 2)
 
 
 def _draw_ribs(scene: PhantomScene, anatomy: PhantomAnatomy) -> Plane:
@@ -323,13 +314,3 @@ def _draw_device(scene: PhantomScene) -> Plane:
     on_way = _soft_step(scene.y + 0.75, 60) * _soft_step(end - scene.y, 60)
     line_density: Plane = scene.draw(0.06, 0.2) * np.exp(-((distance / 0.022) ** 2))
     return line_density * on_way
-
-
-def _apply_exposure(
-    density: Plane, draw: Callable[[float, float], Plane], texture: Callable[[int], Plane], random: Random
-) -> NDArray[np.uint8]:
-    """Vary exposure and contrast, add scatter and noise, and convert to 8 bits."""
-    grain = random.standard_normal(density.shape, dtype=np.float32)
-    shown: Plane = np.clip(density, 0, 1.2) ** draw(0.8, 1.25) * draw(0.85, 1.1) + draw(-0.02, 0.06)
-    shown += draw(0.015, 0.045) * grain + 0.012 * texture(3)
-    return np.asarray(np.round(255 * np.clip(shown, 0, 1)), dtype=np.uint8)

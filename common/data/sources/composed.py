@@ -126,33 +126,30 @@ def load_mixture(spec: MixtureDatasetSpec, base: Path, store: DecodedImageStore)
             splits = load_npz(file.model_copy(update={"image_size": spec.image_size}), base, store)
         except BadInput as bad:
             raise BadInput(_prefix_fault_with_task(task, fault) for fault in bad.faults) from None
-        tasks.append([_prefix_with_task(part, task, spec.color) for part in splits.parts])
-    class_names = tuple(name for train, *_ in tasks for name in train.class_names)
-    return DatasetSplits(
-        *(
-            concatenate_image_sets([_add_missing_columns(part, class_names) for part in of_part])
-            for of_part in zip(*tasks, strict=True)
+        # The task's name stands before class and patient names, and becomes the source of each image.
+        tasks.append(
+            [
+                replace(
+                    part,
+                    stored=convert_color(part.images, spec.color),
+                    places=None,
+                    class_names=_prefix_class_names(task, part.class_names),
+                    patients=np.array([f"{task}/{patient}" for patient in part.patients], dtype=np.str_),
+                    sources=np.full(len(part), task),
+                )
+                for part in splits.parts
+            ]
         )
-    )
-
-
-def _prefix_with_task(images: ImageSet, task: str, color: bool) -> ImageSet:
-    """Prefix the class and patient names with the task's name, which also becomes the source of each image."""
-    return replace(
-        images,
-        stored=convert_color(images.images, color),
-        places=None,
-        class_names=_prefix_class_names(task, images.class_names),
-        patients=np.array([f"{task}/{patient}" for patient in images.patients], dtype=np.str_),
-        sources=np.full(len(images), task),
-    )
-
-
-def _add_missing_columns(images: ImageSet, class_names: tuple[str, ...]) -> ImageSet:
-    """Extend the labels to the columns of all tasks; classes of other tasks are unknown."""
-    labels = np.full((len(images), len(class_names)), np.nan, dtype=np.float32)
-    labels[:, [class_names.index(name) for name in images.class_names]] = images.labels
-    return replace(images, labels=labels, class_names=class_names)
+    class_names = tuple(name for train, *_ in tasks for name in train.class_names)
+    joined = list[ImageSet]()
+    for of_part in zip(*tasks, strict=True):
+        extended = list[ImageSet]()
+        for images in of_part:
+            labels = np.full((len(images), len(class_names)), np.nan, dtype=np.float32)  # other tasks' are unknown
+            labels[:, [class_names.index(name) for name in images.class_names]] = images.labels
+            extended.append(replace(images, labels=labels, class_names=class_names))
+        joined.append(concatenate_image_sets(extended))
+    return DatasetSplits(*joined)
 
 
 def _prefix_class_names(task: str, class_names: tuple[str, ...]) -> tuple[str, ...]:

@@ -176,9 +176,16 @@ def find_label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tup
         )
         remedy += "write these classes in data.classes."
         return [Fault("data.path", f"labels are numbers; {kinds}.", remedy)]
-    if faults := [
-        fault for prefix, array in labels.items() for fault in _find_label_range_faults(f"{prefix}_labels", array)
-    ]:
+    faults = list[Fault]()
+    for prefix, array in labels.items():
+        if are_class_numbers(array):
+            is_whole = array.dtype.kind in "biu" or bool((array == np.floor(array)).all())
+            expected, fits = "whole class numbers from 0", is_whole and bool((array >= 0).all())
+        else:
+            expected, fits = "0, 1 or NaN", bool((np.isin(array, (0, 1)) | np.isnan(array.astype(np.float64))).all())
+        if not fits:
+            faults.append(Fault("data.path", f"{prefix}_labels holds values other than {expected}."))
+    if faults:
         return faults
     if len({are_class_numbers(array) for array in labels.values()}) > 1:
         shapes = ", ".join(f"{prefix}_labels is {array.shape}" for prefix, array in labels.items())
@@ -200,15 +207,6 @@ def find_label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tup
 def are_class_numbers(labels: NDArray[Any]) -> bool:
     """Return True if labels are one class number per image, rather than 0 or 1 per class."""
     return labels.ndim == 1 or labels.shape[1] == 1
-
-
-def _find_label_range_faults(name: str, labels: NDArray[Any]) -> list[Fault]:
-    if are_class_numbers(labels):
-        whole = labels.dtype.kind in "biu" or bool((labels == np.floor(labels)).all())
-        expected, fits = "whole class numbers from 0", whole and bool((labels >= 0).all())
-    else:
-        expected, fits = "0, 1 or NaN", bool((np.isin(labels, (0, 1)) | np.isnan(labels.astype(np.float64))).all())
-    return [] if fits else [Fault("data.path", f"{name} holds values other than {expected}.")]
 
 
 @dataclass(frozen=True)
