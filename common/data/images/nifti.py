@@ -101,7 +101,7 @@ def decode_nifti(file: Path, rendering: PictureRendering) -> tuple[NDArray[np.ui
         count = volume.shape[axis]
         number = choose_frame_index(rendering.frame, count, f"the NIfTI file has {count} {rendering.axis} slices")
         at = count - 1 - number if backwards else number
-        values = _orient_for_display(_read_volume_slice(content, volume, axis, at), volume, world)
+        values = _read_volume_slice(content, volume, world, at)
         while isinstance(content, gzip.GzipFile) and _read_nifti_bytes(content, _PIECE):  # the checksum comes last
             refuse_oversized_file(content.tell(), limit)
     if not np.isfinite(values).any():
@@ -151,19 +151,31 @@ def _read_nifti_header(content: IO[bytes]) -> NiftiHeader:
     return NiftiHeader((width, height, depth), voxel_type, start, scale, float(intercept or 0), orientation)
 
 
-def _read_volume_slice(content: IO[bytes], volume: NiftiHeader, axis: int, at: int) -> NDArray[np.float64]:
-    """Return the voxels with index ``at`` along ``axis``, with the two other axes in the file's order."""
+def _read_volume_slice(content: IO[bytes], volume: NiftiHeader, world: int, at: int) -> NDArray[np.float64]:
+    """Return a slice at right angles to the axis ``world``, transposed and flipped for display, as ``(height, width)``.
+
+    Args:
+        at: Index of the slice along the file's axis that runs along ``world``.
+    """
 
     def next_plane() -> NDArray[Any]:
-        voxels = np.frombuffer(_read_exactly(content, volume.plane_bytes), dtype=volume.kind)
-        return voxels.reshape(volume.shape[:2], order="F")  # (first axis, second axis)
+        plane = np.frombuffer(_read_exactly(content, volume.plane_bytes), dtype=volume.kind)
+        return plane.reshape(volume.shape[:2], order="F")  # (first axis, second axis)
 
+    axis, _ = volume.find_file_axis(world)
     if axis == 2:
         content.seek(volume.start + at * volume.plane_bytes)
-        return next_plane().astype(np.float64)
-    content.seek(volume.start)
-    rows = [next_plane().take(at, axis=axis).astype(np.float64) for _ in range(volume.shape[2])]
-    return np.stack(rows, axis=1)
+        voxels = next_plane().astype(np.float64)
+    else:
+        content.seek(volume.start)
+        rows = [next_plane().take(at, axis=axis).astype(np.float64) for _ in range(volume.shape[2])]
+        voxels = np.stack(rows, axis=1)  # the two other axes are in the file's order
+    left_to_right, up = (other for other in range(3) if other != world)
+    across, upwards = (volume.find_file_axis(other) for other in (left_to_right, up))
+    first_axis = 1 if axis == 0 else 0
+    shown = voxels if first_axis == upwards[0] else voxels.T  # (up, across)
+    # Axes towards the patient's right, front and head are reversed on display: the patient faces the viewer.
+    return shown[:: 1 if upwards[1] else -1, :: 1 if across[1] else -1]
 
 
 def _read_nifti_bytes(content: IO[bytes], size: int) -> bytes:
@@ -180,13 +192,3 @@ def _read_exactly(content: IO[bytes], size: int) -> bytes:
     if len(data) < size:
         raise ValueError("damaged or cut off")
     return data
-
-
-def _orient_for_display(voxels: NDArray[np.float64], volume: NiftiHeader, world: int) -> NDArray[np.float64]:
-    """Transpose and flip a slice at right angles to the axis ``world`` for display, as ``(height, width)``."""
-    left_to_right, up = (other for other in range(3) if other != world)
-    axes = [axis for axis in range(3) if axis != volume.find_file_axis(world)[0]]
-    across, upwards = (volume.find_file_axis(other) for other in (left_to_right, up))
-    shown = voxels if axes[0] == upwards[0] else voxels.T  # (up, across)
-    # Axes towards the patient's right, front and head are reversed on display: the patient faces the viewer.
-    return shown[:: 1 if upwards[1] else -1, :: 1 if across[1] else -1]

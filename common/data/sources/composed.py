@@ -144,8 +144,8 @@ def load_mixture(spec: MixtureDatasetSpec, base: Path, store: DecodedImageStore)
     joined = list[ImageSet]()
     for of_part in zip(*tasks, strict=True):
         extended = list[ImageSet]()
-        for images in of_part:
-            labels = np.full((len(images), len(class_names)), np.nan, dtype=np.float32)  # other tasks' are unknown
+        for images in of_part:  # classes of other tasks are unknown
+            labels = np.full((len(images), len(class_names)), np.nan, dtype=np.float32)
             labels[:, [class_names.index(name) for name in images.class_names]] = images.labels
             extended.append(replace(images, labels=labels, class_names=class_names))
         joined.append(concatenate_image_sets(extended))
