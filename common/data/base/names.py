@@ -211,7 +211,7 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
             likeness = _SECOND_VOWEL.sub("", make_name_similarity_key(name))
             earliest = first.setdefault(likeness, name)
             both, is_same_length = name + earliest, len(name) == len(earliest)
-            # Codes of ASCII letters and digits that differ in more than case, such as the hexadecimal 2cae05 and 2ca005.
+            # Codes of ASCII letters and digits that differ in more than case, such as hexadecimal 2cae05 and 2ca005.
             if is_same_length and both.isascii() and both.isalnum() and name.lower() != earliest.lower():
                 earliest = first.setdefault(name.lower(), name)
             if earliest is not name:

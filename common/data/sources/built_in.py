@@ -86,6 +86,7 @@ def load_phantom(spec: PhantomDatasetSpec) -> DatasetSplits:
 def draw_phantoms(count: int, size: int, random: Random) -> ImageSet:
     """Draw ``count`` synthetic radiographs ``(count, size, size)`` with labels for nine findings."""
     patient = np.repeat(np.arange(count), random.integers(1, 4, size=count))[:count]
+    # In patients drawn to have heart failure, some findings are more frequent.
     failing = (random.random(patient.max() + 1) < _HEART_FAILURE)[patient]
     columns = []
     for name, prevalence in _PREVALENCE.items():
