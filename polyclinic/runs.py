@@ -90,16 +90,16 @@ def simulate(
         settings: Settings to override, such as ``{"run.rounds": 3}``.
         model: A network of your own instead of ``[model] architecture``: a module, whose weights are used in round 1,
             or a function of channels and image size that returns a module.
-        head: Name of the model's last dense layer, such as ``"fc"``, which the run replaces by its own head. None, or
-            ``"new"`` if the features end in a dense layer, for a model that returns features.
-        dataset: Images of your own instead of ``[data]``: a map-style torch data set, or arrays or such a data set in
-            :class:`LabelledImages`, or a dictionary of these by part (``{"train": ..., "test": ...}``), or a function
-            that returns one of these.
+        head: Name of the model's last dense layer, such as ``"fc"``, which the run replaces by its own head. For a
+            model that returns features: None, or ``"new"`` if its last layer is a dense layer.
+        dataset: Images of your own instead of ``[data]``: a map-style torch data set, or :class:`LabelledImages` of
+            arrays or of such a data set. To give parts, pass a dictionary of these (``{"train": ..., "test": ...}``). A
+            data set plug-in's function is also possible.
         loss: A loss function of your own instead of ``[training] loss``.
         transform: A function that augments training images, instead of ``[augmentation] transform``.
         optimizer: An optimiser of your own instead of ``[training] optimizer``.
         schedule: A learning rate schedule of your own instead of ``[training] schedule``.
-        metrics: Metrics of your own in addition to ``[evaluation] metrics``.
+        metrics: Metrics of your own instead of ``[evaluation] metrics``.
         out: New folder for the run; None for ``runs/NAME``, with a number appended if that exists.
         resume: Continue the run in ``out`` from its last checkpoint; a finished run is only read.
         quiet: Do not show a progress bar.

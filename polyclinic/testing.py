@@ -194,7 +194,8 @@ def check_schedule(name: str, rounds: int = 20) -> None:
 def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = None) -> None:
     """Check a data set plug-in, an entry point of ``polyclinic.datasets``, on existing data.
 
-    Two reads must give equal data, no part may be empty, and a class must have positive and negative training images.
+    Two reads must give equal data, no part may be empty, and at least one class must have both positive and negative
+    training images.
 
     Args:
         folder: Folder that the plug-in receives in place of the experiment's or hospital's folder.

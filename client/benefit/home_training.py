@@ -32,7 +32,7 @@ WARM_UP = ("warm_up_epochs", "warm_up_lr")
 
 
 def make_local_only_plan(plan: HospitalPlan, method: SiteMethod, rounds: int, *, warm_up: bool) -> HospitalPlan:
-    """Return a run's plan changed to training alone, with the method's warm-up epochs if ``warm_up``."""
+    """Return a run's plan for ``rounds`` rounds of training alone: other method, no privacy, warm-up if ``warm_up``."""
     parameters = {"trunk": method.parameters.trunk}
     parameters |= {name: getattr(method.parameters, name) for name in WARM_UP if warm_up}
     return plan.model_copy(
@@ -92,7 +92,7 @@ class LocalOnlyTraining:
 
     @cached_property
     def _local_run_name(self) -> str:
-        """Hash of the plan, labels and initial model, so that a training on disk is continued only for equal inputs."""
+        """Return a hash of plan, labels and initial model: only a training with equal inputs is continued from disk."""
         digest = hashlib.sha256(self.plan.model_dump_json().encode())
         # The copy has labels of hidden classes only if no metric of its models leaves.
         digest.update(np.isnan(self.site.train.labels).tobytes())

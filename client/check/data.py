@@ -271,14 +271,17 @@ def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> li
 
 @dataclass(frozen=True)
 class DuplicateImages:
-    """Groups of rows with equal images, and the number of images that were compared."""
+    """Groups of rows with equal images, and the number of images that were compared, which may be less than all."""
 
     groups: Sequence[Sequence[int]]
     compared: int
 
 
 def find_duplicate_images(source: SiteImageSource, rows: Sequence[int]) -> DuplicateImages:
-    """Find equal images: files are compared byte by byte with files of the same size, arrays by their pixels."""
+    """Find equal images by hashes: of files if other files have the same size, or of the pixels of arrays.
+
+    At most :data:`MOST_BYTES` of files are read.
+    """
     if not source.files:
         with source.opened():
             groups = group_equal_contents((row, _hash_image_content(source.read(row))) for row in rows)

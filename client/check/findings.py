@@ -86,7 +86,7 @@ class CheckArea:
         self.findings.append(CheckFinding(FindingSeverity.FAULT, exit_code, problem, remedy))
 
     def add_connection_fault(self, refused: ConnectionNotAccepted) -> None:
-        """Add a connection that one side does not accept, as a fault."""
+        """Add the fault that the coordinator did not accept this site, or this site the coordinator."""
         self.add_fault(refused.exit_code, refused.problem, refused.remedy)
 
     def add_input_faults(self, bad: BadInput) -> None:
@@ -102,7 +102,9 @@ class ClassCounts:
     Attributes:
         name: The hospital's own name of the class.
         unknown: Images that count as neither present nor absent.
-        few: Two flags: fewer than ``smallest`` patients show the class; fewer than ``smallest`` are without it.
+        few: Two flags, for patients with the class and for patients without it: True if there are some, but fewer than
+            ``smallest``.
+        smallest: Smallest number of patients whose images may be counted.
         uncertain, blank: Numbers of uncertain and blank table cells; None for tables without one column a class.
     """
 
@@ -117,7 +119,10 @@ class ClassCounts:
 
     @property
     def printable_counts(self) -> tuple[str, str]:
-        """Present and absent images as text; if one count rests on few patients, both are hidden, except a zero."""
+        """Return the numbers of present and of absent images as text.
+
+        If one of them is from few patients, both are hidden, because one could be computed from the other; a 0 is not.
+        """
         present, absent = (
             f"<{self.smallest}" if few else "not told" if any(self.few) and count else f"{count:,}"
             for few, count in zip(self.few, (self.present, self.absent), strict=True)

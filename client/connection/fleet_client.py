@@ -170,7 +170,9 @@ class FleetClient:
     # ------------------------------------------------------------------ presence
 
     def exchange_hello(self) -> fleet.HelloAnswer | None:
-        """Ask for the coordinator's time and release and this key's state; None if its release lacks this call.
+        """Return the coordinator's answer to the call ``Hello``: its clock, its release, and if it admits this key.
+
+        Return None if the coordinator's release does not have this call.
 
         Raises:
             CoordinatorUnreachable: If nobody answers.
@@ -428,7 +430,12 @@ def _read_metadata_and_tree(received: bytes) -> tuple[Any, Any]:
 
 @contextmanager
 def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
-    """Context manager that raises an exception of this package in place of gRPC's."""
+    """Context manager that raises an exception of this package in place of gRPC's.
+
+    Args:
+        admitted_only: True if a failed precondition means that the key is not admitted; otherwise it means that the
+            run has ended.
+    """
     try:
         yield
     except DecodeError:

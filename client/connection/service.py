@@ -407,8 +407,8 @@ class HospitalMessageLoop:
 def describe_error_for_coordinator(error: Exception) -> str:
     """Return the text about an exception that the coordinator may see.
 
-    This is our own text for faults of the request, and only the exception's class otherwise, because the text of any
-    other exception may hold a file name, which may contain a patient's name.
+    For a fault of the request, a diverged training and a full disk this is our own text. Otherwise it is only the
+    exception's class, because the text may hold a file name, which may contain a patient's name.
     """
     if isinstance(error, WireError | FloatingPointError | BadInput):
         return str(error)

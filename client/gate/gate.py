@@ -62,7 +62,10 @@ def make_policy_gate(site_of: Callable[[Context], Site]) -> Mod:
 
 
 def record_process_start(site: Site) -> TornAuditLine | None:
-    """Write the start of the process and the policy to the audit log; return a torn last line, if there is one."""
+    """Write the start of the process and the policy to the audit log.
+
+    Return size and hash of the last line if a killed process left it incomplete, otherwise None.
+    """
     policy = site.policy.model_dump(mode="json")
     return AuditLog(site.folder, durable=site.durable).append(event="start", version=__version__, policy=policy)
 
@@ -85,7 +88,7 @@ def record_refused_request(site: Site, message: Message, reason: str) -> None:
 
 
 def read_request_signature(content: RecordDict) -> dict[str, str]:
-    """Return the coordinator's signed statement about a request, which proves to others what the site was asked."""
+    """Return the coordinator's signed statement about a request, which proves the request to others; empty for none."""
     try:
         signed, certificate = read_unverified_signature(content)
     except SignatureFault:

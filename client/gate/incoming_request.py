@@ -231,7 +231,7 @@ class RunRecordsFile:
         return self.find_record(run) or self._write_record(run, SiteRunRecord(hash_plan(plan)), durable=self._durable)
 
     def add_seconds(self, run: str, seconds: float) -> SiteRunRecord | None:
-        """Add to the time that the site has worked for a run; return None if the run has no record."""
+        """Add to the time that the site has worked for a run; return the new record, None if the run has no record."""
         if (record := self.find_record(run)) is None:
             return None
         return self._write_record(run, replace(record, seconds=record.seconds + seconds), durable=False)
@@ -257,7 +257,7 @@ class RunRecordsFile:
 
 
 def hash_plan(plan: str) -> str:
-    """Hash a plan without the keys that may change when a run is resumed: name and, without privacy, rounds."""
+    """Return a plan's SHA-256 without the keys that a resumed run may change: the name and, if no noise, the rounds."""
     try:
         tree = json.loads(plan)
         private = tree.get("privacy", {}).get("level", "none") != "none"
@@ -372,10 +372,10 @@ between kinds of CPU in their last bits: by 9e-7 at most with and without AVX2, 
 
 
 def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainRequest) -> str:
-    """Return the reason why a model is not the initial model of its plan; empty if it is.
+    """Return the reason why a model is not the initial model of its plan; empty if it is, or cannot be checked.
 
     If the plan names a weights file that is not in the site's folder ``weights``, the site cannot check the model, and
-    prints a line about it.
+    prints a line about it. A model of other shapes, or without its frozen part, is left to the request's handler.
     """
     spec, source = plan.model, "seed"
     if plan.weights_sha256 is not None:

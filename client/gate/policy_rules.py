@@ -84,7 +84,10 @@ class RequestedWork:
 
     @property
     def total_epochs(self) -> int:
-        """Return the local epochs of the whole run; a comparison with training alone adds twice as many."""
+        """Return the largest number of local epochs in the run, warm-up included.
+
+        A comparison with training alone counts as twice as many epochs in addition.
+        """
         epochs = self.plan.run.rounds * self.epochs_per_round + self.method.parameters.warm_up_epochs
         return epochs * (3 if self.plan.evaluation.compare_local else 1)
 

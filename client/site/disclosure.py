@@ -9,10 +9,10 @@ images that show no class or several, fewer than the threshold, do not change th
 The choice of the second class must not depend on its count, because an attacker who knows the rule would learn from the
 choice. The first class by name is hidden, and further classes by name until the hidden images together reach the
 threshold. From sums, an attacker then only learns that a hidden count lies in a range that includes 0 to the threshold.
-An attacker who also knows this rule still cannot exclude more than all but (threshold - 1) values.
+For an attacker who also knows this rule, at least (threshold - 1) values of the count remain possible.
 
-Hidden classes are determined from the site's whole table, before the classes of a run are selected. Runs with different
-class lists therefore report parts of the same counts, and their difference discloses nothing.
+Hidden classes are determined from the site's whole table, before the classes of a run are selected. So a class is
+hidden in all runs or in none, and the difference of two runs with different class lists discloses nothing.
 """
 
 from collections.abc import Collection, Sequence
@@ -60,11 +60,11 @@ def find_hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
 
 
 def mark_images_of_hidden_classes(images: ImageSet, hidden: Collection[str], smallest: int) -> Few:
-    """Mark images ``(n,)`` that show only hidden classes, in data where nearly all images show some class.
+    """Mark images ``(n,)`` that show no visible class, if nearly all images show some class; otherwise mark none.
 
-    There, an image whose known labels show no other class must show a hidden class, so its labels would disclose it.
-    "Nearly all" means all except images of fewer patients than the threshold. Images without any class are marked too,
-    because an attacker could otherwise tell them from the images of hidden classes.
+    If nearly all images show some class, an image that shows no visible class must show a hidden one, so its other
+    labels would disclose that. "Nearly all" means that the images without any class are from fewer patients than the
+    threshold. These images are marked too, because an attacker could otherwise tell them from images of hidden classes.
     """
     shown, labelled = images.labels == 1, ~np.isnan(images.labels).all(axis=1)
     nothing = labelled & ~shown.any(axis=1)

@@ -40,9 +40,10 @@ class SiteRoundState:
     Attributes:
         round: Number of that round; 0 before the first.
         parts: The model groups that never leave the site, after training in that round.
-        evaluated: These groups at the beginning of the round; ``evaluated_round`` is the round that they are from.
-        best: These groups in the best round so far, ``best_round``; ``best_loss`` is its loss or 1 - AUROC, if each
-            site chooses its own best round.
+        evaluated: These groups at the beginning of the round, as the site evaluated them.
+        evaluated_round: Round after which the site had these groups: the one before ``round``.
+        best: These groups after the best round so far, ``best_round``.
+        best_loss: If each site chooses its own best round: the loss of that round, or 1 - AUROC; otherwise infinite.
         optimizer: State of the optimiser, by ``parameter/key``.
         method_state: Arrays that the method stores, such as the pseudo-labels of FedMLP.
         unsent: Rounding errors of compressed updates so far, which are added to the next update.
@@ -116,8 +117,8 @@ class RoundStateFolder:
             expected: True if the run stores a state after every round that counted.
 
         Raises:
-            LostRoundState: If the state is expected and missing, if it is damaged, or if the file states another run,
-                site or round than its place does.
+            LostRoundState: If the state is expected and missing, if it is damaged, or if the file's content states
+                another run, site or round than its path.
         """
         if forget:
             remove_temporary_files(self.folder)
@@ -174,7 +175,7 @@ class RoundStateFolder:
         return noted.removeprefix(written).decode() if written and noted.startswith(written) else None
 
     def hash_round_state(self, server_round: int) -> bytes:
-        """Return the SHA-256 of a round's state file; empty if there is no file."""
+        """Return the SHA-256 of a round's state, with which its file begins; empty if there is no file."""
         path = self._state_file_path(server_round)
         if not path.exists():
             return b""
@@ -196,7 +197,7 @@ class RoundStateFolder:
         The file holds a SHA-256, then the state and these facts as safetensors.
 
         Args:
-            server_round: The round if it is not the state's own.
+            server_round: Round of the file; None for the state's own ``round``.
         """
         number = memory.round if server_round is None else server_round
         named, classes = dict[str, NDArray[Any]](), dict[str, list[str]]()
@@ -273,7 +274,7 @@ class FrozenPartFiles:
         self._folder, self._weights, self._durable = folder, weights, durable
 
     def has_frozen_part(self, spec: ModelSpec) -> bool:
-        """Return True if a network's frozen part is stored here, or can be made from a weights file here."""
+        """Return True if a network's frozen part is stored here, or is now made from a weights file here and stored."""
         if spec.frozen_sha256 is None:
             return False
         with contextlib.suppress(WireError):  # a damaged one is removed, and sent again

@@ -138,7 +138,7 @@ class SitePolicy(TomlSection):
 
     @property
     def changes_from_level(self) -> dict[str, Any]:
-        """Return the keys whose value differs from that of the policy's ``level``."""
+        """Return the keys, with their values, that differ from the defaults of the policy's ``level``."""
         return {key: getattr(self, key) for key, value in LEVELS[self.level].items() if getattr(self, key) != value}
 
     @model_validator(mode="after")
@@ -168,7 +168,7 @@ class SitePolicy(TomlSection):
 
 
 def _check_known_names(names: tuple[str, ...] | None, options: Iterable[str], noun: str) -> tuple[str, ...] | None:
-    """Return the names if all are among the options, because a misspelt name would forbid what it should allow."""
+    """Return the names; raise ``ValueError`` if one is no option, because a misspelt name would allow nothing."""
     options = list(options)
     for name in names or ():
         if name not in options:

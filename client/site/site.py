@@ -132,9 +132,9 @@ class Site:
         """Return the images of one part with the labels that a run trains on and chooses epochs by.
 
         An update without noise discloses the effect of labels, so labels of hidden classes are removed unless the
-        policy has a privacy budget. Noise that only the plan sets does not suffice, because it may be zero. Masks do
-        not suffice either: if training allows only a few values of an update, the values of each site can be computed
-        from a sum of few sites.
+        policy has a privacy budget or ``train_hidden_classes``. Noise that only the plan sets does not suffice, because
+        it may be zero. Masks do not suffice either: if training allows only a few values of an update, the values of
+        each site can be computed from a sum of few sites.
         """
         images: ImageSet = getattr(self, part)
         return images if self.policy.epsilon is not None else self._images_for_plain_training(part, plan.model.task)

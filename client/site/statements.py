@@ -38,7 +38,11 @@ class SiteNameMismatch(SignatureFault):
 
 @dataclass(frozen=True)
 class AcceptedReplyCount:
-    """The number of a run's accepted replies, and the id of the message that the last one answered, or ""."""
+    """How many replies of this site the coordinator accepted in a run.
+
+    Attributes:
+        message: Id of the message that the last accepted reply answered; empty if none was accepted.
+    """
 
     count: int = 0
     message: str = ""
@@ -73,7 +77,7 @@ class SiteRecordSigner:
         return sign_record(content, statement, self._key)
 
     def count_accepted_reply(self, content: RecordDict, message: str) -> None:
-        """Record that the coordinator accepted a reply."""
+        """Count an accepted reply, if its kind is numbered (:data:`CHAINED`) and it is not counted yet."""
         run, _, record = read_run_round_class(content)
         last = read_accepted_replies(self._state, run)
         if record not in CHAINED or last.message == message:
@@ -116,7 +120,7 @@ class SiteRecordSigner:
 
 
 def read_accepted_replies(state: Path, run: str) -> AcceptedReplyCount:
-    """Return the site's replies to a run that the coordinator accepted."""
+    """Return how many of the site's replies to a run the coordinator has accepted."""
     entry = _read_accepted_by_run(state).get(run)
     return AcceptedReplyCount(int(entry["count"]), str(entry["message"])) if entry else AcceptedReplyCount()
 

@@ -62,10 +62,11 @@ class ReceivedModelMetrics:
     """Metrics of the received model, before training.
 
     Attributes:
-        own: Validation metrics over all labels, by which the site chooses its own best round.
+        own: Validation metrics over all labels that the site trains on; by these it chooses its own best round.
         sent: Validation metrics that leave.
-        test_images: Number of images in the test part; None if the plan does not ask for it.
-        test_correct: Number of these that the model classifies correctly; None if the plan does not ask for it.
+        test_images: Number of test images of known class; None if the plan does not ask for it, or the site withholds
+            it.
+        test_correct: Number of these that the model classifies correctly; None as ``test_images``.
     """
 
     own: ValidationMetrics = field(default_factory=ValidationMetrics)
@@ -94,7 +95,7 @@ class RequestedMetrics:
         return own
 
     def count_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
-        """Return the numbers of test images and of correctly classified ones; None if the plan does not ask."""
+        """Return the numbers of test images of known class and of correct ones; None if the plan does not ask."""
         return (
             self._count_correct_images(task, task.site.test) if task.plan.evaluation.test_each_round else (None, None)
         )
@@ -160,7 +161,7 @@ class DisclosableMetrics(RequestedMetrics):
         return self.run_metric_computation(task, lambda: received(task), ReceivedModelMetrics())
 
     def compute_validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
-        """Return the validation metrics to send, over classes that are not hidden."""
+        """Return the validation metrics to send, over visible classes; empty if the policy withholds them."""
         site, network, plan = task.site, task.network, task.plan
         if not site.may_report_part("validation") or not may_send_validation_metrics(task):
             return ValidationMetrics()
@@ -171,7 +172,10 @@ class DisclosableMetrics(RequestedMetrics):
         return validate_network(network, examples, task.method.loss, plan.training, site.hidden_classes("validation"))
 
     def count_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
-        """Return rounded numbers of test images and of correct ones, without images that show hidden classes only."""
+        """Return the numbers of test images of a known and visible class and of correct ones among them, rounded down.
+
+        Both are None if the plan does not ask for them, or the policy withholds them.
+        """
         site = task.site
         if (
             not task.plan.evaluation.test_each_round
@@ -185,9 +189,10 @@ class DisclosableMetrics(RequestedMetrics):
         return round_count_down(images, site.policy), round_count_down(correct, site.policy)
 
     def compute_test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
-        """Return the metrics and score histograms of classes that are not hidden.
+        """Return the metrics and score histograms of classes; a hidden class has metrics of None and no histogram.
 
-        Under secure aggregation both are empty; histograms leave in a sum (:func:`test_histograms_for_sum`).
+        Both are empty if the policy withholds them. They are empty under secure aggregation, too: then histograms leave
+        in a sum (:func:`test_histograms_for_sum`).
         """
         site, policy = task.site, task.site.policy
         if not may_send_test_metrics(task) or task.plan.privacy.secure_aggregation:
@@ -200,7 +205,10 @@ class DisclosableMetrics(RequestedMetrics):
         )
 
     def compute_validation_histograms(self, task: "LocalTask") -> Histograms:
-        """Return the score histograms of classes that are not hidden; empty under secure aggregation."""
+        """Return the score histograms of classes that are not hidden.
+
+        They are empty under secure aggregation, or if the policy withholds them.
+        """
         site = task.site
         allowed = site.policy.score_histograms and may_send_validation_metrics(task)
         if not allowed or task.plan.privacy.secure_aggregation or not site.may_report_part("validation"):
@@ -211,9 +219,10 @@ class DisclosableMetrics(RequestedMetrics):
         }
 
     def hash_evaluated_model(self, task: "LocalTask", request: Request) -> str:
-        """Return the SHA-256 of the evaluated model, or of its received parts if masks or noise protect local parts.
+        """Return the SHA-256 of the evaluated model; of the received model alone if local parts must be protected.
 
-        A hash over parts that stay at the site would let the coordinator find their values by trial.
+        This is so if a site keeps parts of the model, and masks or noise protect the update: from a hash over local
+        parts the coordinator could find their values by trial.
         """
         if task.method.keeps_local_parts and task.plan.privacy.protects_updates and not task.site.simulated:
             return hash_arrays(*(part for _, part in sorted(request.model.to_named_arrays().items())))
@@ -231,7 +240,7 @@ ALL_FIGURES, LIMITED_FIGURES = RequestedMetrics(), DisclosableMetrics()
 
 
 def has_protected_local_parts(task: "LocalTask") -> bool:
-    """Return True if some parts of the model never leave the site, and masks or noise protect the update.
+    """Return True if parts of the model never leave a hospital, and masks or noise on the update protect the others.
 
     No metric of such a model may leave: the local parts are trained without noise, and each metric behind a trunk that
     the coordinator chooses reveals something about them.

@@ -104,7 +104,7 @@ class DisclosureLimitsLayer(SiteRoundLayer):
         return replace(task, figures=LIMITED_FIGURES, validation_chooses=may_send_validation_metrics(task))
 
     def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
-        """Train, and remove the statistics that depend on few patients."""
+        """Train; remove statistics that depend on few patients and, if the policy withholds it, the training loss."""
         result, policy = train(task, request), task.site.policy
         few = mark_rows_below_threshold(task.site.train, task.network.class_names, policy)
         statistics = suppress_small_statistics(result.statistics, task.method.declared_payload.statistics, few, policy)

@@ -136,7 +136,10 @@ def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: b
 
 
 def warm_up_head(task: LocalTask, validation: LabelledExamples | None, generator: torch.Generator) -> None:
-    """Train neck and head with a frozen backbone; keep the epoch with the lowest loss (specs 1.4)."""
+    """Train neck and head with a frozen backbone; keep the weights of the epoch with the lowest loss (specs 1.4).
+
+    The loss is that of the validation images; without ``validation``, the epoch's mean training loss.
+    """
     spec, method, network = task.plan.training, task.method, task.network
     if not method.parameters.warm_up_epochs:
         return
@@ -324,7 +327,12 @@ def write_round_state(task: LocalTask, request: TrainRequest, received: Validati
 
 
 def load_best_local_parts(task: LocalTask, request: Request, last: ValidationMetrics) -> None:
-    """Load the site's own parts of the best round into the network; ``last`` are the metrics with its current parts."""
+    """Load the site's own parts of the best round into the network; if they are lost, its current parts.
+
+    Args:
+        last: Validation metrics with the current parts. If each site chooses its own best round, the current parts are
+            the best if these metrics are better than those of all earlier rounds.
+    """
     memory = task.memory
     if task.method.selection == "site":
         loss = compute_selection_loss(task, last)
@@ -338,8 +346,11 @@ def load_best_local_parts(task: LocalTask, request: Request, last: ValidationMet
 def read_best_local_parts(memory: SiteRoundState, request: Request, now: ModelGroups) -> ModelGroups | None:
     """Return the site's own parts of the federation's best round; None if they were lost with the disk.
 
-    These parts change only in rounds in which the site counted. If the best round is the last of these or later, they
-    are the current parts ``now``.
+    These parts change only in rounds in which the site's reply counted. So if the best round is the last such round or
+    a later one, its parts are the current ones.
+
+    Args:
+        now: The site's current parts.
     """
     if memory.round == request.counted <= request.best:
         return now

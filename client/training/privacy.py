@@ -184,18 +184,21 @@ def refuse_over_privacy_budget(site: Site, plan: HospitalPlan, method: SiteMetho
 
 
 class UncoveredChangeError(BadInput):
-    """Raised when something in the model changed that no noise covers; it depends on the images, and has a cost."""
+    """Raised if a value of the model changed without noise.
+
+    Such a change depends on the images, so this refusal counts in the privacy budget like a reply.
+    """
 
 
 def refuse_unnoised_change(task: LocalTask, state: ModelState, covered: Iterable[Tensor] = ()) -> None:
-    """Compare a model with the received model before the difference leaves.
+    """Refuse to send the update if a value without noise differs from the received model.
 
     Args:
         state: The model's values now.
-        covered: The parameters that training with noise has changed.
+        covered: The parameters that training with noise has changed; their differences are accepted.
 
     Raises:
-        UncoveredChangeError: If anything else differs, for instance a buffer that holds a mean of images.
+        UncoveredChangeError: If any other value differs, for instance a buffer that holds a mean of images.
     """
     layout, of_optimizer = make_model_layout(task.network), set(map(id, covered))
     before, after = (split_state_into_tensors(values, layout) for values in (task.received, state))
@@ -278,10 +281,12 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         )
 
     def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
-        """Add noise to update and statistics, in a plan with noise on updates; else check that the steps had it.
+        """Train, then add noise to update and statistics if the plan has noise on updates.
+
+        If the plan has noise in each training step instead, check that nothing else changed the model.
 
         Raises:
-            UncoveredChangeError: If evaluation or training changed something that the noise does not cover.
+            UncoveredChangeError: If evaluation or training changed a value of the model without noise.
         """
         if self.plan.privacy.level != "update":
             refuse_unnoised_change(task, read_model_state(task.network))  # evaluation, before training

@@ -88,7 +88,10 @@ class HeldUpdates:
         return self._find_held_update(site).round.answer_with_keys(request)
 
     def answer_with_shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
-        """Return this site's secret shares; warn its staff of head rows that too few sites annotate to be hidden."""
+        """Return this site's secret shares, and print a line about classes that too few sites annotate.
+
+        The sum of such a class's head rows would not hide the single sites. The policy decides if it stays masked.
+        """
         masking = self._find_held_update(site).round
         answer = masking.answer_with_shares(request)
         if masking.classes_of_few_sites:
@@ -134,7 +137,8 @@ class SiteMaskingLayer(SiteRoundLayer):
         """Train, hold the update for masking, and return the reply without it.
 
         Raises:
-            MaskingRefused: If the site's policy does not allow the update, masked or not.
+            MaskingRefused: If the policy does not allow the reply; it is checked before masking, because the gate sees
+                only the masked update.
         """
         site, plan, method = self.site, self.plan, self.method
         self.masks.drop_update(site)
@@ -198,10 +202,10 @@ def _make_participation_terms(
 
 
 def make_noise_key_function(site: Site, plan: HospitalPlan, server_round: int) -> Callable[[str], bytes]:
-    """Return a function that maps the description of a noise share to the secret key from which its numbers are drawn.
+    """Return a function that computes the secret key of a noise share from a hash of the data that get the noise.
 
-    The key is derived from a secret of the site, so that a round masked again after a kill gets the same noise; two
-    sums then reveal no more than one. In simulation the key is derived from the run's seed.
+    The key also depends on a secret of the site. So a round that is masked again after a kill gets the same noise, and
+    two sums reveal no more than one. In simulation the key depends on the run's seed, the round and the site alone.
     """
     if site.simulated:
         seed = derive_seed(plan.run.seed, server_round, site.name, "noise shares")
@@ -214,7 +218,11 @@ def make_noise_key_function(site: Site, plan: HospitalPlan, server_round: int) -
 
 
 def open_masked_round_record(site: Site, shares: DistributedNoise | None = None) -> MaskedRoundStore:
-    """Return the record of rounds that a site has masked; an empty one if the policy needs no such record."""
+    """Return the record of rounds that a site has masked.
+
+    The record stores nothing if the policy allows the sum of a single site, because two sums may then differ by any
+    site, and if no noise is distributed among hospitals.
+    """
     if site.policy.smallest_cohort < SMALLEST_DIFFERENCE and (shares is None or site.simulated):
         return MaskedRoundStore()
     return MaskedRoundStore(site.folder / "masked", durable=site.durable)

@@ -178,7 +178,8 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     Raises:
         BadInput: If the site has too few patients to take part.
         WireError: If the request's head rows are not the site's own although the method requires this, if the frozen
-            part is missing or does not fit the plan, or if a protected round would start from its own result.
+            part is missing or does not fit the plan, or if masks or noise protect the update and the round would not
+            start from an earlier round.
         LostRoundState: If the site's stored state is lost; a hospital continues without it from the next request.
     """
     if not site.has_no_limits:

@@ -7,7 +7,7 @@ query that :func:`labels` answers in the site's ``ClientApp``. A strategy needs 
     strategy = SurgicalAggregation(head="fc2", classes=("atelectasis", "effusion", "mass"))
     result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
 
-At the site, :class:`Site` provides the loss of the strategy, which ignores classes that the site does not label::
+At the site, :class:`Site` provides the loss of the strategy, which knows the classes that the site labels::
 
     site = Site(message)
     loss = site.loss(model(images), targets)

@@ -37,7 +37,7 @@ class Site:
 
     Attributes:
         classes: Names of the head's rows, in order.
-        annotated: Whether this site labels each of these classes, bool ``(classes,)``.
+        annotated: True for each of these classes that this site labels, bool ``(classes,)``.
         method: The site's half of the coordinator's method.
     """
 
@@ -70,12 +70,14 @@ class Site:
         return labelled
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of one batch by the coordinator's method, a scalar over the classes that this site labels.
+        """Return the loss of one batch by the coordinator's method, a scalar.
+
+        The strategy decides if classes that this site does not label are ignored or count as negative.
 
         Args:
             logits: ``(batch, classes)``, in the order of :attr:`classes`.
             targets: ``(batch, classes)`` of 1, 0, or NaN for unknown, in the order of :attr:`classes` (not of this
-                site's ``SiteLabels``). Columns of classes that this site does not label are ignored.
+                site's ``SiteLabels``). The values in columns of classes that this site does not label are not read.
 
         Raises:
             ValueError: If the targets are invalid (see :meth:`targets`) or differ from the logits in shape; under
@@ -174,8 +176,8 @@ class FedMLPSite(Site):
     def finish(self) -> dict[str, ConfigRecord]:
         """Store the tags for the next round; return records that must be added to the reply's ``RecordDict``.
 
-        The coordinator rejects a reply without these records, even if they are empty, as before the first stage's last
-        round.
+        Add them in every round: they have no content before the first stage's last round, but the coordinator rejects a
+        reply without them.
         """
         tags = pack_arrays({**self._round.method_state(self._model), "images": self._fingerprints})
         self._context.state[TAGS] = ConfigRecord({**tags, START: self._config[START]})

@@ -313,8 +313,9 @@ class FedSLD(LabelledSites):
     ``.images``).
 
     Args:
-        reduction: ``sum`` is eq. 3 (with ``multi_label``, our extension, divided by the classes of which the batch has
-            a label), ``sum_over_batch`` divides by the known images or entries, ``weighted_mean`` by the weights' sum.
+        reduction: Divisor of the sum of a batch's weighted losses. ``sum_over_batch``: the number of images of known
+            class; with ``multi_label``, of known labels. ``weighted_mean``: the sum of the weights. ``sum``: none, as
+            in eq. 3; with ``multi_label``, our extension, the number of classes that have a known label in the batch.
         options: As for :class:`LabelledSites`.
     """
 

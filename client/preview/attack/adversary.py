@@ -188,12 +188,17 @@ class Adversary:
     def request_evaluation(
         self, plan: HospitalPlan, model: ModelState, run: str = "", *, test: bool = False, counted: int = 0
     ) -> EvaluateReply | None:
-        """Ask the site to evaluate a model, with ``counted`` as the last counted round; return None after a refusal."""
+        """Ask the site to evaluate a model; return its reply, None after a refusal.
+
+        Args:
+            test: True to ask also for metrics of the test part.
+            counted: Number that the request gives as the last round that counted.
+        """
         facts = {**self._make_request_fields(plan, model, run), "counted": counted}
         return self._exchange_records("evaluate", EvaluateRequest(**facts, test=test), EvaluateReply)
 
     def request_comparison(self, plan: HospitalPlan, model: ModelState, run: str) -> BenefitReply | None:
-        """Ask the site to compare a model with one that it trains alone; return None after a refusal."""
+        """Ask the site to compare a model with one that it trains alone; return its reply, None after a refusal."""
         facts = self._make_request_fields(plan, model, run)
         return self._exchange_records(
             "query.benefit", BenefitRequest(**facts, initial=facts["model"], epochs=1), BenefitReply

@@ -44,7 +44,11 @@ ABSORBS = 2.0**60
 
 @dataclass(frozen=True)
 class UndisclosedCount:
-    """A number of images of one part that show a class, which the site does not report; ``truth`` is its value."""
+    """A count that the site does not report: how many images of ``part`` show the class of head row ``row``.
+
+    Attributes:
+        truth: The count's true value.
+    """
 
     part: str
     row: int
@@ -52,7 +56,7 @@ class UndisclosedCount:
 
 
 def list_undisclosed_counts(at: Adversary, *parts: str) -> list[UndisclosedCount]:
-    """List the counts of images by class in these parts that the policy does not report."""
+    """List the counts of images by part and class that the site does not report, for these parts."""
     site, counts = at.site, list[UndisclosedCount]()
     for part in parts:
         images: ImageSet = getattr(site, part)
@@ -236,6 +240,9 @@ def _infer_counts_from_biases(
 
     The site rounds its number of images down, and does not report how many classes the loss averages over. The attacker
     tries all values of both, because with the right values all counts are whole numbers.
+
+    Args:
+        change: For each class the update of one bias in a step of learning rate 1, ``(classes,)``; None for no update.
     """
     counts = list_undisclosed_counts(at, "train")
     if reply is None or change is None:

@@ -95,7 +95,11 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
 
 @torch.no_grad()
 def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -> None:
-    """Set the weights so that the dense units compare an image's mean brightness with rising thresholds."""
+    """Set the weights so that the dense units compare an image's mean brightness with rising thresholds.
+
+    Args:
+        alike: Images whose brightness determines the thresholds, because about as many images lie between any two.
+    """
     set_pixel_passing_weights(network)
     dense, inputs = get_fedsld_cnn_layers(network).dense, compute_dense_layer_input(network, alike)
     dense.weight[:, : inputs.shape[1]] = 1 / inputs.shape[1]

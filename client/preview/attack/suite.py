@@ -126,7 +126,11 @@ def run_attacks(site: Site, plan: HospitalPlan) -> Iterator[AttackResult]:
 
 
 def _split_off_nonmembers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """Return training images, other images of the site, and some of these from patients without a training image."""
+    """Divide training images of the site at random into two halves: the attacked copy trains on the first only.
+
+    Returns:
+        The first half, the second half, and images of the second half whose patients have no image in the first.
+    """
     chosen = draw_random_images(site.train, 2 * MOST_IMAGES)
     shuffled = np.random.default_rng(6).permutation(len(chosen))
     half = len(chosen) // 2
