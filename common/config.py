@@ -320,7 +320,7 @@ class HospitalPlan(TomlSection):
     """The part of an experiment that the coordinator sends to hospitals: method, model and settings, but no data.
 
     Attributes:
-        weights_sha256: Hash of the weights file of the initial model; None where the seed alone determines it.
+        weights_sha256: Hash of the weights file of the initial model; None without one: the seed determines the model.
     """
 
     run: RunSection
@@ -424,9 +424,11 @@ def validate_experiment(
 ) -> ExperimentFile:
     """Apply ``key=value`` overrides to the parsed tables of an experiment, and validate them.
 
+    The override ``scale=small`` replaces keys by those in the table ``[small]``.
+
     Args:
         base_of_paths: A file, which need not exist, in whose folder relative paths start.
-        method_faults: Returns the faults of the method's table.
+        method_faults: Returns the faults of the method's table; called if other tables have faults, to report all.
         name: Name of the experiment in faults.
 
     Raises:

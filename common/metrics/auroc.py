@@ -159,7 +159,8 @@ class FinalTestSummary:
         mean_more: Plug-in's metric -> its mean over the classes for which it is defined.
         shared_classes: AUROC of the classes that every site annotates.
         unique_classes: AUROC of the classes that exactly one of several sites annotates.
-        note: The models that were tested: ``"global model"`` or ``"mean over the owning sites' own models"``.
+        note: The models or images of the test, such as ``"global model"``, ``"mean over the owning sites' own models"``
+            or, under secure aggregation, :data:`SUMS`.
         multi_class: Metrics of a multi-class task, such as macro F1; else None.
         intervals: Intervals of the AUROCs, if the model was tested on the coordinator's own images.
         quality: Calibration and decisions, if the model was tested on the coordinator's own images.

@@ -166,7 +166,11 @@ def estimate_accuracy_density(accuracies: Sequence[float], points: int = 101) ->
 
 
 def mask_single_class_images(labels: Floats) -> NDArray[np.bool_]:
-    """Return True for each image with exactly one label 1, ``(n,)``; other images have no known class."""
+    """Return a mask ``(n,)`` of the images with exactly one label 1; the others have no known class.
+
+    Raises:
+        ValueError: If a label is not 0, 1 or NaN, or an image has several classes.
+    """
     strange = labels[~(np.isnan(labels) | np.isin(labels, (0, 1)))]
     if strange.size:
         raise ValueError(f"Labels hold {strange[0]}; expected 0, 1 or NaN for unknown.")

@@ -193,7 +193,7 @@ def hash_audit_line(line: bytes) -> str:
 
 
 def _overwrite_in_place(path: Path, content: bytes, *, durable: bool) -> bool:
-    """Overwrite a file in place with content of the same length; return False if there is no such file.
+    """Overwrite a file in place with content of the same length; return False if there is no file of that length.
 
     The content is shorter than a disk sector, so a crash cannot leave half of it. Overwriting is cheaper than an atomic
     replacement, which must also flush the folder.

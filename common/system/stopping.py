@@ -58,8 +58,8 @@ def stop_on_signals() -> Iterator[None]:
     """End this process and all its children on SIGINT, SIGTERM or SIGHUP inside the ``with`` block.
 
     A signal that was already ignored when the process started stays ignored, such as SIGINT in a background job.
-    A program with an exit code of its own enters :func:`graceful_shutdown` before this, so that the code is also that
-    of a signal that comes at once.
+    A program with an exit code of its own enters :func:`graceful_shutdown` before this, so that even a signal at the
+    very start gives that exit code.
     """
     if threading.current_thread() is not threading.main_thread() or _is_handling_signals():
         yield

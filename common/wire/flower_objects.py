@@ -126,7 +126,7 @@ def strip_message_content(message: Message) -> Any:
 
 
 def count_array_bytes(content: RecordDict, most: float = math.inf) -> int:
-    """Count the bytes of all arrays in a message's content; stop as soon as the count exceeds ``most``."""
+    """Count the bytes of all arrays in a message's content, plus :data:`PER_ARRAY` for each; stop above ``most``."""
     weight = 0
     for record in content.array_records.values():
         for array in record.values():

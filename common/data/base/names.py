@@ -319,7 +319,7 @@ def map_to_group_name(similar: Mapping[str, str]) -> dict[str, str]:
 
 
 def convert_array_to_names(values: NDArray[np.generic]) -> NDArray[np.str_]:
-    """Convert an array ``(n,)`` of texts, bytes or numbers to normalised names; 7.0 becomes ``7``."""
+    """Convert an array ``(n,)`` of texts, bytes or numbers to normalised names; if all floats are whole, without .0."""
     values = np.asarray(values.tolist()) if values.dtype.kind == "O" else values
     distinct, inverse = np.unique(values, return_inverse=True)
     if distinct.dtype.kind == "S":

@@ -260,7 +260,7 @@ def _decode_grey_frame(dataset: Any, layout: DicomPixelLayout, index: int, limit
 
 
 def _decode_frame(dataset: Any, layout: DicomPixelLayout, index: int, limit: int) -> NDArray[Any]:
-    """Decode one frame to stored values ``(rows, columns[, samples])``; uncompressed pixels keep their unused bits.
+    """Decode one frame to stored values ``(rows, columns[, samples])``; uncompressed and RLE pixels keep unused bits.
 
     Raises:
         ValueError: If the frame cannot be decoded here, or has another size than the header states.

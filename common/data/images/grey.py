@@ -261,7 +261,7 @@ class GreyscalePipeline:
 
     @property
     def shows_full_range(self) -> bool:
-        """True if neither the file nor the user gives a window, so that the image's own range of values is shown."""
+        """True if there is neither a window nor a VOI LUT, so that the image's own range of values is shown."""
         return self.voi_table is None and self.window is None
 
     def compute_modality_values(self, numbers: Numbers) -> Numbers:
@@ -293,7 +293,7 @@ class GreyscalePipeline:
         """Return the 8-bit grey of each stored number; padding becomes black.
 
         Args:
-            limits: Smallest and largest modality value of the image, used if there is no window.
+            limits: Smallest and largest modality value of the image, used if there is neither a window nor a VOI LUT.
         """
         values = self.compute_modality_values(numbers)
         if self.voi_table:
@@ -326,7 +326,7 @@ def render_dicom_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[n
     """Convert stored pixels ``(height, width)`` to 8-bit grey.
 
     Raises:
-        ValueError: If all pixels are padding.
+        ValueError: If all pixels are padding, and there is no window.
     """
     low, high = int(numbers.min()), int(numbers.max())
     if high - low >= max(numbers.size, 256):  # the table would be larger than the picture
@@ -346,7 +346,7 @@ def _sample_stored_numbers(
 ) -> NDArray[np.int64]:
     """Return enough stored numbers of a picture to find its smallest and its largest modality value among them.
 
-    If a window is applied, these two are not needed, and the smallest and the largest stored number are returned.
+    If there is a window or a VOI LUT, these two are not needed; the smallest and the largest number are returned.
 
     Args:
         unsigned: The picture, its numbers reinterpreted as unsigned.

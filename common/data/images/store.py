@@ -174,6 +174,8 @@ def decode_pictures(
 ) -> DecodedPictures:
     """Decode a list of pictures into the store; pictures that the cache already has are not read.
 
+    Small files, of less than :data:`SMALL_BYTES` together, are decoded into memory in any case.
+
     Args:
         names: The name of each picture, for the list of skipped ones.
         read: Called with i, returns the bytes of picture i, or the path of its file.

@@ -161,10 +161,10 @@ def find_content_size_faults(
 
 
 def find_label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
-    """Return faults if labels have a wrong type or value, or do not fit the class names.
+    """Return faults if labels have a wrong type or value, differ in kind between parts, or do not fit the class names.
 
     Args:
-        labels: The labels of each part, by the prefix of its arrays; all are class numbers, or all are 0 and 1.
+        labels: The labels of each part, by the prefix of its arrays.
     """
     if any(array.dtype.kind not in "biuf" for array in labels.values()):
         kinds = ", ".join(

@@ -527,7 +527,7 @@ def _refuse_possible_labels(
     Args:
         name: Name of the entry for the message.
         nested: True for an entry inside another one, which is probably metadata. Its numbers are refused only if they
-            are a label mask: 0 and 1, not all 1, under a name such as ``label_mask``.
+            may be a label mask: 0 or 1 per class under a name such as ``label_mask``, but not a single ``True``.
     """
     if _entry_names_class(key, value, class_names):
         problem = f"has {name}, which names a class and is not read. "
@@ -597,7 +597,7 @@ def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence
 
 
 def _nested_entries(value: Any, depth: int = _DEPTH) -> Iterator[tuple[Any, Any]]:
-    """Yield key and value of the entries inside a value, at any depth of dictionaries, lists and objects.
+    """Yield key and value of the entries inside dictionaries, lists and objects, down to ``depth`` levels.
 
     Named tuples, data classes, objects with attributes, lists of pairs and JSON texts are searched as dictionaries.
     """
@@ -689,7 +689,10 @@ def _parse_patient_entry(value: Any) -> str | None:
 
 
 def _convert_to_channels_last(image: Any) -> NDArray[Any]:
-    """Convert a tensor ``([channels,] height, width)`` or a channels-last array to ``(height, width[, channels])``."""
+    """Convert an image to an array ``(height, width[, channels])``, and drop the axis of a single channel.
+
+    Tensors are ``([channels,] height, width)``; so are arrays whose last axis is longer than 1 but is not 3.
+    """
     values = convert_to_numpy_array(image)
     first_is_channels = isinstance(image, torch.Tensor) or (values.ndim == 3 and values.shape[2] not in (1, 3))
     if values.ndim == 3 and first_is_channels:

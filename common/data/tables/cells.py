@@ -193,7 +193,7 @@ def parse_finding_column(
 
 
 def is_placeholder_text(part: str) -> bool:
-    """Return True if a part of a cell is a placeholder: "-", "?", "unknown", "[nan]", or a spreadsheet error."""
+    """Return True if a part of a cell names no finding: "-", "?", "[nan]", "#REF!", "unknown", "ungradable"."""
     bare = _strip_signs(part)
     return is_nameless_text(part) or bool(NO_NAMES.fullmatch(bare) or NOT_ASSESSED.fullmatch(bare))
 

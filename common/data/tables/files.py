@@ -1,9 +1,9 @@
 """Find the picture files that a table names, in folders that are listed only once.
 
 A file with exactly the given name is preferred. Else names are compared after normalising, then also ignoring case,
-then also without picture extensions; a file is taken if it is the only one that matches. A folder that cannot be listed
-is reported as such, not as a missing file; so are two files whose names are equal after normalising, because a table's
-cells are normalised too.
+then also ignoring the file's picture extension, which the table may leave out; a file is taken if it is the only one
+that matches. A folder that cannot be listed is reported as such, not as a missing file. Two files whose names are equal
+after normalising are reported too, because a table's cells are normalised and cannot say which is meant.
 """
 
 import errno

@@ -105,7 +105,7 @@ def judge_column(column: CsvColumn) -> ColumnJudgement:
 
 
 def list_column_name_words(name: str) -> list[str]:
-    """Return the words of a column's name in lower case, also those of ``PatientID``, without digits and signs."""
+    """Return the words of a column's name in lower case, without digits and signs; ``PatientID`` has two words."""
     return [word.casefold() for word in _WORD.findall(name)]
 
 

@@ -522,7 +522,9 @@ _LONG_NUMBER, _CUT_NUMBER = re.compile(r"\d{16,}"), re.compile(r"\d{15}0+")
 def join_similar_patients(
     patients: Names, spec: LabelColumnsSpec, where: str, faults: list[Fault], column: CsvColumn | None = None
 ) -> Names:
-    """Give similar patient names one name if ``spec.similar_patients`` is "join"; else append a fault for them.
+    """Give similar patient names one name; append a fault for them if ``spec.similar_patients`` is "fault".
+
+    Numbers of patients that a spreadsheet has shortened, such as ``1.2E+15``, are a fault too.
 
     Args:
         patients: ``(n,)`` normalised names.

@@ -112,7 +112,7 @@ class ColumnRoles:
         finding: The column with names of findings, separated by ``separator``; None if ``label_columns`` are used.
         classes: The classes with the number of positive rows each, in the order of the columns or by frequency.
         exclusive: True if each row has exactly one class.
-        no_finding: Names in column ``finding`` that say that nothing was found.
+        no_finding: Names in column ``finding`` that say that nothing was found, except those in :data:`NO_FINDING`.
         doubtful: Names in column ``finding`` that are no classes, because they deny or doubt a finding or name nothing;
             with their numbers of rows.
         not_assessed: Names in column ``finding`` that say that nobody could assess the image, with their numbers of
@@ -257,10 +257,10 @@ def group_by_reader(names: Iterable[str]) -> list[list[str]]:
 
 
 def guess_patient_column(columns: CsvColumns, others: Collection[str] = ()) -> str | None:
-    """Return the column that surely names patients, except those in ``others``; None if there is none, or several.
+    """Return the column that surely names patients, except those in ``others``; None if it is not clear which does.
 
-    A heading with a word for a number, such as ``Patient ID``, is surer than ``Patient``. Of two that are equally sure,
-    the first is taken if both group the rows in the same way.
+    A heading with a word for a number, such as ``Patient ID``, is surer than ``Patient``. Of several columns that are
+    equally sure, the first is returned if all of them group the rows in the same way.
     """
     candidates = _find_patient_columns(columns, (name for name in columns if name not in others))
     surest = list(filter(_contains_number_word, candidates)) or candidates
@@ -834,7 +834,7 @@ def _find_codes_like_placeholders(
 
     Args:
         names: The names to judge.
-        named: The names that are surely findings.
+        named: Those of ``names`` that are no placeholders and do not mean "nothing found".
         together: The sets of names that stand in one cell.
     """
     codes = [name for name in named if len(name) <= _LONGEST_CODE and name.isalnum()]

@@ -360,7 +360,7 @@ def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
 def _find_unsaved_state_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
     """Return a fault if calls in training change what the network computes by state outside its ``state_dict``.
 
-    Such state, as running statistics in plain attributes, would neither be averaged nor be saved with the model.
+    Such state, for example running statistics in plain attributes, would neither be averaged nor saved with the model.
     """
     size = (4, spec.channels, spec.image_size, spec.image_size)
     try:
