@@ -151,7 +151,16 @@ def decode_picture(content: bytes | Path, rendering: PictureRendering = AS_IN_FI
         return _make_marked_picture(*decode_dicom(data, rendering))
     if not data.startswith(_PNG_OR_JPEG):
         raise ValueError(explain_unsupported_file(data[:_HEAD]))
-    image = (_decode_png if data.startswith(_PNG) else _decode_jpeg)(data, rendering, side)
+
+    def prepare(opened: Image.Image) -> None:
+        # A decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
+        beside = 2 * len(opened.getbands()) if opened.info.get("progressive") else 0
+        size = opened.width * opened.height * ((1 if opened.mode == "L" else _IN_PILLOW) + beside)
+        refuse_oversized_file(size, compute_decoded_picture_limit(rendering.largest_mb))
+        if side and rendering.jpeg_draft:
+            opened.draft(None, (side, side))
+
+    image = _decode_png(data, rendering) if data.startswith(_PNG) else decode_jpeg(data, prepare)
     ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
     return _convert_pillow_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
 
@@ -162,19 +171,7 @@ def _make_marked_picture(pixels: NDArray[np.uint8], is_blank: bool) -> Image.Ima
     return image
 
 
-def _decode_jpeg(data: bytes, rendering: PictureRendering, side: int) -> Image.Image:
-    def prepare(image: Image.Image) -> None:
-        # A decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
-        beside = 2 * len(image.getbands()) if image.info.get("progressive") else 0
-        size = image.width * image.height * ((1 if image.mode == "L" else _IN_PILLOW) + beside)
-        refuse_oversized_file(size, compute_decoded_picture_limit(rendering.largest_mb))
-        if side and rendering.jpeg_draft:
-            image.draft(None, (side, side))
-
-    return decode_jpeg(data, prepare)
-
-
-def _decode_png(data: bytes, rendering: PictureRendering, side: int) -> Image.Image:
+def _decode_png(data: bytes, rendering: PictureRendering) -> Image.Image:
     if is_16_bit_png(data) and rendering.bit_depth is None:
         raise ValueError(DEPTH_UNKNOWN)
     if is_16_bit_png(data) and rendering.bit_depth != 16 and data.find(b"sBIT", 0, data.find(b"IDAT")) >= 0:
