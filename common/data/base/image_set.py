@@ -56,7 +56,7 @@ def is_placeholder_patient(patients: NDArray[np.str_]) -> NDArray[np.bool_]:
 
 
 def has_known_patients(patients: NDArray[np.str_]) -> bool:
-    """Return True if none of the patient names ``(n,)`` is a placeholder of :func:`make_placeholder_patients`."""
+    """Return True if none of the patient names ``(n,)`` is a placeholder (:func:`is_placeholder_patient`)."""
     return not is_placeholder_patient(patients).any()
 
 

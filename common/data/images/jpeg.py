@@ -68,7 +68,7 @@ class JpegScan:
     Attributes:
         header: Content of the scan header (ITU-T T.81, B.2.3).
         start, stop: Position of the compressed data.
-        interval: Number of blocks between two restart markers; 0 without restart markers.
+        interval: Number of minimum coded units (MCU) between two restart markers; 0 without restart markers.
         tables: The Huffman tables by the byte of their class and number. A table is the number of code words of each
             length from 1 to 16, then the symbols, one byte each.
     """
