@@ -4,7 +4,7 @@ Before the file is written, it passes all checks that a run makes before its fir
 pictures.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 
@@ -131,6 +131,14 @@ def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: boo
         partition = _HOSPITALS.format(
             source=format_as_json_text(roles.source), evidence=evidence, lists=hospitals.format_partition_lists()
         )
+    mark = "" if confirmed and has_undecided_synonyms(data.synonyms) else "# "
+    synonyms = [
+        f"{mark}synonyms.{format_as_json_text(own)} = {format_as_json_text(name)}"
+        for own, name in data.synonyms.items()
+    ]
+    if synonyms:
+        hint = "# Names that may mean one class. Remove the # of a line to make them one: left name = right name."
+        synonyms = [hint, *synonyms, ""]
     return TEMPLATE.format(
         table=data.table.name,
         name=format_as_json_text(out.stem),
@@ -142,9 +150,7 @@ def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: boo
         image_column=format_as_json_text(roles.image),
         columns="\n".join(columns),
         color=str(data.color).lower(),
-        synonyms=_format_synonym_lines(
-            data.synonyms, "" if confirmed and has_undecided_synonyms(data.synonyms) else "# "
-        ),
+        synonyms="\n".join(synonyms),
         partition=partition,
     )
 
@@ -208,21 +214,6 @@ def _label_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
                 '# blank = "negative"            # a blank cell means: no finding; without this line: unknown'
             )
     return columns
-
-
-def _format_synonym_lines(synonyms: Mapping[str, str], mark: str) -> str:
-    if not synonyms:
-        return ""
-    lines = [
-        f"{mark}synonyms.{format_as_json_text(own)} = {format_as_json_text(name)}" for own, name in synonyms.items()
-    ]
-    return "\n".join(
-        (
-            "# Names that may mean one class. Remove the # of a line to make them one: left name = right name.",
-            *lines,
-            "",
-        )
-    )
 
 
 def _make_relative_path(path: Path, folder: Path) -> str:

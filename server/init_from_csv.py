@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.data.base.image_set import is_placeholder_patient
 from common.data.base.names import is_blank_cell, normalize_name
@@ -209,8 +208,9 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         read_dicom_headers,
     )
 
-    absent = _describe_missing_pictures(columns.get_column(column), present)
-    missing = names[~present].tolist()
+    pictures, missing = columns.get_column(column), names[~present].tolist()
+    places = [place for place in dict.fromkeys(pictures.places[~present].tolist()) if pictures.cells[place]]
+    absent = pictures.describe_cell_lines(places, 3)
     absent += f". {hint}" if (hint := describe_other_endings(str(folder), missing, listings).rstrip(".")) else ""
     columns = whole if present.all() else whole.select_rows(present)
     roles = guess_column_roles(columns, column, given[1], given[2], [normalize_name(name) for name in hints.findings])
@@ -309,16 +309,6 @@ def _find_unnamed_pictures(folder: Path, named: Iterable[str], listings: Picture
     endings = {Path(name).suffix.lower() for name in paths}.union(PICTURE_SUFFIXES)
     below = (os.path.normpath(os.path.join(*place)) for place in listings.walk_files(folder))
     return tuple(sorted(name for name in below if name not in paths and Path(name).suffix.lower() in endings))
-
-
-def _describe_missing_pictures(column: CsvColumn, present: NDArray[np.bool_]) -> str:
-    """Return the first missing pictures with their lines in the table, and the number of the others.
-
-    Args:
-        present: ``(rows,)``, whether the picture of a row exists.
-    """
-    absent = [place for place in dict.fromkeys(column.places[~present].tolist()) if column.cells[place]]
-    return column.describe_cell_lines(absent, 3)
 
 
 def _read_checked_table(spec: FolderDatasetSpec, columns: CsvColumns) -> LabelTable:

@@ -173,7 +173,10 @@ def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | No
     names, places = np.unique(table.sources, return_inverse=True)
     places, count = places.reshape(-1), len(names)
     shows, has_label = table.labels == 1, ~np.isnan(table.labels)
-    positives, labelled = (_count_by_hospital(places, count, of_class) for of_class in (shows, has_label))
+    positives, labelled = (  # number of images, (hospitals, classes)
+        np.stack([np.bincount(places[column], minlength=count) for column in of_class.T], axis=1)
+        for of_class in (shows, has_label)
+    )
     if roles.finding is None:
         annotated = labelled > 0
     else:  # a hospital whose images are all normal has looked for every class
@@ -194,17 +197,6 @@ def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | No
         trains=np.bincount(places[table.parts == "train"], minlength=count) > 0,
         shared_patients=int((np.bincount(pairs // count) > 1).sum()) if is_named else 0,
     )
-
-
-def _count_by_hospital(places: NDArray[np.intp], count: int, of_class: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Return ``(hospitals, classes)``, the number of images for which ``of_class`` is True.
-
-    Args:
-        places: ``(images,)``, index of each image's hospital.
-        count: Number of hospitals.
-        of_class: ``(images, classes)``.
-    """
-    return np.stack([np.bincount(places[column], minlength=count) for column in of_class.T], axis=1)
 
 
 def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHospitals | None) -> dict[str, str]:

@@ -124,26 +124,19 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
     return lines
 
 
-def _describe_split(data: InspectedDataset) -> list[str]:
-    """Return lines for the user on the column that assigns images to training and test, or on candidates for it."""
-    if data.roles.split:
-        counts = (f"{part} {int((data.checked.parts == part).sum())}" for part in PARTS)
-        return [f"split: column {data.roles.split}, {', '.join(counts)}."]
-    return [
-        line
-        for name in data.roles.possible_splits
-        for line in (
-            f"split: is it {name} ({quote_names(data.columns.get_column(name).cells, 3)})? It is NOT USED: its images",
-            "    are dealt over training, validation and test. If it is one, write train, val or test in its cells",
-            "    and remove the # before split_column; else remove that line.",
-        )
-    ]
-
-
 def describe_data(data: InspectedDataset) -> list[str]:
     """Return lines for the user on patients, hospitals and classes, with the limits of the data."""
     roles, labels = data.roles, data.checked.labels
-    lines = _describe_patients(data) + _describe_split(data)
+    lines = _describe_patients(data)
+    if roles.split:
+        parts = (f"{part} {int((data.checked.parts == part).sum())}" for part in PARTS)
+        lines.append(f"split: column {roles.split}, {', '.join(parts)}.")
+    for name in () if roles.split else roles.possible_splits:
+        lines += [
+            f"split: is it {name} ({quote_names(data.columns.get_column(name).cells, 3)})? It is NOT USED: its images",
+            "    are dealt over training, validation and test. If it is one, write train, val or test in its cells",
+            "    and remove the # before split_column; else remove that line.",
+        ]
     counts = dict(zip(data.checked.class_names, (labels == 1).sum(axis=0).tolist(), strict=True))
     lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
     looks = np.ones_like(labels, dtype=np.bool_)  # (images, classes), whether the image's hospital looks for the class

@@ -82,13 +82,9 @@ def format_server_status(status: Mapping[str, Any]) -> RenderableType:
             claims.append(Text(f"{name} may claim {'; '.join(limits)}"))
     # outside the table, which would break them at 80 columns: they are compared by telephone and copied
     keys = [f"{site['fingerprint']}  {name}" for name, site in status["sites"].items()]
-    lines = [Text(key, no_wrap=True, overflow="ignore") for key in keys]
-    return Group(Text(heading), table, *lines, *claims, Text(_describe_current_run(run, status)))
-
-
-def _describe_current_run(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    sites: list[RenderableType] = [table, *(Text(key, no_wrap=True, overflow="ignore") for key in keys), *claims]
     if not run:
-        return "no run yet"
+        return Group(Text(heading), *sites, Text("no run yet"))
     lines = [f"run {run['name']} ({run['state']}) in {run['run_folder']}"]
     if run["state"] == "running":
         where = f"round {run['round']} of {run['rounds']}, {run['phase']}" if run["rounds"] else run["phase"]
@@ -98,17 +94,16 @@ def _describe_current_run(run: Mapping[str, Any], status: Mapping[str, Any]) -> 
         for name in run["waiting_for"]:
             site = status["sites"].get(name, {})
             if site.get("state") != "revoked":
-                awaited.append(
-                    f"{name} ({describe_site_sign_off(site['stopped'])})" if site.get("state") == "stopped" else name
-                )
+                sign_off = f" ({describe_site_sign_off(site['stopped'])})" if site.get("state") == "stopped" else ""
+                awaited.append(f"{name}{sign_off}")
         if awaited:
             left_s = max(run["deadline"] - status["time"], 0)
             lines.append(f"waiting for {', '.join(awaited)}, at most {left_s:.0f} s more")
-    lines += [f"{site} was left out of {why}" for site, why in sorted(run["left_out"].items())]
-    lines += [f"{site} sent too long an update in {done}" for site, done in sorted(run["shortened"].items())]
+    lines += [f"{name} was left out of {why}" for name, why in sorted(run["left_out"].items())]
+    lines += [f"{name} sent too long an update in {done}" for name, done in sorted(run["shortened"].items())]
     if run["last_error"]:
         lines.append(f"last error: {run['last_error']} ({run['last_error_time']})")
-    return "\n".join(lines)
+    return Group(Text(heading), *sites, Text("\n".join(lines)))
 
 
 def format_runs_table(runs: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -120,7 +120,16 @@ def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
     Raises:
         BadInput: If the file has no labelled images, or an option does not fit the file.
     """
-    raise_faults(_find_useless_option_faults(labelled))
+    of_csv: dict[str, object] = {"--images": labelled.pictures, "--image-column": labelled.image_column}
+    useless: dict[str, object] = {"--classes": labelled.class_names}
+    if labelled.data.suffix == ".toml":
+        useless |= {**of_csv, "--patient-column": labelled.patient_column}
+        problem = f"{labelled.data.name} is an experiment, whose [data] says how to read its images."
+    elif labelled.data.suffix == ".npz":
+        useless, problem = of_csv, f"says how to read a csv, and {labelled.data.name} is none."
+    else:
+        problem = f"names the label columns of an npz file, and {labelled.data.name} is none."
+    raise_faults([Fault(option, problem, "Leave it out.") for option, value in useless.items() if value])
     if labelled.data.suffix == ".toml":
         read_experiment_data_spec(labelled.data)
     elif labelled.data.suffix == ".npz":
@@ -172,20 +181,6 @@ def find_class_column_faults(
     if finding_column:
         expected += f', or the run\'s own column "{finding_column}"'
     return [Fault(str(data), f"has columns {quote_names(columns)}; expected {expected}.")]
-
-
-def _find_useless_option_faults(labelled: EvaluationInput) -> list[Fault]:
-    """Return a fault for each option that has no meaning for this kind of file."""
-    of_csv: dict[str, object] = {"--images": labelled.pictures, "--image-column": labelled.image_column}
-    useless: dict[str, object] = {"--classes": labelled.class_names}
-    if labelled.data.suffix == ".toml":
-        useless |= {**of_csv, "--patient-column": labelled.patient_column}
-        problem = f"{labelled.data.name} is an experiment, whose [data] says how to read its images."
-    elif labelled.data.suffix == ".npz":
-        useless, problem = of_csv, f"says how to read a csv, and {labelled.data.name} is none."
-    else:
-        problem = f"names the label columns of an npz file, and {labelled.data.name} is none."
-    return [Fault(option, problem, "Leave it out.") for option, value in useless.items() if value]
 
 
 def read_experiment_data_spec(path: Path) -> tuple[DataSpec, Path]:

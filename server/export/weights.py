@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import cast
 
-from common.errors import BadInput, Fault, raise_faults
+from common.errors import BadInput, Fault
 from common.models.zoo.spec import Architecture, is_external_network
 from common.system.files import is_file, make_missing_input_fault
 
@@ -29,7 +29,20 @@ def convert_pretrained_weights(
 
         return convert_efficientnet_lite0(destination)
     if (architecture in FROM_TORCHVISION or is_external_network(architecture)) and checkpoint is not None:
-        raise_faults(_find_checkpoint_faults(checkpoint))
+        if not is_file(checkpoint):
+            raise BadInput([make_missing_input_fault(checkpoint)])
+        try:
+            with checkpoint.open("rb") as file:
+                head = file.read(512)
+        except OSError as error:
+            raise BadInput([Fault(str(checkpoint), f"cannot be read: {error.strerror}.")]) from None
+        if checkpoint.suffix == ".safetensors":  # the first eight bytes give the length of the table of tensors
+            is_readable = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= checkpoint.stat().st_size - 8
+        else:  # torch.save writes a zip file, before 1.6 a pickle, before 0.1.10 a tar
+            is_readable = head.startswith((b"PK\x03\x04", b"\x80")) or head[257:262] == b"ustar"
+        if not is_readable:
+            remedy = "Name a .pth or .pt file of torch.save, or a .safetensors file."
+            raise BadInput([Fault(str(checkpoint), "is no file of tensors.", remedy)])
         from common.models.weights import convert_checkpoint
 
         return convert_checkpoint(cast(Architecture, architecture), checkpoint, destination, image_size)
@@ -39,20 +52,3 @@ def convert_pretrained_weights(
         '"timm:NAME", "torchvision:NAME", "monai:NAME", "torchxrayvision:densenet121".'
     )
     raise BadInput([Fault("--architecture", problem, remedy)])
-
-
-def _find_checkpoint_faults(path: Path) -> list[Fault]:
-    """Return a fault if a file's first bytes show that it is no checkpoint of tensors."""
-    if not is_file(path):
-        return [make_missing_input_fault(path)]
-    try:
-        with path.open("rb") as file:
-            head = file.read(512)
-    except OSError as error:
-        return [Fault(str(path), f"cannot be read: {error.strerror}.")]
-    if path.suffix == ".safetensors":  # the first eight bytes give the length of the table of tensors after them
-        is_readable = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size - 8
-    else:  # torch.save writes a zip file, before 1.6 a pickle, before 0.1.10 a tar
-        is_readable = head.startswith((b"PK\x03\x04", b"\x80")) or head[257:262] == b"ustar"
-    remedy = "Name a .pth or .pt file of torch.save, or a .safetensors file."
-    return [] if is_readable else [Fault(str(path), "is no file of tensors.", remedy)]

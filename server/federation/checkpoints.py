@@ -218,7 +218,9 @@ def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment,
         }
         for tree in (began, now)
     )
-    gpus_before, gpus_now = map(_read_gpus_per_batch, (began, now))
+    # Over how many GPUs a batch of a simulated site is split; another release may have other keys.
+    gpus = [tree.get("simulation", {}).get("gpus_per_site", "auto") for tree in (began, now)]
+    gpus_before, gpus_now = (1 if number == "auto" else max(1, int(number)) for number in gpus)
     if gpus_before != gpus_now:  # of another number of parts the sums are rounded otherwise
         old["simulation.gpus_per_site"], new["simulation.gpus_per_site"] = gpus_before, gpus_now
     changed = [
@@ -229,9 +231,3 @@ def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment,
     if changed:
         problem = f"began with another experiment: {list_first_and_count_rest(changed, _MOST_CHANGES)}."
         raise BadInput([Fault(f"--resume {out}", problem, "Resume with the same file and --set, or take a new --out.")])
-
-
-def _read_gpus_per_batch(experiment: Mapping[str, Any]) -> int:
-    """Return over how many GPUs a batch of a simulated site is split."""
-    gpus = experiment.get("simulation", {}).get("gpus_per_site", "auto")  # another release may have other keys
-    return 1 if gpus == "auto" else max(1, int(gpus))

@@ -124,22 +124,6 @@ def hash_data_tables(
     return {table: (hash_dataset(*parts), hash_dataset_contents(*parts)) for table, parts in sets.items() if parts}
 
 
-def _describe_changed_contents(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return the message that a data set has changed since the run began, with the kinds of content that differ."""
-    if not before:  # of an earlier release
-        return "began with other images, labels or patients than the data set has now."
-    texts = list[str]()
-    if now["images"] != before["images"]:
-        texts.append(f"{now['images']} images instead of {before['images']}")
-    kinds = [key for key in ("pictures", "labels", "patients") if now[key] != before.get(key)]
-    texts += [f"other {join_as_english_list(kinds)}"] if kinds else []
-    hospitals = sorted(
-        key for key in {*now, *before} if key.startswith("hospital ") and now.get(key) != before.get(key)
-    )
-    texts += [f"of {list_first_and_count_rest(hospitals, 3)}"] if hospitals else []
-    return f"has changed since the run began: it has {', '.join(texts) or 'other parts or hospitals'} now."
-
-
 def refuse_changed_data(opening: OpenedRunFolder, data: Mapping[str, tuple[str, dict[str, str]]]) -> None:
     """Record the hash of each data set that a run reads; raise :class:`BadInput` if a resumed run had other data.
 
@@ -153,17 +137,24 @@ def refuse_changed_data(opening: OpenedRunFolder, data: Mapping[str, tuple[str, 
             noted |= {table: sha256 for table, sha256 in event.items() if table in DATA_TABLES}
             noted |= {"data": event["sha256"]} if "sha256" in event else {}  # of an earlier release
             contents |= event.get("contents", {})
-    remedy = "Put the data back, or begin a new run: --out NEW."
+    remedy, faults = "Put the data back, or begin a new run: --out NEW.", list[Fault]()
     changed = [table for table, sha256 in hashes.items() if noted.get(table, sha256) != sha256]
-    if opening.resumed and changed:
-        raise BadInput(
-            Fault(
-                f"--resume {folder.path}: [{table}]",
-                _describe_changed_contents(contents.get(table, {}), data[table][1]),
-                remedy,
-            )
-            for table in changed
-        )
+    for table in changed if opening.resumed else ():
+        before, now = contents.get(table), data[table][1]
+        problem = "began with other images, labels or patients than the data set has now."
+        if before:  # an earlier release noted no contents
+            differences = list[str]()  # "205 images instead of 200", "other labels", "of hospital Ost"
+            if now["images"] != before["images"]:
+                differences.append(f"{now['images']} images instead of {before['images']}")
+            kinds = [key for key in ("pictures", "labels", "patients") if now[key] != before.get(key)]
+            differences += [f"other {join_as_english_list(kinds)}"] if kinds else []
+            keys = sorted(key for key in {*now, *before} if key.startswith("hospital "))
+            hospitals = [key for key in keys if now.get(key) != before.get(key)]
+            differences += [f"of {list_first_and_count_rest(hospitals, 3)}"] if hospitals else []
+            change = ", ".join(differences) or "other parts or hospitals"
+            problem = f"has changed since the run began: it has {change} now."
+        faults.append(Fault(f"--resume {folder.path}: [{table}]", problem, remedy))
+    raise_faults(faults)
     if any(noted.get(table) != sha256 for table, sha256 in hashes.items()):
         folder.append_event("data_read", **hashes, contents={table: of for table, (_, of) in data.items()})
 

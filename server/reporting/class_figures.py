@@ -117,37 +117,28 @@ def _draw_panels(
     if not shown:
         return Markup("")
     rows, columns = -(-len(shown) // COLUMNS), min(COLUMNS, len(shown))
+    ticks = [tick for _, tick in TICKS]
     with use_report_plot_theme():
         figure, (axes,) = make_figure(max(columns * INCHES, 2.6), rows * (INCHES + TITLE_INCHES) + 0.2)
         axes.set_axis_off()
         for index, (title, content) in enumerate(shown.items()):
             row, place = divmod(index, COLUMNS)
             at = Affine2D().translate(place * WIDTH, -row * HEIGHT) + axes.transData
-            _draw_panel_frame(axes, at, title, left=not place, below=index + columns >= len(shown))
+            axes.text(PANEL_LOW, PANEL_HIGH + 0.05, _shorten_class_name(title), fontsize=9, transform=at)
+            x, y = [PANEL_LOW, PANEL_LOW, PANEL_HIGH], [PANEL_HIGH, PANEL_LOW, PANEL_LOW]
+            axes.plot(x, y, color=RULE, linewidth=0.8, transform=at)
+            axes.plot(ticks, [PANEL_LOW] * 3, linestyle="", marker=TICKDOWN, markersize=3.5, color=RULE, transform=at)
+            axes.plot([PANEL_LOW] * 3, ticks, linestyle="", marker=TICKLEFT, markersize=3.5, color=RULE, transform=at)
+            for text, tick in TICKS:  # numbers only beside outer panels
+                if not place:
+                    axes.text(PANEL_LOW - 0.08, tick, text, ha="right", va="center", color=INK, transform=at)
+                if index + columns >= len(shown):
+                    axes.text(tick, PANEL_LOW - 0.08, text, ha="center", va="top", color=INK, transform=at)
             draw(axes, at, content)
         axes.set(xlim=(-0.2, columns * WIDTH - 0.2), ylim=(-(rows - 1) * HEIGHT - 0.3, 1.25), aspect="equal")
         figure.supxlabel(labels[0], fontsize=10)
         figure.supylabel(labels[1], fontsize=10)
         return convert_figure_to_svg(figure, name, description)
-
-
-def _draw_panel_frame(axes: Axes, at: Transform, title: str, *, left: bool, below: bool) -> None:
-    """Draw a panel's title, edges and ticks; number the ticks at the left and at the lower end of the figure only.
-
-    Args:
-        left, below: True if the panel is in the first column, or the lowest of its column.
-    """
-    axes.text(PANEL_LOW, PANEL_HIGH + 0.05, _shorten_class_name(title), fontsize=9, transform=at)
-    x, y = [PANEL_LOW, PANEL_LOW, PANEL_HIGH], [PANEL_HIGH, PANEL_LOW, PANEL_LOW]
-    axes.plot(x, y, color=RULE, linewidth=0.8, transform=at)
-    places = [place for _, place in TICKS]
-    axes.plot(places, [PANEL_LOW] * 3, linestyle="", marker=TICKDOWN, markersize=3.5, color=RULE, transform=at)
-    axes.plot([PANEL_LOW] * 3, places, linestyle="", marker=TICKLEFT, markersize=3.5, color=RULE, transform=at)
-    for text, place in TICKS:
-        if left:
-            axes.text(PANEL_LOW - 0.08, place, text, ha="right", va="center", color=INK, transform=at)
-        if below:
-            axes.text(place, PANEL_LOW - 0.08, text, ha="center", va="top", color=INK, transform=at)
 
 
 def draw_sensitivity_and_specificity(decisions: Mapping[str, DecisionCounts]) -> Markup:

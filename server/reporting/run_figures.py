@@ -156,35 +156,32 @@ def draw_auroc_bars(
         figure, (axes,) = make_figure(9, compute_class_axis_height(groups))
         positions = label_class_rows(axes, groups)
         for group in groups:
+            color, hatch = _FILLS[group.kind]
             for name in group.classes:
-                _draw_auroc_bar(axes, positions[name], aurocs.get(name), _FILLS[group.kind], intervals.get(name))
-        ends = [end for interval in intervals.values() for end in interval]
+                row, measured, interval = positions[name], aurocs.get(name), intervals.get(name)
+                if measured is None:
+                    axes.annotate("n/a", (CHANCE, row), (6, 0), "data", "offset points", va="center", style="italic")
+                    continue
+                auroc, width = measured.value, measured.value - CHANCE
+                axes.barh(row, width, left=CHANCE, height=0.68, color=color, hatch=hatch, edgecolor=PAPER, linewidth=0)
+                low, high = interval or (auroc, auroc)
+                if interval:
+                    axes.plot([low, high], [row, row], color=PAPER, linewidth=4)
+                    axes.plot([low, high], [row, row], color=INK, linewidth=1.4, marker="|", markersize=7)
+                x, points, side = (high, 4, "left") if auroc >= CHANCE else (low, -4, "right")
+                text = figure_text(measured)
+                axes.annotate(text, (x, row), (points, 0), "data", "offset points", va="center", ha=side)
+        ends = [end for each in intervals.values() for end in each]
         values = [*(auroc.value for auroc in aurocs.values() if auroc is not None), *ends]
         axes.set(xlim=(min([0.45, *(value - 0.06 for value in values)]), 1.0), xlabel="AUROC")
         axes.axvline(CHANCE, color=INK, linewidth=1)
         fills = [(group.title, *_FILLS[group.kind]) for group in groups]
         draw_legend_above(
-            axes, [Patch(facecolor=c, edgecolor=PAPER, hatch=hatch, label=title) for title, c, hatch in fills]
+            axes, [Patch(facecolor=c, edgecolor=PAPER, hatch=pattern, label=title) for title, c, pattern in fills]
         )
         return convert_figure_to_svg(
             figure, "bars", "Bar chart: AUROC of every class; the table beside it has the numbers."
         )
-
-
-def _draw_auroc_bar(
-    axes: Axes, row: float, measured: ValueWithError | None, fill: tuple[str, str], interval: tuple[float, float] | None
-) -> None:
-    if measured is None:
-        axes.annotate("n/a", (CHANCE, row), (6, 0), "data", "offset points", va="center", style="italic")
-        return
-    (color, hatch), auroc = fill, measured.value
-    axes.barh(row, auroc - CHANCE, left=CHANCE, height=0.68, color=color, hatch=hatch, edgecolor=PAPER, linewidth=0)
-    low, high = interval or (auroc, auroc)
-    if interval:
-        axes.plot([low, high], [row, row], color=PAPER, linewidth=4)
-        axes.plot([low, high], [row, row], color=INK, linewidth=1.4, marker="|", markersize=7)
-    x, points, side = (high, 4, "left") if auroc >= CHANCE else (low, -4, "right")
-    axes.annotate(figure_text(measured), (x, row), (points, 0), "data", "offset points", va="center", ha=side)
 
 
 def compute_class_axis_height(groups: Sequence[AnnotatedClassGroup]) -> float:

@@ -4,12 +4,10 @@ By default only images without patients (digits, phantoms) are shown, because re
 """
 
 import base64
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.config import Experiment
 from common.data.base.image_set import ImageSet
@@ -53,9 +51,17 @@ def write_sample_images(
     if network.spec.task == "multi_class":
         predicted = np.eye(scores.shape[1], dtype=np.bool_)[scores.argmax(axis=1)]
     names = network.class_names[:CLASSES]
-    chosen = {
-        name: list(_choose_sample_images(scores[:, c], labels[:, c], predicted[:, c])) for c, name in enumerate(names)
-    }
+    chosen = dict[str, list[tuple[Kind, int]]]()
+    for column, name in enumerate(names):
+        # The most confident predictions come first; ties are broken by the order of images.
+        order, is_predicted = np.argsort(-scores[:, column], kind="stable"), predicted[:, column]
+        hit, missed = (labels[:, column] == 1) & is_predicted, (labels[:, column] == 1) & ~is_predicted
+        ranked = ((hit, order), (missed, order[::-1]), ((labels[:, column] == 0) & is_predicted, order))
+        chosen[name] = [
+            (kind, int(place))
+            for kind, (members, places) in zip(KINDS, ranked, strict=True)
+            for place in places[members[places]][:OF_A_KIND]
+        ]
     rows = sorted({row for of_class in chosen.values() for _, row in of_class})
     images = list(test.select_rows(np.array(rows, np.intp)).images)
     for side in SIDES:  # all at the largest size at which they fit, or at the smallest
@@ -78,15 +84,3 @@ def write_sample_images(
     left_out = len(network.class_names) - len(names)
     samples_file = ReportSampleImages(classes=tuple(classes), classes_left_out=left_out, examined=len(test))
     write_atomically(folder / SAMPLES, samples_file.model_dump_json().encode())
-
-
-def _choose_sample_images(
-    scores: NDArray[np.float32], labels: NDArray[np.float32], predicted: NDArray[np.bool_]
-) -> Iterator[tuple[Kind, int]]:
-    """Yield kind and row of a class's test images: its most confident hits, misses and false alarms."""
-    order = np.argsort(-scores, kind="stable")
-    hit, missed, alarm = (labels == 1) & predicted, (labels == 1) & ~predicted, (labels == 0) & predicted
-    ranked = ((hit, order), (missed, order[::-1]), (alarm, order))
-    for kind, (members, rows) in zip(KINDS, ranked, strict=True):
-        for row in rows[members[rows]][:OF_A_KIND]:
-            yield kind, int(row)

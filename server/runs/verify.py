@@ -297,37 +297,31 @@ class AggregationReplay:
                 site: self._read_update_record(folder / name_site_update_file(site), sha256, TrainReply)
                 for site, sha256 in expected.sites.items()
             }
-            context = self._make_round_context(expected.round)
-            self._aggregate(expected.round, context, replies)
+            sites = sorted(self.receipt.sites.items())
+            answers = {name: self.answers[name] for name, site in sites if site.joined <= expected.round}
+            declarations = [
+                LabelDeclaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
+                for answer in answers.values()
+            ]
+            contract = merge_label_declarations(declarations, self.receipt.classes)
+            task, seed = self.experiment.model.task, self.experiment.run.seed
+            context = RoundContext(task, contract, answers, self.statistics, expected.round, seed)
+            if isinstance(self.method, SequentialMethod):
+                passed, left = self.model, self.experiment.run.rounds - expected.round
+                for hops, reply in enumerate(replies.values(), start=1):
+                    visited = add_update_of_pass(passed, reply, self.clip_limit, self.lengths)
+                    passed, self.lengths = visited.model, visited.lengths
+                    self.model = self.method.result_after_hop(left, hops, self.model, passed)
+            else:
+                bounded = replies
+                if self.clip_limit is not None:
+                    bounded, _ = shorten_long_updates(replies, self.clip_limit)
+                means = merge_updates(self.method, context, self.model, bounded).means
+                self.model, self.moments = update_global_model(self.method, expected.round, means, self.moments)
             self.statistics = self.method.aggregate_statistics(context, replies)
             if (sha256 := hash_model_state(self.model, self.layout)) != expected.model_sha256:
                 raise AlteredRunFile(folder, f"make the model {sha256}, the receipt names {expected.model_sha256}.")
             yield expected
-
-    def _aggregate(self, server_round: int, context: RoundContext, replies: dict[str, TrainReply]) -> None:
-        if isinstance(self.method, SequentialMethod):
-            passed, left = self.model, self.experiment.run.rounds - server_round
-            for hops, reply in enumerate(replies.values(), start=1):
-                visited = add_update_of_pass(passed, reply, self.clip_limit, self.lengths)
-                passed, self.lengths = visited.model, visited.lengths
-                self.model = self.method.result_after_hop(left, hops, self.model, passed)
-            return
-        if self.clip_limit is not None:
-            replies, _ = shorten_long_updates(replies, self.clip_limit)
-        means = merge_updates(self.method, context, self.model, replies).means
-        self.model, self.moments = update_global_model(self.method, server_round, means, self.moments)
-
-    def _make_round_context(self, server_round: int) -> RoundContext:
-        """Return the coordinator's context (sites, statistics, round) at the start of a round."""
-        sites = sorted(self.receipt.sites.items())
-        answers = {name: self.answers[name] for name, site in sites if site.joined <= server_round}
-        declarations = [
-            LabelDeclaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
-            for answer in answers.values()
-        ]
-        contract = merge_label_declarations(declarations, self.receipt.classes)
-        task, seed = self.experiment.model.task, self.experiment.run.seed
-        return RoundContext(task, contract, answers, self.statistics, server_round, seed)
 
     def _read_update_record(self, where: Path, sha256: str, kind: type[R]) -> R:
         data = _read_update_file(self.updates, where)

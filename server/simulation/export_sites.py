@@ -16,6 +16,23 @@ from server.simulation.simulate import check_simulation_experiment
 NOTHING = "(no class)"
 """A second, unlabelled column for a site with one class: npz files with one column hold class numbers."""
 
+_SITE_TOML = """\
+name = {name}
+
+[data]
+kind = "npz"
+path = "images.npz"
+patient_key = "patient"
+classes = {classes}
+annotates = {annotates}
+
+[policy]                       # for rehearsals; with patients see docs/hospital-it.md
+label_counts = true
+score_histograms = true
+smallest_count = 0
+smallest_cohort = 1             # as in the simulation: under masks, head rows of two sites are opened too
+"""
+
 
 def export_simulated_sites(file: ExperimentFile, out: Path) -> list[Path]:
     """Write ``out/SITE/images.npz`` and ``out/SITE/site.toml`` for every site of an experiment; return the folders.
@@ -42,26 +59,9 @@ def export_simulated_sites(file: ExperimentFile, out: Path) -> list[Path]:
                 named: dict[str, NDArray[Any]] = {"images": images.images, "labels": labels, "patient": images.patients}
                 arrays |= {f"{part}_{name}": array for name, array in named.items()}
             np.savez(folder / "images.npz", allow_pickle=False, **arrays)
-            write_atomically(folder / "site.toml", _format_site_toml(own.site, own.class_names).encode())
+            columns = own.class_names if len(own.class_names) > 1 else (*own.class_names, NOTHING)
+            text = _SITE_TOML.format(
+                name=to_toml_text(own.site), classes=to_toml_text(columns), annotates=to_toml_text(own.class_names)
+            )
+            write_atomically(folder / "site.toml", text.encode())
     return folders
-
-
-def _format_site_toml(site: str, class_names: tuple[str, ...]) -> str:
-    columns = class_names if len(class_names) > 1 else (*class_names, NOTHING)
-    lines = [
-        f"name = {to_toml_text(site)}",
-        "",
-        "[data]",
-        'kind = "npz"',
-        'path = "images.npz"',
-        'patient_key = "patient"',
-        f"classes = {to_toml_text(columns)}",
-        f"annotates = {to_toml_text(class_names)}",
-        "",
-        "[policy]                       # for rehearsals; with patients see docs/hospital-it.md",
-        "label_counts = true",
-        "score_histograms = true",
-        "smallest_count = 0",
-        "smallest_cohort = 1             # as in the simulation: under masks, head rows of two sites are opened too",
-    ]
-    return "\n".join(lines) + "\n"

@@ -131,7 +131,12 @@ class SimulationBackend:
 
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run all rounds in simulation, and choose sample images for the report."""
-        experiment, folder, data = self._choose_arithmetic(opening), opening.folder, self.data
+        experiment, folder, data = self.experiment, opening.folder, self.data
+        if experiment.training.precision == "fastest":  # the same for all sites; a resumed run keeps its choice
+            plan = make_hospital_plan(experiment)
+            arithmetic = choose_arithmetic(plan, self._device, folder.path, durable=False)
+            self.tell(f"fastest on this machine: {arithmetic}")
+            experiment = set_arithmetic(experiment, arithmetic)
         server_data = data.server if experiment.server_data else None  # a partition's own images are of the data set
         refuse_changed_data(opening, hash_data_tables(data.splits, server_data, self.external))
         setting = self._make_run_context(opening, experiment.training.precision)
@@ -240,18 +245,6 @@ class SimulationBackend:
             run_with_inline_grid(main, import_site_app(text, base, path), setting.sites)
         return summaries[0]
 
-    def _choose_arithmetic(self, opening: OpenedRunFolder) -> Experiment:
-        """Return the experiment; for precision "fastest", with the fastest device and number format for all sites.
-
-        A resumed run keeps its earlier choice.
-        """
-        experiment = self.experiment
-        if experiment.training.precision != "fastest":
-            return experiment
-        arithmetic = choose_arithmetic(make_hospital_plan(experiment), self._device, opening.folder.path, durable=False)
-        self.tell(f"fastest on this machine: {arithmetic}")
-        return set_arithmetic(experiment, arithmetic)
-
     @property
     def _device(self) -> str:
         return "cuda" if torch.cuda.is_available() and self.experiment.simulation.gpus_per_site != 0 else "cpu"
@@ -300,7 +293,12 @@ def check_simulation_experiment(
     except BadInput as error:
         raise BadInput(prefix_fault_with_file(file, fault) for fault in error.faults) from None
     if method.site.pooled_missing_labels == "no":
-        raise_faults(_find_participation_faults(experiment, len(contract.sites), file.path.name))
+        section, sites = experiment.participation, len(contract.sites)
+        counts = {f"participation.{key}": getattr(section, key) for key in ("min_sites", "sites_per_round")}
+        counts["evaluation.sites"] = experiment.evaluation.sites or 0
+        few = f"but the partition makes {sites} sites."
+        excess = {key: count for key, count in counts.items() if count > sites}
+        raise_faults([Fault(f"{file.path.name}: {key}", f"is {count}, {few}") for key, count in excess.items()])
     return method, data
 
 
@@ -320,15 +318,6 @@ def read_external_test_set(
     except BadInput as error:
         raise BadInput(prefix_fault_with_file(file, fault) for fault in error.faults) from None
     return images
-
-
-def _find_participation_faults(experiment: Experiment, sites: int, file_name: str) -> list[Fault]:
-    """Return a fault for each setting that needs more sites than the partition has."""
-    section = experiment.participation
-    counts = {f"participation.{key}": getattr(section, key) for key in ("min_sites", "sites_per_round")}
-    counts["evaluation.sites"] = experiment.evaluation.sites or 0
-    few = f"but the partition makes {sites} sites."
-    return [Fault(f"{file_name}: {key}", f"is {count}, {few}") for key, count in counts.items() if count > sites]
 
 
 def _find_simulation_setting_faults(experiment: Experiment) -> list[Fault]:

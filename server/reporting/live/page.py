@@ -101,6 +101,13 @@ def make_live_template_variables(snapshot: RunSnapshot) -> dict[str, object]:
     )
     progress = f"round {done} of {run.rounds} done" if run.rounds else ""
     reason = run.last_error if run.state != "done" else ""
+    rounds = snapshot.rounds
+    losses = {"training": [r.train_loss for r in rounds], "validation": [r.validation_loss for r in rounds]}
+    aurocs = {"validation": [line.validation_auroc for line in rounds]}
+    charts = [
+        (name, draw_line_chart(title, [line.round for line in rounds], lines, run.rounds))
+        for name, title, lines in (("Loss", "loss", losses), ("Mean AUROC", "mean AUROC", aurocs))
+    ]
     return shown | {
         "tab": f"{done}/{run.rounds} {run.name}" if run.rounds else snapshot.title,
         "announcement": ". ".join(part for part in (words, progress) if part),
@@ -111,7 +118,7 @@ def make_live_template_variables(snapshot: RunSnapshot) -> dict[str, object]:
         "activity": _describe_activity(run),
         "reason": f"Last problem: {reason}" if reason and run.state == "running" else reason,
         "tiles": _make_figure_tiles(snapshot, run, done),
-        "figures": _draw_figures(snapshot, run.rounds) if snapshot.rounds else [],
+        "figures": [(name, svg) for name, svg in charts if svg],
     }
 
 
@@ -146,15 +153,6 @@ def _make_figure_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) -> lis
         over = f"{len(headline.classes)} of {len(headline.classes) + len(headline.left_out)} classes"
         tiles.append((format_value_with_error(headline.mean), f"test AUROC, mean over {over}"))
     return tiles
-
-
-def _draw_figures(snapshot: RunSnapshot, last_round: int) -> list[tuple[str, Markup]]:
-    rounds = snapshot.rounds
-    numbers = [line.round for line in rounds]
-    losses = {"training": [r.train_loss for r in rounds], "validation": [r.validation_loss for r in rounds]}
-    aurocs = {"validation": [line.validation_auroc for line in rounds]}
-    panels = (("Loss", "loss", losses), ("Mean AUROC", "mean AUROC", aurocs))
-    return [(name, svg) for name, title, lines in panels if (svg := draw_line_chart(title, numbers, lines, last_round))]
 
 
 def draw_line_chart(

@@ -108,7 +108,15 @@ class RayDriver:
                     for _ in range(self.workers.count):
                         group.create_task(self._run_worker())
                 else:
-                    await self._queue_messages(frame)
+                    # Bytes that several messages share arrive only once.
+                    buffers: list[Any] = [np.frombuffer(data, np.uint8) for data in frame.data]
+                    arrays = [ray.put(buffer) if buffer.nbytes > SHARED_BYTES else buffer for buffer in buffers]
+                    for message in frame.about["messages"]:
+                        head, *places = message["data"]
+                        parts, content = [arrays[place] for place in places], bytes(frame.data[head])
+                        self._waiting.append(QueuedSiteMessage(message["id"], message["site"], content, parts))
+                    async with self._changed:
+                        self._changed.notify_all()
             if self.settings.address:  # leave nothing of the run on the nodes of a cluster that goes on
                 await asyncio.to_thread(ray.wait, [actor.close.remote() for actor in self.actors], timeout=LOOK_S)
                 ray.shutdown()
@@ -129,17 +137,6 @@ class RayDriver:
         frozen = read_folder_files(self.run_folder / "frozen")
         self.frozen = {name: ray.put((name, start, data)) for name, start, data in frozen}
         send_frame(self.connection, {"kind": "begun", "workers": self.workers.count})
-
-    async def _queue_messages(self, frame: TransferFrame) -> None:
-        """Queue the messages of a frame; bytes that several messages share arrive only once."""
-        buffers: list[Any] = [np.frombuffer(data, np.uint8) for data in frame.data]
-        arrays = [ray.put(buffer) if buffer.nbytes > SHARED_BYTES else buffer for buffer in buffers]
-        for message in frame.about["messages"]:
-            head, *places = message["data"]
-            parts = [arrays[place] for place in places]
-            self._waiting.append(QueuedSiteMessage(message["id"], message["site"], bytes(frame.data[head]), parts))
-        async with self._changed:
-            self._changed.notify_all()
 
     # ------------------------------------------------------------------ workers
 

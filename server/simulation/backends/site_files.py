@@ -34,15 +34,15 @@ class WatchedFolder:
         changed = [path for path, state in self._files.items() if before.get(path) != state]
         # The audit comes last: a coordinator that dies in the middle has the memory before the line that names it.
         changed.sort(key=lambda path: (not path.startswith("memory"), path))
-        return [self._describe_file_change(path, before.get(path)) for path in changed] + removed
-
-    def _describe_file_change(self, path: str, before: tuple[int, int, int] | None) -> Change:
-        inode, size, _ = self._files[path]
-        has_grown = before is not None and path.endswith(LOG_SUFFIX) and before[0] == inode and before[1] <= size
-        start = before[1] if has_grown and before else 0
-        with (self.folder / path).open("rb") as file:
-            file.seek(start)
-            return path, start, file.read()
+        changes = list[Change]()
+        for path in changed:
+            start, (inode, size, _), earlier = 0, self._files[path], before.get(path)
+            if earlier is not None and path.endswith(LOG_SUFFIX) and earlier[0] == inode and earlier[1] <= size:
+                start = earlier[1]  # the log has only grown
+            with (self.folder / path).open("rb") as file:
+                file.seek(start)
+                changes.append((path, start, file.read()))
+        return changes + removed
 
 
 def read_folder_files(folder: Path) -> list[Change]:
