@@ -183,7 +183,7 @@ class FinishedRun:
 
     @property
     def model_sha256(self) -> str:
-        """The hash of the model's weights; equal experiments give equal hashes on any machine."""
+        """The hash of the model's weights; equal experiments give equal hashes on CPUs of the same kind."""
         return str(self.summary["model_sha256"])
 
     @property

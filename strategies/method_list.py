@@ -74,7 +74,8 @@ def read_experiment_without_torch(path: Path, overrides: Iterable[str] = ()) -> 
     """Read an experiment file, and report all faults that can be found without torch.
 
     Raises:
-        BadInput: With every fault of the file and of the overrides; then an unknown method and missing files.
+        BadInput: With every fault of the file and of the overrides; if they have none, with an unknown method and
+            missing files.
     """
     file, faults = read_experiment_and_fault(path, overrides)
     for section, data in (("data", file.experiment.data), ("external_test", file.experiment.external_test)):

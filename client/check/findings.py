@@ -90,7 +90,7 @@ class CheckArea:
         self.add_fault(refused.exit_code, refused.problem, refused.remedy)
 
     def add_input_faults(self, bad: BadInput) -> None:
-        """Add the faults of settings files and tables that people wrote."""
+        """Add the faults that were found in settings files and tables."""
         for fault in bad.faults:
             self.add_fault(_CODES[fault.cause], f"{fault.where}: {fault.problem}", fault.remedy)
 

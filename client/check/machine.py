@@ -97,7 +97,12 @@ def measure_machine(settings: SiteSettings) -> MachineMeasurements:
 
 @dataclass(frozen=True)
 class TrainingResourceNeeds:
-    """Bytes of disk, memory and (for float32) GPU memory that a run needs, and of one copy of its model."""
+    """Estimated needs of a run, in bytes.
+
+    Attributes:
+        model: Size of one copy of the model.
+        gpu: Memory of a GPU, if the network computes in float32.
+    """
 
     model: int
     disk: int

@@ -136,7 +136,13 @@ def looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:
 
 @dataclass(frozen=True)
 class InversionCounts:
-    """Numbers of pictures with recognisable polarity and of inverted ones, and the modes that are mostly inverted."""
+    """Counts of pictures in which black and white look exchanged.
+
+    Attributes:
+        inverted: Number of pictures that look inverted.
+        telling: Number of pictures that show if they are inverted.
+        modes: Colour modes of which most such pictures look inverted.
+    """
 
     inverted: int
     telling: int
@@ -144,7 +150,7 @@ class InversionCounts:
 
     @classmethod
     def from_pictures(cls, pictures: Sequence[PictureFacts]) -> "InversionCounts":
-        """Count the pictures with a recognisable polarity by colour mode."""
+        """Count the pictures that show if they are inverted, and the inverted ones, by colour mode."""
         total = Counter(facts.mode for facts in pictures if facts.inverted is not None)
         inverted = Counter(facts.mode for facts in pictures if facts.inverted)
         modes = tuple(sorted(mode for mode, count in inverted.items() if count >= MAJORITY * total[mode]))

@@ -40,7 +40,12 @@ LINE_MBIT = 10.0
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """The plan that the site is checked for, with its ``origin`` in words; ``assumed`` if no run is known."""
+    """The plan that the site is checked for.
+
+    Attributes:
+        origin: Origin of the plan, in words.
+        assumed: True if no run is known here, so that the plan is only an assumption.
+    """
 
     plan: HospitalPlan
     origin: str

@@ -150,7 +150,10 @@ _LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
 
 
 def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
-    """Yield each rule for requests with its reason against this request, empty if allowed; fast rules come first."""
+    """Yield the name of each rule for requests, and why this request breaks it; empty if it does not.
+
+    Fast rules come first.
+    """
     plan, method = work.plan, work.method
     last = plan.run.rounds
     yield "policy.methods", find_method_policy_fault(policy, plan)
@@ -306,7 +309,7 @@ def _iterate_integers(tree: Any) -> Iterator[int]:
 
 
 def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> Iterator[tuple[str, str]]:
-    """Yield each rule for replies with its reason against this reply, empty if allowed."""
+    """Yield the name of each rule for replies, and why this reply breaks it; empty if it does not."""
     evaluation, private = work.plan.evaluation, work.plan.privacy.level != "none"
     match reply:
         case RollCallAnswer():

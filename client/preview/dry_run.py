@@ -44,7 +44,13 @@ DEADLINE_S = 86_400.0
 
 @dataclass(frozen=True)
 class RecordFieldRow:
-    """One field of a record for a person; ``values`` is its value as text, or the range of an array's numbers."""
+    """One field of a record, to show to a person.
+
+    Attributes:
+        size: Size in bytes.
+        values: The field's value as text; of an array, the range of its numbers.
+        meaning: The field's meaning (:func:`client.preview.data_dictionary.find_field_meaning`).
+    """
 
     record: str
     field: str

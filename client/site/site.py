@@ -159,6 +159,9 @@ class Site:
 
         An image that lost all its labels because of hidden classes is left out: the effect of an unlabelled image would
         disclose that it shows a hidden class. If no image would remain, all are used.
+
+        Args:
+            labelled: The training part as :meth:`images_to_train_on` returns it.
         """
         if labelled is self.train:
             return None

@@ -109,7 +109,7 @@ def average_common_metrics(mean: MetricMean, contents: list[RecordDict], key: st
 
 
 def mix_array_records(sites: ArrayRecord, server: ArrayRecord, alpha: float) -> ArrayRecord:
-    """Mix the floating-point tensors of two models; take integers and infinities from the sites' model."""
+    """Return ``alpha * sites + (1 - alpha) * server`` of two models; integers and infinities are the sites'."""
     mixed = ArrayRecord(dict(sites))
     for key, array in sites.items():
         values = array.numpy()

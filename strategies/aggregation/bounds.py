@@ -66,7 +66,7 @@ def measure_update_lengths(update: ModelGroups) -> dict[str, float]:
 
 
 def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
-    """Return the median over sites of each part's length: trunk, batch normalisation, each head row.
+    """Return the median over sites of each part's length: trunk, batch normalisation, the site's longest head row.
 
     A part that fewer than three sites sent has no median.
     """

@@ -359,11 +359,9 @@ def average_updates(
 
 
 def mix_tensors(clients: Float32, server: Float32, alpha: float) -> Float32:
-    """Return ``alpha * clients + (1 - alpha) * server`` for two arrays of one shape.
+    """Return ``alpha * clients + (1 - alpha) * server`` for two arrays of one shape, computed in float64.
 
     Args:
-        clients: Tensor of the model that the last hospital of the round returned.
-        server: Tensor of the model that the server trained by itself.
         alpha: Share of ``clients``, 0 to 1.
     """
     mixture = np.float64(alpha) * clients.astype(np.float64) + np.float64(1 - alpha) * server.astype(np.float64)

@@ -217,14 +217,14 @@ def add_update_of_pass(
 ) -> SitePassResult:
     """Add one site's update to a model, shortened to at most ``clip`` times the median length of earlier updates.
 
-    Until three sites were visited, each part of the update is compared with the same part of the model instead. An
-    update far beyond the limit is rejected.
+    While ``lengths`` has fewer than three sites, each part of the update is limited to the length of the same part of
+    the model instead. An update longer than :data:`UNTRAINED` times the limit is rejected.
 
     Args:
         model: The model that the site received.
         reply: The site's reply with its update.
         clip: The largest length of an update, in median lengths; None for no limit.
-        lengths: Site -> lengths of the parts of its last update.
+        lengths: Site -> lengths of the parts of its last accepted update.
     """
     done = ""
     if clip is not None:

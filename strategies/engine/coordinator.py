@@ -132,7 +132,10 @@ class Coordinator:
         self._buffered = self.method.site.weighs_updates or any(layer.buffered for layer in self.layers)
 
     def settle_model_layout(self, layout: ModelStateLayout) -> LabelContract:
-        """Fix the model's layout after the roll call; exclude sites whose software would build another model."""
+        """Fix the model's layout after the roll call; refuse sites whose software would build another model.
+
+        Return the label contract of the remaining sites.
+        """
         self._set_layers(self._iterate_layers(layout.running_variance_slices))
         return self.sites.settle_model_layout(layout.layout_sha256)
 

@@ -28,7 +28,8 @@ class FederationValidation:
     """Validation figures of one model by site, for the sites that have validation images.
 
     Attributes:
-        tallies: Site -> number of correct answers on its test images, if the experiment tests after every round.
+        tallies: Site -> number of its test images and of correct predictions on them, if the experiment tests the
+            model of every round.
     """
 
     loss: Mapping[str, float] = field(default_factory=dict)

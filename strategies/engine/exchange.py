@@ -224,7 +224,7 @@ def send_and_receive(
     enough: int,
     registered: Callable[[], Collection[int]] | None = None,
 ) -> Iterator[Message]:
-    """Send all messages, and yield one reply for each site.
+    """Send all messages, and yield at most one reply for each site.
 
     Good replies are yielded as they arrive. Errors are yielded at the end: if a disconnected site comes back before the
     deadline, its message is sent again, unless the site is no longer registered. Errors made by Flower get the site as

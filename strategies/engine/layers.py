@@ -75,7 +75,7 @@ class CoordinatorRoundLayer:
         return reply
 
     def on_validation(self, validation: FederationValidation, absent: Mapping[str, str]) -> None:
-        """Receive the sites' validation figures of the current model, and the reasons why other sites did not reply."""
+        """Receive the sites' validation figures of the current model, and why other sites' replies do not count."""
 
     def wrap_merge(self, merge: Merge) -> Merge:
         """Return a function that replaces ``merge``, the function that merges a round's updates, and may call it."""
@@ -225,8 +225,8 @@ def find_harmful_site(whole: FederationValidation, without: Mapping[str, Federat
 
     An update harms if more than half of the other sites, and at least :data:`FEWEST_JUDGES` sites, measure a loss
     :data:`HARM` times as high with the update as without it, or an AUROC lower by :data:`HARM_AUROC`. The site's own
-    figures do not count. So one site of three or more can neither protect itself, not even by silence, nor exclude
-    another.
+    figures do not count. So in a run of three or more sites no single site can prevent its own exclusion, not even by
+    sending no figures, or cause the exclusion of another site.
 
     Args:
         whole: The sites' validation figures of the model from all updates; a loss that is not finite is missing.
@@ -273,8 +273,8 @@ class RollbackLayer(CoordinatorRoundLayer):
     shortened.
 
     The layer is off under secure aggregation, with noise, and in sequential training, where no model without one site's
-    update can be made. It does nothing with two sites, where each would be the only judge of the other, or with very
-    many sites, where one bounded update has little influence.
+    update can be made. It does nothing with a number of sites outside :data:`SITES`: of two sites, each would be the
+    only judge of the other, and of very many sites, one bounded update has little influence.
 
     Args:
         bound: The layer that bounds the length of updates; a trial follows if it shortens an update.

@@ -48,7 +48,9 @@ def count_evaluating_sites(configured: int | None, sites_per_round: int) -> int:
     """Return how many sites evaluate a model; 0 means all.
 
     Args:
-        configured: The number in the experiment. If it is None and all sites train, all sites evaluate.
+        configured: The number in the experiment. If it is None, all sites evaluate if all train in each round;
+            otherwise as many as train, and at least :data:`FEW`.
+        sites_per_round: Number of sites that train in a round; 0 for all.
     """
     if configured is not None:
         return configured
@@ -167,8 +169,8 @@ class RollCaller:
     def send_roll_call(self, timeout_s: float) -> None:
         """Send the roll call to sites that have connected since the last call.
 
-        A site that answered with an error is asked again only after it disconnects and reconnects, because somebody may
-        have fixed the fault. Until then the reason of the error stays recorded.
+        A site that was refused, or answered with an error, is asked again only after it disconnects and reconnects,
+        because somebody may have fixed the fault by then. Until then the reason stays in :attr:`refused`.
         """
         online = set(self.grid.get_node_ids())
         for node in self._away & online:
@@ -208,7 +210,7 @@ class RollCaller:
         self._asked.clear()
 
     def get_registered_site_name(self, node: int) -> str:
-        """Return the registered name of a node's site; in simulation ``node`` and the node's id."""
+        """Return the registered name of a node's site; ``node ID`` if it has none, as in simulation."""
         names = self.registered() if self.registered else {}
         return names.get(node, f"node {node}")
 
@@ -237,8 +239,8 @@ class RollCaller:
         """Make the roll call: ask every site for its name and the classes that it annotates.
 
         Args:
-            expected: Number of sites to wait for. Sites that refuse to take part count only after all connected sites
-                have answered.
+            expected: Number of sites to wait for. Sites in :attr:`refused` count among them, but only once every site
+                that was asked has answered.
             needed: Number of sites that are enough after ``deadline_s``.
             deadline_s: Seconds to wait for ``expected`` sites.
             on_wait: Receives the missing sites whenever these change.
@@ -396,7 +398,7 @@ class RunMembership:
         """Ask every site for its name and the classes that it annotates; make the label contract.
 
         Args:
-            expected: Number of sites to wait for; after the deadline ``min_sites`` of them are enough.
+            expected: Number of sites to wait for; after the deadline ``min_sites`` are enough (0: all of them).
 
         Raises:
             TooFewSites: If too few sites answered in time.
@@ -418,7 +420,7 @@ class RunMembership:
         """Refuse the sites with faults, and continue without them.
 
         Raises:
-            BadInput: If too few sites are left.
+            BadInput: If fewer than ``min_sites`` are left; with ``min_sites = 0``, if any site has a fault.
         """
         self._roll.refuse_faulty_sites(faults, kind)
         needed = self.participation.min_sites

@@ -47,7 +47,7 @@ class MaskingQueries:
 
     Attributes:
         round: Round number of the sum.
-        absent: Site -> why its answer to the last message does not count.
+        absent: Site -> why its answer to the last message that it got does not count.
         bytes_up: Site -> bytes of its answers.
     """
 

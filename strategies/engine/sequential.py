@@ -146,7 +146,10 @@ class SequentialCoordinator(Coordinator):
         self._own = CoordinatorTraining(own, self.plan, self.method.site, class_names, device, frozen)
 
     def _should_stop_early(self) -> bool:
-        """Return True if the best mixed model is older than the method's patience in rounds (specs 2.4, step 7)."""
+        """Return True if the best model is older than the method's or the experiment's patience, in rounds.
+
+        The method's patience (specs 2.4, step 7) counts only once a mixed model is better than the initial one.
+        """
         server, best = self.method.server_training_settings, self.state.best_round
         settled = server is not None and best > 0 and self.state.round - best >= server.patience
         return settled or super()._should_stop_early()
@@ -257,7 +260,13 @@ class SequentialCoordinator(Coordinator):
     def _mix_with_coordinator_model(
         self, hospitals: ModelState, server_round: int
     ) -> tuple[ModelState, Moments, CoordinatorTrainingRecord | None]:
-        """Train the previous model on the coordinator's images, and mix the result with the hospitals' model."""
+        """Train the previous model on the coordinator's images, and mix the result with the hospitals' model.
+
+        Return the hospitals' model unchanged if the method does not train at the coordinator.
+
+        Raises:
+            RunStopped: If the coordinator's training diverged.
+        """
         server, state = self.method.server_training_settings, self.state
         if server is None:
             return hospitals, state.moments, None
@@ -269,7 +278,10 @@ class SequentialCoordinator(Coordinator):
         return mix_models(hospitals, trained, server.alpha), MappingProxyType(dict(moments)), record
 
     def _validate_current_model(self, server_round: int) -> None:
-        """Validate the current model on the coordinator's images; without such images, or on request, at the sites."""
+        """Validate the current model on the coordinator's images, or at the sites if it has no labelled ones.
+
+        If the experiment tests in each round, the sites also count correct predictions on their test images.
+        """
         at_sites = self.plan.evaluation.test_each_round or not (self._own and self._own.validation.has_known_labels)
         validation = FederationValidation()
         if at_sites:

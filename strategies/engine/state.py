@@ -176,9 +176,9 @@ def record_model_validation(
 ) -> FederationState:
     """Return the state with the sites' validation of the current model, by the run's criterion.
 
-    The first validated model fixes the criterion for the whole run. It is ``loss`` if at most half of the sites that
-    state a loss have an AUROC. Otherwise the few sites with an AUROC, one of which may lie, would choose the model
-    alone.
+    The first validated model fixes the criterion for the whole run. If at most half of the sites that state a loss also
+    state an AUROC, it is ``loss`` instead of ``criterion``: else these few sites, one of which may lie, would choose
+    the model alone.
     """
     if not validation.loss:
         return state
@@ -226,7 +226,10 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
 
 
 def compute_regret(losses: Losses, lowest: Losses) -> float:
-    """Return the smallest value that more than half of the sites' ratios of loss to own lowest loss do not exceed."""
+    """Return the median over sites of a site's loss divided by its lowest loss; 1 without sites.
+
+    Of an even number of sites it is the upper median. :data:`SMALL` is added to both losses of a ratio.
+    """
     ratios = list[float]()
     for site, loss in losses.items():
         ratios.append((loss + SMALL) / (lowest[site] + SMALL))

@@ -17,7 +17,8 @@ class EarlyStopping:
     """The state of the early stopping rule after some epochs of training.
 
     Attributes:
-        patience: Training stops after this many worse epochs in a row, or slightly better epochs in total.
+        patience: Training stops after this many epochs in a row with a loss above the lowest, or after this many slight
+            falls of the loss in total.
         tolerance: A fall of the loss by less than this counts as slight.
         cap: The largest number of epochs.
         epochs: Number of epochs so far.

@@ -180,7 +180,7 @@ def copy_model_as_teacher(model: AnyModel) -> AnyModel:
 
 
 def compute_teacher_decay(steps: int, decay: float) -> float:
-    """Return the decay of a teacher's running mean after some steps: that of a plain mean, at most ``decay``."""
+    """Return the decay of a teacher's running mean after ``steps`` steps: a plain mean's, at most ``decay``."""
     return min(1 - 1 / (steps + 1), decay)
 
 

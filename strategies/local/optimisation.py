@@ -61,9 +61,10 @@ def make_optimizer(network: nn.Module, spec: TrainingSection, lr: float) -> torc
 
 
 def compute_learning_rate_factor(spec: TrainingSection, server_round: int, rounds: int) -> float:
-    """Return the factor of a round that the schedule multiplies the learning rate by.
+    """Return the factor by which the schedule multiplies the learning rate in a round.
 
-    Built-in schedules return factors above 0 and at most 1; plug-ins return 0 or more.
+    In the first ``schedule_warm_up`` rounds the factor rises linearly. After them, built-in schedules return factors
+    above 0 and at most 1, plug-ins 0 or more.
 
     Raises:
         BadInput: If a plug-in is not installed, or does not return such a number.

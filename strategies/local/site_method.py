@@ -95,7 +95,7 @@ class Payload:
 
     Attributes:
         trunk: True if the trunk is averaged; otherwise each site trains its own.
-        head: True if head rows are averaged over the sites that hold them; otherwise each site trains its own.
+        head: True if head rows are averaged over the sites that send them; otherwise each site trains its own.
         rows: Head rows that a site holds: ``own`` for its annotated classes in its own order, ``all`` for the run's.
         sends_rows: Head rows that a site sends: ``all`` that it holds, or only its ``own``.
         statistics: Statistics that a reply may contain in addition to the update; no other data leaves a site.
@@ -251,7 +251,7 @@ class SiteMethod:
         return not self.has_global_model
 
     def stores_site_state(self, plan: HospitalPlan) -> bool:
-        """Return True if a site stores something after each round for its next one, so that its loss can be noticed."""
+        """Return True if a site stores a state after each round for its next one; then a missing state is a fault."""
         compresses = self.parameters.compress_update != "float32"
         return self.keeps_local_parts or self.keeps_method_state or plan.keeps_optimizer_state or compresses
 
@@ -305,7 +305,7 @@ class SiteMethod:
         return faults
 
     def list_averaging_options(self) -> list[str]:
-        """Return the names of the parameters that are set and affect only the averaging of updates."""
+        """Return the names of the parameters that differ from their defaults, but make sense only with averaging."""
         keys = ("proximal_mu", "clip_update", "compress_update", "server_optimizer", "mean")
         return [key for key in keys if getattr(self.parameters, key) != Parameters.model_fields[key].default]
 
@@ -323,7 +323,10 @@ class SequentialSite(SiteMethod):
     missing = "negative"
 
     def list_averaging_options(self) -> list[str]:
-        """Add weighting and warm-up, and omit ``proximal_mu``, which has an effect wherever hospitals train."""
+        """Return the names of the parameters that differ from their defaults, but make no sense with a passed-on model.
+
+        Beside those of the base class these are weighting and warm-up; ``proximal_mu`` is omitted if hospitals train.
+        """
         options = [key for key in super().list_averaging_options() if key != "proximal_mu" or not self.hospitals_train]
         options += ["weighting"] if self.parameters.weighting != "uniform" else []
         return options + (["warm_up_epochs"] if self.parameters.warm_up_epochs else [])
@@ -342,5 +345,8 @@ class SequentialSite(SiteMethod):
 
 
 def compute_largest_epoch_count(method: SiteMethod, plan: HospitalPlan) -> int:
-    """Return the largest possible number of local epochs in a round: the experiment's, or the early stopping cap."""
+    """Return the largest possible number of local epochs in a round: the experiment's or the early stopping cap.
+
+    The larger one counts, because a site without validation labels trains the experiment's number.
+    """
     return max(plan.training.epochs, method.early_stopping.cap if method.early_stopping else 0, 1)

@@ -231,7 +231,12 @@ def shuffle_into_batches(n: int, size: int, generator: torch.Generator, device: 
 
 @dataclass(frozen=True)
 class ValidationMetrics:
-    """Loss and mean AUROC of a network on validation images; None where too few labels define them."""
+    """Loss and mean AUROC of a network on validation images.
+
+    Attributes:
+        loss: Mean loss; None if no label is known.
+        mean_auroc: Mean over classes; None if no class has both positives and negatives, or an output is not finite.
+    """
 
     loss: float | None = None
     mean_auroc: float | None = None

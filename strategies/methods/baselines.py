@@ -89,7 +89,7 @@ class IndividualSite(SiteMethod):
 
 
 class Individual(Method):
-    """Training of each site alone, for the same number of epochs; only losses are sent to the coordinator."""
+    """Training of each site alone, for the same number of epochs; metrics are sent to the coordinator, no updates."""
 
     site_class = IndividualSite
 

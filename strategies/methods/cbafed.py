@@ -232,7 +232,10 @@ class CBAFed(Method):
         return scaled if sum(scaled) > 0 else weights
 
     def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
-        """Mix the model with the earlier mixture every few rounds, and store the result; each stage starts anew."""
+        """Every ``residual_every`` rounds of a stage, mix the model with the one stored last, and store the result.
+
+        In the first round of a stage, the model is stored unmixed.
+        """
         parameters = self.site.parameters
         first = server_round <= parameters.stage_one_rounds
         finished = server_round - 1 - (0 if first else parameters.stage_one_rounds)  # rounds of this stage

@@ -221,7 +221,11 @@ class FedIRMRound:
         return self.supervised(student, batch.labels, batch.annotated) + self.weight * unlabelled
 
     def statistics(self, model: Model, losses: Losses) -> Arrays:
-        """Return the trained model's relations of the site's classes, from all training images without augmentation."""
+        """Return the trained model's relations ``(classes, classes)``, from all training images without augmentation.
+
+        Rows are NaN for classes that the site does not label or has no image of. Before the last supervised round,
+        return nothing.
+        """
         if self.context.round < self.parameters.supervised_rounds:
             return {}
         examples = self.context.examples

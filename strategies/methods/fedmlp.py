@@ -63,8 +63,8 @@ class FedMLPParameters(Parameters):
         weighted_partial_loss: False counts missing labels as negative, without logit adjustment (ablation: WPC).
         detection: False never tags missing labels (ablation: MLD).
         self_adaptive: True multiplies the tag rates by the difficulty (ablation: SAT).
-        consistency, consistency_stage_one: True keeps predictions for entries without labels near the received model's,
-            in all rounds or also in stage 1 (ablation: CR).
+        consistency, consistency_stage_one: If the first is True, predictions for entries without labels are kept near
+            the received model's in stage 2; if both are True, in stage 1, too (ablation: CR).
         prototype_weighting: How the sites' prototypes are weighted in their mean.
         heads: ``own`` averages a class's head row only over the sites that label the class, as surgical aggregation.
     """
@@ -118,7 +118,11 @@ def compute_logit_adjustment(prior: Float64) -> Float64:
 
 
 def compute_target_logit_adjustment(targets: Tensor) -> Tensor:
-    """Return the :func:`compute_logit_adjustment` ``(classes,)`` by all targets of a site, ``(n, classes)``."""
+    """Return the logit adjustment ``(classes,)`` by each class's share of positives in a site's targets.
+
+    Args:
+        targets: All targets of the site, ``(n, classes)``; see :func:`compute_logit_adjustment`.
+    """
     positives = (targets == 1).sum(dim=0).cpu().numpy()
     values = compute_logit_adjustment(compute_positive_prior(positives, len(targets)))
     return torch.from_numpy(values.astype(np.float32)).to(targets.device)
@@ -239,7 +243,8 @@ def cross_entropy_per_entry(logits: Tensor, targets: Tensor, adjustment: Tensor 
     """Return the binary cross-entropy of each entry ``(batch, classes)``, 0 where the target is NaN.
 
     Args:
-        adjustment: The result of :func:`compute_logit_adjustment`, ``(classes,)``, which is added to the logits.
+        adjustment: The result of :func:`compute_logit_adjustment`, ``(classes,)``, which is added to the logits; None
+            adds nothing.
     """
     adjusted = logits if adjustment is None else logits + adjustment
     entries = binary_cross_entropy_with_logits(adjusted, targets.nan_to_num(), reduction="none")
@@ -299,8 +304,8 @@ def second_stage_loss(
 
     Entries with a label or tag contribute cross-entropy, untagged entries of missing classes the squared distance from
     the teacher; the sum is divided by all entries of the batch. An annotated entry of unknown label adds 0. Without a
-    teacher, as in that ablation of the authors' code, the loss is :func:`supervised_loss`, divided by the supervised
-    entries.
+    teacher (ablation CR), as in the authors' code, the loss is :func:`supervised_loss`, whose divisor is the number of
+    entries with a target.
     """
     if teacher is None:
         return supervised_loss([student], targets, adjustment)
@@ -353,8 +358,8 @@ class FedMLPRound:
     """One round of FedMLP at one site.
 
     Attributes:
-        second_stage: True if missing labels are tagged in this round.
-        tags: Tags of all training images, ``(n, classes)``.
+        second_stage: True in stage 2, in which missing labels are tagged unless ``detection`` is False.
+        tags: Tags of all training images, ``(n, classes)``: 1, 0, or -1 for none.
         targets: Labels, and tags where no label exists; otherwise NaN, or 0 if missing labels count as negative.
     """
 
@@ -412,7 +417,8 @@ class FedMLPRound:
     def statistics(self, model: Model, losses: Losses) -> Arrays:
         """Return the prototypes of the labelled classes and the difficulty of the other classes.
 
-        They are sent from the last round of stage 1 on; see :func:`compute_class_difficulty`.
+        They are sent from the last round of stage 1 on, if missing labels are tagged; see
+        :func:`compute_class_difficulty`.
         """
         if not self.parameters.detection or self.context.round < self.parameters.stage_one_rounds:
             return {}

@@ -59,8 +59,9 @@ class FedSLDParameters(Parameters):
     """The ``[method]`` table of ``fedsld``.
 
     Attributes:
-        reduction: ``sum_over_batch`` divides the weighted losses by the number of images, ``weighted_mean`` by the sum
-            of the weights; ``sum`` does not divide (eq. 3 as written).
+        reduction: Divisor of the sum of weighted losses: ``sum_over_batch``, the number of images of known class (in a
+            multi-label task, of known labels); ``weighted_mean``, the sum of the weights; ``sum``, none as in eq. 3 (in
+            a multi-label task, the number of classes with a known label in the batch).
         heads: ``own`` gives each site the head rows of its own classes only, averaged as in surgical aggregation.
         missing: How the loss treats classes that a site does not annotate.
     """
@@ -124,7 +125,10 @@ def compute_site_prior(context: RoundContext, everywhere: Float64, site: str) ->
 
 
 def collect_label_counts(context: RoundContext) -> tuple[Float64, Float64]:
-    """Return the sites' counts of positives and of images, each ``(sites, classes)`` in name order; NaN for unknown."""
+    """Return the sites' counts of positives and of images, each ``(sites, classes)`` in name order; NaN for unknown.
+
+    In a multi-class task, the classes of which a site keeps the counts to itself share its remaining images equally.
+    """
     names, counts = context.contract.class_names, list[tuple[Float64, Float64]]()
     for _, answer in sorted(context.answers.items()):
         positives, images = np.full(len(names), np.nan), np.full(len(names), np.nan)

@@ -52,7 +52,7 @@ class Polyclinic(SequentialMethod):
     site: PolyclinicSite
 
     def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
-        """Return the sites in a random order that depends only on the run's seed and the round."""
+        """Return the sites in a random order that depends only on the run's seed and the round, or sorted by name."""
         if self.site.parameters.order == "name":
             return sites
         generator = np.random.default_rng(derive_seed(context.seed, context.round, "order"))

@@ -59,7 +59,7 @@ class RSCFedParameters(Parameters):
         teacher_decay: Decay of the teacher's moving average; lower in the first steps, as in RSCFed's code.
         temperature: Divisor of the teacher's logits; below 1 sharpens.
         consistency_weight: Weight of the distance from the teacher, relative to the cross-entropy.
-        balanced: True to weigh positives by the site's images divided by the positives of their class.
+        balanced: True to weigh positive labels by the site's known labels of their class divided by its positives.
     """
 
     weighting: Weighting = "samples"

@@ -37,7 +37,7 @@ class OwnersMean:
         self._total = np.zeros(classes, np.float64)
 
     def add(self, head: Head, share: float) -> None:
-        """Add the head rows of a site's own classes, in the site's own class order."""
+        """Add the head rows that a site sends, with weight ``share``; they are matched by class name."""
         rows = [self._position[name] for name in head.class_names]
         self._weight[rows] += np.float64(share) * head.weight
         self._bias[rows] += np.float64(share) * head.bias

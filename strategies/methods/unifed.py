@@ -55,7 +55,8 @@ class ServerOnlyParameters(SequentialParameters):
         epoch_cap: The largest number of epochs of one training.
         server_patience: The coordinator's training ends after this many epochs in a row that are worse than the best
             one, or after this many slight falls in total.
-        global_patience: Rounds without a better model on the coordinator's validation part that end the run.
+        global_patience: The run ends after this many rounds without a better model on the coordinator's validation
+            part.
     """
 
     tolerance: float = Field(0.01, ge=0)
@@ -68,7 +69,8 @@ class UniFedParameters(ServerOnlyParameters):
     """The ``[method]`` table of ``unifed``.
 
     Attributes:
-        patience: Worse epochs in a row, or slightly better ones in total, that end a hospital's training.
+        patience: A hospital's training ends after this many epochs in a row that are worse than the best one, or after
+            this many slight falls of the loss in total.
         alpha: Weight of the hospitals' model in the mixture: 0.7 in the text, 0.3 in the authors' code.
         slope: Rule that computes one slope from a hospital's losses.
     """

@@ -57,9 +57,10 @@ def choose_micro_batch_size(batch_size: int) -> int:
 
 
 def find_private_network_faults(plan: HospitalPlan, method: SiteMethod) -> list[Fault]:
-    """Return the fault for which private training would refuse a network of another package, before any round.
+    """Return the faults for which training with noise in each step would refuse a network from another package.
 
-    As in training, random images go through a network of random weights, here two at a time.
+    As in training, random images go through a network of random weights, here two at a time. Without such noise, or
+    with a network of ours, there is no fault.
     """
     spec = plan.model
     if plan.privacy.level not in BY_STEP or not is_external_network(spec.architecture):
@@ -144,7 +145,7 @@ class PrivateEpochTrainer:
         """Return each parameter's sum of clipped gradients, in steps of the noise's grid, and the mean loss.
 
         Args:
-            drawn: The rows of the images of each drawn image or patient.
+            drawn: For each drawn image, its row; for each drawn patient, the rows of the patient's images.
         """
         learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
         sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in learning]
@@ -243,7 +244,10 @@ def group_rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
 
 
 def split_into_micro_batches(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
-    """Group drawn images or patients into micro-batches of at most ``size`` rows; a larger patient is one batch."""
+    """Group the rows of drawn images or patients into micro-batches of at most ``size`` rows.
+
+    A patient with more images is a micro-batch alone, which is larger.
+    """
     pack, held = list[Tensor](), 0
     for rows in drawn:
         if pack and held + len(rows) > size:

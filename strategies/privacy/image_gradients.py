@@ -270,12 +270,12 @@ def _copy_with_random_weights(network: SplitNetwork) -> SplitNetwork:
 def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed: int) -> None:
     """Replace images in a series of trials, and check that the gradients of the unchanged images stay equal.
 
-    For every two images some trial replaces only one of them. Also, one more image must add as many rows to every layer
-    as each other image has: a layer that sees a table instead of images may have as many rows as there are images. The
-    same must hold for the number of values in dropout masks.
+    For every two images some trial replaces only one of them. In a further trial with one more image, each layer must
+    get the same number of rows per image as before, and each dropout mask the same number of values per image: a layer
+    that sees a table instead of images may by chance have as many rows as there are images.
 
     Raises:
-        BadInput: If a check fails.
+        BadInput: If a check fails, or the network's state has changed.
     """
     images = len(first)
     numbers = torch.arange(images, device=first.device)
@@ -330,7 +330,13 @@ def _compute_trial_gradients(
 
 
 def _are_gradients_alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
-    """Return True if all rows are finite and not zero, and differ by no more than rounding errors."""
+    """Return True if all gradients are finite, and those before and after differ by no more than rounding errors.
+
+    A parameter whose gradients are all 0 tests nothing; then return False.
+
+    Args:
+        before, after: For each parameter, one row for each image.
+    """
     lengths = torch.stack([rows.norm(dim=1) for rows in before])  # (parameters, rows)
     apart = torch.stack([(rows - others).norm(dim=1) for rows, others in zip(before, after, strict=True)])
     longest, whole = lengths.max(dim=1, keepdim=True).values, lengths.square().sum(dim=0).sqrt()

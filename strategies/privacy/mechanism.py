@@ -57,7 +57,7 @@ class NoisySteps:
 
 
 def compute_epsilon(sequence: Sequence[NoisySteps], delta: float, accountant: Accountant) -> float:
-    """Return the total epsilon of these steps; infinite if any step has no noise."""
+    """Return the total epsilon of these steps; 0 without steps, infinite if any step has no noise."""
     if not sequence:
         return 0.0
     if any(not steps.noise_multiplier for steps in sequence):
@@ -137,7 +137,10 @@ class ReplyNoise:
     noise: NoiseSource
 
     def __call__(self, update: ModelGroups, statistics: Arrays) -> tuple[ModelGroups, Arrays]:
-        """Return update and statistics with noise; a missing statistic becomes noise, which hides its absence."""
+        """Return update and statistics with noise.
+
+        An update that is not finite, and a NaN in the statistics, count as 0; the noise hides this.
+        """
         parts = bool(update.to_named_arrays()) + bool(statistics)
         spread = 2 * self.noise_multiplier * parts**0.5
         if not all(np.isfinite(array).all() for array in update.to_named_arrays().values()):

@@ -195,7 +195,10 @@ class NoiseQuantizationGrid:
 
     @property
     def step_size(self) -> float:
-        """Return the distance of neighbouring values; with little noise the grid is coarser and the noise larger."""
+        """Return the distance of neighbouring grid values: 2^-24 of ``deviation``, but at least 2^-36 of ``longest``.
+
+        The noise has a standard deviation of 2^24 steps, so with the second value it is larger than ``deviation``.
+        """
         return max(self.deviation / 2**SCALE_BITS, self.longest * _FINEST)
 
     def round_to_steps(self, values: Tensor) -> Tensor:

@@ -141,7 +141,10 @@ class MaskedSummation:
     # ------------------------------------------------------------------ stages
 
     def _collect_keys(self) -> SharesRequest:
-        """Collect the sites' signed keys; after an earlier attempt at this round, only of that attempt's sites."""
+        """Collect the sites' signed keys, and return the request that relays them to all sites.
+
+        After an earlier attempt at this round, only that attempt's sites are asked.
+        """
         sum_request = self.request
         self._members = tuple(sorted(sum_request.rows))
         self._divisor = len(self._members)

@@ -189,9 +189,11 @@ class MaskingStatement(BaseModel):
         opened: The sites whose sum it helped to unmask in an earlier attempt; empty for none.
         cohort: Smallest number of sites whose sum it helps to unmask.
         divisor: Divisor of its update: the number of members in the round's first attempt.
-        plan: SHA-256 of plan and contract, and of the head rows if all sites have the same.
-        model: SHA-256 of the trunk and batch normalisation that it started from.
-        shared: Name -> SHA-256 of values that only some sites share: the head rows that it started from.
+        plan: SHA-256 of plan, contract and names of statistics, of the classes of the head rows if all sites have the
+            same, and of the earlier round that it continues from.
+        model: SHA-256 of the trunk and batch normalisation that it started from, and of statistics not given by class.
+        shared: Name -> SHA-256 of values that only some sites share: by class, the head row that it started from and
+            the received statistics.
         rows: Classes whose head rows it sends, sorted.
         alone: True if a row with fewer owners than a cohort may be unmasked.
         sealing_key, masking_key: Public keys made for this round: for messages to other sites, and for masks.

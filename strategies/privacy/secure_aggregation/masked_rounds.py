@@ -33,9 +33,9 @@ class MaskedRound:
 
     Attributes:
         members: The sites that masked together, sorted; empty before this site has masked.
-        opened: The sites whose sum this site helped to unmask by revealing its shares, sorted; empty before.
+        opened: The sites whose sum this site helped to unmask by revealing its shares, sorted; empty before that.
         noise: Hash of the data that the site's share of distributed noise was added to; empty for none.
-        divisor: Divisor of the site's update; 0 before.
+        divisor: Divisor of the site's update; 0 before this site has masked.
     """
 
     members: tuple[str, ...] = ()

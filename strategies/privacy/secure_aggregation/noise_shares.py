@@ -112,9 +112,9 @@ def make_distributed_noise(plan: HospitalPlan, method: SiteMethod) -> Distribute
 
 
 def bound_log_probability_gap(sites: int, deviation: float) -> float:
-    """Return tau: how far a sum of discrete Gaussians differs in log probability from one of the same variance.
+    """Return tau: how far a sum of discrete Gaussians and one discrete Gaussian of its variance differ at most.
 
-    Theorem 1 of Kairouz et al., for each value of a vector.
+    It is the difference of the two log probabilities for each value of a vector (theorem 1 of Kairouz et al.).
 
     Args:
         sites: Number of summands.

@@ -106,7 +106,8 @@ class MaskingConditions:
         digest: Hashes of the request, which every other site of the round must have received too.
         masked: The rounds that it has masked so far.
         shares: The distributed noise, of which each site adds a share to its update; None for no noise.
-        noise: Returns the same secret key of a noise share for the same hash of the data that the share covers.
+        noise: Returns the secret key of a noise share, given a hash of the data that get the noise; a hospital returns
+            the same key for the same hash.
     """
 
     largest: float
@@ -394,7 +395,7 @@ class SiteMaskingRound:
 
 
 def may_unmask_segment(segment: MaskedSegment, survivors: set[str], statements: Mapping[str, MaskingStatement]) -> bool:
-    """Return True if a segment's sum may be unmasked: enough sites own it, or all its owners allow fewer."""
+    """Return True if a segment's sum may be unmasked: enough of its owners survive, or all of these allow fewer."""
     left = [site for site in segment.owners if site in survivors]
     if not left:
         return False

@@ -133,7 +133,7 @@ def convert_to_fixed_point(update: NDArray[np.float32], divisor: int, largest: f
     """Convert an update's values to fixed-point integers.
 
     Args:
-        divisor: Number of sites, or more.
+        divisor: Number by which each value is divided: at least the number of sites, or 1 for counts.
         largest: Largest absolute value r; larger values are clipped.
 
     Raises:
