@@ -18,7 +18,8 @@ class Fault:
         problem: The actual and the expected value, one sentence with its full stop.
         remedy: How to fix the input; empty if the problem makes it clear.
         site: The site where the fault has to be fixed; empty if no single site is meant.
-        cause: ``column`` (a missing column), ``patients`` (patients in two splits), ``unreadable`` (images); or empty.
+        cause: ``column`` (a missing one), ``patients`` (in two parts, or of similar names), ``unreadable`` (images); or
+            empty.
     """
 
     where: str

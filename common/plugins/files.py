@@ -58,7 +58,7 @@ class PluginFiles:
 def read_plugin_files(point: EntryPoint) -> PluginFiles:
     """Read and hash the files of a plug-in, given its entry point.
 
-    They are those of the distribution that declares the entry point and, if another one contains its module, of that.
+    These are the files of the distribution that declares the entry point, and of another one if its module is there.
 
     Raises:
         OSError: If a file cannot be read.

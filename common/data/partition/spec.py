@@ -137,8 +137,8 @@ class TaskPartitionSpec(BaseDatasetSpec):
         split: ``"strong"``: the classes of a task are distributed over its sites unevenly, by chance; ``"moderate"``:
             in equal numbers.
         server_fraction: Fraction of each task's images that the coordinator holds.
-        limit: Maximum number of patients per task, the first of the file; with ``"moderate"`` evenly over classes. An
-            image without a patient counts as one.
+        limit: Maximum number of patients per task; the first in the file are taken, with ``"moderate"`` equally many of
+            each class. An image whose patient is unknown counts as a patient.
     """
 
     kind: Literal["tasks"]

@@ -26,7 +26,7 @@ CELLS = 4
 
 
 def find_composite_faults(spec: CompositesDatasetSpec, base: Path) -> list[Fault]:
-    """Check that each picture of the file has exactly one class, and return a fault if not.
+    """Return a fault if pictures of the training or test part do not have exactly one class.
 
     Raises:
         BadInput: If the file itself is not valid.
