@@ -146,7 +146,8 @@ def check_machine(
     """Compare a machine's measurements with a run's needs.
 
     Args:
-        needs: None if no image could be read for an estimate; then only the least free disk is checked.
+        needs: None without an estimate, because no image could be read or the plan's method is not installed. Then the
+            free disk space is compared with a fixed least amount, and memory and GPU with nothing.
     """
     area, used_gpu = CheckArea("machine"), machine.gpu if settings.file.device != "cpu" else None
     if not machine.writable:

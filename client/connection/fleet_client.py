@@ -101,7 +101,10 @@ class ReplyRejected(Exception):
 
 
 class MessageContentGone(Exception):
-    """Raised if the coordinator no longer has a message's content: the message has expired or was withdrawn."""
+    """Raised if a message expired or was withdrawn, so that the coordinator no longer has or needs its content.
+
+    It is also raised if the received bytes are no message.
+    """
 
 
 class FleetClient:

@@ -104,7 +104,7 @@ class AttackResult:
 
     @property
     def succeeds(self) -> bool:
-        """True if the attack found at least two standard deviations more than guessing does."""
+        """True if the attack found more than guessing does on average, by over two standard deviations."""
         return self.recovered > self.by_chance + 2 * math.sqrt(self.by_chance)
 
 
