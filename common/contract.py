@@ -114,7 +114,20 @@ def merge_label_declarations(
             remedy = "Take it out of the run's classes, or admit a site that annotates it."
             faults.append(Fault("run classes", f"no site annotates {quote_names(missing)}.", remedy))
     else:
-        faults += _find_similar_class_faults(ordered)
+        # Canonical name -> a site that uses it, and that site's own name for it.
+        owners = dict[str, tuple[str, str]]()
+        for declaration in ordered:
+            for name, local in zip(declaration.canonical_names, declaration.names, strict=True):
+                owners.setdefault(name, (declaration.site, local))
+        firsts = dict[str, str]()  # of names that differ only in case, spaces or punctuation
+        for second in sorted(owners):
+            if (first := firsts.setdefault(make_class_spelling_key(second), second)) != second:
+                (site_of_first, _), (other, local) = owners[first], owners[second]
+                problem = f'"{first}" (site {site_of_first}) and "{second}" (site {other}) look like one class.'
+                where = f"in a simulation's experiment or in site.toml of {other}"
+                remedy = f'This line under [data.synonyms], {where}, settles it:\n    "{local}" = "{first}"\n'
+                remedy += f'If they are two, give one a name of its own there: "{local}" = "{second} of {other}"'
+                faults.append(Fault("label contract", problem, remedy, other))
     raise_faults(faults)
     return LabelContract(union, MappingProxyType({d.site: d.canonical_names for d in ordered}))
 
@@ -142,24 +155,4 @@ def find_label_declaration_faults(declaration: LabelDeclaration) -> list[Fault]:
         if len(locals_) > 1:
             problem = f"{quote_names(locals_)} both mean {quote_names([name])}, so it is not clear which column counts."
             faults.append(Fault(where, problem, "Keep one of them, or map each to a name of its own."))
-    return faults
-
-
-def _find_similar_class_faults(ordered: Sequence[LabelDeclaration]) -> list[Fault]:
-    """Return a fault for each canonical name that differs from an earlier one only in case, spaces or punctuation."""
-    owners: dict[str, tuple[str, str]] = {}  # canonical name -> a site that uses it, and that site's own name for it
-    for declaration in ordered:
-        for name, local in zip(declaration.canonical_names, declaration.names, strict=True):
-            owners.setdefault(name, (declaration.site, local))
-    faults, firsts = [], dict[str, str]()
-    for second in sorted(owners):
-        if (first := firsts.setdefault(make_class_spelling_key(second), second)) != second:
-            (site, _), (other, local) = owners[first], owners[second]
-            problem = f'"{first}" (site {site}) and "{second}" (site {other}) look like one class.'
-            remedy = (
-                f"This line under [data.synonyms], in a simulation's experiment or in site.toml of {other}, settles "
-            )
-            remedy += f'it:\n    "{local}" = "{first}"\n'
-            remedy += f'If they are two, give one a name of its own there: "{local}" = "{second} of {other}"'
-            faults.append(Fault("label contract", problem, remedy, other))
     return faults

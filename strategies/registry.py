@@ -45,10 +45,21 @@ def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi
     try:
         method = kind(parameters, task)
     except ValidationError as error:
-        table = kind.site_class.table
-        raise BadInput(
-            [_describe_table_fault(dict(detail), table) for detail in error.errors(include_url=False)]
-        ) from None
+        schema, faults = kind.site_class.table, list[Fault]()
+        for detail in error.errors(include_url=False):
+            key = ".".join(str(step) for step in detail["loc"])
+            if detail["type"] == "extra_forbidden":
+                table, _, below = key.partition(".")
+                valid_keys = TABLES[table].model_fields if below else schema.model_fields
+                nearest = suggest_nearest_name(key.rpartition(".")[2], valid_keys)
+                remedy = nearest or f"Known: {quote_names(valid_keys)}."
+                faults.append(Fault(f"method.{key}", "is not a parameter of this method.", remedy))
+            elif not key:  # a fault of the whole table
+                faults.append(Fault("[method]", f"{detail['msg'].removeprefix('Value error, ').rstrip('.')}."))
+            else:
+                problem = describe_validation_error(dict(detail))
+                faults.append(Fault(f"method.{key}", problem, suggest_nearest_literal(dict(detail))))
+        raise BadInput(faults) from None
     raise_faults(method.site.find_parameter_faults())
     return method
 
@@ -113,15 +124,6 @@ def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
     strategy = build_strategy(experiment.run.method, experiment.method, experiment.model.task)
     method, training, level = strategy.site, experiment.training, experiment.privacy.level
     raise_faults(find_loss_faults(training, experiment.model.task, method.chooses_loss, level))
-    raise_faults(_find_setting_faults(method, experiment))
-    raise_faults(find_privacy_faults(method, experiment))
-    if experiment.privacy.secure_aggregation:
-        raise_faults(find_secure_aggregation_faults(method))
-    return strategy
-
-
-def _find_setting_faults(method: SiteMethod, experiment: Experiment | HospitalPlan) -> list[Fault]:
-    """Return the faults of ``[model]`` and ``[evaluation]`` settings that make no sense with this method."""
     model, evaluation, faults = experiment.model, experiment.evaluation, list[Fault]()
     if method.freezes_batch_norm and model.norm == "batch":
         # A plan names no weights, because its reader starts from what it gets; a plug-in may bring some.
@@ -146,20 +148,8 @@ def _find_setting_faults(method: SiteMethod, experiment: Experiment | HospitalPl
             "every site trains alone already" if method.pooled_missing_labels == "no" else "all images are in one place"
         )
         faults.append(Fault("evaluation.compare_local", f"makes no sense in {method.name}: {why}.", "Leave it out."))
-    return faults
-
-
-def _describe_table_fault(detail: dict[str, Any], schema: type[BaseModel]) -> Fault:
-    """Return a fault of the ``[method]`` table, made from pydantic's error details."""
-    key = ".".join(str(step) for step in detail["loc"])
-    if detail["type"] == "extra_forbidden":
-        table, _, below = key.partition(".")
-        valid_keys = TABLES[table].model_fields if below else schema.model_fields
-        return Fault(
-            f"method.{key}",
-            "is not a parameter of this method.",
-            suggest_nearest_name(key.rpartition(".")[2], valid_keys) or f"Known: {quote_names(valid_keys)}.",
-        )
-    if not key:  # a fault of the whole table
-        return Fault("[method]", f"{detail['msg'].removeprefix('Value error, ').rstrip('.')}.")
-    return Fault(f"method.{key}", describe_validation_error(detail), suggest_nearest_literal(detail))
+    raise_faults(faults)
+    raise_faults(find_privacy_faults(method, experiment))
+    if experiment.privacy.secure_aggregation:
+        raise_faults(find_secure_aggregation_faults(method))
+    return strategy

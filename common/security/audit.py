@@ -250,8 +250,21 @@ def check_audit_log(folder: Path) -> AuditCheckResult:
             continue
         if debris or "torn" in entry:
             _check_torn_line(findings, entry, describe_torn_line(debris), where_torn or where)
-        if (entry["n"], entry["before"]) != (findings.entries + 1, findings.sha256):
-            _add_chain_fault(findings, entry, where, last)
+        number, expected = entry["n"], findings.entries + 1
+        if number > expected:
+            gone = f"entry {expected} is" if number == expected + 1 else f"entries {expected} to {number - 1} are"
+            findings.faults.append(Fault(where, f"is entry {number}, but {gone} missing before it: removed."))
+        elif number < expected:
+            problem = (
+                f"is entry {number}, but stands after entry {findings.entries}: inserted, repeated or out of order."
+            )
+            findings.faults.append(Fault(where, problem))
+        elif entry["before"] != findings.sha256 and last:
+            problem = f"(entry {number - 1}) is not what entry {number} says it was: changed."
+            findings.faults.append(Fault(last, problem))
+        elif entry["before"] != findings.sha256:
+            problem = "is called the first entry, but speaks of one before it: changed or removed."
+            findings.faults.append(Fault(where, problem))
         findings.entries, findings.sha256, findings.before = entry["n"], hash_audit_line(line), str(entry["before"])
         debris, where_torn, last = b"", "", where
     if describe_torn_line(debris) is not None:
@@ -276,23 +289,6 @@ def _check_torn_line(findings: AuditCheckResult, entry: AuditEntry, there: TornA
     else:
         problem = f"is not the torn line that entry {entry['n']} speaks of: changed."
     findings.faults.append(Fault(where, problem))
-
-
-def _add_chain_fault(findings: AuditCheckResult, entry: AuditEntry, where: str, last: str) -> None:
-    """Add a fault for an entry whose number or ``before`` does not match the preceding entry."""
-    number, expected = entry["n"], findings.entries + 1
-    if number > expected:
-        gone = f"entry {expected} is" if number == expected + 1 else f"entries {expected} to {number - 1} are"
-        findings.faults.append(Fault(where, f"is entry {number}, but {gone} missing before it: removed."))
-    elif number < expected:
-        problem = f"is entry {number}, but stands after entry {findings.entries}: inserted, repeated or out of order."
-        findings.faults.append(Fault(where, problem))
-    elif last:
-        findings.faults.append(Fault(last, f"(entry {number - 1}) is not what entry {number} says it was: changed."))
-    else:
-        findings.faults.append(
-            Fault(where, "is called the first entry, but speaks of one before it: changed or removed.")
-        )
 
 
 def _check_audit_head(findings: AuditCheckResult, folder: Path, last: str) -> None:

@@ -199,7 +199,18 @@ class SequentialCoordinator(Coordinator):
         )
         self.state = replace(state, lengths=done.lengths)
         seconds = time.monotonic() - arrived - (coordinator.seconds if coordinator else 0.0)
-        self._validate_current_model(server_round)
+        # Validate on the coordinator's images, or at the sites if it has no labelled ones. If the experiment tests in
+        # each round, the sites also count correct predictions on their test images.
+        own, validation = self._own, FederationValidation()
+        if self.plan.evaluation.test_each_round or not (own and own.validation.has_known_labels):
+            replies = self.exchange_messages(self.configure_evaluate(), "evaluate", server_round)
+            validation = FederationValidation.from_replies(self.collect_replies(replies, EvaluateReply).accepted)
+        if own and own.validation.has_known_labels:
+            validation = replace(own.validate_model(self.state.model), tallies=validation.tallies)
+        self.last_validation = validation
+        self.state = record_model_validation(
+            self.state, validation, self.method.site.choose_selection_criterion(self.plan.evaluation)
+        )
         record = RoundRecord.from_replies(
             server_round,
             done.replies,
@@ -276,23 +287,6 @@ class SequentialCoordinator(Coordinator):
         except FloatingPointError as error:
             raise RunStopped(f"round {server_round}, the coordinator's own training: {error}") from error
         return mix_models(hospitals, trained, server.alpha), MappingProxyType(dict(moments)), record
-
-    def _validate_current_model(self, server_round: int) -> None:
-        """Validate the current model on the coordinator's images, or at the sites if it has no labelled ones.
-
-        If the experiment tests in each round, the sites also count correct predictions on their test images.
-        """
-        at_sites = self.plan.evaluation.test_each_round or not (self._own and self._own.validation.has_known_labels)
-        validation = FederationValidation()
-        if at_sites:
-            replies = self.exchange_messages(self.configure_evaluate(), "evaluate", server_round)
-            validation = FederationValidation.from_replies(self.collect_replies(replies, EvaluateReply).accepted)
-        if self._own and self._own.validation.has_known_labels:
-            validation = replace(self._own.validate_model(self.state.model), tallies=validation.tallies)
-        self.last_validation = validation
-        self.state = record_model_validation(
-            self.state, validation, self.method.site.choose_selection_criterion(self.plan.evaluation)
-        )
 
 
 def make_coordinator(

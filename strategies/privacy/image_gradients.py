@@ -18,7 +18,6 @@ import math
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -206,7 +205,26 @@ def check_images_independent(network: SplitNetwork, images: int, shape: Sequence
     device = next(network.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed := secrets.randbits(62))
-        probe = _copy_with_random_weights(network)
+        # A copy with random weights, without dropout, and with usual pixel scaling. Weights of 0, such as those of a
+        # residual block's last layer at the start, would hide the block's other layers.
+        probe = copy.deepcopy(network)
+        probe.pixel_mean.fill_(127.5)
+        probe.pixel_std.fill_(64.0)
+        for module in probe.modules():
+            if isinstance(module, (*DROPOUT, SecretDropout)):
+                module.p = 0.0
+            elif isinstance(module, _BatchNorm):
+                module.reset_running_stats()
+        for name, layer in probe.neck.named_children():
+            if isinstance(layer, nn.ReLU):
+                setattr(probe.neck, name, nn.LeakyReLU(0.5))  # in a narrow neck a closed unit would hide the backbone
+        with torch.no_grad():
+            for name, parameter in probe.named_parameters():
+                drawn = torch.randn_like(parameter)
+                if parameter.dim() > 1:
+                    parameter.copy_(drawn / math.sqrt(parameter[0].numel()))
+                else:
+                    parameter.copy_(0.1 * drawn + (0 if name.endswith("bias") else 1))
         first, second = (torch.randint(0, 256, (images, *shape), device=device).float() for _ in range(2))
         _try_random_images(probe, first, second, seed)
     _SEPARATE.setdefault(network, set()).add(tried)
@@ -241,32 +259,6 @@ def _refuse_changed_state(state: Mapping[str, Tensor], probe: SplitNetwork) -> N
             raise BadInput([Fault("model.architecture", problem, CONSTANT_BUFFERS)])
 
 
-def _copy_with_random_weights(network: SplitNetwork) -> SplitNetwork:
-    """Return a copy of the network with random weights, without dropout, and with usual pixel scaling.
-
-    Weights of 0, such as those of a residual block's last layer at the start, would hide the block's other layers.
-    """
-    probe = copy.deepcopy(network)
-    probe.pixel_mean.fill_(127.5)
-    probe.pixel_std.fill_(64.0)
-    for module in probe.modules():
-        if isinstance(module, (*DROPOUT, SecretDropout)):
-            module.p = 0.0
-        elif isinstance(module, _BatchNorm):
-            module.reset_running_stats()
-    for name, layer in probe.neck.named_children():
-        if isinstance(layer, nn.ReLU):
-            setattr(probe.neck, name, nn.LeakyReLU(0.5))  # in a narrow neck a closed unit would hide the backbone
-    with torch.no_grad():
-        for name, parameter in probe.named_parameters():
-            drawn = torch.randn_like(parameter)
-            if parameter.dim() > 1:
-                parameter.copy_(drawn / math.sqrt(parameter[0].numel()))
-            else:
-                parameter.copy_(0.1 * drawn + (0 if name.endswith("bias") else 1))
-    return probe
-
-
 def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed: int) -> None:
     """Replace images in a series of trials, and check that the gradients of the unchanged images stay equal.
 
@@ -286,47 +278,34 @@ def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed:
             layer.sizes = masks
     state = {name: value.clone() for name, value in probe.state_dict().items() if isinstance(value, Tensor)}
     with record_image_gradients(probe) as learning:
-        gradients = partial(_compute_trial_gradients, probe, learning, masks, seed=seed)
-        before = gradients(first, weights[:images])
-        _, longer = gradients(torch.cat([first, second[:1]]), weights)
+
+        def compute_gradients(batch: Tensor, factors: Tensor) -> tuple[list[Tensor], list[float]]:
+            """Return flat gradients by parameter and image, and the numbers of layer rows and mask values per image."""
+            masks.clear()
+            torch.manual_seed(seed)  # the same, should the network draw
+            (probe(batch) * factors).sum().backward()
+            wholes = [parameter.grad for parameter in learning]
+            rows = [len(parameter.grad_sample) for parameter in learning]  # type: ignore[attr-defined]
+            by_image = [pop_image_gradients(parameter, len(batch)) for parameter in learning]
+            sums = [gradients.sum(dim=0)[None].flatten(1) for gradients in by_image]
+            if not _are_gradients_alike([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
+                raise _make_mixed_images_error()
+            return [gradients.flatten(1) for gradients in by_image], [count / len(batch) for count in (*rows, *masks)]
+
+        before = compute_gradients(first, weights[:images])
+        _, longer = compute_gradients(torch.cat([first, second[:1]]), weights)
         if longer != before[1]:
             raise _make_mixed_images_error()
         # Two different numbers differ in some bit, so some trial replaces only one of any two images.
         for bit, value in itertools.product(range((images - 1).bit_length()), (0, 1)):
             stays = (numbers >> bit) % 2 == value
             mixed = torch.where(stays.view(-1, *[1] * (first.dim() - 1)), first, second)
-            after, _ = gradients(mixed, weights[:images])
+            after, _ = compute_gradients(mixed, weights[:images])
             if not _are_gradients_alike([rows[stays] for rows in before[0]], [rows[stays] for rows in after]):
                 raise _make_mixed_images_error()
     with torch.no_grad():
         probe.eval()(second)
     _refuse_changed_state(state, probe)
-
-
-def _compute_trial_gradients(
-    probe: SplitNetwork,
-    learning: Sequence[nn.Parameter],
-    masks: list[int],
-    images: Tensor,
-    weights: Tensor,
-    *,
-    seed: int,
-) -> tuple[list[Tensor], list[float]]:
-    """Return the flat gradients by parameter and image, and the numbers of layer rows and mask values per image.
-
-    Raises:
-        BadInput: If the images' gradients do not add up to the gradient of the batch.
-    """
-    masks.clear()
-    torch.manual_seed(seed)  # the same, should the network draw
-    (probe(images) * weights).sum().backward()
-    wholes = [parameter.grad for parameter in learning]
-    rows = [len(parameter.grad_sample) for parameter in learning]  # type: ignore[attr-defined]
-    by_image = [pop_image_gradients(parameter, len(images)) for parameter in learning]
-    sums = [gradients.sum(dim=0)[None].flatten(1) for gradients in by_image]
-    if not _are_gradients_alike([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
-        raise _make_mixed_images_error()
-    return [gradients.flatten(1) for gradients in by_image], [count / len(images) for count in (*rows, *masks)]
 
 
 def _are_gradients_alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:

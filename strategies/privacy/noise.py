@@ -74,15 +74,7 @@ def draw_discrete_gaussian(count: int, bits: SecretBitStream, scale_bits: int = 
 
 def _try_discrete_gaussian(count: int, bits: SecretBitStream, scale_bits: int) -> Integers:
     """Make ``count`` attempts to draw a discrete Gaussian (algorithm 3, with t = s); return the accepted values."""
-    magnitude, positive = _try_discrete_laplace(count, bits, scale_bits)
-    # (|y| - s)^2 / (2 s^2), in units of 2^-(2 scale_bits + 1)
-    distance = np.abs(magnitude - (1 << scale_bits)).astype(np.uint64)
-    accepted = _draw_exp_bernoulli_events(distance * distance, bits, 2 * scale_bits + 1)
-    return np.where(positive, magnitude, -magnitude)[accepted]
-
-
-def _try_discrete_laplace(count: int, bits: SecretBitStream, scale_bits: int) -> tuple[Integers, NDArray[np.bool_]]:
-    """Make ``count`` attempts at a discrete Laplace of scale s (algorithm 2); return accepted sizes and signs."""
+    # Attempts at a discrete Laplace of scale s (algorithm 2).
     words = bits.draw_words(count)
     fraction = words >> np.uint64(WORD_BITS - scale_bits) if scale_bits else np.zeros(count, np.uint64)
     accepted = _draw_exp_bernoulli_events(fraction, bits, scale_bits)
@@ -91,10 +83,14 @@ def _try_discrete_laplace(count: int, bits: SecretBitStream, scale_bits: int) ->
     while active.size:
         active = active[_draw_exp_bernoulli_events(np.ones(active.size, np.uint64), bits, 0)]
         runs[active] += 1
-    magnitude = (runs << scale_bits) + fraction.astype(np.int64)
+    magnitude: Integers = (runs << scale_bits) + fraction.astype(np.int64)
     positive = (words & np.uint64(1)).astype(bool)
     single = positive | (magnitude != 0)  # else 0 would be drawn twice as often
-    return magnitude[single], positive[single]
+    magnitude, positive = magnitude[single], positive[single]
+    # (|y| - s)^2 / (2 s^2), in units of 2^-(2 scale_bits + 1)
+    distance = np.abs(magnitude - (1 << scale_bits)).astype(np.uint64)
+    accepted = _draw_exp_bernoulli_events(distance * distance, bits, 2 * scale_bits + 1)
+    return np.where(positive, magnitude, -magnitude)[accepted]
 
 
 def _draw_exp_bernoulli_events(exponent: Words, bits: SecretBitStream, unit_bits: int) -> NDArray[np.bool_]:
