@@ -156,7 +156,7 @@ def estimate_training_memory_bytes(plan: HospitalPlan, rows: int, images: int, d
 
 
 def estimate_run_disk_bytes(plan: HospitalPlan, method: SiteMethod, rows: int) -> int:
-    """Estimate the disk space, in bytes, that one run takes at a site when it takes most.
+    """Estimate the peak of the disk space, in bytes, that one run takes at a site.
 
     Counted are the message being answered, the site's state of two rounds and its own model; for a frozen part, the
     message and the stored file; for a comparison with training alone, two models and the states of their trainings.

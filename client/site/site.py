@@ -129,7 +129,7 @@ class Site:
         )
 
     def images_to_train_on(self, part: str, plan: HospitalPlan) -> ImageSet:
-        """Return the images of one part with the labels that a run trains on and chooses epochs by.
+        """Return the images of one part, with the labels by which a run trains and chooses epochs.
 
         An update without noise discloses the effect of labels, so labels of hidden classes are removed unless the
         policy has a privacy budget or ``train_hidden_classes``. Noise that only the plan sets does not suffice, because

@@ -326,7 +326,7 @@ class FedSLD(LabelledSites):
 
 
 class FedMLP(LabelledSites):
-    """FedAvg; sites learn to detect the classes that they do not label from the prototypes of all sites.
+    """FedAvg; from prototypes of all sites, each site learns to detect the classes that it does not label.
 
     Sun et al., "FedMLP: Federated Multi-label Medical Image Classification under Task Heterogeneity", MICCAI 2024.
 

@@ -79,8 +79,8 @@ class FrozenPartDelivery:
 
     Attributes:
         part: The values of the frozen part.
-        held: Sites that have answered a request that needed the frozen part.
-        lost: Sites that reported that they do not store the frozen part any more.
+        held: Sites that store the frozen part: they have worked with it in this run.
+        lost: Sites that reported the frozen part as missing.
     """
 
     part: FrozenPart

@@ -172,7 +172,10 @@ class FedIRMSite(SiteMethod):
     multi_class = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return the local round: on labels; after the supervised rounds also consistency and relation matching."""
+        """Return the local round: it trains on labels, and later also by consistency and relation matching.
+
+        The second part begins after the supervised rounds, at sites that do not label all classes.
+        """
         local = FedIRMRound(context, self.parameters)
         return LocalRound(local.objective if local.matches else plain(local.supervised), local.statistics)
 

@@ -349,7 +349,7 @@ class FedMLPSite(SiteMethod):
         return PLAIN_LOSSES[self.task, "masked" if self.parameters.weighted_partial_loss else "negative"]
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return the local round: in stage 2 it tags before training, sends statistics after, and stores the tags."""
+        """Return the local round: in stage 2 it tags missing labels before training, and stores the tags."""
         local = FedMLPRound(context, self.parameters)
         return LocalRound(local.objective, local.statistics, method_state=local.method_state)
 

@@ -284,7 +284,7 @@ class FedSLDSite(SiteMethod):
 
 
 class ScaledFedAvgSite(SiteMethod):
-    """The hospital's half of ``fedavg_scaled``: the plain loss, with a raised learning rate."""
+    """The hospital's half of ``fedavg_scaled``: the plain loss, with a raised learning rate or a factor for a batch."""
 
     name = "fedavg_scaled"
     table = ScaledFedAvgParameters
