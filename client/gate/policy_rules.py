@@ -23,7 +23,7 @@ from common.models.zoo.spec import is_external_network
 from common.plugins import LOSSES, METHODS, METRICS, MODELS, OPTIMIZERS, PLUGIN, SCHEDULES, TRANSFORMS, identify_plugin
 from common.system.plain_text import format_bytes
 from common.wire.records import UNKNOWN_COUNT, BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
-from strategies.local.site_method import SiteMethod
+from strategies.local.site_method import SiteMethod, compute_largest_epoch_count
 from strategies.local.updates import measure_update_length
 
 GB = 10**9
@@ -78,9 +78,8 @@ class RequestedWork:
 
     @property
     def epochs_per_round(self) -> int:
-        """Return the local epochs of a round; the largest number, if the method trains until its loss settles."""
-        settling = self.method.early_stopping
-        return self.plan.training.epochs if settling is None else settling.cap
+        """Return the largest possible number of local epochs in a round."""
+        return compute_largest_epoch_count(self.method, self.plan)
 
     @property
     def total_epochs(self) -> int:

@@ -203,9 +203,10 @@ def train_until_settled(
     """
     if criterion.lacks_validation_labels:
         return train_fixed_epochs(network, exercise, optimizer, generator)
+    epoch = exercise.epoch or train_epoch
     every, settling, best = list[Losses](), criterion.early_stopping, read_model_state(network)
     while not settling.stopped:
-        every.append(train_epoch(network, exercise, optimizer, generator))
+        every.append(epoch(network, exercise, optimizer, generator))
         settling = settling.after(criterion.compute_loss_after_epoch(network, every[-1], exercise.spec))
         if settling.best_epoch == settling.epochs - 1:
             best = read_model_state(network)

@@ -272,6 +272,9 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | HospitalPla
         reasons = {
             f"{method.name} minimises more than each image's own loss, so that one image's gradient does not hold all "
             'that it changes; use "update"': not method.plain_client,
+            'the loss decides how many steps a site trains, so their noise cannot be planned; use "update"': (
+                method.early_stopping is not None
+            ),
             "method.warm_up_epochs are trained without noise; leave it out": method.parameters.warm_up_epochs > 0,
             "the pull of method.proximal_mu would be clipped with each image's gradient; leave it out": (
                 bool(method.parameters.proximal_mu)

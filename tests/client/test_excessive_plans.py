@@ -95,6 +95,11 @@ EXCESSIVE: dict[str, tuple[HospitalPlan, dict[str, Any], str]] = {
     "epochs of all rounds": (ORDINARY, {"training.epochs": 400, "run.rounds": 9000}, "policy.maximum_total_epochs"),
     "warm-up epochs": (ORDINARY, {"method.warm_up_epochs": HUGE}, "policy.maximum_epochs"),
     "epochs until a loss settles": (plan("unifed"), {"method.epoch_cap": HUGE}, "policy.maximum_epochs"),
+    "epochs of a site that cannot tell when a loss settles": (
+        plan("unifed"),
+        {"training.epochs": HUGE},
+        "policy.maximum_epochs",
+    ),
     "batch size": (ORDINARY, {"training.batch_size": HUGE}, "policy.maximum_batch_size"),
     "threads": (ORDINARY, {"training.threads": 1024}, "policy.maximum_threads"),
     "image size": (ORDINARY, {"model.image_size": 4096}, "policy.maximum_image_size"),

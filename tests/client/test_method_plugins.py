@@ -23,6 +23,7 @@ METHOD = """
 from pathlib import Path
 
 from polyclinic.methods import Batch, ClientContext, LocalRound, Method, Parameters, SiteMethod, SplitNetwork, plain
+from strategies.local.early_stopping import EarlyStopping
 
 Path(__file__).with_suffix(".imported").touch()
 
@@ -54,6 +55,13 @@ class SilentSite(LouderSite):
         return super().client(context)
 
 
+class SettlingSite(SiteMethod):
+    "A method that trains until its loss settles."
+
+    name = "settling"
+    early_stopping = EarlyStopping(patience=2)
+
+
 class RestlessSite(LouderSite):
     "A method that forgets where random numbers come from."
 
@@ -76,6 +84,10 @@ class Silent(Method):
     site_class = SilentSite
 
 
+class Settling(Method):
+    site_class = SettlingSite
+
+
 class Restless(Method):
     site_class = RestlessSite
 
@@ -92,6 +104,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     points = {
         "louder": "louder:Louder",
         "restless": "louder:Restless",
+        "settling": "louder:Settling",
         "silent": "louder:Silent",
         "three": "louder:no_method",
     }
@@ -124,8 +137,9 @@ def test_ray_finds_it_as_this_process_does(module: Path, tmp_path: Path) -> None
         (("run.method=plugin:quieter",), 'no installed package has "quieter"'),
         # Trained plainly, a method whose objective may be another would be another one without a word.
         (("run.method=plugin:silent", *PRIVATE), "minimises more than each image's own loss"),
+        (("run.method=plugin:settling", *PRIVATE), "the loss decides how many steps a site trains"),
     ],
-    ids=["a parameter", "no method", "not installed", "noise for single images"],
+    ids=["a parameter", "no method", "not installed", "noise for single images", "noise in an unknown number of steps"],
 )
 def test_what_is_wrong_with_it_is_a_fault_of_the_experiment(
     choices: tuple[str, ...], fault: str, module: Path, tmp_path: Path

@@ -1,6 +1,7 @@
 """The training loop: seeds, batches, what is frozen, and an optimiser that outlives a round."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,20 @@ def test_training_until_it_settles_ends_with_the_weights_of_the_lowest_loss() ->
     assert figures.epochs == 4
     assert sha256(model) == hashes[1] != hashes[3]
     assert figures.last_loss == pytest.approx(figures.losses.reshape(4, -1)[1].mean())
+
+
+def test_training_until_it_settles_uses_the_epochs_of_a_privacy_layer() -> None:
+    model, calls = network(), list[int]()
+
+    def epoch(network: SplitNetwork, exercise: TrainingTask, *others: Any) -> Any:
+        calls.append(len(calls))
+        return train_epoch(network, replace(exercise, epoch=None), *others)
+
+    task = TrainingTask(EXAMPLES, plain(partial_loss), MOMENTUM, WEAK, NOTHING, epoch)
+    criterion = StopCriterion(EXAMPLES, partial_loss, EarlyStopping(2, cap=3))
+    with make_training_reproducible(1, threads=1) as generator:
+        figures = train_until_settled(model, task, make_optimizer(model, MOMENTUM, 0.1), generator, criterion)
+    assert figures.epochs == len(calls) > 0
 
 
 def test_a_loss_that_is_no_number_is_worse_than_any() -> None:
