@@ -116,7 +116,13 @@ class InspectedDataset:
     @property
     def blank_findings(self) -> int:
         """The number of images whose cell in the column of findings is blank; 0 for label columns."""
-        return int(np.isnan(self.checked.labels).all(axis=1).sum()) if self.roles.finding else 0
+        if self.roles.finding is None:
+            return 0
+        column, images = self.columns.get_column(self.roles.finding), self.columns.get_column(self.roles.image)
+        is_blank = np.array([is_blank_cell(cell) for cell in column.cells], dtype=np.bool_)[column.places]
+        named = {*self.roles.classes, *self.roles.no_finding, *self.roles.doubtful, *self.roles.not_assessed}
+        is_blank &= ~np.isin(column.places, [place for place, cell in enumerate(column.cells) if cell in named])
+        return len(np.unique(images.places[is_blank]))
 
     @property
     def shows_always_something(self) -> bool:

@@ -13,17 +13,21 @@ from common.data.base.spec import NO_FINDING
 from common.data.images.reading import make_conversion_remedy
 from common.data.tables.csv import is_utf_8_table
 from common.data.tables.judgement import finding_certainty, is_metadata_column_name, names_id, split_diagnosis_code
+from common.data.tables.patient_columns import (
+    count_images_per_value,
+    guess_patients_by_filename,
+    list_possible_patient_columns,
+    may_be_identifiers,
+)
 from common.data.tables.roles import (
     ColumnRoles,
     describe_foreign_cells,
     describe_unnamed_columns,
     format_findings_options,
     group_by_reader,
-    guess_patients_by_filename,
     labels_of_other_pictures,
+    list_possible_finding_columns,
     list_possible_hospital_columns,
-    list_possible_patient_columns,
-    may_be_identifiers,
     shorten,
 )
 from common.errors import quote_names
@@ -105,6 +109,8 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
             "    and test, scores come out too high, and intervals too narrow. Name the column: --patient-column",
         ]
         for name in list_possible_patient_columns(data.columns, data.roles.unused):
+            is_single = count_images_per_value(data.columns, name, data.roles.image) == 1
+            lines += [f"    {name} has another value for each image, as an examination has."] if is_single else []
             lines.append(f"    If each patient has one number in it: --patient-column {quote(name)}")
         if groups := guess_patients_by_filename(data.checked.files.names.tolist()):
             lines += [
@@ -255,6 +261,11 @@ def _describe_unused(data: InspectedDataset) -> list[str]:
         lines.append(f"    0 and 1, and not named with --findings: {', '.join(others)}.")
     if plain := [name for name, of in unused.items() if not of.may_be_labels and name not in labels]:
         lines.append(f"    not used: {', '.join(plain)}.")
+    if word_columns := list_possible_finding_columns(data.columns, data.roles):
+        lines.append(
+            f"    If the findings are the words of {', '.join(word_columns)}, name the column: "
+            f"{format_findings_options(word_columns[:1])}"
+        )
     if suspicious := {name: of for name, of in unused.items() if of.may_be_labels and not names_id(name)}:
         lines += [
             f"    NOT USED, for cells that are no label: {describe_foreign_cells(data.columns, suspicious)}.",

@@ -26,7 +26,8 @@ from common.data.load import load_dataset, refuse_unknown_test_classes
 from common.data.sources.npz import load_npz_test_part
 from common.data.sources.npz_file import read_npz_headers
 from common.data.tables.csv import CsvColumns
-from common.data.tables.roles import guess_image_column, guess_patient_column
+from common.data.tables.patient_columns import guess_patient_column
+from common.data.tables.roles import guess_image_column
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.metrics.auroc import ClassMetrics, compute_mean_and_sd, compute_metrics_per_class
 from common.metrics.bootstrap import AurocIntervals, bootstrap_auroc_intervals
@@ -171,7 +172,7 @@ def _make_csv_spec(
     images = labelled.image_column or existing_column(of_run.image_column if of_run else None)
     images = images or existing_column("image") or guess_image_column(columns)
     patients = labelled.patient_column or existing_column(of_run.patient_column if of_run else None)
-    patients = patients or guess_patient_column(columns, (images, *network.class_names))
+    patients = patients or guess_patient_column(columns, network.class_names, images)
     spec: dict[str, Any] = {
         "kind": "folder",
         "images": str((labelled.pictures or labelled.data.parent).resolve()),

@@ -565,11 +565,18 @@ def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
     assert "not used: Patient, Patient Age." in text
     path.write_text(path.read_text().replace("Patient,sex", "MRN,sex"))
     (tmp_path / "mine.toml").unlink()
-    text = made(path)
-    assert "patients: UNKNOWN" in text
-    assert all(
-        f"If each patient has one number in it: --patient-column {name}" in text for name in ("MRN", "'Patient ID'")
+    text = made(path, code=2)
+    assert "--patient-column MRN or --patient-column 'Patient ID'" in text
+    text = made(path, "--patient-column", "Patient ID")
+    assert "Left out, though it may name patients too: MRN." in text
+
+
+def test_a_number_of_each_image_is_no_patient_and_said_to_be_none(tmp_path: Path) -> None:
+    text = made(
+        table(tmp_path, "file,EID,Fluid,Mass", *(f"{n:03}.png,{900 + n},{n % 2},{n // 2 % 2}" for n in range(40)))
     )
+    assert "patients: UNKNOWN" in text
+    assert "EID has another value for each image, as an examination has." in text
 
 
 def test_two_columns_of_pictures_are_a_question_and_labels_of_the_other_picture_are_named(tmp_path: Path) -> None:
@@ -662,6 +669,10 @@ def test_blank_findings_wait_for_their_meaning_where_no_image_is_without_a_findi
     (tmp_path / "mine.toml").write_text(text.replace("# blank", "blank"), encoding="utf-8")
     labels = concatenate_image_sets(load_dataset(data_of(path), tmp_path).parts).labels
     assert [(labels == value).sum(axis=0).tolist() for value in (1, 0)] == [[20, 20], [20, 20]]
+    (tmp_path / "words").mkdir()
+    text = made(findings(tmp_path / "words", "Benign", "Malignant", "Nondiagnostic", "ungraded"))
+    assert "EVERY IMAGE" not in text
+    assert "Next: first decide on those after not_assessed in" in text
     assert "EVERY IMAGE" not in made(findings(tmp_path / "normal", "Mass", "Mass|Fluid", "", "No Finding"))
 
 

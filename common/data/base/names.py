@@ -80,8 +80,8 @@ _NO_VALUE = re.compile(
 """Texts by which databases, languages and spreadsheets write a missing value or an error."""
 _LONGEST_WORD = len("NA_character_")
 """Maximum length of such a text that begins with a letter or digit."""
-_BLANK = frozenset(("", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null", "none", "\\n"))
-"""Lower-case cells by which spreadsheets, databases, R, Python and pandas write a missing value."""
+_BLANK = frozenset(("", ".", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null", "none", "\\n"))
+"""Lower-case cells by which spreadsheets, databases, R, Python, pandas, SAS and Stata write a missing value."""
 
 
 def normalize_name(text: str) -> str:
@@ -111,7 +111,7 @@ Name = Annotated[str, AfterValidator(normalize_name)]
 
 
 def is_blank_cell(cell: str) -> bool:
-    r"""Return True if a normalised table cell has no value: empty, ``NaN``, ``#N/A``, ``NULL``, ``None``, ``\N``."""
+    r"""Return True if a normalised table cell has no value: empty, ``.``, ``NaN``, ``#N/A``, ``NULL``, ``\N``."""
     return len(cell) <= 4 and cell.casefold() in _BLANK
 
 

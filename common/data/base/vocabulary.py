@@ -18,9 +18,10 @@ NUMBER_WORDS = (
     r"(?:id|uid|nr|no|num|n[uú]mero|num[eé]ro|number|nummer|code|c[oó]digo|key|identifi(?:er|ant|cador)|kennung"
     r"|pseudonym|hash)"
 )
+_PERSON = r"(?:patient(?:en|in|e)?|pat|pacient[ea]?|paci[eë]nt|paziente|hasta|患者|пациент)"
+_PARTICIPANT = r"(?:subject|subj|person(?:en)?|participant|proband(?:en|in)?|individual)"
 PATIENT = re.compile(
-    r"(?:patient(?:en|in|e)?|pat|pacient[ea]?|paci[eë]nt|paziente|hasta|subject|subj|person(?:en)?|participant"
-    rf"|proband(?:en|in)?|individual|患者|пациент){NUMBER_WORDS}?|pt{NUMBER_WORDS}|mrn|pid|nhs|cpr|ssn|empi|eid|medrecno"
+    rf"(?:{_PERSON}|{_PARTICIPANT}){NUMBER_WORDS}?|pt{NUMBER_WORDS}|mrn|pid|nhs|cpr|ssn|empi|eid|medrecno"
 )
 """A word for the patient, alone or with one for a number: ``patient``, ``patientennummer``."""
 PATIENT_IN_TWO_WORDS = re.compile(rf"\b(?:pt (?={NUMBER_WORDS}\b)|med(?:ical)? rec(?:ord)?(?: {NUMBER_WORDS})?\b)")
@@ -32,6 +33,16 @@ BESIDE_PATIENT = re.compile(
 """Words that leave the heading of a patient what it is. Any other, such as one for an age or a group, does not."""
 BEFORE_PATIENT = re.compile(r"study|hospital|clinic|source|site|original|local|internal|coded")
 """Words that do so before the patient: "Study Patient ID" numbers patients, "Patient Study ID" studies."""
+_PLAIN_NUMBER = r"(?:id|uid|nr|no|n|num|n[uú]mero|num[eé]ro|number|nummer|identifi(?:er|ant|cador)|kennung)"
+PATIENT_NUMBER = re.compile(
+    rf"(?:{_PERSON}|{_PARTICIPANT}|pt) ?{_PLAIN_NUMBER}|{_PLAIN_NUMBER} (?:{_PERSON}|{_PARTICIPANT})"
+    rf"|(?:mrn|pid|medrecno|med(?:ical)? rec(?:ord)?)(?: {_PLAIN_NUMBER})?"
+)
+"""Headings of nothing but a plain number of patients: ``patient_id``, ``MRN``. A number of a study, a hospital or a
+country, or a code, may be blank for some patients, or repeat."""
+PATIENT_OR_EXAM = re.compile(rf"eid(?: {_PLAIN_NUMBER})?")
+"""Headings that mean the patient in some tables (UK Biobank), and an exam or encounter in others."""
+JOINING = re.compile(r"of|the|de|du|des|del|der")
 PATIENT_KEY = re.compile(
     "patient|subj|participant|person|individual|mrn|hospital(n(o|r|um)|id)|medicalrecord|pacient|pazient"
     "|^(nhs|cpr|ssn)|^pat(id|key|nr|no)?$|^00100020$"
@@ -57,6 +68,11 @@ SPLIT_WORDS = _words(
 """Words of the cells of a column that divides the table into training and test."""
 NO_SPLIT_ALONE = _words("set data cohort kohorte out hold held public private")
 FINDINGS = re.compile(r"finding|label(?!l?e[dr])|diagnos|class|dx|disease|befund|icd(?![a-z])")
+BESIDE_FINDINGS = _words(
+    "type typ method methode confirm confirmed certainty confidence date datum duration source basis by from age bmi "
+    "bp nyha asa weight income risk location site side comment history familienanamnese"
+)
+"""Words beside one of :data:`FINDINGS` in a heading that names something else: "diagnosis method", "BMI class"."""
 HOSPITAL = re.compile(r"hospi|h[oô]pital|klini|kranken|ospedal|cliniq|clinic(?!al)|institut|facility|standort")
 SOURCE_WORDS = _words(
     "site centre center zentrum centro sede source quelle origin herkunft provider cohort dataset haus"
@@ -79,23 +95,28 @@ NO_FINDINGS = _words(
 )
 """Words of which the name of a column without findings consists."""
 NO_FINDING_HEADING = re.compile(
-    r".*(?:sex|gender|geschlecht|male|view)|sex[eo]|sesso|geschl|kön|männlich|weiblich|proje[ck]tion\w*"
-    r"|train(?:ing|set)?|test(?:set)?|split|exclu\w*|ausschluss|ausgeschlossen"
+    r"(?:patient(?:en|s)?|pat|subject|person|is|biological)?(?:sex|gender|geschlecht|(?:fe)?male|view)(?:code|position)?s?"
+    r"|sex[eo]|sesso|geschl|kön|männlich|weiblich|proje[ck]tion\w*"
+    r"|train(?:ing|set)?|test(?:set)?|split|exclu\w*|ausschluss|ausgeschl(?:ossen)?"
 )
 """A word about sex, view, split or exclusion: a column named with it is none of findings."""
-FLAG_WORDS = _words(
-    "validation val valid validierung holdout hold out fold folds testing tested dev tuning eval evaluation external "
-    "internal femenino masculino femme homme feminin masculin féminin mujer hombre femmina maschio donna uomo frau "
-    "mann weibl männl woman women man men girl boy pohlavi pohlaví žena muž cinsiyet kadın erkek płeć kobieta vrouw "
-    "kvinna kvinne kvinde mand lateral frontal oblique erect supine prone upright standing sitting seated bedside "
-    "portable mobile decubitus stehend liegend sitzend seitlich axial sagittal coronal quality qualität qualité "
-    "calidad qualità bad poor good blurry blurred unscharf usable readable gradable ungradable adequate inadequate "
+FLAG_WORDS = (SPLIT_WORDS - {"learn", "public", "private"}) | _words(
+    "fold folds cv valset heldout intest testing "
+    "femenino masculino femme homme feminin masculin féminin mujer hombre femmina maschio donna uomo frau mann weibl "
+    "männl woman women man men girl boy fem masc pohlavi pohlaví žena muž cinsiyet kadın erkek płeć kobieta vrouw "
+    "kvinna kvinne kvinde mand geslacht kjønn køn spol sukupuoli φύλο пол 性别 男 女 "
+    "lateral frontal oblique erect supine prone upright standing sitting seated bedside portable mobile decubitus "
+    "stehend liegend liegendaufnahme sitzend seitlich axial sagittal coronal "
+    "quality qualität qualité calidad qualità qc qa iqa ok pass passed fail failed bad poor good gut schlecht blurry "
+    "blurred unscharf usable readable gradable ungradable adequate inadequate "
+    "labeled labelled annotated review reviewed needed verified validated "
     "duplicate duplicated duplikat doublon drop dropped discard discarded remove removed ignore ignored skip keep "
-    "reject rejected follow up followup baseline verlauf"
+    "reject rejected follow up followup fu baseline verlauf"
 )
 """Words of a heading that may say something of the person, the view, the picture's quality or the split."""
 BESIDE_FLAG = re.compile(
     r"is|has|in|for|used|use|set|flag|the|of|on|dicom|patient|image|img|picture|scan|by|code|bin|binary|indicator|bool"
+    r"|x|ray|xray|cxr|radiograph|aufnahme|exam|photo|foto"
 )
 """Words beside these that add nothing."""
 FINDING_STEM = re.compile(
@@ -116,6 +137,13 @@ SIDES = (
     _words("left l lt links li os gauche izquierda sinistra sn sin"),
 )
 """Words for the right and for the left side, also of the eye (OD, OS)."""
+
+BESIDE_SIDE = _words(
+    "eye eyes breast ear knee hip hand foot lung kidney auge brust ohr knie hüfte fuß lunge niere œil oeil sein ojo "
+    "mama occhio mammella side seite lado côté lato laterality lateralität"
+)
+"""Words beside one for a side, which is a finding only if another word says of what: "Left eye", "side r"."""
+BOTH_SIDES = _words("both bilateral beide beidseits beidseitig ou deux ambos entrambi")
 
 # ---------------------------------------------------------------------- cells
 
@@ -196,8 +224,10 @@ NOT_ASSESSED = re.compile(
 """Cells that say that nobody assessed, or nobody could assess, the image."""
 POOR_QUALITY = re.compile(r"(?:poor|bad|low)[ _-](?:image[ _-])?quality|schlechte (?:bild)?qualität")
 """Cells that may say the same, or may stand beside findings."""
-CODE_OR_PLACEHOLDER = re.compile(r"n[bdrv]|ka")
-"""Abbreviations of a missing value that are also codes of findings, such as nv for nevus."""
+CODE_OR_PLACEHOLDER = re.compile(r"nv")
+"""Abbreviations of a missing value that are, beside other codes, a finding: nevus."""
+UNREAD_CODE = re.compile(r"n[bdr]|ka")
+"""Abbreviations of "nicht befundet", "not done", "not reported" and "keine Angabe", which may be codes of findings."""
 WORD_OR_PLACEHOLDER = re.compile(r"missing|open|offen")
 """Words for a missing value that are also names of findings, such as a missing tooth."""
 NO_NAMES = re.compile(

@@ -11,11 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.vocabulary import BESIDE_FLAG, FLAG_WORDS, NO_FINDING_HEADING, NO_FINDINGS
+from common.data.base.vocabulary import (
+    BESIDE_FLAG,
+    BESIDE_SIDE,
+    BOTH_SIDES,
+    FLAG_WORDS,
+    NO_FINDING_HEADING,
+    NO_FINDINGS,
+    SIDES,
+)
 from common.data.tables.judgement import list_column_name_words
 
 _LONGEST_CODE = 5
 """Maximum number of letters of a heading such as ``ARMD``, which is an abbreviation."""
+_SHORTEST_SIDE = 4
+"""Minimum number of letters of a word for a side that is no abbreviation."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +47,20 @@ def sort_flag_columns(positive: Mapping[str, NDArray[np.bool_]]) -> FlagColumns:
     Args:
         positive: For each column, in the order of the table, ``(rows,)`` True where the cell is 1.
     """
-    names, flags, doubtful = list(positive), set[str](), set[str]()
+    names, flags, doubtful, sides = list(positive), set[str](), set[str](), set[str]()
     for name in names:
         words = [word for word in list_column_name_words(name) if not BESIDE_FLAG.fullmatch(word)]
         # A flag has a word about person, view or split, and otherwise only words that add nothing. A heading is
         # doubtful if all words may be about the person or picture, or one is about sex, view or split.
+        if _names_side(words):
+            sides.add(name)
         if words and all(word in NO_FINDINGS or NO_FINDING_HEADING.fullmatch(word) for word in words):
             flags.add(name)
         elif (words and (FLAG_WORDS | NO_FINDINGS).issuperset(words)) or any(map(NO_FINDING_HEADING.fullmatch, words)):
             doubtful.add(name)
+    # A side with a part of the body, and sides of which there are several columns, may be what is to be found.
+    doubtful |= sides if len(sides) > 1 else sides - flags
+    flags -= doubtful
     classes = [name for name in names if name not in flags | doubtful]
     # A letter in a row of letters of which others are classes is one too, such as D in N, D, G.
     between = {
@@ -55,11 +70,11 @@ def sort_flag_columns(positive: Mapping[str, NDArray[np.bool_]]) -> FlagColumns:
     }
     # An abbreviation may be a class if at least half of the classes are abbreviations, or if one of them is a single
     # letter and it is one too.
-    codes = [name for name in classes if _is_code(name)]
+    codes = [name for name in classes if is_code(name)]
     alike = {
         name
         for name in flags - between
-        if _is_code(name) and codes and (2 * len(codes) >= len(classes) or min(map(len, codes)) == len(name) == 1)
+        if is_code(name) and codes and (2 * len(codes) >= len(classes) or min(map(len, codes)) == len(name) == 1)
     }
     classes, doubtful, flags = [*classes, *between], doubtful | alike, flags - between - alike
     if classes and _have_one_1_in_each_row(positive, (*classes, *doubtful)):
@@ -69,7 +84,17 @@ def sort_flag_columns(positive: Mapping[str, NDArray[np.bool_]]) -> FlagColumns:
     return FlagColumns(tuple(n for n in names if n in classes), tuple(n for n in names if n in doubtful))
 
 
-def _is_code(name: str) -> bool:
+def _names_side(words: Sequence[str]) -> bool:
+    """Return True if the words are sides and words beside them: "left", "eye left", "od os", "side r"."""
+    sides = [word for word in words if any(word in side for side in SIDES)]
+    others = [word for word in words if word not in sides]
+    # A short word for a side alone may be the code of a finding, such as RT for a retinal traction.
+    is_certain = len(sides) > 1 or bool(others) or max(map(len, sides), default=0) >= _SHORTEST_SIDE
+    return bool(sides) and is_certain and (BESIDE_SIDE | BOTH_SIDES).issuperset(others)
+
+
+def is_code(name: str) -> bool:
+    """Return True if a heading is a letter, or an abbreviation in capital letters."""
     return len(name) == 1 or (len(name) <= _LONGEST_CODE and name.isupper())
 
 

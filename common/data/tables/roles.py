@@ -17,25 +17,21 @@ from numpy.typing import NDArray
 from common.data.base.names import is_blank_cell, make_class_spelling_key, make_name_similarity_key
 from common.data.base.spec import NO_FINDING
 from common.data.base.vocabulary import (
-    BEFORE_PATIENT,
-    BESIDE_PATIENT,
+    BESIDE_FINDINGS,
     CASE,
     CODE_OR_PLACEHOLDER,
     CONFIRMED,
     FINDING_STEM,
     FINDINGS,
     HOSPITAL,
-    NO_ID_WORDS,
     NO_SOURCE_WORDS,
-    NUMBERED,
     PART_NAMES,
-    PATIENT,
-    PATIENT_IN_TWO_WORDS,
     READER,
     SIDES,
     SOURCE_WORDS,
     SPLIT_HEADING,
     UNCONFIRMED,
+    UNREAD_CODE,
     WORD_OR_PLACEHOLDER,
 )
 from common.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
@@ -49,7 +45,7 @@ from common.data.tables.cells import (
 from common.data.tables.class_names import MIMIC_CLASSES
 from common.data.tables.csv import CsvColumn, CsvColumns
 from common.data.tables.files import PictureFileFinder, drop_picture_ending, fold_name_case, strip_picture_ending
-from common.data.tables.flag_columns import FlagColumns, sort_flag_columns
+from common.data.tables.flag_columns import FlagColumns, is_code, sort_flag_columns
 from common.data.tables.judgement import (
     MOST_WORDS,
     ColumnJudgement,
@@ -61,26 +57,24 @@ from common.data.tables.judgement import (
     is_no_finding_name,
     is_plausible_finding,
     judge_column,
-    list_column_name_words,
     may_be_split,
     split_column_name_words,
     split_diagnosis_code,
 )
+from common.data.tables.patient_columns import (
+    contains_patient_word,
+    count_pairs,
+    guess_patient_column,
+    holds_dates,
+    may_be_identifiers,
+)
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.plain_text import format_count_with_noun
 
-_DATE = re.compile(
-    r"(?:(?:19|20)\d\d(?:[-./]\d\d?[-./]\d\d?|(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:\d{4}|\d{6})?)"
-    r"|\d\d?[-./]\d\d?[-./](?:19|20)?\d\d|\d\d?:\d\d|\d\d?[-. ]+[^\W\d]{3,9}[-. ]+\d{2,4})(?!\d)"
-)
-"""The beginning of a date or time, in numbers or with the name of the month."""
-_ID = re.compile(r"0\d+|(?=[^\W\d])[\w./-]*\d|(?!\d+\.\d+$)\d+[./-][\d./-]*\d")
-"""A number that no quantity is: with leading zeros, behind letters, or in parts."""
 _MOST_SOURCES, _FEWEST_ROWS = 200, 3
 """Limits for a column of hospitals: the most distinct values, and the fewest rows per value on average."""
-_MOST_IMAGES, _FEW_IMAGES, _MOST_OFFERED = 20, 5, 20
-"""Most images of a patient on average in a guess, and where names have no digits; most values of a column that is
-offered as one of hospitals."""
+_MOST_OFFERED = 20
+"""Most values of a column that is offered as one of hospitals."""
 _MOST_CLASSES = 60
 _LONGEST_CODE = 5
 """Maximum number of letters of a name of a finding that is a code, such as akiec."""
@@ -92,7 +86,6 @@ _MOST_LETTERS = 20
 """Letters of a text that may be a report which are printed."""
 _MOST_COLUMNS = 5
 """Maximum number of columns in an error message."""
-_MEASURE = re.compile(r"\d+[.,]\d*[1-9]\d*")
 _ALIKE = 0.85
 """Minimum similarity of two spellings of one word."""
 _NO_FINDING = frozenset(name.casefold() for name in NO_FINDING)
@@ -157,7 +150,7 @@ def picture_columns(columns: CsvColumns, files: Iterable[str] = (), image: str |
         last_parts = [fold_name_case(re.split(r"[/\\]", cell)[-1]) for cell in cells[name][:_LOOKED_AT]]
         exact = sum(part in whole for part in last_parts)
         near = sum(part in whole or drop_picture_ending(part) in without_ending for part in last_parts)
-        scores[name] = near, exact, not _contains_patient_word(name), len(cells[name])
+        scores[name] = near, exact, not contains_patient_word(name), len(cells[name])
     best = image or max(columns, key=lambda name: scores[name])
     if image or scores[best][0] > min(1, len(cells[best]) - 1):
         others = [name for name in columns if name != best and 2 * scores[name][0] > len(cells[name][:_LOOKED_AT])]
@@ -256,114 +249,6 @@ def group_by_reader(names: Iterable[str]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def guess_patient_column(columns: CsvColumns, others: Collection[str] = ()) -> str | None:
-    """Return the column that surely names patients, except those in ``others``; None if it is not clear which does.
-
-    A heading with a word for a number, such as ``Patient ID``, is surer than ``Patient``. Of several columns that are
-    equally sure, the first is returned if all of them group the rows in the same way.
-    """
-    candidates = _find_patient_columns(columns, (name for name in columns if name not in others))
-    surest = list(filter(_contains_number_word, candidates)) or candidates
-    if not surest:
-        return None
-    first, *rest = map(columns.get_column, surest)
-    are_equal = all(_count_cell_pairs(first, other) == len(first.cells) == len(other.cells) for other in rest)
-    return surest[0] if are_equal else None
-
-
-def list_possible_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
-    """Return the columns that seem to name patients.
-
-    If there are none, return the first column of repeated identifiers, which may be of patients, stays or examinations.
-    """
-    names = list(names)
-    if candidates := _find_patient_columns(columns, names):
-        return candidates
-    for name in sorted(names, key=lambda name: not _contains_patient_word(name)):
-        cells, rows = columns.get_column(name).cells, len(columns.lines)
-        repeats = len(cells) < rows <= _MOST_IMAGES * len(cells)
-        if (
-            repeats
-            and may_be_identifiers(columns, name)
-            and (CASE.search(name.casefold()) or all(map(_ID.fullmatch, cells)))
-        ):
-            return [name]
-    return []
-
-
-def _find_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
-    """Return the columns whose heading has a word for the patient and none for anything else, and whose cells fit."""
-    fitting = list[str]()
-    for name in filter(_is_patient_heading, names):
-        column = columns.get_column(name)
-        filled = [cell for cell in column.cells if not is_blank_cell(cell)]
-        kind = judge_column(column).kind
-        # Not dates, 0 and 1, yes and no.
-        if len(filled) > 1 and kind not in ("labels", "words") and may_be_identifiers(columns, name):
-            has_digits = all(re.search(r"\d", cell) for cell in filled)
-            # Under a heading without a number also not measures and few words.
-            if _contains_number_word(name) or (
-                not any(map(_MEASURE.fullmatch, filled))
-                and (has_digits or len(columns.lines) <= _FEW_IMAGES * len(filled))
-            ):
-                fitting.append(name)
-    return fitting
-
-
-def _is_patient_heading(name: str) -> bool:
-    if name.casefold() in ("patients", "subjects"):
-        return True
-    words = PATIENT_IN_TWO_WORDS.sub("patient ", " ".join(list_column_name_words(name))).split()
-    first = next((place for place, word in enumerate(words) if PATIENT.fullmatch(word)), None)
-    if first is None:
-        return False
-    before = [word for word in words[:first] if not BEFORE_PATIENT.fullmatch(word)]
-    return all(PATIENT.fullmatch(word) or BESIDE_PATIENT.fullmatch(word) for word in before + words[first:])
-
-
-def _contains_patient_word(text: str) -> bool:
-    return any(map(PATIENT.fullmatch, split_column_name_words(text)))
-
-
-def _contains_number_word(name: str) -> bool:
-    return any(map(NUMBERED.fullmatch, split_column_name_words(name)))
-
-
-def _count_cell_pairs(first: CsvColumn, second: CsvColumn) -> int:
-    """Return the number of different pairs of cells that two columns have in one row."""
-    return len(np.unique(first.places.astype(np.int64) * len(second.cells) + second.places))
-
-
-def guess_patients_by_filename(names: Sequence[str]) -> tuple[int, str] | None:
-    """Find a part of the files' names that may be the patient: a folder, or the beginning of the file's own name.
-
-    Returns:
-        The number of patients that this part would give, and one of them; None if no part repeats as patients do.
-    """
-    paths = [name.split("/") for name in names]
-    parts = [[path[-depth] if len(path) >= depth else "" for path in paths] for depth in (2, 3, 4)]
-    for pattern in (r"(.*?\d)[ _-]", r"(.*\d)[ _-]"):  # up to the first, or the last, separator behind a digit
-        parts.append([match[1] if (match := re.match(pattern, path[-1])) else "" for path in paths])
-    groups = list[tuple[bool, int, str]]()
-    for of_part in parts:
-        count = len(set(of_part))
-        repeats = 1 < count < len(names) <= _MOST_IMAGES * count and not all(map(_DATE.match, of_part))
-        if repeats and all(re.search(r"\d", part) and len(part) > 2 for part in of_part):
-            groups.append((not _contains_patient_word(of_part[0]), count, of_part[0]))
-    return min(groups)[1:] if groups else None
-
-
-def may_be_identifiers(columns: CsvColumns, name: str) -> bool:
-    """Return False for a column of ages, dates, times or counts, by its name or its cells."""
-    # Of "Patientenalter" the word is "alter".
-    words = {re.sub(r"^patient(?:en|s)?", "", word) for word in split_column_name_words(name)}
-    return not words & NO_ID_WORDS and not _are_dates(columns.get_column(name))
-
-
-def _are_dates(column: CsvColumn) -> bool:
-    return all(_DATE.match(cell) for cell in column.cells if not is_blank_cell(cell))
-
-
 def guess_column_roles(
     columns: CsvColumns,
     image: str,
@@ -383,7 +268,7 @@ def guess_column_roles(
         BadInput: If no column clearly holds labels, or a column mixes labels with other cells.
     """
     settled = (image, *([source] if source else []), *findings)
-    patient = patient or guess_patient_column(columns, settled)
+    patient = patient or guess_patient_column(columns, settled, image)
     split = next((name for name in columns if name not in settled and _is_split(columns, name)), None)
     rest = [name for name in columns if name not in (image, patient, split)]
     splits = tuple(name for name in rest if name not in settled and may_be_split(columns.get_column(name)))
@@ -539,33 +424,62 @@ def _refuse_almost_label_columns(
 def _refuse_two_label_kinds(columns: CsvColumns, flags: FlagColumns, unused: Mapping[str, ColumnJudgement]) -> None:
     """Raise an error if, beside label columns, another column names further findings: either may be the labels.
 
-    It may if its heading speaks of findings, or if its cells surely name some. If no label column has the name of a
-    known finding, it is enough that cells have one known finding, several names, or a word for "nothing found".
+    It may if its heading speaks of findings, or if its cells surely name some, or name the label columns. Beside a
+    single label column that is no known finding and no abbreviation, it is enough that cells have one known finding,
+    several names, or a word for "nothing found".
 
     Raises:
         BadInput: With the columns of both kinds.
     """
-    label_columns = sorted((*flags.classes, *flags.doubtful), key=list(columns).index)
-    label_keys = set(map(make_class_spelling_key, label_columns))
-    are_known = any(map(_is_known_finding, flags.classes))
+    label_keys = set(map(make_class_spelling_key, (*flags.classes, *flags.doubtful)))
+    is_lone = len(flags.classes) == 1 and not any(map(_is_known_finding, flags.classes))
+    is_lone &= not any(map(is_code, flags.classes))
     for name, findings in _list_finding_columns(columns, unused).items():
         others = [
             finding
             for finding in findings
             if make_class_spelling_key(finding) not in label_keys and not _means_no_finding(finding)
         ]
-        column = columns.get_column(name, with_line_ends=True)
-        separator = _guess_finding_separator(column)
-        has_lists = any(len(split_findings(cell, separator)) > 1 for cell in column.cells)
-        is_meant = FINDINGS.search(name.casefold()) or _are_findings(findings, others)
-        may_be_meant = not are_known and (
-            len(others) < len(findings) or any(map(_is_known_finding, others)) or has_lists
-        )
-        if others and (is_meant or may_be_meant):
+        classes = [
+            finding
+            for finding in findings
+            if len(finding) > 1 and make_class_spelling_key(finding) in label_keys and not _means_no_finding(finding)
+        ]
+        is_meant = _is_findings_heading(name) or _are_findings(findings, others)
+        is_meant |= len(classes) > 1 or 2 * len(classes) >= len(findings)
+        if others and (is_meant or (is_lone and _may_name_findings(columns, name, findings))):
             problem = f'column "{name}" names findings ({quote_names(others, 3)}), and cells are 0 and 1 in '
-            problem += f"{quote_names(label_columns, _MOST_COLUMNS)}. Only one kind can be the labels."
-            options = f"{format_findings_options([name])} or {format_findings_options(label_columns)}"
+            problem += f"{quote_names(flags.classes, _MOST_COLUMNS)}. Only one kind can be the labels."
+            options = f"{format_findings_options([name])} or {format_findings_options(flags.classes)}"
+            if flags.doubtful:
+                options += f" (without {quote_names(flags.doubtful, _MOST_COLUMNS)}, which may be no finding: name it "
+                options += "too if it is)"
             raise BadInput([Fault("--findings", problem, f"Say which, by adding to the command: {options}")])
+
+
+def list_possible_finding_columns(columns: CsvColumns, roles: ColumnRoles) -> list[str]:
+    """Return the columns that may name findings beside label columns of which none is a finding that is known.
+
+    Their cells have lists, a known finding or a word for "nothing found".
+    """
+    if not roles.label_columns or any(map(_is_known_finding, roles.label_columns)):
+        return []
+    return [
+        name
+        for name, findings in _list_finding_columns(columns, roles.unused).items()
+        if _may_name_findings(columns, name, findings)
+    ]
+
+
+def _may_name_findings(columns: CsvColumns, name: str, findings: Collection[str]) -> bool:
+    column = columns.get_column(name, with_line_ends=True)
+    separator = _guess_finding_separator(column)
+    has_lists = any(len(split_findings(cell, separator)) > 1 for cell in column.cells)
+    return has_lists or any(_is_known_finding(finding) or _means_no_finding(finding) for finding in findings)
+
+
+def _is_findings_heading(name: str) -> bool:
+    return FINDINGS.search(name.casefold()) is not None and not split_column_name_words(name) & BESIDE_FINDINGS
 
 
 def _is_known_finding(name: str) -> bool:
@@ -629,7 +543,7 @@ def _guess_hospital_by_name(columns: CsvColumns, names: Iterable[str]) -> str | 
         for name in names
         if _has_few_distinct_cells(column := columns.get_column(name))
         and not split_column_name_words(name) & NO_SOURCE_WORDS
-        and not _contains_patient_word(name)
+        and not contains_patient_word(name)
         and not is_free_text(column)
     ]
     by_name = [name for name in fit if HOSPITAL.search(name.casefold())]
@@ -662,7 +576,7 @@ def _guess_hospital_by_content(
             return name
         if patient is not None:
             patients = columns.get_column(patient)
-            if _count_cell_pairs(patients, column) > len(patients.cells):
+            if count_pairs(patients.places, column.places) > len(patients.cells):
                 continue
         # The fraction of blank cells per hospital, for each class.
         shares = [np.bincount(column.places, rows) / column.count_rows_per_cell() for rows in blank]
@@ -693,8 +607,11 @@ def list_possible_hospital_columns(columns: CsvColumns, judged: Mapping[str, Col
 
 
 def _guess_finding_separator(column: CsvColumn) -> str:
-    """Return the separator that divides most cells into names which occur repeatedly, or into codes of diagnoses."""
-    rows, counts = dict[str, int](), column.count_rows_per_cell()
+    """Return the separator that divides most cells into names which occur repeatedly, or into codes of diagnoses.
+
+    Of several, one is taken whose names consist of no other names: in "Mass, benign|Cyst" the comma belongs to a name.
+    """
+    rows, counts, names = dict[str, int](), column.count_rows_per_cell(), dict[str, set[str]]()
     for mark in OTHER_SEPARATORS:
         pieces = [set(split_findings(cell.casefold(), mark)) for cell in column.cells]
         total = Counter(piece for of_cell in pieces for piece in of_cell)
@@ -703,8 +620,20 @@ def _guess_finding_separator(column: CsvColumn) -> str:
             any(total[piece] > 1 for piece in pieces[place]) or all(map(split_diagnosis_code, pieces[place]))
             for place in divided
         ):
-            rows[mark] = int(counts[divided].sum())
-    return max(rows, key=lambda mark: rows[mark], default="|")
+            rows[mark], names[mark] = int(counts[divided].sum()), set(total)
+    # Of "Mass, benign|Cyst", | leaves no name that another sign divides into names; the comma leaves "benign|Cyst".
+    clean = [
+        mark
+        for mark in rows
+        if all(
+            names[mark].isdisjoint(split_findings(name, other))
+            for other in rows
+            if other != mark
+            for name in names[mark]
+            if other in name
+        )
+    ]
+    return max(clean or rows, key=lambda mark: rows[mark], default="|")
 
 
 def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> str:
@@ -752,7 +681,7 @@ def _list_finding_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
         if judged[name].kind != "other" or is_metadata_column_name(name):
             continue
         column = columns.get_column(name, with_line_ends=True)
-        if is_free_text(column) or may_be_split(column) or _are_dates(column):
+        if is_free_text(column) or may_be_split(column) or holds_dates(column):
             continue
         counts, *_ = _count_finding_names(column, _guess_finding_separator(column))
         names = [finding for finding in counts if not is_placeholder_text(finding)]
@@ -799,16 +728,20 @@ def _add_finding_names(columns: CsvColumns, name: str, roles: ColumnRoles) -> Co
     normal = [key for key in counts if _means_no_finding(key)]
     named = [key for key in counts if key not in normal and not is_placeholder_text(key)]
     unassessed = {*filter(says_not_assessed, counts), *find_missing_codes(named)}.difference(normal)
+    unassessed |= {key for key in counts if UNREAD_CODE.fullmatch(key)}
     real = _find_codes_like_placeholders(counts, named, together)
     nothing = [key for key in counts if is_placeholder_text(key) and key not in unassessed | real]
-    doubtful = [key for key in counts if key in nothing or (key not in normal and finding_certainty(key))]
+    doubtful = [key for key in counts if key in nothing or finding_certainty(key)]
+    doubtful = [key for key in doubtful if key not in unassessed.union(normal)]
     no_classes = unassessed.union(normal, doubtful)
     classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in no_classes}
     if not classes:
         raise BadInput([Fault("--findings", f'column "{name}" names no finding.')])
     _refuse_composed_names(column, name, separator, counts.keys() - unassessed.union(nothing))
-    sets = {names.difference(normal, unassessed): rows for names, rows in together.items()}
-    several = sum(rows for names, rows in together.items() if len(names.difference(normal)) > 1)
+    sets = Counter[frozenset[str]]()
+    for names, rows in together.items():
+        sets[names.difference(normal, unassessed)] += rows
+    several = sum(rows for names, rows in sets.items() if len(names) > 1)
     beside = {key for names in sets if len(names) > 1 for key in names}
     is_usual = several >= _USUALLY_SEVERAL * sum(rows for names, rows in together.items() if names)
     alone = {key: rows for key, rows in classes.items() if key.casefold() not in beside and is_usual}

@@ -1,6 +1,7 @@
 """A column of a stranger's table holds labels, or is named with the cells that are in the way."""
 
 import random
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from common.data.tables.judgement import (
     judge_column,
     may_be_split,
 )
-from common.data.tables.roles import guess_column_roles, guess_patient_column, list_possible_patient_columns
+from common.data.tables.patient_columns import guess_patient_column, list_possible_patient_columns
+from common.data.tables.roles import guess_column_roles
 from common.errors import BadInput
 
 
@@ -247,8 +249,14 @@ def test_what_a_column_says_of_a_patient_is_never_taken_for_the_patient(seed: in
     [
         ("patient,Patient ID", "{n},p{n}", "Patient ID", ["patient", "Patient ID"]),
         ("Patient Name,patient", "Doe{n},{n}", "Patient Name", ["Patient Name", "patient"]),
-        ("subject_id,MRN", "s{n},m{half}", None, ["subject_id", "MRN"]),
-        ("patient,patients", "{half},{n}", None, ["patient", "patients"]),
+        ("subject_id,MRN", "s{n},m{n}", "subject_id", ["subject_id", "MRN"]),
+        ("patient,EID", "{half},{row}", "patient", ["patient", "EID"]),
+        ("EID,view", "{row},PA", None, ["EID"]),
+        ("EID,view", "{n},PA", "EID", ["EID"]),
+        ("patient_id,view", "{row},PA", "patient_id", ["patient_id"]),
+        ("Hospital Patient Number,Study Patient ID", "{row},{half}", "Study Patient ID", None),
+        ("subject_id,MRN", "{row},{half}", "MRN", None),
+        ("Site Patient ID,patient_id", "{flag}{word},{n}", "patient_id", None),
         ("patient,view", "{flag},PA", None, []),
         ("subject,view", "{word},PA", None, []),
         ("Person,view", "{n}5.5,PA", None, []),
@@ -258,17 +266,58 @@ def test_what_a_column_says_of_a_patient_is_never_taken_for_the_patient(seed: in
     ],
 )
 def test_of_columns_that_may_name_the_patient_the_surest_is_taken_or_none(
-    header: str, cells: str, patient: str | None, offered: list[str], tmp_path: Path
+    header: str, cells: str, patient: str | None, offered: list[str] | None, tmp_path: Path
 ) -> None:
     lines = [
-        cells.format(n=n // 2 + 10, half=n // 4 + 10, flag=n % 2, word=("arm", "leg", "head")[n % 3]) for n in range(40)
+        cells.format(row=n + 10, n=n // 2 + 10, half=n // 4 + 10, flag=n % 2, word=("arm", "leg", "head")[n % 3])
+        for n in range(40)
     ]
     columns = columns_of(tmp_path, f"file,{header}", *lines)
     names = header.split(",")
+    offered = names if offered is None else offered
     assert (guess_patient_column(columns, ["file"]), list_possible_patient_columns(columns, names)) == (
         patient,
         offered,
     )
+
+
+SECOND = ("NHS number", "CPR", "Study Patient ID", "Hospital Patient Number", "Source Patient ID", "patient_hash")
+SECOND += ("pt_no", "EID", "MRN", "subject_id", "Patient", "Patient key")
+
+
+@pytest.mark.parametrize("second", SECOND)
+@pytest.mark.parametrize("first", ["patient_id", "PatientID", "Patient-Nr.", "Patientennummer"])
+@pytest.mark.parametrize("every", [2, 5, 40])
+def test_blank_cells_of_a_second_number_leave_the_patient_as_it_is(
+    first: str, second: str, every: int, tmp_path: Path
+) -> None:
+    lines = [f"p{n // 2 + 10},{'' if n % every == 0 else f's{n // 2 + 10}'}" for n in range(40)]
+    for header in (f"file,{first},{second}", f"file,{second},{first}"):
+        rows = lines if header.endswith(second) else [",".join(reversed(line.split(","))) for line in lines]
+        assert guess_patient_column(columns_of(tmp_path, header, *rows), image="file") == first
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "message"),
+    [
+        ("subject_id,MRN", "s{n},m{half}", '"m10" of "MRN" is "s10" of "subject_id" in line 2, and "s11" in line 4'),
+        ("patient,patients", "{half},{n}", '"10" of "patient" is "10" of "patients" in line 2, and "11" in line 4'),
+        ("patient_id,Patient", "{row},{half}", '"10" of "Patient" is "10" of "patient_id" in line 2, and "11"'),
+        ("NHS number,CPR", "{half},{n}", '"10" of "NHS number" is "10" of "CPR" in line 2, and "11" in line 4'),
+    ],
+)
+def test_columns_that_are_equally_sure_to_name_patients_are_a_question(
+    header: str, cells: str, message: str, tmp_path: Path
+) -> None:
+    lines = [cells.format(row=n + 10, n=n // 2 + 10, half=n // 4 + 10) for n in range(40)]
+    columns = columns_of(tmp_path, f"file,{header},Mass", *(f"{line},{n % 2}" for n, line in enumerate(lines)))
+    with pytest.raises(BadInput) as bad:
+        guess_column_roles(columns, "file")
+    options = " or ".join(f"--patient-column {shlex.quote(name)}" for name in header.split(","))
+    assert message in str(bad.value)
+    assert str(bad.value).endswith(options)
+    chosen = header.split(",")[0]
+    assert guess_column_roles(columns, "file", chosen).patient == chosen
 
 
 NO_FINDINGS = ("PatientSex", "sex_male", "Sex (1=f)", "Sexo", "K\u00f6n", "gender_code", "view_PA", "AP", "is_test")
@@ -297,7 +346,9 @@ def test_findings_beside_columns_of_0_and_1_are_a_question_unless_they_are_the_s
 FLAGS = (
     "is_validation val holdout fold testing Femenino femme homme mujer pohlavi lateral frontal erect supine portable "
 )
-FLAGS += "quality bad_quality duplicate drop follow_up Female_Pelvis_Mass Test_Bolus Split_Cord"
+FLAGS += "quality bad_quality duplicate drop follow_up Female_Pelvis_Mass Test_Bolus Split_Cord held_out heldout tst "
+FLAGS += "is_tst trn valset cv_fold fold_3 intest tuning image_quality_ok qc_pass passed_qc is_labeled bedside_xray "
+FLAGS += "Left_eye eye_left od_os Right_breast side_r 性别 пол geslacht sukupuoli kjønn is_man liegendaufnahme"
 
 
 @pytest.mark.parametrize("flag", FLAGS.split())
@@ -305,9 +356,27 @@ def test_a_flag_that_may_be_no_finding_is_a_question_with_both_commands(flag: st
     lines = [f"{n % 2},{n // 2 % 2},{n % 3 % 2}" for n in range(24)]
     columns = columns_of(tmp_path, f"file,Mass,{flag},Lesion", *lines)
     both = "--findings Mass --findings Lesion"
-    with pytest.raises(BadInput, match=f"{both} --findings {flag} .all are findings. or {both} .without these."):
+    with pytest.raises(BadInput) as bad:
         guess_column_roles(columns, "file")
+    assert f"{both} --findings {shlex.quote(flag)} (all are findings) or {both} (without these)" in str(bad.value)
     assert guess_column_roles(columns, "file", findings=["Mass"]).label_columns == ("Mass",)
+
+
+REAL = "normale anormale Anomale proximale minimale maximale Overview Merkmal RT OD Left_Effusion nodule_right "
+REAL += "lateral_meniscus skin_fold poor_inspiration foreign_body testis left_atrium_enlarged age_related_amd"
+
+
+@pytest.mark.parametrize("name", REAL.split())
+def test_a_heading_that_only_contains_a_word_for_a_flag_is_a_class(name: str, tmp_path: Path) -> None:
+    lines = [f"{n % 2},{n // 2 % 2},{n % 3 % 2}" for n in range(24)]
+    columns = columns_of(tmp_path, f"file,Mass,{name},Lesion", *lines)
+    assert guess_column_roles(columns, "file").label_columns == ("Mass", name, "Lesion")
+
+
+@pytest.mark.parametrize("heading", ["Merkmale", "Final review", "Anomale", "Conclusion finale", "Überview"])
+def test_a_column_of_findings_may_have_a_heading_that_ends_like_a_sex_or_view(heading: str, tmp_path: Path) -> None:
+    columns = columns_of(tmp_path, f"file,{heading}", *["Rundherd", "Erguss", "Erguss|Rundherd", "o.B."] * 6)
+    assert guess_column_roles(columns, "file").classes == {"Rundherd": 12, "Erguss": 12}
 
 
 def one_hot(count: int) -> list[str]:
@@ -326,6 +395,9 @@ def independent(count: int) -> list[str]:
         ("N,D,G,C,A,H,M,O", one_hot(8), "N,D,G,C,A,H,M,O"),
         ("N,D,G,C,A,H,M,O", independent(8), "N,D,G,C,A,H,M,O"),
         ("A,B,C,D", independent(4), None),
+        ("Left,Right,Both", one_hot(3), "Left,Right,Both"),
+        ("left,Mass,Nodule", independent(3), "Mass,Nodule"),
+        ("Hand,Eye,Breast", independent(3), "Hand,Eye,Breast"),
         ("DR,ARMD,MH,AP,M,TSLN", independent(6), None),
         ("Mass,Nodule,sex,AP", independent(4), "Mass,Nodule"),
         (
@@ -358,20 +430,33 @@ def test_letters_and_codes_are_classes_by_their_neighbours_and_cells(
         ("remarks", "rot|blau;blau;rot", "Mass", False),
         ("Finding Labels", "Mass;Nodule;No Finding", "Follow-up #", False),
         ("pathology", "Mass;Nodule;No Finding", "lateral", False),
+        ("remarks", "MEL;scar", "MEL,NV", True),
+        ("quality", "good;poor;normal", "MEL,NV", False),
+        ("blood_pressure", "normal;high", "DR,AMD", False),
+        ("eye", "OD;OS;OD/OS", "N,G,C", False),
+        ("ethnicity", "White;Asian;White/Asian", "PE,PTX", False),
+        ("device", "Canon/CR;Canon/DR;Fuji/CR", "DR,AMD", False),
+        ("comment", "repeat|motion;motion;ok", "MEL,NV", False),
+        ("treatment", "surgery+chemo;surgery;none", "MEL,NV", False),
+        ("bmi_class", "normal;overweight;obese", "DR,AMD", False),
+        ("diagnosis_method", "histology;consensus", "MEL,NV", False),
+        ("family_history", "melanoma;none;nevus", "MEL,NV", True),
+        ("diagnosis", "eczema;psoriasis", "MEL,NV", True),
     ],
 )
 def test_findings_are_recognised_by_their_cells_beside_a_single_flag(
     header: str, cells: str, flag: str, is_question: bool, tmp_path: Path
 ) -> None:
-    each = cells.split(";")
-    columns = columns_of(tmp_path, f"file,{header},{flag}", *(f"{each[n % len(each)]},{n % 5 % 2}" for n in range(24)))
+    each, flags = cells.split(";"), flag.split(",")
+    lines = [",".join((each[n % len(each)], *(str((n + at) % 5 % 2) for at in range(len(flags))))) for n in range(24)]
+    columns = columns_of(tmp_path, f"file,{header},{flag}", *lines)
     if is_question:
-        with pytest.raises(BadInput, match=f"--findings '?{header}'? or --findings '?{flag}"):
+        with pytest.raises(BadInput, match=f"--findings '?{header}'? or --findings '?{flag.split(',')[0]}"):
             guess_column_roles(columns, "file")
     else:
         roles = guess_column_roles(columns, "file")
         assert (roles.finding or roles.label_columns) == (
-            (flag,) if header in ("scanner", "area", "remarks") else header
+            header if header in ("Finding Labels", "pathology") else tuple(flags)
         )
 
 
@@ -379,18 +464,54 @@ def test_findings_are_recognised_by_their_cells_beside_a_single_flag(
     ("cells", "classes", "doubtful"),
     [
         ("nv mel bkl nv bcc", "nv mel bkl bcc", ""),
-        ("NV MEL ND KA BCC AKIEC", "NV MEL ND KA BCC AKIEC", ""),
         ("missing caries crown missing|caries healthy", "missing caries crown", ""),
         ("open Mass Nodule", "Mass Nodule", "open"),
         ("nv Erguss Rundherd Pneumonie", "Erguss Rundherd Pneumonie", "nv"),
         ("UNK MEL NV BCC", "MEL NV BCC", "UNK"),
     ],
 )
-def test_a_code_for_a_missing_value_is_a_class_among_codes(
+def test_nevus_among_codes_and_a_missing_tooth_are_classes(
     cells: str, classes: str, doubtful: str, tmp_path: Path
 ) -> None:
     roles = guess_column_roles(columns_of(tmp_path, "file,dx", *(cells.split() * 4)), "file")
     assert (set(roles.classes), " ".join(roles.doubtful)) == (set(classes.split()), doubtful)
+
+
+CODES = (
+    "mel nv bcc akiec bkl df vasc",
+    "DR ARMD MH DN MYA BRVO TSLN",
+    "MEL NV BCC AK BKL DF VASC SCC",
+    "PE PTX ILD TB",
+)
+
+
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("unread", ["", "KA", "ka", "ND", "nb", "NR", "ND KA"])
+def test_abbreviations_for_unread_images_are_a_question_among_codes_of_findings(
+    codes: str, unread: str, tmp_path: Path
+) -> None:
+    roles = guess_column_roles(columns_of(tmp_path, "file,dx", *((codes + " " + unread).split() * 4)), "file")
+    assert (set(roles.classes), set(roles.not_assessed)) == (set(codes.split()), set(unread.split()))
+    assert not roles.doubtful
+
+
+def test_the_remedy_for_two_kinds_of_labels_lists_no_doubtful_flag(tmp_path: Path) -> None:
+    lines = [f"{('melanoma', 'nevus')[n % 2]},{n % 2},{n // 2 % 2},{n % 3 % 2}" for n in range(24)]
+    with pytest.raises(BadInput) as bad:
+        guess_column_roles(columns_of(tmp_path, "file,diagnosis,MEL,NV,holdout", *lines), "file")
+    assert "--findings diagnosis or --findings MEL --findings NV (without" in str(bad.value)
+    assert "--findings holdout" not in str(bad.value)
+
+
+@pytest.mark.parametrize(
+    ("cells", "not_assessed"),
+    [("mass;nodule;no view", "no view"), ("mass;poor quality|mass;nodule;No Finding", "poor quality")],
+)
+def test_words_for_unread_images_are_in_one_list_and_make_no_lists_usual(
+    cells: str, not_assessed: str, tmp_path: Path
+) -> None:
+    roles = guess_column_roles(columns_of(tmp_path, "file,finding", *(cells.split(";") * 15)), "file")
+    assert (set(roles.not_assessed), dict(roles.doubtful), dict(roles.alone)) == ({not_assessed}, {}, {})
 
 
 def test_a_remedy_offers_no_flag_as_the_only_finding(tmp_path: Path) -> None:

@@ -28,13 +28,15 @@ from common.data.images.store import DecodedImageStore
 from common.data.load import load_dataset, open_label_table
 from common.data.tables.csv import CsvColumns, read_csv_columns
 from common.data.tables.labels import LabelTable
+from common.data.tables.patient_columns import (
+    guess_patient_column,
+    guess_patients_by_filename,
+    list_possible_patient_columns,
+)
 from common.data.tables.roles import (
     find_class_synonyms,
     guess_column_roles,
-    guess_patient_column,
-    guess_patients_by_filename,
     list_possible_hospital_columns,
-    list_possible_patient_columns,
 )
 from common.errors import BadInput
 
@@ -373,6 +375,8 @@ def test_labels_are_those_that_were_written(folder: Path, cells: list[Any], sepa
 def slow_label(cell: str) -> float | None:
     """A label read letter by letter; None where it is none."""
     text = "".join(letter for letter in cell if unicodedata.category(letter) not in ("Cf", "Cc") or letter.isspace())
+    if text.strip() == ".":
+        return np.nan
     text = text.strip().replace(",", ".").replace("\u2212", "-")
     if text.lower() in ("", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null", "none", "\\n"):
         return np.nan
@@ -1049,7 +1053,7 @@ def test_spellings_are_proposed_as_one_class_though_a_row_has_labels_of_both() -
         (["Mass", "Effusion", "Mass,Effusion", "No Finding"], ","),
         (["Mass", "Effusion", "Mass\tEffusion", "-"], "\t"),
         (["Mass", "Effusion", "Mass/Effusion", "#N/A"], "/"),
-        (["Mass", "Effusion", "Mass/Effusion", "N/A", "\\N"], "/"),
+        (["Mass", "Effusion", "Mass/Effusion", "N/A", "\\N", "."], "/"),
     ],
 )
 def test_init_finds_the_separator_of_findings(cells: list[str], separator: str, folder: Path) -> None:
@@ -1058,6 +1062,29 @@ def test_init_finds_the_separator_of_findings(cells: list[str], separator: str, 
     )
     roles = guess_column_roles(read_csv_columns(folder / "t.csv", "labels"), "file")
     assert (roles.separator, set(roles.classes)) == (separator, {"Mass", "Effusion"})
+
+
+@pytest.mark.parametrize(
+    ("cells", "classes"),
+    [
+        ("Mass, benign;Mass, malignant;Mass, benign|Cyst;Cyst", "Mass, benign;Mass, malignant;Cyst"),
+        ("Mass, benign;Mass, malignant/Cyst;Mass, malignant;Cyst", "Mass, benign;Mass, malignant;Cyst"),
+        ("Mass & scar;Cyst|Mass & scar;Cyst;Edema", "Mass & scar;Cyst;Edema"),
+        ("Mass, Edema;Mass;Edema;Mass, Nodule", "Mass;Edema;Nodule"),
+        ("Mass, Edema;Mass;Edema;Mass|Nodule;Nodule", None),
+    ],
+)
+def test_a_sign_within_a_name_is_no_separator_beside_one_between_names(
+    cells: str, classes: str | None, folder: Path
+) -> None:
+    lines = [[f"{n:02}.png", f"p{n}", cell] for n, cell in enumerate(cells.split(";") * 3)]
+    (folder / "t.csv").write_text(written([HEADER.split(","), *lines]))
+    columns = read_csv_columns(folder / "t.csv", "labels")
+    if classes is None:
+        with pytest.raises(BadInput, match="which consists of names of the column"):
+            guess_column_roles(columns, "file")
+    else:
+        assert set(guess_column_roles(columns, "file").classes) == set(classes.split(";"))
 
 
 def guessed(folder: Path, header: str, *rows: str) -> CsvColumns:

@@ -1,0 +1,228 @@
+"""Guess which column of a label table names patients, from headings and cells."""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from itertools import permutations
+from shlex import quote
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.base.names import is_blank_cell
+from common.data.base.vocabulary import (
+    BEFORE_PATIENT,
+    BESIDE_PATIENT,
+    CASE,
+    JOINING,
+    NO_ID_WORDS,
+    NUMBERED,
+    PATIENT,
+    PATIENT_IN_TWO_WORDS,
+    PATIENT_NUMBER,
+    PATIENT_OR_EXAM,
+)
+from common.data.tables.csv import CsvColumn, CsvColumns
+from common.data.tables.judgement import judge_column, list_column_name_words, split_column_name_words
+from common.errors import BadInput, Fault, quote_names
+
+_DATE = re.compile(
+    r"(?:(?:19|20)\d\d(?:[-./]\d\d?[-./]\d\d?|(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:\d{4}|\d{6})?)"
+    r"|\d\d?[-./]\d\d?[-./](?:19|20)?\d\d|\d\d?:\d\d|\d\d?[-. ]+[^\W\d]{3,9}[-. ]+\d{2,4})(?!\d)"
+)
+"""The beginning of a date or time, in numbers or with the name of the month."""
+_ID = re.compile(r"0\d+|(?=[^\W\d])[\w./-]*\d|(?!\d+\.\d+$)\d+[./-][\d./-]*\d")
+"""A number that no quantity is: with leading zeros, behind letters, or in parts."""
+_MEASURE = re.compile(r"\d+[.,]\d*[1-9]\d*")
+_FEWEST_IMAGES, _FEW_IMAGES, _MOST_IMAGES = 1.2, 5, 20
+"""Fewest images of a patient on average that make groups, most where names have no digits, and most in a guess."""
+
+
+def guess_patient_column(columns: CsvColumns, others: Collection[str] = (), image: str | None = None) -> str | None:
+    """Return the column that surely names patients, except those in ``others``; None if there is none.
+
+    A plain number of patients, such as ``patient_id``, is surer than one of a study, a hospital or a country, and that
+    is surer than ``Patient``. Of equally sure columns that group the rows in the same way, except where one is blank,
+    the one with fewer blank cells is taken. A column with another value for each image is no patient if another
+    candidate groups the images.
+
+    Args:
+        image: The column of images; None if each row is another one.
+
+    Raises:
+        BadInput: If several columns are equally sure, and group the images differently.
+    """
+    candidates = _find_patient_columns(columns, (name for name in columns if name not in (image, *others)))
+    if not candidates:
+        return None
+    sizes = {name: count_images_per_value(columns, name, image) for name in candidates}
+    grouped = [name for name in candidates if _FEWEST_IMAGES <= sizes[name] <= _MOST_IMAGES]
+    surest = _list_surest(candidates)
+    if among := [name for name in surest if name in grouped]:
+        surest = among
+    elif all(sizes[name] == 1 for name in surest):
+        if not grouped:
+            surest = [name for name in surest if _rank_patient_heading(name) < 3]
+        # A plain number of patients may be right, because numbers of a hospital repeat at the next one.
+        elif not _rank_patient_heading(surest[0]) or any(map(is_blank_cell, columns.get_column(grouped[0]).cells)):
+            raise BadInput([_several_patient_columns_fault(columns, [*surest, *grouped])])
+        else:
+            surest = _list_surest(grouped)
+    if not surest:
+        return None
+    blanks = {name: int(_find_blank_rows(columns.get_column(name)).sum()) for name in surest}
+    best = min(surest, key=lambda name: blanks[name])
+    if not all(_group_rows_alike(columns.get_column(best), columns.get_column(name)) for name in surest):
+        raise BadInput([_several_patient_columns_fault(columns, surest)])
+    return best
+
+
+def _list_surest(names: Sequence[str]) -> list[str]:
+    rank = min(map(_rank_patient_heading, names))
+    return [name for name in names if _rank_patient_heading(name) == rank]
+
+
+def count_images_per_value(columns: CsvColumns, name: str, image: str | None) -> float:
+    """Return the mean number of images of a value of the column, blank cells apart."""
+    column = columns.get_column(name)
+    rows = np.flatnonzero(~_find_blank_rows(column))
+    images = rows.astype(np.int32) if image is None else columns.get_column(image).places[rows]
+    values = column.places[rows]
+    return count_pairs(values, images) / max(len(np.unique(values)), 1)
+
+
+def _rank_patient_heading(name: str) -> Literal[0, 1, 2, 3]:
+    """Return a lower number for a heading that is surer to name patients; 3 may be an examination as well."""
+    words = " ".join(word for word in list_column_name_words(name) if not JOINING.fullmatch(word))
+    if PATIENT_NUMBER.fullmatch(words):
+        return 0
+    if PATIENT_OR_EXAM.fullmatch(words):
+        return 3
+    return 1 if _contains_number_word(name) else 2
+
+
+def _find_blank_rows(column: CsvColumn) -> NDArray[np.bool_]:
+    return np.array([is_blank_cell(cell) for cell in column.cells], dtype=np.bool_)[column.places]
+
+
+def _group_rows_alike(first: CsvColumn, second: CsvColumn) -> bool:
+    """Return True if two columns are one-to-one in the rows where both are filled, and there are such rows."""
+    filled = ~_find_blank_rows(first) & ~_find_blank_rows(second)
+    one, other = first.places[filled], second.places[filled]
+    return bool(filled.any()) and count_pairs(one, other) == len(np.unique(one)) == len(np.unique(other))
+
+
+def _several_patient_columns_fault(columns: CsvColumns, names: Sequence[str]) -> Fault:
+    """Return a fault for columns that may all name patients, with a value of which others differ."""
+    problem = f"columns {quote_names(names)} may each name the patients, and group the images differently"
+    for name, other in permutations(names, 2):
+        one, second = columns.get_column(name), columns.get_column(other)
+        filled = np.flatnonzero(~_find_blank_rows(one) & ~_find_blank_rows(second))
+        first_row = dict[int, int]()
+        for row in filled.tolist():
+            earlier = first_row.setdefault(int(one.places[row]), row)
+            if second.places[earlier] != second.places[row]:
+                values = [second.cells[second.places[at]] for at in (earlier, row)]
+                problem += f': "{one.cells[one.places[row]]}" of "{name}" is "{values[0]}" of "{other}" in line '
+                problem += f'{one.lines[earlier]}, and "{values[1]}" in line {one.lines[row]}'
+                break
+        else:
+            continue
+        break
+    options = " or ".join(f"--patient-column {quote(name)}" for name in names)
+    return Fault("--patient-column", f"{problem}.", f"Say which, by adding to the command: {options}")
+
+
+def count_pairs(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
+    """Return the number of different pairs of the numbers in two arrays ``(rows,)``."""
+    return len(np.unique(first.astype(np.int64) * (int(second.max(initial=0)) + 1) + second))
+
+
+def list_possible_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
+    """Return the columns that seem to name patients.
+
+    If there are none, return the first column of repeated identifiers, which may be of patients, stays or examinations.
+    """
+    names = list(names)
+    if candidates := _find_patient_columns(columns, names):
+        return candidates
+    for name in sorted(names, key=lambda name: not contains_patient_word(name)):
+        cells, rows = columns.get_column(name).cells, len(columns.lines)
+        repeats = len(cells) < rows <= _MOST_IMAGES * len(cells)
+        if (
+            repeats
+            and may_be_identifiers(columns, name)
+            and (CASE.search(name.casefold()) or all(map(_ID.fullmatch, cells)))
+        ):
+            return [name]
+    return []
+
+
+def _find_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
+    """Return the columns whose heading has a word for the patient and none for anything else, and whose cells fit."""
+    fitting = list[str]()
+    for name in filter(_is_patient_heading, names):
+        column = columns.get_column(name)
+        filled = [cell for cell in column.cells if not is_blank_cell(cell)]
+        kind = judge_column(column).kind
+        # Not dates, 0 and 1, yes and no.
+        if len(filled) > 1 and kind not in ("labels", "words") and may_be_identifiers(columns, name):
+            has_digits = all(re.search(r"\d", cell) for cell in filled)
+            # Under a heading without a number also not measures and few words.
+            if _contains_number_word(name) or (
+                not any(map(_MEASURE.fullmatch, filled))
+                and (has_digits or len(columns.lines) <= _FEW_IMAGES * len(filled))
+            ):
+                fitting.append(name)
+    return fitting
+
+
+def _is_patient_heading(name: str) -> bool:
+    if name.casefold() in ("patients", "subjects"):
+        return True
+    words = PATIENT_IN_TWO_WORDS.sub("patient ", " ".join(list_column_name_words(name))).split()
+    first = next((place for place, word in enumerate(words) if PATIENT.fullmatch(word)), None)
+    if first is None:
+        return False
+    before = [word for word in words[:first] if not BEFORE_PATIENT.fullmatch(word)]
+    return all(PATIENT.fullmatch(word) or BESIDE_PATIENT.fullmatch(word) for word in before + words[first:])
+
+
+def contains_patient_word(text: str) -> bool:
+    """Return True if a word of a heading or name means the patient."""
+    return any(map(PATIENT.fullmatch, split_column_name_words(text)))
+
+
+def _contains_number_word(name: str) -> bool:
+    return any(map(NUMBERED.fullmatch, split_column_name_words(name)))
+
+
+def guess_patients_by_filename(names: Sequence[str]) -> tuple[int, str] | None:
+    """Find a part of the files' names that may be the patient: a folder, or the beginning of the file's own name.
+
+    Returns:
+        The number of patients that this part would give, and one of them; None if no part repeats as patients do.
+    """
+    paths = [name.split("/") for name in names]
+    parts = [[path[-depth] if len(path) >= depth else "" for path in paths] for depth in (2, 3, 4)]
+    for pattern in (r"(.*?\d)[ _-]", r"(.*\d)[ _-]"):  # up to the first, or the last, separator behind a digit
+        parts.append([match[1] if (match := re.match(pattern, path[-1])) else "" for path in paths])
+    groups = list[tuple[bool, int, str]]()
+    for of_part in parts:
+        count = len(set(of_part))
+        repeats = 1 < count < len(names) <= _MOST_IMAGES * count and not all(map(_DATE.match, of_part))
+        if repeats and all(re.search(r"\d", part) and len(part) > 2 for part in of_part):
+            groups.append((not contains_patient_word(of_part[0]), count, of_part[0]))
+    return min(groups)[1:] if groups else None
+
+
+def may_be_identifiers(columns: CsvColumns, name: str) -> bool:
+    """Return False for a column of ages, dates, times or counts, by its name or its cells."""
+    # Of "Patientenalter" the word is "alter".
+    words = {re.sub(r"^patient(?:en|s)?", "", word) for word in split_column_name_words(name)}
+    return not words & NO_ID_WORDS and not holds_dates(columns.get_column(name))
+
+
+def holds_dates(column: CsvColumn) -> bool:
+    """Return True if all cells that are not blank begin with a date or time."""
+    return all(_DATE.match(cell) for cell in column.cells if not is_blank_cell(cell))
