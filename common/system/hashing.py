@@ -1,12 +1,18 @@
 """Hashes that are the same in every process: seeds of random generators, and hashes of Python objects."""
 
+import builtins
+import dis
 import functools
 import hashlib
-import inspect
+import importlib
+import importlib.util
+import os
 import re
+import sys
 import types
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 
@@ -19,8 +25,11 @@ def derive_seed(*parts: object) -> int:
 def hash_python_object(part: object) -> str:
     """Return the SHA-256 of a Python object's code and values, to detect that a plug-in object has changed.
 
-    The hash includes source code, attributes, and the closures, defaults and globals of functions. Of modules it
-    includes only the names, so a change of an imported package is not detected.
+    The hash includes attributes, and the compiled code of the user's own functions and classes: with base classes,
+    closures, defaults, and the globals and members of own modules that the code names. Comments, blank lines and line
+    numbers have no effect. Of modules, functions and classes of installed packages, the standard library and this
+    program it includes only the names, so a change of those is not detected. Another Python version compiles to other
+    code, and gives another hash.
     """
     digest = hashlib.sha256()
     for piece in _yield_object_bytes_for_hash(part, {}):
@@ -28,14 +37,17 @@ def hash_python_object(part: object) -> str:
     return digest.hexdigest()
 
 
-def _yield_object_bytes_for_hash(part: Any, visited: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
-    """Yield the bytes of an object for hashing; an object that occurs again is replaced by its number.
+_Visited = dict[int, tuple[int, Any]]
+"""``id`` of an object -> its number and the object itself, which keeps the id unique."""
 
-    Args:
-        visited: ``id`` of an object -> its number and the object itself, which keeps the id unique.
-    """
+
+def _yield_object_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[bytes]:
+    """Yield the bytes of an object for hashing; an object that occurs again is replaced by its number."""
     if part is None or isinstance(part, bool | int | float | complex | str | bytes):
         yield repr(part).encode()
+    elif type(part) is tuple:  # has no number: Python may or may not use the same object for equal tuples
+        yield f"tuple of {len(part)}".encode()
+        yield from _yield_sequence_bytes_for_hash(part, visited)
     elif id(part) in visited:
         yield f"again {visited[id(part)][0]}".encode()
     else:
@@ -44,71 +56,230 @@ def _yield_object_bytes_for_hash(part: Any, visited: dict[int, tuple[int, Any]])
         yield from _yield_content_bytes_for_hash(part, visited)
 
 
-def _yield_content_bytes_for_hash(part: Any, visited: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
+def _yield_content_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[bytes]:
+    pandas = sys.modules.get("pandas")
     if isinstance(part, types.ModuleType):
         yield part.__name__.encode()
-    elif isinstance(part, functools.partial):
-        yield from _yield_sequence_bytes_for_hash((part.func, part.args, part.keywords), visited)
-    elif isinstance(part, types.MethodType):
-        yield from _yield_sequence_bytes_for_hash((part.__func__, part.__self__), visited)
+    elif (inner := _list_wrapped_parts(part)) is not None:
+        yield from _yield_sequence_bytes_for_hash(inner, visited)
     elif isinstance(part, types.FunctionType):
-        yield _read_source_for_hash(part)
-        closure = inspect.getclosurevars(part)
-        used = {name: value for name, value in closure.globals.items() if not isinstance(value, types.ModuleType)}
-        yield from _yield_sequence_bytes_for_hash(
-            (part.__defaults__, part.__kwdefaults__, dict(closure.nonlocals), used), visited
-        )
+        yield from _yield_function_bytes_for_hash(part, visited)
     elif isinstance(part, type):
-        yield f"{part.__module__}.{part.__qualname__}".encode()
-        yield _read_source_for_hash(part)
+        yield from _yield_class_bytes_for_hash(part, visited)
+    elif f"{type(part).__module__}.".startswith(_CHANGING):
+        yield b"changes by itself"
+    elif pandas and isinstance(part, pandas.DataFrame | pandas.Series | pandas.Index):
+        yield from _yield_pandas_bytes_for_hash(part, visited)
     elif hasattr(part, "tobytes") and hasattr(part, "shape"):  # numpy's
         yield f"{part.dtype} {part.shape}".encode()
-        yield part.tobytes()
+        if part.dtype.hasobject:  # its bytes are addresses
+            yield from _yield_object_bytes_for_hash(part.tolist(), visited)
+        else:
+            yield part.tobytes()
     elif type(part).__name__.startswith("Uninitialized"):  # torch's, of a lazy layer
         yield b"uninitialized"
     elif hasattr(part, "detach") and hasattr(part, "numpy"):  # torch's
         yield from _yield_object_bytes_for_hash(part.detach().cpu().float().numpy(), visited)
-    elif isinstance(part, Mapping):
-        yield from _yield_sequence_bytes_for_hash(chain.from_iterable(part.items()), visited)
-    elif isinstance(part, Collection) and not isinstance(part, set | frozenset):
-        yield from _yield_sequence_bytes_for_hash(part, visited)
-    elif (state := getattr(part, "__dict__", None)) is None:
-        yield re.sub(" at 0x[0-9a-f]+", "", repr(part)).encode()
     else:
-        yield from _yield_sequence_bytes_for_hash((type(part), state), visited)
+        yield from _yield_instance_bytes_for_hash(part, visited)
 
 
-def _yield_sequence_bytes_for_hash(parts: Any, visited: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
+def _list_wrapped_parts(part: Any) -> tuple[Any, ...] | None:
+    """Return the functions and values inside a partial function, bound method or property; None for other objects."""
+    if isinstance(part, functools.partial):
+        return part.func, part.args, part.keywords
+    if isinstance(part, types.MethodType):
+        return part.__func__, part.__self__
+    if isinstance(part, classmethod | staticmethod):
+        return (part.__func__,)
+    return (part.fget, part.fset, part.fdel) if isinstance(part, property) else None
+
+
+def _yield_sequence_bytes_for_hash(parts: Any, visited: _Visited) -> Iterator[bytes]:
     for part in parts:
         yield from _yield_object_bytes_for_hash(part, visited)
 
 
-def _read_source_for_hash(part: Any) -> bytes:
-    """Return the source of a function or class for hashing; without a source file also the compiled code.
+def _yield_instance_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[bytes]:
+    """Yield class, members and attributes of an instance for hashing; without any of them its text."""
+    state = getattr(part, "__dict__", None)
+    slots = object.__getstate__(part) if _is_own_class(type(part)) else None
+    if isinstance(part, set | frozenset):  # the order follows from hashes, which differ between processes
+        yield from sorted(hash_python_object(member).encode() for member in part)
+    elif isinstance(part, Mapping):
+        yield from _yield_sequence_bytes_for_hash(chain.from_iterable(part.items()), visited)
+    elif isinstance(part, list | tuple) or (isinstance(part, Collection) and not state):
+        yield from _yield_sequence_bytes_for_hash(part, visited)
+    elif state is None and slots is None:
+        yield re.sub(" at 0x[0-9a-fA-F]+", "", repr(part)).encode()
+    if isinstance(slots, tuple):  # values of the class's ``__slots__``, beside those of ``__dict__``
+        yield from _yield_object_bytes_for_hash(slots[1], visited)
+    if state or (state is not None and not isinstance(part, Collection)):
+        lazy = {name for name in state if isinstance(getattr(type(part), name, None), functools.cached_property)}
+        values = {name: value for name, value in state.items() if name not in lazy}
+        yield from _yield_sequence_bytes_for_hash((type(part), values), visited)
+    elif _is_own_class(type(part)):
+        yield from _yield_object_bytes_for_hash(type(part), visited)
 
-    Code from ``exec`` or a prompt has no source file. Python 3.13 may then return the source of other code, because
-    all code from ``exec`` shares the file name "<string>".
-    """
-    code = getattr(part, "__code__", None)
-    codes = {"": code} if code else {k: v.__code__ for k, v in vars(part).items() if isinstance(v, types.FunctionType)}
-    without_file = {name: inner for name, inner in codes.items() if inner.co_filename.startswith("<")}
-    text = b""
-    if code not in without_file.values():
-        try:
-            text = inspect.getsource(part).encode()
-        except (OSError, TypeError):
-            without_file = codes
-    return text + b"".join(name.encode() + _yield_code_bytes_for_hash(inner) for name, inner in without_file.items())
+
+def _yield_pandas_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[bytes]:
+    names = part.columns.tolist() if hasattr(part, "columns") else part.name
+    yield from _yield_object_bytes_for_hash(names, visited)
+    try:
+        yield sys.modules["pandas"].util.hash_pandas_object(part).to_numpy().tobytes()
+    except TypeError:  # cells that are lists
+        yield from _yield_object_bytes_for_hash(part.to_numpy().tolist(), visited)
 
 
-def _yield_code_bytes_for_hash(code: types.CodeType) -> bytes:
-    inner = b"".join(
-        _yield_code_bytes_for_hash(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)
-    )
-    # The text of a set follows from hashes, which differ between processes: its members are sorted.
-    plain = [
-        sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant
-        for constant in code.co_consts
-        if not isinstance(constant, types.CodeType)
-    ]
-    return code.co_code + repr((plain, code.co_names, code.co_varnames)).encode() + inner
+def _yield_class_bytes_for_hash(part: type, visited: _Visited) -> Iterator[bytes]:
+    """Yield the names of a class and its bases, and the contents of those that are the user's own."""
+    for kind in part.__mro__:
+        yield f"{kind.__module__}.{kind.__qualname__}".encode()
+        if kind is not part and id(kind) in visited:
+            yield f"again {visited[id(kind)][0]}".encode()
+        elif _is_own_class(kind):
+            visited.setdefault(id(kind), (len(visited), kind))
+            for name, value in sorted(vars(kind).items()):
+                code = callable(value) or isinstance(value, classmethod | staticmethod | property)
+                if name != "_abc_impl" and (code or not re.fullmatch("__.*__", name)):
+                    yield name.encode()
+                    yield from _yield_object_bytes_for_hash(value, visited)
+
+
+def _yield_function_bytes_for_hash(part: types.FunctionType, visited: _Visited) -> Iterator[bytes]:
+    yield f"{part.__module__}.{part.__qualname__}".encode()
+    cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=True)
+    yield from _yield_sequence_bytes_for_hash((part.__defaults__, part.__kwdefaults__), visited)
+    yield from _yield_object_bytes_for_hash({name: _read_cell(cell) for name, cell in cells}, visited)
+    if not _is_own_function(part):
+        return
+    yield _convert_code_to_bytes(part.__code__)
+    codes = list(_yield_codes(part.__code__))
+    names = sorted({name for code in codes for name in code.co_names})
+    for name in sorted(set(chain.from_iterable(map(_yield_global_names, codes)))):
+        if name in part.__globals__:
+            yield from _yield_global_bytes_for_hash(name, part.__globals__[name], names, visited)
+    for name in sorted(set(chain.from_iterable(_yield_imported_names(code, part.__globals__) for code in codes))):
+        if (module := _import_own_module(name)) is not None:
+            yield from _yield_global_bytes_for_hash(name, module, names, visited)
+
+
+def _yield_global_bytes_for_hash(name: str, value: Any, members: list[str], visited: _Visited) -> Iterator[bytes]:
+    """Yield the bytes of a global of a function; of the user's own modules those members that the function may use."""
+    yield name.encode()
+    yield from _yield_object_bytes_for_hash(value, visited)
+    if isinstance(value, types.ModuleType) and _is_own_module(value.__name__):
+        for member in members:
+            inner = vars(value).get(member)
+            if isinstance(inner, types.ModuleType) and not inner.__name__.startswith(f"{value.__name__}."):
+                yield inner.__name__.encode()  # an import of that module, which need not be one of this function
+            elif member in vars(value):
+                yield from _yield_global_bytes_for_hash(member, inner, members, visited)
+
+
+def _read_cell(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return "empty"
+
+
+def _yield_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a function's code and that of the functions, lambdas and comprehensions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _yield_codes(constant)
+
+
+def _yield_global_names(code: types.CodeType) -> Iterator[str]:
+    yield from (step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+
+
+def _yield_imported_names(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the absolute names of the modules that a function's body imports."""
+    steps = list(dis.get_instructions(code))
+    for number, step in enumerate(steps):
+        if step.opname == "IMPORT_NAME":
+            level = steps[number - 2].argval  # pushed before the list of names and the import
+            package = names.get("__package__") or ""
+            if not isinstance(level, int) or not level:
+                yield step.argval
+            elif package.count(".") >= level - 1:
+                yield importlib.util.resolve_name("." * level + step.argval, package)
+
+
+def _import_own_module(name: str) -> types.ModuleType | None:
+    """Import a module if it is the user's own; return None for others and for those that cannot be imported."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.origin or not _is_own_file(spec.origin) or spec.origin in ("built-in", "frozen"):
+            return None
+        return importlib.import_module(name)
+    except (Exception, SystemExit):  # somebody else's code: it may raise anything, and does so again in the run
+        return None
+
+
+def _convert_code_to_bytes(code: types.CodeType) -> bytes:
+    inner = b"".join(_convert_code_to_bytes(value) for value in code.co_consts if isinstance(value, types.CodeType))
+    constants = [_convert_constant_to_text(value) for value in code.co_consts if not isinstance(value, types.CodeType)]
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
+    return code.co_code + code.co_exceptiontable + repr((constants, names, counts)).encode() + inner
+
+
+def _convert_constant_to_text(value: object) -> str:
+    """Convert a constant to text; members of a set are sorted, because their order differs between processes."""
+    if isinstance(value, frozenset):
+        return f"set {sorted(map(_convert_constant_to_text, value))}"
+    return f"tuple {[*map(_convert_constant_to_text, value)]}" if isinstance(value, tuple) else repr(value)
+
+
+_CHANGING: tuple[str, ...] = (
+    "logging.",
+    "threading.",
+    "_thread.",
+    "queue.",
+    "multiprocessing.",
+    "_io.",
+    "random.",
+    "weakref.",
+)
+_CHANGING += ("concurrent.", "torch.utils.tensorboard.", "tensorboard.", "tensorboardX.", "tqdm.", "wandb.", "mlflow.")
+"""Modules of classes whose instances change by themselves and compute nothing of a model, such as loggers."""
+_PROGRAM = Path(__file__).resolve().parents[2]
+_PROGRAM_FOLDERS = tuple(
+    f"{_PROGRAM / name}{os.sep}" for name in ("client", "common", "polyclinic", "server", "strategies", "studies")
+)
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+
+
+def _is_own_class(kind: type) -> bool:
+    if kind.__module__ == "builtins":  # a class from ``exec`` without a module's name says so, too
+        return bool(kind.__flags__ & 1 << 9) and vars(builtins).get(kind.__name__) is not kind  # made at run time
+    return _is_own_module(kind.__module__)
+
+
+def _is_own_function(part: types.FunctionType) -> bool:
+    file = part.__code__.co_filename
+    if not file.startswith("<"):
+        return _is_own_file(file)
+    return part.__module__ in (None, "builtins") or _is_own_module(part.__module__)
+
+
+def _is_own_module(name: str) -> bool:
+    """Return True for modules of no installed package, not of the standard library and not of this program."""
+    while name not in sys.modules and "." in name:
+        name = name.rpartition(".")[0]
+    if name == "__main__":  # a script or a notebook
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return _is_own_file(file) if file else name.partition(".")[0] not in sys.stdlib_module_names
+
+
+@functools.cache
+def _is_own_file(file: str) -> bool:
+    path = os.path.abspath(file)
+    if {"site-packages", "dist-packages"} & {*Path(path).parts}:
+        return False
+    return not path.startswith(_LIBRARY) and not os.path.realpath(path).startswith(_PROGRAM_FOLDERS)

@@ -18,6 +18,7 @@ from blake3 import blake3
 from common.config import Experiment
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import NAMED_BY_THE_RUN
+from common.plugins import format_plugin_user_name, is_local_plugin_name
 from common.system.files import Parts, write_atomically
 from common.system.plain_text import list_first_and_count_rest
 from server.runs.tracking import flatten_nested_tables
@@ -34,6 +35,16 @@ _MAY_CHANGE = (
     "participation.roll_call_deadline_s",
 )
 """Tables and keys of an experiment that change where sites train and how long they are waited for."""
+_ARGUMENTS = {
+    "model.architecture": "model",
+    "training.loss": "loss",
+    "augmentation.transform": "transform",
+    "training.optimizer": "optimizer",
+    "training.schedule": "schedule",
+    "data.name": "dataset",
+    "evaluation.metrics": "metrics",
+}
+"""Settings that name an object of ``polyclinic.simulate`` -> the argument by which it was given."""
 
 
 @dataclass(frozen=True)
@@ -224,10 +235,26 @@ def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment,
     if gpus_before != gpus_now:  # of another number of parts the sums are rounded otherwise
         old["simulation.gpus_per_site"], new["simulation.gpus_per_site"] = gpus_before, gpus_now
     changed = [
-        f"{key} was {json.dumps(old.get(key))}, is {json.dumps(new.get(key))}"
+        _describe_setting_change(key, old.get(key), new.get(key))
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)
     ]
     if changed:
         problem = f"began with another experiment: {list_first_and_count_rest(changed, _MOST_CHANGES)}."
         raise BadInput([Fault(f"--resume {out}", problem, "Resume with the same file and --set, or take a new --out.")])
+
+
+def _describe_setting_change(key: str, before: Any, now: Any) -> str:
+    """Describe the change of a setting; objects of ``polyclinic.simulate`` are named as its arguments."""
+    argument, names = _ARGUMENTS.get(key, ""), [_list_plugin_names(value) for value in (before, now)]
+    if not argument or not any(map(is_local_plugin_name, names[0] + names[1])):
+        return f"{key} was {json.dumps(before)}, is {json.dumps(now)}"
+    texts = [", ".join(format_plugin_user_name(argument, name) for name in of) or "not given" for of in names]
+    if texts[0] != texts[1]:
+        return f"{key} was {texts[0]}, is {texts[1]}"
+    parts = "pictures, labels, patients or code" if argument == "dataset" else "code or values"
+    return f"{texts[0]} has other {parts} than the run began with"
+
+
+def _list_plugin_names(value: Any) -> list[str]:
+    return [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]

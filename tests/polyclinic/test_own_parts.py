@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD
 
 import polyclinic as pc
 from tests.polyclinic.pictures import SMALL, pictures
@@ -87,10 +88,60 @@ def test_a_file_that_changed_is_read_anew(tmp_path: Path) -> None:
 def test_a_run_that_is_done_is_resumed_with_its_own_experiment_only(tmp_path: Path) -> None:
     done = run(tmp_path / "done", model=networks(8, nn.ReLU))
     assert run(tmp_path / "done", model=networks(8, nn.ReLU), resume=True).model_sha256 == done.model_sha256
-    with pytest.raises(pc.BadInput, match=r"began with another experiment: .*model"):
+    with pytest.raises(pc.BadInput, match=r"began with another experiment: model=build has other code or values"):
         run(tmp_path / "done", model=networks(8, nn.Tanh), resume=True)
+    with pytest.raises(pc.BadInput, match=r"experiment: dataset=LabelledImages has other pictures, labels, patients"):
+        run(tmp_path / "done", pictures(7), model=networks(8, nn.ReLU), resume=True)
+    with pytest.raises(pc.BadInput, match=r"experiment: training.optimizer was .*, is optimizer=lambda"):
+        run(tmp_path / "done", model=networks(8, nn.ReLU), optimizer=lambda p, **more: SGD(p, lr=1.0), resume=True)
     with pytest.raises(pc.BadInput, match=r"began with another experiment: .*training"):
         run(tmp_path / "done", model=networks(8, nn.ReLU), settings={"training.lr": 0.5}, resume=True)
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": torch.relu, "tanh": torch.tanh}
+
+
+def activate(maps: torch.Tensor) -> torch.Tensor:
+    return ACTIVATIONS["now"](maps)
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Sequential(nn.Conv2d(1, 8, 5, stride=4), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return activate(self.layer(images))
+
+
+class Inherited(Base):
+    pass
+
+
+def test_a_network_whose_base_class_uses_another_function_is_another_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook, between two runs of one process; the third run repeats the first."""
+    hashes = []
+    for number, name in enumerate(("relu", "tanh", "relu")):
+        monkeypatch.setitem(ACTIVATIONS, "now", ACTIVATIONS[name])
+        hashes.append(run(tmp_path / str(number), model=Inherited()).model_sha256)
+    assert hashes[0] == hashes[2] != hashes[1]
+    monkeypatch.setitem(ACTIVATIONS, "now", torch.tanh)
+    with pytest.raises(pc.BadInput, match="model=Inherited has other code or values"):
+        run(tmp_path / "0", model=Inherited(), resume=True)
+
+
+def test_factories_on_one_line_make_different_networks_and_optimisers(tmp_path: Path) -> None:
+    relu, tanh = lambda *size: networks(8, nn.ReLU)(*size), lambda *size: networks(8, nn.Tanh)(*size)
+    slow, fast = lambda p, **more: SGD(p, lr=0.01), lambda p, **more: SGD(p, lr=1.0)
+    given: list[dict[str, Any]] = [{"model": relu}, {"model": tanh}, {"optimizer": slow}, {"optimizer": fast}]
+    runs = [run(tmp_path / str(number), **parts) for number, parts in enumerate(given)]
+    assert len({done.model_sha256 for done in runs}) == 4
+    for number, other in ((0, {"model": tanh}), (2, {"optimizer": fast})):
+        with pytest.raises(pc.BadInput, match="began with another experiment"):
+            run(tmp_path / str(number), resume=True, **other)
 
 
 LABELS = pictures().labels
