@@ -142,11 +142,14 @@ def refuse_changed_data(opening: OpenedRunFolder, data: Mapping[str, tuple[str, 
     for table in changed if opening.resumed else ():
         before, now = contents.get(table), data[table][1]
         problem = "began with other images, labels or patients than the data set has now."
-        if before:  # an earlier release noted no contents
+        if before and "labels by picture" in before:  # an earlier release noted other contents, or none
             differences = list[str]()  # "205 images instead of 200", "other labels", "of hospital Ost"
             if now["images"] != before["images"]:
                 differences.append(f"{now['images']} images instead of {before['images']}")
-            kinds = [key for key in ("pictures", "labels", "patients") if now[key] != before.get(key)]
+            kinds = [key for key in ("pictures", "labels", "patients") if now[key] != before[key]]
+            if "pictures" not in kinds:  # the same labels or patients, but of other pictures
+                pairs = {key: f"{key} by picture" for key in ("labels", "patients")}
+                kinds = [key for key, pair in pairs.items() if key in kinds or now[pair] != before[pair]]
             differences += [f"other {join_as_english_list(kinds)}"] if kinds else []
             keys = sorted(key for key in {*now, *before} if key.startswith("hospital "))
             hospitals = [key for key in keys if now.get(key) != before.get(key)]

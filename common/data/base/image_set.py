@@ -291,24 +291,23 @@ def hash_dataset(*parts: ImageSet) -> str:
 def hash_dataset_contents(*parts: ImageSet) -> dict[str, str]:
     """Return the number of images, and a short hash each of all pictures, all labels, all patients and each hospital.
 
-    If the :func:`hash_dataset` of two data sets differs, these hashes show where the difference is.
+    Two more hashes tell which picture has which labels, and which patient. The order of the images has no effect: a
+    change of one label may deal all patients anew. If the :func:`hash_dataset` of two data sets differs, these hashes
+    show where the difference is.
     """
-    labels, digests = np.concatenate([part.labels for part in parts]), np.concatenate([part.digests for part in parts])
-    patients = [name for part in parts for name in part.patients.tolist()]
+    labels = [row.tobytes() for part in parts for row in part.labels]
+    digests = [digest.tobytes() for part in parts for digest in part.digests]
+    patients = [json.dumps(name).encode() for part in parts for name in part.patients.tolist()]
     sources = [name for part in parts for name in part.sources.tolist()]
-    rows = dict[str, list[int]]()
-    for row, source in enumerate(sources):
-        rows.setdefault(source, []).append(row)
-    contents = {"pictures": digests.tobytes(), "labels": labels.tobytes(), "patients": json.dumps(patients).encode()}
-    contents |= {
-        f"hospital {source}": b"".join(
-            (digests[index].tobytes(), labels[index].tobytes(), json.dumps([patients[row] for row in index]).encode())
-        )
-        for source, index in sorted(rows.items())
-        if source
-    }
+    pairs = {"labels by picture": zip(digests, labels, strict=True)}
+    pairs["patients by picture"] = zip(digests, patients, strict=True)
+    contents = {"pictures": digests, "labels": labels, "patients": patients}
+    contents |= {kind: list(map(b"".join, entries)) for kind, entries in pairs.items()}
+    for source, entries in zip(sources, zip(digests, labels, patients, strict=True), strict=True):
+        if source:
+            contents.setdefault(f"hospital {source}", []).append(b"".join(entries))
     return {"images": str(len(labels))} | {
-        key: hashlib.sha256(content).hexdigest()[:16] for key, content in contents.items()
+        key: hashlib.sha256(b"".join(sorted(content))).hexdigest()[:16] for key, content in contents.items()
     }
 
 

@@ -97,7 +97,9 @@ def test_the_contents_of_a_data_set_say_what_has_changed_and_at_which_hospital()
     labels[3, 0] = 1
     after = hash_dataset_contents(replace(images, labels=labels))
     assert before["images"] == "4"
-    assert [key for key in before if before[key] != after[key]] == ["labels", "hospital West"]
+    assert [key for key in before if before[key] != after[key]] == ["labels", "labels by picture", "hospital West"]
     assert [
         key for key, text in hash_dataset_contents(replace(images, patients=names[::-1])).items() if text != before[key]
-    ] == ["patients", "hospital Ost", "hospital West"]
+    ] == ["patients by picture", "hospital Ost", "hospital West"]
+    order = np.array([2, 0, 3, 1])
+    assert hash_dataset_contents(images.select_rows(order[:1]), images.select_rows(order[1:])) == before
