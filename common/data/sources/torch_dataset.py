@@ -46,6 +46,9 @@ _WITHOUT_ENTRIES = ("builtins", "numpy", "torch", "PIL", "pandas", "pathlib", "d
 """Packages whose objects are values, and have no entries of their own."""
 _CLASSES = ("class_names", "classes", "pathologies")
 """Attributes in which data sets store class names."""
+_PERSON = re.compile("(labell?er|annotator)s?")
+_NOTES = frozenset(("by", "file", "filename", "files", "name", "names", "path", "paths", "source", "uri", "url"))
+"""Words of a key beside "label" or "mask" whose text says where labels are from, or names them again."""
 _LISTED, _MOST_FAILURES = 5, 100
 _GIVE_LABELS = "Return (image, labels), or give labels to pc.LabelledImages."
 _REPEATED = 8
@@ -465,12 +468,6 @@ def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.fl
         raise ValueError(item.unclear["labels"])
     if item.labels is None:
         raise ValueError("has no labels. " + _GIVE_LABELS)
-    for key, value in item.unread.items():
-        _refuse_possible_labels(f'"{key}"', key, value, class_names)
-        for nested_key, nested_value in _nested_entries(value):
-            if nested_key is not None:
-                nested_name = f'"{nested_key}" in "{key}"'
-                _refuse_possible_labels(nested_name, nested_key, nested_value, class_names, nested=True)
     values = convert_labels_to_array(item.labels, class_names)
     if values.size == 1 and values.ndim <= 1 and len(class_names) > 1:
         value = values.reshape(())
@@ -484,6 +481,13 @@ def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.fl
         raise ValueError(f"has labels of shape {row.shape}, and there are {len(class_names)} classes.")
     if item.mask is not None:
         row = np.where(item_label_mask(item, len(class_names)), row, np.float32(np.nan))
+    present = [name for name, value in zip(class_names, row, strict=True) if value == 1]
+    for key, value in item.unread.items():
+        _refuse_possible_labels(f'"{key}"', key, value, class_names, present)
+        for nested_key, nested_value in _nested_entries(value):
+            if nested_key is not None:
+                name = f'"{nested_key}" in "{key}"'
+                _refuse_possible_labels(name, nested_key, nested_value, class_names, present, nested=True)
     if not (np.isnan(row) | np.isin(row, (0, 1))).all():
         raise ValueError(f"has labels {row.tolist()}; they are 1 (present), 0 (absent) or NaN (unknown).")
     return row
@@ -520,16 +524,17 @@ def _is_segmentation_mask(mask: Any, image: Any) -> bool:
 
 
 def _refuse_possible_labels(
-    name: str, key: Any, value: Any, class_names: Sequence[str], *, nested: bool = False
+    name: str, key: Any, value: Any, class_names: Sequence[str], present: Sequence[str], *, nested: bool = False
 ) -> None:
     """Raise ``ValueError`` if an unread entry names a class, or has a number for each class that may be a label.
 
     Args:
         name: Name of the entry for the message.
+        present: The classes that the item's labels say are present; a text that names only these adds nothing.
         nested: True for an entry inside another one, which is probably metadata. Its numbers are refused only if they
             may be a label mask: 0 or 1 per class under a name such as ``label_mask``, but not a single ``True``.
     """
-    if _entry_names_class(key, value, class_names):
+    if _entry_names_class(key, value, class_names, present):
         problem = f"has {name}, which names a class and is not read. "
         raise ValueError(problem + "Put it into the labels, or leave it out.")
     words = _split_key_into_words(key)
@@ -560,7 +565,7 @@ def _is_true(value: Any) -> bool:
 
 
 def _is_label_key(words: Sequence[str]) -> bool:
-    return any(LABEL_KEY.match(word) for word in words)
+    return any(LABEL_KEY.match(word) and not _PERSON.fullmatch(word) for word in words)
 
 
 def _split_key_into_words(key: object) -> list[str]:
@@ -581,8 +586,12 @@ def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence
         name = _keep_letters_and_digits(key)
         if not keys["patient"] and _is_like_patient(name):
             unclear["patient"] = f'has "{key}", which may name its patient. Call it "patient", or leave it out.'
-        says_nothing = value is None or (_is_true(value) and "valid" in name) or _is_segmentation_mask(value, image)
-        if keys["labels"] and _is_label_key(_split_key_into_words(key)) and not says_nothing:
+        words = _split_key_into_words(key)
+        is_note = isinstance(value, str) and bool(_NOTES & {*words}) and _as_dictionary(value) is None
+        says_nothing = (
+            is_note or value is None or (_is_true(value) and "valid" in name) or _is_segmentation_mask(value, image)
+        )
+        if keys["labels"] and _is_label_key(words) and not says_nothing:
             problem = f'has "{key}" beside "{keys["labels"][0]}". '
             unclear["labels"] = problem + 'Call a mask "label_mask"; leave others out.'
         for nested_key, nested_value in _nested_entries(value):
@@ -642,12 +651,12 @@ def _is_like_patient(name: str) -> bool:
     return bool(PATIENT_KEY.search(name)) and not NO_PATIENT_KEY.search(name)
 
 
-def _entry_names_class(key: Any, value: Any, class_names: Sequence[str]) -> bool:
+def _entry_names_class(key: Any, value: Any, class_names: Sequence[str], present: Sequence[str]) -> bool:
     """Return True if an entry of an item probably says which classes are present.
 
     This is so if its key contains the name of a class, except if its value has numbers beyond -1 to 1, which are no
-    labels; if its value is the name of a class, or a list with one; or if it is a list of class numbers and its key has
-    a word for classes.
+    labels; if its value is the name of a class that is not in ``present``, or a list with the name of a class; or if it
+    is a list of class numbers and its key has a word for classes.
     """
     names = {_keep_letters_and_digits(name) for name in class_names} - {""}
     key_words = _split_key_into_words(key)
@@ -662,6 +671,8 @@ def _entry_names_class(key: Any, value: Any, class_names: Sequence[str]) -> bool
             return True
     texts = [value] if isinstance(value, str) else value if isinstance(value, list | tuple | set) else []
     words = [word for text in texts if isinstance(text, str) for word in _LIST_SIGNS.split(text)]
+    if isinstance(value, str):
+        names -= set(map(_keep_letters_and_digits, present))
     return any(_keep_letters_and_digits(word) in names for word in words)
 
 

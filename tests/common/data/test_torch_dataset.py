@@ -210,7 +210,7 @@ def test_an_entry_that_may_say_what_is_known_is_refused_by_its_name(
     opened: Callable[[Any], DatasetSplits], key: str, entry: dict[str, Any]
 ) -> None:
     items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], **entry}, class_names=("lines", "bars"))
-    with pytest.raises(BadInput, match=rf'\[0\]: has ("\S+" in )?"{key}"'):
+    with pytest.raises(BadInput, match=rf'\[\d\]: has ("\S+" in )?"{key}"'):
         opened(LabelledImages(items, patients=[f"p{row}" for row in range(COUNT)]))
 
 
@@ -225,6 +225,27 @@ def test_metadata_in_dictionaries_is_left(opened: Callable[[Any], DatasetSplits]
     items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], "patient": row, **more}, COUNT, class_names)
     for part in opened(items).parts:
         np.testing.assert_array_equal(part.labels, LABELS[part.places])
+
+
+@pytest.mark.parametrize("key", ["label_path", "mask_path", "labeler", "annotator", "labeled_by", "label_file"])
+def test_texts_about_the_labels_are_no_labels(opened: Callable[[Any], DatasetSplits], key: str) -> None:
+    items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], "patient": row, key: f"R{row}.png"})
+    for part in opened(items).parts:
+        np.testing.assert_array_equal(part.labels, LABELS[part.places])
+
+
+@pytest.mark.parametrize("key", ["class_name", "label_name", "finding", "folder"])
+def test_a_text_may_repeat_the_labels_and_not_contradict_them(opened: Callable[[Any], DatasetSplits], key: str) -> None:
+    names = ("lines", "bars")
+    repeated = Items(
+        lambda row: {"image": GREY[row], "label": row % 2, "patient": row, key: names[row % 2]}, COUNT, names
+    )
+    assert len(opened(repeated).train)
+    other = Items(
+        lambda row: {"image": GREY[row], "label": row % 2, "patient": row, key: names[row // 7 % 2]}, COUNT, names
+    )
+    with pytest.raises(BadInput, match=rf'has "{key}", which names a class'):
+        opened(other)
 
 
 NamedPatient = namedtuple("NamedPatient", "patient_id site")
