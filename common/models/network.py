@@ -24,6 +24,7 @@ from common.models.trained import (
     list_trained_layers,
     make_standardising_layers,
     refuse_unfit_train_setting,
+    register_frozen_constants,
     reset_running_statistics,
 )
 from common.models.weights import read_backbone_weights
@@ -223,6 +224,7 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
     if spec.norm == "group" and not spec.norm_frozen:  # frozen, it mixes no images and must stay as published
         replace_with_group_norm(backbone)
     add_low_rank_factors(backbone, spec.train)
+    register_frozen_constants(backbone, spec)
     refuse_unfit_train_setting(backbone, spec)
     rows = draw_initial_head(class_names, spec.neck or width, seed)
     head = make_dense_layer(torch.from_numpy(rows.weight), torch.from_numpy(rows.bias))
@@ -262,6 +264,7 @@ def build_meta_lora_backbone(spec: ModelSpec) -> nn.Module:
     """
     backbone = build_meta_backbone(spec).module
     add_low_rank_factors(backbone, spec.train)
+    register_frozen_constants(backbone, spec)
     return backbone
 
 

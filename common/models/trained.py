@@ -119,11 +119,13 @@ def list_trained_layers(backbone: nn.Module, train: str) -> frozenset[str]:
     layers = [name for name, module in backbone.named_modules() if list(module.parameters(recurse=False))]
     if train == "all":
         return frozenset(layers)
-    last = int(train.removeprefix("last:"))
-    if last > len(layers):
-        problem = f"asks for {last} layers, and the backbone has {len(layers)} with parameters."
+    # A parametrized layer, with weight normalisation for instance, is one layer with the parts of its weight.
+    owners = {name: name.partition(".parametrizations.")[0] for name in layers}
+    last, distinct = int(train.removeprefix("last:")), list(dict.fromkeys(owners.values()))
+    if last > len(distinct):
+        problem = f"asks for {last} layers, and the backbone has {len(distinct)} with parameters."
         raise BadInput([Fault("model.train", problem, 'Use "all", or a smaller number.')])
-    return frozenset(layers[-last:])
+    return frozenset(name for name, owner in owners.items() if owner in distinct[-last:])
 
 
 def list_frozen_tensor_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[str]:
@@ -140,6 +142,22 @@ def list_frozen_tensor_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[
         for name, tensor in backbone.state_dict().items()
         if tensor.is_floating_point() and name.rpartition(".")[0] not in trained
     )
+
+
+def register_frozen_constants(backbone: nn.Module, spec: ModelSpec) -> None:
+    """Turn a plug-in's frozen parameters that are no weights of torch's layers into buffers, in place.
+
+    Such constants, a gate or a position embedding, are then trained by no method under ``model.train = "all"``. Frozen
+    weights of layers are refused by :func:`refuse_unfit_train_setting`.
+    """
+    if spec.train != "all" or not spec.architecture.startswith(PLUGIN):
+        return
+    for layer in list(backbone.modules()):
+        if not type(layer).__module__.startswith("torch.nn."):
+            for name, value in list(layer.named_parameters(recurse=False)):
+                if not value.requires_grad:
+                    delattr(layer, name)
+                    layer.register_buffer(name, value.detach())
 
 
 def refuse_unfit_train_setting(backbone: nn.Module, spec: ModelSpec) -> None:

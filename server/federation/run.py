@@ -16,7 +16,7 @@ from common.errors import BadInput, Fault, raise_faults
 from common.metrics.multi_class import find_best_client_accuracies
 from common.models.network import build_network
 from common.models.state import FrozenPart, build_initial_frozen_part, make_model_layout, read_model_state
-from common.models.zoo.registry import find_plugin_head_faults
+from common.models.zoo.registry import find_plugin_network_faults
 from server.federation.benefit import collect_benefit_comparisons
 from server.federation.evaluation import FinalTestOutcome, RunContext, save_and_test_model, unknown_count_to_none
 from server.federation.recorder import RunRecorder, RunTotals, collect_software_versions
@@ -59,7 +59,8 @@ def run_federation(
     while True:
         classes = contract.class_names
         setting.folder.append_event("roll_call", sites=list(contract.sites), classes=list(classes), hash=contract.hash)
-        raise_faults(find_plugin_head_faults(experiment.model, len(classes)))
+        keeps_norm = coordinator.method.site.keeps_batch_norm_local
+        raise_faults(find_plugin_network_faults(experiment.model, len(classes), keeps_norm=keeps_norm))
         network = build_network(experiment.model, classes, experiment.run.seed, setting.base)
         before, contract = contract, coordinator.settle_model_layout(make_model_layout(network))
         if contract == before:

@@ -232,6 +232,11 @@ class SiteMethod:
         return self.declared_payload.trunk and self.parameters.trunk == "fedavg"
 
     @cached_property
+    def keeps_batch_norm_local(self) -> bool:
+        """Return True if batch normalisation is trained at each site and never sent."""
+        return self.parameters.trunk == "fedbn"
+
+    @cached_property
     def freezes_batch_norm(self) -> bool:
         """Return True if batch normalisation is neither trained nor updated."""
         return self.parameters.trunk == "fedbn_plus"

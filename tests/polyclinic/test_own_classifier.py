@@ -464,6 +464,86 @@ def test_under_fedbn_the_statistics_of_any_batch_normalisation_stay_at_the_site(
     }
 
 
+class ConvolutionWithStatistics(nn.Module):
+    """A convolution that normalises its own output, as one module; or one whose scale an embedding gives."""
+
+    def __init__(self, names: str = "mu va", conditional: bool = False) -> None:
+        super().__init__()
+        self.names = names.split()
+        self.convolution = nn.Conv2d(1, 8, 5, stride=4)
+        self.embedding = nn.Embedding(6, 8) if conditional else None
+        for name in self.names:
+            self.register_buffer(name, torch.ones(8))
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.convolution(images)
+        mean, var = (self.get_buffer(name) for name in self.names)
+        if self.training:
+            mean.lerp_(maps.mean((0, 2, 3)).detach(), 0.1)
+            var.lerp_(maps.var((0, 2, 3)).detach(), 0.1)
+        scale = 1 if self.embedding is None else self.embedding.weight[0].view(-1, 1, 1)
+        return (maps - mean.view(-1, 1, 1)) / (var.view(-1, 1, 1) + 1e-5).sqrt() * scale  # type: ignore[no-any-return]
+
+
+class PositionEmbedding(nn.Module):
+    """A constant that its owner gave as a frozen parameter, as position embeddings of sines are."""
+
+    def __init__(self, frozen: bool = True) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.full((8, 1, 1), 0.3), requires_grad=not frozen)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps * self.gate
+
+
+def trunk_with(first: nn.Module, *more: nn.Module) -> nn.Sequential:
+    return nn.Sequential(first, *more, nn.ReLU(), nn.Flatten(), nn.Linear(72, 12), nn.ReLU())
+
+
+@pytest.mark.parametrize("setting", [{"method.trunk": "fedbn"}, {"model.norm": "group"}])
+@pytest.mark.parametrize("conditional", [False, True])
+def test_statistics_in_a_layer_that_does_more_are_refused_where_they_are_kept_or_replaced(
+    setting: dict[str, str], conditional: bool, tmp_path: Path
+) -> None:
+    trunk = trunk_with(ConvolutionWithStatistics(conditional=conditional))
+    [(where, problem, _)] = faults_of(tmp_path / "run", model=trunk, settings=setting)
+    assert where.endswith(next(iter(setting)))
+    assert '"0.mu", "0.va"' in problem
+    assert run(tmp_path / "plain", model=trunk).model_sha256
+
+
+@pytest.mark.parametrize("more", [(), (nn.GroupNorm(2, 8),)])
+def test_fedbn_is_refused_for_a_network_without_batch_normalisation(
+    more: tuple[nn.Module, ...], tmp_path: Path
+) -> None:
+    trunk = trunk_with(nn.Conv2d(1, 8, 5, stride=4), *more)
+    [(where, problem, _)] = faults_of(tmp_path / "run", model=trunk, settings={"method.trunk": "fedbn"})
+    assert where.endswith("method.trunk")
+    assert "has none" in problem
+    assert run(tmp_path / "group", model=trunk, settings={"model.norm": "group"}).model_sha256
+
+
+def test_a_frozen_constant_stays_while_all_else_is_trained(tmp_path: Path) -> None:
+    values = {}
+    for frozen in (True, False):
+        trunk = trunk_with(nn.Conv2d(1, 8, 5, stride=4), PositionEmbedding(frozen))
+        done = run(tmp_path / str(frozen), model=trunk, settings={"evaluation.checkpoint": "last"})
+        backbone = done.network().backbone
+        assert not torch.equal(backbone[0].weight, trunk[0].weight)  # type: ignore[index, union-attr]
+        values[frozen] = backbone[1].gate  # type: ignore[index, union-attr]
+    assert (values[True] == torch.tensor(0.3)).all()
+    assert (values[False] != torch.tensor(0.3)).any()
+
+
+def test_the_last_layer_with_a_norm_of_its_weights_is_trained_with_its_bias(tmp_path: Path) -> None:
+    trunk = trunk_with(nn.Conv2d(1, 8, 5, stride=4))
+    parametrizations.weight_norm(trunk[3])
+    settings = {"model.train": "last:1", "evaluation.checkpoint": "last"}
+    backbone = run(tmp_path / "run", model=trunk, settings=settings).network().backbone
+    for name, value in trunk.state_dict().items():
+        assert torch.equal(value, backbone.state_dict()[name]) == (not name.startswith("3.")), name
+
+
 def test_group_normalisation_takes_no_place_of_a_norm_that_may_do_more(tmp_path: Path) -> None:
     trunk = nn.Sequential(nn.Conv2d(1, 8, 5, stride=4), OwnNormByHand(8), nn.Flatten(), nn.Linear(72, 12))
     [(where, problem, _)] = faults_of(tmp_path / "run", model=trunk, settings={"model.norm": "group"})

@@ -22,6 +22,9 @@ from common.errors import Fault, quote_names
 from common.system.plain_text import format_count_with_noun
 
 ClassLists = Mapping[str, tuple[str, ...]]
+_ORPHANS_REMEDY = (
+    "Give each class to a site that labels it. A class that is blank in every line has none: leave it out of [data]."
+)
 
 
 def find_partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fault]:
@@ -36,9 +39,7 @@ def find_partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> li
                 for site, names in spec.lists.items()
                 for fault in find_unknown_class_faults(f"{where}.{site}", names, class_names)
             ]
-            return faults + find_unannotated_class_faults(
-                class_names, spec.lists, where, "Give each class to some site."
-            )
+            return faults + find_unannotated_class_faults(class_names, spec.lists, where, _ORPHANS_REMEDY)
         case PaperTablePartitionSpec():
             return _find_paper_table_faults(class_names, spec)
         case RandomOwnersPartitionSpec():

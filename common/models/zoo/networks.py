@@ -70,8 +70,8 @@ _STACKED = 4
 def is_batch_norm(layer: nn.Module) -> bool:
     """Return True if a layer is a batch normalisation, of any class and library, judged by its buffers.
 
-    Such a layer has a buffer ``running_var``; or float buffers of its own that training changes and evaluation uses,
-    and no weights but one or a few numbers for each channel.
+    Such a layer has a buffer ``running_var``; or float buffers of its own that training changes by what it is given and
+    evaluation uses, and no weights but one or a few numbers for each channel.
     """
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return True
@@ -89,29 +89,69 @@ def is_batch_norm(layer: nn.Module) -> bool:
 
 
 def _keeps_statistics(layer: nn.Module, buffers: list[str]) -> bool:
-    """Return True if training changes a layer's buffers and evaluation uses them; copies are given several inputs."""
+    """Return True if a layer's buffers follow from inputs in training and evaluation uses them; copies are tried."""
     values = [*(layer.get_buffer(name) for name in buffers), *layer.parameters()]
     sides = {side for value in values for side in value.shape if side > 1} or {1, 3}
+    shapes = [(4, *value.shape) for value in values if value.ndim > 1]  # statistics of each position
     for channels in sorted(sides, reverse=True):
-        for shape in ((4, channels, 3, 3), (4, channels, 3), (4, channels), (4, 3, 3, channels)):
-            maps = torch.linspace(0, 3, math.prod(shape), dtype=values[0].dtype).reshape(shape)
-            try:
-                probe = copy.deepcopy(layer).to_empty(device="cpu").train()  # the layer may be on the meta device
-                with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                    for value in (*probe.parameters(), *probe.buffers()):
-                        value.fill_(1)
-                    probe(maps)
-                    changed = [name for name in buffers if not (probe.get_buffer(name) == 1).all()]
-                    outputs = list[Tensor]()
-                    for number in (1, 2):
-                        for name in changed:
-                            probe.get_buffer(name).fill_(number)
-                        outputs.append(probe.eval()(maps))
-                if changed and not torch.equal(*outputs):
-                    return True
-            except Exception:  # the layer takes no input of this shape: somebody else's code may raise anything
-                continue
+        shapes += [(4, channels, 3, 3), (4, channels, 3), (4, channels), (4, 3, 3, channels)]
+    for shape in shapes:
+        maps = torch.linspace(0, 3, math.prod(shape), dtype=values[0].dtype).reshape(shape)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                probe, other = (_train_probe(layer, inputs) for inputs in (maps, maps.square()))
+                changed = [name for name in buffers if not torch.equal(probe.get_buffer(name), other.get_buffer(name))]
+                outputs = list[Tensor]()
+                for number in (1, 2):
+                    for name in changed:
+                        probe.get_buffer(name).fill_(number)
+                    outputs.append(probe.eval()(maps))
+            if changed and not torch.equal(*outputs):
+                return True
+        except Exception:  # the layer takes no input of this shape: somebody else's code may raise anything
+            continue
     return False
+
+
+def _train_probe(layer: nn.Module, maps: Tensor) -> nn.Module:
+    """Return a copy of a layer, with all its numbers 1, that was called once in training."""
+    probe = copy.deepcopy(layer).to_empty(device="cpu").train()  # the layer may be on the meta device
+    for value in (*probe.parameters(), *probe.buffers()):
+        value.fill_(1)
+    torch.default_generator.manual_seed(0)
+    probe(maps)
+    return probe
+
+
+def find_own_statistics(network: nn.Module, size: tuple[int, ...]) -> list[str]:
+    """Return the names of float buffers that training images change outside the layers of :func:`is_batch_norm`.
+
+    They may be a batch normalisation that also does something else, such as a convolution. Copies of the network are
+    called with images of noise.
+
+    Args:
+        size: Shape of a batch of images.
+    """
+    norms = {name for name, layer in network.named_modules() if is_batch_norm(layer)}
+    device = next((value.device for value in network.parameters()), torch.device("cpu"))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        first, second = torch.rand((2, *size), device=device)
+        copies = list[dict[str, Tensor]]()
+        for images in (first, second.square()):
+            probe = copy.deepcopy(network).train()
+            torch.default_generator.manual_seed(0)
+            for _ in range(2):
+                probe(images)
+            copies.append(dict(probe.named_buffers()))
+    return [
+        name
+        for name, value in copies[0].items()
+        if value.is_floating_point()
+        and not value.is_meta
+        and name.rpartition(".")[0] not in norms
+        and not torch.equal(value, copies[1][name])
+    ]
 
 
 def make_single_value_safe(module: nn.Module) -> None:

@@ -22,6 +22,8 @@ from common.models.zoo.networks import (
     EfficientNetLite0,
     fedsld_cnn,
     femnist_cnn,
+    find_own_statistics,
+    is_batch_norm,
     make_single_value_safe,
     replace_with_group_norm,
     tiny_cnn,
@@ -308,11 +310,15 @@ def _make_head_position_fault(network: str, head: str) -> Fault:
     return Fault("model.head", problem, remedy)
 
 
-def find_plugin_head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
+def find_plugin_network_faults(spec: ModelSpec, classes: int, *, keeps_norm: bool = False) -> list[Fault]:
     """Return the faults of a plug-in's network: a failure in training mode, a wrong ``model.head``, a hidden head.
 
     A network that returns class scores needs ``model.head``. Otherwise a second head would be trained after its own,
     and the rows of its own head would be averaged over sites as a part of the backbone.
+
+    Args:
+        keeps_norm: True if batch normalisation is to stay at the sites, so that the network must have some, and no
+            other running statistics.
     """
     if not spec.architecture.startswith(PLUGIN):
         return []
@@ -329,9 +335,29 @@ def find_plugin_head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
         return (
             _find_own_head_faults(module, spec)
             or _find_unsaved_state_faults(module, spec)
+            or _find_norm_faults(module, spec, keeps_norm=keeps_norm)
             or _find_training_mode_faults(module, spec)
             or _find_undeclared_head_faults(module, spec, classes)
         )
+
+
+def _find_norm_faults(module: nn.Module, spec: ModelSpec, *, keeps_norm: bool) -> list[Fault]:
+    """Return a fault if batch normalisation is to be replaced or kept at the sites, and what it is cannot be told."""
+    if not keeps_norm and (spec.norm != "group" or spec.norm_frozen):
+        return []
+    where, name = "method.trunk" if keeps_norm else "model.norm", name_network_for_messages(spec)
+    remedy = 'Use "fedavg".' if keeps_norm else 'Use "batch".'
+    try:
+        statistics = find_own_statistics(module, (4, spec.channels, spec.image_size, spec.image_size))
+    except Exception:  # somebody else's code: it may raise anything, and the next check reports it
+        return []
+    if statistics:
+        problem = f"{name} has {quote_names(statistics, limit=4)}, which training images change and which "
+        problem += "no layer of batch normalisation alone holds."
+        return [Fault(where, problem, f"{remedy} Or make the normalisation a layer of its own.")]
+    if keeps_norm and not any(map(is_batch_norm, module.modules())):
+        return [Fault(where, f'"fedbn" keeps batch normalisation at the sites, and {name} has none.', remedy)]
+    return []
 
 
 def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:

@@ -305,6 +305,39 @@ def test_running_statistics_of_unusual_forms_are_a_batch_normalisation_where_eva
         replace_with_group_norm(nn.Sequential(layer))
 
 
+class PositionNorm(nn.Module):
+    """Statistics of each position, of the whole batch, or no statistics: a temperature that training lowers."""
+
+    def __init__(self, *shape: int, temperature: bool = False) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        now = maps if self.mean.ndim else maps.flatten()
+        if self.training and self.temperature:
+            self.var.mul_(0.99)
+        elif self.training:
+            self.mean.lerp_(now.mean(0).detach(), 0.1)
+            self.var.lerp_(now.var(0).detach(), 0.1)
+        return (maps - self.mean) / self.var.sqrt()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (PositionNorm(8, 7, 7), True),
+        (PositionNorm(2, 5), True),
+        (PositionNorm(), True),
+        (PositionNorm(temperature=True), False),
+        (PositionNorm(8, 1, 1, temperature=True), False),
+    ],
+)
+def test_statistics_follow_from_the_inputs_of_any_shape(layer: nn.Module, expected: bool) -> None:
+    assert is_batch_norm(layer) == expected
+
+
 def test_an_own_batch_normalisation_belongs_to_the_norm_group_and_is_not_replaced() -> None:
     layers = nn.Sequential(OwnBatchNorm((1, 5, 1, 1), (0, 2, 3)), Normalize())
     with pytest.raises(BadInput, match="cannot take the place of OwnBatchNorm"):
