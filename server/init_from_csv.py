@@ -26,8 +26,11 @@ from common.data.tables.judgement import split_diagnosis_code
 from common.data.tables.labels import LabelTable, find_blank_cell_faults, open_picture_folder
 from common.data.tables.roles import (
     ColumnRoles,
+    absent_picture_columns,
     find_picture_folder,
     guess_column_roles,
+    labels_of_other_pictures,
+    labels_of_other_pictures_fault,
     picture_columns,
     several_picture_columns_faults,
 )
@@ -220,6 +223,9 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     absent += f". {hint}" if (hint := describe_other_endings(str(folder), missing, listings).rstrip(".")) else ""
     columns = whole if present.all() else whole.select_rows(present)
     roles = guess_column_roles(columns, column, given[1], given[2], [normalize_name(name) for name in hints.findings])
+    others += absent_picture_columns(columns, column, others)
+    if not hints.findings and (foreign := labels_of_other_pictures(column, others, roles.label_columns, folder.name)):
+        raise BadInput([labels_of_other_pictures_fault(column, others, roles.label_columns, foreign)])
     settings: dict[str, object] = {
         "kind": "folder",
         "images": str(folder.resolve()),

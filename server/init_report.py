@@ -94,7 +94,7 @@ def _describe_other_pictures(data: InspectedDataset) -> list[str]:
         f"    NOT USED, though they name pictures too: {', '.join(names)}. A line's labels are learned for that of",
         f'    {data.roles.image} alone. A line for each picture: docs/recipes.md, "Two pictures in a line".',
     ]
-    if foreign := labels_of_other_pictures(data.roles.image, names, labels):
+    if foreign := labels_of_other_pictures(data.roles.image, names, labels, data.images.name):
         lines.append(f"    WRONG PICTURE, by their names: {', '.join(foreign)} say what {', '.join(names)} shows.")
         if right := [name for name in labels if name not in foreign]:
             options = f"--image-column {quote(data.roles.image)} {format_findings_options(right)}"

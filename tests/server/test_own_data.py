@@ -586,7 +586,11 @@ def test_two_columns_of_pictures_are_a_question_and_labels_of_the_other_picture_
         Image.new("L", (20, 20), number).save(tmp_path / "scans" / f"{number:03}_R.png")
     text = made(path, code=2)
     assert "--image-column left or --image-column right" in text
-    text = made(path, "--image-column", "left")
+    text = made(path, "--image-column", "left", code=2)
+    assert 'columns "Mass_right" say what other pictures show (of "right")' in text
+    assert "--findings Mass_left --findings Fluid_left (without these)" in text
+    every = [part for name in ("Mass_left", "Mass_right", "Fluid_left") for part in ("--findings", name)]
+    text = made(path, "--image-column", "left", *every)
     assert "NOT USED, though they name pictures too: right." in text
     assert "WRONG PICTURE, by their names: Mass_right say what right shows." in text
     assert "--image-column left --findings Mass_left --findings Fluid_left" in text
@@ -595,6 +599,36 @@ def test_two_columns_of_pictures_are_a_question_and_labels_of_the_other_picture_
     text = made(path, "--image-column", "right", "--findings", "Mass_right")
     assert "WRONG PICTURE" not in text
     assert "0 and 1, and not named with --findings: Mass_left, Fluid_left." in text
+
+
+@pytest.mark.parametrize(
+    ("header", "right", "labels", "foreign"),
+    [
+        ("left,right", "{:03}_R.png", "glaucoma_left,glaucoma_right", "glaucoma_right"),
+        ("left,right", "{:03}_R", "glaucoma_left,glaucoma_right", "glaucoma_right"),
+        ("img_OS,img_OD", "{:03}_R.jpg", "DR_OS,DR_OD,AMD_OS", "DR_OD"),
+        ("pre,post", "{:03}_R.png", "tumour,tumour_post", "tumour_post"),
+        ("left,note", "x", "glaucoma_left,glaucoma_right,dx_cataract", "glaucoma_right"),
+        ("image,mask", "{:03}_mask.png", "Mass,Fluid_left,Fluid_right", ""),
+        ("image,prior", "{:03}_old.png", "Mass,prior_surgery", "prior_surgery"),
+        ("left,right", "{:03}_R.png", "glaucoma,drusen", ""),
+    ],
+)
+def test_labels_of_pictures_that_are_elsewhere_are_a_question(
+    header: str, right: str, labels: str, foreign: str, tmp_path: Path
+) -> None:
+    names = labels.split(",")
+    lines = [
+        ",".join((f"{n:03}.png", right.format(n), f"p{n}", *(str(n // (at + 1) % 2) for at in range(len(names)))))
+        for n in range(40)
+    ]
+    path = table(tmp_path, f"{header},patient,{labels}", *lines)
+    text = made(path, "--images", str(tmp_path / "scans"), code=2 if foreign else 0)
+    assert (f'columns "{foreign}" say what other pictures show' in text) == bool(foreign)
+    rest = [name for name in names if name != foreign]
+    if foreign:
+        made(path, *(part for name in rest for part in ("--findings", name)))
+    assert list(data_of(path).label_columns) == rest
 
 
 @pytest.mark.parametrize("other", ["scans/{0}.png", "{0}", "{0}.PNG"])

@@ -217,21 +217,55 @@ def _join_options(option: str, names: Iterable[str]) -> str:
     return " or ".join(f"{option} {quote(name)}" for name in names)
 
 
-def labels_of_other_pictures(image: str, others: Sequence[str], labels: Iterable[str]) -> list[str]:
-    """Return the label columns whose names have a word of another image column, and so belong to its pictures.
+def absent_picture_columns(columns: CsvColumns, image: str, others: Collection[str]) -> list[str]:
+    """Return the columns beside ``image`` and ``others`` that name pictures which are elsewhere, by their endings."""
+    names = (name for name in columns if name != image and name not in others)
+    return [
+        name
+        for name in names
+        if _has_picture_endings(columns.get_column(name).cells, PICTURE_SUFFIXES + UNREAD_SUFFIXES)
+        and not _name_one_picture(columns, name, image)
+    ]
 
-    For the image columns ``left`` and ``right``, or ``img_OD`` and ``img_OS``, such words are those for the side.
+
+def labels_of_other_pictures(image: str, others: Sequence[str], labels: Iterable[str], folder: str = "") -> list[str]:
+    """Return the label columns that belong, by the words of their names, to pictures other than those of ``image``.
+
+    Of the image columns ``left`` and ``right``, or ``img_OD`` and ``img_OS``, these are the words for the side. Labels
+    of the other side are also those of other pictures if no column names these.
+
+    Args:
+        others: The other columns that name pictures.
+        folder: Name of the folder of the pictures, which may be one for a side.
     """
     words = {name: _words_and_numbers(name) for name in (image, *others)}
-    common = set.intersection(*words.values()) if others else set()
+    common = set.intersection(*words.values()) if others else words[image]
 
     def marks(name: str) -> set[str]:
         particular = words[name] - common
         return particular.union(*(side for side in SIDES if particular & side))
 
-    foreign = set().union(*map(marks, others)) - marks(image)
+    own = [side for side in SIDES if (words[image] | _words_and_numbers(folder)) & side]
+    # In a label, "dx" is a diagnosis rather than the right side.
+    opposite = {word for side in SIDES if len(own) == 1 and side not in own for word in side} - {"dx"}
+    foreign = opposite.union(*map(marks, others)) - marks(image)
+    own_marks = marks(image).union(*own)
     sides = {name: _words_and_numbers(name) for name in labels}
-    return [name for name, of in sides.items() if of & foreign and not of & marks(image)]
+    return [name for name, of in sides.items() if of & foreign and not of & own_marks]
+
+
+def labels_of_other_pictures_fault(
+    image: str, others: Sequence[str], labels: Sequence[str], foreign: Sequence[str]
+) -> Fault:
+    """Return a fault for label columns that belong to other pictures, with the command that leaves them out."""
+    problem = f"by their names, columns {quote_names(foreign, _MOST_COLUMNS)} say what other pictures show"
+    problem += f" (of {quote_names(others, _MOST_COLUMNS)})" if others else ""
+    problem += f'; labels are learned for those of column "{image}".'
+    remedy = 'Write a line for each picture, with its own labels: docs/recipes.md, "Two pictures in a line". Or add to '
+    remaining = [name for name in labels if name not in foreign]
+    options = [f"{format_findings_options(remaining)} (without these)"] if remaining else []
+    options += [f"{format_findings_options(labels)} (these show the same pictures)"]
+    return Fault("--findings", problem, f"{remedy}the command: {' or '.join(options)}")
 
 
 def _words_and_numbers(name: str) -> set[str]:
