@@ -587,7 +587,7 @@ def test_two_columns_of_pictures_are_a_question_and_labels_of_the_other_picture_
     text = made(path, code=2)
     assert "--image-column left or --image-column right" in text
     text = made(path, "--image-column", "left", code=2)
-    assert 'columns "Mass_right" say what other pictures show (of "right")' in text
+    assert 'these columns say what other pictures (of "right") show: "Mass_right"; labels' in text
     assert "--findings Mass_left --findings Fluid_left (without these)" in text
     every = [part for name in ("Mass_left", "Mass_right", "Fluid_left") for part in ("--findings", name)]
     text = made(path, "--image-column", "left", *every)
@@ -624,7 +624,7 @@ def test_labels_of_pictures_that_are_elsewhere_are_a_question(
     ]
     path = table(tmp_path, f"{header},patient,{labels}", *lines)
     text = made(path, "--images", str(tmp_path / "scans"), code=2 if foreign else 0)
-    assert (f'columns "{foreign}" say what other pictures show' in text) == bool(foreign)
+    assert (f' show: "{foreign}"; labels are learned for those of column' in text) == bool(foreign)
     rest = [name for name in names if name != foreign]
     if foreign:
         made(path, *(part for name in rest for part in ("--findings", name)))

@@ -258,9 +258,9 @@ def labels_of_other_pictures_fault(
     image: str, others: Sequence[str], labels: Sequence[str], foreign: Sequence[str]
 ) -> Fault:
     """Return a fault for label columns that belong to other pictures, with the command that leaves them out."""
-    problem = f"by their names, columns {quote_names(foreign, _MOST_COLUMNS)} say what other pictures show"
-    problem += f" (of {quote_names(others, _MOST_COLUMNS)})" if others else ""
-    problem += f'; labels are learned for those of column "{image}".'
+    of_others = f" (of {quote_names(others, _MOST_COLUMNS)})" if others else ""
+    problem = f"by their names, these columns say what other pictures{of_others} show: "
+    problem += f'{quote_names(foreign, _MOST_COLUMNS)}; labels are learned for those of column "{image}".'
     remedy = 'Write a line for each picture, with its own labels: docs/recipes.md, "Two pictures in a line". Or add to '
     remaining = [name for name in labels if name not in foreign]
     options = [f"{format_findings_options(remaining)} (without these)"] if remaining else []
@@ -466,8 +466,8 @@ def _refuse_two_label_kinds(columns: CsvColumns, flags: FlagColumns, unused: Map
         BadInput: With the columns of both kinds.
     """
     label_keys = set(map(make_class_spelling_key, (*flags.classes, *flags.doubtful)))
-    is_lone = len(flags.classes) == 1 and not any(map(_is_known_finding, flags.classes))
-    is_lone &= not any(map(is_code, flags.classes))
+    is_lone = len(flags.classes + flags.doubtful) == 1
+    is_lone &= not any(_is_known_finding(name) or is_code(name) for name in flags.classes)
     for name, findings in _list_finding_columns(columns, unused).items():
         others = [
             finding
@@ -534,8 +534,8 @@ def _refuse_doubtful_flags(flags: FlagColumns) -> None:
     """
     if flags.doubtful:
         names = quote_names(flags.doubtful, _MOST_COLUMNS)
-        problem = f"cells are 0 and 1 in {names} too. By the name that may be a finding, or the sex, the view, the "
-        problem += "picture's quality, the part of a split."
+        problem = f"cells are 0 and 1 in {names} too. By the name that may be a finding, or the sex, a side, the "
+        problem += "view, the picture's quality, the part of a split."
         options = format_findings_options(flags.classes)
         remedy = f"Say which, by adding to the command: {options} {format_findings_options(flags.doubtful)} "
         raise BadInput([Fault("--findings", problem, f"{remedy}(all are findings) or {options} (without these)")])
@@ -679,7 +679,7 @@ def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
     candidates = _list_finding_columns(columns, judged)
     for name, findings in candidates.items():
         if (
-            FINDINGS.search(name.casefold())
+            _is_findings_heading(name)
             or any(finding in _CLASSES or _means_no_finding(finding) for finding in findings)
             or _are_findings(findings, findings)
         ):
@@ -711,7 +711,7 @@ def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
 def _list_finding_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> dict[str, list[str]]:
     """Return column -> its names in lower case, for columns that may name findings; headings that say so come first."""
     candidates = dict[str, list[str]]()
-    for name in sorted(judged, key=lambda column: not FINDINGS.search(column.casefold())):
+    for name in sorted(judged, key=lambda column: not _is_findings_heading(column)):
         if judged[name].kind != "other" or is_metadata_column_name(name):
             continue
         column = columns.get_column(name, with_line_ends=True)

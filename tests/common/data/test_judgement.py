@@ -514,6 +514,12 @@ def test_words_for_unread_images_are_in_one_list_and_make_no_lists_usual(
     assert (set(roles.not_assessed), dict(roles.doubtful), dict(roles.alone)) == ({not_assessed}, {}, {})
 
 
+@pytest.mark.parametrize("other", ["bmi_class", "NYHA class", "diagnosis method", "dx_type", "disease duration"])
+def test_a_heading_that_qualifies_a_diagnosis_or_class_is_not_that_of_the_findings(other: str, tmp_path: Path) -> None:
+    lines = [f"{('low', 'high', 'normal')[n % 3]},{('Mass', 'Nodule', 'No Finding')[n // 2 % 3]}" for n in range(24)]
+    assert guess_column_roles(columns_of(tmp_path, f"file,{other},diagnosis", *lines), "file").finding == "diagnosis"
+
+
 def test_a_remedy_offers_no_flag_as_the_only_finding(tmp_path: Path) -> None:
     columns = columns_of(tmp_path, "file,Mass,smoker", "1,0", "0,1", "vielleicht,1", "1,0", *["0,1"] * 9)
     with pytest.raises(BadInput) as bad:
