@@ -252,7 +252,7 @@ def _describe_setting_change(key: str, before: Any, now: Any) -> str:
     texts = [", ".join(format_plugin_user_name(argument, name) for name in of) or "not given" for of in names]
     if texts[0] != texts[1]:
         return f"{key} was {texts[0]}, is {texts[1]}"
-    parts = "pictures, labels, patients or code" if argument == "dataset" else "code or values"
+    parts = "pictures, labels, names or code" if argument == "dataset" else "code or values"
     return f"{texts[0]} has other {parts} than the run began with"
 
 

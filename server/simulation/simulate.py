@@ -24,7 +24,7 @@ from common.errors import BadInput, Fault, raise_faults
 from common.models.gpu import count_visible_gpus, describe_gpu_count
 from common.models.network import Precision, find_network_build_faults
 from common.models.saved import load_model
-from common.models.zoo.registry import find_plugin_network_faults
+from common.models.zoo.registry import describe_missing_batch_norm, find_plugin_network_faults
 from common.simulation import (
     POOLED,
     SimulatedData,
@@ -287,6 +287,8 @@ def check_simulation_experiment(
         classes = contract.class_names
         keeps_norm = method.site.keeps_batch_norm_local
         raise_faults(find_plugin_network_faults(experiment.model, len(classes), keeps_norm=keeps_norm))
+        if keeps_norm and (sentence := describe_missing_batch_norm(experiment.model)):
+            tell(sentence)
         missing = method.site.missing_labels_count_as
         raise_faults(find_plugin_faults(experiment, len(classes), missing, has_unknown=data.has_unknown_labels))
         if method.site.pooled_missing_labels == "no":

@@ -16,6 +16,8 @@ from torchvision.models import resnet18
 import polyclinic as pc
 from common.errors import BadInput
 from common.models.zoo.networks import SingleValueSafeNorm, make_single_value_safe
+from common.models.zoo.registry import describe_missing_batch_norm
+from common.models.zoo.spec import ModelSpec
 from tests.polyclinic.pictures import SMALL, pictures
 
 
@@ -521,6 +523,29 @@ def test_fedbn_is_refused_for_a_network_without_batch_normalisation(
     assert where.endswith("method.trunk")
     assert "has none" in problem
     assert run(tmp_path / "group", model=trunk, settings={"model.norm": "group"}).model_sha256
+
+
+def test_fedbn_is_refused_where_group_normalisation_takes_the_place_of_what_it_would_keep(tmp_path: Path) -> None:
+    trunk = trunk_with(nn.Conv2d(1, 8, 5, stride=4), nn.BatchNorm2d(8))
+    settings = {"method.trunk": "fedbn", "model.norm": "group"}
+    [(_, problem, _)] = faults_of(tmp_path / "run", model=trunk, settings=settings)
+    assert "has none" in problem
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ({"architecture": "tiny_cnn"}, ""),
+        ({"architecture": "tiny_cnn", "norm": "group"}, "tiny_cnn with group normalisation has no batch normalisation"),
+        ({"architecture": "fedsld_cnn"}, "fedsld_cnn has no batch normalisation"),
+        ({"architecture": "torchvision:vgg11"}, "torchvision:vgg11 has no batch normalisation"),
+        ({"architecture": "torchvision:vgg11_bn"}, ""),
+    ],
+)
+def test_a_network_without_batch_normalisation_is_named_under_fedbn(model: dict[str, Any], expected: str) -> None:
+    sentence = describe_missing_batch_norm(ModelSpec(image_size=32, channels=3, **model))
+    assert expected in sentence
+    assert bool(sentence) == bool(expected)
 
 
 def test_a_frozen_constant_stays_while_all_else_is_trained(tmp_path: Path) -> None:

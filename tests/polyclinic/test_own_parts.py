@@ -90,7 +90,9 @@ def test_a_run_that_is_done_is_resumed_with_its_own_experiment_only(tmp_path: Pa
     assert run(tmp_path / "done", model=networks(8, nn.ReLU), resume=True).model_sha256 == done.model_sha256
     with pytest.raises(pc.BadInput, match=r"began with another experiment: model=build has other code or values"):
         run(tmp_path / "done", model=networks(8, nn.Tanh), resume=True)
-    with pytest.raises(pc.BadInput, match=r"experiment: dataset=LabelledImages has other pictures, labels, patients"):
+    with pytest.raises(
+        pc.BadInput, match=r"experiment: dataset=LabelledImages has other pictures, labels, names or code"
+    ):
         run(tmp_path / "done", pictures(7), model=networks(8, nn.ReLU), resume=True)
     with pytest.raises(pc.BadInput, match=r"experiment: training.optimizer was .*, is optimizer=lambda"):
         run(tmp_path / "done", model=networks(8, nn.ReLU), optimizer=lambda p, **more: SGD(p, lr=1.0), resume=True)

@@ -355,9 +355,22 @@ def _find_norm_faults(module: nn.Module, spec: ModelSpec, *, keeps_norm: bool) -
         problem = f"{name} has {quote_names(statistics, limit=4)}, which training images change and which "
         problem += "no layer of batch normalisation alone holds."
         return [Fault(where, problem, f"{remedy} Or make the normalisation a layer of its own.")]
-    if keeps_norm and not any(map(is_batch_norm, module.modules())):
+    is_replaced = spec.norm == "group" and not spec.norm_frozen
+    if keeps_norm and (is_replaced or not any(map(is_batch_norm, module.modules()))):
         return [Fault(where, f'"fedbn" keeps batch normalisation at the sites, and {name} has none.', remedy)]
     return []
+
+
+def describe_missing_batch_norm(spec: ModelSpec) -> str:
+    """Return a sentence that "fedbn" keeps nothing at the sites, if a network has no layer of batch normalisation.
+
+    A plug-in's network is refused for it (:func:`find_plugin_network_faults`).
+    """
+    is_replaced = spec.norm == "group" and not spec.norm_frozen
+    if is_replaced or not any(map(is_batch_norm, build_meta_backbone(spec).module.modules())):
+        network = f"{name_network_for_messages(spec)}{' with group normalisation' if is_replaced else ''}"
+        return f'method.trunk "fedbn" keeps nothing at the sites: {network} has no batch normalisation'
+    return ""
 
 
 def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
