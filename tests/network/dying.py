@@ -133,7 +133,7 @@ def noted(grid: Any, announced: Any) -> bool:
     return pushed(grid, [grid._requests[announced.status.request].message])
 
 
-def moved(loop: Any, server_round: int, means: Any) -> bool:
+def updated(method: Any, server_round: int, means: Any, moments: Any) -> bool:
     return server_round == ROUND
 
 
@@ -142,6 +142,7 @@ def on_the_coordinator(point: str, death: Death) -> None:
     from server.deployment.superlink.network_grid import NetworkGrid
     from server.federation import checkpoints
     from server.runs.reporter import RunReporter
+    from strategies.engine import coordinator as engine
     from strategies.engine.coordinator import Coordinator
 
     checkpoint = f"round-{ROUND:06d}"
@@ -152,9 +153,9 @@ def on_the_coordinator(point: str, death: Death) -> None:
         case "with a reply that it has not noted":
             at(NetworkGrid, "_make_reply", death.kill, noted, after=True)
         case "in aggregation":
-            at(Coordinator, "moved", death.kill, moved)
+            at(engine, "update_global_model", death.kill, updated)
         case "our own mistake":
-            at(Coordinator, "moved", death.fail, moved)
+            at(engine, "update_global_model", death.fail, updated)
         case "half-way through a checkpoint's state":
             half_a_file(death.kill, checkpoints, f"{checkpoint}.safetensors")
         case "between a checkpoint's two files":
