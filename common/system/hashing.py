@@ -1,6 +1,8 @@
 """Hashes that are the same in every process: seeds of random generators, and hashes of Python objects."""
 
+import argparse
 import builtins
+import dataclasses
 import dis
 import functools
 import hashlib
@@ -10,8 +12,8 @@ import os
 import re
 import sys
 import types
-from collections.abc import Collection, Iterator, Mapping
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,8 @@ def _yield_content_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[byte
             yield part.tobytes()
     elif type(part).__name__.startswith("Uninitialized"):  # torch's, of a lazy layer
         yield b"uninitialized"
+    elif type(part).__name__ == "device":  # torch's: the same network on another machine
+        yield b"device"
     elif hasattr(part, "detach") and hasattr(part, "numpy"):  # torch's
         yield from _yield_object_bytes_for_hash(part.detach().cpu().float().numpy(), visited)
     else:
@@ -158,7 +162,10 @@ def _yield_function_bytes_for_hash(part: types.FunctionType, visited: _Visited) 
     names = sorted({name for code in codes for name in code.co_names})
     for name in sorted(set(chain.from_iterable(map(_yield_global_names, codes)))):
         if name in part.__globals__:
-            yield from _yield_global_bytes_for_hash(name, part.__globals__[name], names, visited)
+            value, attributes = part.__globals__[name], _list_read_attributes(codes, name)
+            if attributes is not None and _holds_settings(value):  # another ``args.resume`` changes nothing
+                value = {attribute: getattr(value, attribute, None) for attribute in attributes}
+            yield from _yield_global_bytes_for_hash(name, value, names, visited)
     for name in sorted(set(chain.from_iterable(_yield_imported_names(code, part.__globals__) for code in codes))):
         if (module := _import_own_module(name)) is not None:
             yield from _yield_global_bytes_for_hash(name, module, names, visited)
@@ -175,6 +182,34 @@ def _yield_global_bytes_for_hash(name: str, value: Any, members: list[str], visi
                 yield inner.__name__.encode()  # an import of that module, which need not be one of this function
             elif member in vars(value):
                 yield from _yield_global_bytes_for_hash(member, inner, members, visited)
+
+
+_DATACLASS_METHODS = {"__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__replace__"}
+
+
+def _list_read_attributes(codes: Iterable[types.CodeType], name: str) -> list[str] | None:
+    """Return the attributes that code reads of a global; None if the code uses the object in another way, too."""
+    attributes = set[str]()
+    for code in codes:
+        steps = list(dis.get_instructions(code))
+        for step, following in pairwise(steps):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == name:
+                if following.opname != "LOAD_ATTR":
+                    return None
+                attributes.add(following.argval)
+    return sorted(attributes)
+
+
+def _holds_settings(value: Any) -> bool:
+    """Return True for a namespace, and for an own class or an instance of one that has values and no methods."""
+    if isinstance(value, argparse.Namespace | types.SimpleNamespace):
+        return True
+    kind = value if isinstance(value, type) else type(value)
+    if not _is_own_class(kind) or kind.__mro__[1:] != (object,) or not hasattr(value, "__dict__"):
+        return False
+    written = vars(kind).keys() - {"__dict__", "__weakref__"}
+    written -= _DATACLASS_METHODS if dataclasses.is_dataclass(kind) else set()
+    return not any(callable(vars(kind)[name]) or hasattr(vars(kind)[name], "__get__") for name in written)
 
 
 def _read_cell(cell: types.CellType) -> Any:

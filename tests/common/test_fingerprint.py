@@ -227,6 +227,61 @@ def test_comments_lines_and_what_an_object_does_not_use_do_not_count(
     assert hash_python_object(use(load(attribute=f"width = 1  # of\n{top if top[0] == '#' else ''}"))) == before
 
 
+SETTINGS = """
+import argparse, dataclasses, types
+import torch
+from torch import nn
+
+args = argparse.Namespace(width=8, resume=False)
+space = types.SimpleNamespace(width=8, resume=False)
+
+class Table:
+    width, resume = 8, False
+
+@dataclasses.dataclass
+class Fields:
+    width: int = 8
+    resume: bool = False
+
+fields, device = Fields(), torch.device("cpu")
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, {settings}.width).to(device)
+"""
+
+
+@pytest.mark.parametrize("settings", ["args", "space", "Table", "fields"])
+def test_of_settings_those_that_the_code_names_count(
+    settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "own_settings", sys)
+    module = load_module(tmp_path, "own_settings", SETTINGS.replace("{settings}", settings))
+    before = hash_python_object(module.Net)
+    vars(module)[settings].resume = True
+    module.device = torch.device("meta")
+    assert hash_python_object(module.Net) == before
+    vars(module)[settings].width = 9
+    assert hash_python_object(module.Net) != before
+
+
+def test_of_settings_that_another_function_gets_all_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "own_build", sys)
+    source = "import argparse\nargs = argparse.Namespace(width=8)\ndef f(a): return a.width\ndef use(): return f(args)"
+    module = load_module(tmp_path, "own_build", source)
+    before = hash_python_object(module.use)
+    module.args.width = 9
+    assert hash_python_object(module.use) != before
+
+
+def test_of_an_object_with_a_method_all_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "own_loss", sys)
+    source = "class Loss:\n    def __call__(self, x): return x {sign} 1\nloss = Loss()\ndef use(x): return loss(x)"
+    plus, minus = (hash_python_object(load_module(tmp_path, "own_loss", source.format(sign=sign)).use) for sign in "+-")
+    assert plus != minus
+
+
 @pytest.mark.parametrize(
     "make",
     [
