@@ -73,6 +73,8 @@ BESIDE_FINDINGS = _words(
     "bp nyha asa weight income risk location site side comment history familienanamnese"
 )
 """Words beside one of :data:`FINDINGS` in a heading that names something else: "diagnosis method", "BMI class"."""
+WHOSE_FINDINGS = _words("type typ confirm confirmed from by")
+"""Those of :data:`BESIDE_FINDINGS` that may also say which diagnosis it is: "confirmed diagnosis", "disease type"."""
 HOSPITAL = re.compile(r"hospi|h[oô]pital|klini|kranken|ospedal|cliniq|clinic(?!al)|institut|facility|standort")
 SOURCE_WORDS = _words(
     "site centre center zentrum centro sede source quelle origin herkunft provider cohort dataset haus"

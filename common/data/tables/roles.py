@@ -32,6 +32,7 @@ from common.data.base.vocabulary import (
     SPLIT_HEADING,
     UNCONFIRMED,
     UNREAD_CODE,
+    WHOSE_FINDINGS,
     WORD_OR_PLACEHOLDER,
 )
 from common.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
@@ -481,6 +482,7 @@ def _refuse_two_label_kinds(columns: CsvColumns, flags: FlagColumns, unused: Map
         ]
         is_meant = _is_findings_heading(name) or _are_findings(findings, others)
         is_meant |= len(classes) > 1 or 2 * len(classes) >= len(findings)
+        is_meant |= _says_whose_findings(name) and all(map(is_code, filter(None, columns.get_column(name).cells)))
         if others and (is_meant or (is_lone and _may_name_findings(columns, name, findings))):
             problem = f'column "{name}" names findings ({quote_names(others, 3)}), and cells are 0 and 1 in '
             problem += f"{quote_names(flags.classes, _MOST_COLUMNS)}. Only one kind can be the labels."
@@ -514,6 +516,12 @@ def _may_name_findings(columns: CsvColumns, name: str, findings: Collection[str]
 
 def _is_findings_heading(name: str) -> bool:
     return FINDINGS.search(name.casefold()) is not None and not split_column_name_words(name) & BESIDE_FINDINGS
+
+
+def _says_whose_findings(name: str) -> bool:
+    """Return True for a heading such as "confirmed diagnosis" or "disease type", whose cells may be findings."""
+    beside = split_column_name_words(name) & BESIDE_FINDINGS
+    return FINDINGS.search(name.casefold()) is not None and beside <= WHOSE_FINDINGS
 
 
 def _is_known_finding(name: str) -> bool:
@@ -684,6 +692,8 @@ def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
             or _are_findings(findings, findings)
         ):
             return name
+    if len(lone := [name for name in candidates if FINDINGS.search(name.casefold())]) == 1:
+        return lone[0]
     problem = "no column is sure to hold labels, as 1, 0, -1 or nothing for each class, or as names of findings"
     remedy = "Give each class a column of 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
     options = ""

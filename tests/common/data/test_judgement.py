@@ -442,6 +442,10 @@ def test_letters_and_codes_are_classes_by_their_neighbours_and_cells(
         ("diagnosis_method", "histology;consensus", "MEL,NV", False),
         ("family_history", "melanoma;none;nevus", "MEL,NV", True),
         ("diagnosis", "eczema;psoriasis", "MEL,NV", True),
+        ("confirmed_diagnosis", "BKL;DF;VASC", "MEL,NV", True),
+        ("confirmed_diagnosis", "histology;consensus", "MEL,NV", False),
+        ("disease_type", "ALL;AML;CLL", "target", True),
+        ("nyha_class", "I;II;III", "MEL,NV", False),
     ],
 )
 def test_findings_are_recognised_by_their_cells_beside_a_single_flag(
@@ -518,6 +522,21 @@ def test_words_for_unread_images_are_in_one_list_and_make_no_lists_usual(
 def test_a_heading_that_qualifies_a_diagnosis_or_class_is_not_that_of_the_findings(other: str, tmp_path: Path) -> None:
     lines = [f"{('low', 'high', 'normal')[n % 3]},{('Mass', 'Nodule', 'No Finding')[n // 2 % 3]}" for n in range(24)]
     assert guess_column_roles(columns_of(tmp_path, f"file,{other},diagnosis", *lines), "file").finding == "diagnosis"
+
+
+@pytest.mark.parametrize(
+    ("header", "cells"),
+    [
+        ("confirmed diagnosis", "MEL;BCC;NEV"),
+        ("diagnosis_from_biopsy", "G1;G2;G3"),
+        ("Diagnosis (confirmed by histology)", "Naevuszellnaevus;Basaliom"),
+        ("label_by_expert", "AD;MCI;CN"),
+        ("type of finding", "A1;B2;C3"),
+    ],
+)
+def test_the_only_column_whose_heading_speaks_of_findings_has_them(header: str, cells: str, tmp_path: Path) -> None:
+    columns = columns_of(tmp_path, f"file,scanner,{header}", *(f"GE,{each}" for each in cells.split(";") * 8))
+    assert guess_column_roles(columns, "file").finding == header
 
 
 def test_a_remedy_offers_no_flag_as_the_only_finding(tmp_path: Path) -> None:
