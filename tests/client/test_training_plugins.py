@@ -107,7 +107,7 @@ def test_each_changes_the_model(choice: str, tmp_path: Path) -> None:
     assert federation(tmp_path, choice)["model_sha256"] != finished()[1]["model_sha256"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ray_finds_them_as_this_process_does(tmp_path: Path) -> None:
     inline = federation(tmp_path, *ALL_THREE, out="inline")
     on_ray = federation(tmp_path, *ALL_THREE, "simulation.backend=ray", "simulation.workers=2", out="ray")

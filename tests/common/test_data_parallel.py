@@ -209,7 +209,17 @@ def test_gradients_of_single_images_are_as_without() -> None:
     assert is_data_parallel(of.backbone)
 
 
-@pytest.mark.parametrize("name", ["surgical", "fedmlp", "fedirm", "rscfed", "fedsld", "unifed", "polyclinic"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "surgical",
+        "fedsld",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("fedmlp", "fedirm", "rscfed", "unifed", "polyclinic")
+        ),
+    ],
+)
 def test_sites_with_two_learn_as_with_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     settings = (*CASES[name], "model.norm=group", "training.precision=float32")
     single = federation(tmp_path, *settings, out="single")

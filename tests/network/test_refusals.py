@@ -76,7 +76,7 @@ def test_a_site_that_is_revoked_while_connected_ends_and_does_not_come_in_again(
     assert "connected to trial" not in site.program.output
 
 
-@pytest.mark.parametrize("lost_before", [False, True])
+@pytest.mark.parametrize("lost_before", [False, pytest.param(True, marks=pytest.mark.network)])
 def test_work_is_promised_to_no_site_that_is_revoked_in_mid_run_and_nobody_waits_for_it(
     lost_before: bool, trial: Trial, hospital: Hospital, tmp_path: Path
 ) -> None:

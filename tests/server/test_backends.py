@@ -131,7 +131,7 @@ def test_ray_gives_the_inline_model_bit_for_bit_and_answers_nobody_else(
     assert [child.name() for child in children() if "ray" in child.name()] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_worker_is_replaced_and_no_site_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kill_a_worker() -> None:  # Ray changes their titles, so that one look may find none
         workers = lambda: [child for child in children() if "SiteWorker" in command_line(child)]  # noqa: E731
@@ -145,7 +145,7 @@ def test_a_killed_worker_is_replaced_and_no_site_is_absent(tmp_path: Path, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["raylet", "gcs_server"])
+@pytest.mark.parametrize("server", [pytest.param("raylet", marks=pytest.mark.long), "gcs_server"])
 def test_a_ray_whose_server_is_killed_stops_the_run_and_resume_ends_in_the_same_model(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,7 +275,7 @@ def test_a_reader_that_is_left_early_ends_its_thread(tmp_path: Path, place: Deco
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("backend", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["inline", pytest.param("ray", marks=pytest.mark.long)])
 def test_a_run_ends_in_the_same_model_with_and_without_the_cache(tmp_path: Path, backend: str) -> None:
     files = write_pictures(tmp_path / "images", 60)
     lines = [f"{file.name},p{number // 2},{number % 2},{number // 3 % 2}" for number, file in enumerate(files)]
