@@ -109,7 +109,10 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
 
 
 def count_training_labels(site: Site, value: int) -> tuple[int, ...]:
-    """Count for each class the training images with this label value; the count of a hidden class is unknown."""
+    """Count for each class the training images with this label value, rounded down as the policy says.
+
+    The count of a hidden class is :data:`UNKNOWN_COUNT`.
+    """
     counts = (site.reported_training_images.labels == value).sum(axis=0).tolist()
     hidden = site.hidden_classes("train")
     return tuple(

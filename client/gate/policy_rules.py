@@ -85,7 +85,7 @@ class RequestedWork:
     def total_epochs(self) -> int:
         """Return the largest number of local epochs in the run, warm-up included.
 
-        A comparison with training alone counts as twice as many epochs in addition.
+        It is three times as large with ``evaluation.compare_local``, whose comparison trains for twice the epochs.
         """
         epochs = self.plan.run.rounds * self.epochs_per_round + self.method.parameters.warm_up_epochs
         return epochs * (3 if self.plan.evaluation.compare_local else 1)

@@ -123,7 +123,8 @@ def suppress_small_statistics(
 
     Args:
         declared: The statistics that the method declares; each tells what its entries count or average.
-        few: ``(rows, 2)`` for the head's rows; see :func:`mark_classes_below_threshold`.
+        few: ``(rows, 2)`` for the head's rows: True where too few patients are without, and with, the class; see
+            :func:`mark_classes_below_threshold`.
     """
     granularity_of = {statistic.name: statistic.granularity for statistic in declared}
     limited = dict(statistics)

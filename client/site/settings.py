@@ -1,4 +1,4 @@
-"""Reading of a site from its folder: first ``site.toml`` with all its faults, then images and labels."""
+"""Reads a site from its folder: first ``site.toml``, with all faults reported at once, then images and labels."""
 
 from collections.abc import Callable
 from dataclasses import replace

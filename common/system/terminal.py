@@ -111,7 +111,7 @@ def make_command_line_program(name: str, purpose: str, exit_codes: str) -> typer
             bool, typer.Option("--version", callback=print_version, is_eager=True, help="Say which release this is.")
         ] = False,
     ) -> None:
-        """Options of every command."""
+        """Take the option of the program itself, ``--version``."""
 
     return app
 

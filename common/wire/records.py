@@ -386,6 +386,8 @@ class TrainReply:
 class EvaluateReply:
     """A site's answer to an :class:`EvaluateRequest`; each metric has one entry per class, NaN if undefined.
 
+    A name in brackets is the key of the site's policy that controls if the value is sent.
+
     Attributes:
         validation_loss: The loss of the received model on this site's validation images, exact (`training_figures`).
         validation_auroc: The AUROC of the received model on this site's validation images, mean over this site's

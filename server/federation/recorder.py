@@ -52,8 +52,8 @@ class RunTotals:
     Attributes:
         folder: The run folder, whose ``rounds.jsonl`` receives a line per round.
         workers: Number of sites that train at the same time.
-        train_seconds: Sum of the training time of all rounds: that of the slowest site or, if larger, the sum over
-            sites divided by the number of sites that train at the same time; and that of the coordinator itself.
+        train_seconds: Sum over rounds of the sites' training time, plus the coordinator's own training. A round's time
+            is that of the slowest site or, if larger, the sum over sites divided by how many train at the same time.
         aggregate_seconds: Computing time of the coordinator.
         round_seconds: Duration of all rounds by the coordinator's clock.
         site_seconds, epochs: Site -> training time, and epochs, over all rounds.

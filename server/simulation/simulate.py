@@ -194,7 +194,7 @@ class SimulationBackend:
         )
 
     def _collect_label_table_notes(self) -> tuple[str, ...]:
-        """Return sentences about the label tables, including that of the external test set."""
+        """Return the remarks for the user on the data set and the external test set, each once."""
         sets = [self.data.splits.train, *([self.external] if self.external else [])]
         return tuple(dict.fromkeys(note for images in sets for note in images.notes))
 

@@ -352,7 +352,7 @@ class Coordinator:
     # ------------------------------------------------------------------ evaluation
 
     def configure_evaluate(self) -> list[Message]:
-        """Return the messages that request the validation loss of the model after the last round."""
+        """Return the messages that request the validation loss of the model after the round just done."""
         return self.make_evaluate_messages(
             self.state.round, self.state.model, self._choose_validation_sites(), test=False
         )

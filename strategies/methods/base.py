@@ -214,7 +214,7 @@ class Method(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return messages that request the validation loss of the model after the last round."""
+        """Return messages that request the validation loss of the model after the round just done."""
         return self._coordinator.configure_evaluate()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

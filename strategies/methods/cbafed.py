@@ -93,6 +93,8 @@ class CBAFedParameters(Parameters):
 def compute_pseudo_label_thresholds(entries: Floats, base: float, lowest: float, highest: float) -> Float64:
     """Return ``tau_c = clip(p_c + base - std(p), lowest, highest)``, with the sample SD over classes; ``(classes,)``.
 
+    ``p_c`` is the class's share of all ``entries``.
+
     Args:
         entries: Number of entries of each class that all sites trained on, ``(classes,)``.
     """

@@ -293,7 +293,11 @@ class ScaledFedAvgSite(SiteMethod):
     looks_at_images = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return the local round: one common factor for the learning rate, or a factor for each batch's loss."""
+        """Return the local round.
+
+        ``scale = "federation"`` multiplies the learning rate by one factor for all sites; ``"batch"`` multiplies each
+        batch's loss by the mean weight of its labels.
+        """
         loss = self.training_loss(context.examples, context.spec)
         if self.parameters.scale == "federation":
             return LocalRound(plain(loss), lr_factor=float(context.statistics["factor"][0]))

@@ -56,7 +56,7 @@ class NiftiHeader:
 
     @property
     def plane_bytes(self) -> int:
-        """The bytes of one plane: all voxels with the same index along the file's third axis."""
+        """Number of bytes of one plane: all voxels with the same index along the file's third axis."""
         return self.shape[0] * self.shape[1] * self.kind.itemsize
 
     def find_file_axis(self, world: int) -> tuple[int, bool]:

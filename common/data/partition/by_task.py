@@ -66,7 +66,10 @@ def partition_by_task(splits: DatasetSplits, spec: TaskPartitionSpec) -> Partiti
 
 
 def _limit_task_patients(members: Numbers, splitter: StratifiedSplitter, spec: TaskPartitionSpec) -> Numbers:
-    """Return the first ``spec.limit`` patients of a task; with "moderate", equally many of each class."""
+    """Return at most ``spec.limit`` patients of a task; all if it is None.
+
+    With ``spec.split = "strong"`` they are the first ones, else equally many of each class.
+    """
     if spec.split == "strong":
         return members[: spec.limit]
     by_class = _group_patients_by_class(members, splitter)

@@ -124,10 +124,10 @@ def _train_probe(layer: nn.Module, maps: Tensor) -> nn.Module:
 
 
 def find_own_statistics(network: nn.Module, size: tuple[int, ...]) -> list[str]:
-    """Return the names of float buffers that training images change outside the layers of :func:`is_batch_norm`.
+    """Return the names of float buffers whose values depend on training images, outside :func:`is_batch_norm` layers.
 
-    They may be a batch normalisation that also does something else, such as a convolution. Copies of the network are
-    called with images of noise.
+    A layer with such a buffer may be a batch normalisation that does something else too, such as a convolution. They
+    are found by passing two batches of noise through copies of the network.
 
     Args:
         size: Shape of a batch of images.

@@ -342,7 +342,10 @@ def find_plugin_network_faults(spec: ModelSpec, classes: int, *, keeps_norm: boo
 
 
 def _find_norm_faults(module: nn.Module, spec: ModelSpec, *, keeps_norm: bool) -> list[Fault]:
-    """Return a fault if batch normalisation is to be replaced or kept at the sites, and what it is cannot be told."""
+    """Return a fault if batch normalisation is to be replaced or kept at the sites, and cannot be separated.
+
+    Own statistics outside batch normalisation layers cannot be; nor can any be kept where there is none.
+    """
     if not keeps_norm and (spec.norm != "group" or spec.norm_frozen):
         return []
     where, name = "method.trunk" if keeps_norm else "model.norm", name_network_for_messages(spec)
