@@ -148,8 +148,8 @@ class MethodRanking:
 def rank_methods(scores: Mapping[str, Sequence[float]]) -> MethodRanking:
     """Rank methods in each block by a score; the highest score has rank 1.
 
-    Return mean ranks, Friedman's p, the critical difference and the groups of methods that cannot be told apart; p and
-    the difference are None with too few blocks or methods.
+    Return mean ranks, Friedman's p, the critical difference and the groups of methods that it does not distinguish; p
+    and the difference are None with too few blocks or methods.
 
     Args:
         scores: Method -> score in each block; all methods have the same blocks.
