@@ -122,7 +122,7 @@ class InspectedDataset:
         if self.roles.finding is None:
             return 0
         column, images = self.columns.get_column(self.roles.finding), self.columns.get_column(self.roles.image)
-        is_blank = np.array([is_blank_cell(cell) for cell in column.cells], dtype=np.bool_)[column.places]
+        is_blank = column.mark_blank_rows()
         named = {*self.roles.classes, *self.roles.no_finding, *self.roles.doubtful, *self.roles.not_assessed}
         is_blank &= ~np.isin(column.places, [place for place, cell in enumerate(column.cells) if cell in named])
         return len(np.unique(images.places[is_blank]))

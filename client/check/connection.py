@@ -139,19 +139,7 @@ def _add_tls_fault(
     """Record why TLS fails, with facts about the certificate or the protocol that the other side shows."""
     host, port = split_address(kit.address)
     if refused.exit_code == ClientExitCode.NO_TLS:
-        protocol, answer = "", b""
-        if not find_proxy_address(host, environment):
-            # The answer to an HTTP/2 greeting shows the protocol of a server without TLS.
-            with (
-                contextlib.suppress(OSError),
-                socket.create_connection((host, port), timeout=TLS_TIMEOUT_S) as connection,
-            ):
-                connection.sendall(_PREFACE)
-                answer = connection.recv(64)
-        if answer.startswith(b"HTTP/1"):
-            protocol = " It speaks plain HTTP."
-        elif len(answer) >= 9 and answer[3] == 4 and answer[5:9] == bytes(4):  # SETTINGS of the whole connection
-            protocol = " It speaks plain HTTP/2, as gRPC without TLS does."
+        protocol = "" if find_proxy_address(host, environment) else _identify_server_protocol(host, port)
         remedy = (
             "Ask the coordinator which port flwr-server listens on: this is another service's, or something between"
             " ends TLS before it (a reverse proxy must pass TCP through)."
@@ -197,6 +185,24 @@ def _explain_certificate_fault(
     dates = f"{certificate.not_valid_before_utc:{form}} to {certificate.not_valid_after_utc:{form}} UTC"
     now = f"{dt.datetime.now(dt.UTC):{form}} UTC"
     return f"{refused.problem} It is valid from {dates}; this machine's clock says {now}.", refused.remedy
+
+
+def _identify_server_protocol(host: str, port: int) -> str:
+    """Describe the protocol of a server without TLS by its answer to an HTTP/2 greeting; empty if it is unknown."""
+    try:
+        with socket.create_connection((host, port), timeout=TLS_TIMEOUT_S) as connection:
+            connection.sendall(_PREFACE)
+            answer = connection.recv(64)
+    except OSError:
+        return ""
+    if answer.startswith(b"HTTP/1"):
+        return " It speaks plain HTTP."
+    if len(answer) >= 9 and answer[3] == 4 and answer[5:9] == bytes(4):  # a SETTINGS frame of the whole connection
+        return " It speaks plain HTTP/2, as gRPC without TLS does."
+    return ""
+
+
+# ---------------------------------------------------------------------- the coordinator's answer
 
 
 def _check_coordinator_answer(area: CheckArea, kit: SiteConnectionKit, key: ec.EllipticCurvePrivateKey) -> None:

@@ -91,15 +91,7 @@ def _read_facts_of_picture(source: SiteImageSource, row: int) -> PictureFacts:
             dicom = read_dicom_header(content)
         form = source.form
         image = decode_picture(content, form.rendering if form else AS_IN_FILE)
-        if isinstance(content, Path) and is_nifti(read_first_bytes(content)):
-            kind, mode = "NIfTI", "grey"
-        elif is_dicom(encoded := content.read_bytes() if isinstance(content, Path) else content):
-            header = read_dicom_elements(encoded, convert_keywords_to_tags("PhotometricInterpretation"))
-            kind, mode = "DICOM", str(header.PhotometricInterpretation)
-        else:
-            with open_png_or_jpeg(encoded) as opened:
-                mode = "16 bit" if is_16_bit_png(encoded) else "grey" if opened.mode in ("1", "L", "LA") else "colour"
-                kind = str(opened.format)
+        kind, mode = _read_format_and_mode(content)
         decoded = np.asarray(image)
         pixels = fit_picture_to_format(image, form) if form else decoded
         return PictureFacts(
@@ -107,6 +99,20 @@ def _read_facts_of_picture(source: SiteImageSource, row: int) -> PictureFacts:
         )
     except Exception as error:
         return PictureFacts(row, head=dicom, reason=explain_decoding_error(error))
+
+
+def _read_format_and_mode(content: bytes | Path) -> tuple[str, str]:
+    """Return format and colour mode of a file that could be decoded."""
+    if isinstance(content, Path):
+        if is_nifti(read_first_bytes(content)):
+            return "NIfTI", "grey"
+        content = content.read_bytes()
+    if is_dicom(content):
+        header = read_dicom_elements(content, convert_keywords_to_tags("PhotometricInterpretation"))
+        return "DICOM", str(header.PhotometricInterpretation)
+    with open_png_or_jpeg(content) as image:
+        mode = "16 bit" if is_16_bit_png(content) else "grey" if image.mode in ("1", "L", "LA") else "colour"
+        return str(image.format), mode
 
 
 def looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:

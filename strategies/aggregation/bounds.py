@@ -48,18 +48,8 @@ def measure_update_lengths(update: ModelGroups) -> dict[str, float]:
     """Return the Euclidean length of each part of an update: trunk, batch normalisation and the longest head row."""
     lengths = {}
     for part, values in ((TRUNK, update.trunk), (NORM, update.norm)):
-        if values is None:
-            continue
-        total, starts = 0.0, range(0, len(values), BLOCK)
-        with np.errstate(over="ignore"):
-            for start in starts:
-                block = values[start : start + BLOCK]
-                total += float(block @ block)
-        if not LEAST <= total < math.inf:  # a square that a float32 does not hold
-            total = 0.0
-            for start in starts:
-                total += float(np.square(values[start : start + BLOCK], dtype=np.float64).sum())
-        lengths[part] = math.sqrt(total)
+        if values is not None:
+            lengths[part] = _measure_array_length(values)
     if update.head is not None:
         lengths[ROW] = float(_compute_head_row_norms(update.head).max(initial=0.0))
     return lengths
@@ -148,6 +138,19 @@ def _compute_head_row_norms(head: Head) -> Float64:
     weight = head.weight.astype(np.float64)
     squares = np.einsum("cf,cf->c", weight, weight) + np.square(head.bias, dtype=np.float64)
     return np.asarray(np.sqrt(squares), np.float64)  # (classes,)
+
+
+def _measure_array_length(values: Float32) -> float:
+    total, starts = 0.0, range(0, len(values), BLOCK)
+    with np.errstate(over="ignore"):
+        for start in starts:
+            block = values[start : start + BLOCK]
+            total += float(block @ block)
+    if not LEAST <= total < math.inf:  # a square that a float32 does not hold
+        total = 0.0
+        for start in starts:
+            total += float(np.square(values[start : start + BLOCK], dtype=np.float64).sum())
+    return math.sqrt(total)
 
 
 HEAVY = 0.9

@@ -258,8 +258,8 @@ class SequentialCoordinator(Coordinator):
                     done.shortened[site] = passed.shortened
                 done.replies[site] = reply
                 done.model, done.lengths = passed.model, passed.lengths
-                left = self.plan.run.rounds - reply.round
-                done.result = self.method.result_after_hop(left, len(done.replies), done.result, done.model)
+                rounds_left = self.plan.run.rounds - reply.round
+                done.result = self.method.result_after_hop(rounds_left, len(done.replies), done.result, done.model)
             if site in received.unfit or (site in received.accepted and site not in done.replies):
                 unfit.add(site)
                 needed = max(self.sites.count_needed_replies(len(order) - len(unfit)), 1)

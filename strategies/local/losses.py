@@ -187,13 +187,8 @@ def _multi_label_loss(
     """Return the mean loss over the known labels of a multi-label task; 0 without gradient if no label is known."""
     targets = fill_missing_labels(labels, annotated, missing)
     is_known, present = ~targets.isnan(), targets.nan_to_num()
-    if spec.loss == "asymmetric":  # an exponent each for positives and negatives: Ridnik et al., ICCV 2021, eq. 7
-        of_positives, of_negatives = spec.asymmetric_gammas
-        p = torch.sigmoid(logits)
-        lowered = (p - spec.asymmetric_margin).clamp(min=0)  # p_m, the probability that negatives use
-        positive = -((1 - p) ** of_positives) * logsigmoid(logits)
-        negative = -(lowered**of_negatives) * torch.log1p(-lowered.clamp(max=1 - 1e-6))
-        entries = torch.where(present > 0, positive, negative)
+    if spec.loss == "asymmetric":
+        entries = _asymmetric_loss(spec, logits, present)
     else:
         entries = binary_cross_entropy_with_logits(logits, present, reduction="none")
         if spec.loss == "focal":  # (1 - p_t) ** gamma, Lin et al., ICCV 2017, eq. 4
@@ -201,6 +196,19 @@ def _multi_label_loss(
     if positive_weight is not None:
         entries = entries * torch.where(present > 0, positive_weight, 1.0)
     return torch.where(is_known, entries, 0.0).sum() / is_known.sum().clamp(min=1)
+
+
+def _asymmetric_loss(spec: TrainingSection, logits: Tensor, present: Tensor) -> Tensor:
+    """Return each entry's asymmetric focal loss: separate exponents for positives and negatives, and a margin.
+
+    Ridnik et al., ICCV 2021, eq. 7; negatives use the lowered probability ``p_m = max(p - margin, 0)``.
+    """
+    of_positives, of_negatives = spec.asymmetric_gammas
+    p = torch.sigmoid(logits)
+    lowered = (p - spec.asymmetric_margin).clamp(min=0)
+    positive = -((1 - p) ** of_positives) * logsigmoid(logits)
+    negative = -(lowered**of_negatives) * torch.log1p(-lowered.clamp(max=1 - 1e-6))
+    return torch.where(present > 0, positive, negative)
 
 
 def _multi_class_loss(

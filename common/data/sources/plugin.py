@@ -300,11 +300,12 @@ def _find_name_list_problems(name: str, entries: Any, count: int) -> Iterator[st
         yield f"{name} must be in the order of the images; its index is not 0, 1, 2, ... Give {name}.to_numpy()."
     if entries is not None and np.shape(entries) != (count,):
         yield f"{name} must have one entry an image, {count}, not the shape {np.shape(entries)}."
-    elif entries is not None and any(
-        # Centres and parts may be blank texts, patients may not be texts that name nobody.
-        (name == "patients" and is_anonymous_patient(normalize_name(entry)))
-        if isinstance(entry, str)
-        else (entry is None or entry is np.ma.masked or is_blank_cell(str(entry)))  # also NaN and NaT
-        for entry in entries
-    ):
+    elif entries is not None and any(_is_missing_entry(entry, blank=name != "patients") for entry in entries):
         yield f"{name} must be a name for each image, or None for all of them together."
+
+
+def _is_missing_entry(entry: Any, *, blank: bool) -> bool:
+    """Return True for None, NaN, NaT and masked entries, and unless ``blank`` is True for texts that name nothing."""
+    if isinstance(entry, str):
+        return not blank and is_anonymous_patient(normalize_name(entry))
+    return entry is None or entry is np.ma.masked or is_blank_cell(str(entry))

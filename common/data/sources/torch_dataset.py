@@ -10,6 +10,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import combinations
 from typing import Any
@@ -107,20 +108,11 @@ class TorchDatasetPictures(LazyPictures):
         Raises:
             BadInput: If the data set raises an error, or the item has no usable form.
         """
-        # The global generators are seeded for this item, and restored afterwards.
-        before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        item_seed = 0 if seed is None else derive_seed(seed, row)
-        random.seed(item_seed)
-        np.random.seed(item_seed % 2**32)
-        torch.default_generator.manual_seed(item_seed)
-        try:
-            item = self.dataset[row]
-        except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
-            raise self._make_item_error(row, f"failed: {type(error).__name__}: {error}.") from error
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
-            torch.set_rng_state(before[2])
+        with _seed_random_numbers(0 if seed is None else derive_seed(seed, row)):
+            try:
+                item = self.dataset[row]
+            except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
+                raise self._make_item_error(row, f"failed: {type(error).__name__}: {error}.") from error
         if isinstance(item, Mapping):
             return self._parse_dictionary_item(row, item)
         if isinstance(item, tuple | list):
@@ -263,14 +255,7 @@ class TorchDatasetPictures(LazyPictures):
                     row, "has another picture when it is read again with the same seed.", remedy
                 )
             self.check_item_labels(row, other)
-            if self.labels is not None:
-                continue
-            try:
-                before, after = (convert_to_numpy_array(item.labels) for item in (first, other))
-                are_equal = np.array_equal(before, after, equal_nan=True)
-            except Exception:  # each library has exceptions of its own for what is no array
-                continue
-            if not are_equal:
+            if self.labels is None and not _is_alike(first.labels, other.labels):
                 remedy = "An item always has the same labels; only its picture may vary."
                 raise self._make_item_error(
                     row, f"has the labels {other.labels}, and had {first.labels} before.", remedy
@@ -680,6 +665,14 @@ def _keep_letters_and_digits(text: object) -> str:
     return "".join(filter(str.isalnum, str(text).lower()))
 
 
+def _is_alike(first: Any, other: Any) -> bool:
+    """Return True for two labels of equal numbers, or that are no arrays of numbers."""
+    try:
+        return np.array_equal(convert_to_numpy_array(first), convert_to_numpy_array(other), equal_nan=True)
+    except Exception:  # each library has exceptions of its own for what is no array
+        return True
+
+
 def _parse_patient_entry(value: Any) -> str | None:
     """Convert an item's patient entry to a name; None if the item names no patient.
 
@@ -709,3 +702,18 @@ def _convert_to_channels_last(image: Any) -> NDArray[Any]:
     if values.ndim == 3 and first_is_channels:
         values = values.transpose(1, 2, 0)
     return values[..., 0] if values.ndim == 3 and values.shape[2] == 1 else values
+
+
+@contextmanager
+def _seed_random_numbers(seed: int) -> Iterator[None]:
+    """Seed the global generators of Python, NumPy and torch inside the ``with`` block, and restore them afterwards."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import LARGEST_MB, compute_decoded_content_limit, make_oversized_file_message
-from common.data.base.names import normalize_name, normalize_names_in_text
+from common.data.base.names import is_blank_cell, normalize_name, normalize_names_in_text
 from common.data.base.splits import Names
 from common.errors import (
     PICTURE,
@@ -95,6 +95,10 @@ class CsvColumn:
     def count_rows_per_cell(self) -> NDArray[np.intp]:
         """Return how many rows have each distinct cell."""
         return np.bincount(self.places, minlength=len(self.cells))
+
+    def mark_blank_rows(self) -> NDArray[np.bool_]:
+        """Return an array ``(rows,)``, True where the cell is blank."""
+        return np.array([is_blank_cell(cell) for cell in self.cells], dtype=np.bool_)[self.places]
 
     def find_lines_of_cells(self, places: Collection[int]) -> NDArray[np.int32]:
         """Return the line numbers of all rows whose cell is one of the distinct cells with these indices."""

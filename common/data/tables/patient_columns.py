@@ -70,7 +70,7 @@ def guess_patient_column(columns: CsvColumns, others: Collection[str] = (), imag
             surest = _list_surest(grouped)
     if not surest:
         return None
-    blanks = {name: int(_find_blank_rows(columns.get_column(name)).sum()) for name in surest}
+    blanks = {name: int(columns.get_column(name).mark_blank_rows().sum()) for name in surest}
     best = min(surest, key=lambda name: blanks[name])
     if not all(_group_rows_alike(columns.get_column(best), columns.get_column(name)) for name in surest):
         raise BadInput([_several_patient_columns_fault(columns, surest)])
@@ -85,7 +85,7 @@ def _list_surest(names: Sequence[str]) -> list[str]:
 def count_images_per_value(columns: CsvColumns, name: str, image: str | None) -> float:
     """Return the mean number of images of a value of the column, blank cells apart."""
     column = columns.get_column(name)
-    rows = np.flatnonzero(~_find_blank_rows(column))
+    rows = np.flatnonzero(~column.mark_blank_rows())
     images = rows.astype(np.int32) if image is None else columns.get_column(image).places[rows]
     values = column.places[rows]
     return count_pairs(values, images) / max(len(np.unique(values)), 1)
@@ -101,13 +101,9 @@ def _rank_patient_heading(name: str) -> Literal[0, 1, 2, 3]:
     return 1 if _contains_number_word(name) else 2
 
 
-def _find_blank_rows(column: CsvColumn) -> NDArray[np.bool_]:
-    return np.array([is_blank_cell(cell) for cell in column.cells], dtype=np.bool_)[column.places]
-
-
 def _group_rows_alike(first: CsvColumn, second: CsvColumn) -> bool:
     """Return True if two columns are one-to-one in the rows where both are filled, and there are such rows."""
-    filled = ~_find_blank_rows(first) & ~_find_blank_rows(second)
+    filled = ~first.mark_blank_rows() & ~second.mark_blank_rows()
     one, other = first.places[filled], second.places[filled]
     return bool(filled.any()) and count_pairs(one, other) == len(np.unique(one)) == len(np.unique(other))
 
@@ -115,22 +111,24 @@ def _group_rows_alike(first: CsvColumn, second: CsvColumn) -> bool:
 def _several_patient_columns_fault(columns: CsvColumns, names: Sequence[str]) -> Fault:
     """Return a fault for columns that may all name patients, with a value of which others differ."""
     problem = f"columns {quote_names(names)} may each name the patients, and group the images differently"
-    for name, other in permutations(names, 2):
-        one, second = columns.get_column(name), columns.get_column(other)
-        filled = np.flatnonzero(~_find_blank_rows(one) & ~_find_blank_rows(second))
-        first_row = dict[int, int]()
-        for row in filled.tolist():
-            earlier = first_row.setdefault(int(one.places[row]), row)
-            if second.places[earlier] != second.places[row]:
-                values = [second.cells[second.places[at]] for at in (earlier, row)]
-                problem += f': "{one.cells[one.places[row]]}" of "{name}" is "{values[0]}" of "{other}" in line '
-                problem += f'{one.lines[earlier]}, and "{values[1]}" in line {one.lines[row]}'
-                break
-        else:
-            continue
-        break
+    contradictions = (_describe_contradiction(columns, name, other) for name, other in permutations(names, 2))
+    if example := next(filter(None, contradictions), ""):
+        problem += f": {example}"
     options = " or ".join(f"--patient-column {quote(name)}" for name in names)
     return Fault("--patient-column", f"{problem}.", f"Say which, by adding to the command: {options}")
+
+
+def _describe_contradiction(columns: CsvColumns, name: str, other: str) -> str:
+    """Name a value of column ``name`` that has two values of column ``other`` beside it; empty if there is none."""
+    one, second = columns.get_column(name), columns.get_column(other)
+    first_row = dict[int, int]()
+    for row in np.flatnonzero(~one.mark_blank_rows() & ~second.mark_blank_rows()).tolist():
+        earlier = first_row.setdefault(int(one.places[row]), row)
+        if second.places[earlier] != second.places[row]:
+            values = [second.cells[second.places[at]] for at in (earlier, row)]
+            text = f'"{one.cells[one.places[row]]}" of "{name}" is "{values[0]}" of "{other}" in line '
+            return text + f'{one.lines[earlier]}, and "{values[1]}" in line {one.lines[row]}'
+    return ""
 
 
 def count_pairs(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:

@@ -246,13 +246,13 @@ def labels_of_other_pictures(image: str, others: Sequence[str], labels: Iterable
         particular = words[name] - common
         return particular.union(*(side for side in SIDES if particular & side))
 
-    own = [side for side in SIDES if (words[image] | _words_and_numbers(folder)) & side]
+    image_sides = [side for side in SIDES if (words[image] | _words_and_numbers(folder)) & side]
     # In a label, "dx" is a diagnosis rather than the right side.
-    opposite = {word for side in SIDES if len(own) == 1 and side not in own for word in side} - {"dx"}
+    opposite = {word for side in SIDES if len(image_sides) == 1 and side not in image_sides for word in side} - {"dx"}
     foreign = opposite.union(*map(marks, others)) - marks(image)
-    own_marks = marks(image).union(*own)
+    image_marks = marks(image).union(*image_sides)
     sides = {name: _words_and_numbers(name) for name in labels}
-    return [name for name, of in sides.items() if of & foreign and not of & own_marks]
+    return [name for name, of in sides.items() if of & foreign and not of & image_marks]
 
 
 def labels_of_other_pictures_fault(
@@ -514,14 +514,17 @@ def _may_name_findings(columns: CsvColumns, name: str, findings: Collection[str]
     return has_lists or any(_is_known_finding(finding) or _means_no_finding(finding) for finding in findings)
 
 
+def _mentions_findings(heading: str) -> bool:
+    return FINDINGS.search(heading.casefold()) is not None
+
+
 def _is_findings_heading(name: str) -> bool:
-    return FINDINGS.search(name.casefold()) is not None and not split_column_name_words(name) & BESIDE_FINDINGS
+    return _mentions_findings(name) and not split_column_name_words(name) & BESIDE_FINDINGS
 
 
 def _says_whose_findings(name: str) -> bool:
     """Return True for a heading such as "confirmed diagnosis" or "disease type", whose cells may be findings."""
-    beside = split_column_name_words(name) & BESIDE_FINDINGS
-    return FINDINGS.search(name.casefold()) is not None and beside <= WHOSE_FINDINGS
+    return _mentions_findings(name) and split_column_name_words(name) & BESIDE_FINDINGS <= WHOSE_FINDINGS
 
 
 def _is_known_finding(name: str) -> bool:
@@ -692,8 +695,8 @@ def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
             or _are_findings(findings, findings)
         ):
             return name
-    if len(lone := [name for name in candidates if FINDINGS.search(name.casefold())]) == 1:
-        return lone[0]
+    if len(mentioning := list(filter(_mentions_findings, candidates))) == 1:
+        return mentioning[0]
     problem = "no column is sure to hold labels, as 1, 0, -1 or nothing for each class, or as names of findings"
     remedy = "Give each class a column of 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
     options = ""

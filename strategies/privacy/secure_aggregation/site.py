@@ -187,8 +187,9 @@ class SiteMaskingRound:
         self._statements = self._check_statements(request)
         sites = sorted(self._statements)
         self._segments = list_segments({site: statement.rows for site, statement in self._statements.items()})
-        own = [segment.name for segment in self._segments if self.site in segment.owners]
-        self._own = {name: os.urandom(SECRET_BYTES) for name in own}
+        self._own = {
+            segment.name: os.urandom(SECRET_BYTES) for segment in self._segments if self.site in segment.owners
+        }
         needed = self._needed_site_count
         keys = split_secret(serialize_private_key(self._masking), needed, len(sites))
         masks = {name: split_secret(secret, needed, len(sites)) for name, secret in self._own.items()}
