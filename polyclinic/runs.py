@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config import read_experiment, validate_experiment
+from common.config import ExperimentFile, read_experiment, validate_experiment
 from common.data.sources.plugin import DatasetPlugin, LabelledImages, MapDataset
 from common.errors import BadInput, Fault
 from common.metrics.measured import ValueWithError, format_value_with_error
@@ -113,7 +113,6 @@ def simulate(
     from rich.console import Console
 
     from server.simulation.simulate import simulate as run
-    from strategies.registry import find_method_faults
 
     own = {
         "model.architecture": (MODELS, model),
@@ -127,30 +126,12 @@ def simulate(
     }
     if dataset is not None:
         replaced["data"] = {"kind": "plugin", "name": register_local_plugin(DATASETS, _wrap_as_dataset_plugin(dataset))}
-    changed: dict[str, Any] = {**(settings or {}), **replaced, **({} if head is None else {"model.head": head})}
-    if metrics:
-        changed["evaluation.metrics"] = [PLUGIN + register_local_plugin(METRICS, metric) for metric in metrics]
-    plugins = [value for value in changed.values() if isinstance(value, str) and value.startswith(PLUGIN)]
-    if dataset is not None or metrics or any(map(is_local_plugin_name, plugins)):
-        changed.setdefault("simulation.backend", "inline")
-    data = changed.pop("data", None)
-    overrides = [*(["data=none"] if data else []), *_convert_settings_to_overrides(changed)]
-    overrides += [f"data.{key}={_format_toml_value(value)}" for key, value in (data or {}).items()]
-    if isinstance(experiment, Mapping):
-        tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
-        file = validate_experiment(tree, Path("experiment"), overrides, find_method_faults)
-    else:
-        file = read_experiment(_find_experiment_path(experiment), overrides, find_method_faults)
+    changed = {**(settings or {}), **replaced, **({} if head is None else {"model.head": head})}
+    file = _read_experiment(experiment, changed, dataset is not None, metrics)
     if (replaced or metrics) and file.experiment.simulation.backend == "ray":
         problem = "ray: its workers are other processes, which do not know what was given to this one."
         raise BadInput([Fault("simulation.backend", problem, 'Set "inline", or make a package of it.')])
-    if out is not None:
-        folder = Path(out)
-    else:
-        title = file.experiment.run.name or file.experiment.run.method
-        name = "".join(letter if letter.isalnum() else "-" for letter in title)
-        paths = (Path("runs", name if number == 1 else f"{name}-{number}") for number in range(1, 10**6))
-        folder = next(path for path in paths if not path.exists())
+    folder = Path(out) if out is not None else _find_free_folder(file)
     run(file, folder, Console(quiet=quiet, emoji=False), resume=resume)
     return load(folder)
 
@@ -399,6 +380,36 @@ def _wrap_as_dataset_plugin(images: OwnImages | Mapping[str, OwnImages] | Datase
     named = wrapped if isinstance(wrapped, Mapping) or isinstance(wrapped.images, np.ndarray) else wrapped.images
     dataset.__name__ = "parts" if isinstance(wrapped, Mapping) else type(named).__name__  # by which faults call it
     return dataset
+
+
+def _read_experiment(
+    experiment: str | Path | Mapping[str, Any],
+    settings: Mapping[str, Any],
+    own_data: bool,
+    metrics: Sequence[ClassMetric],
+) -> ExperimentFile:
+    from strategies.registry import find_method_faults
+
+    added = dict(settings)
+    if metrics:
+        added["evaluation.metrics"] = [PLUGIN + register_local_plugin(METRICS, metric) for metric in metrics]
+    plugins = [value for value in added.values() if isinstance(value, str) and value.startswith(PLUGIN)]
+    if own_data or metrics or any(map(is_local_plugin_name, plugins)):
+        added.setdefault("simulation.backend", "inline")
+    data = added.pop("data", None)
+    overrides = [*(["data=none"] if data else []), *_convert_settings_to_overrides(added)]
+    overrides += [f"data.{key}={_format_toml_value(value)}" for key, value in (data or {}).items()]
+    if isinstance(experiment, Mapping):
+        tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
+        return validate_experiment(tree, Path("experiment"), overrides, find_method_faults)
+    return read_experiment(_find_experiment_path(experiment), overrides, find_method_faults)
+
+
+def _find_free_folder(file: ExperimentFile) -> Path:
+    run = file.experiment.run
+    name = "".join(letter if letter.isalnum() else "-" for letter in run.name or run.method)
+    paths = (Path("runs", name if number == 1 else f"{name}-{number}") for number in range(1, 10**6))
+    return next(path for path in paths if not path.exists())
 
 
 def _find_experiment_path(experiment: str | Path) -> Path:

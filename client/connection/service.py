@@ -189,13 +189,7 @@ class HospitalMessageLoop:
                     if not is_disk_full(error):
                         raise
             self.tell(f"connected to {self.kit.coordinator} at {self.kit.address}")
-            with contextlib.suppress(CoordinatorUnreachable, RunOver):  # the next call reports the fault
-                if (hello := link.exchange_hello()) is not None:
-                    self.status.coordinator_release = hello.release
-                    if hello.wire != WIRE_VERSION:  # then no run accepts this site
-                        theirs = f"the coordinator's release {hello.release} speaks wire version {hello.wire}"
-                        ours = f"this site's {__version__} wire version {WIRE_VERSION}"
-                        self._report_error(f"{theirs}, {ours}: no run will take it")
+            self._record_coordinator_release(link)
             if days < CERTIFICATE_WARNING_DAYS:
                 self.tell(f"the coordinator's certificate expires in {days:.0f} days; it should renew it")
             stop = threading.Event()
@@ -220,6 +214,18 @@ class HospitalMessageLoop:
             finally:
                 stop.set()
                 beat.join(timeout=HEARTBEAT_ENDS_S)
+
+    def _record_coordinator_release(self, link: FleetClient) -> None:
+        """Record the coordinator's release, and warn if its wire version differs: then no run accepts this site."""
+        with contextlib.suppress(CoordinatorUnreachable, RunOver):  # the next call reports the fault
+            if (hello := link.exchange_hello()) is None:
+                return
+            self.status.coordinator_release = hello.release
+            if hello.wire != WIRE_VERSION:
+                theirs = f"the coordinator's release {hello.release} speaks wire version {hello.wire}"
+                self._report_error(
+                    f"{theirs}, this site's {__version__} wire version {WIRE_VERSION}: no run will take it"
+                )
 
     def _send_heartbeats(self, link: FleetClient, stop: threading.Event) -> None:
         """Send heartbeats while the main thread trains, and interrupt it if the run that it works for has ended."""
@@ -351,23 +357,7 @@ class HospitalMessageLoop:
         if reply.has_error():
             self._report_error(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
             return reply
-        seconds = time.monotonic() - began
-        fields, status = _read_scalar_fields(reply), self.status
-        where = f"run {status.run}"
-        if message.metadata.message_type == MessageType.TRAIN:
-            status.rounds_done += 1
-            if "epsilon" in fields:
-                status.privacy = make_privacy_status(self.site)
-            sent = count_payload_bytes(reply.content) / 1e6
-            loss = f", loss {fields['train_loss']:.3f}" if "train_loss" in fields else ""
-            where += f": round {status.round} of {status.rounds}"
-            self.tell(f"{where} trained in {seconds:.1f} s{loss}; {sent:.1f} MB to send")
-            return reply
-        self.tell(f"{where}: {status.phase} answered in {seconds:.1f} s")
-        if status.phase == "roll call" and status.coordinator_release not in ("", __version__):
-            self.tell(f"{where}: the coordinator runs release {status.coordinator_release}, this site {__version__}")
-        if status.phase == "test":
-            status.finished = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        self._print_result(message, reply, time.monotonic() - began)
         return reply
 
     # ------------------------------------------------------------------ words
@@ -402,6 +392,26 @@ class HospitalMessageLoop:
                 status.round, status.rounds = server_round, plan.run.rounds
                 done = server_round - first_round
                 status.seconds_left = (status.rounds - server_round + 1) * (now - began) / done if done > 0 else None
+
+    def _print_result(self, message: Message, reply: Message, seconds: float) -> None:
+        status, fields = self.status, _read_scalar_fields(reply)
+        where = f"run {status.run}"
+        if message.metadata.message_type != MessageType.TRAIN:
+            self.tell(f"{where}: {status.phase} answered in {seconds:.1f} s")
+            if status.phase == "roll call" and status.coordinator_release not in ("", __version__):
+                self.tell(
+                    f"{where}: the coordinator runs release {status.coordinator_release}, this site {__version__}"
+                )
+            if status.phase == "test":
+                status.finished = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+            return
+        status.rounds_done += 1
+        if "epsilon" in fields:
+            status.privacy = make_privacy_status(self.site)
+        sent = count_payload_bytes(reply.content) / 1e6
+        loss = f", loss {fields['train_loss']:.3f}" if "train_loss" in fields else ""
+        where += f": round {status.round} of {status.rounds}"
+        self.tell(f"{where} trained in {seconds:.1f} s{loss}; {sent:.1f} MB to send")
 
 
 def describe_error_for_coordinator(error: Exception) -> str:

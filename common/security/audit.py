@@ -66,13 +66,30 @@ class AuditLog:
         if end.torn is not None:
             entry["torn"] = {"bytes": end.torn.bytes, "sha256": end.torn.sha256}
         line = format_as_json_text({**entry, **facts}).encode()
-        path, flags, data = self.folder / FILE, os.O_WRONLY | os.O_APPEND, (b"\n" if end.cut else b"") + line + b"\n"
+        written = self._write_line(line, b"\n" if end.cut else b"")
+        now = _AuditChainEnd(end.entries + 1, hash_audit_line(line))
+        head = json.dumps({"entries": now.entries, "sha256": now.sha256}).encode().ljust(_HEAD_BYTES)
+        if not _overwrite_in_place(self.folder / HEAD, head, durable=self.durable):
+            write_atomically(self.folder / HEAD, head, durable=self.durable)
+        self._written = written, now
+        return end.torn
+
+    def read_entries(self) -> Iterator[AuditEntry]:
+        """Yield all readable entries, oldest first, without a check of the chain."""
+        for path in list_audit_files(self.folder):
+            for line in path.read_bytes().split(b"\n"):
+                if (entry := parse_audit_entry(line)) is not None:
+                    yield entry
+
+    def _write_line(self, line: bytes, first: bytes) -> tuple[int, ...]:
+        path, flags = self.folder / FILE, os.O_WRONLY | os.O_APPEND
         try:
             descriptor, new = os.open(path, flags), False
         except FileNotFoundError:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor, new = os.open(path, flags | os.O_CREAT, 0o600), True
         try:
+            data = first + line + b"\n"
             while data:  # the system may take only a part
                 data = data[os.write(descriptor, data) :]
             if self.durable:
@@ -82,19 +99,7 @@ class AuditLog:
             os.close(descriptor)
         if new and self.durable:
             flush_folder(self.folder)
-        now = _AuditChainEnd(end.entries + 1, hash_audit_line(line))
-        head = json.dumps({"entries": now.entries, "sha256": now.sha256}).encode().ljust(_HEAD_BYTES)
-        if not _overwrite_in_place(self.folder / HEAD, head, durable=self.durable):
-            write_atomically(self.folder / HEAD, head, durable=self.durable)
-        self._written = state, now
-        return end.torn
-
-    def read_entries(self) -> Iterator[AuditEntry]:
-        """Yield all readable entries, oldest first, without a check of the chain."""
-        for path in list_audit_files(self.folder):
-            for line in path.read_bytes().split(b"\n"):
-                if (entry := parse_audit_entry(line)) is not None:
-                    yield entry
+        return state
 
     def _find_chain_end(self) -> "_AuditChainEnd":
         """Return the last entry's number and hash, and rename the current file if it is full."""
@@ -250,21 +255,8 @@ def check_audit_log(folder: Path) -> AuditCheckResult:
             continue
         if debris or "torn" in entry:
             _check_torn_line(findings, entry, describe_torn_line(debris), where_torn or where)
-        number, expected = entry["n"], findings.entries + 1
-        if number > expected:
-            gone = f"entry {expected} is" if number == expected + 1 else f"entries {expected} to {number - 1} are"
-            findings.faults.append(Fault(where, f"is entry {number}, but {gone} missing before it: removed."))
-        elif number < expected:
-            problem = (
-                f"is entry {number}, but stands after entry {findings.entries}: inserted, repeated or out of order."
-            )
-            findings.faults.append(Fault(where, problem))
-        elif entry["before"] != findings.sha256 and last:
-            problem = f"(entry {number - 1}) is not what entry {number} says it was: changed."
-            findings.faults.append(Fault(last, problem))
-        elif entry["before"] != findings.sha256:
-            problem = "is called the first entry, but speaks of one before it: changed or removed."
-            findings.faults.append(Fault(where, problem))
+        if (entry["n"], entry["before"]) != (findings.entries + 1, findings.sha256):
+            _add_chain_fault(findings, entry, where, last)
         findings.entries, findings.sha256, findings.before = entry["n"], hash_audit_line(line), str(entry["before"])
         debris, where_torn, last = b"", "", where
     if describe_torn_line(debris) is not None:
@@ -289,6 +281,23 @@ def _check_torn_line(findings: AuditCheckResult, entry: AuditEntry, there: TornA
     else:
         problem = f"is not the torn line that entry {entry['n']} speaks of: changed."
     findings.faults.append(Fault(where, problem))
+
+
+def _add_chain_fault(findings: AuditCheckResult, entry: AuditEntry, where: str, last: str) -> None:
+    """Add a fault for an entry whose number or ``before`` does not match the preceding entry."""
+    number, expected = entry["n"], findings.entries + 1
+    if number > expected:
+        gone = f"entry {expected} is" if number == expected + 1 else f"entries {expected} to {number - 1} are"
+        findings.faults.append(Fault(where, f"is entry {number}, but {gone} missing before it: removed."))
+    elif number < expected:
+        problem = f"is entry {number}, but stands after entry {findings.entries}: inserted, repeated or out of order."
+        findings.faults.append(Fault(where, problem))
+    elif last:
+        findings.faults.append(Fault(last, f"(entry {number - 1}) is not what entry {number} says it was: changed."))
+    else:
+        findings.faults.append(
+            Fault(where, "is called the first entry, but speaks of one before it: changed or removed.")
+        )
 
 
 def _check_audit_head(findings: AuditCheckResult, folder: Path, last: str) -> None:

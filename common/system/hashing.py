@@ -160,11 +160,11 @@ def _yield_function_bytes_for_hash(part: types.FunctionType, visited: _Visited) 
     yield _convert_code_to_bytes(part.__code__)
     codes = list(_yield_codes(part.__code__))
     names = sorted({name for code in codes for name in code.co_names})
-    for name in sorted(set(chain.from_iterable(map(_yield_global_names, codes)))):
+    for name, attributes in sorted(_list_globals(codes).items()):
         if name in part.__globals__:
-            value, attributes = part.__globals__[name], _list_read_attributes(codes, name)
+            value = part.__globals__[name]
             if attributes is not None and _holds_settings(value):  # another ``args.resume`` changes nothing
-                value = {attribute: getattr(value, attribute, None) for attribute in attributes}
+                value = {attribute: getattr(value, attribute, None) for attribute in sorted(attributes)}
             yield from _yield_global_bytes_for_hash(name, value, names, visited)
     for name in sorted(set(chain.from_iterable(_yield_imported_names(code, part.__globals__) for code in codes))):
         if (module := _import_own_module(name)) is not None:
@@ -187,17 +187,18 @@ def _yield_global_bytes_for_hash(name: str, value: Any, members: list[str], visi
 _DATACLASS_METHODS = {"__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__replace__"}
 
 
-def _list_read_attributes(codes: Iterable[types.CodeType], name: str) -> list[str] | None:
-    """Return the attributes that code reads of a global; None if the code uses the object in another way, too."""
-    attributes = set[str]()
+def _list_globals(codes: Iterable[types.CodeType]) -> dict[str, set[str] | None]:
+    """Return the globals that code reads, with their attributes that it reads; None if it uses them otherwise, too."""
+    reads = dict[str, set[str] | None]()
     for code in codes:
-        steps = list(dis.get_instructions(code))
-        for step, following in pairwise(steps):
-            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == name:
+        for step, following in pairwise(dis.get_instructions(code)):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                attributes = reads.setdefault(step.argval, set())
                 if following.opname != "LOAD_ATTR":
-                    return None
-                attributes.add(following.argval)
-    return sorted(attributes)
+                    reads[step.argval] = None
+                elif attributes is not None:
+                    attributes.add(following.argval)
+    return reads
 
 
 def _holds_settings(value: Any) -> bool:

@@ -140,19 +140,7 @@ def translate_validation_errors(
     faults = []
     for details in error.errors(include_url=False):
         steps = [str(step) for step in details["loc"]]
-        members: tuple[type[BaseModel], ...] = (root,)
-        table, keys = tuple(root.model_fields), list[str]()  # valid keys of the innermost table; place of the error
-        for step in steps:
-            by_kind = {_get_kind_literal(member): member for member in members if "kind" in member.model_fields}
-            if step in by_kind and len(members) > 1:  # a tag that pydantic inserts for tables of several kinds
-                members = (by_kind[step],)
-                continue
-            keys.append(step)
-            table = tuple(name for member in members for name in member.model_fields)
-            fields = [member.model_fields[step] for member in members if step in member.model_fields]
-            annotations = [(field.annotation, *field.metadata) for field in fields]
-            members = tuple(m for each in annotations for m in _find_models_in_annotations(each))
-        kinds = {_get_kind_literal(member) for member in members if "kind" in member.model_fields}
+        table, keys, kinds = _locate_validation_error(root, steps)
         where = f"{file_name}: {'.'.join(keys)}" if keys else file_name
         problem, remedy = describe_validation_error(details), suggest_nearest_literal(details)
         if details["type"] == "extra_forbidden":
@@ -200,6 +188,30 @@ def suggest_nearest_literal(error: Mapping[str, Any]) -> str:
         return ""
     options = re.findall("'([^']*)'", str(error["ctx"]["expected"]))
     return suggest_nearest_name(error["input"], options) if len(options) > _FEW_OPTIONS else ""
+
+
+def _locate_validation_error(
+    root: type[BaseModel], steps: Sequence[str]
+) -> tuple[tuple[str, ...], list[str], set[str]]:
+    """Translate the location of a pydantic error into keys of the TOML file.
+
+    Returns:
+        The valid keys of the innermost table; the location, without the tags that pydantic inserts for tables of
+        several kinds; and the kinds that are allowed at the location, if the table can have several.
+    """
+    members: tuple[type[BaseModel], ...] = (root,)
+    keys: list[str] = []
+    table: tuple[str, ...] = tuple(root.model_fields)
+    for step in steps:
+        by_kind = {_get_kind_literal(member): member for member in members if "kind" in member.model_fields}
+        if step in by_kind and len(members) > 1:
+            members = (by_kind[step],)
+            continue
+        keys.append(step)
+        table = tuple(name for member in members for name in member.model_fields)
+        fields = [member.model_fields[step] for member in members if step in member.model_fields]
+        members = tuple(m for field in fields for m in _find_models_in_annotations((field.annotation, *field.metadata)))
+    return table, keys, {_get_kind_literal(member) for member in members if "kind" in member.model_fields}
 
 
 def _find_models_in_annotations(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:

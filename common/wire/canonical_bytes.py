@@ -9,7 +9,7 @@ instructions).
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,19 +59,7 @@ def parse_canonical_record(data: bytes) -> RecordDict:
 
     content = RecordDict()
     for name, entries in described.items():
-        values = dict[str, Any]()
-        for key, entry in entries.items():
-            if not isinstance(entry, dict):
-                values[key] = entry
-            elif isinstance(entry[_BYTES], list):
-                values[key] = [take(size) for size in entry[_BYTES]]
-            else:
-                block = take(entry[_BYTES])
-                values[key] = (
-                    Array(dtype=entry["dtype"], shape=tuple(entry["shape"]), stype=entry["stype"], data=block)
-                    if "stype" in entry
-                    else block
-                )
+        values = {key: _read_canonical_value(entry, take) for key, entry in entries.items()}
         if values and all(isinstance(value, Array) for value in values.values()):
             content[name] = record = ArrayRecord()  # which would copy arrays that it is made from
             for key, value in values.items():
@@ -83,6 +71,18 @@ def parse_canonical_record(data: bytes) -> RecordDict:
     if _make_canonical_first_line(content)[0] != head + newline:
         raise ValueError("the bytes are not those that the first line names")
     return content
+
+
+def _read_canonical_value(entry: Any, take: Callable[[int], bytes]) -> Any:
+    """Return the value of one entry of the first line; ``take(size)`` returns the next bytes after that line."""
+    if not isinstance(entry, dict):
+        return entry
+    if isinstance(entry[_BYTES], list):
+        return [take(size) for size in entry[_BYTES]]
+    data = take(entry[_BYTES])
+    if "stype" not in entry:
+        return data
+    return Array(dtype=entry["dtype"], shape=tuple(entry["shape"]), stype=entry["stype"], data=data)
 
 
 def read_small_fields(content: RecordDict) -> dict[str, Any]:

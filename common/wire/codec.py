@@ -102,17 +102,7 @@ def decode_record(content: RecordDict, expected: type[R]) -> R:
         WireError: If the content is not a valid record of the class ``expected``.
     """
     name, values = expected.__name__, dict[str, Any]()
-    small = content.get(_FIELDS)
-    fields: dict[str, Any] = dict(small) if isinstance(small, ConfigRecord) else {}
-    if _VERSION not in fields:
-        raise WireError(f"expected {name}, got records {sorted(content)} without a wire version.")
-    if (version := fields.pop(_VERSION)) != WIRE_VERSION:
-        spoken = f"the other side speaks wire version {version!r}, this one {WIRE_VERSION}."
-        raise WireVersionError(f"{spoken} Install the same release on both.")
-    if (actual := fields.pop(_RECORD, None)) != name:
-        raise WireError(f"expected {name}, got {actual!r}.")
-    fields = {key: value for key, value in fields.items() if not key.startswith(SIGNATURE)}
-    schema = _make_record_schema(typing.cast(type, expected))
+    fields, schema = _check_record_fields(content, name), _make_record_schema(typing.cast(type, expected))
     if unknown := sorted(key for key in content if key != _FIELDS and schema.get(key) not in (ModelGroups, Integers)):
         raise WireError(f"{name} does not have {', '.join(unknown)}.")
     for key, kind in schema.items():
@@ -131,6 +121,23 @@ def decode_record(content: RecordDict, expected: type[R]) -> R:
     record = expected(**escape_free_text_fields(expected, values))
     check_field_bounds(record)
     return record
+
+
+def _check_record_fields(content: RecordDict, expected: str) -> dict[str, Any]:
+    """Return the small fields of a record, after checks of its wire version and class name."""
+    record = content.get(_FIELDS)
+    fields = dict(record) if isinstance(record, ConfigRecord) else {}
+    if _VERSION not in fields:
+        raise WireError(f"expected {expected}, got records {sorted(content)} without a wire version.")
+    if (version := fields.pop(_VERSION)) != WIRE_VERSION:
+        spoken = f"the other side speaks wire version {version!r}, this one {WIRE_VERSION}."
+        raise WireVersionError(f"{spoken} Install the same release on both.")
+    if (name := fields.pop(_RECORD, None)) != expected:
+        raise WireError(f"expected {expected}, got {name!r}.")
+    for name in tuple(fields):
+        if name.startswith(SIGNATURE):
+            del fields[name]
+    return fields
 
 
 @dataclasses.dataclass(frozen=True)

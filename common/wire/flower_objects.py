@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -153,24 +153,7 @@ def rebuild_message_from_objects(message_id: str, contents: Mapping[str, bytes |
     """
     try:
         rest = {name: bytes(content) for name, content in contents.items() if not _is_array_chunk(content)}
-        objects, room = dict[str, Any](), most
-        for name, content in rest.items():
-            kind, below, _ = content[: content.index(_DIVIDER)].decode().split(" ")
-            if kind != "Array":
-                continue
-            children = below.split(",")
-            body = json.loads(_strip_object_header(content).tobytes())
-            places = body["arraychunk_ids"]
-            sizes = {
-                place: max(len(_strip_object_header(contents[children[place]])), PER_ARRAY) for place in set(places)
-            }
-            for place in places:
-                room -= sizes[place]
-                if room < 0:  # before anything is made of them
-                    raise MessageTooLarge(f"array {name[:8]} would take too much memory")
-            chunks = [_strip_object_header(contents[children[place]]) for place in places]
-            data = bytes(chunks[0] if len(chunks) == 1 else b"".join(chunks))
-            objects[name] = Array(dtype=body["dtype"], shape=tuple(body["shape"]), stype=body["stype"], data=data)
+        objects: dict[str, Any] = dict(_join_arrays(contents, rest, most))
         message = inflate_object_from_contents(message_id, rest, keep_object_contents=True, objects=objects)
     except MessageTooLarge:
         raise
@@ -184,6 +167,28 @@ def rebuild_message_from_objects(message_id: str, contents: Mapping[str, bytes |
         raise MessageTooLarge(f"message {message_id[:8]} has too many records or arrays")
     set_message_id(message, message_id)
     return message
+
+
+def _join_arrays(
+    contents: Mapping[str, bytes | memoryview], rest: Mapping[str, bytes], most: float
+) -> Iterator[tuple[str, Array]]:
+    room = most
+    for name, content in rest.items():
+        kind, below, _ = content[: content.index(_DIVIDER)].decode().split(" ")
+        if kind == "Array":
+            children = below.split(",")
+            body = json.loads(_strip_object_header(content).tobytes())
+            places = body["arraychunk_ids"]
+            sizes = {
+                place: max(len(_strip_object_header(contents[children[place]])), PER_ARRAY) for place in set(places)
+            }
+            for place in places:
+                room -= sizes[place]
+                if room < 0:  # before anything is made of them
+                    raise MessageTooLarge(f"array {name[:8]} would take too much memory")
+            chunks = [_strip_object_header(contents[children[place]]) for place in places]
+            data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            yield name, Array(dtype=body["dtype"], shape=tuple(body["shape"]), stype=body["stype"], data=bytes(data))
 
 
 def _is_array_chunk(content: bytes | memoryview) -> bool:

@@ -144,20 +144,23 @@ class LabelledSites(FedAvg):
             return mean, metrics
         self.aggregate_reply_statistics(trained)
         restored = records.restore_integer_entries(mean, [reply.model for reply in trained.values()])
-        owned = {site: self.answers[site].class_names for site in trained}
+        return self._average_owners_rows(restored, trained), metrics
+
+    def _average_owners_rows(self, model: ArrayRecord, replies: Mapping[str, TrainingReply]) -> ArrayRecord:
+        """Average each head row that only some sites label over those sites, if the method does so."""
+        owned = {site: self.answers[site].class_names for site in replies}
         partial_rows = [name for name in self.classes if not all(name in classes for classes in owned.values())]
         if self.method.head_mean_class is WholeHeadMean or not partial_rows:
-            return restored, metrics
-        # Average each head row that only some sites label over those sites.
-        head, before = self._read_head_from(restored), self._read_head_from(self._sent)
+            return model
+        head, before = self._read_head_from(model), self._read_head_from(self._sent)
         owners = self.method.head_mean_class(self.classes, head.features)
-        for site, reply in trained.items():
+        for site, reply in replies.items():
             owners.add(self._read_head_from(reply.model).select_rows(owned[site]), reply.train_samples)
         weight, bias, is_sent = owners.mean
         for row in map(self.classes.index, partial_rows):
             head.weight[row] = weight[row] if is_sent[row] else before.weight[row]
             head.bias[row] = bias[row] if is_sent[row] else before.bias[row]
-        return records.replace_head(restored, self.head, head), metrics
+        return records.replace_head(model, self.head, head)
 
     def aggregate_evaluate(self, server_round: int, replies: Messages) -> MetricRecord | None:
         """Average the metrics of usable replies; log a warning with node and reason for each other reply."""
