@@ -112,6 +112,7 @@ def simulate(
     """
     from rich.console import Console
 
+    from client.training.task import get_cached_networks
     from server.simulation.simulate import simulate as run
 
     own = {
@@ -132,6 +133,9 @@ def simulate(
         problem = "ray: its workers are other processes, which do not know what was given to this one."
         raise BadInput([Fault("simulation.backend", problem, 'Set "inline", or make a package of it.')])
     folder = Path(out) if out is not None else _find_free_folder(file)
+    if model is not None:
+        # An object of an earlier call may have the same name, if they differ only in the code of an installed package.
+        get_cached_networks.cache_clear()
     run(file, folder, Console(quiet=quiet, emoji=False), resume=resume)
     return load(folder)
 

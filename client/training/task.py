@@ -26,7 +26,6 @@ from common.models.network import (
 )
 from common.models.state import FrozenPart, ModelState, write_model_state
 from common.models.zoo.spec import ModelSpec
-from common.plugins import MODELS, count_local_registrations
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, ModelGroups, Request, TrainReply, TrainRequest
 from strategies.local.arithmetic import set_arithmetic
 from strategies.local.objective import LabelledExamples, pair_pixels_with_labels
@@ -246,13 +245,8 @@ class NetworkCache:
 
 
 @lru_cache(maxsize=1)
-def get_cached_networks(spec: ModelSpec, device: str, gpus: int, registration: int) -> NetworkCache:
-    """Return the networks of this model; those of an earlier model are dropped, to save memory.
-
-    Args:
-        registration: The number of objects that were registered under the model's name
-            (:func:`common.plugins.count_local_registrations`), so that a later object replaces an earlier one.
-    """
+def get_cached_networks(spec: ModelSpec, device: str, gpus: int) -> NetworkCache:
+    """Return the networks of this model; those of an earlier model are dropped, to save memory."""
     network = move_network_to_device(build_network(spec, ("",), seed=0), device)
     split_batches_across_gpus(network.backbone, gpus)
     return NetworkCache({(): network})
@@ -273,7 +267,7 @@ def get_unfilled_network(
         gpus: Number of GPUs that share each batch, if the device is ``cuda``.
         memory_format: Memory format of the convolutions; None to leave it.
     """
-    cache = get_cached_networks(spec, device, gpus, count_local_registrations(MODELS, spec.architecture))
+    cache = get_cached_networks(spec, device, gpus)
     networks = cache.by_rows
     if memory_format not in (None, cache.memory_format):
         set_memory_format(networks[()], memory_format)  # all networks share this backbone and neck
@@ -306,8 +300,7 @@ def fill_frozen_part(network: SplitNetwork, site: Site, sent: ModelGroups) -> No
         return
     if sent.trunk is not None:
         site.frozen_part_files.store_received_part(FrozenPart(sent.trunk), sha256)
-    registration = count_local_registrations(MODELS, network.spec.architecture)
-    cache = get_cached_networks(network.spec, site.device, site.gpus, registration)
+    cache = get_cached_networks(network.spec, site.device, site.gpus)
     if cache.frozen_sha256 != sha256:
         site.frozen_part_files.read_frozen_part(sha256).write_to_network(network)
         cache.frozen_sha256 = sha256

@@ -101,13 +101,7 @@ def register_local_plugin(group: str, part: Any) -> str:
     plain = re.sub("[^A-Za-z0-9_]", "", getattr(part, "__name__", type(part).__name__)) or "part"
     name = f"own-{plain[:60]}-{hash_python_object(part)[:12]}"
     _offered[group, name] = part
-    _registrations[group, name] = _registrations.get((group, name), 0) + 1
     return name
-
-
-def count_local_registrations(group: str, name: str) -> int:
-    """Return how many objects this process has registered under a name; 0 for the plug-in of a package."""
-    return _registrations.get((group, name.removeprefix(PLUGIN)), 0)
 
 
 def is_local_plugin_name(name: str) -> bool:
@@ -201,7 +195,5 @@ _loaded: dict[tuple[str, str], _LoadedPlugin] = {}
 """Plug-ins that this process has imported, by group and name."""
 _offered: dict[tuple[str, str], Any] = {}
 """Parts that this process registered itself."""
-_registrations: dict[tuple[str, str], int] = {}
-"""How often a name was registered; a later object may differ in what no hash sees, such as an installed package."""
 _latest: dict[tuple[str, str], PluginIdentity] = {}
 """The last stamp of each entry point that is not imported yet."""
