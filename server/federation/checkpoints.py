@@ -182,7 +182,7 @@ def refuse_checkpoint_of_other_experiment(checkpoint: Checkpoint, experiment: Ex
     refuse_experiment_changes(checkpoint.experiment, experiment, out)
     rounds, before, done = experiment.run.rounds, checkpoint.experiment["run"]["rounds"], checkpoint.state.round
     if done and rounds != before:
-        last = build_experiment_strategy(experiment).special_last_rounds
+        last = build_experiment_strategy(experiment).site.special_last_rounds
         if experiment.training.schedule != "constant":
             reason = f'the learning rates of training.schedule "{experiment.training.schedule}" follow from it'
         elif experiment.privacy.level != "none":

@@ -292,7 +292,7 @@ def check_simulation_experiment(
         missing = method.site.missing_labels_count_as
         raise_faults(find_plugin_faults(experiment, len(classes), missing, has_unknown=data.has_unknown_labels))
         if method.site.pooled_missing_labels == "no":
-            raise_faults(method.find_contract_faults(contract))
+            raise_faults(method.site.find_contract_faults(contract))
     except BadInput as error:
         raise BadInput(prefix_fault_with_file(file, fault) for fault in error.faults) from None
     if method.site.pooled_missing_labels == "no":

@@ -434,7 +434,7 @@ class RunMembership:
         except BadInput as error:
             self._roll.refuse_faulty_sites(error.faults, "labels")
             raise
-        raise_faults(self.method.find_contract_faults(self.contract))
+        raise_faults(self.method.site.find_contract_faults(self.contract))
         on_roll = {member.answer.site: member for member in self._roll.members.values()}
         for site in self.members.keys() - on_roll.keys():
             del self.members[site]
@@ -488,7 +488,7 @@ class RunMembership:
             try:
                 raise_faults([fault for rule in self.admission for fault in rule([member])])
                 contract = merge_label_declarations(declarations, self.contract.class_names)
-                raise_faults(self.method.find_contract_faults(contract))
+                raise_faults(self.method.site.find_contract_faults(contract))
             except BadInput as error:
                 self._roll.refuse_faulty_sites(
                     [replace(fault, site=member.answer.site) for fault in error.faults], "labels"

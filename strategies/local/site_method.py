@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from common.config import EvaluationSection, HospitalPlan, TrainingSection
 from common.contract import LabelContract
-from common.errors import BadInput, Fault
+from common.errors import BadInput, Fault, quote_names
 from common.models.zoo.spec import Task
 from common.wire.records import Arrays, Form
 from strategies.aggregation.means import Weighting
@@ -273,6 +273,11 @@ class SiteMethod:
         """Return the head rows that a site sends, out of those that it holds."""
         return held if self.declared_payload.sends_rows == "all" else tuple(name for name in held if name in annotated)
 
+    @property
+    def special_last_rounds(self) -> int:
+        """Return how many rounds at the end of a run differ from the others; a run with any cannot be extended."""
+        return 0
+
     # ------------------------------------------------------------------ training
 
     def local_loss(self, statistics: Arrays, examples: LabelledExamples, spec: TrainingSection) -> LossFunction:
@@ -294,7 +299,7 @@ class SiteMethod:
             return self.client(context)
         return add_proximal_term(self.client, mu, head=self.declared_payload.head, norm=self.sends_batch_norm)(context)
 
-    # ------------------------------------------------------------------ faults of parameters
+    # ------------------------------------------------------------------ faults of parameters and contract
 
     def find_parameter_faults(self) -> list[Fault]:
         """Return the faults of parameters that contradict one another."""
@@ -308,6 +313,19 @@ class SiteMethod:
             problem = f"makes no sense in {self.name}: it weighs the sites by a rule of its own."
             faults.append(Fault("method.mean", problem, "Leave it out."))
         return faults
+
+    def find_contract_faults(self, contract: LabelContract) -> list[Fault]:
+        """Return the faults if the method does not support this label contract."""
+        mean = self.parameters.mean
+        if mean is not None and len(contract.sites) < mean.fewest_sites:
+            problem = f"{mean.kind} needs {mean.fewest_sites} sites or more; there are {len(contract.sites)}."
+            return [Fault("method.mean", problem, "Leave it out, or choose another.")]
+        partial = [name for name in contract.class_names if name not in contract.shared_classes]
+        if not self.full_coverage or not partial:
+            return []
+        problem = f"{self.name} needs every class annotated by every site; {quote_names(partial)} are not."
+        remedy = 'Use "surgical" or "partial_loss", which learn from partial labels, or "vanilla": missing is negative.'
+        return [Fault("run.method", problem, remedy)]
 
     def list_averaging_options(self) -> list[str]:
         """Return the names of the parameters that differ from their defaults, but make sense only with averaging."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from common.config import HospitalPlan, ParticipationSection
 from common.contract import LabelContract
 from common.data.base.image_set import DatasetSplits
-from common.errors import Fault, quote_names
+from common.errors import Fault
 from common.models.state import ModelState
 from common.models.zoo.spec import Task
 from common.wire.records import NO_ARRAYS, Arrays, ModelGroups, RollCallAnswer
@@ -89,11 +89,6 @@ class Method(Strategy):
     def __init__(self, parameters: Mapping[str, Any] | None = None, task: Task = "multi_label") -> None:
         self.site = self.site_class(parameters, task)
 
-    @property
-    def special_last_rounds(self) -> int:
-        """Return how many rounds at the end of a run differ from the others; a run with any cannot be extended."""
-        return 0
-
     # ------------------------------------------------------------------ the rules of a round
 
     @property
@@ -153,19 +148,6 @@ class Method(Strategy):
     def compute_summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
         """Return figures of the statistics after the last round for ``summary.json``."""
         return {}
-
-    def find_contract_faults(self, contract: LabelContract) -> list[Fault]:
-        """Return the faults if the method does not support this label contract."""
-        mean = self.site.parameters.mean
-        if mean is not None and len(contract.sites) < mean.fewest_sites:
-            problem = f"{mean.kind} needs {mean.fewest_sites} sites or more; there are {len(contract.sites)}."
-            return [Fault("method.mean", problem, "Leave it out, or choose another.")]
-        partial = [name for name in contract.class_names if name not in contract.shared_classes]
-        if not self.site.full_coverage or not partial:
-            return []
-        problem = f"{self.site.name} needs every class annotated by every site; {quote_names(partial)} are not."
-        remedy = 'Use "surgical" or "partial_loss", which learn from partial labels, or "vanilla": missing is negative.'
-        return [Fault("run.method", problem, remedy)]
 
     def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
         """Return the faults in the answers to the roll call that make this method impossible."""

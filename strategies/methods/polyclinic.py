@@ -44,6 +44,11 @@ class PolyclinicSite(SequentialSite):
     table = PolyclinicParameters
     parameters: PolyclinicParameters
 
+    @property
+    def special_last_rounds(self) -> int:
+        """Return the number of last rounds that end with the mean of the models after each hospital."""
+        return self.parameters.mean_rounds
+
 
 class Polyclinic(SequentialMethod):
     """The coordinator's half: one model passes through the hospitals in random order; the last pass is averaged."""
@@ -57,11 +62,6 @@ class Polyclinic(SequentialMethod):
             return sites
         generator = np.random.default_rng(derive_seed(context.seed, context.round, "order"))
         return [sites[place] for place in generator.permutation(len(sites))]
-
-    @property
-    def special_last_rounds(self) -> int:
-        """Return the number of last rounds that end with the mean of the models after each hospital."""
-        return self.site.parameters.mean_rounds
 
     def result_after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
         """Return the model after this site; in the last rounds, the mean of the models after all sites so far."""
