@@ -228,10 +228,6 @@ def _yield_codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _yield_codes(constant)
 
 
-def _yield_global_names(code: types.CodeType) -> Iterator[str]:
-    yield from (step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-
-
 def _yield_imported_names(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[str]:
     """Yield the absolute names of the modules that a function's body imports."""
     steps = list(dis.get_instructions(code))
