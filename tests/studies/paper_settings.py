@@ -5,9 +5,11 @@
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,14 @@ NOT_A_SETTING = ("extends", "small", "run.name", "run.method")
 FIRST_OF_TABLE = {"privacy": "privacy.level", "simulation": "simulation.backend"}
 """Tables whose other keys matter only with another value of the first."""
 Part = PaperSetting | PaperDeparture
-Left = tuple[str, str, object]
 
 
+@cache
+def read_file(path: Path, *overrides: str) -> Experiment:
+    return read_experiment(path, overrides).experiment
+
+
+@cache
 def files_of(folder: Path) -> dict[str, Path]:
     """The experiment files of a study's tables and of the paper's own folder, by path below ``experiments``."""
     named = (trial.experiment for trial in trials_in(folder))
@@ -43,11 +50,11 @@ def trials_in(folder: Path) -> list[Trial]:
     return [trial for grid in grids for row in grid for column in row for trial in column]
 
 
+@cache
 def keys_of(path: Path) -> set[str]:
     """The keys that a file and its ancestors set, in full scale."""
-    return {key for key in flat(read_experiment_tables(path)[0]) if key.split(".")[0] not in NOT_A_SETTING} - set(
-        NOT_A_SETTING
-    )
+    keys = flat(read_experiment_tables(path)[0])
+    return {key for key in keys if key not in NOT_A_SETTING and key.split(".")[0] not in NOT_A_SETTING}
 
 
 def flat(table: Mapping[str, Any], before: str = "") -> Iterator[str]:
@@ -63,7 +70,7 @@ def value_of(experiment: Experiment, key: str) -> object:
     section, *rest = key.split(".")
     value: Any = build_site_method(experiment).parameters if section == "method" else getattr(experiment, section)
     for name in rest:
-        value = value[name] if isinstance(value, Mapping) else getattr(value, name, None)
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
     if isinstance(value, Mapping):
         return list(value)
     return "none" if value is None else value if not isinstance(value, BaseModel) else value.model_dump()
@@ -94,19 +101,17 @@ def every_key(experiment: Experiment) -> set[str]:
     return keys - set(NOT_A_SETTING)
 
 
-def keys_left(study: StudyFile, files: Mapping[str, Path], more: tuple[PaperSetting, ...]) -> Iterator[Left]:
+def keys_left(
+    study: StudyFile, files: Mapping[str, Path], more: tuple[PaperSetting, ...] = ()
+) -> Iterator[tuple[str, str, object]]:
     """Yield a file's name, each key that it leaves at its default and no setting has, and the value."""
     for name, path in files.items():
-        experiment, own = read_experiment(path).experiment, keys_of(path)
+        experiment, own = read_file(path), keys_of(path)
         settings = [setting for setting in (*study.settings, *more) if goes_for(setting, name)]
         for key in sorted(every_key(experiment)):
             is_set = any(each == key or each.startswith(f"{key}.") for each in own)
             if not is_set and not any(covers(setting, key) for setting in settings):
                 yield name, key, value_of(experiment, FIRST_OF_TABLE.get(key, key))
-
-
-def idle_keys_left(study: StudyFile, files: Mapping[str, Path]) -> set[str]:
-    return {key for _, key, _ in keys_left(study, files, ())}
 
 
 def faults_of_defaults(study: StudyFile, files: Mapping[str, Path], defaults: Defaults) -> list[str]:
@@ -142,14 +147,15 @@ def faults_of_files(study: StudyFile, files: Mapping[str, Path]) -> list[str]:
     """Every key of a file that the study compares with nothing, or that differs from the paper without being listed."""
     faults = []
     for name, path in files.items():
-        experiment = read_experiment(path).experiment
+        experiment = read_file(path)
         settings = [setting for setting in study.settings if goes_for(setting, name)]
         faults += [
             f"{name}: {key} is compared with nothing"
             for key in sorted(keys_of(path))
             if not any(covers(setting, key) for setting in settings)
         ]
-        faults += [f"{name}: {key} is in settings twice" for key in twice([setting.key for setting in settings])]
+        keys = Counter(setting.key for setting in settings)
+        faults += [f"{name}: {key} is in settings twice" for key, count in keys.items() if count > 1]
         for setting in settings:
             ours = value_of(experiment, setting.key)
             listed = [each for each in study.departures if each.key == setting.key and goes_for(each, name)]
@@ -172,10 +178,6 @@ def faults_of_lists(study: StudyFile, files: Mapping[str, Path]) -> list[str]:
     faults += [f"{each.key}: a departure from no setting" for each in study.departures if each.key not in keys]
     words = [each for each in study.settings if each.value is not None and isinstance(each.paper, bool | int | float)]
     return faults + [f"{each.key}: value hides the paper's {each.paper}" for each in words]
-
-
-def twice(keys: list[str]) -> set[str]:
-    return {key for key in keys if keys.count(key) > 1}
 
 
 # ---------------------------------------------------------------------- the table of the docs
@@ -220,22 +222,20 @@ def cell(value: object) -> str:
 
 def with_tables(page: str) -> str:
     """The page with each table between its marks as the study has it now; the first is of the defaults of all files."""
-    studies = {folder.name: (read_study(folder, quick=False), files_of(folder)) for folder in STUDIES}
-    first, files = next(iter(studies.values()))
-    everywhere = read_defaults()
+
+    def fill(mark: str, table: str) -> None:
+        nonlocal page
+        marks = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"
+        page = re.sub(marks, lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page, flags=re.DOTALL)
+
+    for folder in STUDIES:
+        fill(f"settings: {folder.name}", settings_table(read_study(folder, quick=False), files_of(folder)))
+        fill(f"small: {folder.name}", small_table(files_of(folder)))
+    everywhere, first = read_defaults(), read_study(STUDIES[0], quick=False)
     alone = first.model_copy(update={"settings": everywhere.settings, "departures": everywhere.departures})
-    for name, (study, paths) in {"all": (alone, files), **studies}.items():
-        table = settings_table(study, paths)
-        marks = rf"(<!-- settings: {name} -->\n).*?(<!-- end -->)"
-        page = re.sub(marks, lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", page, flags=re.DOTALL)  # type: ignore[misc]
-        page = re.sub(
-            rf"(<!-- small: {name} -->\n).*?(<!-- end -->)",
-            lambda found, paths=paths: f"{found[1]}\n{small_table(paths)}\n\n{found[2]}",  # type: ignore[misc]
-            page,
-            flags=re.DOTALL,
-        )
-    marks = r"(<!-- benchmark -->\n).*?(<!-- end -->)"
-    return re.sub(marks, lambda found: f"{found[1]}\n{benchmark_table()}\n\n{found[2]}", page, flags=re.DOTALL)
+    fill("settings: all", settings_table(alone, files_of(STUDIES[0])))
+    fill("benchmark", benchmark_table())
+    return page
 
 
 def small_table(files: Mapping[str, Path]) -> str:
@@ -243,10 +243,7 @@ def small_table(files: Mapping[str, Path]) -> str:
     changes: dict[str, dict[tuple[str, str], list[str]]] = {}
     for name, path in files.items():
         small = read_experiment_tables(path)[0].get("small", {})
-        full, short = (
-            read_experiment(path).experiment,
-            read_experiment(path, ["scale=small"]).experiment if small else None,
-        )
+        full, short = read_file(path), read_file(path, "scale=small") if small else None
         for key in flat(small) if short else ():
             values = (key_cell(full, key), key_cell(short, key))
             if values[0] != values[1] and key not in NOT_A_SETTING and not key.endswith("_sha256"):
@@ -259,11 +256,7 @@ def small_table(files: Mapping[str, Path]) -> str:
 
 
 def key_cell(experiment: Experiment, key: str) -> str:
-    """The value of a key, also of one within a table of a mixture's tasks."""
-    section, *rest = key.split(".")
-    value: Any = build_site_method(experiment).parameters if section == "method" else getattr(experiment, section)
-    for name in rest:
-        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+    value = value_of(experiment, key)
     return cell(value) if value or value == 0 else "none"
 
 

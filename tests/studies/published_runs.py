@@ -1,5 +1,6 @@
 """The published runs of the benchmark, and the page of results that shows them."""
 
+from functools import cache
 from pathlib import Path
 
 from studies.benchmark import count_planned_runs, group_results_by_block
@@ -11,6 +12,7 @@ FOLDER = ROOT / "experiments" / "benchmark"
 RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
+@cache
 def published_result(form: str) -> BenchmarkResult:
     plan, lines = BenchmarkVariantPlan.read_variant(FOLDER, form), read_result_lines(FOLDER / "published.jsonl")
     return evaluate_benchmark(plan, form, group_results_by_block(plan, lines), count_planned_runs(plan))

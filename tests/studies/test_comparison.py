@@ -66,7 +66,7 @@ def multi_class_run(accuracy: float, seed: int = 0) -> dict[str, Any]:
     return content | {"client_accuracy": asdict(BestClientAccuracies(0.9, 4, 0.85, 2, {"north": 0.95, "south": 0.85}))}
 
 
-def test_a_run_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_run_folders_with_and_without_one_class_an_image_are_read_as_they_were_written(tmp_path: Path) -> None:
     content = summary("good", {"edema": 0.8, "hernia": None}, {"edema"}, seed=3, something_newer=1)
     del content["test"]["multi_class"]  # as before there were such measures
     run = read_run(write(tmp_path / "run", content))
@@ -74,13 +74,10 @@ def test_a_run_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert run.summary.test.unique_classes.classes == ("edema",)
     assert run.summary.available_metrics == {}
     assert [each.absent for each in run.rounds] == [{"south": "late"}, {}]
-
-
-def test_a_run_with_one_class_an_image_is_read_as_it_was_written(tmp_path: Path) -> None:
-    run = read_run(write(tmp_path / "run", multi_class_run(0.7)))
-    assert run.summary.test.multi_class == MultiClassMetrics(0.7, 0.7, None, 0.6, 20)
-    assert run.summary.client_accuracy == BestClientAccuracies(0.9, 4, 0.85, 2, {"north": 0.95, "south": 0.85})
     assert run.rounds[0].test_accuracy == RoundAccuracy(0.5, 0.6)
+    exclusive = read_run(write(tmp_path / "exclusive", multi_class_run(0.7))).summary
+    assert exclusive.test.multi_class == MultiClassMetrics(0.7, 0.7, None, 0.6, 20)
+    assert exclusive.client_accuracy == BestClientAccuracies(0.9, 4, 0.85, 2, {"north": 0.95, "south": 0.85})
 
 
 def test_every_missing_file_a_wrong_value_and_a_torn_line_are_named(tmp_path: Path) -> None:
@@ -95,52 +92,30 @@ def test_every_missing_file_a_wrong_value_and_a_torn_line_are_named(tmp_path: Pa
         read_run(folder)
 
 
-def test_a_method_is_averaged_over_its_seeds_with_the_sample_sd() -> None:
+def test_a_method_is_averaged_over_its_seeds_with_the_sample_sd_and_each_seed_has_its_unique_classes() -> None:
     # Means over classes of "poor": .55 and .60 -> mean .575, sample SD .05 / sqrt(2) = .03536.
     # Its unique classes: mass in seed 0 (.5), edema in seed 1 (.75) -> mean .625.
-    poor = compared(*TWO_SEEDS).methods[1]
-    assert poor.seeds == (0, 1)
-    assert poor.auroc["all"].mean == pytest.approx(0.575)
-    assert poor.auroc["all"].sd == pytest.approx(0.035355, abs=1e-6)
-    assert poor.auroc["unique"].mean == pytest.approx(0.625)
-    assert poor.per_class["hernia"] == pytest.approx(0.625)
-
-
-def test_unique_classes_are_those_of_their_own_seed() -> None:
-    # (0, mass): .8 - .5 = .3;  (1, edema): .9 - .75 = .15.
     comparison = compared(*TWO_SEEDS)
+    poor = comparison.methods[1]
+    assert poor.seeds == (0, 1)
+    assert (poor.auroc["all"].mean, poor.auroc["all"].sd) == pytest.approx((0.575, 0.035355), abs=1e-6)
+    assert (poor.auroc["unique"].mean, poor.per_class["hernia"]) == pytest.approx((0.625, 0.625))
+    # (0, mass): .8 - .5 = .3;  (1, edema): .9 - .75 = .15.
     result = comparison.find_contrast("poor", "unique", "classes x seeds").result
-    assert result.pairs == 2
-    assert result.mean_difference == pytest.approx(0.225)
+    assert (result.pairs, result.mean_difference) == (2, pytest.approx(0.225))
     assert comparison.class_groups == {"shared": ("hernia", "nodule"), "varies": ("edema", "mass")}
+    one_seed = compared(TWO_SEEDS[0], TWO_SEEDS[2])
+    assert {each.pairing for each in one_seed.contrasts} == {"classes"}
+    assert one_seed.methods[0].auroc["all"].sd is None
 
 
-def test_a_difference_within_the_noise_is_not_distinguishable() -> None:
-    contents = [
-        summary(name, values, {"mass"}, seed=seed)
-        for name, values in (("first", aurocs(0.8, 0.7, 0.9, 0.6)), ("second", aurocs(0.7, 0.81, 0.79, 0.7)))
-        for seed in range(3)
-    ]
-    assert describe_method_verdicts(compared(*contents))[0].startswith("first is not distinguishable from second")
-
-
-def test_too_few_classes_are_not_tested_and_the_sentence_says_so() -> None:
-    (sentence,) = describe_method_verdicts(
-        compared(summary("first", {"edema": 0.8}), summary("second", {"edema": 0.7}))
-    )
-    assert "1 pair is too few" in sentence
-
-
-def test_one_seed_needs_no_second_pairing() -> None:
-    comparison = compared(TWO_SEEDS[0], TWO_SEEDS[2])
-    assert {each.pairing for each in comparison.contrasts} == {"classes"}
-    assert comparison.methods[0].auroc["all"].sd is None
-
-
-def test_pooled_training_is_judged_on_the_reference_s_unique_classes() -> None:
+def test_pooled_training_is_judged_on_the_reference_s_unique_classes_and_few_pairs_are_not_tested() -> None:
     federated = summary("good", {"edema": 0.8, "mass": 0.7}, {"mass"})
     pooled = summary("pooled", {"edema": 0.6, "mass": 0.5}, sites={"all": {"classes": ["edema", "mass"]}})
-    assert compared(federated, pooled).methods[1].auroc["unique"].mean == 0.5
+    comparison = compared(federated, pooled)
+    assert comparison.methods[1].auroc["unique"].mean == 0.5
+    (sentence,) = describe_method_verdicts(comparison)
+    assert "2 pairs are too few" in sentence
 
 
 def test_nothing_and_the_same_method_and_seed_twice_are_refused() -> None:
@@ -150,32 +125,25 @@ def test_nothing_and_the_same_method_and_seed_twice_are_refused() -> None:
         compared(TWO_SEEDS[0], TWO_SEEDS[0])
 
 
-def test_what_makes_a_comparison_uneven_is_a_caution() -> None:
+def test_what_makes_a_comparison_uneven_and_an_initial_model_are_cautions() -> None:
     first = summary("first", {"edema": 0.8, "mass": None}, {"mass"}, contract_hash="a")
-    second = summary("second", {"edema": 0.7, "mass": 0.7}, {"mass"}, contract_hash="b")
-    more = summary("second", {"edema": 0.7, "mass": 0.7}, {"mass"}, seed=1)
-    rare, missing, seeds, contract = compared(first, second, more).cautions
-    assert rare.startswith('"edema": fewer than 10 test images')
-    assert missing.startswith('first: no AUROC for "mass"')
-    assert "pairs come from the 1 they share" in seeds
-    assert "same sites and labels" in contract
+    second = summary("second", {"edema": 0.7, "mass": 0.7}, {"mass"}, contract_hash="b", best_round=0)
+    more = summary("second", {"edema": 0.7, "mass": 0.7}, {"mass"}, seed=1, best_round=1)
+    cautions = compared(first, second, more).cautions
+    for words in (
+        '"edema": fewer than 10 test images',
+        'first: no AUROC for "mass"',
+        "pairs come from the 1 they share",
+        "same sites and labels",
+        "second: with 1 seed of 2 (0)",
+    ):
+        assert [words in caution for caution in cautions].count(True) == 1, words
+    assert len(cautions) == 5
 
 
-def test_figures_of_the_initial_model_are_a_caution() -> None:
-    good, again, *poor = TWO_SEEDS
-    cautions = compared(good, again, poor[0] | {"best_round": 0}, poor[1] | {"best_round": 1}).cautions
-    initial = [caution for caution in cautions if "initial model" in caution]
-    assert [caution.startswith("poor: with 1 seed of 2 (0)") for caution in initial] == [True]
-
-
-def test_the_json_holds_every_test(tmp_path: Path) -> None:
-    written = json.loads(write_comparison(compared(*TWO_SEEDS), tmp_path / "comparison.json").read_text())
-    assert written["reference"] == "good"
-    assert len(written["contrasts"]) == 6
-    assert written["methods"][1]["auroc"]["all"]["mean"] == pytest.approx(0.575)
-
-
-def test_terminal_and_markdown_tables_have_the_same_figures() -> None:
+def test_terminal_and_markdown_tables_have_the_same_figures_and_those_of_one_class_an_image_where_a_run_has_them() -> (
+    None
+):
     comparison = compared(*TWO_SEEDS)
     cells = ["0.575 ± 0.035", "0.625 ± 0.177", "+0.275"]
     shown, markdown = printed(format_comparison_tables(comparison)), comparison_as_markdown(comparison)
@@ -185,6 +153,11 @@ def test_terminal_and_markdown_tables_have_the_same_figures() -> None:
     assert "| AUROC, unique | average precision | balanced accuracy | good ahead by, all |" in headings
     # In these runs all three measures of a class are equal, so "poor" has .575 +- .035 over all classes thrice.
     assert poor.count("0.575 ± 0.035") == 3
+    exclusive = compared(multi_class_run(0.7), summary("poor", {"edema": 0.6}))
+    shown, more = printed(format_comparison_tables(exclusive)), comparison_as_markdown(exclusive)
+    assert all(word in shown and word in more for word in ("accuracy", "F1", "BMCTA", "BTA", "0.700"))
+    assert more.splitlines()[-1].count("n/a") >= len(exclusive.available_metrics) == 5
+    assert "BMCTA" not in markdown
 
 
 def test_measures_of_one_class_an_image_are_averaged_over_seeds() -> None:
@@ -205,20 +178,11 @@ def test_intervals_are_averaged_over_the_seeds_that_have_them() -> None:
     assert alone.intervals == {"edema": (0.5, 0.7)}
 
 
-def test_tables_show_measures_of_one_class_an_image_only_where_a_run_has_them() -> None:
-    plain = summary("poor", {"edema": 0.6})
-    comparison = compared(multi_class_run(0.7), plain)
-    shown, markdown = printed(format_comparison_tables(comparison)), comparison_as_markdown(comparison)
-    assert all(word in shown and word in markdown for word in ("accuracy", "F1", "BMCTA", "BTA", "0.700"))
-    assert markdown.splitlines()[-1].count("n/a") >= len(comparison.available_metrics) == 5
-    assert "BMCTA" not in comparison_as_markdown(compared(plain))
-
-
 def coverage(*contents: Mapping[str, Any]) -> str:
     return printed(make_label_coverage_table({content["name"]: run_of(content).summary for content in contents}))
 
 
-def test_the_coverage_table_marks_owners_and_the_best_method() -> None:
+def test_the_coverage_table_marks_or_counts_owners_and_marks_the_best_method() -> None:
     first = summary("first", {"edema": 0.8, "hernia": None, "mass": 0.7}, {"mass"})
     second = summary("[b]second", {"edema": 0.6, "hernia": None, "mass": 0.9}, {"mass"})
     lines = {line.split("│")[1].strip(): line for line in coverage(first, second).splitlines() if "│" in line}
@@ -227,11 +191,8 @@ def test_the_coverage_table_marks_owners_and_the_best_method() -> None:
     assert "★ 0.900 │" in lines["mass"]
     assert lines["hernia"].count("n/a") == 2
     assert list(lines).index("annotated by one site only") == list(lines).index("mass") - 1
-
-
-def test_many_sites_are_counted_instead_of_marked() -> None:
     sites = {f"site{n:02}": {"classes": ["edema"]} for n in range(30)}
-    assert "30 of 30" in coverage(summary("good", {"edema": 0.8}, sites=sites))
+    assert "30 of 30" in coverage(summary("good", {"edema": 0.8}, sites=sites))  # instead of marks
 
 
 def test_figures_with_an_error_are_not_compared() -> None:
@@ -298,43 +259,46 @@ def two() -> MethodComparison:
     return compared(run("good", GOOD), run("individual", ALONE))
 
 
-def test_a_gain_is_the_mean_difference_over_the_classes_that_the_site_annotates(two: MethodComparison) -> None:
+def test_a_gain_is_the_mean_difference_over_the_site_s_classes_and_then_over_seeds(two: MethodComparison) -> None:
     north, south = two.site_gains
     # north: (.9 - .8 + .7 - .74) / 2; one of its two classes is worse
     assert (north.gain, north.auroc, north.other_auroc) == pytest.approx((0.03, 0.8, 0.77))
     assert (north.classes, north.losses, north.sd) == (("edema", "mass"), 1, None)
     assert south.gain == pytest.approx(-0.05)
-
-
-def test_one_seed_is_no_verdict(two: MethodComparison) -> None:
-    (sentence,) = describe_site_gains(two)
-    assert "too few seeds" in sentence
-    assert sentence.endswith("north +0.030 (0.770 → 0.800) and south −0.050 (0.650 → 0.600).")
+    # .03 and .01: mean .02, sample SD .01 * sqrt(2)
+    other = {"north": {"edema": 0.84, "mass": 0.74}, "south": {"edema": 0.6}}
+    again = (run("good", GOOD, seed=1), run("individual", other, seed=1))
+    north = compared(run("good", GOOD), run("individual", ALONE), *again).site_gains[0]
+    assert (north.gain, north.sd, north.seeds) == (pytest.approx(0.02), pytest.approx(0.01 * 2**0.5), (0, 1))
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentences"),
+    ("changes", "words"),
     [
-        (
+        pytest.param(
+            (0.0,), ["too few seeds", "north +0.030 (0.770 → 0.800) and south −0.050 (0.650 → 0.600)."], id="1"
+        ),
+        pytest.param(
             (0.0, 0.001, 0.002),
             [
                 "1 of 2 sites gains over training alone (individual): north +0.031 (0.770 → 0.801). "
                 "1 of 2 sites loses against it: south −0.049 (0.650 → 0.601)."
             ],
+            id="clear",
         ),
-        (
+        pytest.param(
             (-0.04, 0.0, 0.05),
             [
                 "Not distinguishable from training alone (individual) at 2 sites: "
                 "north +0.033 (0.770 → 0.803) and south −0.047 (0.650 → 0.603)."
             ],
+            id="within the seeds' spread",
         ),
     ],
-    ids=["clear", "within the seeds' spread"],
 )
-def test_a_board_reads_who_gains_and_who_loses(changes: Sequence[float], sentences: list[str]) -> None:
-    comparison = compared(*seeds_of("good", GOOD, changes), *seeds_of("individual", ALONE))
-    assert describe_site_gains(comparison) == sentences
+def test_a_board_reads_who_gains_and_who_loses(changes: Sequence[float], words: list[str]) -> None:
+    (sentence,) = describe_site_gains(compared(*seeds_of("good", GOOD, changes), *seeds_of("individual", ALONE)))
+    assert [word for word in words if word not in sentence] == []
 
 
 def test_sites_are_corrected_for_their_number() -> None:
@@ -342,14 +306,6 @@ def test_sites_are_corrected_for_their_number() -> None:
     gain = compared(*seeds_of("good", sites, (0.01, 0.02, 0.03)), *seeds_of("x", sites)).site_gains[0]
     p = ttest_1samp([0.01, 0.02, 0.03], 0.0).pvalue
     assert (gain.p, gain.verdict) == (pytest.approx(min(1.0, 40 * p)), "open")
-
-
-def test_gains_are_averaged_over_seeds_with_their_spread() -> None:
-    other = {"north": {"edema": 0.84, "mass": 0.74}, "south": {"edema": 0.6}}
-    first = (run("good", GOOD), run("individual", ALONE))
-    north = compared(*first, run("good", GOOD, seed=1), run("individual", other, seed=1)).site_gains[0]
-    # .03 and .01: mean .02, sample SD .01 * sqrt(2)
-    assert (north.gain, north.sd, north.seeds) == (pytest.approx(0.02), pytest.approx(0.01 * 2**0.5), (0, 1))
 
 
 def test_a_class_without_an_auroc_with_one_of_them_is_left_out() -> None:
@@ -395,9 +351,12 @@ def test_an_ensemble_of_local_models_is_compared_as_a_method_of_its_own() -> Non
     assert "an ensemble of models trained alone" in describe_site_gains(comparison)[1]
 
 
-def test_the_json_file_has_every_gain(tmp_path: Path, two: MethodComparison) -> None:
-    written = json.loads(write_comparison(two, tmp_path / "c.json").read_text())
-    assert [gain["site"] for gain in written["site_gains"]] == ["north", "south"]
+def test_the_json_file_has_every_test_and_every_gain(tmp_path: Path, two: MethodComparison) -> None:
+    written = json.loads(write_comparison(compared(*TWO_SEEDS), tmp_path / "comparison.json").read_text())
+    assert (written["reference"], len(written["contrasts"])) == ("good", 6)
+    assert written["methods"][1]["auroc"]["all"]["mean"] == pytest.approx(0.575)
+    gains = json.loads(write_comparison(two, tmp_path / "gains.json").read_text())["site_gains"]
+    assert [gain["site"] for gain in gains] == ["north", "south"]
 
 
 def test_many_sites_are_counted_in_words_and_ranked_in_the_figure() -> None:

@@ -3,8 +3,10 @@
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -22,11 +24,12 @@ from tests.network.real import flwr_sim
 from tests.server.commands import ROOT
 
 SILENT = Console(quiet=True)
+PAPERS = ROOT / "experiments" / "papers"
 
 
-def trial(folder: Path, name: str, *overrides: str, text: str = DIGITS) -> Trial:
+def trial(folder: Path, name: str, *overrides: str) -> Trial:
     path = folder / f"{name}.toml"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(DIGITS, encoding="utf-8")
     return Trial(path, folder / "runs" / name, overrides, name)
 
 
@@ -36,41 +39,28 @@ def pace(
     return TrialsTimeEstimate(totals, done or dict.fromkeys(totals, 0), jobs, lambda: list(active))
 
 
-def test_the_rest_is_what_such_runs_took_at_so_many_at_a_time() -> None:
-    # Two runs of b are left; none of b has finished, so the median of all is taken: 14 s each.
-    for jobs, left in ((1, 28), (2, 14)):
-        grid = pace({"a": 3, "b": 2}, jobs=jobs)
-        for seconds in (10, 30, 14):
-            grid.count_finished_run("a", seconds)
-        assert (grid.compute_median_run_s("a"), grid.estimate_remaining_s()) == (14, left)
-    assert pace({"a": 1}, done={"a": 1}).estimate_remaining_s() == 0
-
-
 @pytest.mark.parametrize(
-    ("totals", "active", "left"),
+    ("totals", "jobs", "finished", "active", "left"),
     [
-        ({"a": 2}, ActiveRun("a", 30, 0, 10), None),  # before anything has finished nobody knows
+        # Two runs of b are left; none of b has finished, so the median of all is taken: 14 s each.
+        ({"a": 3, "b": 2}, 1, (10, 30, 14), (), 28),
+        ({"a": 3, "b": 2}, 2, (10, 30, 14), (), 14),
+        ({"a": 1}, 1, (10,), (), 0),
+        ({"a": 2}, 1, (), (ActiveRun("a", 30, 0, 10),), None),  # before anything has finished nobody knows
         # 30 s for 3 of 6 rounds: 60 s in all, 30 s to go; the other two take 60 s each: 150 s, one at a time.
-        ({"a": 1, "b": 2}, ActiveRun("a", 30, 3, 6), 150),
+        ({"a": 1, "b": 2}, 1, (), (ActiveRun("a", 30, 3, 6),), 150),
+        # 4 of 20 rounds took 8 s: 16 rounds at 2 s are left, although the run before took 100 s.
+        ({"a": 2}, 1, (100,), (ActiveRun("a", 8, 4, 20),), 32),
+        ({"a": 2}, 1, (100,), (ActiveRun("a", 30, 0, 20),), 70),  # without a round yet it counts by the run before
+        ({"a": 2}, 1, (100,), (ActiveRun("a", 130, 0, 20),), 0),
     ],
 )
-def test_those_that_wait_take_as_long_as_those_at_work_seem_to(
-    totals: dict[str, int], active: ActiveRun, left: float | None
+def test_the_time_left_is_that_of_runs_at_work_by_their_rounds_and_of_others_by_the_median(
+    totals: dict[str, int], jobs: int, finished: tuple[float, ...], active: tuple[ActiveRun, ...], left: float | None
 ) -> None:
-    assert pace(totals, active).estimate_remaining_s() == left
-
-
-@pytest.mark.parametrize(
-    ("seconds", "rounds", "left"),
-    [
-        (8, 4, 32),  # 4 of 20 rounds took 8 s: 16 rounds at 2 s are left, whatever the run before took
-        (30, 0, 70),  # without a round yet it counts by what the run before took
-        (130, 0, 0),
-    ],
-)
-def test_a_run_at_work_counts_by_its_own_rounds(seconds: float, rounds: int, left: float) -> None:
-    grid = pace({"a": 2}, ActiveRun("a", seconds, rounds, 20))
-    grid.count_finished_run("a", 100.0)
+    grid = pace(totals, *active, jobs=jobs)
+    for seconds in finished:
+        grid.count_finished_run("a", seconds)
     assert grid.estimate_remaining_s() == left
 
 
@@ -82,15 +72,6 @@ def test_the_table_counts_runs_that_were_there_before_and_leaves_finished_experi
         assert [list(column.cells) for column in columns] == [["2 of 3"], ["round 1 of 9"], [duration]]
 
 
-def test_a_run_that_broke_off_is_thrown_away_and_done_anew(tmp_path: Path) -> None:
-    broken = trial(tmp_path, "a", "run.rounds=1")
-    broken.unfinished_folder.mkdir(parents=True)
-    (broken.unfinished_folder / "rounds.jsonl").write_text("{}\n", encoding="utf-8")
-    run_trials([broken], tmp_path / "runs", 1, SILENT)
-    assert broken.is_trial_finished()
-    assert not broken.unfinished_folder.exists()
-
-
 def write_summary(run: Trial, table: str, **settings: object) -> None:
     """Leave a finished run of the same experiment, but for these settings of one table; None leaves a key out."""
     experiment = run.experiment_file.experiment.model_dump(mode="json")
@@ -100,33 +81,39 @@ def write_summary(run: Trial, table: str, **settings: object) -> None:
     (run.folder / "summary.json").write_text(json.dumps({"experiment": experiment}), encoding="utf-8")
 
 
+OF_FILES = ("model.train=head", "model.weights=trunk.safetensors")
+
+
 @pytest.mark.parametrize(
-    ("settings", "done"),
-    [({"threads": None}, True), ({"threads": 2}, False), ({"threads": None, "thread": 1}, False)],
-    ids=["of a release without some key", "of another value", "of an unknown key"],
+    ("table", "settings", "overrides", "done"),
+    [
+        ("training", {"threads": None}, (), True),
+        ("training", {"threads": 2}, (), False),
+        ("training", {"threads": None, "thread": 1}, (), False),
+        ("model", {"frozen_sha256": "0" * 64}, OF_FILES, True),
+        ("model", {"weights_sha256": "0" * 64}, OF_FILES, True),
+        ("model", {"frozen_sha256": "0" * 64}, (*OF_FILES, f"model.frozen_sha256={'a' * 64}"), False),
+        ("model", {"weights_sha256": "0" * 64}, (*OF_FILES, f"model.weights_sha256={'a' * 64}"), False),
+    ],
+    ids=["a release without some key", "another value", "an unknown key", *("a hash",) * 2, *("another hash",) * 2],
 )
-def test_a_run_of_the_same_meaning_is_done(settings: dict[str, object], done: bool, tmp_path: Path) -> None:
-    run = trial(tmp_path, "a")
-    write_summary(run, "training", **settings)
-    assert run.is_trial_finished() is done
+def test_a_run_of_the_same_meaning_is_done(
+    table: str, settings: dict[str, object], overrides: tuple[str, ...], done: bool, tmp_path: Path
+) -> None:
+    write_summary(trial(tmp_path, "a", *overrides[:2]), table, **settings)
+    assert trial(tmp_path, "a", *overrides).is_trial_finished() is done
 
 
-@pytest.mark.parametrize("key", ["frozen_sha256", "weights_sha256"])
-def test_a_run_that_named_a_file_by_its_hash_is_done(key: str, tmp_path: Path) -> None:
-    overrides = ("model.train=head", "model.weights=trunk.safetensors")
-    run = trial(tmp_path, "a", *overrides)
-    write_summary(run, "model", **{key: "0" * 64})
-    assert run.is_trial_finished()
-    assert not trial(tmp_path, "a", *overrides, f"model.{key}={'a' * 64}").is_trial_finished()
-
-
-def test_one_failed_run_is_named_and_the_others_are_finished(tmp_path: Path) -> None:
+def test_one_failed_run_is_named_and_the_others_are_finished_though_one_broke_off_before(tmp_path: Path) -> None:
     good = trial(tmp_path, "good", "run.rounds=1")
+    good.unfinished_folder.mkdir(parents=True)
+    (good.unfinished_folder / "rounds.jsonl").write_text("{}\n", encoding="utf-8")
     bad = trial(tmp_path, "bad", "run.rounds=1", "model.weights=none.pth")
     with pytest.raises(RunsFailed, match=r"^bad: .*weights") as failed:
         run_trials([bad, good], tmp_path / "runs", 1, SILENT)
     assert "good" not in str(failed.value)
     assert good.is_trial_finished()
+    assert not good.unfinished_folder.exists()
     assert not bad.folder.exists()
 
 
@@ -200,8 +187,6 @@ def test_a_run_sees_the_gpus_that_were_dealt_to_it(tmp_path: Path, monkeypatch: 
     assert visible == ["1,2", "1,2"]  # None leaves what is there
     assert [failure for failure, _ in ends] == ["", ""]
 
-
-PAPERS = sorted(path.parent for path in (ROOT / "experiments" / "papers").glob("*/study.toml"))
 
 STUDY = """
 title = "Digits"
@@ -303,51 +288,53 @@ def test_a_run_that_two_tables_want_is_one_run(tmp_path: Path) -> None:
     assert {trial.label for trial in both} == {"ours 2 shared", "ours 9 shared", "theirs 2 shared", "theirs 9 shared"}
 
 
-@pytest.mark.parametrize("folder", PAPERS, ids=lambda folder: folder.name)
 @pytest.mark.parametrize("quick", [False, True])
-def test_every_papers_study_names_experiments_and_methods_that_there_are(folder: Path, quick: bool) -> None:
-    for trial in trials(folder, quick=quick):
+@pytest.mark.parametrize("file", sorted(PAPERS.glob("*/study.toml")), ids=lambda file: file.parent.name)
+def test_every_papers_study_names_experiments_and_methods_that_there_are(file: Path, quick: bool) -> None:
+    for trial in trials(file.parent, quick=quick):
         build_site_method(trial.experiment_file.experiment)
 
 
-def test_every_paper_has_its_study() -> None:
-    assert [folder.name for folder in PAPERS] == ["fedmlp", "fedsld", "surgical", "unifed"]
+def change_summary(run: Path, **values: object) -> dict[str, Any]:
+    """Change values in the summary of a finished run; return it."""
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8")) | values
+    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    return dict(summary)
 
 
-def test_a_study_runs_goes_on_where_it_broke_off_and_sets_the_papers_numbers_beside_ours(tmp_path: Path) -> None:
+def test_a_study_runs_goes_on_with_more_seeds_and_sets_the_papers_numbers_beside_ours(tmp_path: Path) -> None:
     folder, out = study(tmp_path), tmp_path / "out"
-    command = ("study", folder, "--out", out, "--quick", "--seeds", 2, "--jobs", 2)
-    first = flwr_sim(*command)
-    assert first.code == 0, first.err
+    command = ("study", folder, "--out", out, "--quick", "--jobs", 2, "--seeds")
+    first = flwr_sim(*command, 1)
+    assert (first.code, "2 of 2 runs" in first.err) == (0, True), first.err
     result = json.loads((out / "study.json").read_text(encoding="utf-8"))
     ours, theirs = result["tables"][0]["entries"]
     assert ours[0][0]["paper"] == 0.815
     assert 0.5 < theirs[0][0]["ours"]["mean"] < 1
-    assert result["tables"][1]["entries"][0][0][0]["ours"] == {"mean": 1.0, "sd": 0.0}
-    runs = sorted(path.name for path in (out / "runs").iterdir() if path.is_dir())
-    assert runs == [f"1-{method}-2_shared-seed{seed}" for method in ("ours", "theirs") for seed in (0, 1)]
-    aurocs = [json.loads((out / "runs" / name / "summary.json").read_text())["test"]["mean_auroc"] for name in runs[:2]]
-    assert ours[0][0]["ours"]["mean"] == pytest.approx(sum(aurocs) / 2)
-    page = (out / "report.html").read_text(encoding="utf-8")
+    page, markdown = ((out / name).read_text(encoding="utf-8") for name in ("report.html", "study.md"))
     assert "digits instead of radiographs" in page
     assert "<script" not in page
-    markdown = (out / "study.md").read_text(encoding="utf-8")
     assert "(0.815)" in markdown
     assert "theirs: not tested: 1 pair is too few" in markdown
     assert "validation was best before round 1" not in markdown + page
     assert page.count(">paper<") == 2  # of the five columns of both tables, the paper gives numbers for two
 
-    best = next((out / "runs").glob("*/summary.json"))
-    best.write_text(json.dumps(json.loads(best.read_text()) | {"best_round": 0}), encoding="utf-8")
-    again = flwr_sim(*command)
-    for text in ((out / "study.md").read_text(encoding="utf-8"), (out / "report.html").read_text(encoding="utf-8")):
+    for method in ("ours", "theirs"):  # a second seed, which is there already, of an initial model that is better
+        run = out / "runs" / f"1-{method}-2_shared-seed1"
+        shutil.copytree(out / "runs" / f"1-{method}-2_shared-seed0", run)
+        settings, test = (change_summary(run)[key] for key in ("experiment", "test"))
+        auroc = test["mean_auroc"]
+        settings["run"]["seed"], test["mean_auroc"] = 1, auroc + 0.01
+        change_summary(run, experiment=settings, test=test, seed=1, best_round=0 if method == "ours" else 1)
+    again = flwr_sim(*command, 2)
+    assert "4 of 4 runs are there already." in again.out, again.err
+    result = json.loads((out / "study.json").read_text(encoding="utf-8"))
+    ((mean, *_), *_), _ = result["tables"][0]["entries"]
+    assert mean["ours"]["mean"] == pytest.approx(ours[0][0]["ours"]["mean"] + 0.005)
+    assert result["tables"][1]["entries"][0][0][0]["ours"] == {"mean": 1.0, "sd": 0.0}
+    for name in ("report.html", "study.md"):
+        text = (out / name).read_text(encoding="utf-8")
         assert "In 1 run validation was best before round 1, and the initial model is tested" in text
-
-    (out / "runs" / runs[0]).rename(out / "runs" / f"{runs[0]}.unfinished")
-    again = flwr_sim(*command)
-    assert "3 of 4 runs are there already." in again.out
-    assert "4 of 4 runs" in again.err
-    assert json.loads((out / "study.json").read_text(encoding="utf-8"))["tables"][0]["entries"] == [ours, theirs]
 
 
 def test_a_study_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.studies.paper_settings import (
     faults_of_files,
     faults_of_lists,
     files_of,
-    idle_keys_left,
+    keys_left,
     read_defaults,
     trials_in,
     with_defaults,
@@ -25,24 +25,19 @@ FEDSLD = EXPERIMENTS / "papers" / "fedsld"
 
 
 @pytest.mark.parametrize("folder", STUDIES, ids=lambda folder: folder.name)
-def test_every_key_of_every_file_is_the_papers_or_a_listed_departure(folder: Path) -> None:
-    study, files = read_study(folder, quick=False), files_of(folder)
+def test_every_key_of_every_file_and_every_default_is_the_papers_or_a_listed_departure(folder: Path) -> None:
+    study, files, defaults = read_study(folder, quick=False), files_of(folder), read_defaults()
     assert len(files) > 10
-    assert faults_of_files(with_defaults(study, read_defaults()), files) == []
-    assert faults_of_lists(with_defaults(study, read_defaults()), files) == []
-
-
-@pytest.mark.parametrize("folder", STUDIES, ids=lambda folder: folder.name)
-def test_every_default_that_no_file_sets_is_listed_and_a_departure_is_named_by_each_study(folder: Path) -> None:
-    study, defaults = read_study(folder, quick=False), read_defaults()
-    assert faults_of_defaults(study, files_of(folder), defaults) == []
-    differs = "\n".join(study.differs)
-    assert [each.key for each in defaults.departures if each.key not in differs] == []
+    assert faults_of_files(with_defaults(study, defaults), files) == []
+    assert faults_of_lists(with_defaults(study, defaults), files) == []
+    assert faults_of_defaults(study, files, defaults) == []
+    assert [each.key for each in defaults.departures if each.key not in "\n".join(study.differs)] == []
 
 
 def test_every_idle_key_is_left_at_its_default_by_some_file() -> None:
     """The lists of defaults have no key that is gone, and none that all files set."""
-    left = {key for folder in STUDIES for key in idle_keys_left(read_study(folder, quick=False), files_of(folder))}
+    studies = ((read_study(folder, quick=False), files_of(folder)) for folder in STUDIES)
+    left = {key for study, files in studies for _, key, _ in keys_left(study, files)}
     assert set(read_defaults().idle) - left == set()
 
 
@@ -104,19 +99,15 @@ def test_a_default_that_no_list_has_or_that_has_changed_is_found(tmp_path: Path)
     ]
 
 
-def test_a_departure_that_does_not_differ_is_found(tmp_path: Path) -> None:
-    files = fedsld(tmp_path)
+def test_wrong_entries_of_a_study_are_found(tmp_path: Path) -> None:
     same = PaperDeparture(key="training.epochs", ours=5, why="it is the paper's", files=("*/mnist_practical",))
-    (fault,) = faults_of_files(with_parts(departures=(same,)), files)
-    assert fault == "fedsld/mnist_practical: training.epochs is 5 as in the paper, and a departure says that it is not"
-
-
-def test_a_part_of_no_file_or_no_setting_is_found_and_a_value_hides_no_number_of_the_paper() -> None:
+    assert faults_of_files(with_parts(departures=(same,)), fedsld(tmp_path)) == [
+        "fedsld/mnist_practical: training.epochs is 5 as in the paper, and a departure says that it is not"
+    ]
     nowhere = PaperSetting(key="training.precision", paper="float32", files=("*/imagenet",))
     alone = PaperDeparture(key="training.threads", ours=1, why="one core", files=("*",))
     hidden = PaperSetting(key="training.gradient_accumulation_steps", paper=4, value=1)
-    study = with_parts((nowhere, hidden), (alone,))
-    assert faults_of_lists(study, files_of(FEDSLD)) == [
+    assert faults_of_lists(with_parts((nowhere, hidden), (alone,)), files_of(FEDSLD)) == [
         "training.precision: ['*/imagenet'] is no file",
         "training.threads: a departure from no setting",
         "training.gradient_accumulation_steps: value hides the paper's 4",
