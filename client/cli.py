@@ -194,7 +194,7 @@ def _run_message_loop(folder: Path, tell: Callable[[str], None]) -> None:
             tell(f"the audit's last line was torn by a kill ({torn.bytes} bytes); that is written down, and it goes on")
         try:
             service = HospitalMessageLoop(settings, kit, site, tell, status)
-            signal.signal(DROP_SIGNAL, service.stop_ended_work)
+            signal.signal(DROP_SIGNAL, service.interrupt_ended_work)
             service.run()
         except ConnectionNotAccepted as refusal:
             status.record_error(str(refusal))

@@ -179,13 +179,13 @@ def run(
     ]
     from server.coordinator.folder import read_coordinator_folder
     from server.coordinator.preflight import count_expected_sites, find_faults_before_run
-    from server.runs.folder import new_run_folder_faults, resumed_run_folder_faults
+    from server.runs.folder import find_new_run_folder_faults, find_resumed_run_folder_faults
     from strategies.method_list import read_experiment_without_torch
 
     # Before torch is imported.
     file, coordinator = read_experiment_without_torch(experiment, overrides), read_coordinator_folder(folder)
     expected_sites = count_expected_sites(coordinator, file, sites, resume=resume)
-    folder_faults = resumed_run_folder_faults(out) if resume else new_run_folder_faults(out)
+    folder_faults = find_resumed_run_folder_faults(out) if resume else find_new_run_folder_faults(out)
     raise_faults([*find_faults_before_run(coordinator, out, resume=resume), *folder_faults])
     if not once:
         raise SystemExit(_run_with_crash_restarts(arguments, out, resume=resume))
@@ -256,9 +256,9 @@ def verify(
     Example: flwr-server verify runs/first/receipt.json
     """
     from common.security.identity import read_admission_request
-    from server.runs.folder import receipt_or_folder_faults
+    from server.runs.folder import find_receipt_path_faults
 
-    raise_faults(receipt_or_folder_faults(receipt))  # before torch is imported
+    raise_faults(find_receipt_path_faults(receipt))  # before torch is imported
     keys = {site.site: site.public_key for site in map(read_admission_request, requests or ())}
     from server.runs import verify as verification
 

@@ -116,7 +116,7 @@ def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: boo
         confirmed: True to decide in place of the user, so that the file can be checked: accept synonyms, list doubtful
             names in ``other_findings``, and list names of unassessed images in ``not_assessed``.
     """
-    roles, folder, columns = data.roles, out.parent, _column_lines(data, confirmed=confirmed)
+    roles, folder, columns = data.roles, out.parent, _format_column_lines(data, confirmed=confirmed)
     pixels = "sizes of their own"
     if data.sizes:
         low, high = (f"{height} x {width}" for height, width in (min(data.sizes), max(data.sizes)))
@@ -155,7 +155,7 @@ def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: boo
     )
 
 
-def _column_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
+def _format_column_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
     """Return the lines of ``[data]`` that name columns and say how their cells are read."""
     roles = data.roles
     if roles.patient:
@@ -164,7 +164,7 @@ def _column_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
         columns = ["# patient_column = ...          # left out: PatientID of the DICOM files is taken"]
     else:
         columns = ["# patient_column = ...          # UNKNOWN: without it one patient may stand in training and test"]
-    columns += _label_lines(data, confirmed=confirmed)
+    columns += _format_label_lines(data, confirmed=confirmed)
     if data.spec.similar_patients == "join":
         columns.append('similar_patients = "join"       # patients whose names are alike count as one')
     if roles.source:
@@ -186,7 +186,7 @@ def _column_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
     return columns
 
 
-def _label_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
+def _format_label_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
     """Return the lines of ``[data]`` on the label columns, or on the column of findings and the names in it."""
     roles, columns = data.roles, list[str]()
     if roles.label_columns:
@@ -209,7 +209,7 @@ def _label_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
             columns.append(
                 f"{'' if confirmed else '# '}not_assessed = {names}   # the labels of such an image are unknown"
             )
-        if data.blank_findings:
+        if data.blank_finding_count:
             columns.append(
                 '# blank = "negative"            # a blank cell means: no finding; without this line: unknown'
             )

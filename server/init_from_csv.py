@@ -113,11 +113,11 @@ class InspectedDataset:
         is_only_positive = bool(self.roles.label_columns) and len(self.classes_without_negatives) == len(
             self.checked.class_names
         )
-        is_only_positive |= self.shows_always_something
+        is_only_positive |= self.has_only_findings_or_blanks
         return keys + (["blank"] if is_only_positive else [])
 
     @property
-    def blank_findings(self) -> int:
+    def blank_finding_count(self) -> int:
         """The number of images whose cell in the column of findings is blank; 0 for label columns."""
         if self.roles.finding is None:
             return 0
@@ -128,7 +128,7 @@ class InspectedDataset:
         return len(np.unique(images.places[is_blank]))
 
     @property
-    def shows_always_something(self) -> bool:
+    def has_only_findings_or_blanks(self) -> bool:
         """True if some cells in the column of findings are blank, and each other image shows a class.
 
         It is False if all classes are whole numbers, because these are grades of one disease.
@@ -136,7 +136,7 @@ class InspectedDataset:
         if all(name.isdecimal() for name in self.roles.classes):
             return False
         labels = self.checked.labels[~np.isnan(self.checked.labels).all(axis=1)]
-        return bool(self.blank_findings) and bool((labels == 1).any(axis=1).all())
+        return bool(self.blank_finding_count) and bool((labels == 1).any(axis=1).all())
 
     @cached_property
     def patient_source_and_count(self) -> tuple[str, int] | None:
@@ -211,7 +211,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     if folder is None or not present.any():
         raise_faults(listings.find_unlistable_folder_faults("--images"))
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
-        raise BadInput([_no_pictures_fault(columns.get_column(column), column, where, root, listings)])
+        raise BadInput([_make_no_pictures_fault(columns.get_column(column), column, where, root, listings)])
     from common.data.images.headers import (  # once nothing is wrong with the call
         describe_display_problems,
         read_dicom_headers,
@@ -272,7 +272,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     )
 
 
-def _no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path, listings: PictureFileFinder) -> Fault:
+def _make_no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path, listings: PictureFileFinder) -> Fault:
     """Return a fault for a table none of whose pictures exists.
 
     The remedy names pictures that do exist under similar names: in another folder, or with another ending.

@@ -165,7 +165,7 @@ def describe_data(data: InspectedDataset) -> list[str]:
             f"    one finding of several readers? {', '.join(group)}. Each is a class of its own. To use one,",
             f"    name it and the other findings: {format_findings_options([group[-1]])}",
         ]
-    lines += _describe_names(data) + _describe_unused(data)
+    lines += _describe_ambiguous_names(data) + _describe_unused_columns(data)
     if roles.exclusive:
         lines.append("    Each image shows exactly one of them; each is asked by itself, yes or no.")
     if data.hospitals is None:
@@ -181,7 +181,7 @@ def describe_data(data: InspectedDataset) -> list[str]:
     return [*lines, *data.hospitals.describe_hospitals()]
 
 
-def _describe_names(data: InspectedDataset) -> list[str]:
+def _describe_ambiguous_names(data: InspectedDataset) -> list[str]:
     """Return lines for the user on ambiguous class names and on blank cells."""
     roles, lines = data.roles, []
     if roles.no_finding:
@@ -194,7 +194,7 @@ def _describe_names(data: InspectedDataset) -> list[str]:
             "    remove the # before not_assessed, and the labels of such an image are unknown. If it is a finding or",
             "    a grade, move it to classes.",
         ]
-    lines += _describe_doubtful(roles) if roles.doubtful else []
+    lines += _describe_doubtful_names(roles) if roles.doubtful else []
     for name, count in roles.alone.items():
         key, write = "label_columns.", ""
         if roles.finding is not None:
@@ -217,16 +217,16 @@ def _describe_names(data: InspectedDataset) -> list[str]:
         if none := [cell for cell in cells if cell.casefold() == "none"]:  # of Python, or a person's "no finding"
             meaning = "If it says that nothing was found, add it to no_finding."
             lines.append(f"    {quote_names(none)} counts as a blank cell. {meaning}")
-    if data.shows_always_something:
+    if data.has_only_findings_or_blanks:
         lines += [
             "    EVERY IMAGE THAT COUNTS SHOWS A FINDING. The others "
-            f"({data.blank_findings} of {len(data.checked.labels)}) have a blank cell, which says that",
+            f"({data.blank_finding_count} of {len(data.checked.labels)}) have a blank cell, which says that",
             '    nobody looked. If it says that nothing was found, remove the # before blank = "negative".',
         ]
     return lines
 
 
-def _describe_doubtful(roles: ColumnRoles) -> list[str]:
+def _describe_doubtful_names(roles: ColumnRoles) -> list[str]:
     """Return lines for the user on names that deny or doubt a finding, or name none, and on how to treat them."""
     names = ", ".join(f"{name} {count}" for name, count in roles.doubtful.items())
     lines = [f"    denied, doubted, past or nothing: {names}. A run refuses these until you decide:"]
@@ -248,7 +248,7 @@ def _describe_doubtful(roles: ColumnRoles) -> list[str]:
     return lines
 
 
-def _describe_unused(data: InspectedDataset) -> list[str]:
+def _describe_unused_columns(data: InspectedDataset) -> list[str]:
     """Return lines for the user on unused columns, especially those that may hold findings."""
     unused, lines = data.roles.unused, []
     labels = [name for name, of in unused.items() if of.kind == "labels"]

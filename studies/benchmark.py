@@ -30,7 +30,7 @@ from studies.benchmark_results import (
     make_result_line,
     read_result_lines,
 )
-from studies.runner import RunsFailed, run_in_parallel, run_trial_measured, start_fork_server
+from studies.runner import RunsFailed, run_and_measure_trial, run_in_parallel, start_fork_server
 from studies.trial import Trial, check_trials
 
 
@@ -103,7 +103,7 @@ def _run_missing_runs(
     def run_planned(run: PlannedRun) -> tuple[str, RunResultLine | None]:
         trial = Trial(run.experiment, scratch / run.results_key, run.overrides, run.method, pages=False)
         try:
-            failure, cpu_seconds = run_trial_measured(trial)
+            failure, cpu_seconds = run_and_measure_trial(trial)
             return (
                 (failure, None)
                 if failure
@@ -210,10 +210,10 @@ def list_planned_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultL
 
 def count_planned_runs(plan: BenchmarkVariantPlan) -> int:
     """Return the number of all runs, including those whose learning rate is not chosen yet."""
-    return sum(times * len(plan.list_methods_for_data(data)) for data, times, _ in _count_runs(plan))
+    return sum(times * len(plan.list_methods_for_data(data)) for data, times, _ in _iterate_run_counts(plan))
 
 
-def _count_runs(plan: BenchmarkVariantPlan) -> Iterator[tuple[str, int, int]]:
+def _iterate_run_counts(plan: BenchmarkVariantPlan) -> Iterator[tuple[str, int, int]]:
     """Yield tuples of a data set, the number of runs of each method on it, and the rounds of a run.
 
     First come the runs that choose learning rates, then those of each block.
@@ -237,7 +237,7 @@ def estimate_benchmark_cost(plan: BenchmarkVariantPlan, lines: Sequence[RunResul
         costs.setdefault((line.data, line.method), []).append(line.cpu_seconds / line.rounds)
     overall = sum(line.cpu_seconds / line.rounds for line in lines) / len(lines)
     seconds, unmeasured = 0.0, 0
-    for data, times, rounds in _count_runs(plan):
+    for data, times, rounds in _iterate_run_counts(plan):
         for method in plan.list_methods_for_data(data):
             own = costs.get((data, method.label), [])
             unmeasured += 0 if own else times

@@ -204,20 +204,20 @@ def _describe_method_site_gains(other: str, gains: Sequence[SiteGain]) -> str:
             who = f"{len(winners)} of {len(compared)} sites {verb if len(winners) == 1 else plural}"
             if len(winners) == len(compared):
                 who = f"The only site {verb}" if len(compared) == 1 else f"All {len(compared)} sites {plural}"
-            parts.append(f"{who} {against}: {_list_sites_with_gains(winners)}.")
+            parts.append(f"{who} {against}: {_format_site_gains(winners)}.")
     undecided = [gain for gain in compared if gain.verdict == "open"]
     if enough := [gain for gain in undecided if len(gain.seeds) >= FEWEST_SEEDS]:
         parts.append(
             f"Not distinguishable from {other} at {format_count_with_noun(len(enough), 'site')}: "
-            f"{_list_sites_with_gains(enough)}."
+            f"{_format_site_gains(enough)}."
         )
     if few := [gain for gain in undecided if len(gain.seeds) < FEWEST_SEEDS]:
         need = f"with too few seeds for a verdict, which needs {FEWEST_SEEDS}"
-        parts.append(f"Beside {other}, {need}: {_list_sites_with_gains(few)}.")
+        parts.append(f"Beside {other}, {need}: {_format_site_gains(few)}.")
     return " ".join([*parts, f"Not compared: {left_out}."] if left_out else parts)
 
 
-def _list_sites_with_gains(gains: Sequence[SiteGain]) -> str:
+def _format_site_gains(gains: Sequence[SiteGain]) -> str:
     """List the first sites with their gains, and count the others."""
     sites = [
         f"{g.site} {format_signed(g.gain)} ({format_number(g.other_auroc)} → {format_number(g.auroc)})" for g in gains

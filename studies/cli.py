@@ -91,13 +91,14 @@ def run(
     """
     form = choose_progress_format(progress, console)
     from common.system.preflight import find_folder_write_faults, find_port_faults
-    from server.runs.folder import new_run_folder_faults, resumed_run_folder_faults
+    from server.runs.folder import find_new_run_folder_faults, find_resumed_run_folder_faults
     from strategies.method_list import read_experiment_without_torch
 
     # Before torch is imported.
     file = read_experiment_without_torch(experiment, _add_backend_override(overrides, backend))
     raise_faults(
-        (resumed_run_folder_faults(out) if resume else new_run_folder_faults(out)) or find_folder_write_faults(out)
+        (find_resumed_run_folder_faults(out) if resume else find_new_run_folder_faults(out))
+        or find_folder_write_faults(out)
     )
     raise_faults(find_port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
     from server.simulation.backends.ray_process import start_ray_driver

@@ -147,7 +147,7 @@ def draw_method_differences(contrasts: Sequence[MethodContrast]) -> Markup:
                 if mean is None:
                     continue
                 low, high = each.result.interval or (mean, mean)
-                _draw_dot(axes, style, mean, row, (low, high))
+                _draw_marker_with_interval(axes, style, mean, row, (low, high))
                 axes.annotate(
                     format_signed(mean), (high, row), (7, 0), "data", "offset points", va="center", fontsize=8.5
                 )
@@ -169,7 +169,9 @@ def draw_auroc_by_subset(methods: Sequence[MethodResult]) -> Markup:
             for row, subset in enumerate(SUBSETS):
                 auroc = method.auroc[subset]
                 if auroc.mean is not None:
-                    _draw_dot(axes, style, auroc.mean, row + shift, _make_sd_interval(auroc.mean, auroc.sd), size=8)
+                    _draw_marker_with_interval(
+                        axes, style, auroc.mean, row + shift, _make_sd_interval(auroc.mean, auroc.sd), size=8
+                    )
         _label_rows(axes, [f"{subset} classes" for subset in SUBSETS])
         axes.set(xlabel="mean AUROC")
         draw_legend_above(axes, [make_legend_marker(method.label, style) for method, style in styled])
@@ -203,7 +205,7 @@ def draw_gains_by_site(comparison: MethodComparison) -> Markup:
                 continue
             shift = 0.5 * (index - (len(by_other) - 1) / 2) / max(1, len(by_other))
             for site, value, sd in gains:
-                _draw_dot(axes, style, value, sites.index(site) + shift, _make_sd_interval(value, sd))
+                _draw_marker_with_interval(axes, style, value, sites.index(site) + shift, _make_sd_interval(value, sd))
         if ranked:
             axes.axhline(0, color=INK, linewidth=1)
             axes.set(xlabel="sites, from the largest loss to the largest gain", ylabel="gain in AUROC")
@@ -220,7 +222,7 @@ def _make_sd_interval(value: float, sd: float | None) -> tuple[float, float] | N
     return None if sd is None else (value - sd, value + sd)
 
 
-def _draw_dot(
+def _draw_marker_with_interval(
     axes: Axes, style: SeriesStyle, value: float, row: float, ends: tuple[float, float] | None, *, size: int = 7
 ) -> None:
     """Draw a marker, and its interval as a line if there is one."""

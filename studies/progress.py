@@ -169,7 +169,7 @@ class TrialsProgressEvents(TrialsProgressDisplay):
         line = (
             f"{format_count_with_noun(total - done, 'run')} to do, {self.pace.jobs} at a time" if done < total else ""
         )
-        self._tell(line, {"event": "runs", **self._progress_figures(), "at_a_time": self.pace.jobs})
+        self._tell(line, {"event": "runs", **self._make_progress_fields(), "at_a_time": self.pace.jobs})
         return self
 
     def show_run_start(self, run: str, label: str, rounds: int) -> None:
@@ -187,15 +187,15 @@ class TrialsProgressEvents(TrialsProgressDisplay):
             {"run": run.name, "round": run.rounds_done, "rounds": run.rounds, "seconds": round(run.seconds, 1)}
             for run in active
         ]
-        event = {"event": "at_work", "at_work": at_work, **self._progress_figures()}
+        event = {"event": "at_work", "at_work": at_work, **self._make_progress_fields()}
         self._tell(f"at work: {names}; {self.pace.describe_progress()}", event)
 
     def show_run_end(self, run: str, label: str, failure: str, seconds: float) -> None:
         how = {"ok": not failure, "reason": failure, "seconds": round(seconds, 1)}
-        event = {"event": "run_ended", "run": run, "experiment": label, **how, **self._progress_figures()}
+        event = {"event": "run_ended", "run": run, "experiment": label, **how, **self._make_progress_fields()}
         self._tell(_format_run_end_line(run, failure, seconds, self.pace), event)
 
-    def _progress_figures(self) -> dict[str, Any]:
+    def _make_progress_fields(self) -> dict[str, Any]:
         (done, total), left = self.pace.count_finished_and_total(), self.pace.estimate_remaining_s()
         return {"done": done, "runs": total, "seconds_left": None if left is None else round(left, 1)}
 

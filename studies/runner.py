@@ -103,7 +103,7 @@ def run_trials(
             if trial.unfinished_folder.exists():
                 shutil.rmtree(trial.unfinished_folder)
             with remove_output_if_stopped(partial(shutil.rmtree, trial.unfinished_folder, ignore_errors=True)):
-                failure, _ = run_trial_measured(trial)
+                failure, _ = run_and_measure_trial(trial)
             if not failure:
                 trial.unfinished_folder.rename(trial.folder)
             return failure
@@ -189,7 +189,7 @@ def start_fork_server() -> Iterator[None]:
         yield
 
 
-def run_trial_measured(trial: Trial) -> tuple[str, float]:
+def run_and_measure_trial(trial: Trial) -> tuple[str, float]:
     """Run a trial in a process, into its unfinished folder; return the reason of a failure (or "") and the CPU seconds.
 
     The seconds are 0 if the process ended without a result.

@@ -86,8 +86,8 @@ def check_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
         if not (source.parts == part).any():
             area.add_note(f"there is no {part} image: {_WITHOUT[part]}.")
     _check_unreadable_files(area, source, syntaxes, empty, pictures)
-    _check_appearance(area, source, heads, decoded)
-    _check_duplicates(area, source, duplicates)
+    _check_picture_appearance(area, source, heads, decoded)
+    _check_duplicate_images(area, source, duplicates)
     _add_policy_notes(area, source, classes, settings.file.policy)
     _add_passed_checks(area, source, decoded, syntaxes)
     if duplicates.compared == len(filled) and not duplicates.groups:
@@ -159,7 +159,7 @@ def _check_unreadable_files(
         area.add_warning(ClientExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost, fatal=fatal)
 
 
-def _check_appearance(
+def _check_picture_appearance(
     area: CheckArea, source: SiteImageSource, heads: Sequence[DicomHeader], decoded: Sequence[PictureFacts]
 ) -> None:
     """Report pictures that the run would see wrongly: uniform, too dark, grey but read as colour, or inverted."""
@@ -306,7 +306,7 @@ def _hash_image_content(content: bytes | Path | NDArray[np.uint8]) -> bytes:
     return hash_image_file(content.tobytes() if isinstance(content, np.ndarray) else content)
 
 
-def _check_duplicates(area: CheckArea, source: SiteImageSource, duplicates: DuplicateImages) -> None:
+def _check_duplicate_images(area: CheckArea, source: SiteImageSource, duplicates: DuplicateImages) -> None:
     across = [group for group in duplicates.groups if len(set(source.parts[list(group)])) > 1]
     within = [group for group in duplicates.groups if group not in across]
 

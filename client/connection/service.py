@@ -245,7 +245,7 @@ class HospitalMessageLoop:
                 self._refusal = refusal
                 return
 
-    def stop_ended_work(self, number: int, frame: object) -> None:
+    def interrupt_ended_work(self, number: int, frame: object) -> None:
         """Stop the work on a run that has ended; the main thread calls this on :data:`DROP_SIGNAL`.
 
         Raises:

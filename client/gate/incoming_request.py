@@ -319,7 +319,7 @@ def _parse_plan(text: str) -> HospitalPlan:
             text,
             object_pairs_hook=_refuse_repeated_keys,
             parse_constant=_refuse_json_constant,
-            parse_int=_check_digit_count,
+            parse_int=_refuse_too_many_digits,
             parse_float=_parse_finite_float,
         )
         return parse_plan_json(text)
@@ -354,11 +354,11 @@ def _refuse_json_constant(name: str) -> Any:
 
 
 def _parse_finite_float(digits: str) -> float:
-    value = float(_check_digit_count(digits))
+    value = float(_refuse_too_many_digits(digits))
     return value if math.isfinite(value) else _refuse_json_constant(digits)
 
 
-def _check_digit_count(digits: str) -> str:
+def _refuse_too_many_digits(digits: str) -> str:
     if len(digits) > MOST_DIGITS:
         raise PlanRefused("plan.form", f"it has a number of {len(digits)} digits; {MOST_DIGITS} is the most")
     return digits

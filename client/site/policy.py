@@ -153,7 +153,7 @@ class SitePolicy(TomlSection):
     @classmethod
     def _check_known_methods(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         built_in = tuple(name for name in names or () if name != "*" and not name.startswith(PLUGIN))
-        _check_known_names(built_in, CLASSES, "methods")
+        _refuse_unknown_names(built_in, CLASSES, "methods")
         return names
 
     @field_validator("statistics")
@@ -164,10 +164,10 @@ class SitePolicy(TomlSection):
             return names
         from strategies.registry import meanings_of_all_statistics  # imports torch, so only if needed
 
-        return _check_known_names(names, meanings_of_all_statistics(), "statistics")
+        return _refuse_unknown_names(names, meanings_of_all_statistics(), "statistics")
 
 
-def _check_known_names(names: tuple[str, ...] | None, options: Iterable[str], noun: str) -> tuple[str, ...] | None:
+def _refuse_unknown_names(names: tuple[str, ...] | None, options: Iterable[str], noun: str) -> tuple[str, ...] | None:
     """Return the names; raise ``ValueError`` if one is no option, because a misspelt name would allow nothing."""
     options = list(options)
     for name in names or ():

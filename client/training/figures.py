@@ -41,7 +41,7 @@ Histograms = Mapping[str, ScoreHistogram]
 def score_data_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
     """Return scores, labels ``(n, classes)`` and names of the site's classes for one part of its data."""
     images, network = getattr(task.site, part), task.network
-    scores = compute_image_probabilities(network, task.get_network_inputs(part), task.plan.training.precision)
+    scores = compute_image_probabilities(network, task.prepare_network_inputs(part), task.plan.training.precision)
     rows = [row for row, name in enumerate(network.class_names) if name in images.class_names]
     names = tuple(network.class_names[row] for row in rows)
     return scores[:, rows], select_head_row_labels(images, names).numpy(), names
@@ -129,7 +129,7 @@ class RequestedMetrics:
         if not labelled.any():
             return 0, 0
         scores = compute_image_probabilities(
-            task.network, task.get_network_inputs("test"), task.plan.training.precision
+            task.network, task.prepare_network_inputs("test"), task.plan.training.precision
         )
         right = scores.argmax(axis=1) == labels.argmax(axis=1)
         return int(labelled.sum()), int((right & labelled).sum())
@@ -168,7 +168,7 @@ class DisclosableMetrics(RequestedMetrics):
         if not site.hidden_classes("validation") or site.images_to_train_on("validation", plan) is not site.validation:
             return own  # no label of a hidden class is in it
         images = site.images_without_hidden_labels("validation", plan.model.task)
-        examples = pair_pixels_with_labels(images, task.get_network_inputs("validation"), network.class_names)
+        examples = pair_pixels_with_labels(images, task.prepare_network_inputs("validation"), network.class_names)
         return validate_network(network, examples, task.method.loss, plan.training, site.hidden_classes("validation"))
 
     def count_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
@@ -192,7 +192,7 @@ class DisclosableMetrics(RequestedMetrics):
         """Return the metrics and score histograms of classes; a hidden class has metrics of None and no histogram.
 
         Both are empty if the policy withholds them. They are empty under secure aggregation, too: then histograms leave
-        in a sum (:func:`test_histograms_for_sum`).
+        in a sum (:func:`compute_test_histograms_for_sum`).
         """
         site, policy = task.site, task.site.policy
         if not may_send_test_metrics(task) or task.plan.privacy.secure_aggregation:
@@ -268,7 +268,7 @@ def are_metrics_withheld(task: "LocalTask") -> bool:
     return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
 
 
-def test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
+def compute_test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
     """Return score histograms of the test part, for a sum over sites under secure aggregation.
 
     All counts are zero if the model cannot be evaluated, because that can depend on one patient's image.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from client.gate.policy_rules import RequestedWork, decide_on_reply
 from client.site.site import Site
-from client.training.figures import test_histograms_for_sum
+from client.training.figures import compute_test_histograms_for_sum
 from client.training.task import Evaluate, LocalTask, SiteRoundLayer
 from common.config import HospitalPlan
 from common.errors import quote_names
@@ -176,7 +176,7 @@ class SiteMaskingLayer(SiteRoundLayer):
         if not request.test:
             return reply
         self.masks.drop_update(self.site)
-        if not (histograms := test_histograms_for_sum(task)):
+        if not (histograms := compute_test_histograms_for_sum(task)):
             return reply
         names, counts = convert_histograms_to_rows(histograms)
         terms = replace(_make_participation_terms(self.site, request, self.method, None), counts=True)

@@ -70,14 +70,14 @@ class LocalTask:
     def make_labelled_examples(self, part: str) -> LabelledExamples:
         """Return the images of ``train`` or ``validation``, with labels for the network's head rows."""
         if part not in self._examples:
-            site, inputs = self.site, self.get_network_inputs(part)
+            site, inputs = self.site, self.prepare_network_inputs(part)
             images: ImageSet = getattr(site, part) if site.has_no_limits else site.images_to_train_on(part, self.plan)
             if part == "train" and not site.has_no_limits and (rows := site.rows_to_train_on(images)) is not None:
                 images, inputs = images.select_rows(rows), select_input_rows(inputs, rows)
             self._examples[part] = pair_pixels_with_labels(images, inputs, self.network.class_names)
         return self._examples[part]
 
-    def get_network_inputs(self, part: str) -> Tensor | ImageTensors:
+    def prepare_network_inputs(self, part: str) -> Tensor | ImageTensors:
         """Return the network's inputs for one part of the data: pixels, or features of a frozen backbone."""
         pixels = self.site.pixels[part]
         if self.network is self.whole:

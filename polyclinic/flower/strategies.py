@@ -122,7 +122,7 @@ class LabelledSites(FedAvg):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Select sites like FedAvg, and tell each which rows of the model it labels."""
         self.refuse_wrapping_strategy()
-        self._read_head_from(arrays)  # refuse a wrong name before a site trains for an hour
+        self._extract_head(arrays)  # refuse a wrong name before a site trains for an hour
         if server_round <= self._round:  # a wrapper's start is not ours, rounds tell both
             self.reset_earlier_run()
         self._round, self._sent, self._asked = server_round, arrays, set()
@@ -152,10 +152,10 @@ class LabelledSites(FedAvg):
         partial_rows = [name for name in self.classes if not all(name in classes for classes in owned.values())]
         if self.method.head_mean_class is WholeHeadMean or not partial_rows:
             return model
-        head, before = self._read_head_from(model), self._read_head_from(self._sent)
+        head, before = self._extract_head(model), self._extract_head(self._sent)
         owners = self.method.head_mean_class(self.classes, head.features)
         for site, reply in replies.items():
-            owners.add(self._read_head_from(reply.model).select_rows(owned[site]), reply.train_samples)
+            owners.add(self._extract_head(reply.model).select_rows(owned[site]), reply.train_samples)
         weight, bias, is_sent = owners.mean
         for row in map(self.classes.index, partial_rows):
             head.weight[row] = weight[row] if is_sent[row] else before.weight[row]
@@ -220,7 +220,7 @@ class LabelledSites(FedAvg):
         (model,), weight = reply.content.array_records.values(), records.read_reply_weight(reply, self.weighted_by_key)
         if fault := records.find_model_fault(model, self._sent):
             raise ValueError(fault)
-        features, statistics = self._read_head_from(model).features, self.read_statistics(reply)
+        features, statistics = self._extract_head(model).features, self.read_statistics(reply)
         site = site_name_of_node(reply.metadata.src_node_id)
         for name, shape in self.method.statistics_shape(self.round_context(), site, features).items():
             sent = statistics[name].shape if name in statistics else ()
@@ -247,7 +247,7 @@ class LabelledSites(FedAvg):
         contract = LabelContract(self.classes, {site: answer.class_names for site, answer in answers.items()})
         return RoundContext(self.method.site.task, contract, answers, self.statistics, self._round)
 
-    def _read_head_from(self, model: ArrayRecord) -> Head:
+    def _extract_head(self, model: ArrayRecord) -> Head:
         return records.copy_head(model, self.head, self.classes)
 
     def _ask_and_add_labels(self, messages: Sequence[Message], grid: Grid) -> list[Message]:

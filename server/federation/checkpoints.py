@@ -194,14 +194,14 @@ def refuse_checkpoint_of_other_experiment(checkpoint: Checkpoint, experiment: Ex
         if reason:
             problem = f"has done {done} rounds as a run of {before}; run.rounds cannot become {rounds}, for {reason}."
             raise BadInput(
-                [Fault(f"--resume {out}", problem, f"Set run.rounds to {before}, or {explain_starting_from_run(out)}.")]
+                [Fault(f"--resume {out}", problem, f"Set run.rounds to {before}, or {suggest_new_run(out)}.")]
             )
     if done > rounds:
         problem = f"has done {done} rounds; the experiment asks for {rounds}."
         raise BadInput([Fault(f"--resume {out}", problem, "Set run.rounds to as many, or more.")])
 
 
-def explain_starting_from_run(out: Path) -> str:
+def suggest_new_run(out: Path) -> str:
     """Describe how to begin a new run, from the backbone of the run in ``out`` if that run has a global model."""
     weights = out.resolve() / "model.safetensors"
     if not weights.is_file():

@@ -152,7 +152,7 @@ def save_and_test_model(
     setting.folder.append_absences("test", replies.absent)
     contract, coverage = coordinator.sites.contract, setting.coverage or coordinator.sites.contract
     groups = coverage.shared_classes, coverage.unique_classes
-    metrics_of_site = {answer.site: _metrics_by_class(answer) for answer in answers}
+    metrics_of_site = {answer.site: _convert_to_class_metrics(answer) for answer in answers}
     of_owners: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
     for results in metrics_of_site.values():
         for name, metrics in results.items():
@@ -181,7 +181,7 @@ def save_and_test_model(
         if coordinator.method.site.trains_alone and folders and site_tests is not None and images:
             ensemble = evaluate_ensemble(folders, coverage, images, site_tests(), setting.device, setting.precision)
     drawn = coordinator.sites_drawn_for_test
-    test = _add_histogram_figures(test, coordinator, answers, histograms, groups, sums, real=setting.site_tests is None)
+    test = _add_histogram_metrics(test, coordinator, answers, histograms, groups, sums, real=setting.site_tests is None)
     if test.mean_auroc is None and test.pooled is None and not any(answer.class_names for answer in answers):
         withheld = ""
         if plan.privacy.level != "none":
@@ -190,7 +190,7 @@ def save_and_test_model(
             withheld = "under secure aggregation test figures leave in a sum over sites alone, and none was opened"
         test = replace(test, withheld=withheld)
     if drawn is not None:
-        test = replace(test, sampled=_make_sample_intervals(metrics_of_site, contract, drawn, test.note))
+        test = replace(test, sampled=_estimate_sample_intervals(metrics_of_site, contract, drawn, test.note))
     per_site = {
         answer.site: {
             "validation_loss": answer.validation_loss,
@@ -201,7 +201,7 @@ def save_and_test_model(
     return FinalTestOutcome(test, per_site, sha256, ensemble, external)
 
 
-def _add_histogram_figures(
+def _add_histogram_metrics(
     test: FinalTestSummary,
     coordinator: Coordinator,
     answers: Sequence[EvaluateReply],
@@ -288,7 +288,7 @@ def _test_global_model(
     return test, spread
 
 
-def _make_sample_intervals(
+def _estimate_sample_intervals(
     metrics_of_site: Mapping[str, Mapping[str, ClassMetrics]],
     contract: LabelContract,
     sites: Collection[str],
@@ -311,7 +311,7 @@ def _make_sample_intervals(
     return estimate_from_sampled_sites(values, shares, len(drawn), every)
 
 
-def _metrics_by_class(answer: EvaluateReply) -> dict[str, ClassMetrics]:
+def _convert_to_class_metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
     """Convert the columns of a test reply to one record per class, with None for NaN."""
     return {
         name: ClassMetrics(

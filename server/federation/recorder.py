@@ -192,7 +192,7 @@ class RunRecorder(RunCallbacks):
         self.totals = RunTotals(setting.folder, workers)
         self._totals_at_start = self.totals.make_checkpoint_state()
         if setting.resumed is not None:
-            self._restore(setting.resumed)
+            self._restore_from_checkpoint(setting.resumed)
         self.ledger = RunAudit(path, layout, keep=keep, durable=durable, key_of=setting.key_of)
         sha256, plugins = hash_experiment(self.experiment), list_plugin_identities(self.experiment)
         stamps = [plugin.model_dump() for plugin in plugins]
@@ -225,7 +225,7 @@ class RunRecorder(RunCallbacks):
         if silent := [site for site, member in sites.members.items() if not member.answer.validation_samples]:
             setting.folder.append_event("no_validation_images", sites=silent)
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore_from_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Restore sums and the coordinator's state from a checkpoint.
 
         Raises:

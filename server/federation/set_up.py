@@ -18,9 +18,9 @@ from common.system.plain_text import join_as_english_list, list_first_and_count_
 from server.federation.checkpoints import (
     Checkpoint,
     CheckpointFolder,
-    explain_starting_from_run,
     refuse_checkpoint_of_other_experiment,
     refuse_experiment_changes,
+    suggest_new_run,
 )
 from server.runs.folder import RunFolder
 from server.runs.tracking import TrackingService, open_mlflow_store, send_metrics_to_trackers
@@ -93,7 +93,7 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
         if checkpoint is None:
             if folder.is_run_finished:
                 problem = "is done, and no checkpoint is left from which it could go on for more rounds."
-                raise BadInput([Fault(f"--resume {out}", problem, f"To go on, {explain_starting_from_run(out)}.")])
+                raise BadInput([Fault(f"--resume {out}", problem, f"To go on, {suggest_new_run(out)}.")])
             where = f"--resume {out}: checkpoints"
             remedy = "Put a copy of checkpoints/ back, or begin the run again with a new --out."
             raise_faults(
@@ -124,7 +124,7 @@ def hash_data_tables(
     return {table: (hash_dataset(*parts), hash_dataset_contents(*parts)) for table, parts in sets.items() if parts}
 
 
-def refuse_changed_data(opening: OpenedRunFolder, data: Mapping[str, tuple[str, dict[str, str]]]) -> None:
+def record_data_hashes_or_refuse(opening: OpenedRunFolder, data: Mapping[str, tuple[str, dict[str, str]]]) -> None:
     """Record the hash of each data set that a run reads; raise :class:`BadInput` if a resumed run had other data.
 
     Args:

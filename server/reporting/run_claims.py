@@ -281,7 +281,7 @@ def list_further_limitations(run: RunFolderContent) -> list[str]:
         ]:
             drawn = f"No site that annotates {_quote_names(untested)} was drawn to test the model"
             limits.append(f"{drawn}: no site’s figures are of it.")
-    limits += [*_describe_single_site_classes(run), *_describe_missed_rounds(run)]
+    limits += [*_describe_single_site_classes(run), *_describe_missed_or_clipped_rounds(run)]
     unknown = "it does not show how far figures move with another seed"
     limits.append(f"This is one run, with seed {summary.seed}: {unknown}.")
     if compared := sum(each.benefit is not None for each in describe_site_benefits(run)):
@@ -438,7 +438,7 @@ def find_hidden_count_classes(summary: RunSummary) -> list[str]:
     return [name for name, counts in positives.items() if counts and all(count is None for count in counts)]
 
 
-def _describe_missed_rounds(run: RunFolderContent) -> Iterator[str]:
+def _describe_missed_or_clipped_rounds(run: RunFolderContent) -> Iterator[str]:
     """Yield sentences on sites that missed rounds, and on sites whose updates were clipped for their length."""
     missed: dict[str, list[int]] = {}
     clipped: dict[str, list[tuple[int, str]]] = {}

@@ -66,7 +66,7 @@ def write_run_report(folder: Path) -> Path:
         settings=list(flatten_settings(summary.experiment)),
         curves=run_figures.draw_learning_curves(run.rounds, summary.best_round) if run.rounds else "",
         bars=run_figures.draw_auroc_bars(groups, aurocs, intervals.per_class if intervals else {}),
-        quality=make_quality_section(summary.test, groups),
+        quality=make_quality_template_variables(summary.test, groups),
         beside_pooled=compute_mean_auroc_over_sites(summary.test),
         of_sums=summary.test.note == SUMS,
         participation=run_figures.draw_participation(run.rounds, sites) if drawn else "",
@@ -90,7 +90,9 @@ def compute_mean_auroc_over_sites(test: FinalTestSummary) -> tuple[float | None,
     )[0]
 
 
-def make_quality_section(test: FinalTestSummary, groups: Sequence[AnnotatedClassGroup]) -> dict[str, object] | None:
+def make_quality_template_variables(
+    test: FinalTestSummary, groups: Sequence[AnnotatedClassGroup]
+) -> dict[str, object] | None:
     """Return the variables of ``quality.html.j2`` (calibration, decisions, thresholds); None without calibration.
 
     The values come from the coordinator's test images; without such images, from the sites' score histograms.

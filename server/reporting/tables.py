@@ -44,14 +44,14 @@ def make_label_coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
             marks = ["●" if name in record.classes else "" for record in first.sites.values()]
             if not marked:
                 marks = [f"{len(first.annotating_sites_by_class.get(name, ()))} of {len(first.sites)}"]
-            table.add_row(Text(f"  {name}"), *marks, *_format_marking_best(aurocs))
+            table.add_row(Text(f"  {name}"), *marks, *_format_and_mark_best(aurocs))
         table.add_section()
     means = [summary.test.compute_headline_auroc().mean for summary in summaries.values()]
-    table.add_row(Text("mean", style="bold"), *[""] * len(headings), *_format_marking_best(means))
+    table.add_row(Text("mean", style="bold"), *[""] * len(headings), *_format_and_mark_best(means))
     return table
 
 
-def _format_marking_best(values: Sequence[ValueWithError | None]) -> list[Text]:
+def _format_and_mark_best(values: Sequence[ValueWithError | None]) -> list[Text]:
     """Format values of several methods; mark the largest with a star.
 
     No value is marked if there is only one method, or if a value is uncertain.

@@ -109,7 +109,7 @@ class RunAudit:
             "bytes": count_payload_bytes(content),
         }
         if self._key_of is not None:
-            facts |= {"public_key": self._key_of(site), **_audit_signature_fields(member.signed)}
+            facts |= {"public_key": self._key_of(site), **_make_signature_fields(member.signed)}
         self.audit.append(event="enrolled", round=server_round, site=site, **facts)
         if self.keep:
             self._store_update_file("roll-call", site, content)
@@ -127,7 +127,7 @@ class RunAudit:
         if (content := arrival.content) is not None:
             facts |= {"bytes": count_payload_bytes(content), "sha256": hash_record(content)}
             if self._key_of is not None:
-                facts |= _audit_signature_fields(read_signature_or_none(content))
+                facts |= _make_signature_fields(read_signature_or_none(content))
         about = {"round": arrival.round, "site": arrival.site, "record": arrival.record}
         counts = self.keep and not arrival.reason and arrival.round > 0
         if counts and content is not None and arrival.record == TrainReply.__name__:
@@ -162,7 +162,7 @@ class RunAudit:
         write_atomically(self._updates / folder / name_site_update_file(site), data, durable=self.durable)
 
 
-def _audit_signature_fields(signed: SignedStatement | None) -> dict[str, Any]:
+def _make_signature_fields(signed: SignedStatement | None) -> dict[str, Any]:
     """Return the fields of an audit entry for the site's signature."""
     return {"of_a_hospital": True, **(signed.model_dump() if signed else {})}
 

@@ -28,17 +28,17 @@ DEMO_MARK = "demo.txt"
 """File in the folder of a demo, which the next demo may remove."""
 
 
-def new_run_folder_faults(path: Path) -> list[Fault]:
+def find_new_run_folder_faults(path: Path) -> list[Fault]:
     """Return a fault if no new run can be written to this folder."""
     has_run = os.path.isfile(path / "events.jsonl")  # no error where the folder cannot be looked into
     go_on = " To go on with the run in it: --resume." if has_run else ""
     return find_output_folder_faults(path, f"Name another folder, or remove this one.{go_on}")
 
 
-def resumed_run_folder_faults(path: Path) -> list[Fault]:
+def find_resumed_run_folder_faults(path: Path) -> list[Fault]:
     """Return a fault if no run in this folder can be resumed or started with ``--resume``."""
     if not path.is_dir():
-        return new_run_folder_faults(path)
+        return find_new_run_folder_faults(path)
     try:
         holds_another = any(path.iterdir()) and not any((path / name).is_file() for name in ("events.jsonl", SUMMARY))
     except OSError as error:
@@ -59,7 +59,7 @@ def find_demo_folder_faults(path: Path) -> list[Fault]:
     return [] if free else [Fault(f"--out {path}", "holds something that no demo wrote.", "Name another folder.")]
 
 
-def receipt_or_folder_faults(path: Path) -> list[Fault]:
+def find_receipt_path_faults(path: Path) -> list[Fault]:
     """Return a fault if a path is neither a receipt nor a run folder with an audit.
 
     The verification itself reports a missing or damaged receipt beside an audit.
@@ -99,7 +99,7 @@ class RunFolder:
         Raises:
             BadInput: If the folder is not empty or cannot be created.
         """
-        raise_faults(new_run_folder_faults(path))
+        raise_faults(find_new_run_folder_faults(path))
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -246,7 +246,7 @@ def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Ca
         for start in range(0, len(parameters), PARAMETERS):
             client.log_batch(run.identifier, params=parameters[start : start + PARAMETERS])
 
-    run.try_request(begin)
+    run.send_unless_failed(begin)
     return run
 
 
@@ -269,12 +269,12 @@ class MLflowTracker:
             for start in range(0, len(metrics), METRICS):
                 self.client.log_batch(self.identifier, metrics=metrics[start : start + METRICS])
 
-        self.try_request(log)
+        self.send_unless_failed(log)
 
     def close(self, ending: Ending) -> None:
-        self.try_request(lambda: self.client.set_terminated(self.identifier, _STATUS[ending]))
+        self.send_unless_failed(lambda: self.client.set_terminated(self.identifier, _STATUS[ending]))
 
-    def try_request(self, request: Callable[[], None]) -> None:
+    def send_unless_failed(self, request: Callable[[], None]) -> None:
         """Send a request to MLflow, unless an earlier one has failed."""
         from mlflow import MlflowException
 

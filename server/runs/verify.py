@@ -80,7 +80,7 @@ def verify_run(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Ve
     same_code = _are_plugins_unchanged(report, receipt)
     if same_code:
         _check_final_model(report, path.parent, receipt)
-    experiment = _read_experiment(report, path.parent, receipt)
+    experiment = _read_verified_experiment(report, path.parent, receipt)
     if experiment is None or not same_code:
         return report
     if reason := explain_unrepeatable_rounds(receipt, experiment):
@@ -194,7 +194,7 @@ def _check_final_model(report: VerificationReport, folder: Path, receipt: Receip
         report.faults.append(Fault(DESCRIPTION, problem))
 
 
-def _read_experiment(report: VerificationReport, folder: Path, receipt: Receipt) -> Experiment | None:
+def _read_verified_experiment(report: VerificationReport, folder: Path, receipt: Receipt) -> Experiment | None:
     """Return the experiment in ``summary.json``; None, with a fault in the report, if its hash is not the receipt's."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

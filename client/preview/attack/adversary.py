@@ -250,9 +250,9 @@ def copy_site_with_images(site: Site, **parts: ImageSet) -> Site:
     for part, images in parts.items():
         if part in unsaid:
             whole: ImageSet = getattr(site, part)
-            by_place = dict(zip(_picture_index_per_image(whole), site.unsaid[part].tolist(), strict=True))
-            if images.stored is whole.stored and set(_picture_index_per_image(images)) <= set(by_place):
-                unsaid[part] = np.array([by_place[place] for place in _picture_index_per_image(images)], np.bool_)
+            by_place = dict(zip(_list_picture_indices(whole), site.unsaid[part].tolist(), strict=True))
+            if images.stored is whole.stored and set(_list_picture_indices(images)) <= set(by_place):
+                unsaid[part] = np.array([by_place[place] for place in _list_picture_indices(images)], np.bool_)
             else:
                 unsaid[part] = mark_images_of_hidden_classes(
                     images, site.hidden_classes(part), site.policy.smallest_count
@@ -261,7 +261,7 @@ def copy_site_with_images(site: Site, **parts: ImageSet) -> Site:
     return replace(site, **changes)
 
 
-def _picture_index_per_image(images: ImageSet) -> list[int]:
+def _list_picture_indices(images: ImageSet) -> list[int]:
     return list(range(len(images))) if images.places is None else images.places.tolist()
 
 
@@ -281,7 +281,7 @@ class FedsldCnnLayers(NamedTuple):
     dense: nn.Linear
 
 
-def get_fedsld_cnn_layers(network: SplitNetwork) -> FedsldCnnLayers:
+def select_fedsld_cnn_layers(network: SplitNetwork) -> FedsldCnnLayers:
     """Return the two convolutions and the dense layer of a ``fedsld_cnn`` network."""
     first, second, dense = (network.get_submodule(f"backbone.{place}") for place in (0, 3, 7))
     assert isinstance(first, nn.Conv2d)
@@ -301,7 +301,7 @@ def zero_all_parameters(network: nn.Module) -> None:
 def set_pixel_passing_weights(network: SplitNetwork) -> None:
     """Make the convolutions pass pixels, from 0 to 1, on to the dense layer; the head gets small random weights."""
     zero_all_parameters(network)
-    layers, normalisation = get_fedsld_cnn_layers(network), network.spec.normalisation
+    layers, normalisation = select_fedsld_cnn_layers(network), network.spec.normalisation
     layers.first.weight[0, 0, 2, 2], layers.second.weight[0, 0, 2, 2] = normalisation.std[0], 1.0
     assert layers.first.bias is not None
     layers.first.bias[0] = normalisation.mean[0]

@@ -18,8 +18,8 @@ from client.preview.attack.adversary import (
     DENSE,
     Adversary,
     AttackResult,
-    get_fedsld_cnn_layers,
     read_trunk_tensor_update,
+    select_fedsld_cnn_layers,
     zero_all_parameters,
 )
 from common.config import HospitalPlan, PrivacySection
@@ -178,7 +178,7 @@ def infer_counts_from_trunk(at: Adversary) -> AttackResult:
     network = at.build_attacked_network(plan)
     zero_all_parameters(network)
     with torch.no_grad():
-        get_fedsld_cnn_layers(network).dense.bias[: len(at.head_class_names)] = 1
+        select_fedsld_cnn_layers(network).dense.bias[: len(at.head_class_names)] = 1
         network.head.weight.fill_diagonal_(1)
         network.head.bias.fill_(-1)  # each class has probability 0.5 for every image
     reply = at.request_training(plan, read_model_state(network))

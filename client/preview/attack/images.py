@@ -25,8 +25,8 @@ from client.preview.attack.adversary import (
     Floats,
     Picture,
     compute_dense_layer_input,
-    get_fedsld_cnn_layers,
     read_trunk_tensor_update,
+    select_fedsld_cnn_layers,
     set_pixel_passing_weights,
 )
 from common.data.base.image_set import ImageSet
@@ -59,7 +59,7 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
     _set_weights_to_compare_brightness(network, alike)
     reply = at.request_training(plan, read_model_state(network))
     truth = compute_dense_layer_input(network, train)
-    slices, dense = make_model_layout(network).tensor_slices(), get_fedsld_cnn_layers(network).dense
+    slices, dense = make_model_layout(network).tensor_slices(), select_fedsld_cnn_layers(network).dense
     weights, biases = (read_trunk_tensor_update(reply, slices[f"{DENSE}.{name}"]) for name in ("weight", "bias"))
     recovered = np.zeros((0, truth.shape[1]))
     if weights is not None and biases is not None:
@@ -101,7 +101,7 @@ def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -
         alike: Images whose brightness determines the thresholds, because about as many images lie between any two.
     """
     set_pixel_passing_weights(network)
-    dense, inputs = get_fedsld_cnn_layers(network).dense, compute_dense_layer_input(network, alike)
+    dense, inputs = select_fedsld_cnn_layers(network).dense, compute_dense_layer_input(network, alike)
     dense.weight[:, : inputs.shape[1]] = 1 / inputs.shape[1]
     # Random noise makes the distribution of brightness smooth.
     brightness = inputs.mean(axis=1)

@@ -21,8 +21,8 @@ from client.preview.attack.adversary import (
     Adversary,
     AttackResult,
     compute_dense_layer_input,
-    get_fedsld_cnn_layers,
     read_trunk_tensor_update,
+    select_fedsld_cnn_layers,
     set_pixel_passing_weights,
 )
 from client.preview.attack.counts import STILL
@@ -122,7 +122,7 @@ def _set_units_for_pictures(network: SplitNetwork, images: ImageSet, others: Ima
     whitened = np.linalg.solve(covariance, away.T).T
     filters = whitened / (away * whitened).sum(axis=1, keepdims=True)  # (n, numbers)
     offsets = -filters @ centre - ANSWERS_FROM  # (n,)
-    dense = get_fedsld_cnn_layers(network).dense
+    dense = select_fedsld_cnn_layers(network).dense
     dense.weight[: len(filters), : SIDE * SIDE] = torch.from_numpy(filters * strength)
     dense.bias[: len(filters)] = torch.from_numpy(offsets * strength)
 

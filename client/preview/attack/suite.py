@@ -75,7 +75,7 @@ def _make_site_attack(attack: Callable[[Adversary], AttackResult], most: int | N
     return attack_copy
 
 
-def _attack_on_patients(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
+def _attack_by_locating_pictures(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
     train, others, strangers = _split_off_nonmembers(site)
     test, alike = draw_random_images(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
     parts = {"train": draw_random_images(train, MOST_PERSONS, 1), "test": draw_random_images(test, MOST_PERSONS, 1)}
@@ -109,7 +109,7 @@ ATTACKS: Mapping[str, Attack] = {
     coverage.ROWS: _make_site_attack(infer_counts_from_head),
     coverage.TRUNK: _make_site_attack(infer_counts_from_trunk),
     coverage.HASHES: _make_site_attack(infer_counts_from_hash),
-    coverage.PERSONS: _attack_on_patients,
+    coverage.PERSONS: _attack_by_locating_pictures,
     coverage.FAILURES: _attack_by_failing_models,
     coverage.BUDGET: _make_site_attack(bypass_privacy_budget),
 }
@@ -186,7 +186,7 @@ def _coverage_as_json(fields: Mapping[str, coverage.Covered]) -> dict[str, Any]:
     }
 
 
-def _format_code(text: str) -> Markup:
+def _format_backquoted_code(text: str) -> Markup:
     """Return HTML in which text in backquotes is marked as code."""
     parts = text.split("`")
     shown = (Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts))
@@ -196,7 +196,7 @@ def _format_code(text: str) -> Markup:
 def write_attack_page(site: Site, plan: HospitalPlan, attempts: Sequence[AttackResult], out: Path) -> Path:
     """Write the page of results, with read permission for its owner only, because it shows patients' images."""
     environment = make_jinja_environment(Path(__file__).parent)
-    environment.globals.update(code=_format_code)
+    environment.globals.update(code=_format_backquoted_code)
     template = environment.get_template("attack.html.j2")
     text = template.render(
         site=site.name, level=site.policy.level, plan=plan, attempts=attempts, not_tried=coverage.NOT_TRIED

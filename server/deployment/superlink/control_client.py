@@ -176,7 +176,7 @@ class SuperLinkControlClient:
         result = self._call_until_answered("push", proto.Requests(run_id=run, envelopes=envelopes, trees=trees))
         return list(result.names), list(result.missing)
 
-    def get_reply_statuses(self, run: int, names: Collection[str]) -> list[ReplyOrReason]:
+    def fetch_replies_or_reasons(self, run: int, names: Collection[str]) -> list[ReplyOrReason]:
         """Return the status of each of these requests that has a reply or will never get one."""
         return [
             ReplyOrReason(reply.request, reason=NoReplyReason[reply.reason])

@@ -96,7 +96,7 @@ class SuperLinkControlService:
             raise RunEnded
 
 
-def serve_control_socket(address: str, storage: SuperLinkStorage) -> grpc.Server:
+def start_control_server(address: str, storage: SuperLinkStorage) -> grpc.Server:
     """Listen on the control socket, and start to answer calls.
 
     Args:

@@ -223,7 +223,7 @@ class FleetService:
     def push_messages(self, caller: CallingSite, request: Any) -> Any:
         """Accept the calling site's reply to a message that was handed to it; accept only one reply per message."""
         self._refuse_foreign_node_id(caller, request.node.node_id)
-        proto, tree = self._check_pushed_reply(caller, request)
+        proto, tree = self._extract_permitted_reply(caller, request)
         metadata = proto.metadata
         self._refuse_inactive_run(metadata.run_id)
         outcome, missing = self._messages.accept_reply(StoredMessage.from_reply(proto, tree))
@@ -251,7 +251,7 @@ class FleetService:
         self._messages.release_message(name)
         return ConfirmMessageReceivedResponse()
 
-    def _check_pushed_reply(self, caller: CallingSite, request: Any) -> tuple[Any, Any]:
+    def _extract_permitted_reply(self, caller: CallingSite, request: Any) -> tuple[Any, Any]:
         """Return envelope and object tree of a pushed reply; refuse a reply that the calling site may not send."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise _make_forged_call_refusal("a call brings one reply and its one tree of objects")

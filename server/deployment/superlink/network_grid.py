@@ -256,7 +256,7 @@ class NetworkGrid(Grid):
         names = list(message_ids)
         errors = list[Message]()
         if unannounced := [name for name in names if name not in self._pending]:
-            for status in self._control.get_reply_statuses(self._run, unannounced):
+            for status in self._control.fetch_replies_or_reasons(self._run, unannounced):
                 if status.reason is None:
                     self._pending[status.request] = _IncompleteReply(status, list_tree_object_ids(status.tree))
                     continue
@@ -269,10 +269,10 @@ class NetworkGrid(Grid):
                     elif when := self._signed_off().get(site):
                         reason = describe_site_sign_off(when)
                 errors.append(self._make_error_reply(status.request, code, reason))
-        complete, until = self._take_complete_replies(names), time.monotonic() + POLL_S
+        complete, until = self._find_ended_uploads(names), time.monotonic() + POLL_S
         while not complete and not unannounced and time.monotonic() < until:
             time.sleep(LOOK_S)
-            complete = self._take_complete_replies(names)
+            complete = self._find_ended_uploads(names)
         replies = dict(itertools.islice(complete.items(), AT_A_TIME))
         for name in replies:
             del self._pending[name]
@@ -311,7 +311,7 @@ class NetworkGrid(Grid):
             self._control.release_messages(names)
             names.clear()
 
-    def _take_complete_replies(self, names: Iterable[str]) -> dict[str, _IncompleteReply]:
+    def _find_ended_uploads(self, names: Iterable[str]) -> dict[str, _IncompleteReply]:
         """Return the replies, by request id, that are complete, rejected, or have stopped arriving."""
         complete = dict[str, _IncompleteReply]()
         for name in names:

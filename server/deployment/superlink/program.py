@@ -17,7 +17,7 @@ from pathlib import Path
 from common.system.resources import raise_descriptor_limit, release_free_memory
 from common.system.stopping import end_with_parent_if_requested
 from server.coordinator.state import ControlSocketPath
-from server.deployment.superlink.control_service import serve_control_socket
+from server.deployment.superlink.control_service import start_control_server
 from server.deployment.superlink.database import FILE
 from server.deployment.superlink.fleet_server import start_hospital_server
 from server.deployment.superlink.messages import SuperLinkStorage
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     connections = count_possible_connections(options.connections)
     hospitals, _ = start_hospital_server(options.fleet, storage, certificates, state, connections)
-    programs = serve_control_socket(ControlSocketPath(state).grpc_address, storage)
+    programs = start_control_server(ControlSocketPath(state).grpc_address, storage)
     while not stop.wait(RELEASE_MEMORY_EVERY_S):
         release_free_memory()  # after a flood of connections the allocator keeps tens of megabytes
     storage.messages.arrivals.close()

@@ -49,7 +49,7 @@ class RegisteredSite:
         """Return whether the site was connected when its state was read."""
         return self.state == SiteConnectionState.CONNECTED
 
-    def get_connection_state_at(self, now: float) -> SiteConnectionState:
+    def compute_connection_state_at(self, now: float) -> SiteConnectionState:
         """Return the connection state of the site at this time."""
         return (
             SiteConnectionState.LOST
@@ -70,7 +70,7 @@ class SiteRegistry:
     def list_all_sites(self) -> list[RegisteredSite]:
         """Return all registered sites, each with its current connection state."""
         now = self._clock()
-        return [replace(site, state=site.get_connection_state_at(now)) for site in list(self._sites.values())]
+        return [replace(site, state=site.compute_connection_state_at(now)) for site in list(self._sites.values())]
 
     def find_site(self, node_id: int) -> RegisteredSite | None:
         """Return the site with this node id; None if it is not registered."""
@@ -79,7 +79,7 @@ class SiteRegistry:
     def is_connected(self, node_id: int) -> bool:
         """Return whether a site is connected and its heartbeats arrive in time."""
         site = self._sites.get(node_id)
-        return site is not None and site.get_connection_state_at(self._clock()) == SiteConnectionState.CONNECTED
+        return site is not None and site.compute_connection_state_at(self._clock()) == SiteConnectionState.CONNECTED
 
     def has_signed_off(self, node_id: int) -> bool:
         """Return whether a site has left on purpose and has not connected again."""

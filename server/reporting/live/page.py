@@ -117,7 +117,7 @@ def make_live_template_variables(snapshot: RunSnapshot) -> dict[str, object]:
         "bar_words": progress,
         "activity": _describe_activity(run),
         "reason": f"Last problem: {reason}" if reason and run.state == "running" else reason,
-        "tiles": _make_figure_tiles(snapshot, run, done),
+        "tiles": _make_number_tiles(snapshot, run, done),
         "figures": [(name, svg) for name, svg in charts if svg],
     }
 
@@ -139,7 +139,7 @@ def _describe_activity(run: CurrentRun) -> str:
     return f"{at} Waiting for {plain_text.join_first_and_count(run.waiting_for, 6)}, at the latest until {until}."
 
 
-def _make_figure_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) -> list[tuple[str, str]]:
+def _make_number_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) -> list[tuple[str, str]]:
     tiles = [(f"{done} of {run.rounds}" if run.rounds else "–", "rounds done")]
     if run.state == "running" and run.seconds_left is not None:
         tiles.append((plain_text.format_duration(run.seconds_left), "left, by the pace so far"))

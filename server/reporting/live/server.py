@@ -150,14 +150,14 @@ class LiveViewServer:
         if method != "GET":
             return _make_http_response(405)
         if path == "/":
-            return _make_http_response(200, render_live_page(self._take_snapshot()), "text/html")
+            return _make_http_response(200, render_live_page(self._read_cached_snapshot()), "text/html")
         if path == "/view":
-            part = render_changing_page_part(self._take_snapshot())
+            part = render_changing_page_part(self._read_cached_snapshot())
             self._last_poll = time.monotonic()
             return _make_http_response(200, part, "text/html")
         return _make_http_response(404)
 
-    def _take_snapshot(self) -> RunSnapshot:
+    def _read_cached_snapshot(self) -> RunSnapshot:
         """Return the state of the run, read from files at most every half second."""
         if self._snapshot is None or time.monotonic() - self._snapshot_time > POLL_S / 2:
             self._snapshot, self._snapshot_time = self._watcher.poll_snapshot(), time.monotonic()

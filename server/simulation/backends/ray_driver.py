@@ -106,7 +106,7 @@ class RayDriver:
                 if frame.about["kind"] == "begin":
                     self._receive_run_data(frame)
                     for _ in range(self.workers.count):
-                        group.create_task(self._run_worker())
+                        group.create_task(self._keep_worker_running())
                 else:
                     # Bytes that several messages share arrive only once.
                     buffers: list[Any] = [np.frombuffer(data, np.uint8) for data in frame.data]
@@ -140,7 +140,7 @@ class RayDriver:
 
     # ------------------------------------------------------------------ workers
 
-    async def _run_worker(self) -> None:
+    async def _keep_worker_running(self) -> None:
         """Start a worker and let it answer messages; when it is lost, start another, on a node that Ray chooses.
 
         Raises:

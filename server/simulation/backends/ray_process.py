@@ -93,7 +93,7 @@ class RayDriverHandle:
         try:
             transfer.send_frame(self._connection, about, data)
         except OSError:
-            raise self._read_end_reason() from None
+            raise self._make_ended_process_error() from None
 
     def receive_from_driver(self, within_s: float | None = None) -> transfer.TransferFrame | None:
         """Wait for the next frame; return None if none comes within this time.
@@ -107,7 +107,7 @@ class RayDriverHandle:
         try:
             frame = transfer.receive_frame(self._connection)
         except EOFError:
-            raise self._read_end_reason() from None
+            raise self._make_ended_process_error() from None
         if frame.about["kind"] == "fault":
             raise BadInput(Fault(**fault) for fault in frame.about["faults"])
         if frame.about["kind"] == "stopped":
@@ -131,7 +131,7 @@ class RayDriverHandle:
         self._process.wait()
         self._log.close()
 
-    def _read_end_reason(self) -> ProgramCannotContinue:
+    def _make_ended_process_error(self) -> ProgramCannotContinue:
         """Return the error for a process that has ended, with the last reason in its output, else its exit code."""
         block_if_stopping()
         self._process.wait()
