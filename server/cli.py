@@ -375,7 +375,7 @@ def deadlines(
 
     Example: flwr-server deadlines trial experiment.toml
 
-    start and run stop with an error if a timer would fire before another timer that must end first.
+    The commands start and run report an error if a timer would fire before another timer that must end first.
     """
     from server.coordinator.folder import read_coordinator_folder
 

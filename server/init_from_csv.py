@@ -129,9 +129,10 @@ class InspectedDataset:
 
     @property
     def has_only_findings_or_blanks(self) -> bool:
-        """True if some cells in the column of findings are blank, and each other image shows a class.
+        """True if some images have a blank cell in the column of findings, and all labelled images show a class.
 
-        It is False if all classes are whole numbers, because these are grades of one disease.
+        Then a blank cell may mean that nothing was found. It is False if all classes are whole numbers, because these
+        are grades of one disease.
         """
         if all(name.isdecimal() for name in self.roles.classes):
             return False
@@ -312,7 +313,7 @@ def _explain_folder_table_remedy(columns: CsvColumns, folders: Collection[str]) 
 def _find_unnamed_pictures(folder: Path, named: Iterable[str], listings: PictureFileFinder) -> tuple[str, ...]:
     """Return the picture files in a folder that no row names.
 
-    A file counts as a picture if its ending is that of a picture format or of a named file; a named file may have none.
+    A file counts as a picture if its ending is that of a picture format, or the ending (or none) of a named file.
 
     Args:
         named: Paths of the existing files that rows name.

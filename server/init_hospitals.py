@@ -158,7 +158,8 @@ class TableHospitals:
 def _may_be_same_hospital(name: str, other: str) -> bool:
     """Return True if two hospital names are similar, or if one has all words of the other, possibly abbreviated.
 
-    ``"Univ. Ulm"`` has abbreviated words of ``"University Hospital Ulm"``. For abbreviations, numbers must be equal.
+    An example of the latter is ``"Univ. Ulm"`` and ``"University Hospital Ulm"``; there, numbers in the names must be
+    equal.
     """
     short, long = sorted((make_name_similarity_key(name).split(), make_name_similarity_key(other).split()), key=len)
     is_within = all(any(word.startswith(part) or part.startswith(word) for word in long) for part in short)
@@ -203,7 +204,8 @@ def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHosp
     """Return class name -> name that may replace it, because both may mean the same class.
 
     The replacement is the more frequent name; if that name has several spellings, it is the alphabetically first of
-    them, as in the error message of a run. A diagnosis code that ends in G (confirmed) is replaced by the code without.
+    them, as in the error message of a run. A diagnosis code that ends in G (confirmed) is replaced by the code without
+    this G.
     """
     shows = (table.labels == 1).astype(np.float32)
     by_row = (~np.isnan(table.labels)).astype(np.float32) if roles.finding is None else shows

@@ -227,7 +227,7 @@ def _describe_ambiguous_names(data: InspectedDataset) -> list[str]:
 
 
 def _describe_doubtful_names(roles: ColumnRoles) -> list[str]:
-    """Return lines for the user on names that deny or doubt a finding, or name none, and on how to treat them."""
+    """Return lines for the user on names of denied, doubtful or past findings or of no finding, and their treatment."""
     names = ", ".join(f"{name} {count}" for name, count in roles.doubtful.items())
     lines = [f"    denied, doubted, past or nothing: {names}. A run refuses these until you decide:"]
     if any(code and code[1] for code in map(split_diagnosis_code, roles.doubtful)):

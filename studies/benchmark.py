@@ -180,7 +180,7 @@ def write_benchmark_pages(plan: BenchmarkVariantPlan, options: BenchmarkOptions)
 
 
 def group_results_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> dict[str, RunResultLine]:
-    """Return ``"PATTERN KEY"`` -> finished run, with its label pattern and the key of its line in the results file.
+    """Return finished runs by the text ``"PATTERN KEY"``: label pattern, and key of the line in the results file.
 
     A run appears once for each label pattern that leads to its settings. Several patterns may lead to the same
     settings, for example for a method with all labels at all sites.

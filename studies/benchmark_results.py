@@ -253,7 +253,7 @@ class BenchmarkResult:
         ranking_of_data: Ranking with one value for each data set, the mean over its blocks, because these share their
             test part and are not independent.
         codes: Version of the code -> number of runs made with it.
-        untrained: Method -> number of its runs in which the initial model was best by validation and is tested.
+        untrained: Method -> number of its runs that tested the initial model, because it was best by validation.
         not_run: Methods without a run.
     """
 

@@ -1,4 +1,4 @@
-"""Make the fork server of :mod:`studies.runner`, which imports this module first, end when ``flwr-sim`` ends.
+"""End the fork server of :mod:`studies.runner` when ``flwr-sim`` ends; the fork server imports this module first.
 
 Python itself ends such a fork server too, but only after all of its imports, seconds later.
 """

@@ -56,7 +56,7 @@ class TableResult:
         positions: Positions of the settings on the axis of a sweep.
         entries: Numbers by method, setting and measure.
         scale: Size of our runs, setting by setting.
-        untrained: Method, setting and number of seeds in which the initial model was best by validation and is tested.
+        untrained: Method, setting and number of seeds whose initial model was best by validation, and so was tested.
     """
 
     title: str

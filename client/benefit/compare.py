@@ -65,7 +65,7 @@ class FourModelScores:
     patients: NDArray[np.str_]
 
     def compute_benefit(self, site: Site, seed: int, without: frozenset[str] = frozenset()) -> FederationBenefit | None:
-        """Compare the models over classes with positives and negatives, except ``without``; None if none is left."""
+        """Compare the models over classes with both labels, except ``without``; None if no class is left."""
         both = [{0.0, 1.0} <= set(np.unique(column).tolist()) for column in self.labels.T]
         columns = [c for c, name in enumerate(self.class_names) if both[c] and name not in without]
         if not columns:

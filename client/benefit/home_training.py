@@ -32,7 +32,7 @@ WARM_UP = ("warm_up_epochs", "warm_up_lr")
 
 
 def make_local_only_plan(plan: HospitalPlan, method: SiteMethod, rounds: int, *, warm_up: bool) -> HospitalPlan:
-    """Return a run's plan for ``rounds`` rounds of training alone: other method, no privacy, warm-up if ``warm_up``."""
+    """Return a run's plan, changed to ``rounds`` rounds of the method ``individual`` without privacy."""
     parameters = {"trunk": method.parameters.trunk}
     parameters |= {name: getattr(method.parameters, name) for name in WARM_UP if warm_up}
     return plan.model_copy(

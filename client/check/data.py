@@ -278,9 +278,9 @@ class DuplicateImages:
 
 
 def find_duplicate_images(source: SiteImageSource, rows: Sequence[int]) -> DuplicateImages:
-    """Find equal images by hashes: of files if other files have the same size, or of the pixels of arrays.
+    """Find equal images by hashes of their files or, without files, of their content.
 
-    At most :data:`MOST_BYTES` of files are read.
+    A file is read only if another has the same size, and at most :data:`MOST_BYTES` are read.
     """
     if not source.files:
         with source.opened():

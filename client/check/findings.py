@@ -105,7 +105,7 @@ class ClassCounts:
         few: Two flags, for patients with the class and for patients without it: True if there are some, but fewer than
             ``smallest``.
         smallest: Smallest number of patients whose images may be counted.
-        uncertain, blank: Numbers of uncertain and blank table cells; None for tables without one column a class.
+        uncertain, blank: Numbers of uncertain and blank table cells; None without a column for each class.
     """
 
     name: str
@@ -121,7 +121,7 @@ class ClassCounts:
     def printable_counts(self) -> tuple[str, str]:
         """Return the numbers of present and of absent images as text.
 
-        If one of them is from few patients, both are hidden, because one could be computed from the other; a 0 is not.
+        If one of them is from few patients, both are hidden, because one could be computed from the other; 0 is shown.
         """
         present, absent = (
             f"<{self.smallest}" if few else "not told" if any(self.few) and count else f"{count:,}"

@@ -147,7 +147,7 @@ class InversionCounts:
     Attributes:
         inverted: Number of pictures that look inverted.
         telling: Number of pictures that show if they are inverted.
-        modes: Colour modes of which most such pictures look inverted.
+        modes: Colour modes in which most of these pictures look inverted.
     """
 
     inverted: int
@@ -156,7 +156,7 @@ class InversionCounts:
 
     @classmethod
     def from_pictures(cls, pictures: Sequence[PictureFacts]) -> "InversionCounts":
-        """Count the pictures that show if they are inverted, and the inverted ones, by colour mode."""
+        """Count the pictures that show if they are inverted, and the inverted ones; find the mostly inverted modes."""
         total = Counter(facts.mode for facts in pictures if facts.inverted is not None)
         inverted = Counter(facts.mode for facts in pictures if facts.inverted)
         modes = tuple(sorted(mode for mode, count in inverted.items() if count >= MAJORITY * total[mode]))

@@ -63,7 +63,10 @@ class IncomingRequest:
         self._record = self._runs.find_record(self._run)
 
     def decide_by_policy(self) -> tuple[RequestedWork | None, PolicyVerdict]:
-        """Return the requested work, and the policy's verdict: the first rule that the request breaks, if any."""
+        """Return the requested work, and the policy's verdict: the first rule that the request breaks, if any.
+
+        The plan of a new run is recorded, and stored states of old runs are removed.
+        """
         try:
             work = read_requested_work(self._fields, self._site)
         except PlanRefused as error:
@@ -257,7 +260,10 @@ class RunRecordsFile:
 
 
 def hash_plan(plan: str) -> str:
-    """Return a plan's SHA-256 without the keys that a resumed run may change: the name and, if no noise, the rounds."""
+    """Return a plan's SHA-256 without the keys that a resumed run may change.
+
+    These are the run's name and, in a plan without noise, its number of rounds.
+    """
     try:
         tree = json.loads(plan)
         private = tree.get("privacy", {}).get("level", "none") != "none"

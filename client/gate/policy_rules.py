@@ -200,8 +200,8 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
 def find_method_policy_fault(policy: SitePolicy, plan: HospitalPlan) -> str:
     """Return the reason why the policy does not allow a plan's method; empty if it does.
 
-    A plug-in method must be listed in the policy, and its files must equal the coordinator's; until then it is not
-    imported.
+    A plug-in method must be listed in the policy, and its files must equal the coordinator's. Before both are
+    checked, it is not imported.
     """
     name = plan.run.method
     if name.startswith(PLUGIN):
@@ -229,7 +229,7 @@ def _find_plugin_policy_fault(group: str, name: str, allowed: tuple[str, ...], p
 
 
 def _check_network_size_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
-    """Yield the rules for a network's parameters, memory and disk space that have a limit in the policy."""
+    """Yield the rules for parameters, memory and disk space (as :func:`check_request_rules`), if they have a limit."""
     plan, rows = work.plan, work.rows
     if (parameters := policy.maximum_parameters) is not None:
         numbers = estimate_network_cost(plan.model, rows).parameters
@@ -252,7 +252,7 @@ def _check_network_size_rules(policy: SitePolicy, work: RequestedWork) -> Iterat
 
 
 def _check_privacy_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
-    """Yield the rules for what protects an update: clipping, masks and noise."""
+    """Yield the rules for clipping, masks and noise of an update, as :func:`check_request_rules` does."""
     privacy, parameters, bound = work.plan.privacy, work.method.parameters, policy.maximum_update_norm
     clips, reason = privacy.max_update_norm if privacy.level == "update" else parameters.clip_update, ""
     if bound is not None and work.updated_model_groups:
@@ -386,7 +386,7 @@ def _find_test_metrics_fault(policy: SitePolicy, work: RequestedWork, reply: Tra
 def _check_metric_rules(
     policy: SitePolicy, private: bool, figures: Iterable[float | None], *, tested: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield the rules for training and validation metrics, and for metrics outside the privacy budget."""
+    """Yield, as :func:`check_reply_rules`, the rules for metrics of training and outside the privacy budget."""
     trained = any(figure is not None for figure in figures)
     yield "policy.training_figures", "it is false" if trained and not policy.training_figures else ""
     outside = private and not policy.metrics_outside_privacy and (trained or tested)

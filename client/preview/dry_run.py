@@ -107,7 +107,7 @@ class SingleSiteGrid(Grid):
 
 
 def choose_preview_experiment(planned: Experiment | None, site: Site) -> Experiment:
-    """Return the given experiment, or a small one for this site's images, with one local epoch and no masks."""
+    """Return the given experiment, else a small one for this site's images; set one local epoch, and no masks."""
     experiment = planned
     if experiment is None:
         model = {"architecture": "tiny_cnn", "channels": site.train.channels, "image_size": 32}

@@ -152,7 +152,7 @@ class RoundStateFolder:
         self.write_state(SiteRoundState(), counted)
 
     def mark_round_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
-        """Mark a round's state as one to continue from: its sum is unmasked, or its cost is in the ledger.
+        """Mark that training may continue from a round's state: its sum is unmasked, or its cost is in the ledger.
 
         Args:
             left: :meth:`hash_round_state` after this training, to detect a later training that overwrites the state.

@@ -59,7 +59,7 @@ class SiteSettings:
     """The checked settings of one hospital's folder.
 
     Attributes:
-        labels: The classes that the site annotates, with its own names in its own order; empty for all of the data.
+        labels: The classes that the site annotates, with its own names in its own order; empty for all classes.
         synonyms: The site's own class name -> canonical name.
     """
 

@@ -38,7 +38,7 @@ class SiteNameMismatch(SignatureFault):
 
 @dataclass(frozen=True)
 class AcceptedReplyCount:
-    """How many replies of this site the coordinator accepted in a run.
+    """The number of replies of this site that the coordinator accepted in a run.
 
     Attributes:
         message: Id of the message that the last accepted reply answered; empty if none was accepted.

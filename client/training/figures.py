@@ -95,7 +95,7 @@ class RequestedMetrics:
         return own
 
     def count_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
-        """Return the numbers of test images of known class and of correct ones; None if the plan does not ask."""
+        """Return the numbers of test images of known class and of correct predictions; None if not requested."""
         return (
             self._count_correct_images(task, task.site.test) if task.plan.evaluation.test_each_round else (None, None)
         )
@@ -139,7 +139,7 @@ class DisclosableMetrics(RequestedMetrics):
     """Computes only the metrics that a site's policy allows to leave the hospital."""
 
     def run_metric_computation(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
-        """Return the result of ``compute``; return ``nothing`` if it fails, which can depend on one patient's image.
+        """Return the result of ``compute``; return ``nothing`` if it fails, because that can depend on one image.
 
         Raises:
             BadInput, WireError: If the request itself is wrong, no matter on which images.
@@ -172,7 +172,7 @@ class DisclosableMetrics(RequestedMetrics):
         return validate_network(network, examples, task.method.loss, plan.training, site.hidden_classes("validation"))
 
     def count_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
-        """Return the numbers of test images of a known and visible class and of correct ones among them, rounded down.
+        """Return, rounded down, the numbers of test images of a known and visible class and of correct predictions.
 
         Both are None if the plan does not ask for them, or the policy withholds them.
         """
@@ -264,14 +264,15 @@ def may_send_test_metrics(task: "LocalTask") -> bool:
 
 
 def are_metrics_withheld(task: "LocalTask") -> bool:
-    """Return True if the plan has noise, and the policy keeps metrics that this noise does not protect at the site."""
+    """Return True if the plan has noise, and the policy lets no metric leave that this noise does not protect."""
     return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
 
 
 def compute_test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
     """Return score histograms of the test part, for a sum over sites under secure aggregation.
 
-    All counts are zero if the model cannot be evaluated, because that can depend on one patient's image.
+    The result is empty if the policy or the plan allows none. All counts are zero if the model cannot be evaluated,
+    because that can depend on one patient's image.
     """
     site, policy = task.site, task.site.policy
     allowed = policy.score_histograms and task.plan.evaluation.pooled and not are_metrics_withheld(task)

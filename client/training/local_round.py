@@ -136,7 +136,7 @@ def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: b
 
 
 def warm_up_head(task: LocalTask, validation: LabelledExamples | None, generator: torch.Generator) -> None:
-    """Train neck and head with a frozen backbone; keep the weights of the epoch with the lowest loss (specs 1.4).
+    """Train neck and head with a frozen backbone; keep the weights of the epoch with the lowest loss.
 
     The loss is that of the validation images; without ``validation``, the epoch's mean training loss.
     """

@@ -68,7 +68,7 @@ def hash_request(request: TrainRequest) -> str:
 
 
 class LastChargedReply(NamedTuple):
-    """The last reply, as stored on disk, with its cost in the ledger; ``left`` hashes the site's state after it."""
+    """The last reply, as stored on disk before its cost; ``left`` is the hash of the site's state after it."""
 
     reply: TrainReply
     left: bytes

@@ -90,7 +90,8 @@ class HeldUpdates:
     def answer_with_shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
         """Return this site's secret shares, and print a line about classes that too few sites annotate.
 
-        The sum of such a class's head rows would not hide the single sites. The policy decides if it stays masked.
+        The sum of so few head rows would not hide the row of a single site. The policy decides if the coordinator may
+        unmask this sum.
         """
         masking = self._find_held_update(site).round
         answer = masking.answer_with_shares(request)
@@ -220,8 +221,8 @@ def make_noise_key_function(site: Site, plan: HospitalPlan, server_round: int) -
 def open_masked_round_record(site: Site, shares: DistributedNoise | None = None) -> MaskedRoundStore:
     """Return the record of rounds that a site has masked.
 
-    The record stores nothing if the policy allows the sum of a single site, because two sums may then differ by any
-    site, and if no noise is distributed among hospitals.
+    By this record, the site refuses to open two sums that differ by a few sites. It stores nothing if the policy allows
+    the sum of a single site, unless hospitals share the noise.
     """
     if site.policy.smallest_cohort < SMALLEST_DIFFERENCE and (shares is None or site.simulated):
         return MaskedRoundStore()

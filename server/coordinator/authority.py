@@ -40,7 +40,7 @@ def make_certificate_authority(coordinator: CoordinatorFolder) -> None:
 
 
 def issue_server_certificate(coordinator: CoordinatorFolder, days: float = SERVER_DAYS) -> None:
-    """Issue the server's certificate for the hosts in ``coordinator.toml``, with a new key; replace the old ones.
+    """Issue the server's certificate for the hosts in ``coordinator.toml``, with a new key; replace earlier files.
 
     Args:
         days: Days for which the certificate is valid; a negative number makes an expired certificate, for tests.
@@ -146,7 +146,7 @@ def count_certificate_days_left(coordinator: CoordinatorFolder) -> float:
 
 
 def find_server_certificate_faults(coordinator: CoordinatorFolder) -> list[Fault]:
-    """Return the faults of the server's certificate: the server cannot use it, or hospitals would reject it."""
+    """Return a fault for each reason why the server cannot use its certificate, or hospitals would reject it."""
     remedy = f"Run: flwr-server init {coordinator.folder} --renew"
     certificate = _read_server_certificate(coordinator)
     try:

@@ -60,7 +60,7 @@ def make_coordinator_folder(folder: Path, name: str, hosts: Sequence[str], *, li
 
 
 def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
-    """Issue a new server certificate by the same authority; with hosts, also update settings and connection kits.
+    """Issue a new server certificate by the same authority; if ``hosts`` are given, also update settings and kits.
 
     Returns:
         Lines to print.

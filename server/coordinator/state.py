@@ -25,7 +25,7 @@ def write_site_connections(state: Path, online: Mapping[str, bool]) -> None:
 
 
 def read_site_connections(state: Path) -> dict[str, bool] | None:
-    """Return whether each site is connected, by site; None if ``flwr-server start`` does not run."""
+    """Return site -> True if the site is connected; return None if ``flwr-server start`` does not run."""
     try:
         content = json.loads((state / CONNECTIONS).read_text(encoding="utf-8"))
         running = Path(f"/proc/{content['pid']}").exists()

@@ -84,7 +84,7 @@ class NetworkBackend:
         self.external: ImageSet | None = None
 
     def check_before_run(self, *, resume: bool) -> None:
-        """Load the coordinator's own and external images, and check the experiment before anything is sent to sites.
+        """Load the coordinator's own images and the external test images, and check the experiment.
 
         Raises:
             BadInput: If the experiment has faults, or no SuperLink answers.

@@ -148,9 +148,10 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
 
 
 def _parse_run_data_spec(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
-    """Return ``[data]`` of the run's experiment; None without a run, or if it is no valid spec of this kind.
+    """Return ``[data]`` of the run's experiment as a spec of this kind; None without a run.
 
-    It is not valid if the run had another kind of data, or if another release of Polyclinic wrote it.
+    Return None also if the run had another kind of data, or if another release of Polyclinic wrote a ``[data]`` that
+    this release cannot read.
     """
     try:
         return TypeAdapter(kind).validate_python(summary and summary.experiment.get("data"))
@@ -161,9 +162,10 @@ def _parse_run_data_spec(summary: RunSummary | None, kind: type[SpecT]) -> SpecT
 def _make_csv_spec(
     network: SplitNetwork, of_run: FolderDatasetSpec | None, labelled: EvaluationInput, columns: CsvColumns
 ) -> FolderDatasetSpec:
-    """Return the data spec of a csv; its other settings are those of the run.
+    """Return the data spec of a csv.
 
-    Columns are named by options, else taken from the run's settings, else guessed from the csv.
+    Its columns are named by options, else by the run's settings, else guessed from the csv. All other settings are
+    those of the run.
     """
 
     def existing_column(name: str | None) -> str | None:

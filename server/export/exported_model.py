@@ -190,7 +190,7 @@ def _make_example_images(model: PixelClassifier) -> Tensor:
 def export_run_model(
     folder: Path, form: ExportFormat, out: Path | None, check: Path | None
 ) -> tuple[ExportComparison, str, Path | None]:
-    """Export a run's model with a model card; return the check, a description of its images, and the card's path.
+    """Export a run's model with a model card; return the comparison, the origin of its images, and the card's path.
 
     Args:
         out: The new file; by default ``model.onnx`` or ``model.pt`` in the folder.

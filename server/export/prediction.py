@@ -29,7 +29,7 @@ from server.runs.reader import read_run
 
 
 class _RunPictureSettings(BaseModel):
-    """Settings in ``[data]`` of a run's experiment that determine how a file is converted to an image."""
+    """The settings in ``[data]`` of a run's experiment by which a file is converted to an image."""
 
     resize: Resize = "pad"
     frame: Frame | None = None
@@ -43,7 +43,7 @@ class _RunPictureSettings(BaseModel):
 def choose_model_image_format(
     folder: Path, network: SplitNetwork, rendering: PictureRendering | None = None
 ) -> DecodedImageFormat:
-    """Return how files are converted to a saved model's input; if the folder is that of a run, as the run did it.
+    """Return how files are converted to a saved model's input: as in its run, if the folder is that of a run.
 
     Args:
         rendering: Rendering by command-line options, which replaces the run's; None if there is no such option.

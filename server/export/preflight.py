@@ -99,8 +99,8 @@ class EvaluationInput:
     """The command-line arguments of ``evaluate`` that describe labelled images.
 
     Attributes:
-        data: An experiment file or an npz file, whose test part is used; or a csv file, of which all rows are used, but
-            only those of the test part if the run was trained on this csv.
+        data: An experiment file, an npz file or a csv file. Its test part is used; of a csv that the run was not
+            trained on, all rows are used.
         class_names: Names of the npz file's label columns; if empty, those of the run's own npz file.
         pictures: Folder of the csv's pictures; None for the folder of the csv.
         image_column, patient_column: Columns of the csv; None for the run's column or, if the csv does not have it, a

@@ -175,9 +175,9 @@ def _hash_checkpoint(content: Parts, facts: Any) -> str:
 def refuse_checkpoint_of_other_experiment(checkpoint: Checkpoint, experiment: Experiment, out: Path) -> None:
     """Raise :class:`BadInput` unless a checkpoint can be continued with this experiment.
 
-    The experiment may set another number of rounds, but not fewer than are completed. It may not if the completed
-    rounds depend on that number: by a learning rate schedule, by the noise of a privacy level, or because the method
-    treats its last rounds differently.
+    The experiment may set another number of rounds, but not fewer than are completed. The number must be the same if
+    the completed rounds depend on it: by a learning rate schedule, by the noise of a privacy level, or because the
+    method treats its last rounds differently.
     """
     refuse_experiment_changes(checkpoint.experiment, experiment, out)
     rounds, before, done = experiment.run.rounds, checkpoint.experiment["run"]["rounds"], checkpoint.state.round
@@ -202,7 +202,7 @@ def refuse_checkpoint_of_other_experiment(checkpoint: Checkpoint, experiment: Ex
 
 
 def suggest_new_run(out: Path) -> str:
-    """Describe how to begin a new run, from the backbone of the run in ``out`` if that run has a global model."""
+    """Return a phrase on how to begin a new run: from the global model's backbone if the run in ``out`` has one."""
     weights = out.resolve() / "model.safetensors"
     if not weights.is_file():
         return "begin a new run: --out NEW"
@@ -245,7 +245,7 @@ def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment,
 
 
 def _describe_setting_change(key: str, before: Any, now: Any) -> str:
-    """Describe the change of a setting; objects of ``polyclinic.simulate`` are named as its arguments."""
+    """Describe the change of a setting; name an object given to ``polyclinic.simulate`` by its argument."""
     argument, names = _ARGUMENTS.get(key, ""), [_list_plugin_names(value) for value in (before, now)]
     if not argument or not any(map(is_local_plugin_name, names[0] + names[1])):
         return f"{key} was {json.dumps(before)}, is {json.dumps(now)}"

@@ -294,9 +294,10 @@ def _estimate_sample_intervals(
     sites: Collection[str],
     note: str,
 ) -> SiteSampleIntervals:
-    """Return how many of the sites tested the model; if AUROCs are means over sites, also intervals for all sites.
+    """Return the number of sites that tested the model and of all sites.
 
-    The intervals are estimated from the sites that were drawn at random to test.
+    If a class's AUROC is a mean over sites, also estimate the interval of its mean over all sites from the sites that
+    were drawn at random to test.
     """
     drawn, every = frozenset(sites), len(contract.sites)
     if note in (GLOBAL_MODEL, SUMS):

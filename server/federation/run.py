@@ -180,7 +180,7 @@ def _make_summary(
 
 
 def _summarize_privacy(experiment: Experiment, coordinator: Coordinator, totals: RunTotals) -> dict[str, Any] | None:
-    """Return the privacy budget spent by each site with training; None for a run without differential privacy."""
+    """Return the summary's entry on privacy, with the epsilon of each site that trained; None without privacy."""
     section = experiment.privacy
     if section.level == "none":
         return None

@@ -111,9 +111,9 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
 def hash_data_tables(
     data: DatasetSplits | None, server: DatasetSplits | None, external: ImageSet | None
 ) -> dict[str, tuple[str, dict[str, str]]]:
-    """Return table of the experiment -> hash of its data set, and number or hash of each kind of content.
+    """Return for each data table of the experiment the hash of its data set, and a number or hash by kind of content.
 
-    A table is missing if its data set is not read by the coordinator. Kinds of content are images, pictures, labels,
+    Tables whose data set the coordinator does not read are left out. Kinds of content are images, pictures, labels,
     patients and hospitals (:func:`common.data.base.image_set.hash_dataset_contents`).
     """
     sets = {
@@ -125,10 +125,13 @@ def hash_data_tables(
 
 
 def record_data_hashes_or_refuse(opening: OpenedRunFolder, data: Mapping[str, tuple[str, dict[str, str]]]) -> None:
-    """Record the hash of each data set that a run reads; raise :class:`BadInput` if a resumed run had other data.
+    """Record the hash of each data set that a run reads.
 
     Args:
         data: The result of :func:`hash_data_tables`.
+
+    Raises:
+        BadInput: If a resumed run began with other data; then nothing is recorded.
     """
     folder, hashes = opening.folder, {table: sha256 for table, (sha256, _) in data.items()}
     noted, contents = dict[str, str](), dict[str, dict[str, str]]()

@@ -357,7 +357,7 @@ def _describe_orphaned_classes(run: RunFolderContent) -> Iterator[str]:
 def _describe_chance_level_classes(test: FinalTestSummary) -> Iterator[str]:
     """Yield sentences on classes whose AUROC interval includes 0.5 or lies below it.
 
-    If the AUROC has an error, this must be true for every shift of the interval by at most the error.
+    If an AUROC is known only up to an error, this must be true for every shift of the interval by at most the error.
     """
     if test.intervals:
         images, bounds = "", {name: (*ends, 0.0) for name, ends in test.intervals.per_class.items()}
@@ -424,7 +424,7 @@ def _describe_single_site_classes(run: RunFolderContent) -> Iterator[str]:
 
 
 def find_hidden_count_classes(summary: RunSummary) -> list[str]:
-    """Return the classes whose annotating sites all hide their counts; policies may have kept these from training.
+    """Return the classes whose annotating sites all hide their counts; perhaps no site trained these classes.
 
     Under secure aggregation or differential privacy, the result is empty.
     """
@@ -468,7 +468,7 @@ def _choose_verb_form(names: Collection[str], singular: str, plural: str) -> str
 
 @dataclass(frozen=True)
 class SiteBenefitSentence:
-    """A sentence that compares the run's model with one that a site trained alone; ``benefit`` is None if missing."""
+    """A sentence that compares the run's model with one that a site trained alone; ``benefit`` is None without one."""
 
     site: str
     sentence: str

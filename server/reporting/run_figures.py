@@ -126,7 +126,7 @@ def _draw_curve(
 
 
 def draw_accuracy_density(accuracies: Sequence[float]) -> Markup:
-    """Draw the kernel density of the sites' accuracies, with a tick per site; empty without a density."""
+    """Draw the kernel density of the sites' accuracies, with a tick per site; empty if all are equal."""
     curve = estimate_accuracy_density(accuracies, 2001)  # twelve sites within one per cent still give a smooth curve
     if curve is None:
         return Markup("")

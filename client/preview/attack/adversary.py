@@ -240,11 +240,11 @@ def draw_random_images(images: ImageSet, most: int, seed: int = 0) -> ImageSet:
 
 
 def copy_site_with_images(site: Site, **parts: ImageSet) -> Site:
-    """Copy the site with other images in the given parts; the copy hides the same classes and labels as the site.
+    """Copy the site with other images in the given parts; the copy hides the same classes as the site.
 
     Args:
-        parts: New images for ``train``, ``validation`` or ``test``. Rows of the site's own part keep their hidden
-            labels; for other images, the site's rule decides which labels are hidden.
+        parts: New images for ``train``, ``validation`` or ``test``. Images of the site's own part have the same hidden
+            labels in the copy; for other images, the site's rule decides which labels are hidden.
     """
     unsaid = dict(site.unsaid)
     for part, images in parts.items():

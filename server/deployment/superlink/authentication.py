@@ -61,7 +61,7 @@ class CallingSite:
 
 
 class HospitalCallRefused(Exception):
-    """The refusal of a hospital's call.
+    """Raised to refuse a hospital's call.
 
     Attributes:
         code: gRPC status code.
@@ -77,10 +77,12 @@ class HospitalCallRefused(Exception):
 
 
 class RegisteredSiteKeys:
-    """The public keys of registered sites, read again every second.
+    """The public keys of registered sites, read again at a look-up if they are older than :data:`FRESH_S` seconds.
+
+    For an unknown key they are read again after :data:`REFRESH_S` seconds.
 
     Args:
-        read: Returns all keys: public key -> caller.
+        read: Returns public key -> site, for all registered sites.
     """
 
     def __init__(self, read: Callable[[], Mapping[bytes, CallingSite]]) -> None:
@@ -97,7 +99,7 @@ class RegisteredSiteKeys:
             return self._callers.get(key)
 
     def find_site_name(self, node_id: int) -> str:
-        """Return the name of the site with this node id."""
+        """Return the name of the site with this node id; for an unknown id, a text with the id."""
         with self._lock:
             names = (caller.name for caller in self._callers.values() if caller.node_id == node_id)
             return next(names, f"node {node_id}")
@@ -113,7 +115,7 @@ class ConcurrentCallLimiter:
     """Limits the calls in progress per site: beyond :data:`CALLS_PER_SITE`, the oldest call of that site is cancelled.
 
     So calls left behind by a broken connection end first, and no site can use up the threads of others. A call counts
-    until both ends have finished, because a response that is never read holds memory, too.
+    until gRPC reports its end, even if it is answered, because a response that the site never reads holds memory, too.
     """
 
     def __init__(self) -> None:
@@ -177,8 +179,8 @@ class CallAuthenticator:
         """Make the gRPC handler of one method.
 
         The method is declared as streaming, with a stream of one request, so that gRPC reads the request only after the
-        caller is authenticated. The handler also parses the request: one that gRPC cannot parse would block a thread
-        for ever.
+        caller is authenticated. The handler itself parses the request, because a request that gRPC fails to parse would
+        block a thread for ever.
 
         Args:
             answer: Computes the response to a caller's request.

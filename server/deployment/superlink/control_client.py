@@ -177,7 +177,7 @@ class SuperLinkControlClient:
         return list(result.names), list(result.missing)
 
     def fetch_replies_or_reasons(self, run: int, names: Collection[str]) -> list[ReplyOrReason]:
-        """Return the status of each of these requests that has a reply or will never get one."""
+        """Return the reply to each request, or the reason why none will come; skip requests that still await one."""
         return [
             ReplyOrReason(reply.request, reason=NoReplyReason[reply.reason])
             if reply.reason
@@ -205,9 +205,9 @@ class SuperLinkControlClient:
 
 
 def is_superlink_answering(coordinator: CoordinatorFolder, *, within_s: float = 0.0) -> bool:
-    """Return whether the SuperLink of this folder answers within ``within_s`` seconds.
+    """Return whether the SuperLink of this folder answers; try again for ``within_s`` seconds.
 
-    One try fails at once if no process listens on the socket, else after :data:`HEALTH_S` seconds without an answer.
+    A try fails at once if no process listens on the socket, else after :data:`HEALTH_S` seconds without an answer.
     """
     until = time.monotonic() + within_s
     while True:

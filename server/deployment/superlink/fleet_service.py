@@ -1,6 +1,6 @@
 """Flower's Fleet API for hospitals: the handling of each call, on our own storage.
 
-The caller is identified only by the key that signed the call, where Flower's own servicer trusts the body of the
+The caller is identified only by the key that signed the call, whereas Flower's own servicer trusts the body of the
 request. A site may activate itself, answer each message that was handed to it once, and access the objects of its own
 messages.
 """
@@ -374,7 +374,7 @@ class FleetService:
 
 
 def _make_forged_call_refusal(reason: str, other: str = "", run: int = 0) -> HospitalCallRefused:
-    """Return the refusal of a call that no correct program makes, so that it is recorded."""
+    """Return a refusal that is recorded, for a call that no correct program makes."""
     return HospitalCallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, other=other, noted=True, run=run)
 
 

@@ -353,7 +353,7 @@ class MessageStore:
         """Add an object's bytes to the size of its reply; return whether the reply is within its limit.
 
         The limit is twice the size of the run's largest request to the site, plus a constant, because a masked update
-        is as large as the model. The run itself checks a closer limit for each reply.
+        is as large as the model. The run itself checks a lower limit for each reply.
         """
         with self.database.lock:
             for reply in self._list_site_messages_newest_first(node, is_reply=True):

@@ -312,7 +312,7 @@ class NetworkGrid(Grid):
             names.clear()
 
     def _find_ended_uploads(self, names: Iterable[str]) -> dict[str, _IncompleteReply]:
-        """Return the replies, by request id, that are complete, rejected, or have stopped arriving."""
+        """Record which objects have arrived; return request id -> reply if it is complete, too large or has stalled."""
         complete = dict[str, _IncompleteReply]()
         for name in names:
             if (pending := self._pending.get(name)) is None:

@@ -99,7 +99,7 @@ class RequestSigner:
         return ""
 
     def read_reply_statement(self, node_id: int, content: RecordDict) -> ReplyStatement:
-        """Verify a reply to an earlier run; return the statement (signed text) with which the site vouches for it.
+        """Verify the signature on a reply to an earlier run; return the statement, the text that the site signed.
 
         Raises:
             SignatureFault: If the site may no longer take part or has not signed the statement, or if the statement is

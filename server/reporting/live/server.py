@@ -80,9 +80,9 @@ class LiveViewServer:
         self._stopping = True
 
     def stop_after_last_request(self) -> None:
-        """Make :meth:`serve` return: at once without an open page, else after one has loaded the run's final state.
+        """Make :meth:`serve` return; if a page is open, wait first until it has loaded the run's final state.
 
-        Do not wait longer than three times :data:`POLL_S`.
+        Wait at most three times :data:`POLL_S`.
         """
         end = time.monotonic()
         self._snapshot = None  # the next look is a fresh one
