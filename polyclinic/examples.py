@@ -21,7 +21,7 @@ def write_examples(folder: Path) -> list[Path]:
     if existing := [str(folder / name) for name in NAMES if (folder / name).exists()]:
         raise BadInput([Fault(path, "is there already, and nothing is written over") for path in existing])
     with remove_outputs_on_failure(folder, *(folder / name for name in NAMES)):
-        copy_examples(_examples_folder(), folder)
+        copy_examples(_find_examples_folder(), folder)
     return [folder / name for name in NAMES]
 
 
@@ -38,7 +38,7 @@ def example(name: str) -> Path:
     if file not in files:
         examples = quote_names([example.removesuffix(".toml") for example in files])
         raise BadInput([Fault(name, f"is no file, and no example has this name. Examples are {examples}.")])
-    return _examples_folder() / file
+    return _find_examples_folder() / file
 
 
 def copy_examples(source: Path, goal: Path) -> None:
@@ -51,7 +51,7 @@ def copy_examples(source: Path, goal: Path) -> None:
             shutil.copyfile(path, copy)
 
 
-def _examples_folder() -> Path:
+def _find_examples_folder() -> Path:
     """Return the folder of the examples: inside this package if installed from a wheel, else ``experiments``."""
     package = Path(__file__).parent
     installed = package / "experiments"

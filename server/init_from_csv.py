@@ -202,7 +202,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     try:
         column, *others = picture_columns(columns, (name for _, name in below), given[0])
     except BadInput as bad:
-        hint = _explain_folder_table_remedy(columns, {part for folder, _ in below for part in Path(folder).parts})
+        hint = _suggest_remedy_for_folder_table(columns, {part for folder, _ in below for part in Path(folder).parts})
         raise BadInput([replace(fault, remedy=hint or fault.remedy) for fault in bad.faults]) from None
     raise_faults([] if given[0] else several_picture_columns_faults((column, *others)))
     names = columns[column]
@@ -298,7 +298,7 @@ def _make_no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path
     return Fault("--images", problem, remedy)
 
 
-def _explain_folder_table_remedy(columns: CsvColumns, folders: Collection[str]) -> str:
+def _suggest_remedy_for_folder_table(columns: CsvColumns, folders: Collection[str]) -> str:
     """Return a remedy for a table of which a column names folders, not pictures; empty text for other tables."""
     for name in columns:
         cells = [cell for cell in columns.get_column(name).cells if not is_blank_cell(cell)]

@@ -206,7 +206,7 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
         external = compare_methods(tested, bootstrap_seed=bootstrap_seed)
     return MethodComparison(
         reference=reference,
-        methods=tuple(_average_over_seeds(label, seeds, members) for label, seeds in by_method.items()),
+        methods=tuple(_average_method_over_seeds(label, seeds, members) for label, seeds in by_method.items()),
         class_groups={group: tuple(names) for group, names in class_groups.items() if names},
         contrasts=tuple(contrasts),
         cautions=tuple(_list_comparison_cautions(by_method)),
@@ -274,7 +274,7 @@ def collect_auroc_scores(runs: Iterable[RunFolderContent]) -> Scores:
     }
 
 
-def _average_over_seeds(label: str, seeds: Seeds, members: Members) -> MethodResult:
+def _average_method_over_seeds(label: str, seeds: Seeds, members: Members) -> MethodResult:
     tests = {seed: run.summary.test for seed, run in sorted(seeds.items())}
     scores = collect_auroc_scores(seeds.values())
     ends: dict[str, list[tuple[float, float]]] = {}

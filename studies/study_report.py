@@ -45,8 +45,8 @@ def study_as_markdown(result: StudyResult) -> str:
         describe_study_result(result),
         f"{result.paper}. Seeds {format_rounds(result.seeds)}; ours (paper's).",
     ]
-    parts += [_markdown_list("What differs in all tables:", result.differs)] if result.differs else []
-    parts += [_markdown_table(table) for table in result.tables]
+    parts += [_format_list_as_markdown("What differs in all tables:", result.differs)] if result.differs else []
+    parts += [_format_table_as_markdown(table) for table in result.tables]
     return "\n\n".join(parts) + "\n"
 
 
@@ -118,7 +118,7 @@ def describe_untrained_results(table: TableResult) -> str:
     return f"In {runs} validation was best before round 1, and the initial model is tested: {'; '.join(named)}."
 
 
-def _markdown_table(table: TableResult) -> str:
+def _format_table_as_markdown(table: TableResult) -> str:
     names, rows = ["setting", "method"] if any(table.settings) else ["method"], []
     for index, setting in enumerate(table.settings):
         for method, row in zip(table.methods, table.entries, strict=True):
@@ -126,22 +126,22 @@ def _markdown_table(table: TableResult) -> str:
                 format_study_number(e) + ("" if e.paper is None else f" ({format_number(e.paper)})") for e in row[index]
             ]
             rows.append([*[setting, method][-len(names) :], *cells])
-    below = [_markdown_list("Here:", describe_run_sizes(table))]
+    below = [_format_list_as_markdown("Here:", describe_run_sizes(table))]
     below += [sentence] if (sentence := describe_untrained_results(table)) else []
-    below += [_markdown_list("What differs:", table.differs)] if table.differs else []
+    below += [_format_list_as_markdown("What differs:", table.differs)] if table.differs else []
     tests = []
     for comparison in table.tests:
         test, pairs = comparison.result, "classes" if comparison.setting else "settings"
         difference = f"{format_signed(test.mean_difference)}, {format_p_value(test.holm_p)} after Holm's correction"
         figures = f"not tested: {test.reason}" if test.holm_p is None else f"{difference}, {test.pairs} {pairs}"
         tests.append(f"{comparison.other}{f' ({comparison.setting})' if comparison.setting else ''}: {figures}")
-    below += [_markdown_list(f"{table.reference} against:", tests)] if tests else []
+    below += [_format_list_as_markdown(f"{table.reference} against:", tests)] if tests else []
     return "\n\n".join(
         [f"## {table.title}", format_markdown_table([*names, *table.headings], rows, len(names)), *below]
     )
 
 
-def _markdown_list(title: str, lines: Iterable[str]) -> str:
+def _format_list_as_markdown(title: str, lines: Iterable[str]) -> str:
     return "\n".join([title, "", *(f"- {line}" for line in lines)])
 
 

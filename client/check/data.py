@@ -88,7 +88,7 @@ def check_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
     _check_unreadable_files(area, source, syntaxes, empty, pictures)
     _check_picture_appearance(area, source, heads, decoded)
     _check_duplicate_images(area, source, duplicates)
-    _add_policy_notes(area, source, classes, settings.file.policy)
+    _add_policy_and_label_notes(area, source, classes, settings.file.policy)
     _add_passed_checks(area, source, decoded, syntaxes)
     if duplicates.compared == len(filled) and not duplicates.groups:
         area.passed.append("no image is there twice")
@@ -199,7 +199,7 @@ def _check_picture_appearance(
         area.add_warning(ClientExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
 
 
-def _add_policy_notes(
+def _add_policy_and_label_notes(
     area: CheckArea, source: SiteImageSource, classes: Sequence[ClassCounts], policy: SitePolicy
 ) -> None:
     """Note the effects of the policy and of the labels on a run, for instance hidden classes."""

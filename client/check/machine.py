@@ -15,7 +15,7 @@ from torch import Tensor
 
 from client.check.findings import CheckArea
 from client.connection.exit_codes import ClientExitCode
-from client.gate.plan_costs import count_activations
+from client.gate.plan_costs import count_layer_outputs
 from client.site.settings import find_gpu_fault
 from client.site.site_file import SiteSettings
 from common import __version__
@@ -130,7 +130,7 @@ def estimate_resource_needs(
     model = FLOAT * sum(tensor.numel() for tensor in network.state_dict().values())
     resident = images * sample.numel()
     # Each layer's output is kept for the backward pass, where its gradient is of the same size.
-    batch = 2 * plan.training.batch_size * FLOAT * count_activations(network, sample.float())
+    batch = 2 * plan.training.batch_size * FLOAT * count_layer_outputs(network, sample.float())
     on_one_gpu = batch if plan.privacy.level in BY_STEP else batch // gpus  # noise in each step uses one GPU
     return TrainingResourceNeeds(
         model=model,
@@ -161,7 +161,7 @@ def check_machine(
         area.add_warning(ClientExitCode.PERMISSIONS, problem, f"Run: chmod o-w {settings.folder}")
     if machine.user == 0:
         area.add_note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
-    _check_disk_and_memory(area, machine, settings, needs)
+    _check_disk_memory_and_gpu(area, machine, settings, needs)
     faulty = {finding.exit_code for finding in area.findings}
     disk, memory, gpu = (
         f" ({format_bytes(amount)} wanted)" if amount else ""
@@ -189,7 +189,7 @@ def check_machine(
     return area
 
 
-def _check_disk_and_memory(
+def _check_disk_memory_and_gpu(
     area: CheckArea, machine: MachineMeasurements, settings: SiteSettings, needs: TrainingResourceNeeds | None
 ) -> None:
     disk, device, gpu = needs.disk if needs else DISK_FLOOR, settings.file.device, machine.gpu

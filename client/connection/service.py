@@ -357,7 +357,7 @@ class HospitalMessageLoop:
         if reply.has_error():
             self._report_error(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
             return reply
-        self._print_result(message, reply, time.monotonic() - began)
+        self._record_and_print_result(message, reply, time.monotonic() - began)
         return reply
 
     # ------------------------------------------------------------------ words
@@ -393,7 +393,7 @@ class HospitalMessageLoop:
                 done = server_round - first_round
                 status.seconds_left = (status.rounds - server_round + 1) * (now - began) / done if done > 0 else None
 
-    def _print_result(self, message: Message, reply: Message, seconds: float) -> None:
+    def _record_and_print_result(self, message: Message, reply: Message, seconds: float) -> None:
         status, fields = self.status, _read_scalar_fields(reply)
         where = f"run {status.run}"
         if message.metadata.message_type != MessageType.TRAIN:

@@ -91,7 +91,7 @@ def _fetch_certificate(
         connection.connect()
         return connection.sock.getpeercert(binary_form=True) or b""
     except ssl.SSLCertVerificationError as error:
-        raise _explain_certificate_error(error, host) from None
+        raise _make_certificate_refusal(error, host) from None
     except ssl.SSLError as error:
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
             problem = f"{address} does not speak TLS; this site talks to nobody without."
@@ -146,7 +146,7 @@ def _describe_route(address: str, proxy: tuple[str, int] | None) -> str:
     return f"{address} through the proxy {proxy[0]}:{proxy[1]}" if proxy else address
 
 
-def _explain_certificate_error(error: ssl.SSLCertVerificationError, host: str) -> ConnectionNotAccepted:
+def _make_certificate_refusal(error: ssl.SSLCertVerificationError, host: str) -> ConnectionNotAccepted:
     if error.verify_code in (_OTHER_HOST, _OTHER_ADDRESS):
         problem = f"the coordinator's certificate is not for {host}."
         remedy = (

@@ -112,20 +112,20 @@ class GatedMessage:
         """Return the handler's reply, or an error with the reason why the policy does not allow request or reply."""
         incoming = IncomingRequest(self._site, self._message.content)
         try:
-            work, verdict = incoming.decide_by_policy()
+            work, verdict = incoming.decide_and_record_plan()
         except Exception as error:
             self._write_error_to_audit(type(error).__name__)
             raise
         self._write_record_to_audit("in", self._message.content, verdict)
         if not verdict.allowed:
-            return self._make_declined_reply(f"declines: {verdict}")
+            return self._record_and_decline(f"declines: {verdict}")
         try:
             with incoming.limit_working_time():
                 reply = answer(self._message, context)
         except RequestTimeExceeded:
             verdict = incoming.make_time_limit_verdict()
             self._write_record_to_audit("in", self._message.content, verdict)
-            return self._make_declined_reply(f"stopped its work: {verdict}")
+            return self._record_and_decline(f"stopped its work: {verdict}")
         except Exception as error:
             self._write_error_to_audit(type(error).__name__)
             raise
@@ -145,10 +145,10 @@ class GatedMessage:
                 verdict = decide_on_reply(self._site.policy, work, record)
         self._write_record_to_audit("out", reply.content, verdict)
         if not verdict.allowed:
-            return self._make_declined_reply(f"does not send this: {verdict}")
+            return self._record_and_decline(f"does not send this: {verdict}")
         return reply
 
-    def _make_declined_reply(self, reason: str) -> Message:
+    def _record_and_decline(self, reason: str) -> Message:
         self._write_error_to_audit("declined", reason)
         return Message(Error(DECLINED, reason), reply_to=self._message)
 

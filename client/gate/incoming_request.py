@@ -62,7 +62,7 @@ class IncomingRequest:
         self._runs = RunRecordsFile(site.folder, durable=site.durable)
         self._record = self._runs.find_record(self._run)
 
-    def decide_by_policy(self) -> tuple[RequestedWork | None, PolicyVerdict]:
+    def decide_and_record_plan(self) -> tuple[RequestedWork | None, PolicyVerdict]:
         """Return the requested work, and the policy's verdict: the first rule that the request breaks, if any.
 
         The plan of a new run is recorded, and stored states of old runs are removed.

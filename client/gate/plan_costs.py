@@ -111,11 +111,11 @@ def _measure_external_network(spec: ModelSpec) -> tuple[int, int, int]:
     module, width = build_meta_backbone(spec)
     device = next((value.device for value in module.parameters()), None)
     image = torch.zeros(1, spec.channels, spec.image_size, spec.image_size, device=device)
-    numbers = count_activations(module, image)
+    numbers = count_layer_outputs(module, image)
     return width, sum(value.numel() for value in module.parameters()), numbers * FLOAT32
 
 
-def count_activations(network: nn.Module, images: Tensor) -> int:
+def count_layer_outputs(network: nn.Module, images: Tensor) -> int:
     """Count the numbers that all layers of a network output for these images."""
     counts = list[int]()
 

@@ -67,7 +67,7 @@ def hash_request(request: TrainRequest) -> str:
     return digest.hexdigest()
 
 
-class LastChargedReply(NamedTuple):
+class LastStoredReply(NamedTuple):
     """The last reply, as stored on disk before its cost; ``left`` is the hash of the site's state after it."""
 
     reply: TrainReply
@@ -99,7 +99,7 @@ class PrivacyBudgetLedger:
         steps = [NoisySteps(noise, rate, count) for (noise, rate), count in counts.items()]
         return compute_epsilon(steps, delta, accountant)
 
-    def find_last_reply(self, request: str) -> LastChargedReply | None:
+    def find_last_reply(self, request: str) -> LastStoredReply | None:
         """Return the stored reply if it answers the request with this hash; otherwise None."""
         if not self._reply_path.exists():
             return None
@@ -110,11 +110,11 @@ class PrivacyBudgetLedger:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         classes, form, left = facts.pop("classes"), facts.pop("form"), bytes.fromhex(facts.pop("left"))
         update = replace(ModelGroups.from_named_arrays(select_arrays_with_prefix("update", arrays), classes), form=form)
-        return LastChargedReply(
+        return LastStoredReply(
             TrainReply(**facts, update=update, statistics=select_arrays_with_prefix("statistics", arrays)), left
         )
 
-    def write_reply_and_cost(self, entry: PrivacyCostEntry, paid: LastChargedReply) -> None:
+    def write_reply_and_cost(self, entry: PrivacyCostEntry, paid: LastStoredReply) -> None:
         """Write a reply and then its privacy cost to disk, before the reply is sent."""
         reply, head = paid.reply, paid.reply.update.head
         facts = {name: value for name, value in vars(reply).items() if name not in ("update", "statistics")}
@@ -262,7 +262,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             if not site.policy.metrics_outside_privacy:
                 # The number of epochs until a loss settles, and the time, depend on the images.
                 reply = replace(reply, epochs=plan.training.epochs, seconds=0.0)
-            paid = LastChargedReply(reply, site.open_run_state_folder(request.run).hash_round_state(request.round))
+            paid = LastStoredReply(reply, site.open_run_state_folder(request.run).hash_round_state(request.round))
             ledger.write_reply_and_cost(entry, paid)
         if not section.secure_aggregation:
             # Later rounds may start from this state, whose cost is charged. A masked round must also be unmasked.

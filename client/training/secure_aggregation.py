@@ -85,7 +85,7 @@ class HeldUpdates:
 
     def answer_with_keys(self, site: Site, request: KeysRequest) -> KeysAnswer:
         """Return this site's public keys for a round of secure aggregation."""
-        return self._find_held_update(site).round.answer_with_keys(request)
+        return self._require_held_update(site).round.answer_with_keys(request)
 
     def answer_with_shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
         """Return this site's secret shares, and print a line about classes that too few sites annotate.
@@ -93,7 +93,7 @@ class HeldUpdates:
         The sum of so few head rows would not hide the row of a single site. The policy decides if the coordinator may
         unmask this sum.
         """
-        masking = self._find_held_update(site).round
+        masking = self._require_held_update(site).round
         answer = masking.answer_with_shares(request)
         if masking.classes_of_few_sites:
             what = "can be seen by the coordinator" if site.policy.rows_alone else "stay masked and are not used"
@@ -103,7 +103,7 @@ class HeldUpdates:
 
     def answer_with_masked_update(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
         """Return the held update of this site with its masks added."""
-        return self._find_held_update(site).round.answer_with_masked_update(request)
+        return self._require_held_update(site).round.answer_with_masked_update(request)
 
     def answer_with_revealed_shares(self, site: Site, request: RevealRequest) -> RevealAnswer:
         """Return the secret shares with which the coordinator unmasks the sum of the surviving sites' updates.
@@ -111,7 +111,7 @@ class HeldUpdates:
         Only now is the state that the site stored after this training marked as settled, so that later rounds start
         from it.
         """
-        update = self._find_held_update(site)
+        update = self._require_held_update(site)
         answer = update.round.answer_with_revealed_shares(request)
         if update.left is not None:
             site.open_run_state_folder(request.run).mark_round_settled(
@@ -119,7 +119,7 @@ class HeldUpdates:
             )
         return answer
 
-    def _find_held_update(self, site: Site) -> HeldUpdate:
+    def _require_held_update(self, site: Site) -> HeldUpdate:
         if site.name not in self._updates:
             raise make_restart_refusal(site.name)
         return self._updates[site.name]

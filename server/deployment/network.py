@@ -30,7 +30,7 @@ from server.deployment.supervisor import RunExitCode
 from server.deployment.timers import find_timer_order_faults, list_timers
 from server.federation.evaluation import RunContext
 from server.federation.run import run_federation
-from server.federation.set_up import OpenedRunFolder, hash_data_tables, record_data_hashes_or_refuse
+from server.federation.set_up import OpenedRunFolder, hash_data_sets_by_table, record_data_hashes_or_refuse
 from server.runs.live_status import CurrentRun, JsonLinesReader, add_to_run_history
 from server.runs.reporter import RunReporter
 from strategies.engine.events import RunStopped
@@ -133,7 +133,7 @@ class NetworkBackend:
         signed_off = partial(read_site_sign_offs, coordinator.state_path)
         note = partial(add_to_run_history, coordinator.state_path)
         reports = RunReporter(present, coordinator.state_path, self.tell, signed_off, note)
-        record_data_hashes_or_refuse(opening, hash_data_tables(None, self.own, self.external))
+        record_data_hashes_or_refuse(opening, hash_data_sets_by_table(None, self.own, self.external))
         with reports as reporter, open_network_grid(coordinator) as grid:
             try:
                 return run_federation(grid, experiment, self._make_run_context(opening, grid), [reporter])

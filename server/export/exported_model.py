@@ -210,7 +210,7 @@ def export_run_model(
         if not is_own and path.is_file() and path.read_text(encoding="utf-8") != card:
             problem = "is another model's card, and nothing is written over."
             raise BadInput([Fault(str(path), problem, "Name an --out in another folder.")])
-    batches, source = read_export_check_images(folder, spec, check)
+    batches, source = choose_comparison_images(folder, spec, check)
     done = export_model(folder, form, destination, batches)
     if card is None:
         return done, source, None
@@ -218,7 +218,7 @@ def export_run_model(
     return done, source, path
 
 
-def read_export_check_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Sequence[Pixels], str]:
+def choose_comparison_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Sequence[Pixels], str]:
     """Return images for the comparison in batches ``(n, channels, height, width)``, and a description of them."""
     if check is None:
         test = None

@@ -108,7 +108,7 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
         yield OpenedRunFolder(folder, checkpoint.run, checkpoint)
 
 
-def hash_data_tables(
+def hash_data_sets_by_table(
     data: DatasetSplits | None, server: DatasetSplits | None, external: ImageSet | None
 ) -> dict[str, tuple[str, dict[str, str]]]:
     """Return for each data table of the experiment the hash of its data set, and a number or hash by kind of content.
@@ -128,7 +128,7 @@ def record_data_hashes_or_refuse(opening: OpenedRunFolder, data: Mapping[str, tu
     """Record the hash of each data set that a run reads.
 
     Args:
-        data: The result of :func:`hash_data_tables`.
+        data: The result of :func:`hash_data_sets_by_table`.
 
     Raises:
         BadInput: If a resumed run began with other data; then nothing is recorded.

@@ -59,7 +59,7 @@ def render_model_card(folder: Path) -> str:
         saved=saved,
         simulated=summary.backend != "network",
         training_images_that_show=format_training_image_count,
-        all_tested=all(run.rounds_by_site[site] for site in summary.per_site if site in summary.sites),
+        all_tested=all(run.round_count_by_site[site] for site in summary.per_site if site in summary.sites),
         settings=[pair for pair in settings if pair[1] != "–"],
         data_kind=(summary.experiment.get("data") or {}).get("kind"),
     )

@@ -196,14 +196,14 @@ def explain_untested_class(summary: RunSummary, name: str) -> str:
         return summary.test.withheld
     if not reason or summary.test.note == GLOBAL_MODEL or not owners:
         return reason
-    if not owners & set(list_testing_sites(summary)):
+    if not owners & set(list_sites_asked_to_test(summary)):
         return "no site with this class was drawn to test the model"
     if summary.test.note == SUMS:
         return reason if summary.test.pooled and name in summary.test.pooled.per_class else STAYED_MASKED
     return reason if owners & summary.per_site.keys() else "no site with this class tested the model"
 
 
-def list_testing_sites(summary: RunSummary) -> tuple[str, ...]:
+def list_sites_asked_to_test(summary: RunSummary) -> tuple[str, ...]:
     """Return the sites that were asked to test the model."""
     return tuple(summary.sites) if summary.drawn_to_test is None else summary.drawn_to_test
 
@@ -309,7 +309,7 @@ def _describe_untested_classes(summary: RunSummary) -> Iterator[str]:
             f"{len(names)} of {every} {_choose_verb_form(names, 'was', 'were')} not tested: {_quote_names(names)} "
             f"({reason})."
         )
-    sites = list_testing_sites(summary)
+    sites = list_sites_asked_to_test(summary)
     silent = [site for site in sites if site not in summary.per_site]
     if silent and summary.test.note != GLOBAL_MODEL:
         of_all = format_count_with_noun(len(sites), "site" if summary.drawn_to_test is None else "drawn site")

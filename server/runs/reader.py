@@ -264,7 +264,7 @@ class RunFolderContent:
     samples: ReportSampleImages | None = None
 
     @property
-    def rounds_by_site(self) -> dict[str, int]:
+    def round_count_by_site(self) -> dict[str, int]:
         """Return site -> number of rounds in which the site took part."""
         counts = Counter[str]()
         for line in self.rounds:

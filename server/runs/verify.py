@@ -282,7 +282,7 @@ class AggregationReplay:
         replay = cls(updates, receipt, experiment, layout, build_experiment_strategy(experiment), model)
         for name, site in receipt.sites.items():
             path = Path("roll-call") / name_site_update_file(name)
-            replay.answers[name] = replay._read_update_record(path, site.answer_sha256, RollCallAnswer)
+            replay.answers[name] = replay._read_unaltered_record(path, site.answer_sha256, RollCallAnswer)
         return replay
 
     def repeat_rounds(self) -> Iterator[ReceiptRound]:
@@ -294,7 +294,7 @@ class AggregationReplay:
         for expected in self.receipt.rounds:
             folder = Path(name_round_updates_folder(expected.round))
             replies = {
-                site: self._read_update_record(folder / name_site_update_file(site), sha256, TrainReply)
+                site: self._read_unaltered_record(folder / name_site_update_file(site), sha256, TrainReply)
                 for site, sha256 in expected.sites.items()
             }
             sites = sorted(self.receipt.sites.items())
@@ -323,7 +323,7 @@ class AggregationReplay:
                 raise AlteredRunFile(folder, f"make the model {sha256}, the receipt names {expected.model_sha256}.")
             yield expected
 
-    def _read_update_record(self, where: Path, sha256: str, kind: type[R]) -> R:
+    def _read_unaltered_record(self, where: Path, sha256: str, kind: type[R]) -> R:
         data = _read_update_file(self.updates, where)
         try:
             content = parse_canonical_record(data)

@@ -38,7 +38,7 @@ from common.system.plain_text import list_first_and_count_rest
 from common.system.terminal import ProgressFormat
 from server.federation.evaluation import RunContext
 from server.federation.run import run_federation
-from server.federation.set_up import OpenedRunFolder, hash_data_tables, lead_run, record_data_hashes_or_refuse
+from server.federation.set_up import OpenedRunFolder, hash_data_sets_by_table, lead_run, record_data_hashes_or_refuse
 from server.reporting.live.server import serve_view_during_run
 from server.reporting.run_claims import UNKNOWN_PATIENTS
 from server.runs.live_status import CurrentRun
@@ -138,7 +138,7 @@ class SimulationBackend:
             self.tell(f"fastest on this machine: {arithmetic}")
             experiment = set_arithmetic(experiment, arithmetic)
         server_data = data.server if experiment.server_data else None  # a partition's own images are of the data set
-        record_data_hashes_or_refuse(opening, hash_data_tables(data.splits, server_data, self.external))
+        record_data_hashes_or_refuse(opening, hash_data_sets_by_table(data.splits, server_data, self.external))
         setting = self._make_run_context(opening, experiment.training.precision)
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:

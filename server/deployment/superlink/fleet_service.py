@@ -163,7 +163,7 @@ class FleetService:
             other = self._admitted.find_caller(request.public_key)
             reason = "the public key in the request did not sign the call"
             raise _make_forged_call_refusal(reason, other.name if other else "")
-        _check_heartbeat_interval(request.heartbeat_interval)
+        _refuse_wrong_heartbeat_interval(request.heartbeat_interval)
         if not self._sites.mark_connected(caller.node_id, request.heartbeat_interval):
             raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
         self.processes.register_latest_process(caller)
@@ -183,7 +183,7 @@ class FleetService:
     def heartbeat(self, caller: CallingSite, request: Any) -> Any:
         """Record a heartbeat of the calling site."""
         self._refuse_foreign_node_id(caller, request.node.node_id)
-        _check_heartbeat_interval(request.heartbeat_interval)
+        _refuse_wrong_heartbeat_interval(request.heartbeat_interval)
         if self._sites.has_signed_off(caller.node_id) and self.processes.is_latest_process(caller):  # over a slow line
             raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this process has signed off")
         if registered := self._sites.record_site_heartbeat(caller.node_id, request.heartbeat_interval):
@@ -330,7 +330,7 @@ class FleetService:
 
     def _store_object(self, caller: CallingSite, run_id: int, name: str, content: bytes | memoryview) -> bool:
         """Store an object of a reply; return whether a message still needs the object."""
-        if not self._messages.add_to_reply_size(caller.node_id, name, len(content)):
+        if not self._messages.add_reply_bytes_within_limit(caller.node_id, name, len(content)):
             reason = "the reply weighs more than twice what was asked for"
             raise HospitalCallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, noted=True, run=run_id)
         return self._messages.store_object(name, content)
@@ -378,7 +378,7 @@ def _make_forged_call_refusal(reason: str, other: str = "", run: int = 0) -> Hos
     return HospitalCallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, other=other, noted=True, run=run)
 
 
-def _check_heartbeat_interval(interval: float) -> None:
+def _refuse_wrong_heartbeat_interval(interval: float) -> None:
     if not SHORTEST_INTERVAL_S <= interval <= LONGEST_INTERVAL_S:
         reason = f"signs of life come every {SHORTEST_INTERVAL_S} to {LONGEST_INTERVAL_S} s, not {interval:g}"
         raise HospitalCallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason)

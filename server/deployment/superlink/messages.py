@@ -349,7 +349,7 @@ class MessageStore:
         """Return whether a message that is not released contains this object."""
         return name in self._needed
 
-    def add_to_reply_size(self, node: int, name: str, size: int) -> bool:
+    def add_reply_bytes_within_limit(self, node: int, name: str, size: int) -> bool:
         """Add an object's bytes to the size of its reply; return whether the reply is within its limit.
 
         The limit is twice the size of the run's largest request to the site, plus a constant, because a masked update
