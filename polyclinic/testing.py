@@ -133,7 +133,7 @@ def check_transform(name: str, channels: int = 3, image_size: int = 32, batch: i
 
     Raises:
         AssertionError: If a check fails, with the reason.
-        BadInput: If the plug-in is not installed, or returns no such images.
+        BadInput: If the plug-in is not installed, or does not return images of that shape and dtype.
     """
     spec, generator = AugmentationSpec(transform=PLUGIN + name), torch.Generator().manual_seed(1)
     images = 255 * torch.rand(batch, channels, image_size, image_size, generator=generator)

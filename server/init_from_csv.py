@@ -274,7 +274,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
 
 
 def _make_no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path, listings: PictureFileFinder) -> Fault:
-    """Return a fault for a table none of whose pictures exists.
+    """Return the fault that none of a table's pictures exists.
 
     The remedy names pictures that do exist under similar names: in another folder, or with another ending.
 

@@ -158,8 +158,7 @@ class TableHospitals:
 def _may_be_same_hospital(name: str, other: str) -> bool:
     """Return True if two hospital names are similar, or if one has all words of the other, possibly abbreviated.
 
-    An example of the latter is ``"Univ. Ulm"`` and ``"University Hospital Ulm"``; there, numbers in the names must be
-    equal.
+    For example, ``"University Hospital Ulm"`` has all words of ``"Univ. Ulm"``. Numbers in such names must be equal.
     """
     short, long = sorted((make_name_similarity_key(name).split(), make_name_similarity_key(other).split()), key=len)
     is_within = all(any(word.startswith(part) or part.startswith(word) for word in long) for part in short)

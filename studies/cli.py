@@ -295,7 +295,7 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write a trained model as an ONNX or TorchScript file, after checking that the file gives the same probabilities.
+    """Write a trained model as an ONNX or TorchScript file, and check that the file gives the same probabilities.
 
     Example: flwr-sim export runs/nih --to onnx --check pictures/
     """

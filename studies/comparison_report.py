@@ -244,7 +244,9 @@ def _label_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def make_comparison_tables(comparison: MethodComparison) -> dict[str, list[list[str]]]:
-    """Return title -> table, with headings first: all methods, multi-class metrics, and both for the external test set.
+    """Return title -> rows of each table, headings first.
+
+    The tables are: all methods, multi-class metrics, and both again for the external test set.
 
     The columns "ahead by" have the reference's mean difference over a subset of classes, and Holm's corrected p-value.
     """

@@ -58,7 +58,7 @@ class MachineMeasurements:
         disk_free: Free space on the disk of the site's folder.
         memory: Memory of the machine, or of this container if it has less.
         gpu: The first GPU; None without a GPU.
-        user: Number of the user that runs the program.
+        user: Numeric id of the user that runs the program.
         writable: True if that user may write to the site's folder and to the state folder in it.
         key_mode: File mode of the private key; None if there is no key.
         folder_mode: File mode of the site's folder.

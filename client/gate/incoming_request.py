@@ -178,7 +178,7 @@ class RequestTimeExceeded(BaseException):
 
 @contextmanager
 def interrupt_after(seconds: float | None) -> Iterator[None]:
-    """Context manager that interrupts its body after so many seconds; None is no limit.
+    """Context manager that interrupts its body after ``seconds``; None is no limit.
 
     It has no effect outside the main thread, because Python delivers signals there only.
 

@@ -155,7 +155,7 @@ class RoundStateFolder:
         """Mark that training may continue from a round's state: its sum is unmasked, or its cost is in the ledger.
 
         Args:
-            left: :meth:`hash_round_state` after this training, to detect a later training that overwrites the state.
+            left: Result of :meth:`hash_round_state` after this training, to detect later changes of the state.
             agreed: Hash of the request that the sites of the sum agreed on.
         """
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -219,7 +219,7 @@ class DisclosableMetrics(RequestedMetrics):
         }
 
     def hash_evaluated_model(self, task: "LocalTask", request: Request) -> str:
-        """Return the SHA-256 of the evaluated model; of the received model alone if local parts must be protected.
+        """Return the SHA-256 of the evaluated model or, to protect local parts, of the received model alone.
 
         This is so if a site keeps parts of the model, and masks or noise protect the update: from a hash over local
         parts the coordinator could find their values by trial.

@@ -166,7 +166,7 @@ def train_local_epochs(
     validation: LabelledExamples | None,
     generator: torch.Generator,
 ) -> tuple[LocalTrainingMetrics, torch.optim.Optimizer]:
-    """Train the plan's number of local epochs; until the loss settles, if the method stops early.
+    """Train the plan's number of local epochs or, if the method stops early, until the loss settles.
 
     In round 0, which only ranks the sites by their loss (UniFed), train one epoch.
     """

@@ -178,8 +178,8 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     Raises:
         BadInput: If the site has too few patients to take part.
         WireError: If the request's head rows are not the site's own although the method requires this, if the frozen
-            part is missing or does not fit the plan, or if masks or noise protect the update and the round would not
-            start from an earlier round.
+            part is missing or does not fit the plan, or if masks or noise protect the update and the last round that
+            counted is not before the round to train.
         LostRoundState: If the site's stored state is lost; a hospital continues without it from the next request.
     """
     if not site.has_no_limits:
@@ -232,7 +232,7 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
 
 @dataclass
 class NetworkCache:
-    """The networks of this process for one model, by head rows; they share one backbone and neck.
+    """The networks of this process for one model, one for each set of head rows; they share backbone and neck.
 
     Attributes:
         frozen_sha256: Hash of the frozen part in the backbone; empty if it is not filled yet.

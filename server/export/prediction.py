@@ -88,7 +88,7 @@ def predict_to_csv(
 def predict_from_files(
     network: SplitNetwork, data: Path, form: DecodedImageFormat
 ) -> tuple[UnlabelledPictures, NDArray[np.float32]]:
-    """Read images from files, and compute their probabilities; return the images and ``(n, classes)``.
+    """Read images from files; return the images and their probabilities, ``(n, classes)``.
 
     Raises:
         BadInput: If the data holds no image, or all images are unreadable.

@@ -1,6 +1,6 @@
 """A malicious coordinator, simulated against a copy of the site with its gate, its policy and its own images.
 
-The adversary knows only the site's answers, and what an attack states that it knows. It keeps to the policy where the
+The adversary knows only the site's answers, and what the attack's docstring names. It keeps to the policy where the
 site would otherwise decline: it asks for as little noise as the policy accepts, and for the clipping that the policy
 demands. Some attacks craft a network whose convolutions pass pixels on unchanged, so that its dense layer receives the
 image.

@@ -49,7 +49,7 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
     """Recover training images from the update of one crafted model (*imprint*).
 
     Args:
-        size: Side in pixels of the network's input; recovered images have about a quarter of it.
+        size: Side in pixels of the network's input; the side of recovered images is about a quarter of it.
     """
     train = at.site.train
     plan = at.make_plan("fedsld_cnn", size, 1e3)
@@ -98,7 +98,7 @@ def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -
     """Set the weights so that the dense units compare an image's mean brightness with rising thresholds.
 
     Args:
-        alike: Images whose brightness determines the thresholds, because about as many images lie between any two.
+        alike: Images by which the thresholds are chosen: about equally many lie between any two neighbours.
     """
     set_pixel_passing_weights(network)
     dense, inputs = select_fedsld_cnn_layers(network).dense, compute_dense_layer_input(network, alike)
