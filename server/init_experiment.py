@@ -16,7 +16,7 @@ from common.system.plain_text import format_as_json_text, format_count_with_noun
 from common.system.resources import exclude_imports_from_gc
 from common.system.toml import parse_toml
 from server.init_from_csv import InspectedDataset
-from server.init_hospitals import has_undecided_synonyms
+from server.init_hospitals import has_spelling_variants
 from server.init_report import describe_data, describe_pictures, describe_synonyms
 
 MOST_SITES = 3
@@ -131,7 +131,7 @@ def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: boo
         partition = _HOSPITALS.format(
             source=format_as_json_text(roles.source), evidence=evidence, lists=hospitals.format_partition_lists()
         )
-    mark = "" if confirmed and has_undecided_synonyms(data.synonyms) else "# "
+    mark = "" if confirmed and has_spelling_variants(data.synonyms) else "# "
     synonyms = [
         f"{mark}synonyms.{format_as_json_text(own)} = {format_as_json_text(name)}"
         for own, name in data.synonyms.items()

@@ -36,7 +36,7 @@ from common.data.tables.roles import (
 )
 from common.errors import BadInput, Fault, raise_faults
 from common.system.files import is_file, make_missing_input_fault
-from server.init_hospitals import TableHospitals, find_hospitals, has_undecided_synonyms, propose_synonyms
+from server.init_hospitals import TableHospitals, find_hospitals, has_spelling_variants, propose_synonyms
 
 USUAL_SIZE, SMALLEST_SIZE = 64, 16
 LOOKED_AT = 50
@@ -109,7 +109,7 @@ class InspectedDataset:
         keys += ["patient_column"] if self.checked.patient_of_many_images else []
         keys += ["split_column"] if self.roles.possible_splits and self.roles.split is None else []
         are_codes = any(map(split_diagnosis_code, self.synonyms))  # G behind a code means nothing else than the code
-        keys += ["synonyms"] if are_codes or has_undecided_synonyms(self.synonyms) else []
+        keys += ["synonyms"] if are_codes or has_spelling_variants(self.synonyms) else []
         is_only_positive = bool(self.roles.label_columns) and len(self.classes_without_negatives) == len(
             self.checked.class_names
         )

@@ -227,6 +227,6 @@ def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHosp
     return synonyms
 
 
-def has_undecided_synonyms(synonyms: Mapping[str, str]) -> bool:
+def has_spelling_variants(synonyms: Mapping[str, str]) -> bool:
     """Return whether some names differ only in spelling, which a run refuses until a person decides."""
     return any(make_class_spelling_key(own) == make_class_spelling_key(name) for own, name in synonyms.items())

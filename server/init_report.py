@@ -33,7 +33,7 @@ from common.data.tables.roles import (
 from common.errors import quote_names
 from common.system.plain_text import format_as_json_text, format_count_with_noun, list_first_and_count_rest
 from server.init_from_csv import LOOKED_AT, InspectedDataset
-from server.init_hospitals import has_undecided_synonyms
+from server.init_hospitals import has_spelling_variants
 
 MOST_OFFERED, FEWEST_POSITIVES = 3, 10
 MOST_NAMED = 10
@@ -285,7 +285,7 @@ def describe_synonyms(data: InspectedDataset, out: Path) -> list[str]:
         f"one class or two? {pairs}",
         f"    Two, until you remove the # before them in {out}, lines synonyms.: {apart}.",
     ]
-    if has_undecided_synonyms(data.synonyms):
+    if has_spelling_variants(data.synonyms):
         pairs_of_names = data.synonyms.items()
         spelling = next(
             name for name, usual in pairs_of_names if make_class_spelling_key(name) == make_class_spelling_key(usual)

@@ -159,7 +159,7 @@ class BenchmarkFile(TomlSection):
             )
 
 
-def read_benchmark(folder: Path) -> BenchmarkFile:
+def read_benchmark_toml(folder: Path) -> BenchmarkFile:
     """Read ``folder/benchmark.toml``.
 
     Raises:
@@ -221,7 +221,7 @@ class BenchmarkVariantPlan:
         Raises:
             BadInput: If the folder has no benchmark, or the benchmark no such variant.
         """
-        benchmark = read_benchmark(folder)
+        benchmark = read_benchmark_toml(folder)
         if form not in benchmark.forms:
             remedy = suggest_nearest_name(form, benchmark.forms) or f"Forms: {quote_names(benchmark.forms)}."
             raise BadInput([Fault("--variant", f'there is no form "{form}".', remedy)])

@@ -245,9 +245,9 @@ def benchmark(
     Example: flwr-sim benchmark --variant small --workers 2 --out runs/benchmark
     """
     from common.system.preflight import find_folder_write_faults, find_occupied_folder_faults
-    from studies.benchmark_file import read_benchmark
+    from studies.benchmark_file import read_benchmark_toml
 
-    read_benchmark(folder)  # before torch is imported
+    read_benchmark_toml(folder)  # before torch is imported
     raise_faults([] if estimate else find_occupied_folder_faults(out) or find_folder_write_faults(out))
     from studies.benchmark import BenchmarkOptions, print_cost_estimate, run_benchmark
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from common.system.plain_text import format_signed
 from server.reporting.page import AnnotatedClassGroup, write_template_page
-from server.reporting.run_figures import BAND, CHANCE, compute_class_axis_height, label_class_rows
+from server.reporting.run_figures import BAND, CHANCE, compute_class_axis_height, draw_class_row_labels
 from server.reporting.svg import (
     INK,
     PAPER,
@@ -110,7 +110,7 @@ def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[Annot
     with use_report_plot_theme():
         height = compute_class_axis_height(groups) * max(1.0, LANE * len(methods)) + ROW * (len(methods) // 4)
         figure, (axes,) = make_figure(9, height)
-        positions = label_class_rows(axes, groups)
+        positions = draw_class_row_labels(axes, groups)
         styled = list(zip(methods, choose_series_styles(len(methods)), strict=True))
         for lane, (method, style) in enumerate(styled):
             beside = BAND * ((lane + 0.5) / len(styled) - 0.5)
@@ -172,7 +172,7 @@ def draw_auroc_by_subset(methods: Sequence[MethodResult]) -> Markup:
                     _draw_marker_with_interval(
                         axes, style, auroc.mean, row + shift, _make_sd_interval(auroc.mean, auroc.sd), size=8
                     )
-        _label_rows(axes, [f"{subset} classes" for subset in SUBSETS])
+        _draw_row_labels(axes, [f"{subset} classes" for subset in SUBSETS])
         axes.set(xlabel="mean AUROC")
         draw_legend_above(axes, [make_legend_marker(method.label, style) for method, style in styled])
         return convert_figure_to_svg(
@@ -212,7 +212,7 @@ def draw_gains_by_site(comparison: MethodComparison) -> Markup:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         else:
             axes.axvline(0, color=INK, linewidth=1)
-            _label_rows(axes, sites)
+            _draw_row_labels(axes, sites)
             axes.set(xlabel="← the site loses   ·   gain in AUROC   ·   the site gains →")
         draw_legend_above(axes, [make_legend_marker(f"over {other}", styles[other]) for other in by_other])
         return convert_figure_to_svg(figure, "gains", "Dot chart: what each site gains over each other method.")
@@ -231,7 +231,7 @@ def _draw_marker_with_interval(
     axes.plot([value], [row], style.marker, color=style.color, markersize=size, markeredgecolor=PAPER)
 
 
-def _label_rows(axes: Axes, names: Sequence[str]) -> None:
+def _draw_row_labels(axes: Axes, names: Sequence[str]) -> None:
     """Label the rows of a figure from the top down, with thin lines between them."""
     for row in range(len(names) - 1):
         axes.axhline(row + 0.5, color=RULE, linewidth=0.6)

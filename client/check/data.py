@@ -14,7 +14,7 @@ from client.check.pictures import FEWEST, InversionCounts, PictureFacts, describ
 from client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_image_source
 from client.connection.exit_codes import ClientExitCode
 from client.site.policy import TRUST, SitePolicy
-from client.site.settings import list_data_faults, make_label_declaration
+from client.site.settings import find_data_faults, make_label_declaration
 from client.site.site_file import FILE, SiteSettings
 from common.data.base.image_set import PARTS, describe_uniform_pictures, is_placeholder_patient
 from common.data.base.spec import ChexpertDatasetSpec, LabelColumnsSpec, MimicDatasetSpec
@@ -57,7 +57,7 @@ def check_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
     """Check a site's files, labels and patients, and decode ``images`` of its images (None for all)."""
     area = CheckArea("data")
     try:
-        raise_faults(list_data_faults(settings))
+        raise_faults(find_data_faults(settings))
         source = open_image_source(settings)
         make_label_declaration(settings, source.class_names)
     except BadInput as bad:

@@ -45,7 +45,6 @@ class RequestedWork:
     """The work that a request asks for, with the facts that the policy's rules need.
 
     Attributes:
-        plan: The run's plan.
         method: The site's half of the plan's method.
         round: Number of the round; 0 at the roll call.
         test: True if the request also asks for a test of the model.

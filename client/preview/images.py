@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from client.check.pictures import read_picture_facts
 from client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_image_source
 from client.check.training import find_planned_training
-from client.site.settings import list_data_faults, make_label_declaration
+from client.site.settings import find_data_faults, make_label_declaration
 from client.site.site_file import read_site_toml_only
 from common.config import Experiment, HospitalPlan
 from common.data.base.image_set import PARTS
@@ -67,7 +67,7 @@ def write_image_preview(folder: Path, out: Path, experiment: Experiment | None, 
         BadInput: With every fault of site.toml and the data.
     """
     settings = read_site_toml_only(folder)
-    raise_faults(list_data_faults(settings))
+    raise_faults(find_data_faults(settings))
     source = open_image_source(settings)
     make_label_declaration(settings, source.class_names)
     planned = find_planned_training(settings, experiment, source)

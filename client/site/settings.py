@@ -25,7 +25,7 @@ def read_site_settings(folder: Path) -> SiteSettings:
         BadInput: With every fault.
     """
     settings, faults = read_site_with_faults(folder)
-    faults += list_data_faults(settings)
+    faults += find_data_faults(settings)
     if settings.file.device == "cuda" and not torch.cuda.is_available():
         faults.append(Fault(f"{FILE}: device", "is cuda, but this machine shows no GPU.", 'Set "auto" or "cpu".'))
     elif fault := find_gpu_fault(settings.file, count_visible_gpus()):
@@ -44,8 +44,8 @@ def find_gpu_fault(file: SiteTomlContent, visible: int) -> Fault | None:
     return Fault(f"{FILE}: gpus", problem, f"Set {visible}." if visible > 1 else "Leave it out.")
 
 
-def list_data_faults(settings: SiteSettings) -> list[Fault]:
-    """List the faults of a site's data set that show without decoding pictures."""
+def find_data_faults(settings: SiteSettings) -> list[Fault]:
+    """Return the faults of a site's data set that show without decoding pictures."""
     return [
         replace(fault, where=f"{FILE}: {fault.where}")
         for fault in find_dataset_faults(settings.file.data, settings.folder)

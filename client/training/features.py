@@ -51,7 +51,6 @@ class FeatureCache:
     """A site's features of the latest frozen backbone, in memory and, with a key, encrypted on disk.
 
     Attributes:
-        folder: Folder of the files.
         key: AES-256 key of 32 bytes; None to store nothing on disk.
         durable: Flush files to disk.
     """

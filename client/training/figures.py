@@ -255,15 +255,23 @@ def may_send_validation_metrics(task: "LocalTask") -> bool:
     Only then does the validation part decide which epoch is kept: the update depends on that epoch, and so reveals
     something about the validation images.
     """
-    return task.site.policy.training_figures and not are_metrics_withheld(task) and not has_protected_local_parts(task)
+    return (
+        task.site.policy.training_figures
+        and not are_unnoised_metrics_withheld(task)
+        and not has_protected_local_parts(task)
+    )
 
 
 def may_send_test_metrics(task: "LocalTask") -> bool:
     """Return True if metrics of the test part may leave the hospital."""
-    return task.site.policy.test_metrics and not are_metrics_withheld(task) and not has_protected_local_parts(task)
+    return (
+        task.site.policy.test_metrics
+        and not are_unnoised_metrics_withheld(task)
+        and not has_protected_local_parts(task)
+    )
 
 
-def are_metrics_withheld(task: "LocalTask") -> bool:
+def are_unnoised_metrics_withheld(task: "LocalTask") -> bool:
     """Return True if the plan has noise, and the policy lets no metric leave that this noise does not protect."""
     return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
 
@@ -275,7 +283,7 @@ def compute_test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogr
     because that can depend on one patient's image.
     """
     site, policy = task.site, task.site.policy
-    allowed = policy.score_histograms and task.plan.evaluation.pooled and not are_metrics_withheld(task)
+    allowed = policy.score_histograms and task.plan.evaluation.pooled and not are_unnoised_metrics_withheld(task)
     if not len(site.test) or not allowed or has_protected_local_parts(task):
         return {}
     hidden = site.hidden_classes("test")

@@ -34,7 +34,6 @@ class OpenedRunFolder:
     """A locked run folder, with the run's identifier and starting point.
 
     Attributes:
-        run: The run's identifier.
         resumed: Checkpoint that the run continues from; None for a new run.
     """
 

@@ -91,7 +91,7 @@ def describe_averaged_classes(test: FinalTestSummary) -> str:
     return "all classes" if scored == len(test.per_class) else f"{scored} of {len(test.per_class)} classes"
 
 
-def format_share(part: int, whole: int) -> str:
+def format_share_with_interval(part: int, whole: int) -> str:
     """Format a share of images in per cent with its 95 % Wilson score interval: ``"91 % (87–94)"``."""
     if not whole:
         return NOT_APPLICABLE
@@ -102,7 +102,7 @@ def format_share(part: int, whole: int) -> str:
 SHARED = {
     "say": plain_text,
     "figure": format_value_with_error,
-    "share": format_share,
+    "share": format_share_with_interval,
     "count_or_hidden": format_count_or_bound,
     "classes_averaged": describe_averaged_classes,
 }

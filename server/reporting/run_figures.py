@@ -154,7 +154,7 @@ def draw_auroc_bars(
     """Draw the AUROC of each class as a bar from 0.5, with its interval; classes are grouped by annotation."""
     with use_report_plot_theme():
         figure, (axes,) = make_figure(9, compute_class_axis_height(groups))
-        positions = label_class_rows(axes, groups)
+        positions = draw_class_row_labels(axes, groups)
         for group in groups:
             color, hatch = _FILLS[group.kind]
             for name in group.classes:
@@ -189,7 +189,7 @@ def compute_class_axis_height(groups: Sequence[AnnotatedClassGroup]) -> float:
     return 1.1 + ROW * (sum(len(group.classes) for group in groups) + 0.7 * len(groups))
 
 
-def label_class_rows(axes: Axes, groups: Sequence[AnnotatedClassGroup]) -> dict[str, float]:
+def draw_class_row_labels(axes: Axes, groups: Sequence[AnnotatedClassGroup]) -> dict[str, float]:
     """Label one row per class from the top, with a gap between groups; return class -> row."""
     positions: dict[str, float] = {}
     row = 0.0

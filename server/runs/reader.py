@@ -25,11 +25,11 @@ MEASURES: tuple[Measure, ...] = get_args(Measure)
 """Figures of tasks in which each image shows exactly one class."""
 
 
-class _RunFileRecord(BaseModel):
+class _LenientRunFileModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class SiteSummary(_RunFileRecord):
+class SiteSummary(_LenientRunFileModel):
     """Data and network traffic of one site in a run.
 
     Attributes:
@@ -48,7 +48,7 @@ class SiteSummary(_RunFileRecord):
     smallest_count: int | None = None
 
 
-class SiteResult(_RunFileRecord):
+class SiteResult(_LenientRunFileModel):
     """Results of the best model at one site, on the classes that the site annotates: validation loss and test AUROC."""
 
     validation_loss: float | None = None
@@ -56,21 +56,21 @@ class SiteResult(_RunFileRecord):
     per_class: dict[str, ClassMetrics] = Field(default_factory=dict)
 
 
-class SiteBenefit(_RunFileRecord):
+class SiteBenefit(_LenientRunFileModel):
     """A site's comparison with the model that it trained alone; ``reason`` says why a comparison is missing."""
 
     benefit: FederationBenefit | None = None
     reason: str = ""
 
 
-class EnsembleResult(_RunFileRecord):
+class EnsembleResult(_LenientRunFileModel):
     """Test results of the ensemble, the averaged scores of models that sites trained alone."""
 
     test: FinalTestSummary
     per_site: dict[str, SiteResult] = Field(default_factory=dict)
 
 
-class PrototypeSimilarity(_RunFileRecord):
+class PrototypeSimilarity(_LenientRunFileModel):
     """Cosine similarities of the classes' prototypes (mean features); None if no site has the prototype.
 
     Attributes:
@@ -83,13 +83,13 @@ class PrototypeSimilarity(_RunFileRecord):
     signs: tuple[float | None, ...]
 
 
-class FinalMethodStatistics(_RunFileRecord):
+class FinalMethodStatistics(_LenientRunFileModel):
     """The statistics of a method, apart from the model, at the end of the run."""
 
     prototypes: PrototypeSimilarity | None = None
 
 
-class RoundMethodStatistics(_RunFileRecord):
+class RoundMethodStatistics(_LenientRunFileModel):
     """The statistics of a method after one round.
 
     Attributes:
@@ -101,7 +101,7 @@ class RoundMethodStatistics(_RunFileRecord):
     difficulty: dict[str, float | None] = Field(default_factory=dict)
 
 
-class PrivacyBudgetSpent(_RunFileRecord):
+class PrivacyBudgetSpent(_LenientRunFileModel):
     """The privacy budget (epsilon) that a run spent.
 
     Attributes:
@@ -122,7 +122,7 @@ class PrivacyBudgetSpent(_RunFileRecord):
     epsilon_of_one_share: float | None = None
 
 
-class RunSummary(_RunFileRecord):
+class RunSummary(_LenientRunFileModel):
     """The content of ``summary.json``; metrics that a method does not have are None or empty.
 
     Attributes:
@@ -199,7 +199,7 @@ class RunSummary(_RunFileRecord):
         return {name: value for name, value in measures.items() if value is not None}
 
 
-class SampleImage(_RunFileRecord):
+class SampleImage(_LenientRunFileModel):
     """One test image with its prediction, for the report.
 
     Attributes:
@@ -215,14 +215,14 @@ class SampleImage(_RunFileRecord):
     png: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=]+$")]
 
 
-class ClassSampleImages(_RunFileRecord):
+class ClassSampleImages(_LenientRunFileModel):
     """The sample images of one class, for the report."""
 
     name: str
     samples: tuple[SampleImage, ...]
 
 
-class ReportSampleImages(_RunFileRecord):
+class ReportSampleImages(_LenientRunFileModel):
     """The content of ``samples.json``, which only simulated runs have; without it, the report shows no images.
 
     Attributes:
@@ -235,7 +235,7 @@ class ReportSampleImages(_RunFileRecord):
     examined: int = 0
 
 
-class RoundFileLine(_RunFileRecord):
+class RoundFileLine(_LenientRunFileModel):
     """A round as a line of ``rounds.jsonl``."""
 
     round: int
@@ -300,7 +300,7 @@ def read_run(folder: Path) -> RunFolderContent:
     return RunFolderContent(folder, summary, rounds, *samples)
 
 
-_R = TypeVar("_R", bound=_RunFileRecord)
+_R = TypeVar("_R", bound=_LenientRunFileModel)
 
 
 def _parse_records(record: type[_R], texts: Mapping[str, str]) -> list[_R]:

@@ -24,11 +24,11 @@ from common.wire.records import RollCallAnswer, TrainReply
 FILE = "receipt.json"
 
 
-class _ReceiptTable(BaseModel):
+class _StrictReceiptModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ReceiptSite(_ReceiptTable):
+class ReceiptSite(_StrictReceiptModel):
     """A site that took part in the run.
 
     Attributes:
@@ -44,7 +44,7 @@ class ReceiptSite(_ReceiptTable):
     release: str = ""
 
 
-class ReceiptReply(_ReceiptTable):
+class ReceiptReply(_StrictReceiptModel):
     """A reply that arrived, whether it was accepted or not.
 
     Attributes:
@@ -64,7 +64,7 @@ class ReceiptReply(_ReceiptTable):
     signature: str = ""
 
 
-class ReceiptAbsence(_ReceiptTable):
+class ReceiptAbsence(_StrictReceiptModel):
     """A site that contributed no accepted reply to a round or another exchange, with the reason."""
 
     site: str
@@ -72,7 +72,7 @@ class ReceiptAbsence(_ReceiptTable):
     reason: str
 
 
-class ReceiptRound(_ReceiptTable):
+class ReceiptRound(_StrictReceiptModel):
     """A round with the updates that were aggregated and the resulting model.
 
     Attributes:
@@ -89,14 +89,14 @@ class ReceiptRound(_ReceiptTable):
     model_sha256: str
 
 
-class AuditLogEnd(_ReceiptTable):
+class AuditLogEnd(_StrictReceiptModel):
     """The audit's state when the receipt was made: number of entries, and hash of the last one."""
 
     entries: int
     sha256: str
 
 
-class Receipt(_ReceiptTable):
+class Receipt(_StrictReceiptModel):
     """The content of ``receipt.json``.
 
     Attributes:

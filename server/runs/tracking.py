@@ -222,7 +222,7 @@ def open_mlflow_store(track: TrackingService | None) -> NewRun | None:
         store = experiment.experiment_id if experiment else client.create_experiment(name)
         return partial(begin_mlflow_run, client, store)
     except (mlflow.MlflowException, OSError, ImportError) as error:
-        problem = f"{mlflow.get_tracking_uri()} cannot be used: {_first_error_line(error)}."
+        problem = f"{mlflow.get_tracking_uri()} cannot be used: {_extract_first_error_line(error)}."
         raise BadInput([Fault("--track mlflow", problem, "Set MLFLOW_TRACKING_URI to a store that can.")]) from None
 
 
@@ -283,7 +283,7 @@ class MLflowTracker:
                 request()
         except (MlflowException, OSError) as error:
             self._works = False
-            self.lost(_first_error_line(error))
+            self.lost(_extract_first_error_line(error))
 
     def make_metric_name(self, tag: str) -> str:
         """Convert a tag to a metric name that MLflow accepts; append a number if another tag already has the name."""
@@ -297,5 +297,5 @@ class MLflowTracker:
         return self._names[tag]
 
 
-def _first_error_line(error: Exception) -> str:
+def _extract_first_error_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

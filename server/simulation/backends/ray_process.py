@@ -46,11 +46,7 @@ REASON = re.compile(r"Error\b|terminat|has ended")
 
 
 class RayDriverHandle:
-    """The coordinator's handle of the process that drives Ray.
-
-    Attributes:
-        settings: The experiment's settings for Ray workers.
-    """
+    """The coordinator's handle of the process that drives Ray."""
 
     def __init__(self, settings: RayWorkerSettings) -> None:
         self.settings = settings
