@@ -491,7 +491,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def make_resume_command(words: list[str]) -> str:
-    """Return the command that continues a stopped one: the same one, with ``--resume`` for a run that has begun."""
+    """Return the command line that continues a stopped command: the same, with ``--resume`` if its run has begun."""
     apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
     out = next((after for before, after in pairwise(apart) if before == "--out"), "")
     begun = words[0] == "run" and Path(out, "events.jsonl").is_file()

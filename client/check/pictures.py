@@ -164,7 +164,7 @@ class InversionCounts:
 
     @property
     def is_majority_inverted(self) -> bool:
-        """True if enough pictures look inverted that probably all of them are."""
+        """True if so many pictures look inverted that probably all of them are."""
         return self.telling >= FEWEST and self.inverted >= MAJORITY * self.telling
 
     @property

@@ -228,7 +228,7 @@ def _find_plugin_policy_fault(group: str, name: str, allowed: tuple[str, ...], p
 
 
 def _check_network_size_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
-    """Yield the rules for parameters, memory and disk space (as :func:`check_request_rules`), if they have a limit."""
+    """Yield, as :func:`check_request_rules` does, the rules for parameters, memory and disk space with a limit."""
     plan, rows = work.plan, work.rows
     if (parameters := policy.maximum_parameters) is not None:
         numbers = estimate_network_cost(plan.model, rows).parameters

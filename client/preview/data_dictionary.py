@@ -48,7 +48,7 @@ STATISTICS: Mapping[str, str] = meanings_of_all_statistics()
 
 
 def find_field_meaning(record: str, field: str) -> str:
-    """Return the meaning of a field; for an array that of its group, for a statistic that which its method declares."""
+    """Return the meaning of a field: of an array, that of its group; of a statistic, that in its declaration."""
     name, _, rest = field.partition("/")
     if name == "statistics" and rest.removesuffix("/shape") in STATISTICS:
         return STATISTICS[rest.removesuffix("/shape")]

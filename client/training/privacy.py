@@ -39,7 +39,7 @@ FOLDER = "privacy"
 
 @dataclass(frozen=True)
 class PrivacyCostEntry:
-    """The privacy cost of one reply that may have left; ``request`` is the :func:`hash_request` of its request."""
+    """The privacy cost of one reply that may have left; ``request`` is the :func:`hash_request` of the request."""
 
     run: str
     round: int

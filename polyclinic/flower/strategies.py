@@ -147,7 +147,7 @@ class LabelledSites(FedAvg):
         return self._average_owners_rows(restored, trained), metrics
 
     def _average_owners_rows(self, model: ArrayRecord, replies: Mapping[str, TrainingReply]) -> ArrayRecord:
-        """Average each head row that only some sites label over those sites, if the method does so."""
+        """Average a head row that only some sites label over these sites alone, if the method does so."""
         owned = {site: self.answers[site].class_names for site in replies}
         partial_rows = [name for name in self.classes if not all(name in classes for classes in owned.values())]
         if self.method.head_mean_class is WholeHeadMean or not partial_rows:
@@ -175,7 +175,7 @@ class LabelledSites(FedAvg):
         return super()._check_and_log_replies(replies, is_train, validate=False)
 
     def refuse_wrapping_strategy(self) -> None:
-        """Raise ``TypeError`` if another strategy wraps this one although that is impossible."""
+        """Raise ``TypeError`` if another strategy wraps this one and :attr:`not_wrapped` says why it must not."""
         if self.not_wrapped and not self._in_start:
             name = type(self).__name__
             raise TypeError(f"{name} cannot be wrapped by another strategy: {self.not_wrapped}; use {name}.start")

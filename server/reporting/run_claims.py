@@ -468,7 +468,7 @@ def _choose_verb_form(names: Collection[str], singular: str, plural: str) -> str
 
 @dataclass(frozen=True)
 class SiteBenefitSentence:
-    """A sentence that compares the run's model with one that a site trained alone; ``benefit`` is None without one."""
+    """A sentence on the run's model and one that a site trained alone; ``benefit`` has the comparison, if any."""
 
     site: str
     sentence: str
