@@ -1,6 +1,6 @@
 """Flower apps as a user of ``polyclinic.flower`` writes them: an ordinary network, scikit-learn's digits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyclinic.flower import FedMLPSite, Site, SiteLabels, labels, loss_slope
+from polyclinic.flower.records import unpack_arrays
 from server.simulation.backends.inline import run_with_inline_grid
 from strategies.local.losses import partial_loss
 
@@ -44,6 +45,30 @@ def data(part: int = 0, of: int = 1) -> tuple[Tensor, Tensor]:
     return images, functional.one_hot(torch.tensor(digits().target), 10).float()[own]
 
 
+def data_of(context: Context) -> tuple[Tensor, Tensor]:
+    """The images and targets of a site."""
+    return data(int(context.node_config["partition-id"]), SITES)
+
+
+def loaded(message: Message) -> nn.Module:
+    """The network that a site received."""
+    net = network()
+    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    return net
+
+
+def fit(net: nn.Module, count: int, loss: Callable[[Tensor], Tensor]) -> list[float]:
+    """Train for one epoch over so many images by the loss of some rows of them; return each batch's loss."""
+    losses, optimizer = [], torch.optim.SGD(net.parameters(), lr=0.2)
+    for rows in torch.arange(count).split(64):
+        optimizer.zero_grad()
+        value = loss(rows)
+        value.backward()
+        optimizer.step()
+        losses.append(float(value.detach()))
+    return losses
+
+
 def everything_known(logits: Tensor, targets: Tensor) -> Tensor:
     """The mean over all entries by the product's loss: torch's own mean rounds otherwise."""
     return partial_loss(logits, targets, torch.ones(targets.shape[1], dtype=torch.bool))
@@ -55,18 +80,21 @@ class App:
 
     Attributes:
         own: The classes of each site, in the order of partitions.
+        counted: Nodes that say how many images show a class.
         requests: Node and message type, in the order in which sites were asked.
         replies: Of ``train``, by node, the last one.
         broken: Nodes that fail in training.
+        change: Changes the reply of a node.
     """
 
     own: Sequence[Sequence[str]] = HALVES
-    counts: bool = True
+    counted: Collection[int] = (2, 3, 4)
     stock: bool = False
     requests: list[tuple[int, str]] = field(default_factory=list)
     sent: dict[int, RecordDict] = field(default_factory=dict)
     replies: dict[int, RecordDict] = field(default_factory=dict)
     broken: set[int] = field(default_factory=set)
+    change: Callable[[int, RecordDict], object] = lambda node, reply: None
 
     def client(self) -> ClientApp:
         app = ClientApp()
@@ -76,7 +104,7 @@ class App:
             self.requests.append((context.node_id, "labels"))
             part = int(context.node_config["partition-id"])
             names = self.own[part]
-            if not self.counts:
+            if context.node_id not in self.counted:
                 return SiteLabels(names)
             _, targets = data(part, SITES)
             shown = targets.sum(dim=0)
@@ -89,17 +117,16 @@ class App:
             if context.node_id in self.broken:
                 raise OSError("No space left on device")
             reply = self._trained(message, context)
+            self.change(context.node_id, reply)
             self.replies[context.node_id] = reply
             return Message(reply, reply_to=message)
 
         @app.evaluate()
         def evaluate(message: Message, context: Context) -> Message:
             self.requests.append((context.node_id, "evaluate"))
-            net = network()
-            net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-            site, (images, targets) = Site(message), data(int(context.node_config["partition-id"]), SITES)
+            images, targets = data_of(context)
             with torch.no_grad():
-                loss = float(site.loss(net.eval()(images), targets))
+                loss = float(Site(message).loss(loaded(message).eval()(images), targets))
             metrics = MetricRecord({"loss": loss, "num-examples": len(images)})
             return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
@@ -115,53 +142,49 @@ class App:
         return np.average(arrays, axis=0, weights=[self.replies[node]["metrics"]["num-examples"] for node in nodes])
 
     def _trained(self, message: Message, context: Context) -> RecordDict:
-        net = network()
-        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        images, targets = data(int(context.node_config["partition-id"]), SITES)
+        net, (images, targets) = loaded(message), data_of(context)
         loss = everything_known if self.stock else Site(message).loss
-        losses, optimizer = [], torch.optim.SGD(net.train().parameters(), lr=0.2)
-        for rows in torch.arange(len(images)).split(64):
-            optimizer.zero_grad()
-            value = loss(net(images[rows]), targets[rows])
-            value.backward()
-            optimizer.step()
-            losses.append(float(value.detach()))
+        losses = fit(net, len(images), lambda rows: loss(net(images[rows]), targets[rows]))
         metrics = MetricRecord(
             {"loss": losses[-1], "num-examples": len(images) + context.node_id, "loss-slope": loss_slope(losses)}
         )
         return RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics})
 
 
+@dataclass
 class FedMLPApp(App):
-    """Sites that train with FedMLP's loss."""
+    """Sites that train with FedMLP's loss.
+
+    Attributes:
+        images: Changes the images and targets of a round.
+        model: Changes the received network.
+        layer: Name of its head.
+        tags: Of the first site, after each round.
+        modes: Of the layers of each site's network, after a round.
+    """
+
+    images: Callable[[int, Tensor, Tensor], tuple[Any, Any]] = lambda number, images, targets: (images, targets)
+    model: Callable[[nn.Module], nn.Module] = lambda net: net
+    layer: str = "4"
+    tags: list[np.ndarray] = field(default_factory=list)
+    modes: list[list[bool]] = field(default_factory=list)
 
     def _trained(self, message: Message, context: Context) -> RecordDict:
-        net = network()
-        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        images, targets = data(int(context.node_config["partition-id"]), SITES)
-        site = FedMLPSite(message, context, net, "4", images, targets)
-        optimizer = torch.optim.SGD(net.train().parameters(), lr=0.2)
-        for rows in torch.arange(len(images)).split(64):
-            optimizer.zero_grad()
-            site.round_loss(rows, *[images[rows]] * site.views).backward()
-            optimizer.step()
-        record = RecordDict({"arrays": ArrayRecord(net.state_dict())})
-        record["metrics"] = MetricRecord({"num-examples": len(images)})
-        record.update(site.finish())
+        number = int(message.content["config"]["server-round"])
+        net, (images, targets) = self.model(loaded(message)), self.images(number, *data_of(context))
+        site = FedMLPSite(message, context, net, self.layer, images, targets)
+        fit(net, len(images), lambda rows: site.round_loss(rows, *[images[rows]] * site.views))
+        metrics = MetricRecord({"num-examples": len(images)})
+        record = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics, **site.finish()})
+        self.modes.append([module.training for module in net])
+        if context.node_id == 2:
+            self.tags.append(unpack_arrays(context.state["polyclinic-fedmlp"])["tags"])
         return record
 
 
-def altered(change: Callable[[RecordDict], None], node: int = 3, kind: type[App] = App) -> App:
-    """Sites of which one changes its reply."""
-
-    class Altered(kind):
-        def _trained(self, message: Message, context: Context) -> RecordDict:
-            reply: RecordDict = super()._trained(message, context)
-            if context.node_id == node or node == 0:
-                change(reply)
-            return reply
-
-    return Altered()
+def altered(change: Callable[[RecordDict], None], node: int | None = 3, kind: type[App] = App) -> App:
+    """Sites of which one changes its reply; all do where no node is named."""
+    return kind(change=lambda sender, reply: change(reply) if node in (None, sender) else None)
 
 
 def run(

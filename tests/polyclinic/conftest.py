@@ -1,8 +1,17 @@
-"""What the tests of ``polyclinic.flower`` share."""
+"""What the tests of ``polyclinic`` share."""
 
 import logging
+from collections.abc import Iterator
 
 import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pages() -> Iterator[None]:
+    """Runs write no report and no model card, which take longer to draw than the run."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("server.federation.set_up.write_run_pages", lambda *arguments, **options: None)
+        yield
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """Mistakes that a user of ``polyclinic.flower`` makes: each is refused, or left out with the node; none is trained."""
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,11 +34,10 @@ from tests.polyclinic.apps import (
     CLASSES,
     HALVES,
     HEAD,
-    SITES,
     App,
     FedMLPApp,
     altered,
-    data,
+    data_of,
     joins_late,
     network,
     received,
@@ -106,46 +107,22 @@ def test_an_image_of_two_exclusive_classes_is_refused() -> None:
     assert torch.isfinite(site.loss(LOGITS[:1], torch.tensor([[1.0, 0.0, 1.0]])))  # the third is not this site's
 
 
-@pytest.mark.parametrize("task", ["multi_label", "multi_class"])
-def test_a_class_that_was_counted_as_never_shown_is_refused_where_an_image_shows_it(task: str) -> None:
-    site = Site(message_to(task, prior=[0.0, 1.0, 0.0]))
-    assert torch.isfinite(site.loss(LOGITS[:1], torch.tensor([[0.0, 1.0, 1.0]])))
-    with pytest.raises(ValueError, match=r"labels of \['a'"):
-        site.loss(LOGITS[:2], torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
-
-
-def test_a_class_that_was_counted_as_always_shown_is_refused_where_an_image_lacks_it() -> None:
-    site = Site(message_to(prior=[0.5, 1.0, 0.0]))
-    with pytest.raises(ValueError, match=r"labels of \['b'\]"):
-        site.loss(LOGITS[:1], torch.tensor([[1.0, 0.0, 0.0]]))
-
-
-def test_fedmlp_leaves_out_the_one_site_that_does_not_finish(flowers_log: pytest.LogCaptureFixture) -> None:
-    app = altered(lambda reply: reply.pop("polyclinic-statistics"), kind=FedMLPApp)
-    result = run(FedMLP(stage_one_rounds=1, **HEAD), app, rounds=1)
-    assert "reply of node 3 is left out: it sent no 'polyclinic-statistics'" in flowers_log.text
-    np.testing.assert_allclose(result.arrays["0.bias"].numpy(), app.mean("0.bias", 2, 4), rtol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(10, 2, 7), (9, 2, 288), (10,)])
-def test_prototypes_of_another_shape_are_left_out(shape: Any, flowers_log: pytest.LogCaptureFixture) -> None:
-    def change(reply: RecordDict) -> None:
-        statistics = unpack_arrays(reply["polyclinic-statistics"])
-        reply["polyclinic-statistics"] = pack_arrays({**statistics, "prototypes": np.zeros(shape, np.float32)})
-
-    strategy = FedMLP(stage_one_rounds=1, **HEAD)
-    run(strategy, altered(change, kind=FedMLPApp), rounds=1)
-    assert "node 3 is left out: its prototypes have the shape" in flowers_log.text
-    assert strategy.statistics
-
-
 @pytest.mark.parametrize(
-    "name",
-    ["heads", "weighting", "proximal_mu", "clip_update", "mean", "trunk", "warm_up_lr", "stage_one_rounds", "tau"],
+    ("task", "prior", "shown", "fits"),
+    [
+        ("multi_label", [0.0, 1.0, 0.0], "a", [0.0, 1.0, 1.0]),
+        ("multi_class", [0.0, 1.0, 0.0], "a", [0.0, 1.0, 1.0]),
+        ("multi_label", [0.5, 1.0, 0.0], "b", [1.0, 1.0, 0.0]),
+    ],
+    ids=["never shown", "never shown, exclusive", "always shown"],
 )
-def test_parameters_of_fedmlp_that_do_nothing_here_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"no parameter '{name}'.*; it has \['consistency', (?!.*proximal)"):
-        FedMLP(stage_one_rounds=1, parameters={name: "own"}, **HEAD)
+def test_an_image_that_contradicts_the_counts_of_a_class_is_refused(
+    task: str, prior: list[float], shown: str, fits: list[float]
+) -> None:
+    site = Site(message_to(task, prior=prior))
+    assert torch.isfinite(site.loss(LOGITS[:1], torch.tensor([fits])))
+    with pytest.raises(ValueError, match=rf"labels of \['{shown}'"):
+        site.loss(LOGITS[:2], torch.tensor([[1.0, 0.0, 0.0], fits]))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +137,7 @@ def test_parameters_of_fedmlp_that_do_nothing_here_are_refused(name: str) -> Non
 def test_views_that_do_not_fit_are_refused_with_the_call_that_is_right(call: Any, words: str) -> None:
     class Listed(FedMLPApp):
         def _trained(self, message: Message, context: Context) -> RecordDict:
-            images, targets = data(int(context.node_config["partition-id"]), SITES)
+            images, targets = data_of(context)
             call(FedMLPSite(message, context, network(), "4", images, targets), torch.arange(8), images[:8])
             raise AssertionError
 
@@ -175,11 +152,24 @@ def with_array(name: str, change: Callable[[Any], Any]) -> Callable[[RecordDict]
     return spoil
 
 
+def under_names_of_a_compiled_model(reply: RecordDict) -> None:
+    reply["arrays"] = ArrayRecord({f"_orig_mod.{name}": array for name, array in reply["arrays"].items()})
+
+
+def with_prototypes(*shape: int) -> Callable[[RecordDict], None]:
+    def spoil(reply: RecordDict) -> None:
+        statistics = unpack_arrays(reply["polyclinic-statistics"])
+        reply["polyclinic-statistics"] = pack_arrays({**statistics, "prototypes": np.zeros(shape, np.float32)})
+
+    return spoil
+
+
 narrow = with_array("0.bias", lambda values: values[:3])
 MISFITS: list[tuple[Callable[[RecordDict], Any], str]] = [
     (with_array("0.bias", lambda values: np.r_[values[:3], np.float32(np.nan), values[4:]]), "'0.bias' holds values"),
     (narrow, "'0.bias' has the shape (3,), not (8,)"),
     (lambda reply: reply["arrays"].pop("0.bias"), "its model lacks '0.bias'"),
+    (under_names_of_a_compiled_model, "its model lacks '0.bias'"),
     (with_array("4.weight", lambda values: values.astype(np.float64)), "'4.weight' is float64"),
     (lambda reply: reply["metrics"].update({"num-examples": 0}), "'num-examples' must be above 0, got 0"),
     (lambda reply: reply["metrics"].pop("num-examples"), "it sent no 'num-examples' in its metrics"),
@@ -188,31 +178,37 @@ MISFITS: list[tuple[Callable[[RecordDict], Any], str]] = [
         "it needs one ArrayRecord and one MetricRecord",
     ),
 ]
+FEDMLP_MISFITS: list[tuple[Callable[[RecordDict], Any], str]] = [
+    (lambda reply: reply.pop("polyclinic-statistics"), "it sent no 'polyclinic-statistics'"),
+    *((with_prototypes(*shape), "its prototypes have the shape") for shape in ((10, 2, 7), (9, 2, 288), (10,))),
+]
 
 
-@pytest.mark.parametrize("strategy", [SurgicalAggregation, SequentialTraining])
-@pytest.mark.parametrize(("change", "words"), MISFITS)
+@pytest.mark.parametrize(
+    ("strategy", "change", "words"),
+    [
+        *((SurgicalAggregation, *misfit) for misfit in MISFITS),
+        *((SequentialTraining, *misfit) for misfit in MISFITS),
+        *((FedMLP, *misfit) for misfit in FEDMLP_MISFITS),
+        (UniFed, lambda reply: reply["metrics"].pop("loss-slope"), "it sent no 'loss-slope'"),
+    ],
+)
 def test_a_reply_that_does_not_fit_is_left_out_and_its_node_named(
     strategy: Any, change: Callable[[RecordDict], Any], words: str, flowers_log: pytest.LogCaptureFixture
 ) -> None:
-    app = altered(change)
-    result = run(strategy(**HEAD), app, rounds=1)
-    assert f"round 1: the reply of node 3 is left out: {words}" in flowers_log.text
+    options, kind = ({"stage_one_rounds": 1}, FedMLPApp) if strategy is FedMLP else ({}, App)
+    app = altered(change, kind=kind)
+    result = run(strategy(**options, **HEAD), app, rounds=1)
+    assert f"the reply of node 3 is left out: {words}" in flowers_log.text
     assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
-    if strategy is SurgicalAggregation:
+    if strategy in (SurgicalAggregation, FedMLP):
         np.testing.assert_allclose(result.arrays["0.weight"].numpy(), app.mean("0.weight", 2, 4), rtol=1e-5)
 
 
 @pytest.mark.parametrize("strategy", [*AVERAGING, SequentialTraining, UniFed])
 def test_a_run_in_which_no_reply_fits_ends_with_the_reasons(strategy: Any) -> None:
     with pytest.raises(RuntimeError, match=r"round \d: no reply can be used:\n.*node 2: '0.bias' has the shape"):
-        run(strategy(**HEAD), altered(narrow, node=0), rounds=1)
-
-
-def test_unifed_leaves_out_a_site_without_a_slope(flowers_log: pytest.LogCaptureFixture) -> None:
-    app = altered(lambda reply: reply["metrics"].pop("loss-slope"))
-    run(UniFed(**HEAD), app, rounds=1)
-    assert "the reply of node 3 is left out: it sent no 'loss-slope'" in flowers_log.text
+        run(strategy(**HEAD), altered(narrow, node=None), rounds=1)
 
 
 def test_a_class_that_no_site_labels_is_said_once(flowers_log: pytest.LogCaptureFixture) -> None:
@@ -233,40 +229,50 @@ def test_counts_of_any_kind_of_number_are_taken(positives: Any) -> None:
 def test_fedsld_names_each_node_without_counts_and_goes_on_without_a_late_one(
     flowers_log: pytest.LogCaptureFixture,
 ) -> None:
-    class Some(App):
-        silent = frozenset({3, 4})
-
-        def client(self) -> ClientApp:
-            app = super().client()
-            ask = app._registered_funcs["query.labels"]
-
-            def answer(message: Message, context: Context) -> Message:
-                self.counts = context.node_id not in self.silent
-                return ask(message, context)
-
-            app._registered_funcs["query.labels"] = answer
-            return app
-
     with pytest.raises(UnknownLabels, match=r"node 3 .*positives and images(.|\n)*node 4 .*positives and images"):
-        run(FedSLD(**HEAD), Some(), rounds=1)
-    late = Some()
-    late.silent = frozenset({4})
+        run(FedSLD(**HEAD), App(counted=(2,)), rounds=1)
+    late = App(counted=(2, 3))
     run(FedSLD(**HEAD), late, rounds=2, prepare=joins_late(late, 4))
     assert sorted(late.replies) == [2, 3]
     assert "left out of this round: node 4" in flowers_log.text
 
 
-def test_a_labels_function_that_fails_is_told_in_one_line_without_advice_on_something_else() -> None:
+def answering(answer: Callable[[Context], SiteLabels]) -> ClientApp:
     app = ClientApp()
+    labels(app)(answer)
+    return app
 
-    @labels(app)
-    def own(context: Context) -> SiteLabels:
-        raise FileNotFoundError("labels.csv")
 
-    with pytest.raises(UnknownLabels) as caught:
-        run(PartialLoss(**HEAD), app, rounds=1)
-    assert "node 2 did not say which classes it labels: labels.csv" in str(caught.value)
-    assert "@polyclinic" not in str(caught.value)
+def answering_raw(fields: dict[str, Any]) -> ClientApp:
+    app = ClientApp()
+    app.query("labels")(
+        lambda message, context: Message(RecordDict({"labels": ConfigRecord(fields)}), reply_to=message)
+    )
+    return app
+
+
+UNREADABLE: list[dict[str, Any]] = [
+    {"classes": "all"},
+    {"classes": ["1"], "positives": ["many"]},
+    {"classes": ["1"], "images": "some"},
+    {"classes": ["1", "2"], "positives": [1], "images": 5},
+    {"classes": ["1"], "positives": [7], "images": 5},
+    {"classes": ["1"], "positives": [2], "images": 0},
+]
+
+
+@pytest.mark.parametrize(
+    ("app", "words"),
+    [
+        (ClientApp(), r"node 2 did not say .* @polyclinic.flower.labels"),
+        (answering(lambda context: Path("labels.csv").stat()), r"node 2 did not say which classes it labels: .*csv'\n"),
+        (answering(lambda context: SiteLabels(CLASSES[:2], (40, 30), 48)), "node 2 counts 70 positives in 48 images"),
+        *((answering_raw(fields), "node 2 sent labels that cannot be read") for fields in UNREADABLE),
+    ],
+)
+def test_labels_that_cannot_be_used_are_refused_with_the_node_and_one_line(app: ClientApp, words: str) -> None:
+    with pytest.raises(UnknownLabels, match=words):
+        run(FedSLD(task="multi_class", **HEAD), app, rounds=1)
 
 
 RAY = (
@@ -279,7 +285,6 @@ RAY = (
     ("reason", "line"),
     [
         (RAY, "labels.csv"),
-        ("<class 'FileNotFoundError'>:<'labels.csv'>", "labels.csv"),
         ("<class 'StopIteration'>:<''>", "StopIteration"),
         ("", "no reason given"),
     ],
@@ -288,18 +293,13 @@ def test_a_reason_with_a_whole_traceback_is_told_by_its_last_line(reason: str, l
     assert shorten_error(reason) == line
 
 
-def test_an_app_without_labels_is_told_what_it_needs() -> None:
-    assert "@polyclinic.flower.labels(app)" in shorten_error("No query function registered with name 'labels'")
-
-
-ANY_HEAD = {"head": "4"}
 CONTEXT = Context(1, 2, {}, RecordDict(), {})
 NO_CLASSES = [("abc", "in an order, got 'abc'"), *((names, "in an order") for names in ({"a", "b"}, {"a": 1}, 5, ()))]
 NO_CLASSES += [(("a", "a"), "different names")]
 NO_COUNTS = [[0.5, 1], ["1", "2"], [None, 1], {"a": 1, "b": 2}, 3]
 CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     *((SiteLabels, {"classes": classes}, words) for classes, words in NO_CLASSES),
-    *((SurgicalAggregation, {**ANY_HEAD, "classes": classes}, words) for classes, words in NO_CLASSES),
+    (SurgicalAggregation, {"head": "4", "classes": "abc"}, "in an order, got 'abc'"),
     *((SiteLabels, {"classes": ["a", "b"], "positives": counts, "images": 5}, "int|iterable") for counts in NO_COUNTS),
     (SiteLabels, {"classes": ("a",), "positives": (-1,), "images": 5}, "must not be below 0"),
     *((FedSLD, {**HEAD, "reduction": value}, r"reduction\n.*sum_over_batch") for value in ("mean", "nonsense", None)),
@@ -310,18 +310,19 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (SurgicalAggregation, {**HEAD, "task": "multiclass"}, "task must be one of"),
     (FedMLP, {**HEAD, "stage_one_rounds": 1, "task": "multi_class"}, "classes exclude others"),
     (FedMLP, {**HEAD, "stage_one_rounds": 1, "parameters": {"tag_rate_negative": 2.0}}, "tag_rate"),
+    *(
+        (
+            FedMLP,
+            {**HEAD, "stage_one_rounds": 1, "parameters": {name: "own"}},
+            rf"no parameter '{name}'.*; it has \['consistency', (?!.*proximal)",
+        )
+        for name in ("heads", "weighting", "clip_update", "stage_one_rounds", "tau")
+    ),
     (HeadedModel, {"model": network(), "head": "0", "class_names": CLASSES}, "no torch.nn.Linear '0'"),
     (Site, {"message": received(RecordDict({"config": ConfigRecord({"lr": 0.1})}))}, "did not send it"),
     (
-        FedMLPSite,
-        {
-            "message": message_to(),
-            "context": CONTEXT,
-            "model": network(),
-            "head": "4",
-            "images": LOGITS,
-            "targets": GOOD,
-        },
+        partial(FedMLPSite, message_to(), CONTEXT, network(), "4", LOGITS, GOOD),
+        {},
         "FedMLPSite needs the strategy FedMLP",
     ),
 ]
@@ -347,4 +348,4 @@ def test_a_head_or_labels_that_do_not_fit_the_model_are_refused(
     choices: dict[str, Any], own: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        run(SurgicalAggregation(**{**HEAD, **choices}), App(own=own, counts=False), rounds=1)
+        run(SurgicalAggregation(**{**HEAD, **choices}), App(own=own, counted=()), rounds=1)

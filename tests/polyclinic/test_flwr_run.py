@@ -4,15 +4,16 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from tests.network.real import eventually, free_ports, listens
+from tests.processes import environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 ROOT = Path(__file__).parents[2]
@@ -22,25 +23,18 @@ BY_HTTP = tuple(int(part) for part in version("flwr").split(".")[:2]) >= (1, 40)
 Starts = Callable[..., subprocess.Popen[bytes]]
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's machine: the quickstart copied, Flower's own folder empty."""
     shutil.copytree(ROOT / "experiments" / "flower-quickstart", tmp_path / "app")
     for key, value in {
+        **environment(),
         "FLWR_HOME": str(tmp_path / "home"),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "OMP_NUM_THREADS": "1",
         "PATH": f"{BIN}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }.items():
         monkeypatch.setenv(key, value)
     return tmp_path
@@ -71,32 +65,24 @@ def flwr_run(home: Path, *words: str) -> dict[str, float]:
     done = subprocess.run(
         [BIN / "flwr", "run", ".", *words, "--stream"], cwd=home / "app", capture_output=True, text=True, timeout=400
     )
-    found = re.findall(r"(\w+): (\d\.\d{3})", next(iter(re.findall(r"^AUROC .*$", done.stdout, re.MULTILINE)), ""))
-    assert len(found) == 11, done.stdout[-3000:] + done.stderr[-3000:]
-    return {name: float(value) for name, value in found}
+    aurocs = re.findall(r"(\w+): (\d\.\d{3})", next(iter(re.findall(r"^AUROC .*$", done.stdout, re.MULTILINE)), ""))
+    assert len(aurocs) == 11, done.stdout[-3000:] + done.stderr[-3000:]
+    return {name: float(value) for name, value in aurocs}
 
 
-def listens(port: int, within_s: float = 60) -> None:
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        with socket.socket() as caller:
-            if caller.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.2)
-    raise AssertionError(f"nobody listens on {port}")
-
-
-def to_superlink(home: Path, port: int) -> None:
+def superlink(home: Path, start: Starts, *options: str) -> int:
+    """Start Flower's SuperLink, which ``flwr run`` then uses; return its port."""
+    (port,) = free_ports(1)
+    start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port), *options)
+    eventually(lambda: listens(port), f"somebody listens on {port}", within_s=60)
     (home / "home").mkdir(exist_ok=True)
     text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     (home / "home" / "config.toml").write_text(text)
+    return port
 
 
 def test_in_flowers_simulation_surgical_aggregation_beats_vanilla(home: Path, start: Starts) -> None:
-    port = free_port()
-    start("flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port))
-    listens(port)
-    to_superlink(home, port)
+    superlink(home, start, "--simulation")
     surgical = flwr_run(home)
     vanilla = flwr_run(home, "--run-config", 'strategy="vanilla"')
     assert surgical["mean"] > 0.95
@@ -104,13 +90,10 @@ def test_in_flowers_simulation_surgical_aggregation_beats_vanilla(home: Path, st
 
 
 def test_on_a_stock_superlink_with_stock_supernodes(home: Path, start: Starts) -> None:
-    port, fleet = free_port(), free_port()
-    grpc = () if BY_HTTP else ("--fleet-api-address", f"127.0.0.1:{fleet}")
-    start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port), *grpc)
-    listens(port)
-    for site in (0, 1):
-        at = f"127.0.0.1:{port if BY_HTTP else fleet}"
+    fleet, *ports = map(str, free_ports(3))
+    port = superlink(home, start, *(() if BY_HTTP else ("--fleet-api-address", f"127.0.0.1:{fleet}")))
+    at = f"127.0.0.1:{port if BY_HTTP else fleet}"
+    for site, own in enumerate(ports):
         config = f"partition-id={site} num-partitions=2"
-        start("flower-supernode", "--insecure", "--superlink", at, "--node-config", config, "--port", str(free_port()))
-    to_superlink(home, port)
+        start("flower-supernode", "--insecure", "--superlink", at, "--node-config", config, "--port", own)
     assert flwr_run(home)["mean"] > 0.95
