@@ -7,20 +7,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def blocks(page: str, language: str) -> list[str]:
-    """The fenced blocks of one language, in order."""
+def blocks(page: str, language: str = "") -> list[str]:
+    """The fenced blocks of one language, in order; those without a language are commands as they are typed, or text."""
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
-def plain_blocks(page: str) -> list[str]:
-    """The fenced blocks without a language, in order: commands as they are typed, or text."""
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    return [
-        block
-        for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-        if not language
-    ]
+    both = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for own, block in both if own == language]
 
 
 def lines(page: str) -> list[list[str]]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.doc_pages import ROOT, plain_blocks
+from tests.doc_pages import ROOT, blocks
 from tests.network.real import listens, machine
 
 LONGEST_S = 3600
@@ -47,7 +47,7 @@ def typed_in_a_shell(text: str, folder: Path) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(listens(DEFAULT_PORT), reason=f"port {DEFAULT_PORT} is in use")
 def test_a_federation_runs_by_the_commands_of_its_page(checkout: Path, tmp_path: Path) -> None:
-    prepare, hospitals, lead = plain_blocks("federation")
+    prepare, hospitals, lead = blocks("federation")
     *before, start = prepare.strip().splitlines()
     typed_in_a_shell("\n".join(before), checkout)
     with machine(tmp_path / "machine", works_in=checkout) as here:
@@ -58,7 +58,7 @@ def test_a_federation_runs_by_the_commands_of_its_page(checkout: Path, tmp_path:
         for name in ("site-1", "site-2", "site-3"):
             here.start(name, "-m", "client.cli", "start", f"rehearsal/{name}").says("connected to trial")
         typed_in_a_shell(lead, checkout)
-        (doctor, *_) = plain_blocks("troubleshooting")
+        (doctor, *_) = blocks("troubleshooting")
         typed_in_a_shell(doctor.replace("DIR", "rehearsal/site-1"), checkout)
     assert (checkout / "rehearsal" / "first" / "report.html").is_file()
     assert (checkout / "rehearsal" / "site-1" / "preview.html").is_file()
@@ -76,7 +76,7 @@ def test_the_commands_of_simulation_run_one_after_the_other(checkout: Path) -> N
         Image.fromarray(picture).save(checkout / "scans" / f"{number}.png")
         rows.append(",".join((f"{number}.png", *(str(int(number % 10 == digit)) for digit in range(10)))))
     (checkout / "labels.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    block, _ = plain_blocks("simulation")
+    block, _ = blocks("simulation")
     typed_in_a_shell(block, checkout)
     assert {"first", "short", "digits", "papers"} <= {path.name for path in (checkout / "runs").iterdir()}
     predicted = (checkout / "predictions.csv").read_text(encoding="utf-8").splitlines()
@@ -85,12 +85,12 @@ def test_the_commands_of_simulation_run_one_after_the_other(checkout: Path) -> N
 
 @pytest.mark.long
 def test_the_small_form_of_the_benchmark_runs_and_the_published_one_is_estimated(checkout: Path) -> None:
-    small, estimate, _ = plain_blocks("simulation")[1].strip().splitlines()
+    small, estimate, _ = blocks("simulation")[1].strip().splitlines()
     typed_in_a_shell(f"{small}\n{estimate}", checkout)
     assert list((checkout / "runs" / "benchmark").rglob("*.html"))
 
 
-RESULTS = [line for block in plain_blocks("results") for line in block.replace("\\\n", " ").splitlines()]
+RESULTS = [line for block in blocks("results") for line in block.replace("\\\n", " ").splitlines()]
 BENCHMARK = [line for line in RESULTS if "benchmark" in line]
 WEIGHTS = "make weights"
 RUNS = [line for line in RESULTS if line not in (*BENCHMARK, WEIGHTS)]
@@ -116,7 +116,7 @@ def test_the_commands_behind_the_benchmark_run_in_a_short_form(line: str, checko
 
 
 def test_the_unit_of_systemd_is_well_formed_and_its_command_parses() -> None:
-    (unit,) = plain_blocks("operations")
+    (unit,) = blocks("operations")
     parsed = configparser.ConfigParser()
     parsed.read_string(unit)
     assert set(parsed) == {"DEFAULT", "Unit", "Service", "Install"}

@@ -6,7 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -58,8 +58,7 @@ def test_every_command_has_an_example_that_parses_and_every_option_is_explained_
 
 def test_a_word_that_is_no_command_is_answered_with_the_nearest_once() -> None:
     shown = CliRunner().invoke(PROGRAMS["flwr-sim"].app, ["runn"], prog_name="flwr-sim")
-    assert shown.exit_code == 2
-    assert shown.output.count("Did you mean") == 1
+    assert (shown.exit_code, shown.output.count("Did you mean")) == (2, 1)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -75,20 +74,20 @@ def test_a_program_says_its_release_and_its_exit_codes(program: str, capsys: pyt
     assert "\x1b" not in output
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_writes_a_shells_completion_script(
-    program: str, shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_program_writes_each_shells_completion_script(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     variable = f"_{program.upper().replace('-', '_')}_COMPLETE"
-    monkeypatch.setenv(variable, f"source_{shell}")
-    with pytest.raises(SystemExit):
-        PROGRAMS[program].main([])
-    script = capsys.readouterr().out
-    assert variable in script
-    assert program in script
-    if shell == "bash":
-        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    scripts = {}
+    for shell in ("bash", "zsh", "fish"):
+        monkeypatch.setenv(variable, f"source_{shell}")
+        with pytest.raises(SystemExit):
+            PROGRAMS[program].main([])
+        scripts[shell] = capsys.readouterr().out
+        assert variable in scripts[shell]
+        assert program in scripts[shell]
+    assert subprocess.run(["bash", "-n"], input=scripts["bash"], text=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -131,57 +130,54 @@ def python(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], **options)
 
 
-def calling(program: str, arguments: Sequence[str], packages: set[str]) -> str:
-    """Code that calls a program, and prints its exit code and which of these packages it has imported."""
-    return (
-        f"import sys\nfrom {PROGRAMS[program].__name__} import main\n"
-        f"try:\n    main({list(arguments)!r})\n"
-        f"except SystemExit as end:\n    print(end.code, sorted({packages!r} & set(sys.modules)))\n"
-    )
-
-
-LIGHT = (
-    *("client.site.site_file", "client.connection.status", "server.coordinator.init", "server.coordinator.admission"),
-    *("server.deployment.status", "server.deployment.serve", "server.deployment.superlink.program", "common.config"),
-)
-"""Modules of commands that train nothing, which do not wait for torch."""
 FIGURES = {"sklearn", "matplotlib", "scipy"}
 WITHOUT = [
-    *((module, {"torch"}) for module in LIGHT),
-    ("server.deployment.superlink.program", {"flwr"}),
+    # Of commands that train nothing, which do not wait for torch; the first, which is always there, without Flower.
+    ("server.deployment.superlink.program", {"torch", "flwr"}),
+    *((f"server.{name}", {"torch"}) for name in ("coordinator.init", "coordinator.admission", "deployment.status")),
+    ("server.deployment.serve", {"torch"}),
+    *((name, {"torch"}) for name in ("client.site.site_file", "client.connection.status", "common.config")),
     *((name, FIGURES) for name in ("client.connection.service", "server.deployment.network")),
 ]
 
 
-@pytest.mark.parametrize(("module", "others"), WITHOUT)
-def test_a_program_imports_no_large_package_that_it_does_not_need(module: str, others: set[str]) -> None:
-    assert python(f"import sys, {module}; print({others!r} & set(sys.modules))").stdout.strip() == "set()"
+def test_programs_import_no_large_package_that_they_do_not_need() -> None:
+    """In one process, from the lightest program to the heaviest."""
+    code = f"import importlib, sys\nfor name, large in {WITHOUT!r}:\n"
+    code += "    importlib.import_module(name)\n    if loads := large & set(sys.modules):\n        print(name, loads)\n"
+    done = python(code)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_a_run_imports_neither_torch_compile_nor_sympy(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(DIGITS, encoding="utf-8")
     arguments = ["run", "a.toml", "--set", "run.rounds=1", "--backend", "inline", "--out", "run"]
     packages = {"torch", "torch._dynamo", "torch._inductor", "sympy", "sklearn", "torchvision"}
-    ended = python(calling("flwr-sim", arguments, packages), tmp_path)
-    assert ended.stdout.splitlines()[-1:] == ["0 ['torch']"], ended.stderr
+    code = f"import sys\nfrom studies.cli import main\ntry:\n    main({arguments!r})\n"
+    code += f"except SystemExit as end:\n    print(end.code, {packages!r} & set(sys.modules))\n"
+    ended = python(code, tmp_path)
+    assert ended.stdout.splitlines()[-1:] == ["0 {'torch'}"], ended.stderr
 
 
-WRONG_PATHS = {
-    "flwr-sim run": ("nowhere.toml", "--out", "run"),
-    "flwr-sim compare": ("nowhere.toml", "--out", "run"),
-    "flwr-sim sites": ("nowhere.toml", "--out", "run"),
-    "flwr-client start": ("nowhere",),
-    "flwr-client preview": ("nowhere", "--experiment", "nowhere.toml"),
-    "flwr-client preview-data": ("nowhere",),
-}
+WRONG_PATHS = [
+    ("studies.cli", "run", "nowhere.toml", "--out", "run"),
+    ("studies.cli", "compare", "nowhere.toml", "--out", "run"),
+    ("studies.cli", "sites", "nowhere.toml", "--out", "run"),
+    ("client.cli", "start", "nowhere"),
+    ("client.cli", "preview", "nowhere", "--experiment", "nowhere.toml"),
+    ("client.cli", "preview-data", "nowhere"),
+]
 
 
-@pytest.mark.parametrize("words", WRONG_PATHS)
-def test_a_wrong_path_is_refused_before_torch_is_imported(words: str, tmp_path: Path) -> None:
-    program, command = words.split(" ", 1)
-    ended = python(calling(program, [command, *WRONG_PATHS[words]], {"torch"}), tmp_path)
-    assert ended.stdout.strip() == "2 []", ended.stderr
-    assert "nowhere" in ended.stderr
+def test_a_wrong_path_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    code = (
+        f"import importlib, sys\nfor module, *words in {WRONG_PATHS!r}:\n"
+        "    try:\n        importlib.import_module(module).main(words)\n"
+        "    except SystemExit as end:\n        print(*words, end.code, 'torch' in sys.modules)\n"
+    )
+    ended = python(code, tmp_path)
+    assert ended.stdout.splitlines() == [f"{' '.join(words)} 2 False" for _, *words in WRONG_PATHS], ended.stderr
+    assert ended.stderr.count("nowhere") >= len(WRONG_PATHS)
 
 
 @pytest.mark.parametrize(

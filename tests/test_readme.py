@@ -31,14 +31,10 @@ def test_every_command_parses_and_names_files_that_exist(program: str, command: 
     assert [path for path in experiments if not (ROOT / path).exists()] == []
 
 
-def test_the_readme_has_commands_and_every_make_target_is_in_the_makefile() -> None:
+def test_every_make_target_of_the_pages_and_every_test_file_of_the_makefile_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert len(COMMANDS) >= 20
     assert set(TARGETS) <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-
-
-def test_every_test_file_that_the_makefile_names_exists() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     named = re.findall(r"\btests/\w+(?:/\w+)*\.py", makefile)
     for prefix, names in re.findall(r"addprefix (tests/\w+/test_),\$\(addsuffix \.py,([\w ]+)\)", makefile):
         named += [f"{prefix}{name}.py" for name in names.split()]
@@ -46,11 +42,10 @@ def test_every_test_file_that_the_makefile_names_exists() -> None:
     assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("http")]
-    assert [link for link in links if not leads_somewhere(ROOT / page, link)] == []
+def test_every_link_leads_to_a_file_and_a_heading() -> None:
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text())]
+    inner = [(page, link) for page, link in links if not link.startswith("http")]
+    assert [(page, link) for page, link in inner if not leads_somewhere(ROOT / page, link)] == []
 
 
 def leads_somewhere(page: Path, link: str) -> bool:
@@ -67,15 +62,12 @@ MOST_LINES, LONGEST_LINE = 150, 260
 """Of the README. Lines of tables and links are long; no paragraph is."""
 
 
-def test_the_readme_is_one_screen_and_begins_with_the_two_commands() -> None:
+def test_the_readme_is_one_screen_begins_with_the_two_commands_and_describes_its_pictures() -> None:
     lines = TEXTS["README.md"].splitlines()
     assert len(lines) <= MOST_LINES
     assert [line for line in lines if len(line) > LONGEST_LINE and not line.startswith(("|", "!["))] == []
     assert "make demo" in "\n".join(lines[:30])
     assert "make test" in "\n".join(lines[:30])
-
-
-def test_every_picture_of_the_readme_has_words_for_those_who_cannot_see_it() -> None:
     pictures = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", TEXTS["README.md"])
     assert len(pictures) >= 2
     assert all(len(words) > 40 and (ROOT / path).is_file() for words, path in pictures)
@@ -99,13 +91,13 @@ SUFFIXES = {".py", ".md", ".j2", ".toml", ".sh", ".ipynb", ".svg", ".js", ".yaml
 
 def test_no_text_has_a_word_of_the_list() -> None:
     instead = tomllib.loads((ROOT / "tests" / "style.toml").read_text(encoding="utf-8"))["instead"]
-    words = {re.compile(rf"(?<![\w-])({pattern})(?![\w-])", re.IGNORECASE): plain for pattern, plain in instead.items()}
+    words = re.compile(rf"(?<![\w-])({'|'.join(instead)})(?![\w-])", re.IGNORECASE)
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
     matches = []
     for path in (*ROOT.glob("*.md"), *paths):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            for pattern, plain in words.items():
-                if word := pattern.search(line):
-                    matches.append(f'{path.relative_to(ROOT)}:{number}: "{word[0]}"; write: {plain}')
+            for word in words.findall(line):
+                plain = next(text for old, text in instead.items() if re.fullmatch(old, word, re.IGNORECASE))
+                matches.append(f'{path.relative_to(ROOT)}:{number}: "{word}"; write: {plain}')
     assert len(paths) > 300
     assert not matches, "\n".join(matches)

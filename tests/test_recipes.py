@@ -4,8 +4,9 @@ import base64
 import json
 import re
 import shlex
+import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import nibabel
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 
 import studies.cli
 from common.config import read_experiment
-from common.data.base.image_set import concatenate_image_sets
+from common.data.base.image_set import ImageSet, concatenate_image_sets
 from common.data.load import load_dataset
 from polyclinic import load
 from strategies.registry import find_method_faults
@@ -38,34 +39,61 @@ INVERTED = {"PhotometricInterpretation": "MONOCHROME1", "WindowCenter": 128, "Wi
 INVERTED |= {"BitsAllocated": 8, "BitsStored": 8, "HighBit": 7}
 
 
-@pytest.fixture(autouse=True)
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the page speaks of."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the page speaks of, and those that it says to save."""
+    folder = tmp_path_factory.mktemp("files")
     random = np.random.default_rng(1)
     names, columns = [f"{number:04}" for number in range(2 * PATIENTS)], ["Fluid", "Mass", "Nodule"]
-    for folder in ("scans", "dicom", "volumes"):
-        (tmp_path / folder).mkdir()
+    for kind in ("scans", "dicom", "volumes"):
+        (folder / kind).mkdir()
     rows = []
     for number, name in enumerate(names):
         shown = random.integers(0, 2, 3)
         pixels = random.integers(0, 60, (32, 32), dtype=np.uint8)
         for place, present in enumerate(shown):
             pixels[10 * place : 10 * place + 8] += np.uint8(120 * present)
-        Image.fromarray(pixels).save(tmp_path / "scans" / f"{name}.png")
+        Image.fromarray(pixels).save(folder / "scans" / f"{name}.png")
         content = dicom(255 - pixels, **INVERTED, SOPInstanceUID=generate_uid())
-        (tmp_path / "dicom" / f"{name}.dcm").write_bytes(content)
+        (folder / "dicom" / f"{name}.dcm").write_bytes(content)
         # Of three slices, the middle one shows the pixels in a window of 40 ± 200.
         slices = np.zeros((*pixels.shape, 3))
         slices[..., 1] = pixels[::-1, ::-1].T / 255 * 399 - 160
-        nibabel.save(nibabel.Nifti1Image(slices.astype("<f4"), np.eye(4)), tmp_path / "volumes" / f"{name}.nii.gz")
+        nibabel.save(nibabel.Nifti1Image(slices.astype("<f4"), np.eye(4)), folder / "volumes" / f"{name}.nii.gz")
         cells = ["" if random.random() < 0.1 else str(value) for value in shown]
         rows.append((name, f"p{number // 2}", *cells))
-    for table, suffix in (("labels.csv", "png"), ("dicom.csv", "dcm"), ("volumes.csv", "nii.gz")):
-        text = [",".join((f"{name}.{suffix}", *rest)) for name, *rest in rows]
-        (tmp_path / table).write_text("\n".join((",".join(("file", "patient", *columns)), *text)) + "\n")
-    saved(PAGE, tmp_path)
-    return tmp_path
+    for table, suffix in (("labels", "png"), ("dicom", "dcm"), ("volumes", "nii.gz")):
+        write_csv(folder, table, ("file", "patient", *columns), ((f"{name}.{suffix}", *rest) for name, *rest in rows))
+    saved(PAGE, folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def reader(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the reader's own with these files; runs in it draw no report."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("server.federation.set_up.write_run_pages", lambda *arguments, **options: None)
+    return shutil.copytree(files, tmp_path, dirs_exist_ok=True)
+
+
+def write_csv(folder: Path, table: str, heading: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    text = "\n".join(",".join(map(str, row)) for row in (heading, *rows))
+    (folder / f"{table}.csv").write_text(f"{text}\n", encoding="utf-8")
+
+
+def read_csv(folder: Path, table: str) -> list[list[str]]:
+    return [line.split(",") for line in (folder / f"{table}.csv").read_text(encoding="utf-8").splitlines()]
+
+
+def scans(folder: Path) -> list[Path]:
+    return sorted((folder / "scans").iterdir())
+
+
+def images_of(folder: Path, name: str) -> ImageSet:
+    """All images that an experiment reads."""
+    data = read_experiment(folder / f"{name}.toml", [], find_method_faults).experiment.data
+    assert data is not None
+    return concatenate_image_sets(load_dataset(data, folder).parts)
 
 
 def typed_from_the_page(*beginnings: str, changes: Mapping[str, str] | None = None) -> None:
@@ -87,14 +115,13 @@ def run_block(part: str) -> None:
 
 def archive_of(folder: Path) -> FakePacs:
     """The pictures of the DICOM folder as studies, and a table that names them."""
-    pictures, rows = [], ["study,Fluid,Mass,Nodule"]
-    for number, line in enumerate((folder / "dicom.csv").read_text().splitlines()[1:]):
-        name, patient, *cells = line.split(",")
+    pictures, rows = [], []
+    for number, (name, patient, *cells) in enumerate(read_csv(folder, "dicom")[1:]):
         file = folder / "dicom" / name
         uid = str(dcmread(file).SOPInstanceUID)
         pictures.append(Picture(f"1.2.{number}", uid, patient, f"A{number}", file.read_bytes()))
-        rows.append(",".join((f"1.2.{number}", *cells)))
-    (folder / "pacs.csv").write_text("\n".join(rows), encoding="utf-8")
+        rows.append((f"1.2.{number}", *cells))
+    write_csv(folder, "pacs", ("study", "Fluid", "Mass", "Nodule"), rows)
     return FakePacs(pictures)
 
 
@@ -104,51 +131,48 @@ def test_the_first_experiment_is_written_by_a_command_and_runs() -> None:
 
 
 def test_a_folder_for_each_finding_becomes_a_table(reader: Path) -> None:
-    for number, scan in enumerate(sorted((reader / "scans").iterdir())):
+    for number, scan in enumerate(scans(reader)):
         for folder in (("Effusion ",), ("Mass",), ("Effusion ", "Mass"))[number % 3]:
             (reader / "pictures" / folder).mkdir(parents=True, exist_ok=True)
             (reader / "pictures" / folder / scan.name).write_bytes(scan.read_bytes())
     (reader / "pictures" / "Mass" / "Thumbs.db").write_text("no picture")
     run_block("folders.csv")
     typed_from_the_page("init folders.csv ", "runs/folders ")
-    experiment = read_experiment(reader / "folders.toml", [], find_method_faults).experiment
-    assert experiment.data is not None
-    labels = concatenate_image_sets(load_dataset(experiment.data, reader).parts).labels
+    labels = images_of(reader, "folders").labels
     assert labels.sum(axis=0).tolist() == [2 * PATIENTS * 2 / 3] * 2  # each of two of three pictures, 40 show both
     assert len(labels) == 2 * PATIENTS
 
 
 def test_patients_are_taken_from_the_names_of_pictures(reader: Path) -> None:
-    lines = ["file,Fluid,Mass"]
-    for number, scan in enumerate(sorted((reader / "scans").iterdir())):
-        name = f"P{number // 2:04}_IM{number % 2}.png"
-        (reader / "scans" / name).write_bytes(scan.read_bytes())
-        lines.append(f"{name},{number % 2},{number // 2 % 2}")
-    (reader / "export.csv").write_text("\n".join(lines))
+    rows = []
+    for number, scan in enumerate(scans(reader)):
+        rows.append((f"P{number // 2:04}_IM{number % 2}.png", number % 2, number // 2 % 2))
+        (reader / "scans" / rows[-1][0]).write_bytes(scan.read_bytes())
+    write_csv(reader, "export", ("file", "Fluid", "Mass"), rows)
     run_block("named.csv")
     typed_from_the_page("init named.csv ")
-    experiment = read_experiment(reader / "named.toml", [], find_method_faults).experiment
-    assert experiment.data is not None
-    assert len(set(concatenate_image_sets(load_dataset(experiment.data, reader).parts).patients)) == PATIENTS
+    assert len(set(images_of(reader, "named").patients)) == PATIENTS
+
+
+LONG = ("file", "reader", "finding", "value")
 
 
 def test_a_line_for_each_reader_and_finding_becomes_a_line_for_each_picture(reader: Path) -> None:
-    lines, shown = ["file,reader,finding,value"], [("yes", "yes"), ("no", "no"), ("yes", "no"), ("unclear", "unclear")]
-    for number, scan in enumerate(sorted((reader / "scans").iterdir())):
-        for reader_name, value in zip("AB", shown[number % 4], strict=True):
-            lines.append(f"{scan.name},{reader_name},{('Mass', 'mass ')[number % 2]},{value}")
-            lines.append(f"{scan.name},{reader_name},Fluid,{'yes' if number % 3 else 'no'}")
-    (reader / "long.csv").write_text("\n".join(lines))
+    rows, shown = [], [("yes", "yes"), ("no", "no"), ("yes", "no"), ("unclear", "unclear")]
+    for number, scan in enumerate(scans(reader)):
+        for name, value in zip("AB", shown[number % 4], strict=True):
+            rows.append((scan.name, name, ("Mass", "mass ")[number % 2], value))
+            rows.append((scan.name, name, "Fluid", "yes" if number % 3 else "no"))
+    write_csv(reader, "long", LONG, rows)
     run_block("long.csv")
     typed_from_the_page("init wide.csv ")
-    rows = [line.split(",") for line in (reader / "wide.csv").read_text().splitlines()]
-    assert rows[0] == ["file", "Fluid", "Mass"]
-    assert [row[2] for row in rows[1:5]] == ["1", "0", "-1", "-1"]
-    assert [row[1] for row in rows[1:4]] == ["0", "1", "1"]
+    wide = read_csv(reader, "wide")
+    assert wide[0] == ["file", "Fluid", "Mass"]
+    assert [row[2] for row in wide[1:5]] == ["1", "0", "-1", "-1"]
+    assert [row[1] for row in wide[1:4]] == ["0", "1", "1"]
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_a_word_that_is_no_opinion_is_blank_in_any_order_of_the_lines(reader: Path, reverse: bool) -> None:
+def test_a_word_that_is_no_opinion_is_blank_in_any_order_of_the_lines(reader: Path) -> None:
     opinions = {
         "0000": ("yes", "unreadable", "1"),
         "0001": ("unreadable", "unreadable", ""),
@@ -156,33 +180,32 @@ def test_a_word_that_is_no_opinion_is_blank_in_any_order_of_the_lines(reader: Pa
         "0003": ("yes", "no", "-1"),
         "0004": ("unclear", "unreadable", "-1"),
     }
-    lines = [f"{name}.png,{word},Mass,{word}" for name, (*words, _) in opinions.items() for word in words]
-    lines = lines[::-1] if reverse else lines
-    (reader / "long.csv").write_text("\n".join(("file,reader,finding,value", *lines)))
-    run_block("long.csv")
-    rows = [line.split(",") for line in (reader / "wide.csv").read_text().splitlines()]
-    assert rows == [["file", "Mass"], *([f"{name}.png", label] for name, (_, _, label) in opinions.items())]
+    rows = [(f"{name}.png", word, "Mass", word) for name, (*words, _) in opinions.items() for word in words]
+    for ordered in (rows, rows[::-1]):
+        write_csv(reader, "long", LONG, ordered)
+        run_block("long.csv")
+        labels = [[f"{name}.png", label] for name, (_, _, label) in opinions.items()]
+        assert read_csv(reader, "wide") == [["file", "Mass"], *labels]
 
 
 def test_two_pictures_in_a_line_become_two_lines(reader: Path) -> None:
-    lines = ["patient,left,right,Mass_left,Mass_right,Fluid_left,Fluid_right"]
-    names = sorted(scan.name for scan in (reader / "scans").iterdir())
-    for number in range(PATIENTS):
-        left, right = names[2 * number : 2 * number + 2]
-        lines.append(f"p{number},{left},{right if number else ''},{number % 2},0,1,{number // 2 % 2}")
-    (reader / "eyes.csv").write_text("\n".join(lines))
+    names = [scan.name for scan in scans(reader)]
+    heading = ("patient", "left", "right", "Mass_left", "Mass_right", "Fluid_left", "Fluid_right")
+    rows = [
+        (f"p{number}", left, right if number else "", number % 2, 0, 1, number // 2 % 2)
+        for number, (left, right) in enumerate(zip(names[::2], names[1::2], strict=True))
+    ]
+    write_csv(reader, "eyes", heading, rows)
     run_block("eyes.csv")
     typed_from_the_page("init lines.csv ")
-    experiment = read_experiment(reader / "lines.toml", [], find_method_faults).experiment
-    assert experiment.data is not None
-    images = concatenate_image_sets(load_dataset(experiment.data, reader).parts)
+    images = images_of(reader, "lines")
     counts = dict(zip(images.class_names, images.labels.sum(axis=0).tolist(), strict=True))
     assert (len(images), counts) == (2 * PATIENTS - 1, {"Mass": PATIENTS / 2, "Fluid": PATIENTS + PATIENTS / 2})
     assert len(set(images.patients)) == PATIENTS
 
 
 def test_annotations_of_coco_become_a_table(reader: Path) -> None:
-    names = sorted(scan.name for scan in (reader / "scans").iterdir())
+    names = [scan.name for scan in scans(reader)]
     coco = {
         "categories": [{"id": 1, "name": "Mass"}, {"id": 4, "name": "Fluid"}],
         "images": [{"id": number, "file_name": name} for number, name in enumerate(names)],
@@ -192,7 +215,7 @@ def test_annotations_of_coco_become_a_table(reader: Path) -> None:
     }
     (reader / "annotations.json").write_text(json.dumps(coco))
     run_block("annotations.json")
-    rows = [line.split(",") for line in (reader / "coco.csv").read_text().splitlines()]
+    rows = read_csv(reader, "coco")
     assert rows[:4] == [["file", "Mass", "Fluid"], [names[0], "1", "0"], [names[3], "0", "1"], [names[6], "1", "0"]]
     assert len(rows) == 1 + 2 * PATIENTS / 3
     typed_from_the_page("init coco.csv ")

@@ -27,16 +27,25 @@ from tests.network.real import Machine, Program, eventually, free_ports, lines_o
 
 PROGRAMS = {"flwr-sim": studies.cli, "flwr-server": server.cli, "flwr-client": client.cli}
 ROOT = Path(__file__).parents[1]
-MODULES = {name: module.__name__ for name, module in PROGRAMS.items()}
+
+
+def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have runs of this process write no report, which takes longer to draw than a small run."""
+    monkeypatch.setattr("server.federation.set_up.write_run_pages", lambda *arguments, **options: None)
 
 
 def test_the_page_on_python_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    space: dict[str, object] = {}
+    no_pages(monkeypatch)
+    space: dict[str, Any] = {}
     for block in blocks("python", "python"):
         exec(compile(block, "docs/python.md", "exec"), space)  # as a person pastes them, one after the other
     assert (tmp_path / "runs" / "classes.png").stat().st_size > 5_000
-    assert {"first", "own", "compared"} <= {path.name for path in (tmp_path / "runs").iterdir()}
+    table, names = space["table"], ("digits_surgical", "digits_vanilla")
+    assert list(table.index) == [(name, seed) for name in names for seed in (0, 1)]
+    assert table["all"].between(0, 1).all()
+    assert (tmp_path / "runs" / "compared" / "report.html").is_file()
+    assert {"first", "own"} <= {path.name for path in (tmp_path / "runs").iterdir()}
 
 
 class Scans(Dataset[tuple[Tensor, Tensor]]):
@@ -45,7 +54,7 @@ class Scans(Dataset[tuple[Tensor, Tensor]]):
     classes = ("Mass", "Nodule", "Effusion")
 
     def __len__(self) -> int:
-        return 60
+        return 30
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         random = torch.Generator().manual_seed(index)
@@ -65,6 +74,7 @@ def test_the_readmes_classifier_and_data_set_train_the_model_of_a_toml_file(
         "model": {"architecture": "torchvision:resnet18", "image_size": 64},
         "partition": space["partition"],
     }
+    no_pages(monkeypatch)
     assert space["run"].model_sha256 == pc.simulate(tables, dataset=Scans(), out="by-toml").model_sha256
 
 
@@ -100,7 +110,10 @@ class Rehearsal:
     def starts(self, page: str, *beginning: str) -> list[Program]:
         """The same for programs that stay."""
         commands = self._taken(page, *beginning)
-        return [self._machine.start(Path(words[-1]).name, "-m", MODULES[words[0]], *words[1:]) for words in commands]
+        return [
+            self._machine.start(Path(words[-1]).name, "-m", PROGRAMS[words[0]].__name__, *words[1:])
+            for words in commands
+        ]
 
     def _taken(self, page: str, *beginning: str) -> list[list[str]]:
         commands = [words for words in self.left[page] if tuple(words[: len(beginning)]) == beginning]

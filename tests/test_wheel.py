@@ -73,7 +73,7 @@ def test_examples_and_a_run_work_beside_files_named_as_our_packages(
     examples = typed(installed, hostile, "examples")
     assert examples.returncode == 0, examples.stderr
     assert "experiments/digits_surgical.toml" in examples.stdout
-    run = ("run", "experiments/digits_surgical.toml", "--out", "runs/first", "--set", "run.rounds=2")
+    run = ("run", "experiments/digits_surgical.toml", "--out", "runs/first", "--set", "run.rounds=1")
     done = typed(installed, hostile, *run, "--backend", backend)
     assert done.returncode == 0, done.stderr
     assert "Report: runs/first/report.html" in done.stdout

@@ -14,9 +14,8 @@ from supply.lock import entries
 
 ROOT = Path(__file__).parents[2]
 LOCKS = [ROOT / "supply" / name for name in ("build.lock", "torch.lock", "libraries.lock")]
-FILES = sorted(
-    path for package in ("common", "strategies", "server", "client") for path in (ROOT / package).rglob("*.py")
-)
+PACKAGES = ("common", "strategies", "server", "client")
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
@@ -87,10 +86,8 @@ def dangers(source: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN:
             names += [f"{node.module}.{alias.name}" for alias in node.names if not alias.name.endswith("Error")]
         elif isinstance(node, ast.Call):
-            name, options = (
-                ast.unparse(node.func),
-                {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords},
-            )
+            name = ast.unparse(node.func)
+            options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
             if name in FORBIDDEN or name.split(".")[0] in FORBIDDEN - {"compile"}:
                 names.append(name)
             if name == "torch.load" and options.get("weights_only") != "True":
@@ -100,9 +97,10 @@ def dangers(source: str) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_code_of_ours_runs_what_it_reads(path: Path) -> None:
-    assert dangers(path.read_text(encoding="utf-8")) == []
+def test_no_code_of_ours_runs_what_it_reads() -> None:
+    by_file = {str(path.relative_to(ROOT)): dangers(path.read_text(encoding="utf-8")) for path in FILES}
+    assert len(by_file) > 200
+    assert {path: names for path, names in by_file.items() if names} == {}
 
 
 @pytest.mark.parametrize(
