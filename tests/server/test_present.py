@@ -28,7 +28,6 @@ from server.deployment.superlink.registrations import PATIENCE
 from server.deployment.timers import (
     ORDER,
     Timer,
-    TimerOrderRule,
     find_timer_order_faults,
     list_timers,
     timer_settings_table,
@@ -259,14 +258,12 @@ def by_name(timers: list[Timer]) -> dict[str, tuple[float, str]]:
 
 
 def test_a_runs_deadlines_are_those_of_its_experiment_and_else_the_defaults(experiment: Path) -> None:
-    timers = by_name(timers_of(experiment))
-    assert timers["participation.roll_call_deadline_s"] == (41, "the experiment")
-    assert timers["participation.round_deadline_s"] == (977, "the experiment")
+    own, default = by_name(timers_of(experiment)), by_name(list_timers(None))
     experiment.write_text(DIGITS, encoding="utf-8")
-    section, timers = read_experiment(experiment).experiment.participation, by_name(list_timers(None))
-    default = "the experiment (here: default)"
-    assert timers["participation.roll_call_deadline_s"] == (section.roll_call_deadline_s, default)
-    assert timers["participation.round_deadline_s"] == (section.round_deadline_s, default)
+    section = read_experiment(experiment).experiment.participation
+    for name, seconds in (("roll_call_deadline_s", 41), ("round_deadline_s", 977)):
+        assert own[f"participation.{name}"] == (seconds, "the experiment")
+        assert default[f"participation.{name}"] == (getattr(section, name), "the experiment (here: default)")
 
 
 INTERNAL = {
@@ -280,12 +277,14 @@ INTERNAL = {
 }
 
 
-@pytest.mark.parametrize("module", [of_sites, membership, control, network_grid, process, runs])
-def test_every_timer_that_a_module_has_is_listed(module: object) -> None:
-    constants = {name: value for name, value in vars(module).items() if name.isupper() and name.endswith("_S")}
-    listed = [timer.seconds for timer in list_timers(None)]
-    assert constants
-    assert [name for name, value in constants.items() if name not in INTERNAL and value not in listed] == []
+def test_every_timer_is_listed_under_a_name_of_its_own_and_in_order() -> None:
+    timers = list_timers(None)
+    listed = [timer.seconds for timer in timers]
+    for module in (of_sites, membership, control, network_grid, process, runs):
+        constants = {name: value for name, value in vars(module).items() if name.isupper() and name.endswith("_S")}
+        assert constants, module
+        assert [name for name, value in constants.items() if name not in INTERNAL and value not in listed] == []
+    assert (find_timer_order_faults(timers), len(by_name(timers))) == ([], len(timers))
 
 
 def test_a_site_is_taken_for_lost_when_the_superlink_does_so() -> None:
@@ -294,25 +293,18 @@ def test_a_site_is_taken_for_lost_when_the_superlink_does_so() -> None:
     assert lost > 2 * of_sites.HEARTBEAT_PAUSE_S  # one sign of life may get lost
 
 
-def test_the_timers_are_in_order_as_they_come_and_no_two_have_one_name() -> None:
-    timers = list_timers(None)
-    assert find_timer_order_faults(timers) == []
-    assert len(by_name(timers)) == len(timers)
-
-
-@pytest.mark.parametrize("key", ["round_deadline_s", "roll_call_deadline_s"])
-def test_a_deadline_too_short_for_its_inner_timer_is_refused_and_both_are_named(experiment: Path, key: str) -> None:
+def test_a_deadline_too_short_for_its_inner_timer_is_refused_and_both_are_named(experiment: Path) -> None:
     inner = of_sites.HEARTBEAT_PAUSE_S
-    (fault,) = find_timer_order_faults(timers_of(experiment, f"participation.{key}={inner}"))
-    assert fault.where == f"participation.{key}"
-    assert f"heartbeat of a site, {inner:g} s (fixed)" in fault.problem
-    assert find_timer_order_faults(timers_of(experiment, f"participation.{key}={inner + 1}")) == []
+    for key in ("participation.round_deadline_s", "participation.roll_call_deadline_s"):
+        (fault,) = find_timer_order_faults(timers_of(experiment, f"{key}={inner}"))
+        assert (fault.where, f"heartbeat of a site, {inner:g} s (fixed)" in fault.problem) == (key, True)
+        assert find_timer_order_faults(timers_of(experiment, f"{key}={inner + 1}")) == []
 
 
-@pytest.mark.parametrize("pair", ORDER, ids=lambda pair: f"{pair.inner} in {pair.outer}")
-def test_every_timer_that_is_too_long_for_its_outer_one_is_a_fault(pair: TimerOrderRule) -> None:
-    timers = [replace(timer, seconds=10_000) if timer.name == pair.inner else timer for timer in list_timers(None)]
-    assert pair.outer in [fault.where for fault in find_timer_order_faults(timers)]
+def test_every_timer_that_is_too_long_for_its_outer_one_is_a_fault() -> None:
+    for pair in ORDER:
+        timers = [replace(timer, seconds=10_000) if timer.name == pair.inner else timer for timer in list_timers(None)]
+        assert pair.outer in [fault.where for fault in find_timer_order_faults(timers)], pair
 
 
 def test_training_alone_has_a_deadline_where_the_experiment_asks_for_it(experiment: Path) -> None:

@@ -36,7 +36,7 @@ def check_same(images: ImageSet, expected: ImageSet) -> None:
         np.testing.assert_array_equal(getattr(images, name), getattr(expected, name))
 
 
-def test_a_hospital_reads_the_data_of_its_simulated_twin(file: ExperimentFile, tmp_path: Path) -> None:
+def test_a_hospital_reads_the_data_of_its_simulated_twin_without_pickles(file: ExperimentFile, tmp_path: Path) -> None:
     folders = export_simulated_sites(file, tmp_path / "sites")
     data = load_simulated_data(file.experiment, file.base_folder)
     assert [folder.name for folder in folders] == [part.site for part in data.parts] == ["east", "north", "west"]
@@ -47,22 +47,14 @@ def test_a_hospital_reads_the_data_of_its_simulated_twin(file: ExperimentFile, t
         for part in ("train", "validation", "test"):
             assert len(getattr(twin, part))
             check_same(getattr(site, part), getattr(twin, part))
-
-
-def test_a_site_with_one_class_has_labels_and_no_class_numbers(file: ExperimentFile, tmp_path: Path) -> None:
-    *_, west = export_simulated_sites(file, tmp_path / "sites")
-    site = load_site(read_site_settings(west))
+        with np.load(folder / "images.npz", allow_pickle=False) as arrays:
+            assert {arrays[name].dtype.kind for name in arrays} <= set("ufU")
+    # The last site has one class: labels, and no class numbers.
     assert site.declaration.canonical_names == ("7",)
     assert site.test.labels.shape[1] == 1
     assert set(site.test.labels[:, 0].tolist()) == {0.0, 1.0}
-    with np.load(west / "images.npz") as arrays:  # whatever the second column is, nobody has annotated it
+    with np.load(folders[-1] / "images.npz") as arrays:  # whatever the second column is, nobody has annotated it
         assert np.isnan(arrays["test_labels"][:, 1]).all()
-
-
-def test_arrays_are_written_without_pickles(file: ExperimentFile, tmp_path: Path) -> None:
-    for folder in export_simulated_sites(file, tmp_path / "sites"):
-        with np.load(folder / "images.npz", allow_pickle=False) as arrays:
-            assert {arrays[name].dtype.kind for name in arrays} <= set("ufU")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
