@@ -149,13 +149,15 @@ def test_a_killed_worker_is_replaced_and_no_site_is_absent(tmp_path: Path, monke
 def test_a_ray_whose_server_is_killed_stops_the_run_and_resume_ends_in_the_same_model(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = ("run.rounds=40", "evaluation.checkpoint=last")
+    last = "evaluation.checkpoint=last"
     with monkeypatch.context() as patch:
         after_push(patch, 3, lambda: kill(child for child in children() if child.name() == server))
         with pytest.raises(RunStopped, match=r"ended.*; --resume goes on"):
-            federation(tmp_path, ON_RAY, "simulation.workers=1", *settings)
-    assert 0 < len(rounds_of(tmp_path / "run")) < 40
+            federation(tmp_path, ON_RAY, "simulation.workers=1", last, "run.rounds=40")
+    rounds = len(rounds_of(tmp_path / "run"))
+    assert 0 < rounds < 40
     assert [child for child in children() if "ray" in child.name()] == []
+    settings = (last, f"run.rounds={rounds + 3}")  # beside the line that is written a round later
     assert federation(tmp_path, *settings, resume=True)["model_sha256"] == finished(*settings)[1]["model_sha256"]
 
 

@@ -67,12 +67,8 @@ ONE_GPU = (ClusterNode(8, 1, 64 * GB),)
         (GPU_NODES, {"gpus_per_site": 1}, 100, WorkerAllocation(2, 1.0)),
         (GPU_NODES, {"gpus_per_site": 0}, 100, WorkerAllocation(24, 0.0)),
         (MANY_GPUS, {"gpus_per_site": 2}, 100, WorkerAllocation(3, 2.0)),  # both GPUs of a site on one node
-        (
-            ONE_GPU,
-            {"workers": 3},
-            100,
-            WorkerAllocation(3, 0.3333),
-        ),  # ten-thousandths: 3 * 0.3334 would be more than one GPU
+        # Ten-thousandths: 3 * 0.3334 would be more than one GPU.
+        (ONE_GPU, {"workers": 3}, 100, WorkerAllocation(3, 0.3333)),
     ],
 )
 def test_workers_are_chosen_by_the_cores_memory_and_gpus_of_all_nodes(
@@ -184,6 +180,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_changes_made_in_a_copy_are_the_same_again_and_of_a_log_only_the_end_travels(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
+    assert WatchedFolder(there).list_changes() == read_folder_files(there) == []  # it is not there yet
     watched = recreate_folder_with_files(there, [("audit.jsonl", 0, b"one\n"), ("memory/r/round-1", 0, b"1")])
     recreate_folder_with_files(here, read_folder_files(there))
     with (there / "audit.jsonl").open("ab") as audit:
@@ -202,10 +199,6 @@ def test_changes_made_in_a_copy_are_the_same_again_and_of_a_log_only_the_end_tra
     (there / "audit.jsonl").write_bytes(b"begun anew")
     names = {(name, start, bytes(data)) for name, start, data in watched.list_changes()}
     assert names == {("audit-000001.jsonl", 0, b"one\ntwo\n"), ("audit.jsonl", 0, b"begun anew")}
-
-
-def test_a_watched_folder_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
-    assert WatchedFolder(tmp_path / "none").list_changes() == read_folder_files(tmp_path / "none") == []
 
 
 def test_a_message_comes_back_as_it_was() -> None:

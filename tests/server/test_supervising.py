@@ -10,15 +10,15 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from server.deployment import supervisor
+from server.deployment.superlink import process
 from server.deployment.superlink.process import (
-    FILE_BYTES,
     FILES,
     LINES_A_MINUTE,
     LONGEST_LINE,
@@ -27,8 +27,9 @@ from server.deployment.superlink.process import (
     escape_control_characters,
 )
 from server.deployment.supervisor import RunExitCode, count_checkpointed_rounds, supervise_run
-from tests.network.real import ROOT, eventually, free_ports
+from tests.network.real import ROOT, eventually, flwr_client, flwr_server, free_ports
 from tests.processes import living
+from tests.server.commands import Ended
 from tests.server.superlinks import Clock
 
 LEADS = """
@@ -63,9 +64,8 @@ def lives(folder: Path) -> list[str]:
 
 def test_a_killed_run_is_begun_again_until_it_is_done(led: Led, tmp_path: Path) -> None:
     code, notes = led(f"if len(lives) < 2: {KILLED}")
-    assert code == RunExitCode.DONE
+    assert (code, [note[:2] for note in notes]) == (RunExitCode.DONE, [("was killed by SIGKILL", n) for n in (1, 2)])
     assert lives(tmp_path) == ["run trial --once", "run trial --once --resume", "run trial --once --resume"]
-    assert [(how, deaths) for how, deaths, _ in notes] == [("was killed by SIGKILL", 1), ("was killed by SIGKILL", 2)]
 
 
 @pytest.mark.parametrize("code", [RunExitCode.DONE, RunExitCode.STOPPED, RunExitCode.BAD_INPUT, RunExitCode.ON_REQUEST])
@@ -76,19 +76,16 @@ def test_a_run_that_ends_is_not_begun_again(code: RunExitCode, led: Led, tmp_pat
 
 def test_a_run_that_dies_five_times_without_a_round_is_given_up(led: Led) -> None:
     code, notes = led(f"sys.exit({int(RunExitCode.CRASHED)})")
-    assert code == RunExitCode.CRASHED
-    assert [deaths for _, deaths, _ in notes] == [1, 2, 3, 4, 5]
+    assert (code, [deaths for _, deaths, _ in notes]) == (RunExitCode.CRASHED, [1, 2, 3, 4, 5])
     pauses = [pause for _, _, pause in notes]
-    assert pauses[1] == 2 * pauses[0] > 0
-    assert pauses[-1] == 0
+    assert pauses[1] == 2 * pauses[0] > pauses[-1] == 0
 
 
 def test_deaths_are_counted_anew_after_a_round(led: Led, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     a_round = "(folder / 'checkpoints' / f'round-{len(lives) + 1:06d}.json').touch()\n"
     code, notes = led(f"{a_round}\nif len(lives) < 7: {KILLED}")
-    assert code == RunExitCode.DONE
-    assert [deaths for _, deaths, _ in notes] == [1] * 7
+    assert (code, [deaths for _, deaths, _ in notes]) == (RunExitCode.DONE, [1] * 7)
 
 
 def test_sigterm_reaches_the_one_that_leads_and_it_is_not_begun_again(tmp_path: Path) -> None:
@@ -132,7 +129,7 @@ def test_a_process_that_uses_grpc_loses_none_of_its_children_at_their_start() ->
         "server = grpc.server(ThreadPoolExecutor(2)); port = server.add_insecure_port('127.0.0.1:0'); server.start()\n"
         "channel = grpc.insecure_channel(f'127.0.0.1:{port}'); grpc.channel_ready_future(channel).result(30)\n"
         "started = lambda: subprocess.run(['true'], env={**os.environ, STARTER: str(os.getpid())}).returncode\n"
-        "print({started() for _ in range(300)})"
+        "print({started() for _ in range(150)})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert (done.stdout, done.stderr) == ("{0}\n", "")
@@ -148,22 +145,18 @@ LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d)  \S")
 ZONE = {"TZ": "UTC-05:30"}  # as POSIX has it: east of Greenwich
 
 
-def server(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "server.cli", *map(str, arguments)]
-
-
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Path:
     folder = tmp_path / "trial"
-    made = server("init", folder, "--name", "trial", "--host", "127.0.0.1", "--port", free_ports(1)[0])
-    subprocess.run(made, check=True, capture_output=True, timeout=120)
+    made = flwr_server("init", folder, "--name", "trial", "--host", "127.0.0.1", "--port", free_ports(1)[0])
+    assert made.code == 0
     return folder
 
 
-def lines_until_ready(arguments: Sequence[str]) -> list[str]:
-    """Return the lines of standard output until the program is stopped, which is when it is ready."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, env=os.environ | ZONE) as process:
+def lines_until_ready(*arguments: str) -> list[str]:
+    """Start a coordinator; return the lines of its standard output until it is stopped, which is when it is ready."""
+    command, pipe = [sys.executable, "-m", "server.cli", "start", *arguments], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ | ZONE) as process:
         assert process.stdout is not None
         lines, until = list[str](), time.monotonic() + 120
         while not any("ready" in line for line in lines) and process.poll() is None and time.monotonic() < until:
@@ -182,26 +175,23 @@ def is_now(moment: str) -> bool:
 
 
 def test_the_coordinators_lines_have_date_time_and_zone(coordinator: Path) -> None:
-    matches = [LINE.match(line) for line in lines_until_ready(server("start", coordinator))]
+    matches = [LINE.match(line) for line in lines_until_ready(str(coordinator))]
     assert all(match and is_now(match[1]) for match in matches)
 
 
 def test_on_request_they_are_json_and_so_are_those_of_its_log_file(coordinator: Path) -> None:
-    lines = [json.loads(line) for line in lines_until_ready(server("start", coordinator, "--log-format", "json"))]
+    lines = [json.loads(line) for line in lines_until_ready(str(coordinator), "--log-format", "json")]
     assert all(is_now(line["time"]) and line["level"] == "info" for line in lines)
     assert lines[-1]["message"].startswith("stopped on request")
     log = (coordinator / "logs" / "superlink.log").read_text(encoding="utf-8")
     assert all(set(json.loads(line)) == {"time", "message"} for line in log.splitlines())
 
 
-@pytest.mark.parametrize("program", ["server.cli", "client.cli"])
-def test_why_a_program_ends_is_json_too(program: str, tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", program, "start", str(tmp_path), "--log-format", "json"]
-    ended = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=120)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    (line,) = [json.loads(line) for line in ended.stderr.splitlines()]
-    assert line["level"] == "error"
-    assert str(tmp_path) in line["message"]
+@pytest.mark.parametrize("program", [flwr_server, flwr_client])
+def test_why_a_program_ends_is_json_too(program: Callable[..., Ended], tmp_path: Path) -> None:
+    ended = program("start", tmp_path, "--log-format", "json")
+    (line,) = [json.loads(line) for line in ended.err.splitlines()]
+    assert (ended.code, ended.out, line["level"], str(tmp_path) in line["message"]) == (2, "", "error", True)
 
 
 STAMP = len("2026-11-22T10:00:00Z ")
@@ -212,21 +202,23 @@ def words(path: Path) -> list[str]:
     return [line[STAMP:] for line in path.read_text().splitlines()]
 
 
-def test_a_log_is_rotated_by_size_and_its_files_are_few_and_private(tmp_path: Path) -> None:
+def test_a_log_is_rotated_by_size_and_its_files_are_few_and_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "FILE_BYTES", 20_000)
     clock, path = Clock(), tmp_path / "superlink.log"
     path.write_text("of an earlier release\n")
     path.chmod(0o644)
     log = RotatingLog(path, clock)
-    for number in range(10_000):
+    for number in range(500):
         clock.now += 1
-        log.write_line(f"{number} " + "x" * 1500)
+        log.write_line(f"{number} " + "x" * 300)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["superlink.log", "superlink.log.1", "superlink.log.2"]
-    assert len(files) == FILES
-    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
-    assert sum(file.stat().st_size for file in files) <= FILES * (FILE_BYTES + LONGEST_LINE + STAMP)
+    assert (len(files), {stat.S_IMODE(file.stat().st_mode) for file in files}) == (FILES, {0o600})
+    assert sum(file.stat().st_size for file in files) <= FILES * (20_000 + LONGEST_LINE + STAMP)
     numbers = [int(line.split()[1]) for file in reversed(files) for line in file.read_text().splitlines()]
-    assert numbers == list(range(numbers[0], 10_000))
+    assert numbers == list(range(numbers[0], 500))
 
 
 def test_on_request_a_line_is_a_json_object(tmp_path: Path) -> None:
@@ -241,18 +233,16 @@ def test_a_flood_of_lines_does_not_wash_out_what_was_there(tmp_path: Path) -> No
     clock, path = Clock(), tmp_path / "superlink.log"
     log = RotatingLog(path, clock)
     log.write_line("before the flood")
-    for _ in range(100_000):
+    for _ in range(5000):
         log.write_line("refused")
     clock.now += 60
     log.write_line("after the flood")
-    lines = words(path)
-    assert len(lines) == LINES_A_MINUTE + 2
-    assert lines[0] == "before the flood"
-    assert lines[-2:] == [f"{100_001 - LINES_A_MINUTE} more lines in that minute", "after the flood"]
+    more = [f"{5001 - LINES_A_MINUTE} more lines in that minute", "after the flood"]
+    assert words(path) == ["before the flood", *["refused"] * (LINES_A_MINUTE - 1), *more]
 
 
 def test_a_line_is_cut_and_steers_no_terminal(tmp_path: Path) -> None:
-    RotatingLog(tmp_path / "log").write_line("x" * 1_000_000)
+    RotatingLog(tmp_path / "log").write_line("x" * 10_000)
     assert len((tmp_path / "log").read_text()) == STAMP + LONGEST_LINE + 1
     assert escape_control_characters("\x1b[91mERROR\x1b[0m : \x1b]0;title\x07 \u202egnp.exe\r\n") == (
         r"ERROR : \x1b]0;title\x07 \u202egnp.exe"
@@ -265,9 +255,8 @@ def test_what_a_process_prints_is_written_as_it_comes_and_after_its_end(tmp_path
     assert process.stdout
     copy_lines_to_log(process.stdout, RotatingLog(tmp_path / "log")).join(30)
     assert process.wait() == 0
-    lines = words(tmp_path / "log")
-    assert lines[:2] == ["out", "err"]
-    assert lines[-1] == "last"
+    first, second, *_, last = words(tmp_path / "log")
+    assert (first, second, last) == ("out", "err", "last")
 
 
 def test_a_full_disk_does_not_stop_the_process_whose_log_it_is(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -78,7 +78,9 @@ def test_figures_are_on_the_disk_before_anything_is_closed(tmp_path: Path) -> No
     assert socket.gethostname() not in file.name
 
 
+@pytest.mark.long
 def test_a_killed_run_has_the_rounds_that_it_had(digits: Path, tmp_path: Path) -> None:
+    """The short form: figures are on the disk before anything is closed."""
     command = ("run", digits.name, "--out", "run", "--set", "run.rounds=999")
     rounds = tmp_path / "run" / "rounds.jsonl"
     killed = warm().fork("studies.cli", command, os.environ, tmp_path, tmp_path / "log")
@@ -127,15 +129,9 @@ def test_what_a_round_or_a_class_does_not_have_is_left_out() -> None:
 
 def test_the_coordinators_own_training_and_accuracies_are_figures_too() -> None:
     rest = dict.fromkeys(("train_loss", "validation_loss", "validation_auroc", "bytes_up", "bytes_down", "seconds"))
-    line = {
-        **rest,
-        "sites": [],
-        "absent": {},
-        "site_losses": {},
-        "site_seconds": {},
-        "coordinator": {"train_loss": 0.5, "epochs": 3, "seconds": 9.0},
-        "test_accuracy": {"mean": 0.625, "pooled": 0.75},
-    }
+    rest |= {"sites": [], "absent": {}, "site_losses": {}, "site_seconds": {}}
+    coordinator = {"train_loss": 0.5, "epochs": 3, "seconds": 9.0}
+    line = {**rest, "coordinator": coordinator, "test_accuracy": {"mean": 0.625, "pooled": 0.75}}
     assert extract_round_scalars(line) == {
         "sites/took part": 0,
         "sites/absent": 0,
@@ -227,6 +223,7 @@ def test_a_store_that_goes_away_does_not_stop_the_run(
     assert (tmp_path / "run" / "report.html").is_file()
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.lists(st.text("./a=\u00e9 ,", min_size=1, max_size=6) | st.just("c" * 200), min_size=1, max_size=4))
 def test_no_class_name_makes_a_name_that_mlflow_refuses(class_names: list[str]) -> None:
     run = MLflowTracker(None, "", pytest.fail)
