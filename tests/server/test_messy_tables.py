@@ -45,7 +45,6 @@ class Messy:
     separator: str = ","
     encoding: str = "utf-8"
     suffix: str = ".png"
-    kind: str = "PNG"
     options: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -62,19 +61,12 @@ def findings(reading: Reading, mark: str, no_finding: str) -> str:
     return mark.join(name for name, shown in reading.shows.items() if shown) or no_finding
 
 
-SAME = ("Effusion", "Mass")
+SAME, CHEST = ("Effusion", "Mass"), ("Fluid", "Mass", "Nodule")
 TABLES = {
     "a hospital's own export": Messy(
-        {"": ("Fluid", "Mass", "Nodule")},
-        ("Bild Nr", "Patient ID", "Alter", "Geschlecht", "Fluid", "Mass", "Nodule", "Bemerkung"),
-        lambda n, r: (
-            f"{n:03}",
-            f"P{r.patient}",
-            f"{40 + n},5",
-            "mw"[n % 2],
-            *cells(r, ("Fluid", "Mass", "Nodule")),
-            "a; b",
-        ),
+        {"": CHEST},
+        ("Bild Nr", "Patient ID", "Alter", "Geschlecht", *CHEST, "Bemerkung"),
+        lambda n, r: (f"{n:03}", f"P{r.patient}", f"{40 + n},5", "mw"[n % 2], *cells(r, CHEST), "a; b"),
         separator=";",
         encoding="utf-8-sig",
         twice=7,
@@ -105,11 +97,7 @@ TABLES = {
         {"Klinikum Köln": ("Erguß", "Ödem"), "Klinikum Bonn": ("Erguß", "Rundherd")},
         ("Datei", "Klinik", "Pat.-Nr.", "Patient", "Dosis", "Befund"),
         lambda n, r: (
-            f"Bilder\\{n:03}.PNG",
-            r.hospital,
-            "",
-            f"{r.hospital[-4:]}/{r.patient}",
-            f"{n},25",
+            *(f"Bilder\\{n:03}.PNG", r.hospital, "", f"{r.hospital[-4:]}/{r.patient}", f"{n},25"),
             findings(r, ", ", "Normal"),
         ),
         separator=";",
@@ -118,12 +106,11 @@ TABLES = {
     ),
     "no endings, patients in three ways": Messy(
         {"1": ("Fluid", "Mass"), "2": ("Fluid", "Nodule"), "3": ("Mass", "Nodule")},
-        ("study", "site", "subject", "Fluid", "Mass", "Nodule"),
+        ("study", "site", "subject", *CHEST),
         lambda n, r: (
-            f"IMG{n:04}",
-            r.hospital,
-            (f"P-{r.hospital}{r.patient:03}", f"p{r.hospital}{r.patient:03}", f"P {r.hospital}{r.patient:03}")[n % 3],
-            *cells(r, ("Fluid", "Mass", "Nodule")),
+            *(f"IMG{n:04}", r.hospital),
+            ("P-{}{:03}", "p{}{:03}", "P {}{:03}")[n % 3].format(r.hospital, r.patient),
+            *cells(r, CHEST),
         ),
         suffix="",
         options=("--join-patients",),
@@ -169,6 +156,7 @@ def test_the_first_run_counts_what_the_images_show(name: str, tmp_path: Path, mo
     if messy.names:  # confirmed as a person does
         lines = (tmp_path / "mine.toml").read_text(encoding="utf-8")
         (tmp_path / "mine.toml").write_text(lines.replace("# synonyms", "synonyms"), encoding="utf-8")
+    monkeypatch.setattr("server.federation.set_up.write_run_pages", lambda out: None)
     ended = flwr_sim(*command.split()[2:], "--set", "run.rounds=1", "--set", "model.image_size=16")
     assert ended.code == 0, ended.err
 

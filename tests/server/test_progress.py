@@ -25,6 +25,8 @@ from common.system.terminal import ProgressFormat, choose_progress_format
 from studies import progress
 from studies.progress import ActiveRun, TrialsProgressEvents, TrialsTimeEstimate
 from tests.federations import DIGITS
+from tests.network.real import flwr_sim
+from tests.server.commands import Ended
 
 STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d$")
@@ -39,11 +41,10 @@ def command(folder: Path, verb: str, *arguments: str) -> list[str]:
     return [*program, "--set", "run.rounds=3", *settings, *arguments]
 
 
-def piped(arguments: Sequence[str], code: int = 0) -> subprocess.CompletedProcess[str]:
-    ended = subprocess.run(
-        arguments, capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL
-    )
-    assert ended.returncode == code, ended.stderr
+def piped(arguments: Sequence[str], code: int = 0) -> Ended:
+    """Type a command in this process, whose streams are no terminal then."""
+    ended = flwr_sim(*arguments[3:])
+    assert ended.code == code, ended.err
     return ended
 
 
@@ -105,7 +106,7 @@ def test_without_a_terminal_a_run_says_each_round_at_once_with_the_time_left(tmp
 
 def test_as_json_every_line_of_standard_error_is_one_object_and_standard_output_is_the_result(tmp_path: Path) -> None:
     ended = piped(command(tmp_path, "run", "--progress", "json"))
-    lines = objects(ended.stderr)
+    lines = objects(ended.err)
     assert [line["event"] for line in lines] == ["began", "round", "round", "round", "ended"]
     assert all(is_moment(line["time"]) and line["run"] == f"{LONG_NAME} seed 3" for line in lines)
     written = objects((tmp_path / "out" / "rounds.jsonl").read_text("utf-8"))
@@ -115,22 +116,21 @@ def test_as_json_every_line_of_standard_error_is_one_object_and_standard_output_
     for line, before in zip(lines[2:4], written, strict=False):  # a line of the file has the model that the round made
         for name in ("validation_loss", "validation_auroc"):
             assert line[name] == before[name]
-    assert lines[1]["seconds_left"] > 0
-    assert lines[3]["seconds_left"] == 0
-    assert "AUROC by class" in ended.stdout
+    assert lines[1]["seconds_left"] > lines[3]["seconds_left"] == 0
+    assert "AUROC by class" in ended.out
 
 
 @pytest.mark.long
 def test_none_says_nothing_but_the_result(tmp_path: Path) -> None:
     ended = piped(command(tmp_path, "run", "--progress", "none"))
-    assert ended.stderr == ""
-    assert "AUROC by class" in ended.stdout
+    assert ended.err == ""
+    assert "AUROC by class" in ended.out
 
 
 @pytest.mark.parametrize("verb", ["run", "compare", "study"])
 def test_a_bar_without_a_terminal_is_refused_before_anything_is_read(verb: str, tmp_path: Path) -> None:
     ended = piped(command(tmp_path, verb, "--progress", "bar"), code=2)
-    assert "--progress bar: needs a terminal" in ended.stderr.replace("\n", " ")
+    assert "--progress bar: needs a terminal" in ended.err.replace("\n", " ")
     assert not (tmp_path / "out").exists()
 
 
@@ -147,26 +147,26 @@ def test_a_log_file_gets_no_bar_where_colours_are_forced(monkeypatch: pytest.Mon
 @pytest.mark.long
 def test_compare_speaks_before_its_first_run_ends(tmp_path: Path) -> None:
     ended = piped(command(tmp_path, "compare", "--seeds", "2", "--jobs", "1"))
-    lines = [line.split(maxsplit=1) for line in ended.stderr.splitlines()]
+    lines = [line.split(maxsplit=1) for line in ended.err.splitlines()]
     assert all(is_moment(moment) for moment, _ in lines)
     texts = [text for _, text in lines if not text.startswith("at work: ")]
     assert texts[:2] == ["2 runs to do, 1 at a time", "began  a-seed0, 3 rounds"]
     assert re.fullmatch(r"done  a-seed0  [\d.mins ]+, 1 of 2 runs, about .* left", texts[2])
     assert texts[3] == "began  a-seed1, 3 rounds"
     assert re.fullmatch(r"done  a-seed1  [\d.mins ]+, 2 of 2 runs", texts[4])
-    assert "done " not in ended.stdout
+    assert "done " not in ended.out
 
 
 @pytest.mark.long
 def test_compare_as_json(tmp_path: Path) -> None:
     ended = piped(command(tmp_path, "compare", "--seeds", "2", "--jobs", "2", "--progress", "json"))
-    first, *lines = objects(ended.stderr)
+    first, *lines = objects(ended.err)
     first.pop("time")
     assert first == {"event": "runs", "done": 0, "runs": 2, "seconds_left": None, "at_a_time": 2}
     assert {(line["event"], line["run"]) for line in lines[:2]} == {("run_began", "a-seed0"), ("run_began", "a-seed1")}
     ends = [(line["event"], line["ok"], line["done"]) for line in lines[2:] if line["event"] != "at_work"]
     assert ends == [("run_ended", True, 1), ("run_ended", True, 2)]
-    assert "Report:" in ended.stdout
+    assert "Report:" in ended.out
 
 
 def test_the_table_of_a_grid_is_whole_at_eighty_columns_and_shows_rounds_before_a_run_ends(tmp_path: Path) -> None:
