@@ -133,9 +133,7 @@ def took_part(run: RunFolderContent) -> set[str]:
     return {site for line in run.rounds for site in line.sites}
 
 
-@MANY
-@given(runs())
-def test_the_result_counts_the_classes_that_were_tested_and_no_others(run: RunFolderContent) -> None:
+def check_the_result_counts_the_classes_that_were_tested_and_no_others(run: RunFolderContent) -> None:
     sentence, tested, summary = describe_run_result(run), aurocs(run), run.summary
     enough = {name for name, each in summary.test.per_class.items() if (each.positives or 0) >= FEW}
     every, taking = aurocs(run, enough), took_part(run)
@@ -168,9 +166,7 @@ def test_the_result_counts_the_classes_that_were_tested_and_no_others(run: RunFo
         assert float(value) == pytest.approx(mean(aurocs(run, enough & names)), abs=PRINTED)
 
 
-@MANY
-@given(runs())
-def test_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: RunFolderContent) -> None:
+def check_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: RunFolderContent) -> None:
     summary, prominent = run.summary, list_prominent_limitations(run)
     per_class = summary.test.per_class
     untested = [n for n in summary.classes if n not in per_class or per_class[n].auroc is None]
@@ -196,9 +192,7 @@ def test_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: Run
     assert improving == (by_validation and summary.rounds > 1 and summary.best_round == summary.rounds)
 
 
-@MANY
-@given(runs())
-def test_sites_that_were_lost_or_did_not_test_are_named(run: RunFolderContent) -> None:
+def check_sites_that_were_lost_or_did_not_test_are_named(run: RunFolderContent) -> None:
     summary, prominent = run.summary, list_prominent_limitations(run)
     at_end = set(run.rounds[-1].absent) - set(summary.excluded) if run.rounds else set()
     lost = {s.split(" took part ")[0]: s for s in prominent if " took part " in s and not s.startswith("No site")}
@@ -220,9 +214,7 @@ def test_sites_that_were_lost_or_did_not_test_are_named(run: RunFolderContent) -
     assert long == [(site, str(shortened.count(site))) for site in sorted(set(shortened))]
 
 
-@MANY
-@given(runs())
-def test_a_result_of_a_sample_of_sites_says_of_how_many_and_what_stands_for_all(run: RunFolderContent) -> None:
+def check_a_result_of_a_sample_of_sites_says_of_how_many_and_what_stands_for_all(run: RunFolderContent) -> None:
     summary, sentence = run.summary, describe_run_result(run)
     counts = re.search(r"was tested at (\d+) of (\d+) sites?, drawn at random(?:; (\d+) more )?", sentence)
     for_all = re.search(r"95 % interval \S+ for all (\d+) site", sentence)
@@ -243,9 +235,7 @@ def test_a_result_of_a_sample_of_sites_says_of_how_many_and_what_stands_for_all(
     assert named == (without if summary.test.note == GLOBAL_MODEL else untested)
 
 
-@MANY
-@given(runs())
-def test_classes_whose_sites_left_before_the_model_was_done_are_named(run: RunFolderContent) -> None:
+def check_classes_whose_sites_left_before_the_model_was_done_are_named(run: RunFolderContent) -> None:
     summary, expected = run.summary, {}
     end = len(run.rounds) if summary.best_round is None else summary.best_round
     for name in summary.classes:
@@ -263,9 +253,7 @@ def test_classes_whose_sites_left_before_the_model_was_done_are_named(run: RunFo
     assert named == expected
 
 
-@MANY
-@given(runs())
-def test_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run: RunFolderContent) -> None:
+def check_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run: RunFolderContent) -> None:
     summary, further, first = run.summary, list_further_limitations(run), list_prominent_limitations(run)
     rest = {names_in([s])[0]: s for s in further if " rest on " in s}
     for name, each in summary.test.per_class.items():
@@ -297,14 +285,24 @@ VERDICT_WORDS = re.compile(
 )
 
 
-@MANY
-@given(runs())
-def test_one_run_is_never_called_better_than_anything(run: RunFolderContent) -> None:
+def check_one_run_is_never_called_better_than_anything(run: RunFolderContent) -> None:
     allowed = ("better than by chance", "worse than by chance", "Validation was best", "may give a better model")
     for sentence in [describe_run_result(run), *every_limit(run)]:
         for phrase in allowed:
             sentence = sentence.replace(phrase, "")
         assert not VERDICT_WORDS.search(sentence), sentence
+
+
+@MANY
+@given(runs())
+def test_no_sentence_says_more_or_less_than_the_figures_carry(run: RunFolderContent) -> None:
+    check_the_result_counts_the_classes_that_were_tested_and_no_others(run)
+    check_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run)
+    check_sites_that_were_lost_or_did_not_test_are_named(run)
+    check_a_result_of_a_sample_of_sites_says_of_how_many_and_what_stands_for_all(run)
+    check_classes_whose_sites_left_before_the_model_was_done_are_named(run)
+    check_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run)
+    check_one_run_is_never_called_better_than_anything(run)
 
 
 @SOME
