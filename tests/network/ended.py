@@ -1,7 +1,6 @@
-"""A command as a process: how it ends, what that costs, what it says, and what it leaves behind."""
+"""A command as a process: how and when it ends, what it says, and what it leaves behind."""
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,6 @@ from tests.network.real import ROOT, WITHIN_S
 from tests.processes import MARK, command_line, environment, kill, living, marked
 
 MODULES = {"flwr-sim": "studies.cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
-IMPORT_TIME = "import time:"
 HALF = ("*.part", "*.unfinished", "*.tmp")
 """Names of what is not whole."""
 
@@ -39,40 +37,15 @@ class Ended:
     """How a command ended.
 
     Attributes:
-        cpu_s: Of the process and of those that it started and waited for.
         wall_s: From the signal, or without one from the start, to the end of its last process.
         output: Standard output and error.
-        modules: Names of the modules that it imported, where the command was started with ``lists_modules``.
         left: Processes that live on, and files that are not whole.
     """
 
     code: int
-    cpu_s: float
     wall_s: float
     output: str
     left: tuple[str, ...]
-    modules: frozenset[str] = frozenset()
-
-
-@dataclass
-class Table:
-    """The rows of all that was tried, as Markdown in a file."""
-
-    path: Path
-    rows: list[tuple[str, ...]] = field(default_factory=list)
-
-    def add(self, command: str, what: str, ended: Ended) -> None:
-        *_, last = ["", *filter(None, map(str.strip, ended.output.splitlines()))]
-        words = last.replace("|", "/").replace(str(ROOT), ".")[:160]
-        times = f"{ended.cpu_s:.2f}", f"{ended.wall_s:.2f}"
-        self.rows.append((command, what, *times, str(ended.code), words, ", ".join(ended.left) or "nothing"))
-
-    def write(self) -> None:
-        if self.rows:
-            head = ("command", "what", "CPU s", "wall s", "exit code", "last words", "left behind")
-            rows = [head, ("---",) * len(head), *sorted(self.rows)]
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text("".join(f"| {' | '.join(row)} |\n" for row in rows), encoding="utf-8")
 
 
 def to_the_parent(parent: int, mark: str, number: signal.Signals) -> None:
@@ -150,34 +123,21 @@ class Command:
         typed: As a person types it, its program first.
         log: Where it prints to.
         ignores_ctrl_c: As a program that a shell starts in the background.
-        lists_modules: Python prints each import; these lines are no part of :attr:`output`.
     """
 
-    def __init__(
-        self, typed: Sequence[object], log: Path, *, ignores_ctrl_c: bool = False, lists_modules: bool = False
-    ) -> None:
+    def __init__(self, typed: Sequence[object], log: Path, *, ignores_ctrl_c: bool = False) -> None:
         program, *arguments = map(str, typed)
         self._mark, self._log = uuid.uuid4().hex, log
-
-        self._cpu = cpu_s()
         self._began = time.monotonic()
         command = [sys.executable, "-m", MODULES[program], *arguments]
         surroundings = environment() | {MARK: self._mark}
-        if lists_modules:
-            surroundings["PYTHONPROFILEIMPORTTIME"] = "1"
         with log.open("wb") as file, as_from_a_terminal(ignores_ctrl_c):
             streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
             self.process = subprocess.Popen(command, start_new_session=True, env=surroundings, cwd=ROOT, **streams)
 
     @property
     def output(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        return "".join(line for line in lines if not line.startswith(IMPORT_TIME))
-
-    def modules(self) -> frozenset[str]:
-        """Names of all modules that Python listed."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return frozenset(line.rsplit("|", 1)[-1].strip() for line in lines if line.startswith(IMPORT_TIME))
+        return self._log.read_text(encoding="utf-8", errors="replace")
 
     def worked_s(self) -> float:
         """CPU seconds of its processes so far."""
@@ -217,13 +177,7 @@ class Command:
             wall = time.monotonic() - since
             alive = [line for process in left() if (line := command_line(process))]
             half = [str(path.relative_to(folder)) for name in HALF for path in folder.rglob(name)]
-            return Ended(code, cpu_s() - self._cpu, wall, self.output, (*alive, *half), self.modules())
+            return Ended(code, wall, self.output, (*alive, *half))
         finally:
             kill(left())
             self.process.wait()
-
-
-def cpu_s() -> float:
-    """CPU seconds of all children that were waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from client.connection.status import read_status
 from common.errors import BadInput
 from server.coordinator.state import ControlSocketPath
 from tests.federations import DIGITS
-from tests.network.warm import LEADS, Forked, Warm
+from tests.network.warm import LEADING, LEADS, Forked, Warm
 from tests.network.warm import PROGRAMS as WARM_PROGRAMS
 from tests.processes import MARK, ROOT, command_line, environment, kill, marked
 from tests.server.commands import Ended
@@ -91,16 +91,9 @@ def typed(main: Callable[[Sequence[str]], None], *arguments: object) -> Ended:
     return Ended(int(stopped.value.code or 0), out.getvalue(), err.getvalue())
 
 
-def flwr_server(*arguments: object) -> Ended:
-    return typed(server.cli.main, *arguments)
-
-
-def flwr_client(*arguments: object) -> Ended:
-    return typed(client.cli.main, *arguments)
-
-
-def flwr_sim(*arguments: object) -> Ended:
-    return typed(studies.cli.main, *arguments)
+flwr_server = partial(typed, server.cli.main)
+flwr_client = partial(typed, client.cli.main)
+flwr_sim = partial(typed, studies.cli.main)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -115,7 +108,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 @cache
 def warm() -> Warm:
     """The process that forks hospitals' programs: one for all tests of this process, and it ends with them."""
-    started = Warm()
+    started = Warm("client.connection.service", "server.deployment.network")  # torch, Flower, gRPC, our own code
     atexit.register(started.end)
     return started
 
@@ -181,8 +174,9 @@ class Machine:
         log = self.folder / f"{name}-{len(self._programs)}.log"
         words = [str(argument) for argument in arguments]
         with log.open("wb") as file:
-            if words[0] == "-m" and (words[1] in WARM_PROGRAMS or (words[1] == LEADS and "--once" in words)):
-                process = warm().fork(words[1], words[2:], self._environment, self._works_in, log)
+            module, *rest = words[words[0] == "-m" :]
+            if module in WARM_PROGRAMS or (module in LEADING and "--once" in rest):
+                process = warm().fork(module, rest, self._environment, self._works_in, log)
             else:
                 streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
                 command = [sys.executable, *words]

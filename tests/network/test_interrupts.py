@@ -1,6 +1,6 @@
 """Every command and every way to stop it: all ends within seconds, with one exit code, and nothing half done is left.
 
-``pytest tests/network/test_interrupts.py -m "" -n 0`` tries the whole table and writes it to ``build/interrupts.md``.
+``pytest tests/network/test_interrupts.py -m "" -n 0`` tries the whole table.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.network.ended import WAYS, Command, Ended, Table, listens, rounds_done
-from tests.network.real import PARTIAL, ROOT, Coordinator, Site, exported, flwr_client, flwr_sim, machine, written
+from tests.network.ended import WAYS, Command, Ended, listens, rounds_done
+from tests.network.real import PARTIAL, Coordinator, Site, exported, flwr_client, flwr_sim, machine, written
 
 LIMIT_S = 5.0
 IMAGES = 4000
@@ -55,13 +55,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         east, north = (coordinator.admit(coordinator.site(site)) for site in sites[:2])
         east.start().says("connected to")
         yield World(here.folder, experiment, run, images, coordinator, other, east, north)
-
-
-@pytest.fixture(scope="session")
-def table() -> Iterator[Table]:
-    table = Table(ROOT / "build" / "interrupts.md")
-    yield table
-    table.write()
 
 
 def trained(rounds: int) -> Callable[[Command, Path], bool]:
@@ -162,20 +155,18 @@ def holds(case: Case, ended: Ended, out: Path, *, early: bool = False) -> None:
 @pytest.mark.network
 @pytest.mark.parametrize(("name", "when", "way"), ALL, ids=lambda each: str(each))
 def test_a_command_that_is_told_to_stop_ends_with_all_that_it_started(
-    name: str, when: str, way: str, world: World, tmp_path: Path, table: Table
+    name: str, when: str, way: str, world: World, tmp_path: Path
 ) -> None:
     ended = stopped(CASES[name], world, tmp_path / "out", when, way)
-    table.add(name, f"{way} {when}", ended)
     holds(CASES[name], ended, tmp_path / "out", early=when == "early")
 
 
 @pytest.mark.network
 @pytest.mark.parametrize("name", ["flwr-server start", "flwr-server run", "flwr-client start", "flwr-sim run (ray)"])
 def test_a_service_in_the_background_of_a_shell_which_ignores_ctrl_c_ends_by_sigterm(
-    name: str, world: World, tmp_path: Path, table: Table
+    name: str, world: World, tmp_path: Path
 ) -> None:
     ended = stopped(CASES[name], world, tmp_path / "out", "late", "SIGTERM to the parent", ignores_ctrl_c=True)
-    table.add(name, "SIGTERM to the parent late, SIGINT ignored", ended)
     holds(CASES[name], ended, tmp_path / "out")
 
 

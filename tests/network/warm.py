@@ -1,12 +1,14 @@
-"""Hospitals' programs, and what leads a run, without the wait for torch: one process has imported it, and forks.
+"""Programs without the wait for their imports: one process has imported the modules that it is given, and forks.
 
 ``python -m client.cli start`` spends four CPU seconds on imports, and the tests start it some hundred times. A program
 that is forked here runs the same module with its own arguments, environment, folder and log, and ends as it would.
 
-    python -m tests.network.warm SOCKET
+    python -m tests.network.warm SOCKET MODULE...
 """
 
+import atexit
 import contextlib
+import importlib
 import json
 import os
 import runpy
@@ -18,12 +20,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partialmethod
 from pathlib import Path
+from typing import Any
 
 PROGRAMS = ("client.cli", "tests.network.adversary", "tests.network.loose_talker")
 """Modules that may be started so: those that begin with the imports of a hospital's program."""
 LEADS = "tests.network.without_pages"
-"""So too with ``--once``: it starts no other process then."""
+LEADING = ("server.cli", LEADS, "-c")
+"""So too with ``--once``: they start no other process then."""
+MODULES_TO = "POLYCLINIC_TEST_MODULES"
+"""Variable of the environment with a file to which a program writes at its end which modules it had."""
 STARTS_WITHIN_S = 240.0
 
 
@@ -65,13 +72,8 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.send_signal(signal.SIGKILL)
+    terminate = partialmethod(send_signal, signal.SIGTERM)
+    kill = partialmethod(send_signal, signal.SIGKILL)
 
     def _ended(self, within_s: float | None) -> int | None:
         if self.returncode is None and b"\n" not in self._told:
@@ -84,19 +86,19 @@ class Forked:
 
 
 class Warm:
-    """The process that forks; it ends with this one."""
+    """The process that forks, once it has imported these modules; it ends with this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="warm-")
         self._path = Path(self._folder.name) / "socket"
-        command = [sys.executable, "-m", __spec__.name if __spec__ else "tests.network.warm", str(self._path)]
+        command = [sys.executable, "-m", __spec__.name if __spec__ else "tests.network.warm", str(self._path), *modules]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment, stdin=subprocess.PIPE)
 
     def fork(
         self, module: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path
     ) -> Forked:
-        """Start a program."""
+        """Start a module as a program, or with ``-c`` the code that is the first argument."""
         request = {"module": module, "arguments": list(arguments), "environment": dict(environment)}
         request |= {"folder": str(folder), "log": str(log)}
         line = self._connected()
@@ -129,10 +131,13 @@ def main() -> None:
     request = _serve(Path(sys.argv[1]))
     if request is not None:  # this is the child: from here on it is the program
         sys.argv = [request["module"], *request["arguments"]]
-        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        if request["module"] == "-c":
+            exec(sys.argv.pop(1), {"__name__": "__main__"})
+        else:
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
-def _serve(path: Path) -> dict[str, object] | None:
+def _serve(path: Path) -> dict[str, Any] | None:
     """Listen; return None in the parent at the end, and in each child the request that it is to run."""
     wake, note = os.pipe()
     os.set_blocking(note, False)
@@ -181,10 +186,12 @@ def _tell_who_ended(lines: dict[int, socket.socket]) -> None:
         line.close()
 
 
-def _become(request: dict[str, object]) -> None:
+def _become(request: dict[str, Any]) -> None:
     """Take the environment, the folder and the log of the program."""
     os.environ.clear()
-    os.environ.update(request["environment"])  # type: ignore[call-overload]
+    os.environ.update(request["environment"])
+    if modules := os.environ.get(MODULES_TO):
+        atexit.register(lambda: Path(modules).write_text("\n".join(sys.modules), encoding="utf-8"))
     for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):  # as a Python that starts now would
         if place and place not in sys.path:
             sys.path.insert(1, place)
@@ -201,9 +208,6 @@ if __name__ == "__main__":
     os.environ.update(
         FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1"
     )
-    import client.connection.service  # what takes the time: torch, Flower, gRPC, our own code
-    import server.deployment.network
-
-    assert client.connection.service
-    assert server.deployment.network
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
     main()
