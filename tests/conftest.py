@@ -32,6 +32,7 @@ TOGETHER = {
     "test_limits.py": "one federation",
     "test_flood.py": "one federation",
     "test_forger.py": "one federation",
+    "test_haproxy.py": "one federation",
     "test_kills.py": "one federation",
     "test_named_kills.py": "named kills",
     "test_harm.py": "harm",

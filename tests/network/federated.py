@@ -86,6 +86,20 @@ class Federation:
         assert site.program.stop() == 0
         self.coordinator.sees(site, state="stopped")
 
+    @contextmanager
+    def rerouted(self, ports: Mapping[str, int]) -> Iterator[None]:
+        """Within it, these sites reach the coordinator on other ports; after it they are down."""
+        own, sites = f":{self.coordinator.port}", [site for site in self.sites if site.name in ports]
+        for site in sites:
+            site.end()
+            site.edit(site.kit, (own, f":{ports[site.name]}"))
+            site.connect()
+        self.coordinator.sees(*sites)
+        yield
+        for site in sites:
+            site.end()
+            site.edit(site.kit, (f":{ports[site.name]}", own))
+
     def gather(self) -> None:
         """Start anyone who does not run, and wait until all are there."""
         for site in self.sites:

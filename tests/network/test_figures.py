@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ Scored = dict[str, NDArray[np.floating]]
 """Class -> scores and labels."""
 
 
-def image_folder(folder: Path, level: Level, part: int) -> Path:
+def image_folder(folder: Path, part: int) -> Path:
     """A third of 900 digits as pictures: 60 in the test part, of either kind of each class 20 or more."""
     digits = load_digits()
     (folder / "images").mkdir(parents=True)
@@ -67,7 +68,7 @@ def image_folder(folder: Path, level: Level, part: int) -> Path:
         digit, kind = int(digits.target[index]), ("test", "validation", "train", "train", "train")[place % 5]
         lines.append(f"{index}.png,{int(digit > 4)},{digit % 2},{kind}")
     (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    (folder / "site.toml").write_text(SITE.format(name=folder.name, level=level))
+    (folder / "site.toml").write_text(SITE.format(name=folder.name, level="trusted"))
     return folder
 
 
@@ -115,18 +116,32 @@ class Finished:
         return {row[0]: row[1:4] for row in cells if row[0] in (*NAMES, MEAN)}
 
 
-def finished(level: Level, folder: Path) -> Finished:
-    """Three hospitals of one level, over TLS, to the end of a run."""
+Finish = Callable[[Level], Finished]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finish]:
+    """Makes three hospitals' run over TLS, at the level to which they set themselves before it."""
+    folder = tmp_path_factory.mktemp("figures")
     experiment = written(EXPERIMENT, folder)
-    data = [image_folder(folder / "data" / name, level, part) for part, name in enumerate(HOSPITALS)]
+    data = [image_folder(folder / "data" / name, part) for part, name in enumerate(HOSPITALS)]
     with connected(experiment, folder / "machine", data=data) as (coordinator, sites):
-        run = coordinator.run(experiment, folder / "run", *PLANS[level], sites=3, pages=True)
-        run.succeeds()
-        return Finished(folder / "run", run.output, sites)
+
+        def finish(level: Level) -> Finished:
+            for site in sites:
+                site.end()
+                site.toml.write_text(SITE.format(name=site.name, level=level))
+                site.start()
+            coordinator.sees(*sites)
+            run = coordinator.run(experiment, folder / level, *PLANS[level], sites=3, pages=True, once=True)
+            run.succeeds()
+            return Finished(folder / level, run.output, sites)
+
+        yield finish
 
 
-def test_at_trusted_every_printed_figure_is_scikit_learns_to_the_digit(tmp_path: Path) -> None:
-    run = finished("trusted", tmp_path)
+def test_at_trusted_every_printed_figure_is_scikit_learns_to_the_digit(finished: Finish) -> None:
+    run = finished("trusted")
     each = [by_scikit_learn(scored(site, run.folder)) for site in run.sites]
     true = {name: np.mean([figures[name] for figures in each], axis=0) for name in (*NAMES, MEAN)}
     assert run.card == {name: [f"{figure:.3f}" for figure in figures] for name, figures in true.items()}
@@ -135,9 +150,9 @@ def test_at_trusted_every_printed_figure_is_scikit_learns_to_the_digit(tmp_path:
 
 
 def test_at_masked_every_printed_figure_lies_within_its_error_and_no_record_holds_one_of_a_single_site(
-    tmp_path: Path,
+    finished: Finish,
 ) -> None:
-    run = finished("masked", tmp_path)
+    run = finished("masked")
     each = [scored(site, run.folder) for site in run.sites]
     true = by_scikit_learn({name: np.concatenate([of[name] for of in each], axis=1) for name in NAMES})
     assert run.card.keys() == true.keys()
@@ -158,8 +173,8 @@ def assert_no_figure_of_one_site(summary: dict[str, Any]) -> None:
     assert all((site["validation_loss"], site["per_class"]) == (None, {}) for site in summary["per_site"].values())
 
 
-def test_at_private_no_figure_leaves_and_every_page_gives_the_reason(tmp_path: Path) -> None:
-    run = finished("private", tmp_path)
+def test_at_private_no_figure_leaves_and_every_page_gives_the_reason(finished: Finish) -> None:
+    run = finished("private")
     for page in (run.output, run.report, (run.folder / "MODEL_CARD.md").read_text(encoding="utf-8")):
         assert "the noise of this run covers updates alone" in " ".join(page.split())
     assert run.card == {}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.network.federated import Federation, admitted
-from tests.network.real import PARTIAL, ROOT, eventually, free_ports, listens
+from tests.network.federated import EVERYBODY, Federation
+from tests.network.real import ROOT, eventually, free_ports, listens
 
 HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
 CONFIGURATION = ROOT / "docker" / "haproxy.cfg"
@@ -55,15 +55,10 @@ def closed(connection: socket.socket) -> bool:
 
 
 @pytest.fixture
-def behind(tmp_path: Path) -> Iterator[tuple[Federation, int]]:
-    """Three sites that reach their coordinator through the proxy, and the proxy's port."""
-    with admitted(tmp_path, PARTIAL) as federation, proxy(tmp_path, federation.coordinator.port) as port:
-        federation.coordinator.start()
-        for site in federation.sites:
-            site.edit(site.kit, (f"127.0.0.1:{federation.coordinator.port}", f"127.0.0.1:{port}"))
-            site.start()
-        federation.coordinator.sees(*federation.sites)
-        yield federation, port
+def port(federation: Federation, tmp_path: Path) -> Iterator[int]:
+    """The port of a proxy through which all three sites reach their coordinator."""
+    with proxy(tmp_path, federation.coordinator.port) as port, federation.rerouted(dict.fromkeys(EVERYBODY, port)):
+        yield port
 
 
 def test_the_configuration_is_valid_as_it_is_shipped() -> None:
@@ -71,8 +66,7 @@ def test_the_configuration_is_valid_as_it_is_shipped() -> None:
     assert checked.returncode == 0, checked.stderr
 
 
-def test_a_run_through_the_proxy_goes_on_beside_a_crowd(behind: tuple[Federation, int]) -> None:
-    federation, port = behind
+def test_a_run_through_the_proxy_goes_on_beside_a_crowd(federation: Federation, port: int) -> None:
     superlink = federation.coordinator.superlink
     files = superlink.num_fds()
     run = federation.run("run.rounds=4", once=True)

@@ -4,7 +4,6 @@ import base64
 import json
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,55 +14,55 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from common.models.network import cpu_supports_bf16
 from strategies.registry import STRATEGIES, build_strategy
 from tests.federations import needs_of
-from tests.network.federated import Federation as Connected
-from tests.network.federated import connected, undisturbed
+from tests.network.federated import Federation, connected, undisturbed
 from tests.network.real import FULL, ROOT, Coordinator, flwr_server, summary_of, written
 from tests.server.commands import needs_real_data
 
 pytestmark = pytest.mark.slow
 METHODS = {name: build_strategy(name, {}).site for name in STRATEGIES}
-ELSEWHERE = 'external_test={kind = "digits", image_size = 16}'
 FEDERATED = [name for name, method in METHODS.items() if method.pooled_missing_labels == "no"]
 
 
-@dataclass(frozen=True)
-class Federation:
-    """A coordinator with all its sites connected."""
+def same_as_simulation(
+    coordinator: Coordinator,
+    experiment: Path,
+    out: Path,
+    *overrides: str,
+    pages: bool = False,
+    elsewhere: str = 'external_test={kind = "digits", image_size = 16}',
+) -> dict[str, Any]:
+    """Compare model and figures with simulation, both tested elsewhere too; return the network's summary."""
+    overrides = (*overrides, elsewhere)
+    run = coordinator.run(experiment, out / "network", *overrides, pages=pages, once=True)
+    undisturbed(experiment, out / "simulation", *overrides)
+    run.succeeds()
+    first, second = (summary_of(out / name) for name in ("network", "simulation"))
+    assert first["sites"].keys() == second["sites"].keys()
+    shared = METHODS[first["method"]].has_global_model  # else the models stay at the hospitals
+    assert first["external"] == (second["external"] if shared else None)
+    assert second["external"]["mean_auroc"] > 0
+    assert first["benefit"] == second["benefit"]
+    assert all(list((out / name / "tensorboard").iterdir()) for name in ("network", "simulation"))
+    assert first["model_sha256"] == second["model_sha256"]
+    return first
 
-    coordinator: Coordinator
-    experiment: Path
 
-    def ends_as_in_simulation(
-        self, out: Path, *overrides: str, pages: bool = False, elsewhere: str = ELSEWHERE
-    ) -> dict[str, Any]:
-        """Compare model and figures with simulation, both tested elsewhere too; return the network's summary."""
-        overrides = (*overrides, elsewhere)
-        run = self.coordinator.run(self.experiment, out / "network", *overrides, pages=pages)
-        undisturbed(self.experiment, out / "simulation", *overrides)
-        run.succeeds()
-        first, second = (summary_of(out / name) for name in ("network", "simulation"))
-        assert first["sites"].keys() == second["sites"].keys()
-        shared = METHODS[first["method"]].has_global_model  # else the models stay at the hospitals
-        assert first["external"] == (second["external"] if shared else None)
-        assert second["external"]["mean_auroc"] > 0
-        assert first["benefit"] == second["benefit"]
-        assert all(list((out / name / "tensorboard").iterdir()) for name in ("network", "simulation"))
-        assert first["model_sha256"] == second["model_sha256"]
-        return first
+Connected = tuple[Coordinator, Path]
+"""A coordinator with all its sites connected, and an experiment."""
 
 
 @pytest.fixture
-def partly(federation: Connected) -> Federation:
+def partly(federation: Federation) -> Connected:
     """Each site labels other digits."""
-    return Federation(federation.coordinator, federation.experiment)
+    return federation.coordinator, federation.experiment
 
 
 @pytest.fixture(scope="module")
-def fully(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def fully(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connected]:
     """Each site labels every digit."""
     experiment = written(FULL, folder := tmp_path_factory.mktemp("fully"))
     with connected(experiment, folder / "machine") as (coordinator, _):
-        yield Federation(coordinator, experiment)
+        yield coordinator, experiment
 
 
 SHORT = {"unifed"}
@@ -75,22 +74,23 @@ SHORT = {"unifed"}
 )
 def test_sites_train_the_model_of_simulation(method: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Sites label different digits, or the same ones where the method needs every class at every site."""
-    federation = request.getfixturevalue("fully" if METHODS[method].full_coverage else "partly")
+    coordinator, experiment = request.getfixturevalue("fully" if METHODS[method].full_coverage else "partly")
     needs = [need for need in needs_of(method) if not need.startswith("partition.")]  # that is the fixture's
-    federation.ends_as_in_simulation(tmp_path, f"run.method={method}", *needs)
+    same_as_simulation(coordinator, experiment, tmp_path, f"run.method={method}", *needs)
 
 
 @pytest.mark.network
 @pytest.mark.skipif(not cpu_supports_bf16(), reason="this CPU has no instructions for bfloat16")
-def test_sites_that_train_in_bfloat16_train_the_model_of_simulation(partly: Federation, tmp_path: Path) -> None:
-    sites = partly.ends_as_in_simulation(tmp_path, "training.precision=bf16")["sites"]
+def test_sites_that_train_in_bfloat16_train_the_model_of_simulation(partly: Connected, tmp_path: Path) -> None:
+    sites = same_as_simulation(*partly, tmp_path, "training.precision=bf16")["sites"]
     assert {site["arithmetic"] for site in sites.values()} == {"bf16, channels_last"}
 
 
 @pytest.mark.network
-def test_each_site_chooses_the_fastest_arithmetic_once_and_says_which(partly: Federation, tmp_path: Path) -> None:
+def test_each_site_chooses_the_fastest_arithmetic_once_and_says_which(partly: Connected, tmp_path: Path) -> None:
+    coordinator, experiment = partly
     for name in ("first", "second"):
-        partly.coordinator.run(partly.experiment, tmp_path / name, "training.precision=fastest").succeeds()
+        coordinator.run(experiment, tmp_path / name, "training.precision=fastest").succeeds()
     first, second = (summary_of(tmp_path / name) for name in ("first", "second"))
     assert first["model_sha256"] == second["model_sha256"]
     chosen = [{name: site["arithmetic"] for name, site in run["sites"].items()} for run in (first, second)]
@@ -99,8 +99,8 @@ def test_each_site_chooses_the_fastest_arithmetic_once_and_says_which(partly: Fe
 
 
 @pytest.mark.network
-def test_sites_are_better_off_alone_over_the_network_as_in_simulation(partly: Federation, tmp_path: Path) -> None:
-    benefit = partly.ends_as_in_simulation(tmp_path, "evaluation.compare_local=true")["benefit"]
+def test_sites_are_better_off_alone_over_the_network_as_in_simulation(partly: Connected, tmp_path: Path) -> None:
+    benefit = same_as_simulation(*partly, tmp_path, "evaluation.compare_local=true")["benefit"]
     assert len(benefit) == 3
     assert all(site["benefit"]["mean"]["alone"]["value"] > 0.5 for site in benefit.values())
 
@@ -116,10 +116,10 @@ def private_forms(pem: bytes) -> list[bytes]:
 
 
 def test_under_secure_aggregation_too_and_no_private_key_is_written_or_printed(
-    partly: Federation, tmp_path: Path
+    partly: Connected, tmp_path: Path
 ) -> None:
-    partly.ends_as_in_simulation(tmp_path, "privacy.secure_aggregation=true", pages=True)
-    coordinator = partly.coordinator
+    same_as_simulation(*partly, tmp_path, "privacy.secure_aggregation=true", pages=True)
+    coordinator, _ = partly
     here = coordinator.folder.parent
     files = {path: path.read_bytes() for folder in (here, tmp_path) for path in folder.rglob("*") if path.is_file()}
     holders = {path for path, content in files.items() if b"PRIVATE KEY" in content}
@@ -135,8 +135,9 @@ def test_under_secure_aggregation_too_and_no_private_key_is_written_or_printed(
     assert [name for name, text in texts.items() if any(secret in text for secret in secrets)] == []
 
 
-def test_a_method_that_pools_images_is_refused(partly: Federation, tmp_path: Path) -> None:
-    command = ("run", partly.coordinator.folder, partly.experiment, "--out", tmp_path / "run", "--once")
+def test_a_method_that_pools_images_is_refused(partly: Connected, tmp_path: Path) -> None:
+    coordinator, experiment = partly
+    command = ("run", coordinator.folder, experiment, "--out", tmp_path / "run", "--once")
     ended = flwr_server(*command, "--set", "run.method=centralised")
     assert ended.code == 2
     assert '"centralised" puts all images in one place' in ended.err
@@ -150,5 +151,5 @@ def test_hospitals_with_radiographs_train_the_model_that_simulation_trains(tmp_p
     with connected(experiment, tmp_path / "machine") as (coordinator, _):
         data = tomllib.loads(experiment.read_text(encoding="utf-8"))["data"]
         again = ", ".join(f"{key} = {json.dumps(value)}" for key, value in data.items())
-        federation = Federation(coordinator, experiment)
-        federation.ends_as_in_simulation(tmp_path, "run.rounds=2", elsewhere=f"external_test={{{again}}}")
+        elsewhere = f"external_test={{{again}}}"
+        same_as_simulation(coordinator, experiment, tmp_path, "run.rounds=2", elsewhere=elsewhere)
