@@ -1,21 +1,14 @@
 """The hospitals' port under a flood of strangers, with real programs: a run goes on, and nothing of it stays behind."""
 
 import json
-import socket
 import sqlite3
 import time
 from contextlib import closing
 
-import grpc
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.proto.fleet_pb2 import ActivateNodeRequest
-from flwr.proto.fleet_pb2_grpc import FleetStub
 
-from server.deployment.superlink.fleet_server import HANDSHAKE_S
 from tests.network.federated import Federation
 from tests.network.real import Program, eventually, flwr_client
-from tests.signing import SignsCalls
 
 pytestmark = pytest.mark.slow
 
@@ -81,28 +74,6 @@ def test_a_site_signs_on_and_is_checked_under_a_flood(federation: Federation) ->
     assert "this site's key is admitted" in checked["areas"]["connection"]["passed"]
     federation.east.connect()
     attack.succeeds()
-
-
-def test_a_silent_connection_is_closed_in_time(federation: Federation) -> None:
-    with socket.create_connection(("127.0.0.1", federation.coordinator.port), timeout=60) as silent:
-        begun = time.monotonic()
-        assert silent.recv(1) == b""
-        assert time.monotonic() - begun >= HANDSHAKE_S - 1
-
-
-def test_refused_calls_make_neither_log_nor_database_grow(federation: Federation) -> None:
-    address = f"127.0.0.1:{federation.coordinator.port}"
-    authority = (federation.coordinator.folder / "authority" / "ca.crt").read_bytes()
-    key = ec.generate_private_key(ec.SECP256R1())
-    request = ActivateNodeRequest(public_key=b"any", heartbeat_interval=30)
-    before = bytes_in(federation, "logs"), bytes_in(federation, "state")
-    with grpc.secure_channel(address, grpc.ssl_channel_credentials(authority)) as raw:
-        stub = FleetStub(grpc.intercept_channel(raw, SignsCalls(key, key.public_key())))
-        for _ in range(2000):
-            with pytest.raises(grpc.RpcError):
-                stub.ActivateNode(request, timeout=20)
-    assert bytes_in(federation, "logs") - before[0] < 5_000
-    assert bytes_in(federation, "state") - before[1] < 5_000
 
 
 def test_another_process_cannot_take_the_superlinks_database(federation: Federation) -> None:

@@ -26,13 +26,12 @@ def listeners(program: Program) -> set[int]:
     return {item.laddr.port for item in heard}
 
 
-def test_the_port_for_hospitals_is_all_that_a_coordinator_opens_also_to_its_own_machine(trial: Trial) -> None:
-    assert listeners(trial.coordinator.program) == {trial.coordinator.port}
-
-
-def test_a_site_opens_no_port(hospital: Hospital) -> None:
+def test_the_port_for_hospitals_is_all_that_a_coordinator_opens_also_to_its_own_machine_and_a_site_opens_none(
+    trial: Trial, hospital: Hospital
+) -> None:
     site = hospital("closed")
     site.connect()
+    assert listeners(trial.coordinator.program) == {trial.coordinator.port}
     assert listeners(site.program) == set()
 
 

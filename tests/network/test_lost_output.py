@@ -75,33 +75,41 @@ def test_a_verification_that_nobody_reads_has_its_own_exit_code(piped: Path, tmp
     assert typed("{} | true", "flwr-server", "verify", tmp_path / "run").code == 1
 
 
-@pytest.mark.parametrize("line", ["{} | true", "{} | head -1", "{} 2>&1 | true"])
+READERS = ("{} | true", "{} | head -1", "{} 2>&1 | true")
+WORDS = {
+    "flwr-sim --help": 0,
+    "flwr-sim --version": 0,
+    "flwr-sim rnu": 2,
+    "flwr-sim run none.toml --out none": 2,
+    "flwr-client audit show none": 2,
+}
+
+
 @pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (("flwr-sim", "--help"), 0),
-        (("flwr-sim", "--version"), 0),
-        (("flwr-sim", "rnu"), 2),
-        (("flwr-sim", "run", "none.toml", "--out", "none"), 2),
-        (("flwr-client", "audit", "show", "none"), 2),
+    ("line", "words", "code"),
+    [  # make test tries one reader with each command
+        pytest.param(line, words, code, marks=() if place % 3 == number else pytest.mark.long, id=line.format(words))
+        for place, (words, code) in enumerate(WORDS.items())
+        for number, line in enumerate(READERS)
     ],
-    ids=lambda each: str(each),
 )
-def test_a_reader_that_leaves_changes_no_exit_code(line: str, words: tuple[str, ...], code: int) -> None:
-    assert typed(line, *words).code == code
-
-
-def test_a_standard_output_that_is_closed_changes_nothing() -> None:
-    assert typed("{} >&- 2>&- <&-", "flwr-sim", "--version").code == 0
+def test_a_reader_that_leaves_changes_no_exit_code(line: str, words: str, code: int) -> None:
+    assert typed(line, *words.split()).code == code
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
-    [(("flwr-sim", "--version"), 1), (("flwr-sim", "--help"), 1), (("flwr-sim", "run", "none.toml", "--out", "x"), 2)],
-    ids=lambda each: str(each),
+    ("line", "words", "code"),
+    [
+        ("{} >&- 2>&- <&-", "flwr-sim --version", 0),
+        ("{} > /dev/full", "flwr-sim --version", 1),
+        ("{} > /dev/full", "flwr-sim --help", 1),
+        ("{} > /dev/full", "flwr-sim run none.toml --out x", 2),
+    ],
 )
-def test_a_full_disk_under_a_short_answer_is_said(words: tuple[str, ...], code: int) -> None:
-    ended = typed("{} > /dev/full", *words)
+def test_a_full_disk_under_a_short_answer_is_said_and_closed_streams_change_nothing(
+    line: str, words: str, code: int
+) -> None:
+    ended = typed(line, *words.split())
     assert ended.code == code
     assert (FULL in ended.err) == (code == 1)
 

@@ -4,15 +4,14 @@ import shutil
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
-from flwr.proto.node_pb2 import Node
 
 from client.connection.exit_codes import ClientExitCode
+from common.wire.fleet_protocol import WIRE_VERSION
 from tests.network.conftest import Hospital, Trial
 from tests.network.federated import events
 from tests.network.real import Coordinator, Site, flwr_server, lines_of
@@ -20,11 +19,10 @@ from tests.network.real import Coordinator, Site, flwr_server, lines_of
 pytestmark = pytest.mark.slow
 
 GONE = "its key is not admitted any more"
-NEWER = (
-    "import sys, common.wire.codec; common.wire.codec.WIRE_VERSION = 99; "
+OF_ANOTHER_WIRE = (
+    f"import sys, common.wire.fleet_protocol; common.wire.fleet_protocol.WIRE_VERSION = {WIRE_VERSION + 1}; "
     "from client.cli import main; main(sys.argv[1:])"
 )
-"""A site of another release."""
 
 
 def test_nothing_leaves_the_port_for_hospitals_in_clear_text(trial: Trial) -> None:
@@ -35,21 +33,6 @@ def test_nothing_leaves_the_port_for_hospitals_in_clear_text(trial: Trial) -> No
     with socket.create_connection(("127.0.0.1", trial.coordinator.port), timeout=20) as plain:
         plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
         assert plain.recv(1000) == b""
-
-
-@pytest.mark.parametrize(
-    ("call", "request_"),
-    [
-        ("ActivateNode", ActivateNodeRequest(public_key=b"any", heartbeat_interval=30)),
-        ("PullMessages", PullMessagesRequest(node=Node(node_id=1))),
-    ],
-)
-def test_a_caller_with_the_right_authority_but_no_key_is_refused(call: str, request_: Any, trial: Trial) -> None:
-    authority = (trial.coordinator.folder / "authority" / "ca.crt").read_bytes()
-    address, credentials = f"127.0.0.1:{trial.coordinator.port}", grpc.ssl_channel_credentials(authority)
-    with grpc.secure_channel(address, credentials) as channel, pytest.raises(grpc.RpcError) as refused:
-        getattr(FleetStub(channel), call)(request_, timeout=20)
-    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_key_that_was_never_admitted_is_refused(trial: Trial, hospital: Hospital) -> None:
@@ -85,7 +68,7 @@ def test_work_is_promised_to_no_site_that_is_revoked_in_mid_run_and_nobody_waits
         site.connect()
     trial.coordinator.sees(stays, goes)
     options = ("run.rounds=400", "participation.round_deadline_s=600", f"participation.min_sites={1 + lost_before}")
-    run = trial.coordinator.run(trial.experiment, tmp_path / "run", *options, sites=2)
+    run = trial.coordinator.run(trial.experiment, tmp_path / "run", *options, sites=2, once=True)
     run.says("round 1 of 400")
     with goes.program.frozen():
         if lost_before:  # the run needs both, and waits
@@ -128,21 +111,23 @@ def test_a_site_with_anothers_name_is_refused_at_the_roll_call(
 
 
 def test_why_a_site_was_refused_is_noted_though_it_has_gone(trial: Trial, hospital: Hospital, tmp_path: Path) -> None:
-    """The one of another release leaves at once; the run waits for the slow one alone, and goes on with it."""
+    """The one of another wire version leaves at once; the run waits for the slow one alone, and goes on with it."""
     newer, slow = hospital("later"), hospital("slow")
-    newer.start_by("-c", NEWER, "start", newer.folder).says("connected to trial")
+    newer.start_by("-c", OF_ANOTHER_WIRE, "start", newer.folder).says(f"wire version {WIRE_VERSION}")
+    trial.coordinator.sees(newer)
     slow.connect()
     options = ("participation.min_sites=1", "participation.roll_call_deadline_s=120")
     with slow.program.frozen():
         run = trial.coordinator.run(trial.experiment, tmp_path / "run", *options, sites=2, once=True)
-        assert newer.program.ends() == ClientExitCode.VERSION
+        assert newer.program.ends() == ClientExitCode.VERSION == 17
         trial.coordinator.sees(newer, state="stopped")
     began = time.monotonic()
     run.succeeds()
     assert time.monotonic() - began < 60
     assert "the run goes on without later: " in run.output
     (left_out,) = events(tmp_path / "run", "left_out")
-    assert "wire version" in left_out["reason"]
+    for text in (left_out["reason"], newer.program.output):
+        assert f"wire version {WIRE_VERSION}, this one {WIRE_VERSION + 1}" in text
 
 
 @pytest.mark.network

@@ -45,7 +45,9 @@ def test_both_sides_tell_what_a_run_waits_for_and_how_it_ended(
     assert "round 2 of 2 trained in" in slow.program.output
 
 
-def test_a_site_says_who_it_is_connected_to_and_whether_it_is_well(hospital: Hospital) -> None:
+def test_a_site_says_whether_it_is_well_and_a_stopped_one_ends_with_0_and_is_gone_at_once(
+    trial: Trial, hospital: Hospital
+) -> None:
     site = hospital("well")
     for command in ("status", "health"):
         ended = flwr_client(command, site.folder)
@@ -58,19 +60,14 @@ def test_a_site_says_who_it_is_connected_to_and_whether_it_is_well(hospital: Hos
     assert "397 more days" in words
     health = flwr_client("health", site.folder)
     assert (health.code, health.out) == (0, "healthy\n")
-
-
-def test_a_site_that_is_stopped_ends_with_0_and_is_gone_at_once(trial: Trial, hospital: Hospital) -> None:
-    site = hospital("brief")
-    site.connect()
-    trial.coordinator.program.says("brief connected")
+    trial.coordinator.program.says("well connected")
     assert site.program.stop() == 0
     trial.coordinator.sees(site, state="stopped")
     assert "stopped on request" in site.program.output
-    trial.coordinator.program.says(f"brief signed off at {trial.coordinator.now['sites']['brief']['stopped']}")
+    trial.coordinator.program.says(f"well signed off at {trial.coordinator.now['sites']['well']['stopped']}")
     site.connect()
     trial.coordinator.sees(site)
-    assert trial.coordinator.now["sites"]["brief"]["stopped"] is None
+    assert trial.coordinator.now["sites"]["well"]["stopped"] is None
 
 
 def test_a_coordinator_that_runs_is_well_and_names_sites_with_fingerprints(trial: Trial, hospital: Hospital) -> None:
@@ -101,23 +98,19 @@ def connection_codes(connection: dict[str, Any]) -> list[int]:
     return [finding["exit_code"] for finding in connection["findings"] if finding["severity"] != "note"]
 
 
-def test_an_admitted_site_is_told_clock_release_and_key_and_does_not_sign_on(trial: Trial, hospital: Hospital) -> None:
-    connection = checked(hospital("careful"), trial)
+def test_a_check_tells_clock_and_key_without_signing_on_disturbs_no_running_client_and_finds_a_revoked_key(
+    trial: Trial, hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = hospital("careful")
+    connection = checked(site, trial)
     assert "this site's key is admitted" in connection["passed"]
     assert abs(connection["facts"]["clock_ahead_s"]) < 5
     assert trial.coordinator.now["sites"]["careful"]["state"] != "connected"
-
-
-def test_a_revoked_site_is_told_so(trial: Trial, hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.check.connection, "KEY_PATIENCE_S", 0.0)
-    site = hospital("hasty")
-    trial.coordinator.revoke(site)
-    eventually(lambda: connection_codes(checked(site, trial)) == [ClientExitCode.KEY], "the key is refused")
-
-
-def test_a_check_beside_a_running_client_disturbs_neither(trial: Trial, hospital: Hospital) -> None:
-    site = hospital("watched")
     site.connect()
     assert connection_codes(checked(site, trial)) == []
     trial.coordinator.sees(site)
     assert site.program.runs
+    site.end()
+    monkeypatch.setattr(client.check.connection, "KEY_PATIENCE_S", 0.0)
+    trial.coordinator.revoke(site)
+    eventually(lambda: connection_codes(checked(site, trial)) == [ClientExitCode.KEY], "the key is refused")
