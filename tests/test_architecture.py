@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -141,3 +143,9 @@ def test_the_layers_of_strategies_import_in_one_direction() -> None:
             layer = module.split(".")[1]
             others = {other.split(".")[1] for other in imported_modules(path) if other.startswith("strategies.")}
             assert others <= below[layer], module
+
+
+def test_a_hospitals_process_loads_no_module_of_the_engine() -> None:
+    program = "import sys, client.app; print([name for name in sys.modules if name.startswith('strategies.engine')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"

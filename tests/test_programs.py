@@ -131,26 +131,19 @@ def python(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 
 FIGURES = {"sklearn", "matplotlib", "scipy"}
-WITHOUT = {
-    # Commands that train nothing do not wait for torch; the SuperLink, which is always there, loads no Flower either.
-    "server": [
-        ("server.deployment.superlink.program", {"torch", "flwr"}),
-        *((f"server.{name}", {"torch"}) for name in ("coordinator.init", "coordinator.admission", "deployment.status")),
-        ("server.deployment.serve", {"torch"}),
-        ("server.deployment.network", FIGURES),
-    ],
-    # A hospital's process loads nothing of the coordinator's engine.
-    "client": [
-        *((name, {"torch"}) for name in ("common.config", "client.site.site_file", "client.connection.status")),
-        *((name, {"strategies.engine", *FIGURES}) for name in ("client.app", "client.connection.service")),
-    ],
-}
-"""Modules, the lightest first -> packages that they do not need."""
+WITHOUT = [
+    # Of commands that train nothing, which do not wait for torch; the first, which is always there, without Flower.
+    ("server.deployment.superlink.program", {"torch", "flwr"}),
+    *((f"server.{name}", {"torch"}) for name in ("coordinator.init", "coordinator.admission", "deployment.status")),
+    ("server.deployment.serve", {"torch"}),
+    *((name, {"torch"}) for name in ("client.site.site_file", "client.connection.status", "common.config")),
+    *((name, FIGURES) for name in ("client.connection.service", "server.deployment.network")),
+]
 
 
-@pytest.mark.parametrize("side", WITHOUT)
-def test_programs_import_no_large_package_that_they_do_not_need(side: str) -> None:
-    code = f"import importlib, sys\nfor name, large in {WITHOUT[side]!r}:\n"
+def test_programs_import_no_large_package_that_they_do_not_need() -> None:
+    """In one process, from the lightest program to the heaviest."""
+    code = f"import importlib, sys\nfor name, large in {WITHOUT!r}:\n"
     code += "    importlib.import_module(name)\n    if loads := large & set(sys.modules):\n        print(name, loads)\n"
     done = python(code)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -47,13 +47,18 @@ def typed(installed: Path, folder: Path, *words: str) -> subprocess.CompletedPro
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_it_holds_every_file_of_our_packages_the_experiments_and_the_licence(installed: Path) -> None:
+def test_it_holds_the_packages_the_experiments_and_the_licence(installed: Path) -> None:
+    for name in ("polyclinic/py.typed", "polyclinic/flower/__init__.py", "studies/demo.toml"):
+        assert (installed / name).is_file(), name
     there = {path.name for path in (installed / "polyclinic" / "experiments").iterdir()}
     assert there == {"digits_surgical.toml", "digits_vanilla.toml", "flower-quickstart"}
     assert (installed / "polyclinic" / "experiments" / "flower-quickstart" / "quickstart" / "client_app.py").is_file()
     (facts,) = installed.glob("*.dist-info")
     assert list(facts.rglob("LICENSE"))
     assert not (installed / "tests").exists()
+
+
+def test_it_holds_every_file_of_our_packages_that_git_has(installed: Path) -> None:
     packages = ("common", "strategies", "server", "client", "polyclinic", "studies")
     listed = subprocess.run(["git", "ls-files", "-z", *packages], cwd=ROOT, check=True, capture_output=True).stdout
     names = [name for name in listed.decode().split("\0") if name]

@@ -150,9 +150,21 @@ def test_importing_it_loads_neither_torch_nor_flower() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_settings_are_written_as_toml() -> None:
-    settings = {"a": 3, "b": 0.5, "c": True, "d": "a", "e": ["a", 'b"'], "f": {"kind": "adam", "lr": 1}}
-    assert tomllib.loads("\n".join(_convert_settings_to_overrides(settings))) == settings
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3, "3"),
+        (0.5, "0.5"),
+        (True, "true"),
+        ("a", '"a"'),
+        (["a", 'b"'], '["a", "b\\""]'),
+        ({"kind": "adam", "lr": 1}, '{"kind" = "adam", "lr" = 1}'),
+    ],
+)
+def test_settings_are_written_as_toml(value: object, text: str) -> None:
+    (line,) = _convert_settings_to_overrides({"a.b": value})
+    assert line == f"a.b={text}"
+    assert tomllib.loads(f"x = {text}")["x"] == value
 
 
 def test_a_script_without_a_guard_runs_once_where_it_compares(tmp_path: Path) -> None:

@@ -99,6 +99,14 @@ def test_no_course_of_lies_has_a_bad_round_chosen(sites: int, lie: str) -> None:
     assert honest_mean(honest[round_chosen]) <= TOLERATED * best + SMALL
 
 
+def test_by_the_mean_alone_one_site_would_choose_the_worst_round() -> None:
+    """The attack that the majority is against: 0 in the last round, which is 1.9 times as bad as the best one."""
+    rounds = with_liar(falling(3), [LIES["0 in the last round, else the most"](n) for n in range(15)])
+    assert min(range(15), key=lambda n: sum(rounds[n].values())) == 14
+    assert honest_mean(rounds[14]) > 1.8 * min(map(honest_mean, rounds))
+    assert chosen(rounds) != 14
+
+
 lies = st.one_of(st.floats(0, MOST_LOSS), st.floats(0, 2), st.sampled_from([0.0, MOST_LOSS]))
 
 

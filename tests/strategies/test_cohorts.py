@@ -21,25 +21,42 @@ def covered(annotated: Mapping[str, set[str]], sites: list[str]) -> set[str]:
     return set[str]().union(*(annotated[site] for site in sites))
 
 
-@given(ANNOTATED, st.integers(1, 20), SEEDS)
-def test_a_sample_follows_from_seed_and_sites_has_its_size_and_covers_the_classes_where_sites_suffice(
-    annotated: dict[str, set[str]], size: int, seed: list[int]
-) -> None:
-    names, turned, every = sorted(annotated), dict(reversed(annotated.items())), covered(annotated, list(annotated))
-    covering, random = draw_covering_sites(annotated, size, seed), draw_random_names(annotated, size, seed)
-    assert covering == draw_covering_sites(turned, size, seed)
-    assert random == draw_random_names(list(turned), size, seed)
-    for sample in (covering, random):
+SAMPLES = given(annotated=ANNOTATED, size=st.integers(1, 20), seed=SEEDS)
+Annotated = dict[str, set[str]]
+
+
+@SAMPLES
+def test_a_sample_follows_from_seed_and_sites(annotated: Annotated, size: int, seed: list[int]) -> None:
+    turned = dict(reversed(annotated.items()))
+    assert draw_covering_sites(annotated, size, seed) == draw_covering_sites(turned, size, seed)
+    assert draw_random_names(annotated, size, seed) == draw_random_names(list(turned), size, seed)
+
+
+@SAMPLES
+def test_a_sample_has_its_size_and_no_site_twice(annotated: Annotated, size: int, seed: list[int]) -> None:
+    for sample in (draw_covering_sites(annotated, size, seed), draw_random_names(annotated, size, seed)):
         assert len(sample) == min(size, len(annotated))
         assert sample == sorted(set(sample) & set(annotated))
-    assert covered(annotated, covering) == every or size < len(every)
-    plain = [names[place] for place in np.random.default_rng(seed).permutation(len(names))][:size]
-    assert covering == sorted(plain) or covered(annotated, plain) != every  # a plain draw that covers stays as it is
+
+
+@SAMPLES
+def test_each_class_is_tested_where_sites_suffice(annotated: Annotated, size: int, seed: list[int]) -> None:
+    sample, every = draw_covering_sites(annotated, size, seed), covered(annotated, list(annotated))
+    if size >= len(every):
+        assert covered(annotated, sample) == every
+
+
+@SAMPLES
+def test_a_plain_draw_that_covers_the_classes_stays_as_it_is(annotated: Annotated, size: int, seed: list[int]) -> None:
+    names = sorted(annotated)
+    first = [names[place] for place in np.random.default_rng(seed).permutation(len(names))][:size]
+    if covered(annotated, first) == covered(annotated, names):
+        assert draw_covering_sites(annotated, size, seed) == sorted(first)
 
 
 @given(ANNOTATED, st.integers(1, 20), SEEDS, st.data())
 def test_who_is_excluded_is_not_drawn_and_moves_nobody_else_from_a_sample_that_covers(
-    annotated: dict[str, set[str]], size: int, seed: list[int], data: st.DataObject
+    annotated: Annotated, size: int, seed: list[int], data: st.DataObject
 ) -> None:
     gone = data.draw(st.sampled_from(sorted(annotated)))
     whole, rest = draw_covering_sites(annotated, size, seed), draw_covering_sites(annotated, size, seed, {gone})

@@ -152,20 +152,9 @@ def test_records_hold_exactly_what_is_declared_and_leave_by_the_sites_audit(meth
 
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
-def test_in_another_order_of_replies_a_run_makes_the_same_round_and_resumed_the_same_next_one(
-    method: str, tmp_path: Path
-) -> None:
-    file, through = unlike(method, tmp_path), whole(method).ran
-    stopped = lead(file, tmp_path / "turned", 1, wire=Turned)
-    before = serialize_federation_state(stopped.states[0])
-    assert before == serialize_federation_state(through.states[0]), "another order of replies"
-    read = deserialize_federation_state(before)
-    resumed = lead(file, tmp_path / "turned", 2, resumed=read, wire=Turned)
-    assert serialize_federation_state(resumed.states[-1]) == serialize_federation_state(through.states[-1])
-    assert bits(resumed) == bits(through)
-    assert serialize_federation_state(stopped.states[0]) == serialize_federation_state(read) == before
-    losses = [record.mean_train_loss for record in through.records]
-    assert resumed.records[-1].mean_train_loss == losses[-1] != losses[0]
+def test_the_order_of_replies_does_not_matter(method: str, tmp_path: Path) -> None:
+    turned = lead(unlike(method, tmp_path), tmp_path / "turned", 2, wire=Turned)
+    assert bits(whole(method).ran) == bits(turned)
 
 
 ROBUST = {"surgical": "coordinate_median", "fedbn": "trimmed_mean", "pfl": '{kind = "krum", keep = 2}'}
@@ -198,6 +187,19 @@ def test_updates_that_wait_make_the_model_of_those_added_as_they_come(method: st
     assert bits(streamed) == serialize_federation_state(as_without_trials)
 
 
+@pytest.mark.parametrize("method", sorted(STRATEGIES))
+def test_a_resumed_run_makes_the_same_next_round(method: str, tmp_path: Path) -> None:
+    file, through = unlike(method, tmp_path), whole(method).ran
+    stopped = lead(file, tmp_path / "stopped", 1)
+    before = serialize_federation_state(stopped.states[0])
+    read = deserialize_federation_state(before)
+    resumed = lead(file, tmp_path / "stopped", 2, resumed=read)
+    assert serialize_federation_state(resumed.states[-1]) == serialize_federation_state(through.states[-1])
+    assert serialize_federation_state(stopped.states[0]) == serialize_federation_state(read) == before
+    losses = [record.mean_train_loss for record in through.records]
+    assert resumed.records[-1].mean_train_loss == losses[-1] != losses[0]
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, site: str, server_round: int) -> None:
     """The site's disk is full in that round."""
     train = app.train_through_layers
@@ -222,21 +224,25 @@ EVEN_SHARES = {"rscfed": ("method.consensus_sites=3", "method.distance_scale=0")
 def test_a_site_that_drops_out_changes_nothing_but_its_own_share(
     method: str, tmp_path: Path, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed = replies_of(whole(method).traffic, 1)
-    traffic.down.clear()
+    even = EVEN_SHARES.get(method, ())
+    file = unlike(method, tmp_path, "participation.min_sites=2", "method.weighting=uniform", *even)
+    whole = lead(file, tmp_path / "whole", 1)
+    before = replies_of(traffic, 1)
     traffic.up.clear()
     failing(monkeypatch, "site-2", 1)
-    even = ("participation.min_sites=2", "method.weighting=uniform", *EVEN_SHARES.get(method, ()))
-    after = lead(unlike(method, tmp_path, *even), tmp_path / "partial", 1).coordinator.state.model
-    replies = replies_of(traffic, 1)
-    assert set(replies) == {"site-1", "site-3"}
-    for site, reply in replies.items():
-        sent, expected = reply.update.to_named_arrays(), undisturbed[site].update.to_named_arrays()
-        assert sent.keys() == expected.keys()
-        assert all(array.tobytes() == expected[name].tobytes() for name, array in sent.items())
-    trunks = [reply.update.trunk for reply in replies.values() if reply.update.trunk is not None]
-    shift = after.trunk - traffic.requests[0].model.trunk
-    np.testing.assert_allclose(shift, np.broadcast_to(sum(trunks) / np.float32(2), shift.shape), rtol=1e-3, atol=1e-6)
+    partial = lead(file, tmp_path / "partial", 1)
+    after = replies_of(traffic, 1)
+    assert set(after) == {"site-1", "site-3"}
+    for site, reply in after.items():
+        undisturbed = before[site].update.to_named_arrays()
+        assert reply.update.to_named_arrays().keys() == undisturbed.keys()
+        assert all(
+            array.tobytes() == undisturbed[name].tobytes() for name, array in reply.update.to_named_arrays().items()
+        )
+    shift = partial.coordinator.state.model.trunk - whole.coordinator.state.model.trunk
+    trunks = {site: reply.update.trunk for site, reply in before.items() if reply.update.trunk is not None}
+    shares = [trunks["site-1"] + trunks["site-3"], sum(trunks.values())] if trunks else [0.0, 0.0]
+    np.testing.assert_allclose(shift, np.broadcast_to(shares[0] / 2 - shares[1] / 3, shift.shape), rtol=1e-3, atol=1e-6)
 
 
 def test_every_method_stands_in_one_of_the_groups_and_says_of_its_client_what_it_is() -> None:

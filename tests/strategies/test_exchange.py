@@ -82,25 +82,19 @@ def test_sites_at_work_are_waited_for_until_the_deadline_where(
     assert earliest <= clock.now <= latest + MAX_POLL_S
 
 
-@pytest.mark.parametrize(
-    ("site", "reason", "sent"),
-    [
-        (Site(registered=False), NOT_REGISTERED, 0),
-        (at(2, failed(2, "disk full")), "disk full", 1),
-        (at(2, failed(REVOKED, NOT_REGISTERED)), NOT_REGISTERED, 1),
-    ],
-    ids=["no_longer_registered", "it_fails", "it_is_revoked_at_work"],
-)
-def test_a_site_has_an_error_for_a_reply_and_is_neither_lost_nor_waited_for_where(
-    site: Site, reason: str, sent: int, clock: Clock
-) -> None:
-    notices = Notices()
-    replies, grid = exchanged({7: at(2, reply("seven")), 8: site}, clock, 2, notices)
+def test_a_site_that_is_no_longer_registered_has_an_error_that_says_so_and_is_not_waited_for(clock: Clock) -> None:
+    replies, grid = exchanged({7: at(2, reply("seven")), 8: Site(registered=False)}, clock, enough=2)
     assert replies.keys() == {7, 8}
-    assert replies[8].error.reason == reason
-    assert len(grid.to(8)) == sent
+    assert replies[8].error.reason == NOT_REGISTERED
+    assert grid.to(8) == []
     assert clock.now < 3
-    assert not any(gone for _, gone in notices)
+
+
+def test_an_error_of_a_site_is_its_reply_and_it_is_not_asked_again(clock: Clock) -> None:
+    replies, grid = exchanged({7: at(2, failed(2, "disk full"))}, clock, enough=1)
+    assert replies[7].error.reason == "disk full"
+    assert len(grid.to(7)) == 1
+    assert clock.now < 3
 
 
 def away_from_to(begin: float, end: float, *afterwards: Answer) -> Site:
@@ -108,14 +102,11 @@ def away_from_to(begin: float, end: float, *afterwards: Answer) -> Site:
     return Site([Answer(begin, lost), *afterwards], (begin, end))
 
 
-def test_a_lost_site_that_is_back_gets_its_work_again_as_often_as_it_was_lost_and_its_reply_counts(
-    clock: Clock,
-) -> None:
-    site = away_from_to(10, 30, Answer(1, lost), Answer(4, reply("at last")))
-    replies, grid = exchanged({7: site}, clock, enough=1)
+def test_a_lost_site_that_is_back_gets_its_work_again_and_its_reply_counts(clock: Clock) -> None:
+    replies, grid = exchanged({7: away_from_to(10, 30, Answer(5, reply("at last")))}, clock, enough=1)
     assert text(replies[7]) == "at last"
-    assert 35 <= clock.now <= 37
-    (_, first), _, (when, again) = grid.sent
+    assert 35 <= clock.now <= 36
+    (_, first), (when, again) = grid.sent
     assert again.metadata.message_id != first.metadata.message_id
     assert (again.content, again.metadata.dst_node_id) == (first.content, 7)
     assert (again.metadata.message_type, again.metadata.group_id) == ("train", "3")
@@ -128,6 +119,22 @@ def test_a_lost_site_that_is_no_longer_registered_is_not_waited_for_though_it_is
     assert (replies[8].error.code, replies[8].error.reason) == (REVOKED, NOT_REGISTERED)
     assert len(grid.to(8)) == 1
     assert 30 <= clock.now < 31
+
+
+def test_a_site_that_is_revoked_at_work_is_neither_lost_nor_waited_for(clock: Clock) -> None:
+    notices = Notices()
+    sites = {7: at(2, reply("seven")), 8: at(10, failed(REVOKED, NOT_REGISTERED))}
+    replies, _ = exchanged(sites, clock, 2, notices)
+    assert replies[8].error.reason == NOT_REGISTERED
+    assert clock.now < 11
+    assert not any(gone for _, gone in notices)
+
+
+def test_a_site_may_be_lost_more_than_once(clock: Clock) -> None:
+    site = Site([Answer(1, lost), Answer(1, lost), Answer(1, reply("third time"))])
+    replies, grid = exchanged({7: site}, clock, enough=1)
+    assert text(replies[7]) == "third time"
+    assert len(grid.to(7)) == 3
 
 
 @pytest.mark.parametrize(
@@ -157,13 +164,15 @@ def test_a_lost_site_that_is_back_while_others_work_gets_its_work_again_also_whe
     assert texts(replies) == {7: "seven", 8: "eight"}
 
 
-def test_a_message_that_is_gone_has_that_for_a_reply_but_not_just_before_the_deadline(clock: Clock) -> None:
-    gone = failed(MESSAGE_GONE[0], "gone")
-    replies, _ = exchanged({7: at(2, reply("seven")), 8: at(3, gone)}, clock, enough=1)
+def test_a_message_that_ran_out_just_before_the_deadline_is_one_without_a_reply(clock: Clock) -> None:
+    sites = {7: at(2, reply("seven")), 8: at(DEADLINE_S - 0.5, failed(MESSAGE_GONE[0], "gone"))}
+    replies, _ = exchanged(sites, clock, enough=1)
+    assert set(replies) == {7}
+
+
+def test_a_message_whose_site_was_removed_long_before_the_deadline_has_that_for_a_reply(clock: Clock) -> None:
+    replies, _ = exchanged({7: at(2, reply("seven")), 8: at(3, failed(MESSAGE_GONE[0], "gone"))}, clock, enough=1)
     assert decode_reply(replies[8], TrainReply) == (None, "the site left the federation before it replied")
-    clock.now = 0.0
-    replies, _ = exchanged({7: at(2, reply("seven")), 8: at(DEADLINE_S - 0.5, gone)}, clock, enough=1)
-    assert set(replies) == {7}  # it ran out
 
 
 def exchange_with(grid: Any) -> list[Message]:

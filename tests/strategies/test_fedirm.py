@@ -24,7 +24,7 @@ from strategies.methods.fedirm import (
     copy_as_dropout_teacher,
     mask_confident_positives,
 )
-from tests.federations import Traffic, federation
+from tests.federations import ALL_SHARED, Traffic, federation
 from tests.strategies.states import make_reply
 
 NAN = math.nan
@@ -138,6 +138,12 @@ def test_relations_of_own_classes_are_told_from_the_last_supervised_round_on(tmp
         own = [name in summary["sites"][reply.site]["classes"] for name in summary["classes"]]
         sums = reply.statistics["relations"].sum(axis=1)
         np.testing.assert_allclose(sums, np.where(own, 1.0, NAN), rtol=1e-5)
+
+
+def test_with_nothing_missing_it_is_fedavg(tmp_path: Path) -> None:
+    fedirm = federation(tmp_path, "run.method=fedirm", "method.supervised_rounds=0", PLAIN, ALL_SHARED, out="fedirm")
+    fedavg = federation(tmp_path, "run.method=fedavg", ALL_SHARED, out="fedavg")
+    assert fedirm["model_sha256"] == fedavg["model_sha256"]
 
 
 def test_supervised_rounds_are_the_partial_loss_and_what_follows_is_not(tmp_path: Path) -> None:

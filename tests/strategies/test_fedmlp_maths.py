@@ -20,6 +20,7 @@ from strategies.methods.fedmlp import (
     compute_prototype_margins,
     compute_prototypes,
     compute_share_to_tag,
+    compute_squared_probability_differences,
     consistency_loss,
     cross_entropy_per_entry,
     first_stage_loss,
@@ -28,6 +29,7 @@ from strategies.methods.fedmlp import (
     tag_surest_images,
 )
 from tests.federations import read_vectors
+from tests.strategies.folds import weighted_mean
 
 VECTOR = read_vectors("fedmlp.json")
 authors = pytest.mark.skipif(not VECTOR, reason="../shared/vectors/fedmlp.json is absent")
@@ -61,12 +63,20 @@ def expected(name: str) -> np.ndarray:
 
 
 @authors
-def test_adjusted_probabilities_and_losses_are_the_authors_and_the_papers_is_by_annotated_over_all_classes() -> None:
+def test_adjusted_probabilities_and_both_cross_entropies_are_the_authors() -> None:
     logits, targets, adjusting = wpc()
-    plain, adjusted = (cross_entropy_per_entry(logits, targets, added) for added in (None, adjusting))
+    plain, adjusted = (
+        cross_entropy_per_entry(logits, targets, None),
+        cross_entropy_per_entry(logits, targets, adjusting),
+    )
     np.testing.assert_allclose((logits + adjusting).sigmoid(), expected("adjusted_prob"), rtol=1e-5)
     np.testing.assert_allclose(plain, expected("bce_released_no_LA"), rtol=1e-5)
     np.testing.assert_allclose(adjusted, expected("bce_with_LA"), rtol=1e-5)
+
+
+@authors
+def test_the_supervised_loss_is_the_authors_and_the_papers_is_it_by_annotated_over_all_classes() -> None:
+    logits, targets, adjusting = wpc()
     vector = VECTOR["wpc"]
     loss = float(supervised_loss([logits], targets, adjusting))
     paper = loss * len(vector["active"]) / len(vector["y"][0])
@@ -150,6 +160,14 @@ def test_the_teacher_gets_no_gradient_and_unknown_entries_give_none(seed: int) -
     assert (student.grad[targets.isnan() & annotated] == 0).all()
 
 
+@given(seeds)
+def test_a_student_that_is_its_teacher_is_consistent(seed: int) -> None:
+    student, _, targets, annotated = batch(seed)
+    assert float(compute_squared_probability_differences(student, student).sum()) == 0.0
+    loss = first_stage_loss([student], [student], targets, annotated, None)
+    torch.testing.assert_close(loss, supervised_loss([student], targets, None))
+
+
 # --- prototypes and difficulty ---
 
 
@@ -181,13 +199,17 @@ def sizes(vector: dict[str, Any]) -> dict[str, float]:
 
 
 @authors
-def test_global_prototypes_and_difficulty_are_the_authors_and_uniform_prototypes_the_papers() -> None:
+def test_global_prototypes_are_the_authors_weighted_and_the_papers_uniform() -> None:
     vector = VECTOR["proto_aggregation"]
     local = by_site(np.array(vector["local"]).reshape(4, 3, 2, 2), vector["owners_S"])
     weighted = average_known_entries(local, sizes(vector)).reshape(6, 2)
     uniform = average_known_entries(local, dict.fromkeys(local, 1.0)).reshape(6, 2)
     np.testing.assert_allclose(weighted, vector["expected_code_sample_weighted"], rtol=1e-5)
     np.testing.assert_allclose(uniform, vector["expected_paper_uniform_eq6"], rtol=1e-5)
+
+
+@authors
+def test_global_difficulty_is_the_authors_over_the_sites_that_lack_the_class() -> None:
     vector = VECTOR["difficulty_aggregation"]
     local = by_site(np.array(vector["d_local"]), vector["clients_missing_class"])
     assert vector["expected_code"][2] == 1.0  # every site labels it: the authors' code counts no difficulty there
@@ -212,12 +234,29 @@ def test_an_empty_prototype_is_left_out_of_the_mean_and_nobodys_stays_empty() ->
 
 
 @given(seeds)
+def test_prototypes_do_not_depend_on_the_order_of_images(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    features, labels = rng.normal(size=(30, 3)), rng.choice([0.0, 1.0, NAN], (30, 4))
+    shuffled = rng.permutation(30)
+    again = compute_prototypes(features[shuffled], labels[shuffled])
+    np.testing.assert_allclose(again, compute_prototypes(features, labels), rtol=1e-12, atol=1e-12)
+
+
+@given(seeds)
 def test_means_over_sites_do_not_depend_on_who_answered_first_to_the_bit(seed: int) -> None:
     rng = np.random.default_rng(seed)
     local = {f"site {k}": rng.choice([NAN, *rng.normal(size=4)], (3, 2, 2)) for k in range(5)}
     weights = {site: float(rng.integers(1, 99)) for site in local}
     backwards = dict(reversed(local.items()))
     np.testing.assert_array_equal(average_known_entries(backwards, weights), average_known_entries(local, weights))
+
+
+@given(seeds)
+def test_two_sites_equal_prototypes_are_the_global_ones(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    own = rng.normal(size=(3, 2, 4))
+    weights = {"north": float(rng.integers(1, 99)), "south": float(rng.integers(1, 99))}
+    np.testing.assert_allclose(average_known_entries({"north": own, "south": own}, weights), own, rtol=1e-12)
 
 
 def test_difficulty_is_the_share_of_images_outside_the_bounds_which_themselves_are_inside() -> None:
@@ -251,41 +290,38 @@ def test_tags_are_the_authors_the_surest_first(rates: str) -> None:
     assert positives[np.argsort(z[positives])].tolist() == expected["tagged_1"]
 
 
-EVERY_SECOND = [0.25, 0.5] * 200
-# Untagged: 1 2 3 (Z >= 0) and 5 6 (Z < 0). Half of 3 rounds to 1 or 2, half of 2 is 1.
-PARTLY = [9.0, 0.5, 0.5, 0.5, -9.0, -0.5, -0.5], [0, 1, 1, 1, 0, 1, 1]
+def test_ties_go_to_the_lower_index_and_tagged_images_are_not_counted() -> None:
+    # Untagged: 1 2 3 (Z >= 0) and 5 6 (Z < 0). Half of 3 rounds to 1 or 2, half of 2 is 1.
+    z = np.array([9.0, 0.5, 0.5, 0.5, -9.0, -0.5, -0.5])
+    untagged = np.array([False, True, True, True, False, True, True])
+    np.testing.assert_array_equal(tag_surest_images(z, untagged, 0.5, 0.5, "floor"), [-1, 0, -1, -1, -1, 1, -1])
+    np.testing.assert_array_equal(tag_surest_images(z, untagged, 0.5, 0.5, "ceil"), [-1, 0, 0, -1, -1, 1, -1])
 
 
-@pytest.mark.parametrize(
-    ("z", "untagged", "taus", "rounding", "negatives", "positives"),
-    [
-        pytest.param(*PARTLY, (0.5, 0.5), "floor", [1], [5], id="ties_go_to_the_lower_index"),
-        pytest.param(*PARTLY, (0.5, 0.5), "ceil", [1, 2], [5], id="and_half_of_three_is_two"),
-        # Of 400 images 200 tie at .5; a share of 1/4 is 100 of them: the odd indices up to 199
-        pytest.param(EVERY_SECOND, [1] * 400, (0.25, 0.25), "floor", list(range(1, 200, 2)), [], id="many_ties"),
-        # floor(.1 * 2) = 0 negatives, floor(.5 * 2) = 1 positive
-        pytest.param([0.5, 0.25, -0.25, -0.5], [1] * 4, (0.1, 0.5), "floor", [], [3], id="unlike_the_authors"),
-    ],
-)
-def test_the_surest_untagged_images_are_tagged(
-    z: list[float],
-    untagged: list[int],
-    taus: tuple[float, float],
-    rounding: Rounding,
-    negatives: list[int],
-    positives: list[int],
-) -> None:
-    tags = tag_surest_images(np.array(z), np.array(untagged, bool), *taus, rounding)
-    assert (np.flatnonzero(tags == 0).tolist(), np.flatnonzero(tags == 1).tolist()) == (negatives, positives)
+def test_among_many_ties_the_lower_indices_go_first() -> None:
+    # Of 400 images 200 tie at .5; a share of 1/4 is 100 of them: the odd indices up to 199
+    z = np.tile([0.25, 0.5], 200)
+    tags = tag_surest_images(z, np.ones(400, bool), 0.25, 0.25, "floor")
+    np.testing.assert_array_equal(np.flatnonzero(tags == 0), np.arange(1, 200, 2))
+
+
+def test_positives_are_tagged_in_a_round_without_negatives_unlike_the_authors() -> None:
+    # floor(.1 * 2) = 0 negatives, floor(.5 * 2) = 1 positive
+    z = np.array([0.5, 0.25, -0.25, -0.5])
+    np.testing.assert_array_equal(tag_surest_images(z, np.ones(4, bool), 0.1, 0.5, "floor"), [-1, -1, -1, 1])
 
 
 @pytest.mark.parametrize("rounding", ["floor", "ceil"])
-def test_without_a_prototype_nothing_is_tagged_and_a_feature_of_zeros_is_like_neither(rounding: Rounding) -> None:
+def test_without_a_prototype_nothing_is_tagged(rounding: Rounding) -> None:
     features, present, none = np.array([[1.0, -2.0], [0.5, 3.0]]), np.array([1.0, 1.0]), np.array([NAN, NAN])
     for negative, positive in ((present, none), (none, present), (none, none)):
         z = compute_prototype_margins(features, negative, positive)
         np.testing.assert_array_equal(tag_surest_images(z, np.ones(2, bool), 1.0, 1.0, rounding), [-1, -1])
-    assert compute_prototype_margins(np.zeros((1, 2)), np.array([1.0, 2.0]), np.array([-3.0, 1.0])).tolist() == [0.0]
+
+
+def test_a_feature_of_zeros_is_like_neither_prototype() -> None:
+    scores = compute_prototype_margins(np.zeros((1, 2)), np.array([1.0, 2.0]), np.array([-3.0, 1.0]))
+    np.testing.assert_array_equal(scores, [0.0])
 
 
 @given(seeds, shares, shares, st.sampled_from(["floor", "ceil"]))
@@ -315,6 +351,13 @@ def test_rounding_up_tags_at_least_one_and_never_more_than_there_are(images: int
 )
 def test_the_share_tagged_is_difficulty_times_rate(difficulty: float, rate: float, share: float) -> None:
     assert compute_share_to_tag(difficulty, rate) == pytest.approx(share)
+
+
+@authors
+def test_models_are_averaged_by_images() -> None:
+    vector = VECTOR["fedavg"]
+    mean = weighted_mean([np.array(model["a"], np.float32) for model in vector["in"]], vector["N_k"])
+    np.testing.assert_allclose(mean, vector["expected"]["a"], rtol=1e-5)
 
 
 def test_cosines_are_worked_by_hand_and_a_vector_nobody_knows_has_none() -> None:

@@ -53,9 +53,9 @@ from strategies.privacy.secure_aggregation.vectors import (
     flatten_update,
     list_segments,
 )
-from tests.strategies.masked import STAGES, answer_request
 
 LAYOUT = SegmentLayout(trunk=5, norm=2, features=3)
+STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)
 NEVER = len(STAGES)
 NAMES = ("ash", "birch", "cedar", "elm", "fir", "oak", "yew")
 THREE = NAMES[:3]
@@ -95,9 +95,16 @@ class Ward:
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
         for site, request in requests.items():
+            stage = STAGES.index(type(request))
             self.requested.append(type(request))
-            if self.lost_at.get(site, NEVER) > STAGES.index(type(request)):
-                answer = answer_request(self.sites[site], request)
+            if self.lost_at.get(site, NEVER) > stage:
+                state = self.sites[site]
+                answer = (
+                    state.answer_with_keys,
+                    state.answer_with_shares,
+                    state.answer_with_masked_update,
+                    state.answer_with_revealed_shares,
+                )[stage](request)
                 self.answers.append((site, answer))
                 yield site, decode_record(encode_record(answer), expected)
 
@@ -156,6 +163,15 @@ def test_masked_sums_are_plain_sums_to_the_bit_whoever_of_a_third_is_lost_at_wha
     opened = ward.opened()
     assert opened.integers.tolist() == ward.plain_sum(opened)
     assert set(opened.survivors) == {site for site in ward.rows if ward.lost_at.get(site, NEVER) > 2}
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("lost", ["ash", "cedar"])
+def test_one_of_three_may_be_lost_at_any_stage(stage: int, lost: str) -> None:
+    ward = Ward(dict.fromkeys(THREE, "ab"), {lost: stage})
+    opened = ward.opened()
+    assert opened.integers.tolist() == ward.plain_sum(opened)
+    assert (lost in opened.survivors) == (stage == 3)
 
 
 def test_the_mean_is_the_plain_mean_within_the_stated_error() -> None:
@@ -251,10 +267,13 @@ def test_hospitals_that_are_told_of_different_senders_divide_by_the_same() -> No
 
 
 @pytest.mark.parametrize("divisor", [1, 2, 5, 300])
-def test_a_divisor_that_does_not_fit_the_members_or_another_sites_is_refused(divisor: int) -> None:
+def test_a_divisor_that_does_not_fit_the_members_is_refused(divisor: int) -> None:
     """It is at least their number, and they are two thirds of it at least."""
     with pytest.raises(MaskingRefused, match=f"of {divisor} sites, 3 are too few"):
         Ward(dict.fromkeys(THREE, "")).sites["ash"].answer_with_keys(KeysRequest("run", 3, THREE, divisor))
+
+
+def test_hospitals_that_are_told_different_divisors_do_not_mask_together() -> None:
     ward = Ward(dict.fromkeys(THREE, ""))
     shares = state_keys(ward, {"ash": 4, "birch": 3, "cedar": 3})
     with pytest.raises(MaskingRefused, match="another number"):
@@ -278,16 +297,21 @@ def test_a_round_that_loses_two_of_three_fails_and_asks_for_nothing_more(stage: 
 # ---------------------------------------------------------------------- rows of few owners
 
 
-@pytest.mark.parametrize("birch", ["b", "ab"], ids=["its_only_owner", "the_other_owner_is_lost"])
-def test_a_row_of_one_owner_stays_masked(birch: str) -> None:
-    ward = Ward({"ash": "ab", "birch": birch, "cedar": "b"}, {"birch": 2} if birch == "ab" else {})
+def test_a_row_of_one_owner_stays_masked() -> None:
+    ward = Ward({"ash": "ab", "birch": "b", "cedar": "b"})
     opened = ward.opened()
     assert opened.closed == ("a",)
     assert not opened.vector[7:11].any()
-    assert opened.rows == {"b": opened.survivors}
+    assert opened.rows == {"b": THREE}
     segments = [answer.segments for _, answer in ward.answers if isinstance(answer, RevealAnswer)]
-    assert len(segments) == len(opened.survivors)
+    assert len(segments) == 3
     assert all("a" not in names for names in segments)
+
+
+def test_a_row_whose_other_owner_is_lost_stays_masked_too() -> None:
+    opened = Ward({"ash": "ab", "birch": "ab", "cedar": "b"}, {"birch": 2}).opened()
+    assert opened.closed == ("a",)
+    assert opened.rows == {"b": ("ash", "cedar")}
 
 
 def test_the_owner_may_let_it_be_opened() -> None:
@@ -344,9 +368,6 @@ def masked_by_ash() -> Stages:
     return stages
 
 
-Requesting = Callable[[Stages], Record]
-
-
 def reveal(*survivors: str) -> RevealRequest:
     return RevealRequest("run", 3, survivors)
 
@@ -375,54 +396,67 @@ def fewer(shares: SharesRequest, *places: int) -> SharesRequest:
     return SharesRequest("run", 3, *(tuple(column[place] for place in places) for column in columns))
 
 
-def keys(server_round: int, members: tuple[str, ...], divisor: int) -> Requesting:
-    return lambda stages: KeysRequest("run", server_round, members, divisor)
-
-
-def statements(*places: int) -> Requesting:
-    return lambda stages: fewer(stages.shares, *places)
-
-
-def letters(*senders: str) -> Requesting:
-    """The letters of these sites, the first of those that were sent."""
-    return lambda stages: replace(stages.masked, senders=senders, letters=stages.masked.letters[: len(senders)])
-
-
-def survivors(*sites: str) -> Requesting:
-    return lambda stages: reveal(*sites)
-
-
 @pytest.mark.parametrize(
-    ("until", "request_of", "reason"),
+    ("until", "call", "reason"),
     [
-        pytest.param(begun, keys(4, THREE[:2], 2), "of round 3, not of 4", id="another_round"),
-        pytest.param(begun, statements(0), "no other site", id="statements_of_one_site"),
-        pytest.param(begun, statements(1, 2), "lack that of ash", id="statements_of_others_only"),
-        pytest.param(begun, statements(0, 1, 1), "not one a site", id="a_statement_twice"),
-        pytest.param(shared_by_ash, statements(0, 1), "another SharesRequest", id="a_second_list_of_statements"),
-        pytest.param(shared_by_ash, letters(), "1 of 3 sites are left", id="too_few_senders"),
-        pytest.param(shared_by_ash, survivors("ash", "birch"), "not sites that masked", id="revealed_before_it_masked"),
-        pytest.param(masked_by_ash, letters("birch"), "another MaskedRequest", id="masked_for_another_set_of_sites"),
-        pytest.param(masked_by_ash, survivors("ash"), "1 of 3 sites are left, 2 are needed.", id="too_few_survivors"),
-        pytest.param(masked_by_ash, survivors(*THREE[1:]), "not sites that masked", id="survivors_without_itself"),
-        pytest.param(
-            masked_by_ash,
-            survivors("ash", "birch", "zebra"),
-            "not sites that masked",
-            id="survivors_that_never_masked",
+        (
+            begun,
+            lambda stages: stages.site.answer_with_keys(KeysRequest("run", 4, THREE[:2], 2)),
+            "of round 3, not of 4",
         ),
+        (begun, lambda stages: stages.site.answer_with_shares(fewer(stages.shares, 0)), "no other site"),
+        (begun, lambda stages: stages.site.answer_with_shares(fewer(stages.shares, 1, 2)), "lack that of ash"),
+        (begun, lambda stages: stages.site.answer_with_shares(fewer(stages.shares, 0, 1, 1)), "not one a site"),
+        (
+            shared_by_ash,
+            lambda stages: stages.site.answer_with_shares(fewer(stages.shares, 0, 1)),
+            "another SharesRequest",
+        ),
+        (
+            shared_by_ash,
+            lambda stages: stages.site.answer_with_masked_update(replace(stages.masked, senders=(), letters=())),
+            "1 of 3 sites are left",
+        ),
+        (
+            shared_by_ash,
+            lambda stages: stages.site.answer_with_revealed_shares(reveal("ash", "birch")),
+            "not sites that masked",
+        ),
+        (
+            masked_by_ash,
+            lambda stages: stages.site.answer_with_revealed_shares(reveal("ash")),
+            "1 of 3 sites are left, 2 are needed.",
+        ),
+        (
+            masked_by_ash,
+            lambda stages: stages.site.answer_with_revealed_shares(reveal("birch", "cedar")),
+            "not sites that masked",
+        ),
+        (
+            masked_by_ash,
+            lambda stages: stages.site.answer_with_revealed_shares(reveal("ash", "birch", "zebra")),
+            "not sites that masked",
+        ),
+    ],
+    ids=[
+        *("another_round", "statements_of_one_site", "statements_of_others_only", "a_statement_twice"),
+        *("a_second_list_of_statements", "too_few_senders", "revealed_before_it_masked"),
+        *("too_few_survivors", "survivors_without_itself", "survivors_that_never_masked"),
     ],
 )
 def test_a_request_that_no_honest_coordinator_makes_is_refused(
-    until: Callable[[], Stages], request_of: Requesting, reason: str
+    until: Callable[[], Stages], call: Callable[[Stages], object], reason: str
 ) -> None:
-    stages = until()
     with pytest.raises(MaskingRefused, match=reason):
-        answer_request(stages.site, request_of(stages))
+        call(until())
 
 
-def test_a_masked_update_is_let_go_once_shares_were_revealed() -> None:
+def test_an_update_is_masked_for_one_set_of_sites() -> None:
     stages = masked_by_ash()
+    with pytest.raises(MaskingRefused, match="another MaskedRequest"):
+        stages.site.answer_with_masked_update(
+            replace(stages.masked, senders=("birch",), letters=stages.masked.letters[:1])
+        )
     stages.site.answer_with_revealed_shares(reveal("ash", "birch"))
     with pytest.raises(MaskingRefused, match="let it go"):
         stages.site.answer_with_masked_update(stages.masked)

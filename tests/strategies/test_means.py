@@ -86,13 +86,17 @@ def test_at_the_edges_of_real_blocks_and_on_two_threads_they_have_the_bits_of_th
 def test_sums_keep_what_float32_would_lose() -> None:
     # 2**24 + 1 is no float32: summed in float32, the one is lost. (2**24 + 1 - 2**24) / 3 + 0 = 1 / 3
     updates = [np.full(3, value, np.float32) for value in (2**24, 1, -(2**24))]
-    for array in updates:
-        array.flags.writeable = False  # as arrays come off the wire
     after = moved_by_mean(np.zeros(3, np.float32), updates, [1.0, 1.0, 1.0])
     np.testing.assert_array_equal(after, np.full(3, 1 / 3, np.float32))
 
 
-def test_arrays_of_another_length_updates_without_a_weight_and_heads_of_other_rows_are_refused() -> None:
+def test_arrays_as_they_come_off_the_wire_which_are_read_only_will_do() -> None:
+    state, update = (np.frombuffer(np.array(values, "<f4").tobytes(), "<f4") for values in ([1, 2], [-3, 5]))
+    assert not state.flags.writeable
+    np.testing.assert_array_equal(moved_by_mean(state, [update], [2.0]), [-2, 7])
+
+
+def test_arrays_of_another_length_and_updates_without_a_weight_are_refused() -> None:
     short, long = np.zeros(2, np.float32), np.zeros(3, np.float32)
     with pytest.raises(ValueError, match=r"expected shape \(2,\), got \(3,\)"):
         BlockwiseMean([(short, 1.0), (long, 1.0)])
@@ -100,8 +104,6 @@ def test_arrays_of_another_length_updates_without_a_weight_and_heads_of_other_ro
         BlockwiseMean([(short, 1.0), (short, 1.0)]).add_mean_to_values(long)
     with pytest.raises(ValueError, match="zip"):
         moved_by_mean(short, [short, short], [1.0])
-    with pytest.raises(ValueError, match="expected rows"):
-        WholeHeadMean(("a", "b"), 2).add(head(("a",), (0.0, 0.0, 0.0)), 1.0)
 
 
 def test_a_running_sum_rounds_after_every_number_whatever_pythons_own_sum_does() -> None:
@@ -151,3 +153,8 @@ def test_with_equal_class_lists_the_owners_mean_is_the_plain_mean_bit_for_bit(da
         whole.add(site_head, share)
     np.testing.assert_array_equal(whole.mean[0], weight)
     np.testing.assert_array_equal(whole.mean[1], bias)
+
+
+def test_a_mean_of_whole_heads_refuses_a_head_of_other_rows() -> None:
+    with pytest.raises(ValueError, match="expected rows"):
+        WholeHeadMean(("a", "b"), 3).add(Head(("a",), np.zeros((1, 3), np.float32), np.zeros(1, np.float32)), 1.0)

@@ -15,6 +15,7 @@ from common.config import PrivacySection
 from common.models.network import Head
 from common.wire.codec import R
 from common.wire.records import ModelGroups, Record
+from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from strategies.aggregation.means import sum_in_order
 from strategies.privacy.mechanism import NoisySteps, SitePrivacySettings, compute_epsilon
 from strategies.privacy.noise import KEY_BYTES, SecretBitStream, draw_discrete_gaussian
@@ -33,8 +34,8 @@ from strategies.privacy.secure_aggregation.noise_shares import (
 )
 from strategies.privacy.secure_aggregation.site import MaskingConditions, SiteMaskingRound
 from strategies.privacy.secure_aggregation.vectors import SegmentLayout, flatten_update
-from tests.strategies.masked import STAGES, answer_request
 
+STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)
 NUMBERS = 4_000
 NAMES = ("ash", "birch", "cedar", "elm", "fir", "oak")
 
@@ -69,6 +70,9 @@ def test_a_sum_of_shares_lies_within_the_published_bound_of_one_discrete_gaussia
     apart = float(np.abs(np.log(sums[near] / single[near])).max())
     assert 1e-7 < apart <= bound_log_probability_gap(sites, deviation)
     assert sites > 2 or apart > bound_log_probability_gap(sites, deviation) / 10  # for two sites it is a close bound
+
+
+def test_at_the_least_share_the_bound_is_0() -> None:
     assert bound_log_probability_gap(1_000, 2.0**LEAST_SCALE_BITS) == 0.0
 
 
@@ -138,8 +142,18 @@ def opened(
 
     def ask(requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
         for site, request in requests.items():
-            if lost_at.get(site, len(STAGES)) > STAGES.index(type(request)):
-                yield site, answer_request(sites[site], request)
+            stage = STAGES.index(type(request))
+            if lost_at.get(site, len(STAGES)) > stage:
+                state = sites[site]
+                yield (
+                    site,
+                    (
+                        state.answer_with_keys,
+                        state.answer_with_shares,
+                        state.answer_with_masked_update,
+                        state.answer_with_revealed_shares,
+                    )[stage](request),
+                )
 
     classes = tuple(sorted({name for names in rows.values() for name in names}))
     layout = SegmentLayout(NUMBERS, 0, 3)
@@ -169,13 +183,16 @@ def test_the_noise_of_the_sum_is_at_least_what_is_promised_whoever_of_two_in_nin
     assert abs(float(noise.mean())) < 5 * expected / math.sqrt(NUMBERS)
 
 
-def test_a_row_of_fewer_sites_than_must_add_their_share_stays_masked_and_no_sum_of_fewer_is_opened() -> None:
+def test_no_sum_of_fewer_sites_than_must_add_their_share_is_opened() -> None:
+    with pytest.raises(MaskingFailed, match="5 are needed"):
+        opened(DistributedNoise(1.0, 1.5, 5), dict.fromkeys(NAMES, ""), {"ash": 2, "oak": 2})
+
+
+def test_a_row_of_fewer_sites_than_must_add_their_share_stays_masked() -> None:
     rows = {site: "ab" if site in NAMES[:3] else "a" for site in NAMES}
     result, _ = opened(DistributedNoise(1.0, 1.5, 4), rows, {})
     assert result.closed == ("b",)
     assert sorted(result.rows) == ["a"]
-    with pytest.raises(MaskingFailed, match="5 are needed"):
-        opened(DistributedNoise(1.0, 1.5, 5), dict.fromkeys(NAMES, ""), {"ash": 2, "oak": 2})
 
 
 FACTS = {"level": "update", "secure_aggregation": True, "noise": "distributed", "honest_sites": 3}
