@@ -29,8 +29,12 @@ if importlib.util.find_spec("onnxscript") is None:
     pytest.skip("the export extra is not installed", allow_module_level=True)
 
 CLASSES = ("edema", "mass", "nodule")
-SHORT = {"resnet18", "fedsld_cnn"}
-ARCHITECTURES = [name for name in get_args(Architecture) if name != "tiny_cnn"]
+ARCHITECTURES = [
+    name if name == "resnet18" else pytest.param(name, marks=pytest.mark.long)
+    for name in get_args(Architecture)
+    if name != "tiny_cnn"
+]
+"""``make test`` tries the smallest with shortcuts, and ``tiny_cnn``."""
 
 
 @pytest.fixture
@@ -73,32 +77,30 @@ def check_onnx(folder: Path, channels: int) -> None:
     np.testing.assert_allclose(by_onnx(folder / "model.onnx", batch), ours(folder, batch), atol=1e-4)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("task", ["multi_label", "multi_class"])
+@pytest.mark.parametrize(
+    ("task", "channels"),
+    [
+        ("multi_label", 1),
+        ("multi_class", 3),
+        pytest.param("multi_label", 3, marks=pytest.mark.long),
+        pytest.param("multi_class", 1, marks=pytest.mark.long),
+    ],
+)
 def test_a_small_model_says_the_same_in_onnx(task: Task, channels: int, tmp_path: Path) -> None:
     check_onnx(saved(tmp_path / "run", "tiny_cnn", channels, task), channels)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "architecture",
-    [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in ARCHITECTURES],
-)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_says_the_same_in_onnx(architecture: str, tmp_path: Path) -> None:
     check_onnx(saved(tmp_path / "run", architecture, 3), 3)
 
 
-@pytest.mark.parametrize("architecture", get_args(Architecture))
+@pytest.mark.parametrize("architecture", ["tiny_cnn", *ARCHITECTURES])
 def test_every_architecture_says_the_same_in_torchscript(architecture: str, tmp_path: Path) -> None:
     folder, batch = saved(tmp_path / "run", architecture, 3), pixels(3, 32, 32)
     done = export_model(folder, ExportFormat.torchscript, folder / "model.pt", [batch])
     assert (done.images, done.largest_difference <= 1e-4) == (5, True)
-
-
-def test_images_of_any_size_and_number_are_resized_inside_the_file(tiny: Path) -> None:
-    export_model(tiny, ExportFormat.onnx, tiny / "model.onnx", [pixels(1, 32, 32)])
-    for batch in (pixels(1, 50, 41, amount=1), pixels(1, 20, 90, amount=9)):
-        np.testing.assert_allclose(by_onnx(tiny / "model.onnx", batch), ours(tiny, batch), atol=1e-4)
 
 
 def facts_in(form: ExportFormat, path: Path) -> dict[str, str]:
@@ -109,14 +111,17 @@ def facts_in(form: ExportFormat, path: Path) -> dict[str, str]:
         return dict(json.loads(file.read(name)))
 
 
-@pytest.mark.parametrize("form", list(ExportFormat))
-def test_the_file_says_what_its_columns_and_its_pixels_are(form: ExportFormat, tiny: Path) -> None:
-    export_model(tiny, form, tiny / "model", [pixels(1, 32, 32)])
-    facts = facts_in(form, tiny / "model")
-    assert json.loads(facts["class_names"]) == list(CLASSES)
-    assert facts["input"] == "images: uint8 (batch, 1, height, width), pixels 0..255, grey; any size"
-    assert facts["label_contract_sha256"] == "0" * 64
-    assert facts["model_sha256"] == json.loads((tiny / "model.json").read_text(encoding="utf-8"))["model_sha256"]
+def test_the_file_says_what_its_columns_and_pixels_are_and_resizes_images_of_any_size_and_number(tiny: Path) -> None:
+    sha256 = json.loads((tiny / "model.json").read_text(encoding="utf-8"))["model_sha256"]
+    for form in ExportFormat:
+        export_model(tiny, form, tiny / f"model.{form}", [pixels(1, 32, 32)])
+        facts = facts_in(form, tiny / f"model.{form}")
+        assert json.loads(facts["class_names"]) == list(CLASSES), form
+        assert facts["input"] == "images: uint8 (batch, 1, height, width), pixels 0..255, grey; any size", form
+        assert (facts["label_contract_sha256"], facts["model_sha256"]) == ("0" * 64, sha256), form
+    for batch in (pixels(1, 50, 41, amount=1), pixels(1, 20, 90, amount=9)):
+        shown = by_onnx(tiny / f"model.{ExportFormat.onnx}", batch)
+        np.testing.assert_allclose(shown, ours(tiny, batch), atol=1e-4)
 
 
 def test_a_model_whose_outputs_differ_is_not_written(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
