@@ -1,18 +1,17 @@
 """Sites that train alone: whether they are better off, and the ensemble of their models."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
 import client.app
 from client.benefit.compare import compare_with_training_alone
 from client.site.site import Site
-from common.config import read_experiment
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import convert_to_channels_first
@@ -33,12 +32,11 @@ from server.reporting.run_claims import (
 )
 from server.reporting.run_report import write_run_report
 from server.runs.reader import RunFolderContent, SiteBenefit, read_run
-from server.simulation.simulate import simulate
 from strategies.registry import STRATEGIES
 from tests.federations import federation, finished, needs_of
 from tests.server.reports import body_text
 
-ALONE = "evaluation.compare_local=true"
+ALONE, ROUND = "evaluation.compare_local=true", "run.rounds=1"
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(client.app, "compare_with_training_alone", failing)
-        federation(out, ALONE)
+        federation(out, ALONE, ROUND)
     return out / "run"
 
 
@@ -69,7 +67,7 @@ def benefit_of(run: RunFolderContent, site: str) -> FederationBenefit:
 
 
 def test_the_models_figures_and_bits_are_those_of_a_run_without(run: RunFolderContent) -> None:
-    _, without = finished()
+    _, without = finished(ROUND)
     assert run.summary.model_sha256 == without["model_sha256"]
     assert {site: result.mean_auroc for site, result in run.summary.per_site.items()} == {
         site: result["mean_auroc"] for site, result in without["per_site"].items()
@@ -80,7 +78,7 @@ def test_the_models_figures_and_bits_are_those_of_a_run_without(run: RunFolderCo
 def test_the_model_trained_alone_is_that_of_the_method_individual_bit_for_bit(
     folder: Path, run: RunFolderContent
 ) -> None:
-    individual, summary = finished("run.method=individual")
+    individual, summary = finished("run.method=individual", ROUND)
     for site in ("site-1", "site-2"):
         models = (folder / "sites" / site / "alone" / "model", individual / "sites" / site / "model")
         assert len({read_model_description(model).model_sha256 for model in models}) == 1
@@ -115,19 +113,19 @@ def test_the_sites_that_lose_stand_beside_the_runs_result(run: RunFolderContent)
     assert WITHHELD_BY_SITE in describe_site_benefits(losing)[1].sentence
 
 
-@pytest.mark.parametrize("method", ["individual", "centralised"])
-def test_where_there_is_nothing_to_compare_with_an_experiment_is_refused(method: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"evaluation\.compare_local"):
-        federation(tmp_path, ALONE, f"run.method={method}")
+def test_where_there_is_nothing_to_compare_with_an_experiment_is_refused(tmp_path: Path) -> None:
+    for method in ("individual", "centralised"):
+        with pytest.raises(BadInput, match=r"evaluation\.compare_local"):
+            federation(tmp_path, ALONE, f"run.method={method}")
 
 
 def test_a_site_has_twice_the_time_of_all_rounds_and_a_rounds_deadline_more() -> None:
-    assert compute_benefit_deadline_s(60.0, 500.0, 1.0) == 60 + 2 * 500
-    assert compute_benefit_deadline_s(60.0, 500.0, 0.25) == 60 + 2 * 500 * 4
+    deadlines = [compute_benefit_deadline_s(60.0, 500.0, drawn) for drawn in (1.0, 0.25)]
+    assert deadlines == [60 + 2 * 500, 60 + 2 * 500 * 4]
 
 
 def test_sites_that_hold_rows_of_all_classes_compare_too(tmp_path: Path) -> None:
-    summary = federation(tmp_path, ALONE, "run.method=partial_loss", "run.rounds=1")
+    summary = federation(tmp_path, ALONE, "run.method=partial_loss", ROUND)
     assert all(site["benefit"] for site in summary["benefit"].values())
 
 
@@ -193,12 +191,11 @@ def test_without_every_sites_model_there_is_none(tmp_path: Path, folders: list[P
     assert find_local_model_folders(tmp_path, CONTRACT) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "has"), [("individual", True), ("pfl", False), ("surgical", False)])
-def test_a_run_has_an_ensemble_where_sites_share_nothing(tmp_path: Path, method: str, has: bool) -> None:
-    changes = [f'run.method="{method}"', "run.rounds=1", 'simulation.backend="inline"']
-    experiment = Path(__file__).parents[2] / "experiments" / "digits_surgical.toml"
-    simulate(read_experiment(experiment, changes), tmp_path / "run", Console(quiet=True))
-    summary = read_run(tmp_path / "run").summary
-    assert (summary.ensemble is not None) is has
-    assert ("AUROC, ensemble" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")) is has
+def test_a_run_has_an_ensemble_where_sites_share_nothing(tmp_path: Path) -> None:
+    pfl = federation(tmp_path, "run.method=pfl", ROUND)
+    individual, surgical = (finished(*method, ROUND)[0] for method in (("run.method=individual",), ()))
+    for run, has in ((individual, True), (tmp_path / "run", False), (surgical, False)):
+        copy = Path(shutil.copytree(run, tmp_path / f"copy-{run.parent.name}"))
+        assert (read_run(copy).summary.ensemble is not None) is has
+        assert ("AUROC, ensemble" in write_run_report(copy).read_text(encoding="utf-8")) is has
+    assert pfl["ensemble"] is None

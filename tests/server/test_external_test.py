@@ -59,7 +59,7 @@ def oracle(folder: Path) -> dict[str, float]:
 
 
 def test_the_global_model_is_scored_on_the_classes_in_common() -> None:
-    folder, summary = finished(ELSEWHERE)
+    folder, summary = finished(ELSEWHERE, pages=True)
     external, expected = summary["external"], oracle(folder)
     assert expected.keys() == {"3", "0", "7"}
     for name, auroc in expected.items():
@@ -74,7 +74,7 @@ def test_the_global_model_is_scored_on_the_classes_in_common() -> None:
 def test_nothing_is_chosen_by_it() -> None:
     """The same model, test and chosen round as without; a roll call's hash of the labels too."""
     _, without = finished()
-    _, beside = finished(ELSEWHERE)
+    _, beside = finished(ELSEWHERE, pages=True)
     for key in ("model_sha256", "best_round", "test", "per_site", "contract_hash"):
         assert beside[key] == without[key]
     assert without["external"] is None
@@ -89,8 +89,8 @@ def test_sites_that_train_alone_are_scored_model_by_model() -> None:
     assert summary["external"]["note"] == "mean over the owning sites' own models"
 
 
-def test_all_images_of_a_table_or_of_a_made_set_are_test_images() -> None:
-    _, summary = finished('external_test={kind = "digits", image_size = 16}')
+def test_all_images_of_a_table_or_of_a_made_set_are_test_images(tmp_path: Path) -> None:
+    summary = federation(tmp_path, 'external_test={kind = "digits", image_size = 16}', "run.rounds=1")
     assert summary["external"]["per_class"]["0"]["positives"] == 178, "scikit-learn has so many zeros"
 
 
@@ -189,14 +189,17 @@ def test_a_person_reads_it_beside_the_other_result() -> None:
 HEADING = "External test set</h2>"
 
 
-def runs(*overrides: str) -> list[RunFolderContent]:
-    return [read_run(finished(f'run.method="{name}"', *overrides)[0]) for name in ("surgical", "partial_loss")]
+@pytest.fixture(scope="module")
+def runs() -> tuple[RunFolderContent, RunFolderContent]:
+    """Runs of two methods with an external test set."""
+    other = finished('run.method="partial_loss"', ELSEWHERE)[0]
+    return read_run(finished(ELSEWHERE, pages=True)[0]), read_run(other)
 
 
-def test_methods_are_compared_on_it_too(tmp_path: Path) -> None:
-    comparison = compare_methods(runs(ELSEWHERE))
+def test_methods_are_compared_on_it_too(tmp_path: Path, runs: tuple[RunFolderContent, RunFolderContent]) -> None:
+    comparison = compare_methods(runs)
     assert comparison.external is not None
-    for run, method in zip(runs(ELSEWHERE), comparison.external.methods, strict=True):
+    for run, method in zip(runs, comparison.external.methods, strict=True):
         assert run.summary.external is not None
         assert method.auroc["all"].mean == pytest.approx(run.summary.external.mean_auroc)
     assert comparison.external.find_contrast("partial_loss").result.pairs == 3
@@ -208,7 +211,9 @@ def test_methods_are_compared_on_it_too(tmp_path: Path) -> None:
     assert HEADING in write_comparison_report(comparison, tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_runs_of_which_one_lacks_it_are_compared_without(tmp_path: Path) -> None:
-    comparison = compare_methods([runs(ELSEWHERE)[0], runs()[1]])
+def test_runs_of_which_one_lacks_it_are_compared_without(
+    tmp_path: Path, runs: tuple[RunFolderContent, RunFolderContent]
+) -> None:
+    comparison = compare_methods([read_run(finished()[0]), runs[1]])
     assert comparison.external is None
     assert HEADING not in write_comparison_report(comparison, tmp_path / "a.html").read_text()
