@@ -33,23 +33,16 @@ def copied_to(folder: Path) -> Path:
     return folder / "run"
 
 
-def broken_off(change: Callable[[Path], object], *overrides: str) -> Callable[[Path], Ended]:
-    """A run that was killed before its summary, and what happened to its folder since."""
+def resumed(change: Callable[[Path], object], *overrides: str, finished: bool = False) -> Callable[[Path], Ended]:
+    """A run that was killed before its summary, or finished, and what happened to its folder since."""
 
     def done(folder: Path) -> Ended:
         run = copied_to(folder)
-        (run / "summary.json").unlink()
+        if not finished:
+            (run / "summary.json").unlink()
         change(run)
         setting = [word for override in overrides for word in ("--set", override)]
         return simulation("run", folder / "experiment.toml", "--out", run, "--resume", *setting)
-
-    return done
-
-
-def finished(change: Callable[[Path], object]) -> Callable[[Path], Ended]:
-    def done(folder: Path) -> Ended:
-        change(copied_to(folder))
-        return simulation("run", folder / "experiment.toml", "--out", folder / "run", "--resume")
 
     return done
 
@@ -80,16 +73,16 @@ def another_folder(folder: Path) -> Ended:
 
 
 CASES = (
-    Case("the state is cut off", broken_off(file(STATE, lambda content: content[:-7]))),
-    Case("a byte of the state is another", broken_off(file(STATE, flipped))),
-    Case("the state is lost", broken_off(lambda run: (run / STATE).unlink())),
-    Case("the description is cut off", broken_off(file(FACTS, lambda content: content[:50]))),
-    Case("the description is empty", broken_off(file(FACTS, lambda content: b""))),
-    Case("the description is another's", broken_off(file(FACTS, lambda content: b'["round", 1]'))),
-    Case("the description was edited", broken_off(file(FACTS, of_a_former_round))),
-    Case("of another release", broken_off(file(FACTS, facts(version=1)))),
-    Case("a line of rounds.jsonl was edited", broken_off(file("rounds.jsonl", lambda content: b"one\n" + content))),
-    Case("another experiment", broken_off(lambda run: None, "training.lr=0.5", "model.neck=8")),
+    Case("the state is cut off", resumed(file(STATE, lambda content: content[:-7]))),
+    Case("a byte of the state is another", resumed(file(STATE, flipped))),
+    Case("the state is lost", resumed(lambda run: (run / STATE).unlink())),
+    Case("the description is cut off", resumed(file(FACTS, lambda content: content[:50]))),
+    Case("the description is empty", resumed(file(FACTS, lambda content: b""))),
+    Case("the description is another's", resumed(file(FACTS, lambda content: b'["round", 1]'))),
+    Case("the description was edited", resumed(file(FACTS, of_a_former_round))),
+    Case("of another release", resumed(file(FACTS, facts(version=1)))),
+    Case("a line of rounds.jsonl was edited", resumed(file("rounds.jsonl", lambda content: b"one\n" + content))),
+    Case("another experiment", resumed(lambda run: None, "training.lr=0.5", "model.neck=8")),
     Case("no folder of a run", another_folder),
-    Case("a summary that is cut off", finished(file("summary.json", lambda content: content[:-20]))),
+    Case("a summary that is cut off", resumed(file("summary.json", lambda content: content[:-20]), finished=True)),
 )

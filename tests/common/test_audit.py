@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.security import audit
@@ -64,8 +64,9 @@ def replaced(folder: Path, content: bytes) -> Iterator[None]:
         path.write_bytes(before)
 
 
-@given(place=st.integers(0, ENTRIES - 1), data=st.data())
-def test_any_changed_byte_is_found(original: Path, place: int, data: st.DataObject) -> None:
+@given(data=st.data())
+@settings(max_examples=50)
+def test_any_changed_byte_is_found(original: Path, data: st.DataObject) -> None:
     before = (original / audit.FILE).read_bytes()
     at = data.draw(st.integers(0, len(before) - 1))
     byte = data.draw(st.integers(0, 255).filter(lambda value: value != before[at]))
@@ -75,6 +76,7 @@ def test_any_changed_byte_is_found(original: Path, place: int, data: st.DataObje
 
 
 @given(order=st.permutations(range(ENTRIES)))
+@settings(max_examples=50)
 def test_any_other_order_is_found(original: Path, order: list[int]) -> None:
     before = lines(original / audit.FILE)
     with replaced(original, b"".join(before[place] for place in order)):
@@ -82,6 +84,7 @@ def test_any_other_order_is_found(original: Path, order: list[int]) -> None:
 
 
 @given(gone=st.sets(st.integers(0, ENTRIES - 1), min_size=1))
+@settings(max_examples=50)
 def test_any_removed_lines_are_found_those_at_the_end_too(original: Path, gone: set[int]) -> None:
     before = lines(original / audit.FILE)
     with replaced(original, b"".join(line for place, line in enumerate(before) if place not in gone)):
@@ -118,15 +121,8 @@ def test_a_fault_names_the_line_and_what_became_of_it(
     assert f"audit.jsonl {reason}" in faults(tmp_path)[0]
 
 
-def test_a_missing_head_is_a_fault(tmp_path: Path) -> None:
-    written(tmp_path)
-    (tmp_path / audit.HEAD).unlink()
-    (fault,) = faults(tmp_path)
-    assert fault.startswith("audit.head: is missing")
-
-
 @pytest.mark.parametrize("torn", [b"{", b'{"n": 4, "time": "2026', b'{"n": 4, "reason": "' + b"x" * 2**20])
-def test_a_line_torn_by_a_kill_is_closed_off_and_named_and_the_chain_goes_on(torn: bytes, tmp_path: Path) -> None:
+def test_a_line_torn_by_a_kill_is_closed_off_named_and_cannot_be_taken_out(torn: bytes, tmp_path: Path) -> None:
     """The longest is longer than the bytes in which the last entry is first looked for."""
     path = written(tmp_path, 3)
     with path.open("ab") as file:
@@ -136,16 +132,11 @@ def test_a_line_torn_by_a_kill_is_closed_off_and_named_and_the_chain_goes_on(tor
     assert left.bytes == len(torn)
     assert is_sound(tmp_path, 4, notes=1)
     assert "line 4 was torn by a kill; entry 4" in check_audit_log(tmp_path).notes[0]
-
-
-def test_a_torn_line_that_is_taken_out_or_put_in_later_is_found(tmp_path: Path) -> None:
-    path = written(tmp_path, 3)
-    with path.open("ab") as file:
-        file.write(b'{"n": 4, "ti')
-    AuditLog(tmp_path, durable=False).append(record="start")
     whole = lines(path)
     path.write_bytes(b"".join([*whole[:3], whole[4]]))
     assert "says that a torn line stands before it, and there is none" in faults(tmp_path)[0]
+    (tmp_path / audit.HEAD).unlink()
+    assert faults(tmp_path)[-1].startswith("audit.head: is missing")
 
 
 @pytest.mark.parametrize("ending", [b"\n", b""], ids=["line and no head", "line and no newline"])
@@ -169,16 +160,13 @@ def test_a_full_file_makes_way_and_the_chain_goes_on(tmp_path: Path, monkeypatch
     assert "are missing before it: removed." in faults(tmp_path)[0]
 
 
-def test_only_the_owner_may_read_it(tmp_path: Path, lax_umask: None) -> None:
-    assert os.stat(written(tmp_path)).st_mode & 0o077 == 0
-
-
-def test_each_entry_is_one_line_of_json(tmp_path: Path) -> None:
+def test_each_entry_is_one_line_of_json_that_only_the_owner_may_read(tmp_path: Path, lax_umask: None) -> None:
     AuditLog(tmp_path, durable=False).append(reason="a\nb\u2028c")
     assert [json.loads(line)["reason"] for line in lines(tmp_path / audit.FILE)] == ["a\nb\u2028c"]
+    assert os.stat(tmp_path / audit.FILE).st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("size", [2**18 - 200, 2**18, 2**18 + 1, 2**20 + 7, 14_000_000])
+@pytest.mark.parametrize("size", [2**18 - 200, 2**18, 2**18 + 1, 14_000_000])
 def test_a_line_of_any_length_is_found_again_and_the_chain_goes_on(size: int, tmp_path: Path) -> None:
     """Lines of earlier releases may hold words that a site sent: 14 MB of them began the chain anew."""
     trail = AuditLog(tmp_path, durable=False)
@@ -239,10 +227,10 @@ while True:
 @pytest.mark.parametrize("how", ["durable", "simulated"])
 def test_a_kill_at_any_moment_leaves_an_audit_without_a_fault(how: str, tmp_path: Path) -> None:
     entries = 0
-    for kill in range(6):
+    for kill in range(3):
         command = [sys.executable, "-c", APPEND, tmp_path, how]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as writer:
-            appended = sum(bool(writer.stdout.readline()) for _ in range(20 + 17 * kill))
+            appended = sum(bool(writer.stdout.readline()) for _ in range(20 + 41 * kill))
             writer.kill()
         verdict = check_audit_log(tmp_path)
         assert verdict.faults == []

@@ -1,12 +1,20 @@
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from common.data.base.spec import AugmentationSpec
-from common.data.images.augmentation import apply_weak_augmentation, augment_weakly
+from common.data.images.augmentation import (
+    CHANGES,
+    GREY,
+    apply_strong_augmentation,
+    apply_weak_augmentation,
+    augment_strongly,
+    augment_weakly,
+)
 
 SURGICAL = AugmentationSpec(rotation=0.2, horizontal_flip=True, zoom=0.5, contrast=0.75)
 FEDMLP_WEAK = AugmentationSpec(rotation=10 / 360, translate=0.02, horizontal_flip=True)
@@ -49,10 +57,11 @@ def test_a_flip_alone_is_exact_and_takes_about_every_other_image() -> None:
     assert 150 < int(mirrored.sum()) < 250
 
 
-def test_the_grid_flips_as_the_shortcut_does() -> None:
+@pytest.mark.parametrize("change", [{"translate": 1e-9}, {"contrast": 1e-7}])
+def test_the_flips_are_the_same_beside_other_changes(change: dict[str, float]) -> None:
     shortcut = augment_weakly(images(), AugmentationSpec(horizontal_flip=True), seeded())
-    grid = augment_weakly(images(), AugmentationSpec(horizontal_flip=True, translate=1e-9), seeded())
-    torch.testing.assert_close(grid, shortcut, rtol=0, atol=0.01)
+    beside = augment_weakly(images(), AugmentationSpec(horizontal_flip=True, **change), seeded())
+    torch.testing.assert_close(beside, shortcut, rtol=0, atol=0.01)
 
 
 def test_contrast_keeps_the_mean_of_every_channel_and_scales_by_at_most_its_factor() -> None:
@@ -64,15 +73,11 @@ def test_contrast_keeps_the_mean_of_every_channel_and_scales_by_at_most_its_fact
     torch.testing.assert_close(factors[:, 0], factors[:, 1])  # one factor per image
 
 
-def test_a_quarter_turn_is_rot90() -> None:
-    turned = apply_weak_augmentation(images(), AugmentationSpec(rotation=0.25), every_image(turn=1.0))
-    torch.testing.assert_close(turned, images().rot90(1, (2, 3)), rtol=0, atol=0.01)
-
-
-def test_a_half_turn_of_an_oblong_image_mirrors_both_sides() -> None:
-    pixels = images(height=12, width=20)
-    turned = apply_weak_augmentation(pixels, AugmentationSpec(rotation=0.5), every_image(turn=1.0))
-    torch.testing.assert_close(turned, pixels.flip(2, 3), rtol=0, atol=0.01)
+@pytest.mark.parametrize(("quarters", "height", "width"), [(1, 16, 16), (2, 12, 20)])
+def test_quarter_turns_are_rot90(quarters: int, height: int, width: int) -> None:
+    pixels = images(height=height, width=width)
+    turned = apply_weak_augmentation(pixels, AugmentationSpec(rotation=quarters / 4), every_image(turn=1.0))
+    torch.testing.assert_close(turned, pixels.rot90(quarters, (2, 3)), rtol=0, atol=0.01)
 
 
 def test_an_oblong_image_is_turned_without_being_sheared() -> None:
@@ -95,12 +100,6 @@ def test_height_and_width_are_zoomed_independently() -> None:
     zoomed = apply_weak_augmentation(ramp, AugmentationSpec(zoom=0.5), narrower)
     torch.testing.assert_close(zoomed, expected.expand(6, 1, 16, 16))
     torch.testing.assert_close(apply_weak_augmentation(ramp.mT, AugmentationSpec(zoom=0.5), narrower), ramp.mT)
-
-
-def test_turning_one_change_off_leaves_the_others_as_they_were() -> None:
-    flip_only = augment_weakly(images(), AugmentationSpec(horizontal_flip=True), seeded())
-    with_contrast = augment_weakly(images(), AugmentationSpec(horizontal_flip=True, contrast=1e-7), seeded())
-    torch.testing.assert_close(with_contrast, flip_only, rtol=0, atol=0.001)
 
 
 @settings(max_examples=40)
@@ -126,3 +125,104 @@ def test_moving_pixels_about_makes_no_new_extremes(seed: int) -> None:
         result = augment_weakly(images(), spec, seeded(seed))
         assert float(result.min()) >= float(images().min()) - 0.01
         assert float(result.max()) <= float(images().max()) + 0.01
+
+
+# ---------------------------------------------------------------------- RandAugment and Cutout by batch
+
+NAMES = list(CHANGES)
+
+
+def drawn(name: str, strength: float, images: int = 1) -> Tensor:
+    """Draws of one change, then of none; the square's middle in the upper left corner."""
+    which, nothing = ((NAMES.index(change) + 0.5) / len(NAMES) for change in (name, "identity"))
+    return torch.tensor([which, strength, nothing, 0.5, 0.0, 0.0])[:, None].repeat(1, images)
+
+
+def corner(name: str, strength: float, pixels: list[list[float]]) -> Tensor:
+    """What becomes of a 16 x 16 image whose lower right 2 x 2 are these pixels, there; all else is 10."""
+    image = torch.full((1, 1, 16, 16), 10.0)
+    image[..., -2:, -2:] = torch.tensor(pixels)
+    return apply_strong_augmentation(image, drawn(name, strength))[0, 0, -2:, -2:]
+
+
+def noise(channels: int = 1) -> Tensor:
+    return images(channels=channels, width=20)
+
+
+@pytest.mark.parametrize(
+    ("middle", "square"),
+    [(0.5, (slice(4, 12), slice(6, 14))), (0.0, (slice(4), slice(4)))],
+    ids=["whole", "cut_off_at_the_edge"],
+)
+def test_a_square_of_half_the_shorter_side_becomes_grey_and_nothing_else_changes(
+    middle: float, square: tuple[slice, slice]
+) -> None:
+    images, draws = noise(), drawn("identity", 0.5, 6)
+    draws[-2:] = middle
+    changed = apply_strong_augmentation(images, draws)
+    assert (changed[:, :, *square] == GREY).all()
+    assert int((changed != images).sum()) == changed[:, :, *square].numel()
+
+
+LEVELS = [[200.0, 17], [15, 255]]
+
+
+@pytest.mark.parametrize(
+    ("name", "strength", "pixels", "expected"),
+    [
+        ("solarized", 0.5, [[127, 128], [200, 0]], [[127, 127], [55, 0]]),  # turned from 256 * 0.5 = 128 on
+        ("posterized", 0.0, LEVELS, [[192, 16], [0, 240]]),  # four bits at least
+        ("posterized", 0.99, LEVELS, LEVELS),  # all eight at most
+        ("brightness", 0.0, [[100, 40], [0, 255]], [[5, 2], [0, 12.75]]),  # a twentieth at least
+        ("brightness", 0.5, [[100, 40], [0, 255]], [[50, 20], [0, 127.5]]),  # 0.05 + 0.9 * 0.5 = 0.5
+        # half the distance from the mean (252 * 10 + 4 * 74) / 256 = 11; 74 -> 11 + 63 / 2
+        ("contrast", 0.5, [[74, 74], [74, 74]], [[42.5, 42.5], [42.5, 42.5]]),
+        # 10 -> 0, 61 -> 255: five times the distance from 10
+        ("autocontrast", 0.3, [[61, 20], [10, 30]], [[255, 50], [0, 100]]),
+        ("autocontrast", 0.3, [[10, 10], [10, 10]], [[10, 10], [10, 10]]),  # a flat image stays
+    ],
+)
+def test_a_change_by_hand(name: str, strength: float, pixels: list[list[float]], expected: list[list[float]]) -> None:
+    torch.testing.assert_close(corner(name, strength, pixels), torch.tensor(expected, dtype=torch.float32))
+
+
+def test_sharpness_blends_with_the_smoothed_image() -> None:
+    # Last pixel, edges repeated: itself 4 times, each neighbour twice and once: (5 * 23 + 3 * 23 + 5 * 10) / 13 = 18
+    assert float(corner("sharpness", 0.5, [[10, 10], [10, 23]])[1, 1]) == pytest.approx((23 + 18) / 2)
+
+
+def test_translation_moves_the_image_by_up_to_three_tenths() -> None:
+    image = torch.zeros(1, 1, 20, 20)
+    image[0, 0, :, 10] = 200
+    left = apply_strong_augmentation(image, drawn("translated_x", 1.0))[0, 0, -1]
+    right = apply_strong_augmentation(image, drawn("translated_x", 0.0))[0, 0, -1]
+    assert (int(left.argmax()), int(right.argmax())) == (4, 16)
+
+
+@pytest.mark.parametrize("name", ["rotated", "sheared_x", "sheared_y", "translated_x", "translated_y"])
+def test_half_the_strength_of_a_movement_is_none(name: str) -> None:
+    images = noise()
+    still = apply_strong_augmentation(images, drawn("identity", 0.5, 6))
+    torch.testing.assert_close(apply_strong_augmentation(images, drawn(name, 0.5, 6)), still, atol=1e-2, rtol=0)
+    assert not torch.allclose(apply_strong_augmentation(images, drawn(name, 0.9, 6)), still, atol=1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_change_stays_within_the_range(name: str) -> None:
+    for channels in (1, 3):
+        changed = apply_strong_augmentation(noise(channels), drawn(name, 0.8, 6))
+        assert changed.shape == (6, channels, 16, 20)
+        assert 0 <= float(changed.min()) <= float(changed.max()) <= 255
+
+
+def test_an_images_changes_do_not_depend_on_its_neighbours() -> None:
+    images, draws = noise(3), torch.rand((6, 6), generator=torch.Generator().manual_seed(4))
+    together = apply_strong_augmentation(images, draws)
+    alone = [apply_strong_augmentation(images[i : i + 1], draws[:, i : i + 1]) for i in range(6)]
+    torch.testing.assert_close(together, torch.cat(alone))
+
+
+def test_the_generator_alone_decides() -> None:
+    first, other = (augment_strongly(noise(), seeded(seed)) for seed in (5, 6))
+    torch.testing.assert_close(first, augment_strongly(noise(), seeded(5)))
+    assert not torch.equal(first, other)

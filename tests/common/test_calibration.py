@@ -1,27 +1,41 @@
-"""Calibration and decisions are scikit-learn's, and those from histograms lie within what they say."""
+"""Calibration, curves, thresholds and decisions are scikit-learn's; those from histograms lie within their bounds."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.stats import binomtest
 from sklearn.calibration import calibration_curve
-from sklearn.metrics import balanced_accuracy_score, brier_score_loss, confusion_matrix, f1_score, recall_score
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    brier_score_loss,
+    confusion_matrix,
+    f1_score,
+    precision_recall_curve,
+    recall_score,
+    roc_curve,
+)
 
 from common.metrics.calibration import (
+    POINTS,
     DecisionCounts,
+    OperatingPoint,
     ReliabilityBin,
+    choose_operating_points,
     compute_calibration,
     compute_pooled_calibration,
+    compute_roc_curve,
     compute_score_quality,
+    compute_wilson_interval,
     count_decisions,
     count_pooled_decisions,
 )
 from common.metrics.pooled import pool_site_histograms, sum_site_histograms
-from common.metrics.score_histograms import compute_score_histogram
+from common.metrics.score_histograms import BINS, EDGES, ScoreHistogram, compute_score_histogram, find_score_bins
 
 Floats = NDArray[np.floating]
-seeds = st.integers(0, 10_000)
+seeds, counts, spreads = st.integers(0, 10**6), st.integers(1, 400), st.floats(0, 4)
 
 
 def random_case(seed: int) -> tuple[Floats, Floats]:
@@ -33,9 +47,16 @@ def random_case(seed: int) -> tuple[Floats, Floats]:
     return np.round(rng.beta(*rng.uniform(0.1, 3, 2), count), int(rng.choice([1, 3, 12]))), labels
 
 
+def partly_labelled(seed: int, count: int, spread: float) -> tuple[Floats, Floats]:
+    """Scores between 0 and 1, and labels 1, 0 or NaN."""
+    random = np.random.default_rng(seed)
+    labels = random.choice([1.0, 0.0, np.nan], count, p=[0.3, 0.6, 0.1])
+    return 1 / (1 + np.exp(-random.normal(spread * np.nan_to_num(labels), 1.0))), labels
+
+
 @given(seeds)
-@settings(max_examples=200)
-def test_error_and_brier_score_are_those_of_scikit_learn(seed: int) -> None:
+@settings(max_examples=100)
+def test_calibration_is_that_of_scikit_learn_and_from_a_histogram_lies_within_its_bound(seed: int) -> None:
     scores, labels = random_case(seed)
     result = compute_calibration(scores, labels)
     shares, means = calibration_curve(labels, scores, n_bins=10)
@@ -46,24 +67,15 @@ def test_error_and_brier_score_are_those_of_scikit_learn(seed: int) -> None:
     assert result.expected_error == pytest.approx(np.sum(images * np.abs(shares - means)) / len(scores))
     assert result.brier == pytest.approx(brier_score_loss(labels, scores))
     assert result.within == 0
-
-
-@given(seeds)
-@settings(max_examples=200)
-def test_calibration_from_a_histogram_lies_within_what_it_says(seed: int) -> None:
-    scores, labels = random_case(seed)
-    exact, rough = (
-        compute_calibration(scores, labels),
-        compute_pooled_calibration(compute_score_histogram(scores, labels)),
-    )
-    assert [(b.images, b.positives) for b in rough.bins] == [(b.images, b.positives) for b in exact.bins]
-    assert abs(rough.expected_error - exact.expected_error) <= rough.within + 1e-12
-    assert abs(rough.brier - exact.brier) <= rough.within + 1e-12
+    rough = compute_pooled_calibration(compute_score_histogram(scores, labels))
+    assert [(b.images, b.positives) for b in rough.bins] == [(b.images, b.positives) for b in result.bins]
+    assert abs(rough.expected_error - result.expected_error) <= rough.within + 1e-12
+    assert abs(rough.brier - result.brier) <= rough.within + 1e-12
     assert rough.within < 0.003
 
 
 @given(seeds)
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_decisions_are_those_of_scikit_learn_and_exact_from_a_histogram(seed: int) -> None:
     scores, labels = random_case(seed)
     result, answer = count_decisions(scores, labels), scores > 0.5
@@ -76,20 +88,14 @@ def test_decisions_are_those_of_scikit_learn_and_exact_from_a_histogram(seed: in
     assert count_pooled_decisions(compute_score_histogram(scores, labels)) == result
 
 
-def test_a_case_worked_by_hand() -> None:
-    # Scores .12 .18 in one bin, .9 in the bin that ends there; one unknown. Means .15 and .9; shares 1/2 and 1.
+def test_a_case_worked_by_hand_in_which_unlabelled_scores_do_not_count() -> None:
+    # Scores .12 .18 in one bin, .9 in the bin that ends there; two unknown. Means .15 and .9; shares 1/2 and 1.
     # Error: (2 * |.15 - .5| + 1 * |.9 - 1|) / 3 = .8 / 3. Brier: (.12^2 + .82^2 + .1^2) / 3 = .6968 / 3.
-    result = compute_calibration(np.array([0.12, 0.18, 0.9, 0.4]), np.array([0, 1, 1, np.nan]))
+    result = compute_calibration(np.array([0.12, 0.18, 0.9, 0.4, np.nan]), np.array([0, 1, 1, np.nan, np.nan]))
     assert result.bins[1] == ReliabilityBin(2, 1, pytest.approx(0.15))
     assert result.bins[8] == ReliabilityBin(1, 1, pytest.approx(0.9))
     assert result.bins[4] == ReliabilityBin(0, 0, None)
-    assert result.expected_error == pytest.approx(0.8 / 3)
-    assert result.brier == pytest.approx(0.6968 / 3)
-
-
-def test_a_score_that_is_not_finite_counts_only_where_the_label_is_known() -> None:
-    result = compute_calibration(np.array([0.25, np.nan]), np.array([1, np.nan]))
-    assert result.brier == pytest.approx(0.5625)
+    assert (result.expected_error, result.brier) == pytest.approx((0.8 / 3, 0.6968 / 3))
 
 
 def test_without_a_known_label_there_is_no_calibration_and_without_a_kind_no_share() -> None:
@@ -99,13 +105,16 @@ def test_without_a_known_label_there_is_no_calibration_and_without_a_kind_no_sha
     assert (none.sensitivity, none.specificity, none.balanced_accuracy, none.f1) == (None, None, None, None)
 
 
+# ---------------------------------------------------------------------- several classes, several sites
+
+
 def one_class_an_image(seed: int, images: int = 60, classes: int = 4) -> tuple[Floats, Floats, NDArray[np.intp]]:
     rng = np.random.default_rng(seed)
     truth = rng.integers(0, classes, images)
     return rng.dirichlet(np.full(classes, 0.7), images), np.eye(classes)[truth], truth
 
 
-def test_the_confusion_of_a_multi_class_task_is_that_of_scikit_learn_without_images_of_unknown_class() -> None:
+def test_the_confusion_of_a_multi_class_task_is_that_of_scikit_learn_over_images_of_known_class() -> None:
     scores, labels, truth = one_class_an_image(4)
     labels[:5] = np.nan
     result = compute_score_quality(scores, labels, "abcd", "multi_class")
@@ -114,7 +123,7 @@ def test_the_confusion_of_a_multi_class_task_is_that_of_scikit_learn_without_ima
     assert result.top_class == compute_calibration(scores.max(axis=1)[5:], (answer == truth)[5:].astype(float))
 
 
-def test_a_task_of_yes_and_no_questions_has_decisions_for_each_class_and_no_confusion_between_them() -> None:
+def test_a_multi_label_task_has_decisions_for_each_class_and_no_confusion_between_them() -> None:
     scores, labels, _ = one_class_an_image(5)
     labels[:, 2] = np.nan
     result = compute_score_quality(scores, labels, "abcd", "multi_label")
@@ -123,22 +132,21 @@ def test_a_task_of_yes_and_no_questions_has_decisions_for_each_class_and_no_conf
     assert result.decisions["b"] == count_decisions(scores[:, 1], labels[:, 1])
 
 
-def test_pooling_adds_up_who_told_and_names_who_did_not() -> None:
+def test_pooling_adds_up_the_sites_with_histograms_and_names_those_without() -> None:
     scores, labels = random_case(8)
     halves = {"north": slice(0, None, 2), "south": slice(1, None, 2)}
     histograms = {site: {"mass": compute_score_histogram(scores[rows], labels[rows])} for site, rows in halves.items()}
     owners = {"edema": ("north", "south"), "mass": ("east", "north", "south")}
     pooled = pool_site_histograms(sum_site_histograms(histograms, owners), owners)
     assert list(pooled.per_class) == ["mass"]
-    of_class = pooled.per_class["mass"]
+    of_class, decisions = pooled.per_class["mass"], count_decisions(scores, labels)
     assert (of_class.sites, of_class.silent) == (("north", "south"), ("east",))
     assert (of_class.positives, of_class.negatives) == (np.sum(labels == 1), np.sum(labels == 0))
-    assert of_class.decisions == count_decisions(scores, labels)
-    assert of_class.balanced_accuracy == count_decisions(scores, labels).balanced_accuracy
+    assert (of_class.decisions, of_class.balanced_accuracy) == (decisions, decisions.balanced_accuracy)
     assert pooled.mean_auroc == of_class.auroc
 
 
-def test_the_mean_of_pooled_classes_leaves_out_those_without_a_value_and_nothing_told_is_nothing_pooled() -> None:
+def test_the_mean_of_pooled_classes_leaves_out_those_without_a_value() -> None:
     # mass: both pairs right, 1; hernia: no positive; edema: one of two pairs right, 1/2.
     scores = {"mass": ((0.9, 1), (0.2, 0), (0.4, 0)), "hernia": ((0.9, 0),), "edema": ((0.3, 1), (0.2, 0), (0.4, 0))}
     site = {name: compute_score_histogram(*np.array(rows).T) for name, rows in scores.items()}
@@ -147,3 +155,121 @@ def test_the_mean_of_pooled_classes_leaves_out_those_without_a_value_and_nothing
     assert pooled.mean_auroc.value == pytest.approx(0.75)
     assert pooled.per_class["hernia"].auroc is None
     assert pool_site_histograms(sum_site_histograms({"north": {}}, {"mass": ("north",)}), {"mass": ("north",)}) is None
+
+
+# ---------------------------------------------------------------------- curves
+
+
+@given(seeds, st.integers(20, 3000), spreads)
+@settings(max_examples=50)
+def test_every_point_of_both_curves_is_one_of_scikit_learns(seed: int, count: int, spread: float) -> None:
+    scores, labels = partly_labelled(seed, count, spread)
+    curve, labelled = compute_roc_curve(compute_score_histogram(scores, labels)), ~np.isnan(labels)
+    if len(set(labels[labelled])) < 2:
+        assert curve is None
+        return
+    binned = EDGES[find_score_bins(scores[labelled]) + 1]  # images of one bin cannot be told apart
+    rates, sensitivities, _ = roc_curve(labels[labelled], binned, drop_intermediate=False)
+    precision, recall, _ = precision_recall_curve(labels[labelled], binned)
+    detected, alarms = np.array(curve.detected), np.array(curve.alarms)
+
+    def pairs(first: Floats, second: Floats) -> list[tuple[float, float]]:
+        return [(round(a, 9), round(b, 9)) for a, b in zip(first, second, strict=True)]
+
+    ours = pairs(alarms / alarms[-1], detected / detected[-1])
+    assert set(ours) <= set(pairs(rates, sensitivities))
+    assert (ours[0], ours[-1]) == ((0.0, 0.0), (1.0, 1.0))
+    assert len(ours) == len(set(ours)) <= POINTS
+    detected, alarms = detected[1:], alarms[1:]
+    assert set(pairs(detected / detected[-1], detected / (detected + alarms))) <= set(pairs(recall, precision))
+
+
+@given(seeds)
+@settings(max_examples=50)
+def test_the_points_that_are_kept_hardly_change_the_area(seed: int) -> None:
+    scores, labels = partly_labelled(seed, 2000, 1.5)
+    curve, labelled = compute_roc_curve(compute_score_histogram(scores, labels)), ~np.isnan(labels)
+    rates, sensitivities, _ = roc_curve(labels[labelled], scores[labelled])
+    ours = np.trapezoid(np.array(curve.detected) / curve.detected[-1], np.array(curve.alarms) / curve.alarms[-1])
+    assert ours == pytest.approx(np.trapezoid(sensitivities, rates), abs=0.004)
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_a_class_of_one_kind_of_image_has_no_curve(label: float) -> None:
+    assert compute_roc_curve(compute_score_histogram(np.array([0.1, 0.7]), np.full(2, label))) is None
+
+
+@given(st.integers(1, 500), st.data())
+@settings(max_examples=50)
+def test_intervals_are_wilsons(whole: int, data: st.DataObject) -> None:
+    part = data.draw(st.integers(0, whole))
+    (low,), (high,) = compute_wilson_interval(np.array([float(part)]), np.array([float(whole)]))
+    expected = binomtest(part, whole).proportion_ci(method="wilson")
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+# ---------------------------------------------------------------------- operating points
+
+
+def operating_points(chosen: ScoreHistogram, tested: ScoreHistogram, target: float) -> tuple[OperatingPoint, ...]:
+    """Return the points of one class, none where it has none."""
+    return tuple(choose_operating_points({"a": chosen}, {"a": tested}, target).get("a", ()))
+
+
+def shares_above(scores: Floats, labels: Floats, threshold: float) -> tuple[float, float]:
+    """Sensitivity and specificity."""
+    above = scores > threshold
+    return float(above[labels == 1].mean()), float((~above)[labels == 0].mean())
+
+
+@given(seeds, counts, counts, spreads, st.floats(0.05, 1))
+@settings(max_examples=60)
+def test_both_rules_are_a_search_over_all_borders(
+    seed: int, validation: int, test: int, spread: float, target: float
+) -> None:
+    chosen, tested = partly_labelled(seed, validation, spread), partly_labelled(seed + 1, test, spread)
+    points = operating_points(compute_score_histogram(*chosen), compute_score_histogram(*tested), target)
+    images = (int((chosen[1] == 1).sum()), int((chosen[1] == 0).sum()))
+    if not all(images) or np.isnan(tested[1]).all():
+        assert points == ()
+        return
+    scores, labels = tested
+    for point in points:
+        answer = scores > point.threshold
+        cells = [(labels[answer == above] == truth).sum() for truth in (1, 0) for above in (True, False)]
+        assert point.decisions == DecisionCounts(*cells)
+    *youdens, sensitive = points
+    pairs = [shares_above(*chosen, edge) for edge in EDGES]
+    best = max(sum(pair) for pair in pairs)
+    assert bool(youdens) == (best > 1 + 1e-9)
+    for youden in youdens:
+        assert sum(shares_above(*chosen, youden.threshold)) == pytest.approx(best)
+        assert (youden.target, youden.chosen_on) == (None, images)
+    assert sensitive.threshold == max(edge for edge, pair in zip(EDGES, pairs, strict=True) if pair[0] >= target)
+    assert (sensitive.target, sensitive.chosen_on) == (target, images)
+
+
+@given(counts, st.data())
+@settings(max_examples=50)
+def test_a_target_that_some_images_reach_exactly_is_reached(positives: int, data: st.DataObject) -> None:
+    share = data.draw(st.integers(1, positives)) / positives
+    scores = np.arange(1, 2 * positives + 1) / (2 * positives + 1)
+    histogram = compute_score_histogram(scores, np.repeat([0.0, 1.0], positives))
+    point = operating_points(histogram, histogram, share)[-1]
+    assert point.rule == "sensitivity"
+    assert point.threshold == max(edge for edge in EDGES if (scores[positives:] > edge).mean() >= share)
+
+
+def test_between_two_groups_far_apart_the_threshold_is_in_the_middle() -> None:
+    apart = ScoreHistogram(*(5 * np.eye(BINS, dtype=np.int64)[[900, 100]]))
+    assert [point.threshold for point in operating_points(apart, apart, 1.0)] == [EDGES[501], EDGES[900]]
+
+
+def test_what_has_one_kind_of_image_only_has_no_threshold() -> None:
+    none, some = np.zeros(BINS, np.int64), np.eye(BINS, dtype=np.int64)[5]
+    both, neither = ScoreHistogram(some, some), ScoreHistogram(none, none)
+    for chosen in (ScoreHistogram(some, none), ScoreHistogram(none, some), neither):
+        assert operating_points(chosen, both, 0.9) == ()
+    assert operating_points(both, both, 0.9) != ()
+    assert operating_points(both, neither, 0.9) == ()
+    assert choose_operating_points({"a": both}, {}, 0.9) == {}

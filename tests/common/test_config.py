@@ -45,35 +45,17 @@ def extended(folder: Path, above: str, *overrides: str, below: str = DIGITS) -> 
     return read(folder, *overrides, text=f'extends = "below.toml"\n{above}')
 
 
-def complaints(folder: Path, text: str, *overrides: str) -> list[str]:
-    with pytest.raises(BadInput) as caught:
-        read_experiment(written(folder, text), overrides)
-    return [str(fault) for fault in caught.value.faults]
-
-
 OTHER_FILES = {"study.toml", "defaults.toml", "pyproject.toml", "benchmark.toml"}
 EXPERIMENTS = sorted(path for path in (ROOT / "experiments").rglob("*.toml") if path.name not in OTHER_FILES)
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_every_experiment_of_the_project_reads_and_names_a_method(path: Path) -> None:
-    experiment = read_experiment(path).experiment
-    assert build_site_method(experiment).name == experiment.run.method
-
-
-AFTER_A_PAPER = [path for path in EXPERIMENTS if path.parent.name not in ("experiments", "benchmark", "ablation")]
-
-
-@pytest.mark.parametrize("path", AFTER_A_PAPER, ids=str)
-def test_every_experiment_after_a_paper_has_a_small_form(path: Path) -> None:
-    full, small = (read_experiment(path, [f"scale={scale}"]).experiment for scale in ("full", "small"))
-    assert build_site_method(small).name == full.run.method
-    assert small.run.rounds <= full.run.rounds
-
-
-@pytest.mark.parametrize("path", [path for path in EXPERIMENTS if "small" in read_experiment_tables(path)[0]], ids=str)
-def test_every_small_form_that_a_file_has_or_takes_over_reads(path: Path) -> None:
-    assert read_experiment(path, ["scale=small"]).experiment.run.rounds > 0
+def test_every_experiment_of_the_project_reads_and_those_after_a_paper_have_a_small_form(path: Path) -> None:
+    forms = ["full", "small"] if "small" in read_experiment_tables(path)[0] else ["full"]
+    full, *small = (read_experiment(path, [f"scale={form}"]).experiment for form in forms)
+    assert [build_site_method(form).name for form in (full, *small)] == [full.run.method] * len(forms)
+    assert all(0 < form.run.rounds <= full.run.rounds for form in small)
+    assert small or path.parent.name in ("experiments", "benchmark", "ablation")
 
 
 def test_the_small_table_goes_over_the_rest_and_under_what_is_set(tmp_path: Path) -> None:
@@ -119,22 +101,14 @@ def test_a_plan_without_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert config._cached_plan.cache_info().misses == before
 
 
-@pytest.mark.parametrize(
-    ("overrides", "key", "value"),
-    [
-        (["run.rounds=7"], "rounds", 7),
-        (["run.seed=5", "run.seed=6"], "seed", 6),
-        (["run.name=plain words"], "name", "plain words"),
-        (['run.name="quoted"'], "name", "quoted"),
-        (["run.name=none"], "name", ""),
-    ],
-)
-def test_set_takes_any_value_and_the_last_counts(overrides: list[str], key: str, value: object, tmp_path: Path) -> None:
-    assert getattr(read(tmp_path, *overrides).run, key) == value
-
-
-def test_faults_of_the_file_and_of_an_override_come_together(tmp_path: Path) -> None:
-    assert len(complaints(tmp_path, DIGITS.replace("rounds = 2", "rounds = 0"), "nonsense", "run.seed=-1")) == 3
+@pytest.mark.parametrize(("text", "name"), [("plain words", "plain words"), ('"quoted"', "quoted"), ("none", "")])
+def test_set_takes_any_value_also_of_new_keys_and_the_last_counts(text: str, name: str, tmp_path: Path) -> None:
+    lists = 'partition={kind = "class_lists", lists = {north = ["1", "2"]}}'
+    run = ("run.rounds=7", "run.seed=5", "run.seed=6", f"run.name={text}")
+    experiment = read(tmp_path, *run, lists, "method.trunk=fedbn_plus")
+    assert (experiment.run.rounds, experiment.run.seed, experiment.run.name) == (7, 6, name)
+    assert experiment.method == {"trunk": "fedbn_plus"}
+    assert experiment.partition.model_dump()["lists"] == {"north": ("1", "2")}
 
 
 def test_the_plan_that_travels_has_no_paths_and_no_data(tmp_path: Path) -> None:
@@ -163,19 +137,18 @@ def test_every_key_is_in_the_documentation(section: object) -> None:
     assert missing == set(), f"docs/experiments.md names none of {sorted(missing)}: a line for each, in backticks"
 
 
-def test_no_share_can_be_bounded_where_sites_weigh_their_own_updates(tmp_path: Path) -> None:
-    text = DIGITS + "[participation]\nlargest_share = 0.5\n[privacy]\nsecure_aggregation = true\n"
-    faults = complaints(tmp_path, text)
-    assert any("participation.largest_share must be 1" in fault for fault in faults)
-
-
-def test_set_takes_tables_lists_and_keys_that_the_file_does_not_have(tmp_path: Path) -> None:
-    lists = 'partition={kind = "class_lists", lists = {north = ["1", "2"]}}'
-    experiment = read(tmp_path, lists, "method.trunk=fedbn_plus")
-    assert experiment.method == {"trunk": "fedbn_plus"}
-    assert experiment.partition.model_dump()["lists"] == {"north": ("1", "2")}
-
-
-def test_extends_that_names_no_file_is_a_fault(tmp_path: Path) -> None:
-    (fault,) = complaints(tmp_path, f"extends = 3\n{DIGITS}")
-    assert fault.startswith("e.toml: extends: ")
+@pytest.mark.parametrize(
+    ("text", "overrides", "faults", "problem"),
+    [
+        (DIGITS.replace("rounds = 2", "rounds = 0"), ("nonsense", "run.seed=-1"), 3, "rounds"),
+        (f"extends = 3\n{DIGITS}", (), 1, "e.toml: extends: "),
+        (DIGITS, ("participation.largest_share=0.5", "privacy.secure_aggregation=true"), 1, "largest_share must be 1"),
+    ],
+    ids=["of the file and of an override", "extends names no file", "a bound on shares of secret updates"],
+)
+def test_all_faults_come_together(
+    text: str, overrides: tuple[str, ...], faults: int, problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=problem) as caught:
+        read_experiment(written(tmp_path, text), overrides)
+    assert len(caught.value.faults) == faults

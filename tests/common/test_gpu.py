@@ -2,8 +2,6 @@
 
 import contextlib
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,9 +13,15 @@ from torch import Tensor, nn
 
 from client.training import task
 from common.models import gpu
-from common.models.gpu import BackboneCudaGraph, compute_backbone_features, move_network_to_device, use_cuda_graphs
+from common.models.gpu import (
+    BackboneCudaGraph,
+    compute_backbone_features,
+    make_deterministic,
+    move_network_to_device,
+    use_cuda_graphs,
+)
 from strategies.local import training
-from tests.federations import federation
+from tests.federations import federation, finished
 
 GPU = torch.device("cuda")
 
@@ -106,30 +110,24 @@ def replayed(graphs: Graphs) -> nn.Sequential:
     return backbone
 
 
-def test_after_some_steps_of_one_shape_each_full_batch_is_replayed(graphs: Graphs) -> None:
-    same_as_without(new_backbone(), [4, 4, 4, 4, 3])
-    assert graphs.shapes == [(4, 1, 8, 8)]
-    assert graphs.runs == 2
-
-
-def test_small_sites_with_few_full_batches_come_to_a_graph_too(graphs: Graphs) -> None:
+@pytest.mark.parametrize(
+    ("epochs", "batches", "views", "runs"),
+    [(1, [4, 4, 4, 4, 3], 1, 2), (3, [4, 3], 1, 1), (1, [4, 4, 4, 4], 2, 2)],
+    ids=["each full batch after some of its shape", "small sites with few full batches", "of two views one"],
+)
+def test_a_graph_replays_full_batches_and_changes_no_gradient(
+    epochs: int, batches: list[int], views: int, runs: int, graphs: Graphs
+) -> None:
     backbone = new_backbone()
-    for _ in range(3):
-        same_as_without(backbone, [4, 3])
-    assert graphs.shapes == [(4, 1, 8, 8)]
-    assert graphs.runs == 1
+    for _ in range(epochs):
+        same_as_without(backbone, batches, views)
+    assert (graphs.shapes, graphs.runs) == ([(4, 1, 8, 8)], runs)
 
 
 def test_a_graph_lasts_for_the_next_epochs(graphs: Graphs, replayed: nn.Sequential) -> None:
     before = graphs.runs
     steps(replayed, [4, 4, 3, 4])
-    assert len(graphs.shapes) == 1
-    assert graphs.runs == before + 3
-
-
-def test_of_two_views_in_a_step_one_is_replayed(graphs: Graphs) -> None:
-    same_as_without(new_backbone(), [4, 4, 4, 4], views=2)
-    assert graphs.runs == 2
+    assert (len(graphs.shapes), graphs.runs) == (1, before + 3)
 
 
 def test_outside_a_step_and_without_gradients_nothing_is_replayed(graphs: Graphs, replayed: nn.Sequential) -> None:
@@ -171,10 +169,8 @@ def test_a_copy_has_no_graph(graphs: Graphs, replayed: nn.Sequential) -> None:
 
 def test_what_cannot_be_recorded_is_trained_as_ever(graphs: Graphs) -> None:
     graphs.broken = True
-    backbone = new_backbone()
-    same_as_without(backbone, [4, 4, 4, 4])
-    assert len(graphs.shapes) == 1
-    assert graphs.runs == 0
+    same_as_without(new_backbone(), [4, 4, 4, 4])
+    assert (len(graphs.shapes), graphs.runs) == (1, 0)
 
 
 def test_a_cpu_and_a_frozen_backbone_have_no_graphs(graphs: Graphs) -> None:
@@ -187,16 +183,14 @@ def test_a_cpu_and_a_frozen_backbone_have_no_graphs(graphs: Graphs) -> None:
     assert gpu.REPLAY not in backbone.__dict__
 
 
-def test_what_makes_a_gpu_exact_leaves_torch_s_settings_as_they_belong_together() -> None:
-    program = """
-import torch
-from common.models.gpu import make_deterministic
-make_deterministic()
-with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):  # as torch.export does
-    pass
-assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.allow_tf32
-"""
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+def test_exact_gpus_leave_torchs_settings_as_they_belong_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    cudnn = torch.backends.cudnn
+    for name in ("deterministic", "allow_tf32"):
+        monkeypatch.setattr(cudnn, name, getattr(cudnn, name))  # as it was at the end of the test
+    make_deterministic()
+    with cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):  # as torch.export does
+        pass
+    assert (cudnn.deterministic, cudnn.allow_tf32) == (True, False)
 
 
 def test_a_cpu_changes_no_setting_of_gpus() -> None:
@@ -206,12 +200,12 @@ def test_a_cpu_changes_no_setting_of_gpus() -> None:
 
 
 def test_sites_and_rounds_share_one_graph(graphs: Graphs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = federation(tmp_path, "training.batch_size=16", out="plain")
+    _, plain = finished("training.batch_size=32")
     monkeypatch.setattr(
         training, "use_cuda_graphs", lambda backbone, device, more: use_cuda_graphs(backbone, GPU, more)
     )
     monkeypatch.setattr(training, "GRAPH_DEVICES", ("cpu",))
     task.get_cached_networks.cache_clear()
-    assert federation(tmp_path, "training.batch_size=16", out="replayed")["model_sha256"] == plain["model_sha256"]
+    assert federation(tmp_path, "training.batch_size=32")["model_sha256"] == plain["model_sha256"]
     assert len(graphs.shapes) == 1
     assert graphs.runs > 50

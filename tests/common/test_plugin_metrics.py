@@ -18,7 +18,7 @@ from common.errors import BadInput, WireError
 from common.metrics.auroc import ClassMetrics, average_plugin_metrics, compute_metrics_per_class
 from common.wire.records import EvaluateReply
 from strategies.registry import build_site_method
-from tests.federations import experiment, federation
+from tests.federations import experiment, federation, finished
 from tests.third_parties import install, stairs
 
 YOUDEN = "plugin:youden"
@@ -92,7 +92,7 @@ def test_names_that_cannot_be_are_refused(names: object) -> None:
 
 @pytest.mark.slow
 def test_a_run_ends_with_it_in_summary_report_and_tensorboard_and_in_the_same_model(tmp_path: Path) -> None:
-    plain = federation(tmp_path, "run.rounds=1")
+    _, plain = finished("run.rounds=1")
     federation(tmp_path, "run.rounds=1", f'evaluation.metrics=["{YOUDEN}"]', out="measured", pages=True)
     summary = json.loads((tmp_path / "measured" / "summary.json").read_text())
     assert summary["model_sha256"] == plain["model_sha256"]
@@ -116,16 +116,13 @@ def requested(tmp_path: Path, *metrics: str) -> RequestedWork:
 
 def test_it_is_declined_until_it_is_listed_and_when_its_files_differ(tmp_path: Path) -> None:
     work, rule = requested(tmp_path), partial(request_rule, "policy.metrics")
+    assert rule(SitePolicy(metrics=("*",)), requested(tmp_path, YOUDEN, YOUDEN)) == ""
     assert rule(SitePolicy(), work) == f'it does not have "{YOUDEN}"'
     assert rule(SitePolicy(metrics=(YOUDEN,)), work) == ""
     assert rule(SitePolicy.model_validate(WITHOUT_LIMITS), work) == ""
     module = Path(str(stairs().__file__))
     module.write_text(module.read_text() + "\n")
     assert rule(SitePolicy(metrics=("*",)), work).count("youden of stairs 1.0 (files ") == 2
-
-
-def test_one_that_is_named_twice_is_stamped_once(tmp_path: Path) -> None:
-    assert request_rule("policy.metrics", SitePolicy(metrics=("*",)), requested(tmp_path, YOUDEN, YOUDEN)) == ""
 
 
 REPLY = EvaluateReply(
@@ -138,10 +135,8 @@ REPLY = EvaluateReply(
 def test_a_reply_tells_no_metric_that_the_plan_did_not_ask_for(tmp_path: Path) -> None:
     policy, work = SitePolicy(metrics=("*",)), requested(tmp_path)
     assert dict(check_reply_rules(policy, work, REPLY))["evaluation.metrics"] == ""
-    more = replace(REPLY, metric_names=("plugin:other",))
-    assert (
-        dict(check_reply_rules(policy, work, more))["evaluation.metrics"] == 'the plan does not ask for "plugin:other"'
-    )
+    refusals = dict(check_reply_rules(policy, work, replace(REPLY, metric_names=("plugin:other",))))
+    assert refusals["evaluation.metrics"] == 'the plan does not ask for "plugin:other"'
 
 
 @pytest.mark.parametrize(

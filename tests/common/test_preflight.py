@@ -37,13 +37,15 @@ def certificate(begin: dt.datetime, end: dt.datetime) -> x509.Certificate:
 
 def test_a_certificate_is_refused_outside_its_dates_with_the_date_the_clock_and_the_remedy() -> None:
     now = dt.datetime.now(dt.UTC)
-    assert find_certificate_date_faults("kit", certificate(now - DAY, now + DAY), "Ask for a new kit.") == []
-    (old,) = map(str, find_certificate_date_faults("kit", certificate(now - 9 * DAY, now - DAY), "Ask for a new kit."))
+
+    def faults(begin: int, end: int) -> list[str]:
+        dates = certificate(now + begin * DAY, now + end * DAY)
+        return [*map(str, find_certificate_date_faults("kit", dates, "Ask for a new kit."))]
+
+    assert faults(-1, 1) == []
+    (old,), (early,) = faults(-9, -1), faults(1, 9)
     assert f"expired on {now - DAY:%Y-%m-%d %H:%M} UTC; this machine's clock says {now:%Y-%m-%d}" in old
     assert old.endswith(" UTC. Ask for a new kit.")
-    (early,) = map(
-        str, find_certificate_date_faults("kit", certificate(now + DAY, now + 9 * DAY), "Ask for a new kit.")
-    )
     assert f"only from {now + DAY:%Y-%m-%d %H:%M} UTC; this machine's clock says" in early
     assert early.endswith("Set the clock. If it is right: ask for a new kit.")
 

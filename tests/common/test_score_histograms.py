@@ -22,7 +22,7 @@ from common.metrics.score_histograms import (
     find_score_bins,
 )
 
-CASES = 1000
+CASES = 200
 ROUNDING = 1e-12
 Floats = NDArray[np.floating]
 
@@ -38,14 +38,13 @@ def random_case(seed: int) -> tuple[Floats, Floats]:
     return np.round(scores, int(rng.choice([1, 2, 9]))), labels
 
 
-def test_auroc_and_average_precision_lie_within_their_bounds_in_a_thousand_random_cases() -> None:
+def test_auroc_and_average_precision_lie_within_their_bounds_in_many_random_cases() -> None:
     for seed in range(CASES):
         scores, labels = random_case(seed)
         histogram = compute_score_histogram(scores, labels)
+        auroc, precision = compute_pooled_auroc(histogram), compute_pooled_average_precision(histogram)
         exact = roc_auc_score(labels, scores), average_precision_score(labels, scores)
-        for bounded, value in zip(
-            (compute_pooled_auroc(histogram), compute_pooled_average_precision(histogram)), exact, strict=True
-        ):
+        for bounded, value in zip((auroc, precision), exact, strict=True):
             assert bounded.low - ROUNDING <= value <= bounded.high + ROUNDING, (seed, bounded, value)
             assert bounded.value == pytest.approx((bounded.low + bounded.high) / 2)
 
@@ -76,7 +75,7 @@ def placed(rows: list[tuple[int, int]], positive: float, step: float) -> tuple[F
 
 
 @given(bin_counts)
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_both_bounds_are_attained_by_some_order_within_the_bins(rows: list[tuple[int, int]]) -> None:
     counts = np.zeros((2, BINS), np.int64)
     counts[:, 100 : 100 + len(rows)] = np.array(rows).T
@@ -108,23 +107,19 @@ def test_histograms_of_sites_add_up_to_that_of_all_their_images() -> None:
     assert whole.positives.sum() == np.sum(labels == 1)
 
 
-def test_bins_cover_the_scale_from_0_to_1_and_have_borders_at_every_tenth() -> None:
+def test_bins_cover_the_scale_from_0_to_1_have_borders_at_every_tenth_and_are_finer_near_the_ends() -> None:
+    widths = np.diff(EDGES)
     assert (len(EDGES), EDGES[0], EDGES[-1]) == (BINS + 1, 0.0, 1.0)
-    assert (np.diff(EDGES) > 0).all()
     assert set(TENTHS) <= set(EDGES)
     np.testing.assert_allclose(EDGES, 1 - EDGES[::-1], atol=1e-12)
-    np.testing.assert_array_equal(find_score_bins(MIDDLES), np.arange(BINS))
-
-
-def test_bins_are_finer_near_0_and_1_than_in_the_middle_but_nowhere_wide() -> None:
-    widths = np.diff(EDGES)
-    assert widths.max() < 0.003
+    assert 0 < widths.min() < widths.max() < 0.003
     assert widths[EDGES[1:] < 0.001].max() < 1e-4
 
 
 def test_a_border_belongs_to_the_bin_below_so_that_only_scores_above_a_half_count_as_yes() -> None:
     scores = np.array([0.0, 0.5, np.nextafter(0.5, 1), 1.0])
     assert find_score_bins(scores).tolist() == [0, DECIDED - 1, DECIDED, BINS - 1]
+    np.testing.assert_array_equal(find_score_bins(MIDDLES), np.arange(BINS))
 
 
 def test_without_positives_or_without_negatives_there_is_no_value() -> None:

@@ -10,8 +10,9 @@ import hashlib
 import io
 import json
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -86,6 +87,7 @@ from tests.common.flower_messages import message, same
 from tests.federations import DIGITS
 
 Seeds = Callable[[], Sequence[bytes]]
+Check = Callable[[bytes], None]
 
 
 @dataclass(frozen=True)
@@ -98,28 +100,53 @@ class Target:
     """
 
     seeds: Seeds
-    check: Callable[[bytes], None]
+    check: Check
+
+
+TARGETS: dict[str, Target] = {}
+
+
+def target(name: str, seeds: Seeds) -> Callable[[Check], Check]:
+    """Make a function that is given bytes a target."""
+
+    def register(check: Check) -> Check:
+        TARGETS[name] = Target(seeds, check)
+        return check
+
+    return register
+
+
+Read = Callable[[Path], object]
+
+
+def file_target(name: str, file: str, seeds: Seeds) -> Callable[[Read], Read]:
+    """Make a reader of a folder a target; the bytes are this file of it, and may be refused as bad input."""
+
+    def register(read: Read) -> Read:
+        def check(data: bytes) -> None:
+            with folder_with({file: data}) as folder, contextlib.suppress(BadInput):
+                read(folder)
+
+        TARGETS[name] = Target(seeds, check)
+        return read
+
+    return register
 
 
 @contextlib.contextmanager
-def folder_with(**files: bytes) -> Iterator[Path]:
-    """A folder of these files, each readable by its owner only; ``__`` stands for a dot."""
+def folder_with(files: Mapping[str, bytes]) -> Iterator[Path]:
+    """A folder of these files, each readable by its owner only."""
     with TemporaryDirectory() as name:
         for file, content in files.items():
-            path = Path(name, file.replace("__", "."))
+            path = Path(name, file)
+            path.parent.mkdir(exist_ok=True)
             path.write_bytes(content)
             path.chmod(0o600)
         yield Path(name)
 
 
-def refused_at_most(name: str, read: Callable[[Path], object]) -> Callable[[bytes], None]:
-    """A reader of a file of this name in a folder, which may refuse the file."""
-
-    def check(data: bytes) -> None:
-        with folder_with(**{name.replace(".", "__"): data}) as folder, contextlib.suppress(BadInput):
-            read(folder)
-
-    return check
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 # ---------------------------------------------------------------------- from the other side
@@ -133,6 +160,7 @@ def record_seeds() -> list[bytes]:
     return [bytes([kind]) + content for kind, content in enumerate(contents)]
 
 
+@target("record", record_seeds)
 def record(data: bytes) -> None:
     try:
         content = recorddict_from_proto(ProtoRecordDict.FromString(data[1:]))
@@ -161,6 +189,7 @@ def object_seeds() -> list[bytes]:
     return [b"".join(_OBJECT.pack(name.encode(), len(content)) + content for name, content in ordered.items())]
 
 
+@target("objects", object_seeds)
 def objects(data: bytes) -> None:
     contents: dict[str, bytes] = {}
     while len(data) >= _OBJECT.size:
@@ -171,6 +200,7 @@ def objects(data: bytes) -> None:
         rebuild_message_from_objects(next(iter(contents), ""), contents, 1e9)
 
 
+@target("large-field", lambda: [append_protobuf_field(b"\x08\x01", 3, b"content")])
 def large_field(data: bytes) -> None:
     try:
         rest, content = extract_protobuf_field(data, 3)
@@ -181,42 +211,39 @@ def large_field(data: bytes) -> None:
 
 def compact_seeds() -> list[bytes]:
     values = np.linspace(-3, 5, 40, dtype=np.float32)
-    return [
-        bytes([place, 40]) + pack_numbers(round_to_number_format(values, form), form)
-        for place, form in enumerate(FORMS)
-    ]
+    packed = [pack_numbers(round_to_number_format(values, form), form) for form in FORMS]
+    return [bytes([place, 40]) + content for place, content in enumerate(packed)]
 
 
+@target("compact", compact_seeds)
 def compact(data: bytes) -> None:
     form, n = FORMS[data[0] % len(FORMS)] if data else "float32", data[1] if len(data) > 1 else 0
-    try:
+    with contextlib.suppress(ValueError):
         values = unpack_numbers(data[2:], n, form)
-    except ValueError:
-        return
-    assert values.shape == (n,)
-    assert values.dtype == np.float32
-    assert form != "int8" or np.isfinite(values).all()
+        assert (values.shape, values.dtype) == ((n,), np.float32)
+        assert form != "int8" or np.isfinite(values).all()
 
 
 def received_seeds() -> list[bytes]:
     metadata = ProtoMetadata(run_id=7, message_id="a", created_at=5.0, ttl=60.0, message_type="train")
-    answer = PullMessagesResponse(
-        messages_list=[ProtoMessage(metadata=metadata)], message_object_trees=[ObjectTree(object_id="a")]
-    )
+    trees = [ObjectTree(object_id="a")]
+    answer = PullMessagesResponse(messages_list=[ProtoMessage(metadata=metadata)], message_object_trees=trees)
     return [answer.SerializeToString()]
 
 
+@target("received-message", received_seeds)
 def received(data: bytes) -> None:
     with contextlib.suppress(MessageContentGone):
         assert isinstance(is_message_expired(data, 30.0), bool)
 
 
-def bundle_seeds() -> list[bytes]:
+def saved(save: Callable[..., None], **arrays: Any) -> bytes:
     content = io.BytesIO()
-    np.savez(content, a=np.zeros(1))
-    return [content.getvalue()]
+    save(content, **arrays)
+    return content.getvalue()
 
 
+@target("bundle", lambda: [saved(np.savez, a=np.zeros(1))])
 def bundle(data: bytes) -> None:
     assert isinstance(find_app_bundle_fault(data, hashlib.sha256(data).hexdigest()), str)
 
@@ -224,18 +251,23 @@ def bundle(data: bytes) -> None:
 # ---------------------------------------------------------------------- credentials
 
 
-def read_again(read: Callable[[Path], Any]) -> Callable[[bytes], None]:
+def read_again(read: Callable[[Path], Any]) -> Callable[[Path], None]:
     """A file that is accepted is written and read again as it was."""
 
-    def check(data: bytes) -> None:
-        with folder_with(it=data) as folder, contextlib.suppress(BadInput):
-            content = read(folder / "it")
-            write_toml_section(folder / "again", content, "Written again.")
-            assert read(folder / "again") == content
+    def reading(folder: Path) -> None:
+        content = read(folder / "it")
+        write_toml_section(folder / "again", content, "Written again.")
+        assert read(folder / "again") == content
 
-    return check
+    return reading
 
 
+file_target("request", "it", lambda: [request_text().encode()])(read_again(read_admission_request))
+file_target("kit", "it", lambda: [kit_text().encode()])(read_again(read_connection_kit))
+file_target("private-key", "key", lambda: [KEY.encode()])(lambda folder: read_private_key(folder / "key"))
+
+
+@target("public-key", lambda: [LINE.encode()])
 def public_key(data: bytes) -> None:
     line = data.decode("utf-8", "replace")
     with contextlib.suppress(ValueError):
@@ -252,20 +284,19 @@ def _authority() -> dict[str, bytes]:
         coordinator = _coordinator(name)
         make_certificate_authority(coordinator)
         issue_server_certificate(coordinator)
-        return {path.name: path.read_bytes() for path in coordinator.authority_path.iterdir()}
+        return files_of(coordinator.authority_path)
 
 
+@target("certificates", lambda: [bytes([i]) + _authority()[n] for i, n in enumerate(sorted(_authority()))])
 def certificates(data: bytes) -> None:
     """First which file it is, then the file."""
     names = sorted(_authority())
     files = _authority() | ({names[data[0] % len(names)]: data[1:]} if data else {})
-    with TemporaryDirectory() as name, contextlib.suppress(BadInput):
-        coordinator = _coordinator(name)
-        coordinator.authority_path.mkdir()
-        for file, content in files.items():
-            (coordinator.authority_path / file).write_bytes(content)
-        find_server_certificate_faults(coordinator)
-        issue_server_certificate(coordinator)
+    with folder_with({f"authority/{file}": content for file, content in files.items()}) as folder:
+        coordinator = _coordinator(str(folder))
+        with contextlib.suppress(BadInput):
+            find_server_certificate_faults(coordinator)
+            issue_server_certificate(coordinator)
 
 
 # ---------------------------------------------------------------------- what a run and a site write and read again
@@ -289,62 +320,58 @@ def _state() -> FederationState:
     )
 
 
+@target("state", lambda: [serialize_federation_state(_state())])
 def state(data: bytes) -> None:
     try:
-        before = deserialize_federation_state(data)
+        written = serialize_federation_state(deserialize_federation_state(data))
     except ValueError:
         return
-    assert serialize_federation_state(
-        deserialize_federation_state(serialize_federation_state(before))
-    ) == serialize_federation_state(before)
+    assert serialize_federation_state(deserialize_federation_state(written)) == written
 
 
 @lru_cache
 def _checkpoint() -> dict[str, bytes]:
     with TemporaryDirectory() as name:
         CheckpointFolder(Path(name), durable=False).save_checkpoint(Checkpoint("run", _state(), {"run": {}}, {}, {}))
-        return {path.name: path.read_bytes() for path in Path(name, "checkpoints").iterdir()}
+        return files_of(Path(name, "checkpoints"))
 
 
+@target("checkpoint", lambda: [_checkpoint()["round-000002.json"]])
 def checkpoint(data: bytes) -> None:
     """Its JSON file beside a state that is whole."""
-    with TemporaryDirectory() as name:
-        (Path(name) / "checkpoints").mkdir()
-        for file, content in (_checkpoint() | {"round-000002.json": data}).items():
-            (Path(name) / "checkpoints" / file).write_bytes(content)
-        newest, broken = CheckpointFolder(Path(name), durable=False).read_newest_undamaged()
+    files = _checkpoint() | {"round-000002.json": data}
+    with folder_with({f"checkpoints/{file}": content for file, content in files.items()}) as folder:
+        newest, broken = CheckpointFolder(folder, durable=False).read_newest_undamaged()
         assert (newest is None) == bool(broken)
         assert all(broken.values())
 
 
-def rounds(data: bytes) -> None:
-    with folder_with(rounds__jsonl=data) as folder, contextlib.suppress(BadInput):
-        RunFolder(folder).remove_rounds_after(3)
-        before = (folder / "rounds.jsonl").read_bytes()
-        RunFolder(folder).remove_rounds_after(3)
-        assert (folder / "rounds.jsonl").read_bytes() == before
+@file_target("rounds", "rounds.jsonl", lambda: [b'{"round": 1}\n{"round": 2}\n'])
+def rounds(folder: Path) -> None:
+    RunFolder(folder).remove_rounds_after(3)
+    before = (folder / "rounds.jsonl").read_bytes()
+    RunFolder(folder).remove_rounds_after(3)
+    assert (folder / "rounds.jsonl").read_bytes() == before
 
 
-@lru_cache
-def _memory() -> bytes:
+def memory_seeds() -> list[bytes]:
     with TemporaryDirectory() as name:
         site = SiteRoundState(3, MODEL, ModelGroups(), 2, MODEL, 1, 0.25, {"head.weight/step": np.ones((), np.float32)})
         RoundStateFolder(Path(name) / "run", durable=False).write_state(site)
-        return (Path(name) / "run" / "round-000003.safetensors").read_bytes()
+        return [(Path(name) / "run" / "round-000003.safetensors").read_bytes()]
 
 
+@target("memory", memory_seeds)
 def memory(data: bytes) -> None:
     """Damaged, it is refused as lost; also where it was damaged before its digest was taken."""
     for content in (data, hashlib.sha256(data[32:]).digest() + data[32:]):
-        with folder_with() as folder:
-            (folder / "run").mkdir()
-            (folder / "run" / "round-000003.safetensors").write_bytes(content)
-            with contextlib.suppress(LostRoundState):
-                assert RoundStateFolder(folder / "run").read_last_counted_state(3).round == 3
+        with folder_with({"run/round-000003.safetensors": content}) as folder, contextlib.suppress(LostRoundState):
+            assert RoundStateFolder(folder / "run").read_last_counted_state(3).round == 3
 
 
+@target("in-hand", lambda: [hashlib.sha256(b"\1train").digest() + b"\1train"])
 def in_hand(data: bytes) -> None:
-    with folder_with(it=data) as folder:
+    with folder_with({"it": data}) as folder:
         pending = PendingMessage(folder / "it").read()
         assert pending is None or data[32:] == bytes([pending[0]]) + pending[1]
 
@@ -354,111 +381,99 @@ def _model() -> dict[str, bytes]:
     spec = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
     with TemporaryDirectory() as name:
         save_model(Path(name), build_network(spec, ("a", "b"), seed=0), label_contract_sha256="")
-        return {path.name: path.read_bytes() for path in Path(name).iterdir()}
+        return files_of(Path(name))
 
 
-def model_description(data: bytes) -> None:
-    with folder_with(model__json=data, model__safetensors=_model()[TENSORS]) as folder, contextlib.suppress(BadInput):
-        load_model(folder)
+@file_target("model-description", DESCRIPTION, lambda: [_model()[DESCRIPTION]])
+def model_description(folder: Path) -> None:
+    (folder / TENSORS).write_bytes(_model()[TENSORS])
+    load_model(folder)
 
 
-def model_tensors(data: bytes) -> None:
+@file_target("model-tensors", TENSORS, lambda: [_model()[TENSORS]])
+def model_tensors(folder: Path) -> None:
     """With the hash that belongs to them."""
-    description = json.loads(_model()[DESCRIPTION]) | {"safetensors_sha256": hashlib.sha256(data).hexdigest()}
-    files = {"model__json": json.dumps(description).encode(), "model__safetensors": data}
-    with folder_with(**files) as folder, contextlib.suppress(BadInput):
-        load_model(folder)
+    sha256 = hashlib.sha256((folder / TENSORS).read_bytes()).hexdigest()
+    (folder / DESCRIPTION).write_text(json.dumps(json.loads(_model()[DESCRIPTION]) | {"safetensors_sha256": sha256}))
+    load_model(folder)
 
 
 # ---------------------------------------------------------------------- what people write
 
 
-def experiment(data: bytes) -> None:
-    with folder_with(it__toml=data) as folder, contextlib.suppress(BadInput):
-        settings = read_experiment(folder / "it.toml").experiment
-        assert type(settings).model_validate_json(settings.model_dump_json()) == settings
+@file_target("experiment", "it.toml", lambda: [DIGITS.encode()])
+def experiment(folder: Path) -> None:
+    settings = read_experiment(folder / "it.toml").experiment
+    assert type(settings).model_validate_json(settings.model_dump_json()) == settings
 
 
-def site(data: bytes) -> None:
-    with folder_with(site__toml=data) as folder, contextlib.suppress(BadInput):
-        settings = read_site_settings(folder)
-        if settings.file.data.kind == "phantom" and settings.file.data.images <= 40:
-            load_site(settings)
+@file_target("site-file", "site.toml", lambda: [(HEAD + DATA + 'annotates = ["Mass"]\n').encode()])
+def site(folder: Path) -> None:
+    settings = read_site_settings(folder)
+    if settings.file.data.kind == "phantom" and settings.file.data.images <= 40:
+        load_site(settings)
 
 
-_TABLE = FolderDatasetSpec(
-    kind="folder",
-    images="pictures",
-    labels="labels.csv",
-    image_column="image",
-    patient_column="patient",
-    split_column="part",
-    label_columns=("Nodule", "Mass"),
-    missing_files="ignore",
-)
+file_target("coordinator-file", COORDINATOR_FILE, lambda: [GOOD.encode()])(read_coordinator_folder)
 
 
-def table(data: bytes) -> None:
-    assert 'image_column = "image"' in FOLDER
-    with folder_with(labels__csv=data) as folder, contextlib.suppress(BadInput):
-        (folder / "pictures").mkdir()
-        (folder / "pictures" / "00.png").touch()
-        opened = open_picture_folder(_TABLE, folder)
-        assert opened.labels.shape == (len(opened.files), 2)
+@file_target("table", "labels.csv", lambda: [TABLE.encode()])
+def table(folder: Path) -> None:
+    keys = tomllib.loads(FOLDER) | {"split_column": "part", "missing_files": "ignore"}
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "00.png").touch()
+    opened = open_picture_folder(FolderDatasetSpec.model_validate(keys), folder)
+    assert opened.labels.shape == (len(opened.files), 2)
 
 
+@target("packed-table", lambda: [TABLE.encode(), gzip.compress(TABLE.encode())])
 def packed_table(data: bytes) -> None:
     """The file as it is, and as gzip makes it of the bytes."""
     for content in (data, gzip.compress(data, 1)):
-        with folder_with(labels__csv__gz=content) as folder, contextlib.suppress(BadInput):
+        with folder_with({"labels.csv.gz": content}) as folder, contextlib.suppress(BadInput):
             columns = read_csv_columns(folder / "labels.csv.gz", "data.labels")
             assert len({cells.shape for cells in columns.values()}) == 1
 
 
 def npz_seeds() -> list[bytes]:
-    plain, packed_ones = io.BytesIO(), io.BytesIO()
     arrays = {name: array[:3] for name, array in arrays_with({}).items()}
-    np.savez(plain, **arrays)
-    np.savez_compressed(packed_ones, **arrays)
-    return [plain.getvalue(), packed_ones.getvalue()]
+    return [saved(save, **arrays) for save in (np.savez, np.savez_compressed)]
 
 
-def npz(data: bytes) -> None:
-    with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
-        splits = load_dataset(
-            NpzDatasetSpec(kind="npz", path="it.npz", classes=("a", "b"), validation_fraction=0.0), folder
-        )
-        assert splits.train.labels.shape == (len(splits.train), 2)
+@file_target("npz", "it.npz", npz_seeds)
+def npz(folder: Path) -> None:
+    spec = NpzDatasetSpec(kind="npz", path="it.npz", classes=("a", "b"), validation_fraction=0.0)
+    splits = load_dataset(spec, folder)
+    assert splits.train.labels.shape == (len(splits.train), 2)
 
 
 def jpeg_npz_seeds() -> list[bytes]:
     """Arrays in either order, and pictures as JPEG bytes, with names of patients."""
-    content, packed = io.BytesIO(), np.frombuffer(encoded("JPEG"), np.uint8)
-    arrays = {f"{part}_labels": np.zeros(3, np.uint8) for part in ("train", "test")}
-    arrays |= {f"{part}_patient": np.array([f"{part}{row}" for row in range(3)]) for part in ("train", "test")}
-    pictures = {f"{part}_jpeg": np.tile(packed, 3) for part in ("train", "test")}
-    pictures |= {f"{part}_offsets": len(packed) * np.arange(4) for part in ("train", "test")}
-    np.savez_compressed(content, **arrays, **pictures)
-    ordered = io.BytesIO()
+    parts, packed = ("train", "test"), np.frombuffer(encoded("JPEG"), np.uint8)
+    arrays = {f"{part}_labels": np.zeros(3, np.uint8) for part in parts}
+    arrays |= {f"{part}_patient": np.array([f"{part}{row}" for row in range(3)]) for part in parts}
+    pictures = {f"{part}_jpeg": np.tile(packed, 3) for part in parts}
+    pictures |= {f"{part}_offsets": len(packed) * np.arange(4) for part in parts}
     images = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
-    np.savez(ordered, train_images=np.asfortranarray(images), test_images=images, **arrays)
-    return [content.getvalue(), ordered.getvalue()]
+    ordered = saved(np.savez, train_images=np.asfortranarray(images), test_images=images, **arrays)
+    return [saved(np.savez_compressed, **arrays, **pictures), ordered]
 
 
-def limited_npz(data: bytes) -> None:
+@file_target("limited-npz", "it.npz", jpeg_npz_seeds)
+def limited_npz(folder: Path) -> None:
     """Some rows of a file, which are read without the others."""
-    spec = NpzDatasetSpec(
-        kind="npz", path="it.npz", classes=("a", "b"), patient_key="patient", train_limit=2, image_size=8
-    )
-    with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
-        splits = load_dataset(spec, folder)
-        assert splits.train.images.shape[1:3] == (8, 8)
+    keys = {"classes": ("a", "b"), "patient_key": "patient", "train_limit": 2, "image_size": 8}
+    splits = load_dataset(NpzDatasetSpec.model_validate({"kind": "npz", "path": "it.npz", **keys}), folder)
+    assert splits.train.images.shape[1:3] == (8, 8)
 
 
-def unlabelled(data: bytes) -> None:
-    with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
-        pictures = read_unlabelled_pictures(folder / "it.npz", DecodedImageFormat(8, color=False, resize="pad"))
-        assert len(pictures.names) == len(pictures.images)
+EIGHT = DecodedImageFormat(8, color=False, resize="pad")
+
+
+@file_target("unlabelled-npz", "it.npz", npz_seeds)
+def unlabelled(folder: Path) -> None:
+    pictures = read_unlabelled_pictures(folder / "it.npz", EIGHT)
+    assert len(pictures.names) == len(pictures.images)
 
 
 def volume_seeds() -> list[bytes]:
@@ -466,35 +481,13 @@ def volume_seeds() -> list[bytes]:
         return nifti_files(Path(name))
 
 
+@target("volume", volume_seeds)
 def volume(data: bytes) -> None:
-    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRendering("middle", "coronal"))
+    form = replace(EIGHT, rendering=PictureRendering("middle", "coronal"))
     for content in (data, gzip.compress(data, 1)):
-        with folder_with(it=content) as folder:
+        with folder_with({"it": content}) as folder:
             decoded = decode_pictures(["it"], lambda row, file=folder / "it": file, form)
             assert len(decoded.rows) + len(decoded.skipped) == 1
-
-
-def head(data: bytes) -> None:
-    with folder_with(it=data) as folder:
-        assert isinstance(read_dicom_headers([folder / "it"])[0], DicomHeader)
-
-
-def frame_seeds() -> list[bytes]:
-    return [jpeg_2000(40, 30), jpeg_2000(40, 30, tile=8, levels=3, precincts=4), jpeg_ls((10, 10)), run_lengths(5, 5)]
-
-
-def frame(data: bytes) -> None:
-    for read in (read_encoded_frame_shape, estimate_jpeg_2000_memory, read_rle_plane_sizes):
-        with contextlib.suppress(ValueError):
-            read(data)
-
-
-def weights_seeds() -> list[bytes]:
-    """As torch writes them now, and as it did before 1.6."""
-    tensors, files = {"a.weight": torch.ones(2, 3)}, (io.BytesIO(), io.BytesIO())
-    for file, zipped in zip(files, (True, False), strict=True):
-        torch.save(tensors, file, _use_new_zipfile_serialization=zipped)
-    return [file.getvalue() for file in files]
 
 
 def picture_seeds() -> list[bytes]:
@@ -503,50 +496,39 @@ def picture_seeds() -> list[bytes]:
     return [small.getvalue(), encoded("JPEG"), dicom(np.arange(16, dtype=np.uint16).reshape(4, 4))]
 
 
+@target("dicom", valid_files)
+@target("picture", picture_seeds)
 def picture(data: bytes) -> None:
-    decoded = decode_pictures(["it"], lambda row: data, DecodedImageFormat(8, color=False, resize="pad"))
+    decoded = decode_pictures(["it"], lambda row: data, EIGHT)
     assert len(decoded.rows) + len(decoded.skipped) == 1
     assert all(skipped.reason for skipped in decoded.skipped)
 
 
-TARGETS = {
-    "record": Target(record_seeds, record),
-    "objects": Target(object_seeds, objects),
-    "large-field": Target(lambda: [append_protobuf_field(b"\x08\x01", 3, b"content")], large_field),
-    "compact": Target(compact_seeds, compact),
-    "received-message": Target(received_seeds, received),
-    "bundle": Target(bundle_seeds, bundle),
-    "request": Target(lambda: [request_text().encode()], read_again(read_admission_request)),
-    "kit": Target(lambda: [kit_text().encode()], read_again(read_connection_kit)),
-    "private-key": Target(
-        lambda: [KEY.encode()], refused_at_most("key", lambda folder: read_private_key(folder / "key"))
-    ),
-    "public-key": Target(lambda: [LINE.encode()], public_key),
-    "certificates": Target(
-        lambda: [bytes([i]) + _authority()[n] for i, n in enumerate(sorted(_authority()))], certificates
-    ),
-    "state": Target(lambda: [serialize_federation_state(_state())], state),
-    "checkpoint": Target(lambda: [_checkpoint()["round-000002.json"]], checkpoint),
-    "rounds": Target(lambda: [b'{"round": 1}\n{"round": 2}\n'], rounds),
-    "memory": Target(lambda: [_memory()], memory),
-    "in-hand": Target(lambda: [hashlib.sha256(b"\1train").digest() + b"\1train"], in_hand),
-    "model-description": Target(lambda: [_model()[DESCRIPTION]], model_description),
-    "model-tensors": Target(lambda: [_model()[TENSORS]], model_tensors),
-    "experiment": Target(lambda: [DIGITS.encode()], experiment),
-    "site-file": Target(lambda: [(HEAD + DATA + 'annotates = ["Mass"]\n').encode()], site),
-    "coordinator-file": Target(lambda: [GOOD.encode()], refused_at_most(COORDINATOR_FILE, read_coordinator_folder)),
-    "table": Target(lambda: [TABLE.encode()], table),
-    "npz": Target(npz_seeds, npz),
-    "picture": Target(picture_seeds, picture),
-    "packed-table": Target(lambda: [TABLE.encode(), gzip.compress(TABLE.encode())], packed_table),
-    "limited-npz": Target(jpeg_npz_seeds, limited_npz),
-    "unlabelled-npz": Target(npz_seeds, unlabelled),
-    "volume": Target(volume_seeds, volume),
-    "dicom": Target(valid_files, picture),
-    "dicom-head": Target(valid_files, head),
-    "packed-frame": Target(frame_seeds, frame),
-    "weights": Target(
-        weights_seeds,
-        refused_at_most("it.pth", lambda folder: convert_checkpoint("tiny_cnn", folder / "it.pth", folder / "out")),
-    ),
-}
+@target("dicom-head", valid_files)
+def head(data: bytes) -> None:
+    with folder_with({"it": data}) as folder:
+        assert isinstance(read_dicom_headers([folder / "it"])[0], DicomHeader)
+
+
+def frame_seeds() -> list[bytes]:
+    return [jpeg_2000(40, 30), jpeg_2000(40, 30, tile=8, levels=3, precincts=4), jpeg_ls((10, 10)), run_lengths(5, 5)]
+
+
+@target("packed-frame", frame_seeds)
+def frame(data: bytes) -> None:
+    for read in (read_encoded_frame_shape, estimate_jpeg_2000_memory, read_rle_plane_sizes):
+        with contextlib.suppress(ValueError):
+            read(data)
+
+
+def weights_seeds() -> list[bytes]:
+    """As torch writes them now, and as it did before 1.6."""
+    files = (io.BytesIO(), io.BytesIO())
+    for file, zipped in zip(files, (True, False), strict=True):
+        torch.save({"a.weight": torch.ones(2, 3)}, file, _use_new_zipfile_serialization=zipped)
+    return [file.getvalue() for file in files]
+
+
+@file_target("weights", "it.pth", weights_seeds)
+def weights(folder: Path) -> None:
+    convert_checkpoint("tiny_cnn", folder / "it.pth", folder / "out")

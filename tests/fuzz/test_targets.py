@@ -5,10 +5,9 @@ import warnings
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import pytest
 from flwr.app import ConfigRecord
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.wire.codec import encode_record
@@ -20,27 +19,16 @@ TOKENS = (*_WORDS, *_BYTES)
 """Pieces that have broken parsers before."""
 
 
-@st.composite
-def mutated(draw: Any, seeds: tuple[bytes, ...]) -> bytes:
-    """A seed in which places were overwritten, cut out, doubled, or had something put in."""
-    data = bytearray(draw(st.sampled_from(seeds)))
-    for _ in range(draw(st.integers(1, 4))):
-        start = draw(st.integers(0, len(data)))
-        length = draw(st.integers(0, 12))
-        change = draw(st.sampled_from(("put in", "overwrite", "cut out", "double", "cut off", "flip")))
-        piece = draw(st.one_of(st.sampled_from(TOKENS), st.binary(max_size=8)))
-        if change == "put in":
-            data[start:start] = piece
-        elif change == "overwrite":
-            data[start : start + len(piece)] = piece
-        elif change == "cut out":
-            del data[start : start + length]
-        elif change == "double":
-            data[start:start] = data[start : start + length]
-        elif change == "cut off":
-            del data[start:]
-        elif start < len(data):
-            data[start] ^= 1 << length % 8
+def mutated(dice: random.Random, seeds: tuple[bytes, ...]) -> bytes:
+    """Overwrite, cut out, double or put in something at one to four places of a seed."""
+    data = bytearray(dice.choice(seeds))
+    for _ in range(dice.randint(1, 4)):
+        start, length = dice.randint(0, len(data)), dice.randint(0, 12)
+        piece = dice.choice(TOKENS) if dice.random() < 0.5 else dice.randbytes(dice.randint(0, 8))
+        end = dice.choice((start, start + len(piece), start + length, len(data)))
+        data[start:end] = dice.choice((piece, data[start : start + length] * 2))
+        if data and dice.random() < 0.2:
+            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
     return bytes(data)
 
 
@@ -49,33 +37,26 @@ def _seeds(name: str) -> tuple[bytes, ...]:
     return tuple(TARGETS[name].seeds())
 
 
+NOISE = (*map(random.Random(5).randbytes, (0, 1, 7, 64, 4096)), bytes(100))
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_was_written_is_accepted(name: str) -> None:
     for seed in _seeds(name):
         TARGETS[name].check(seed)
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_mutated_bytes_are_refused_as_declared_or_come_back(name: str) -> None:
-    @settings(max_examples=25, suppress_health_check=list(HealthCheck))
-    @given(mutated(_seeds(name)))
-    def check(data: bytes) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # in a program they are no errors
+def check_mutated(name: str, times: int) -> None:
+    dice = random.Random(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # in a program they are no errors
+        for data in (*NOISE, *(mutated(dice, _seeds(name)) for _ in range(times))):
             TARGETS[name].check(data)
 
-    check()
 
-
-def at_random(dice: random.Random, seeds: tuple[bytes, ...]) -> bytes:
-    """The like of :func:`mutated`, at a twentieth of its time, without Hypothesis' care for small examples."""
-    data = bytearray(dice.choice(seeds))
-    for _ in range(dice.randint(1, 4)):
-        start, length = dice.randint(0, len(data)), dice.randint(0, 12)
-        piece = dice.choice(TOKENS) if dice.random() < 0.5 else dice.randbytes(dice.randint(0, 8))
-        end = dice.choice((start, start + len(piece), start + length, len(data)))
-        data[start:end] = dice.choice((piece, data[start : start + length] * 2))
-    return bytes(data)
+@pytest.mark.parametrize("name", TARGETS)
+def test_noise_and_mutated_bytes_are_refused_as_declared_or_come_back(name: str) -> None:
+    check_mutated(name, 50)
 
 
 MUTATED = 2000
@@ -85,11 +66,7 @@ MUTATED = 2000
 @pytest.mark.parametrize("name", TARGETS)
 def test_thousands_of_mutated_bytes_are_refused_as_declared_or_come_back(name: str, record_property: Any) -> None:
     record_property("survived", ("mutated bytes, read", MUTATED))
-    dice = random.Random(name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(MUTATED):
-            TARGETS[name].check(at_random(dice, _seeds(name)))
+    check_mutated(name, MUTATED)
 
 
 WHOLE = st.integers(-(2**63), 2**63 - 1)
@@ -105,7 +82,7 @@ NAMES = tuple(sorted({name for record in RECORDS for name in encode_record(recor
     changes=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=3),
     lost=st.sets(st.sampled_from(NAMES), max_size=1),
 )
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_fields_of_any_value_are_refused_by_a_wire_error_or_come_back(
     which: int, changes: dict[str, Any], lost: set[str]
 ) -> None:
@@ -115,15 +92,7 @@ def test_fields_of_any_value_are_refused_by_a_wire_error_or_come_back(
     accepts(content, type(RECORDS[which]))
 
 
-def test_a_shape_of_a_million_dimensions_takes_no_minutes() -> None:
+def test_a_shape_of_hundreds_of_thousands_of_dimensions_takes_no_minutes() -> None:
     content = encode_record(RECORDS[4])
-    content["fields"]["statistics/prior/shape"] = [2**62] * 10**6
+    content["fields"]["statistics/prior/shape"] = [2**62] * 200_000
     accepts(content, type(RECORDS[4]))
-
-
-@pytest.mark.parametrize("name", ["table", "npz", "state", "memory", "objects"])
-def test_noise_is_refused(name: str) -> None:
-    noise = random.Random(5)
-    for size in (0, 1, 7, 64, 4096):
-        TARGETS[name].check(noise.randbytes(size))
-    TARGETS[name].check(np.zeros(100, np.uint8).tobytes())

@@ -1,5 +1,6 @@
-"""Which part of a network is trained, and that the rest stays as it was, has a hash and comes back from disk."""
+"""The trained part of a network, low-rank factors too; the rest stays as it was, has a hash, comes back from disk."""
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
 
+from client.gate.plan_costs import estimate_network_cost
 from client.site.memory import FrozenPartFiles
 from common.errors import BadInput
 from common.models.network import (
@@ -28,9 +31,11 @@ from common.models.state import (
     list_frozen_tensors,
     make_model_layout,
     read_model_state,
+    write_model_state,
 )
-from common.models.trained import StandardisingLayer
+from common.models.trained import StandardisingLayer, merge_low_rank_factors
 from common.models.zoo.spec import ModelSpec
+from server.export.exported_model import ExportFormat, export_model
 
 NAMES = ("1", "2", "3")
 CONVOLUTIONS = ("0.conv1", "0.conv2", "1.conv1", "1.conv2")
@@ -74,22 +79,19 @@ def test_what_travels_is_what_is_trained(
 
 
 @pytest.mark.parametrize(
-    ("train", "more"),
-    [("head", {}), ("neck", {"neck": 8}), ("last:1", {}), ("last:5", {}), ("last:39", {}), ("lora:4", {})],
+    ("train", "more"), [("head", {}), ("neck", {"neck": 8}), ("last:5", {}), ("last:39", {}), ("lora:4", {})]
 )
 def test_a_step_moves_all_that_is_trained_and_nothing_else(train: str, more: dict[str, object]) -> None:
     model = network(train, **more)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     set_train_mode(model)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     model(images()).square().sum().backward()
     optimizer.step()
-    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
-    floats = {name for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-    layout = make_model_layout(model)
+    after, layout = model.state_dict(), make_model_layout(model)
     trained = {shape.name for shape in (*layout.trunk, *layout.norm)} | {"head.weight", "head.bias"}
-    assert moved & floats == trained
-    assert floats - trained == model.frozen
+    assert {name for name, tensor in before.items() if not torch.equal(after[name], tensor)} == trained
+    assert before.keys() - trained == model.frozen
     assert not any(value.requires_grad for name, value in model.named_parameters() if name in model.frozen)
 
 
@@ -119,6 +121,7 @@ def test_features_are_standardised_for_the_head_and_have_length_1_together() -> 
 @pytest.mark.parametrize(
     ("choices", "reason"),
     [
+        ({"train": "lora:0"}, "String should match pattern"),
         ({"train": "neck"}, "there is no neck to train"),
         ({"train": "head", "neck": 8}, "the neck would keep its random weights"),
         ({"train": "last:0"}, "String should match pattern"),
@@ -150,21 +153,12 @@ def test_another_frozen_part_is_another_model() -> None:
     assert hash_model_state(state, named) != hash_model_state(state, layout)
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> SplitNetwork:
+def test_a_saved_model_is_whole_and_refused_where_its_frozen_part_was_exchanged(tmp_path: Path) -> None:
     chosen = spec("last:2")
     model = build_network(add_frozen_hash(chosen, build_initial_frozen_part(chosen, 1, Path())), NAMES, 1)
     save_model(tmp_path, model, label_contract_sha256="")
-    return model
-
-
-def test_a_saved_model_is_whole(saved: SplitNetwork, tmp_path: Path) -> None:
-    back = load_model(tmp_path)
     with torch.no_grad():
-        assert torch.equal(back(images()), saved.eval()(images()))
-
-
-def test_a_saved_model_whose_frozen_part_was_exchanged_is_refused(saved: SplitNetwork, tmp_path: Path) -> None:
+        assert torch.equal(load_model(tmp_path)(images()), model.eval()(images()))
     description = json.loads((tmp_path / "model.json").read_text())
     description["model"]["frozen_sha256"] = "0" * 64
     (tmp_path / "model.json").write_text(json.dumps(description))
@@ -191,9 +185,14 @@ def test_running_statistics_are_means_over_the_batches_of_a_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("train", "reason"), [("last:40", "40"), ("last:41", "asks for 41 layers, and the backbone has 40 with parameters")]
+    ("train", "reason"),
+    [
+        ("last:40", "40"),
+        ("last:41", "asks for 41 layers, and the backbone has 40 with parameters"),
+        ("lora:600", "asks for rank 600"),
+    ],
 )
-def test_what_freezes_nothing_is_a_fault(train: str, reason: str) -> None:
+def test_what_freezes_nothing_or_a_rank_that_no_layer_has_is_a_fault(train: str, reason: str) -> None:
     (fault,) = find_network_build_faults(spec(train), Path())
     assert fault.where == "model.train"
     with pytest.raises(BadInput, match=reason):
@@ -228,3 +227,101 @@ def test_a_damaged_file_is_not_here_and_what_is_no_weights_file_is_not_read(tmp_
     path.write_bytes(content)
     assert not parts.has_frozen_part(named)
     assert not path.exists()
+
+
+# ---------------------------------------------------------------------- low-rank adaptation
+
+
+TINY = {"architecture": "tiny_cnn"}
+
+
+def trained(seed: int = 0, **more: object) -> SplitNetwork:
+    """A network whose products are not zero."""
+    model = network("lora:4", **more)
+    set_train_mode(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+            assert ("up.weight" in name or not name.startswith("backbone.")) == parameter.requires_grad, name
+    return model
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        *("resnet18", "timm:vit_tiny_patch16_224", "efficientnet_lite0"),
+        pytest.param("torchvision:vit_b_16", marks=pytest.mark.long),
+    ],
+)
+def test_it_begins_as_the_network_that_it_adapts_and_can_be_merged_into_one(architecture: str) -> None:
+    more = {"architecture": architecture, "channels": 3}
+    plain, adapted = (network(train, **more).eval() for train in ("all", "lora:4"))
+    with torch.no_grad():
+        assert torch.allclose(adapted(images()), plain(images()), atol=1e-5)
+        adapted = trained(**more).eval()
+        moved = adapted(images())
+        assert torch.equal(copy.deepcopy(adapted)(images()), moved)
+        assert not torch.allclose(moved, plain(images()), atol=1e-3)
+        merge_low_rank_factors(adapted.backbone)
+        assert torch.allclose(adapted(images()), moved, atol=1e-4)
+    assert adapted.backbone.state_dict().keys() == plain.backbone.state_dict().keys()
+
+
+def test_the_mean_of_updates_is_the_update_of_the_mean_weights() -> None:
+    """With both factors trained it would not be."""
+    sites = [trained(seed, **TINY) for seed in (1, 2, 3)]
+    together = network("lora:4", **TINY)
+    write_model_state(together, trunk=sum(read_model_state(site).trunk for site in sites) / len(sites))
+    for model in (together, *sites):
+        merge_low_rank_factors(model.backbone)
+    states = [site.backbone.state_dict() for site in sites]
+    for name, weight in together.backbone.state_dict().items():
+        if weight.is_floating_point():
+            assert torch.allclose(weight, torch.stack([state[name] for state in states]).mean(dim=0), atol=1e-5), name
+
+
+def test_what_is_frozen_follows_from_the_weights_alone(tmp_path: Path) -> None:
+    """A hospital that has the weights file needs no other byte, whatever the run's seed."""
+    save_model(tmp_path, network("all", seed=7, **TINY), label_contract_sha256="")
+    weights = str(tmp_path / "model.safetensors")
+    networks = [
+        network(train, seed, weights=weights, **TINY) for train, seed in (("lora:4", 1), ("lora:4", 2), ("lora:5", 1))
+    ]
+    first, second, other = (FrozenPart.from_network(model).sha256 for model in networks)
+    assert first == second != other
+
+
+def test_it_travels_little_and_the_costs_count_it() -> None:
+    layouts = [make_model_layout(network(train)) for train in ("lora:4", "all")]
+    size, whole = (sum(part.size for part in layout.trunk) for layout in layouts)
+    assert size < 0.01 * whole
+    assert estimate_network_cost(spec("lora:4"), rows=2).trained == size + 2 * 513
+
+
+def test_a_finished_model_is_loaded_exported_and_begun_from(tmp_path: Path) -> None:
+    model = trained(**TINY).eval()
+    named = network("lora:4", **TINY, frozen_sha256=FrozenPart.from_network(model).sha256)
+    named.load_state_dict(model.state_dict())
+    save_model(tmp_path, named, label_contract_sha256="")
+    with torch.no_grad():
+        expected = model(images())
+        assert torch.equal(load_model(tmp_path)(images()), expected)
+        again = network("all", seed=2, **TINY, weights=str(tmp_path / "model.safetensors"))
+        again.head = model.head
+        assert torch.allclose(again.eval()(images()), expected, atol=1e-4)
+    pixels = [images().to(torch.uint8).numpy()]
+    check = export_model(tmp_path, ExportFormat.torchscript, tmp_path / "model.pt", pixels)
+    assert check.largest_difference < 1e-4
+
+
+def test_a_file_of_products_that_do_not_fit_is_refused(tmp_path: Path) -> None:
+    save_model(tmp_path, network("lora:4", **TINY, frozen_sha256="0" * 64), label_contract_sha256="")
+    tensors = load_file(tmp_path / "model.safetensors")
+    down = "backbone.0.0.parametrizations.weight.0.down"
+    without = {key: tensor for key, tensor in tensors.items() if key != down}
+    for spoilt in (without, {**tensors, down: torch.zeros(3, 9)}):
+        save_file(spoilt, tmp_path / "spoilt.safetensors")
+        with pytest.raises(BadInput, match=r"lacks tensors|unknown tensors"):
+            network("all", **TINY, weights=str(tmp_path / "spoilt.safetensors"))

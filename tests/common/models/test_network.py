@@ -1,3 +1,5 @@
+import copy
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -43,32 +45,26 @@ def trainable_tensors(network: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "image_size", "classes", "expected"),
+    ("architecture", "channels", "image_size", "classes", "expected"),
     [
-        ("fedsld_cnn", 28, 10, 431_080),
-        ("femnist_cnn", 32, 23, 3_378_071),
-        ("unifed_vgg11", 32, 23, 28_201_623),
-        ("unifed_resnet18", 32, 23, 12_563_095),
-        ("tiny_cnn", 28, 3, 52_683),  # 9*24 + 9*24*48 + 9*48*96 + 2*(24 + 48 + 96) + 97*3
+        ("fedsld_cnn", 1, 28, 10, 431_080),
+        ("femnist_cnn", 1, 32, 23, 3_378_071),
+        ("unifed_vgg11", 1, 32, 23, 28_201_623),
+        ("unifed_resnet18", 1, 32, 23, 12_563_095),
+        ("tiny_cnn", 1, 28, 3, 52_683),  # 9*24 + 9*24*48 + 9*48*96 + 2*(24 + 48 + 96) + 97*3
+        # The published 1000-class totals less their classifiers: 7,978,856; 11,689,512; EfficientNet-Lite0 4,652,008.
+        ("densenet121", 3, 32, 0, 6_953_856),
+        ("resnet18", 3, 32, 0, 11_176_512),
+        ("vgg11", 3, 32, 0, 9_225_984),
+        ("efficientnet_lite0", 3, 32, 0, 3_371_008),
     ],
 )
-def test_small_networks_have_the_parameters_of_their_papers(
-    architecture: Architecture, image_size: int, classes: int, expected: int
+def test_networks_and_backbones_have_the_published_parameters(
+    architecture: Architecture, channels: Literal[1, 3], image_size: int, classes: int, expected: int
 ) -> None:
-    spec = ModelSpec(architecture=architecture, channels=1, image_size=image_size)
-    assert parameters(build_network(spec, [str(index) for index in range(classes)], seed=0)) == expected
-
-
-@pytest.mark.parametrize(
-    ("architecture", "expected"),
-    # The published 1000-class totals less their classifiers: 7,978,856; 11,689,512; EfficientNet-Lite0 4,652,008.
-    [("densenet121", 6_953_856), ("resnet18", 11_176_512), ("vgg11", 9_225_984), ("efficientnet_lite0", 3_371_008)],
-)
-def test_large_backbones_have_the_published_parameters(architecture: Architecture, expected: int) -> None:
-    assert (
-        parameters(build_network(ModelSpec(architecture=architecture, image_size=32), ["a"], seed=0).backbone)
-        == expected
-    )
+    spec = ModelSpec(architecture=architecture, channels=channels, image_size=image_size)
+    network = build_network(spec, [str(index) for index in range(classes or 1)], seed=0)
+    assert parameters(network if classes else network.backbone) == expected
 
 
 @pytest.mark.skipif(not SURGICAL, reason="no shared/vectors here")
@@ -82,8 +78,7 @@ def test_densenet_with_neck_trains_as_many_tensors_as_the_authors_model() -> Non
     assert trainable_tensors(network) == expected["FedBN+_frozen_BN"] == 124
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("architecture", TRAITS)
+@pytest.mark.parametrize(("architecture", "channels"), [*((name, 1) for name in TRAITS), ("tiny_cnn", 3)])
 def test_every_architecture_trains_at_its_minimum_size_even_on_a_single_image(
     architecture: Architecture, channels: Literal[1, 3]
 ) -> None:
@@ -146,13 +141,6 @@ def test_grey_is_repeated_for_a_colour_network_and_colour_becomes_luminance_for_
     assert torch.equal(wants_colour(grey), wants_colour(grey.expand(-1, 3, -1, -1)))
     luminance = 0.299 * colour[:, :1] + 0.587 * colour[:, 1:2] + 0.114 * colour[:, 2:]
     torch.testing.assert_close(wants_grey(colour), wants_grey(luminance))
-
-
-def test_features_are_what_the_head_sees() -> None:
-    network = tiny(neck=7).eval()
-    features = network.features(pixels(3, 16))
-    assert features.shape == (2, 7)
-    assert torch.equal(network.head(features), network(pixels(3, 16)))
 
 
 def trained_for_three_steps(network: SplitNetwork) -> SplitNetwork:
@@ -226,22 +214,25 @@ def test_an_image_that_is_left_over_is_judged_by_a_network_that_takes_no_batch_o
 
 
 class OwnBatchNorm(nn.Module):
-    """Batch normalisation as a researcher writes it, with statistics of one shape."""
+    """Batch normalisation as a researcher writes it; or, with a temperature, what training lowers without a batch."""
 
-    def __init__(self, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], axes: tuple[int, ...], *, temperature: bool = False) -> None:
         super().__init__()
-        self.axes = axes
-        self.scale = nn.Parameter(torch.ones(shape))
+        self.axes, self.temperature = axes, temperature
+        self.scale = nn.Parameter(torch.ones(shape if max(shape, default=1) == math.prod(shape) else ()))
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("var", torch.ones(shape))
 
     def forward(self, maps: Tensor) -> Tensor:
-        if not self.training:
-            return (maps - self.mean) / (self.var + 1e-5).sqrt() * self.scale  # type: ignore[no-any-return]
-        mean, var = maps.mean(self.axes, keepdim=True), maps.var(self.axes, keepdim=True)
-        self.mean = self.mean.lerp(mean.detach().reshape(self.mean.shape), 0.1)
-        self.var.lerp_(var.detach().reshape(self.var.shape), 0.1)
-        return (maps - mean) / (var + 1e-5).sqrt() * self.scale
+        if self.training and self.temperature:
+            self.var.mul_(0.99)
+        elif self.training:
+            axes = self.axes or tuple(range(maps.ndim))
+            mean, var = maps.mean(axes, keepdim=True), maps.var(axes, keepdim=True)
+            self.mean = self.mean.lerp(mean.detach().reshape(self.mean.shape), 0.1)
+            self.var.lerp_(var.detach().reshape(self.var.shape), 0.1)
+            return (maps - mean) / (var + 1e-5).sqrt() * self.scale
+        return (maps - self.mean) / (self.var + 1e-5).sqrt() * self.scale  # type: ignore[no-any-return]
 
 
 class Normalize(nn.Module):
@@ -254,22 +245,6 @@ class Normalize(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return (images - self.mean[:, None, None]) / self.std[:, None, None]  # type: ignore[index]
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize(
-    ("shape", "axes"),
-    [((1, 5, 1, 1), (0, 2, 3)), ((5, 1, 1), (0, 2, 3)), ((1, 5, 1), (0, 2)), ((5,), (0,)), ((1, 1, 1, 5), (0, 1, 2))],
-)
-def test_a_batch_normalisation_of_any_form_is_known_by_what_it_does(
-    shape: tuple[int, ...], axes: tuple[int, ...], device: str
-) -> None:
-    before = torch.get_rng_state()
-    layer = OwnBatchNorm(shape, axes).to(device)
-    assert is_batch_norm(layer)
-    assert not is_batch_norm(Normalize().to(device))
-    assert torch.equal(before, torch.get_rng_state())
-    assert layer.training
 
 
 class RunningNorm(nn.Module):
@@ -293,53 +268,39 @@ class RunningNorm(nn.Module):
         return (maps - mean[:, None, None]) * self.scale.reshape(-1, 8)[0][:, None, None]  # type: ignore[no-any-return]
 
 
+RUNNING = ("stacked", "stacked scale", "mean", "counter")
+REPLACED_BY_NOTHING = [OwnBatchNorm((1, 5, 1, 1), (0, 2, 3)), *map(RunningNorm, RUNNING)]
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("form", ["stacked", "stacked scale", "mean", "counter"])
-def test_running_statistics_of_unusual_forms_are_a_batch_normalisation_where_evaluation_uses_them(
-    form: str, device: str
-) -> None:
-    layer = RunningNorm(form).to(device)
-    assert is_batch_norm(layer)
-    assert not is_batch_norm(RunningNorm(form, used=False).to(device))
-    with pytest.raises(BadInput, match="cannot take the place of RunningNorm"):
-        replace_with_group_norm(nn.Sequential(layer))
-
-
-class PositionNorm(nn.Module):
-    """Statistics of each position, of the whole batch, or no statistics: a temperature that training lowers."""
-
-    def __init__(self, *shape: int, temperature: bool = False) -> None:
-        super().__init__()
-        self.temperature = temperature
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("var", torch.ones(shape))
-
-    def forward(self, maps: Tensor) -> Tensor:
-        now = maps if self.mean.ndim else maps.flatten()
-        if self.training and self.temperature:
-            self.var.mul_(0.99)
-        elif self.training:
-            self.mean.lerp_(now.mean(0).detach(), 0.1)
-            self.var.lerp_(now.var(0).detach(), 0.1)
-        return (maps - self.mean) / self.var.sqrt()  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize(
     ("layer", "expected"),
     [
-        (PositionNorm(8, 7, 7), True),
-        (PositionNorm(2, 5), True),
-        (PositionNorm(), True),
-        (PositionNorm(temperature=True), False),
-        (PositionNorm(8, 1, 1, temperature=True), False),
+        *((layer, True) for layer in REPLACED_BY_NOTHING),
+        (OwnBatchNorm((5, 1, 1), (0, 2, 3)), True),
+        (OwnBatchNorm((1, 5, 1), (0, 2)), True),
+        (OwnBatchNorm((5,), (0,)), True),
+        (OwnBatchNorm((1, 1, 1, 5), (0, 1, 2)), True),
+        (Normalize(), False),
+        *((RunningNorm(form, used=False), False) for form in RUNNING),
+        (OwnBatchNorm((8, 7, 7), (0,)), True),
+        (OwnBatchNorm((2, 5), (0,)), True),
+        (OwnBatchNorm((), ()), True),
+        (OwnBatchNorm((), (), temperature=True), False),
+        (OwnBatchNorm((8, 1, 1), (), temperature=True), False),
     ],
 )
-def test_statistics_follow_from_the_inputs_of_any_shape(layer: nn.Module, expected: bool) -> None:
-    assert is_batch_norm(layer) == expected
+def test_a_batch_normalisation_of_any_form_is_recognised_by_what_it_does(
+    layer: nn.Module, expected: bool, device: str
+) -> None:
+    before, moved = torch.get_rng_state(), copy.deepcopy(layer).to(device)
+    assert is_batch_norm(moved) == expected
+    assert moved.training
+    assert torch.equal(before, torch.get_rng_state())
 
 
-def test_an_own_batch_normalisation_belongs_to_the_norm_group_and_is_not_replaced() -> None:
-    layers = nn.Sequential(OwnBatchNorm((1, 5, 1, 1), (0, 2, 3)), Normalize())
-    with pytest.raises(BadInput, match="cannot take the place of OwnBatchNorm"):
-        replace_with_group_norm(layers)
+@pytest.mark.parametrize("layer", REPLACED_BY_NOTHING)
+def test_an_own_batch_normalisation_is_not_replaced_by_group_normalisation(layer: nn.Module) -> None:
+    with pytest.raises(BadInput, match=f"cannot take the place of {type(layer).__name__}"):
+        replace_with_group_norm(nn.Sequential(layer, Normalize()))
     replace_with_group_norm(nn.Sequential(Normalize()))

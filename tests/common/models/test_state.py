@@ -1,10 +1,16 @@
+import hashlib
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from common.models.network import Head, SplitNetwork, build_network, draw_initial_head
+from common.models.saved import load_model, save_model
 from common.models.state import (
     ModelState,
     hash_model_state,
@@ -41,25 +47,21 @@ def test_trunk_and_norm_hold_everything_but_the_head_and_the_counters() -> None:
     assert first == [f"backbone.0.1.{name}" for name in ("weight", "bias", "running_mean", "running_var")]
 
 
-@settings(max_examples=20)
+@settings(max_examples=25)
 @given(names=st.lists(st.sampled_from(NAMES), min_size=1, unique=True), seed=st.integers(0, 5))
-def test_a_state_written_into_another_network_is_read_back_bit_for_bit(names: list[str], seed: int) -> None:
-    source, target = network(tuple(names), seed), network(tuple(reversed(names)), seed + 1)
+def test_a_state_written_into_another_network_is_read_back_bit_for_bit_row_by_name(names: list[str], seed: int) -> None:
+    source, target = network(seed=seed), network(tuple(names), seed + 1)
     state = read_model_state(source)
-    write_model_state(target, state.trunk, state.norm, state.head)
-    again = read_model_state(target)
+    trunk, norm, weight, bias = (
+        np.frombuffer(values.tobytes(), np.float32)  # read-only, as they come off the wire
+        for values in (state.trunk, state.norm, state.head.weight, state.head.bias)
+    )
+    write_model_state(target, trunk, norm, Head(NAMES, weight.reshape(5, 5), bias))
+    again, rows = read_model_state(target), state.head.select_rows(names)
     assert again.trunk.tobytes() == state.trunk.tobytes()
     assert again.norm.tobytes() == state.norm.tobytes()
-    assert again.head.select_rows(names).weight.tobytes() == state.head.weight.tobytes()
-    assert again.head.select_rows(names).bias.tobytes() == state.head.bias.tobytes()
-
-
-@settings(max_examples=20)
-@given(names=st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
-def test_a_network_takes_its_own_rows_of_a_larger_head(names: list[str]) -> None:
-    whole, site = read_model_state(network()), network(tuple(names), seed=1)
-    write_model_state(site, head=whole.head)
-    np.testing.assert_array_equal(read_model_state(site).head.weight, whole.head.select_rows(names).weight)
+    assert again.head.weight.tobytes() == rows.weight.tobytes()
+    assert again.head.bias.tobytes() == rows.bias.tobytes()
 
 
 def test_a_read_state_is_a_copy_and_a_written_one_is_not_held_on_to() -> None:
@@ -73,19 +75,6 @@ def test_a_read_state_is_a_copy_and_a_written_one_is_not_held_on_to() -> None:
         source.head.weight.zero_()
         source.backbone.get_parameter("0.0.weight").zero_()
     assert hash_model_state(state, make_model_layout(source)) == before
-
-
-def test_read_only_arrays_as_they_come_off_the_wire_are_accepted() -> None:
-    source, target = network(), network(seed=1)
-    state = read_model_state(source)
-    trunk, norm, weight, bias = (
-        np.frombuffer(values.tobytes(), np.float32)
-        for values in (state.trunk, state.norm, state.head.weight, state.head.bias)
-    )
-    write_model_state(target, trunk, norm, Head(NAMES, weight.reshape(5, 5), bias))
-    assert hash_model_state(read_model_state(target), make_model_layout(target)) == hash_model_state(
-        state, make_model_layout(source)
-    )
 
 
 def test_groups_that_are_not_given_stay() -> None:
@@ -149,17 +138,13 @@ def test_slices_find_a_tensor_in_its_group() -> None:
     assert read_model_state(source).norm[where].tolist() == [1.0] * 48
 
 
-def test_named_tensors_and_back_is_the_same_state() -> None:
+def test_named_tensors_and_back_is_the_same_state_and_another_shape_is_refused_by_name() -> None:
     state, layout = read_model_state(network()), make_model_layout(network())
-    again = join_tensors_into_state(split_state_into_tensors(state, layout), layout, NAMES)
+    named = split_state_into_tensors(state, layout)
+    again = join_tensors_into_state(named, layout, NAMES)
     assert hash_model_state(again, layout) == hash_model_state(state, layout)
-
-
-def test_named_tensors_of_another_shape_are_refused_by_name() -> None:
-    layout = make_model_layout(network())
-    named = split_state_into_tensors(read_model_state(network()), layout) | {"head.bias": np.zeros(9, np.float32)}
     with pytest.raises(ValueError, match=r"head\.bias: expected \(5,\), got \(9,\)"):
-        join_tensors_into_state(named, layout, NAMES)
+        join_tensors_into_state(named | {"head.bias": np.zeros(9, np.float32)}, layout, NAMES)
 
 
 def test_the_hash_notices_one_changed_bit() -> None:
@@ -171,6 +156,38 @@ def test_the_hash_notices_one_changed_bit() -> None:
 
 def test_a_new_row_for_a_late_class_needs_no_other_class() -> None:
     late = draw_initial_head(("Hernia",), features=5, seed=0)
-    assert np.array_equal(
-        late.weight, read_model_state(network((*NAMES, "Hernia"))).head.select_rows(("Hernia",)).weight
-    )
+    whole = read_model_state(network((*NAMES, "Hernia"))).head
+    assert np.array_equal(late.weight, whole.select_rows(("Hernia",)).weight)
+
+
+def test_a_saved_model_is_loaded_with_nothing_else_at_hand_and_described(tmp_path: Path) -> None:
+    source = network(("Mass", "Effusion")).eval()
+    saved = save_model(tmp_path, source, label_contract_sha256="c0ffee")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.json", "model.safetensors"]
+    description = json.loads((tmp_path / "model.json").read_text())
+    assert description["class_names"] == ["Mass", "Effusion"]
+    assert description["label_contract_sha256"] == "c0ffee"
+    assert description["model"]["mean"] == [0.5]
+    tensors = (tmp_path / "model.safetensors").read_bytes()
+    assert description["safetensors_sha256"] == hashlib.sha256(tensors).hexdigest()
+    loaded = load_model(tmp_path)
+    images = torch.arange(2 * 16 * 16, dtype=torch.float32).reshape(2, 1, 16, 16) % 256
+    assert loaded.class_names == ("Mass", "Effusion")
+    assert not loaded.training
+    assert torch.equal(loaded(images), source(images))
+    assert saved.model_sha256 == hash_model_state(read_model_state(loaded), make_model_layout(loaded))
+
+
+def test_all_faults_are_reported_at_once() -> None:
+    fields = {"architecture": "tiny_cnn", "channels": 1, "image_size": 8, "mean": [0.5, 0.5], "colour": True}
+    with pytest.raises(ValidationError) as refused:
+        ModelSpec.model_validate(fields)
+    assert {fault["loc"] for fault in refused.value.errors()} == {("image_size",), ("mean",), ("colour",)}
+
+
+def test_normalisation_follows_the_architecture_where_it_is_not_given() -> None:
+    lite = ModelSpec(architecture="efficientnet_lite0", image_size=32).normalisation
+    assert lite.mean == (127 / 255,) * 3
+    assert lite.std == (128 / 255,) * 3
+    grey = ModelSpec(architecture="tiny_cnn", image_size=16, channels=1, mean=(0.25,)).normalisation
+    assert (grey.mean, grey.std) == ((0.25,), (0.5,))
