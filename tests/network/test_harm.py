@@ -18,6 +18,8 @@ from tests.network.real import PARTIAL, Program, eventually, free_ports, lines_o
 
 pytestmark = [pytest.mark.slow, pytest.mark.torture]
 CUT_S = 20.0
+QUICK = ("run.rounds=3", REMEMBERING)
+THREE = (SLOW, *QUICK)
 
 
 @pytest.fixture
@@ -38,25 +40,23 @@ def test_lines_that_are_cut_for_20_s_cost_time_and_nothing_else(
     how: signal.Signals, federation: Federation, lines: dict[str, Program], survives: Survives
 ) -> None:
     survives("network cut of 20 s")
-    overrides = (SLOW, "run.rounds=3", REMEMBERING)
-    run = federation.run(*overrides)
+    run = federation.run(*THREE)
     federation.north.works_on("train", 2)
     for line in lines.values():
         line.process.send_signal(how)
     time.sleep(CUT_S)
     for line in lines.values():
         line.process.send_signal(signal.SIGHUP)
-    federation.ends_unharmed(run, 3, *overrides)
+    federation.ends_unharmed(run, 3, *THREE)
 
 
 def test_a_coordinator_whose_disk_is_full_stops_and_goes_on(federation: Federation, survives: Survives) -> None:
     survives("disk full at the coordinator")
-    overrides = ("run.rounds=3", REMEMBERING)
-    run = federation.run_struck("disk full", *overrides)
+    run = federation.run_struck("disk full", *QUICK)
     assert run.ends() == RunExitCode.STOPPED
     assert f"no room on the disk of {federation.out}" in run.output
-    again = federation.run(*overrides, options=("--resume",))
-    federation.ends_unharmed(again, 3, *overrides)
+    again = federation.run(*QUICK, options=("--resume",))
+    federation.ends_unharmed(again, 3, *QUICK)
 
 
 def test_a_site_whose_disk_is_full_costs_its_update(federation: Federation, survives: Survives) -> None:
@@ -78,9 +78,8 @@ def test_a_coordinators_clock_that_is_set_in_a_round_changes_nothing(
     point: str, federation: Federation, survives: Survives
 ) -> None:
     survives("clock set by an hour")
-    overrides = ("run.rounds=3", REMEMBERING)
-    run = federation.run_struck(point, *overrides)
-    federation.ends_unharmed(run, 3, *overrides)
+    run = federation.run_struck(point, *QUICK)
+    federation.ends_unharmed(run, 3, *QUICK)
     assert federation.happened.exists()
 
 
@@ -98,11 +97,11 @@ def test_a_superlink_whose_clock_is_wrong_for_a_while_keeps_the_run_waiting_and_
     point: str, federation: Federation, survives: Survives
 ) -> None:
     survives("clock set by an hour")
-    wrong, overrides, coordinator = federation.happened, (SLOW, "run.rounds=3", REMEMBERING), federation.coordinator
+    wrong, coordinator = federation.happened, federation.coordinator
     coordinator.program.stop()
     coordinator.start_by("-m", "tests.network.dying", wrong, point, 0, "serving", "start", coordinator.folder)
     coordinator.sees(*federation.sites)
-    run = federation.run(*overrides)
+    run = federation.run(*THREE)
     federation.north.works_on("train", 2)
     wrong.touch()
     assert [site.program.ends() for site in federation.sites] == [ClientExitCode.CLOCK] * 3, (
@@ -110,7 +109,7 @@ def test_a_superlink_whose_clock_is_wrong_for_a_while_keeps_the_run_waiting_and_
     )
     wrong.unlink()
     federation.gather()
-    federation.ends_unharmed(run, 3, *overrides)
+    federation.ends_unharmed(run, 3, *THREE)
     coordinator.program.stop()
     coordinator.start()
 
@@ -139,14 +138,14 @@ def test_nobody_works_twice_in_one_folder(federation: Federation, survives: Surv
 
 def test_a_killed_start_takes_its_superlink_along(federation: Federation, survives: Survives) -> None:
     survives("SIGKILL of flwr-server start")
-    coordinator, overrides = federation.coordinator, (SLOW, "run.rounds=3", REMEMBERING)
-    run = federation.run(*overrides)
+    coordinator = federation.coordinator
+    run = federation.run(*THREE)
     federation.north.works_on("train", 2)
     superlink = coordinator.superlink
     coordinator.program.kill()
     eventually(lambda: not superlink.is_running() or superlink.status() == "zombie", "the SuperLink ends with it")
     coordinator.start()
-    federation.ends_unharmed(run, 3, *overrides)
+    federation.ends_unharmed(run, 3, *THREE)
 
 
 def test_a_run_that_is_stopped_on_request_goes_on(federation: Federation, survives: Survives) -> None:
@@ -193,11 +192,10 @@ def cramped(tmp_path: Path) -> Iterator[Federation]:
 
 def test_a_full_disk_under_the_superlink_costs_time(cramped: Federation, survives: Survives) -> None:
     survives("disk full under the SuperLink")
-    overrides = (SLOW, "run.rounds=3", REMEMBERING)
-    run = cramped.run(*overrides)
+    run = cramped.run(*THREE)
     cramped.north.works_on("train", 2)
     filler = fill(cramped.coordinator.folder / "state")
     time.sleep(FULL_S)
     assert count_checkpointed_rounds(cramped.out) == 1  # nothing went on meanwhile
     filler.unlink()
-    cramped.ends_unharmed(run, 3, *overrides)
+    cramped.ends_unharmed(run, 3, *THREE)

@@ -6,55 +6,39 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.network.ended import WAYS, Command, Ended, listens, rounds_done
-from tests.network.real import PARTIAL, Coordinator, Site, exported, flwr_client, flwr_sim, machine, written
+from tests.network.real import PARTIAL, Coordinator, exported, flwr_client, flwr_sim, machine, written
 
 LIMIT_S = 5.0
 IMAGES = 4000
 
 
-@dataclass(frozen=True)
-class World:
-    """What the commands need: experiments, images, a model, a coordinator that runs, and two of its sites.
-
-    Attributes:
-        east: Runs.
-        north: Is admitted, and is started by the tests.
-    """
-
-    folder: Path
-    experiment: Path
-    run: Path
-    images: Path
-    coordinator: Coordinator
-    other: Coordinator
-    east: Site
-    north: Site
+Places = dict[str, Path]
+"""What stands in a command line in capitals: an experiment, a run, images, folders of coordinators and of a site."""
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
+    """A coordinator that runs with a site that runs, another one, and a site that the tests start."""
     with machine(tmp_path_factory.mktemp("interrupts") / "machine") as here:
-        experiment = written(PARTIAL, here.folder)
-        run = here.folder / "run"
+        experiment, run, images = written(PARTIAL, here.folder), here.folder / "run", here.folder / "many.npz"
         done = flwr_sim("run", experiment, "--out", run, "--set", "run.rounds=1", "--progress", "none")
         assert done.code == 0, done.err
-        images = here.folder / "many.npz"
         pixels = np.random.default_rng(0).integers(0, 255, (IMAGES, 16, 16), np.uint8)
         labels = np.arange(IMAGES)[:, None] % 10
         few = {"train_images": pixels[:100], "train_labels": labels[:100]}
         np.savez(images, test_images=pixels, test_labels=labels, **few)
-        sites = exported(experiment, here.folder / "data")
         coordinator, other = Coordinator(here), Coordinator(here, "other")
         coordinator.start()
-        east, north = (coordinator.admit(coordinator.site(site)) for site in sites[:2])
-        east.start().says("connected to")
-        yield World(here.folder, experiment, run, images, coordinator, other, east, north)
+        sites = exported(experiment, here.folder / "data")[:2]
+        east, north = (coordinator.admit(coordinator.site(site)) for site in sites)
+        east.connect()
+        files = {"EXPERIMENT": experiment, "RUN": run, "IMAGES": images}
+        yield files | {"COORDINATOR": coordinator.folder, "OTHER": other.folder, "NORTH": north.folder}
 
 
 def trained(rounds: int) -> Callable[[Command, Path], bool]:
@@ -76,7 +60,7 @@ class Case:
     """A command.
 
     Attributes:
-        line: With the names of :class:`World` in capitals, and OUT for a path that is new.
+        line: With the names of :data:`Places` in capitals, and OUT for a path that is new.
         late: Whether it is at work.
         code: With which it ends.
         words: What it says then.
@@ -88,13 +72,6 @@ class Case:
     words: str = "stopped on request"
     code: int = 3
     makes: bool = False
-
-    def typed(self, world: World, out: Path) -> list[object]:
-        """The words of the command line."""
-        places = [
-            getattr(world, word.lower()) if word.isupper() and word != "OUT" else word for word in self.line.split()
-        ]
-        return [out if word == "OUT" else getattr(word, "folder", word) for word in places]
 
 
 GOES_ON = "stopped on request; to go on: flwr-"
@@ -134,8 +111,9 @@ ALL = [(name, when, way) for name in CASES for when, ways in WHEN.items() for wa
 SHORT = [("flwr-client check", "Ctrl-C"), ("flwr-client preview-data", "SIGTERM to the group")]
 
 
-def stopped(case: Case, world: World, out: Path, when: str, way: str, ignores_ctrl_c: bool = False) -> Ended:
-    command = Command(case.typed(world, out), out.parent / "output.log", ignores_ctrl_c=ignores_ctrl_c)
+def stopped(case: Case, places: Places, out: Path, when: str, way: str, ignores_ctrl_c: bool = False) -> Ended:
+    words = [(places | {"OUT": out}).get(word, word) for word in case.line.split()]
+    command = Command(words, out.parent / "output.log", ignores_ctrl_c=ignores_ctrl_c)
     if when == "early":
         command.until(lambda command: listens(command.process.pid))
     else:
@@ -155,18 +133,18 @@ def holds(case: Case, ended: Ended, out: Path, *, early: bool = False) -> None:
 @pytest.mark.network
 @pytest.mark.parametrize(("name", "when", "way"), ALL, ids=lambda each: str(each))
 def test_a_command_that_is_told_to_stop_ends_with_all_that_it_started(
-    name: str, when: str, way: str, world: World, tmp_path: Path
+    name: str, when: str, way: str, places: Places, tmp_path: Path
 ) -> None:
-    ended = stopped(CASES[name], world, tmp_path / "out", when, way)
+    ended = stopped(CASES[name], places, tmp_path / "out", when, way)
     holds(CASES[name], ended, tmp_path / "out", early=when == "early")
 
 
 @pytest.mark.network
 @pytest.mark.parametrize("name", ["flwr-server start", "flwr-server run", "flwr-client start", "flwr-sim run (ray)"])
 def test_a_service_in_the_background_of_a_shell_which_ignores_ctrl_c_ends_by_sigterm(
-    name: str, world: World, tmp_path: Path
+    name: str, places: Places, tmp_path: Path
 ) -> None:
-    ended = stopped(CASES[name], world, tmp_path / "out", "late", "SIGTERM to the parent", ignores_ctrl_c=True)
+    ended = stopped(CASES[name], places, tmp_path / "out", "late", "SIGTERM to the parent", ignores_ctrl_c=True)
     holds(CASES[name], ended, tmp_path / "out")
 
 
@@ -175,5 +153,5 @@ def test_two_commands_of_the_table(name: str, way: str, tmp_path: Path) -> None:
     folder = tmp_path / "north"
     assert flwr_client("init", folder, "--name", "north").code == 0
     (folder / "site.toml").write_text('name = "north"\n[data]\nkind = "digits"\n', encoding="utf-8")
-    world = SimpleNamespace(north=SimpleNamespace(folder=folder))
-    holds(CASES[name], stopped(CASES[name], world, tmp_path / "out", "late", way), tmp_path / "out")  # type: ignore[arg-type]
+    out = tmp_path / "out"
+    holds(CASES[name], stopped(CASES[name], {"NORTH": folder}, out, "late", way), out)
