@@ -70,16 +70,12 @@ def test_another_authority_is_refused_also_where_this_machine_trusts_it_for_the_
     assert "ask for a new kit" in refused.remedy
 
 
-# To TLS 127.1 is a name, to the resolver 127.0.0.1.
-@pytest.mark.parametrize(("host", "bound"), [("127.0.0.2", "127.0.0.2"), ("127.1", "127.0.0.1")])
-def test_a_certificate_for_another_address_or_name_is_refused(
-    host: str, bound: str, coordinator: CoordinatorFolder
-) -> None:
-    with listening(shows(coordinator), bound) as port:
-        refused = refusal(coordinator, f"{host}:{port}")
+def test_a_certificate_for_another_name_is_refused(coordinator: CoordinatorFolder) -> None:
+    """To TLS 127.1 is a name, to the resolver 127.0.0.1."""
+    with listening(shows(coordinator), "127.0.0.1") as port:
+        refused = refusal(coordinator, f"127.1:{port}")
     assert refused.exit_code == ClientExitCode.WRONG_HOST
-    assert host in refused.problem
-    assert "--renew --host" in refused.remedy
+    assert "127.1" in refused.problem
 
 
 def test_a_certificate_of_tomorrow_is_refused_as_a_matter_of_clocks(coordinator: CoordinatorFolder) -> None:
@@ -152,13 +148,6 @@ def test_a_proxy_is_asked_for_the_coordinators_name_with_the_password_of_its_url
     assert days == pytest.approx(397, abs=0.01)
     assert heads[0].startswith(b"CONNECT fl.example:9092 HTTP/1.")
     assert b"Proxy-Authorization: Basic " + base64.b64encode(b"north:p@ss") in heads[0]
-
-
-def test_a_proxy_that_opens_tls_is_refused(coordinator: CoordinatorFolder, tmp_path: Path) -> None:
-    with listening(shows(coordinator_in(tmp_path / "firewall"))) as port, listening(leads_to(port, [])) as proxy:
-        refused = refusal(coordinator, "fl.example:9092", {"https_proxy": f"http://127.0.0.1:{proxy}"})
-    assert refused.exit_code == ClientExitCode.OTHER_AUTHORITY
-    assert "firewall" in refused.remedy
 
 
 def test_a_proxy_that_declines_or_speaks_no_http_is_named(coordinator: CoordinatorFolder) -> None:

@@ -1,16 +1,20 @@
 """A hospital's folder as it should be, to be broken in one way at a time."""
 
 import csv
+import io
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from client.check.connection import check_connection
 from client.check.findings import CheckResult
 from client.check.machine import GpuMeasurements, MachineMeasurements
 from client.check.run import check_site
-from client.site.site_file import make_site_folder
+from client.site.site_file import make_site_folder, read_site_toml_only
 from common.config import read_experiment
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
 from common.security.identity import SiteConnectionKit, format_public_key_line, read_private_key, write_toml_section
@@ -89,9 +93,14 @@ class Hospital:
         usual = {"environment": {}, "experiment": experiment, "look": lambda settings: machine}
         return check_site(self.folder, **usual | options)[0]
 
-    def checked_at(self, port: int, host: str = "127.0.0.1") -> CheckResult:
-        """Return the result with a kit for this port."""
-        return self.at(f"{host}:{port}").checked()
+    def connection(self, environment: Mapping[str, str] | None = None) -> CheckResult:
+        """Return the result of the check of the connection alone."""
+        area = check_connection(read_site_toml_only(self.folder), environment or {}, offline=False)
+        return CheckResult("north", (area,))
+
+    def connection_at(self, port: int, host: str = "127.0.0.1") -> CheckResult:
+        """Return the same with a kit for this port."""
+        return self.at(f"{host}:{port}").connection()
 
 
 def hospital_in(folder: Path, images: int = 60, size: int = 32) -> Hospital:
@@ -104,14 +113,21 @@ def hospital_in(folder: Path, images: int = 60, size: int = 32) -> Hospital:
 
 def write_images(folder: Path, count: int, size: int = 32) -> None:
     """PNG files and labels.csv; every fifth patient tests, every fifth validates."""
-    drawn = draw_phantoms(count, size, np.random.default_rng(4))
     (folder / "images").mkdir(parents=True)
+    for name, content in draw_files(count, size).items():
+        (folder / name).write_bytes(content)
+
+
+@cache
+def draw_files(count: int, size: int) -> dict[str, bytes]:
+    drawn, files = draw_phantoms(count, size, np.random.default_rng(4)), dict[str, bytes]()
     columns = [PHANTOM_CLASSES.index(name) for name in CLASSES]
     parts = ("train", "train", "train", "val", "test")
     lines = [",".join(("image", "patient", "part", *CLASSES))]
     for row in range(count):
-        name, patient = f"{row:05}.png", str(drawn.patients[row])
-        Image.fromarray(drawn.images[row]).save(folder / "images" / name)
+        name, patient, file = f"{row:05}.png", str(drawn.patients[row]), io.BytesIO()
+        Image.fromarray(drawn.images[row]).save(file, "PNG")
+        files[f"images/{name}"] = file.getvalue()
         part = parts[int(patient.split("-")[1]) % len(parts)]
         lines.append(",".join((name, patient, part, *(f"{drawn.labels[row, c]:.0f}" for c in columns))))
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {**files, "labels.csv": ("\n".join(lines) + "\n").encode()}

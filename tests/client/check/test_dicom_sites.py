@@ -45,9 +45,9 @@ def of_patient(name: str, study: str = "0") -> bytes:
     return dicom(pixels, PatientID=name.strip(), StudyInstanceUID=f"1.{study}" if study != "0" else None)
 
 
-def table_of(folder: Path, names: Sequence[str]) -> LabelTable:
-    """The table of a site whose files are of these patients."""
-    write_site(folder, [of_patient(name) for name in names])
+def table_of(folder: Path, files: Sequence[bytes]) -> LabelTable:
+    """The table of a site with these files."""
+    write_site(folder, files)
     return open_picture_folder(FolderDatasetSpec.model_validate(tomllib.loads(SPEC)), folder)
 
 
@@ -66,11 +66,11 @@ def table_of(folder: Path, names: Sequence[str]) -> LabelTable:
 def test_patients_are_those_of_the_files_if_these_name_them(
     names: list[str], patients: list[str], tmp_path: Path
 ) -> None:
-    assert list(map(str, table_of(tmp_path, names * 7).patients)) == patients
+    assert list(map(str, table_of(tmp_path, [*map(of_patient, names * 7)]).patients)) == patients
 
 
 def test_no_patient_stands_on_two_sides_of_the_split(tmp_path: Path) -> None:
-    table = table_of(tmp_path, [f"P{place % 10}" for place in range(40)])
+    table = table_of(tmp_path, [of_patient(f"P{place % 10}") for place in range(40)])
     sides = {name: set(table.parts[table.patients == name]) for name in table.patients}
     assert {len(parts) for parts in sides.values()} == {1}
     assert {"train", "test"} <= set(table.parts)
@@ -79,8 +79,7 @@ def test_no_patient_stands_on_two_sides_of_the_split(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_a_patient_of_its_own(tmp_path: Path) -> None:
     files = [of_patient(f"P{place}") for place in range(20)]
     files[3] = b"no DICOM"
-    write_site(tmp_path, files)
-    patients = open_picture_folder(FolderDatasetSpec.model_validate(tomllib.loads(SPEC)), tmp_path).patients.tolist()
+    patients = table_of(tmp_path, files).patients.tolist()
     assert (patients[2], patients[3], len(set(patients))) == ("P2", "unknown#3", 20)
     passed = check_data(read_site_settings(tmp_path), None).area.passed
     assert any("PatientID of 19 of 20 files" in line for line in passed)
@@ -94,8 +93,7 @@ def checked(folder: Path, change: Callable[[bytes], bytes], count: int) -> Check
 
 
 def test_patients_stay_known_beside_files_without_one_whose_study_stays_together(tmp_path: Path) -> None:
-    write_site(tmp_path, [of_patient(name, study) for name, study in zip("ABAB  C  ", "123455672", strict=True)])
-    patients = open_picture_folder(FolderDatasetSpec.model_validate(tomllib.loads(SPEC)), tmp_path).patients.tolist()
+    patients = table_of(tmp_path, [*map(of_patient, "ABAB  C  ", "123455672")]).patients.tolist()
     assert patients == ["A", "B", "A", "B", "unknown#1.5", "unknown#1.5", "C", "unknown#1.7", "B"]
     area = check_data(read_site_settings(tmp_path), None).area
     assert any("PatientID of 5 of 9 files" in line for line in area.passed)

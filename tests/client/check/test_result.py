@@ -171,6 +171,8 @@ def test_without_any_plan_the_model_is_a_guess_and_said_to_be_one(hospital: Hosp
 def test_a_screen_has_faults_before_warnings_and_repeats_the_first_at_the_end() -> None:
     long = "A very long sentence about what is wrong, " * 5
     data, file = CheckArea("data", ["1,910 images"]), io.StringIO()
+    data.add_note("nothing but notes is exit code 0")
+    assert CheckResult("north", (data,)).exit_code == 0
     data.add_warning(ClientExitCode.EMPTY_FILES, long, long, [f"{row:05}.png" for row in range(48)])
     data.add_note("a note")
     data.add_fault(ClientExitCode.COLUMN, "no [Effusion] column", "Name it.")
@@ -185,12 +187,6 @@ def test_a_screen_has_faults_before_warnings_and_repeats_the_first_at_the_end() 
     assert [line.strip() for line in text.splitlines()[-2:]] == ["no [Effusion] column [40]", "→ Name it."]
     assert "exit code 40:" in text
     assert "00000.png; 00001.png; 00002.png; 00003.png; 00004.png; and 43 more" in " ".join(text.split())
-
-
-def test_nothing_but_notes_is_exit_code_0() -> None:
-    data = CheckArea("data")
-    data.add_note("a note")
-    assert CheckResult("north", (data,)).exit_code == 0
 
 
 def test_json_holds_every_name_and_the_exit_code_of_the_process(hospital: Hospital) -> None:
