@@ -11,7 +11,7 @@ import pytest
 from client.site.policy import SitePolicy
 from client.training.privacy import open_privacy_ledger
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed
-from tests.client.masked import FOUR, Hospitals, masked_plan, of_opening, of_training, with_trunk
+from tests.client.masked import FOUR, Hospitals, honest, masked_plan, of_opening, of_training, with_trunk
 from tests.client.rounds import changed_plan, private_plan
 from tests.federations import federation
 
@@ -30,11 +30,16 @@ def hospitals(folder: Path, **policy: Any) -> Hospitals:
 
 
 def test_a_round_that_is_masked_again_after_a_kill_has_the_same_noise_and_costs_once(tmp_path: Path) -> None:
-    here = hospitals(tmp_path)
+    """Also hospitals that open any sum remember what their noise covered, and open none of fewer than the honest."""
+    here = hospitals(tmp_path, smallest_cohort=1)
     before = here.opened(SHARED_NOISE)
     here.start(FOUR)
     assert here.opened(SHARED_NOISE).integers.tolist() == before.integers.tolist()
     assert [len(open_privacy_ledger(here.sites[name]).entries) for name in FOUR] == [1, 1, 1, 1]
+    assert all((here.sites[name].folder / "masked" / "run.json").exists() for name in FOUR)
+    with pytest.raises(MaskingFailed):
+        here.opened(SHARED_NOISE, server_round=2, change=of_opening(survivors=FOUR[:2]))
+    assert any("2 of 4 sites are left, 3 are needed" in refusal for refusal in here.refusals)
 
 
 def test_two_rounds_and_two_hospitals_have_noise_of_their_own(tmp_path: Path) -> None:
@@ -54,21 +59,6 @@ def test_a_round_is_not_masked_with_noise_twice_for_two_requests(tmp_path: Path)
     assert any("was masked with noise before, for another request" in refusal for refusal in here.refusals)
 
 
-def test_a_hospital_that_opens_any_sum_still_remembers_what_its_noise_covered(tmp_path: Path) -> None:
-    here = hospitals(tmp_path, smallest_cohort=1)
-    here.opened(SHARED_NOISE)
-    here.start(FOUR)
-    assert here.opened(SHARED_NOISE).survivors
-    assert all((here.sites[name].folder / "masked" / "run.json").exists() for name in FOUR)
-
-
-def test_no_sum_of_fewer_than_the_honest_sites_is_opened(tmp_path: Path) -> None:
-    here = hospitals(tmp_path, smallest_cohort=2)
-    with pytest.raises(MaskingFailed):
-        here.opened(SHARED_NOISE, change=of_opening(survivors=FOUR[:2]))
-    assert any("2 of 4 sites are left, 3 are needed" in refusal for refusal in here.refusals)
-
-
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
@@ -84,14 +74,15 @@ def test_a_hospital_takes_part_only_where_it_trusts_so_many(
     here = hospitals(tmp_path)
     own = here.sites["ash"].policy.model_dump()
     here.change("ash", policy=SitePolicy.model_validate({**own, **policy}))
-    assert "ash" not in here.opened(SHARED_NOISE).survivors
+    assert here.trained(SHARED_NOISE, ["ash"], 1, honest) == {}
     assert any(refusal.startswith("ash") and reason in refusal for refusal in here.refusals)
 
 
 @pytest.mark.slow
 def test_a_federation_with_distributed_noise_runs_to_its_end_and_says_what_it_rests_on(tmp_path: Path) -> None:
     noise = [f"privacy.{name}={str(value).lower()}" for name, value in DISTRIBUTED.items()]
-    noise += ["privacy.max_update_norm=0.01", "model.norm=group", "evaluation.checkpoint=last", "partition.shared=10"]
+    noise += ["privacy.max_update_norm=0.01", "model.norm=group", "evaluation.checkpoint=last"]
+    noise += ["partition.shared=10", "run.rounds=1"]
     privacy = federation(tmp_path, *noise)["privacy"]
     federation(tmp_path, *noise, out="again")
     written = [(tmp_path / out / "model.safetensors").read_bytes() for out in ("run", "again")]

@@ -44,41 +44,43 @@ def test_the_sum_counts_every_hospitals_test_images_and_a_class_of_two_hospitals
 @pytest.mark.parametrize("run", ["run", "another"])
 def test_the_test_of_one_model_is_summed_among_the_same_hospitals_or_not_at_all(run: str, tmp_path: Path) -> None:
     """The difference of the two sums would be the counts of the hospital that is in one of them only."""
-    here = Hospitals(tmp_path, FOUR)
-    first = sum_of_test(here, FOUR)
-    assert first.survivors == FOUR
+    here, names = Hospitals(tmp_path, (*FOUR, "silent")), (*FOUR, "silent")
+    policy = here.sites["silent"].policy.model_copy(update={"score_histograms": False})
+    here.change("silent", policy=policy)
+    first = sum_of_test(here, names)
+    assert first.survivors == FOUR  # without the hospital whose policy keeps its scores
     with pytest.raises(MaskingFailed):
         sum_of_test(here, FOUR[1:], run)
-    assert sum_of_test(here, FOUR).integers.tolist() == first.integers.tolist()
-
-
-def test_a_hospital_whose_policy_keeps_its_scores_is_in_no_sum(tmp_path: Path) -> None:
-    here = Hospitals(tmp_path, FOUR)
-    here.change("ash", policy=here.sites["ash"].policy.model_copy(update={"score_histograms": False}))
-    assert sum_of_test(here, FOUR).survivors == FOUR[1:]
+    assert sum_of_test(here, names).integers.tolist() == first.integers.tolist()
 
 
 SIX = (*FOUR, "fir", "oak")
-COURSE: tuple[tuple[tuple[str, ...], dict[str, type]], ...] = (
+Course = tuple[tuple[tuple[str, ...], dict[str, type]], ...]
+COURSE: Course = (
     (SIX[:-1], {}),  # oak comes late
     (SIX, {}),
     (SIX, {"ash": MaskedRequest, "birch": MaskedRequest}),
     (SIX, {}),
 )
+LOSING: Course = (COURSE[0], COURSE[2])
 
 
 @pytest.mark.parametrize(
-    ("level", "of"),
+    ("level", "of", "course"),
     [
-        ("masked", masked_plan()),
+        ("masked", masked_plan(), COURSE),
         # Private hospitals accept noise that hides patients; it goes on before the masks.
-        ("private", private_plan(masked_plan(), level="patient", noise_multiplier=2.0, secure_aggregation=True)),
+        (
+            "private",
+            private_plan(masked_plan(), level="patient", noise_multiplier=2.0, secure_aggregation=True),
+            LOSING,
+        ),
     ],
     ids=["masked", "private"],
 )
-def test_a_masked_run_goes_to_its_end(level: str, of: HospitalPlan, tmp_path: Path) -> None:
+def test_a_masked_run_goes_to_its_end(level: str, of: HospitalPlan, course: Course, tmp_path: Path) -> None:
     here = Hospitals(tmp_path, SIX, policy={"level": level})
-    for number, (members, lost) in enumerate(COURSE, 1):
+    for number, (members, lost) in enumerate(course, 1):
 
         def moved(
             request: TrainRequest, times: float = 0.95**number, counted: int = min(number - 1, 1)
@@ -89,5 +91,5 @@ def test_a_masked_run_goes_to_its_end(level: str, of: HospitalPlan, tmp_path: Pa
         assert list(opened.survivors) == [name for name in members if name not in lost]
         assert np.abs(opened.vector).max() > 0
     assert here.refusals == []
-    requested = evaluation(of, beginning(of, OWN), 4, 4, 4)
+    requested = evaluation(of, beginning(of, OWN), *[len(course)] * 3)
     assert None not in [here.send(name, "evaluate", requested, EvaluateReply) for name in SIX], here.refusals

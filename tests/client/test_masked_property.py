@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -130,16 +131,12 @@ HONEST = Script()
 REPEATED = Script(members=dict.fromkeys(SITES, SITES[1:]), restarted=SITES)
 
 
-def test_an_honest_round_opens_the_sum_of_all_and_no_other(tmp_path: Path) -> None:
-    _, (opened,) = all_that_is_found([HONEST], UNLIKE, tmp_path)
-    three = frozenset(("ash", "birch", "elm"))
+def test_an_honest_round_opens_the_sum_of_all_that_are_left_and_no_other(tmp_path: Path) -> None:
+    lost = Script(round=2, survivors=dict.fromkeys(SITES, SITES[1:]))
+    _, (opened, without_first) = all_that_is_found([HONEST, replace(lost, model=1)], UNLIKE, tmp_path)
+    three, left = frozenset(("ash", "birch", "elm")), frozenset(SITES[1:])
     assert set(opened) == {(BODY, frozenset(SITES)), ("a", frozenset(SITES)), ("b", three)}
-
-
-def test_a_site_that_is_lost_is_in_no_sum(tmp_path: Path) -> None:
-    left = SITES[1:]
-    _, (opened,) = all_that_is_found([Script(survivors=dict.fromkeys(SITES, left))], ALIKE, tmp_path)
-    assert {sites for _, sites in opened} == {frozenset(left)}
+    assert set(without_first) == {(BODY, left), ("a", left)}
 
 
 def test_where_hospitals_let_it_the_attacker_finds_one_update_by_asking_twice(tmp_path: Path) -> None:
