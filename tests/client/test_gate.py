@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from client import app as site_app
 from client.gate.gate import DECLINED
@@ -19,7 +19,7 @@ from common.errors import BadInput, WireError
 from common.security.audit import AuditLog, check_audit_log
 from common.wire.canonical_bytes import hash_record
 from common.wire.codec import encode_record
-from common.wire.records import EvaluateReply, TrainReply
+from common.wire.records import RollCallAnswer, TrainReply
 from strategies.registry import STRATEGIES
 from tests.client.rounds import called, judged, log, plan, private_plan, record_of, request, send, site, trained
 
@@ -91,80 +91,51 @@ def test_a_run_within_the_bounds_is_taken_part_in(tmp_path: Path) -> None:
     assert reply.error.reason.startswith("declines: policy.maximum_rounds: it is 20, and the run has 21 ")
 
 
-TRAIN, CALL, JUDGE = (
-    ("train_through_layers", trained),
-    ("answer_roll_call", called),
-    ("evaluate_through_layers", judged),
+def with_statistic(reply: TrainReply) -> TrainReply:
+    return replace(reply, statistics={"pixels": np.zeros(3, np.float32)})
+
+
+def with_group(reply: TrainReply) -> TrainReply:
+    return replace(reply, update=replace(reply.update, norm=np.zeros(4, np.float32)))
+
+
+def longer(reply: TrainReply) -> TrainReply:
+    return replace(reply, update=replace(reply.update, trunk=reply.update.trunk * 10))
+
+
+def with_counts(*positives: int) -> Callable[[RollCallAnswer], RollCallAnswer]:
+    negatives = tuple(40 - count for count in positives)
+    return lambda answer: replace(answer, positives=positives, negatives=negatives)
+
+
+@pytest.mark.parametrize(
+    ("change", "of", "policy", "rule"),
+    [
+        (with_statistic, SURGICAL, {}, "method.statistics"),
+        (with_group, plan("fedbn"), {}, "method.groups"),
+        (longer, CLIPPED, {"maximum_update_norm": 0.5}, "policy.maximum_update_norm"),
+        (lambda reply: replace(reply, test_images=4, test_correct=2), SURGICAL, {}, "policy.test_metrics"),
+        (with_counts(20, 20), SURGICAL, {}, "policy.label_counts"),
+        (with_counts(3, 20), plan("fedsld"), {"smallest_count": 5}, "policy.smallest_count"),
+    ],
+    ids=["a statistic", "a group", "a longer update", "test counts", "label counts", "small counts"],
 )
-NOT_SENT: dict[str, tuple[Any, Callable[[Any], Any], dict[str, Any], HospitalPlan, str]] = {
-    "a statistic": (
-        TRAIN,
-        lambda reply: replace(reply, statistics={"pixels": np.zeros(3, np.float32)}),
-        {},
-        SURGICAL,
-        "method.statistics",
-    ),
-    "a group": (
-        TRAIN,
-        lambda reply: replace(reply, update=replace(reply.update, norm=np.zeros(4, np.float32))),
-        {},
-        plan("fedbn"),
-        "method.groups",
-    ),
-    "a longer update": (
-        TRAIN,
-        lambda reply: replace(reply, update=replace(reply.update, trunk=reply.update.trunk * 10)),
-        {"maximum_update_norm": 0.5},
-        CLIPPED,
-        "policy.maximum_update_norm",
-    ),
-    "test counts": (
-        TRAIN,
-        lambda reply: replace(reply, test_images=4, test_correct=2),
-        {},
-        SURGICAL,
-        "policy.test_metrics",
-    ),
-    "label counts": (
-        CALL,
-        lambda answer: replace(answer, positives=(20, 20), negatives=(20, 20)),
-        {},
-        SURGICAL,
-        "policy.label_counts",
-    ),
-    "small counts": (
-        CALL,
-        lambda answer: replace(answer, positives=(3, 20), negatives=(37, 20)),
-        {"smallest_count": 5},
-        plan("fedsld"),
-        "policy.smallest_count",
-    ),
-}
-
-
-@pytest.mark.parametrize(("step", "change", "policy", "of", "rule"), NOT_SENT.values(), ids=NOT_SENT)
 def test_what_says_more_than_method_and_policy_allow_is_made_and_not_sent(
-    step: tuple[str, Callable[[Site, HospitalPlan], Message]],
     change: Callable[[Any], Any],
-    policy: dict[str, Any],
     of: HospitalPlan,
+    policy: dict[str, Any],
     rule: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A defect, or somebody's change, in what makes a reply."""
-    (maker, ask), at = step, under(tmp_path, **policy)
+    at, counted = under(tmp_path, **policy), rule in ("policy.label_counts", "policy.smallest_count")
+    maker, ask = ("answer_roll_call", called) if counted else ("train_through_layers", trained)
     make = getattr(site_app, maker)
     monkeypatch.setattr(site_app, maker, lambda *arguments, **more: change(make(*arguments, **more)))
     assert ask(at, of).error.reason.startswith(f"does not send this: {rule}: ")
     lines = [(line["decision"], line.get("rule")) for line in log(at) if line["direction"] == "out"]
     assert lines == [("deny", rule), ("allow", None)]
-
-
-def test_histograms_of_scores_leave_where_the_policy_shows_them(tmp_path: Path) -> None:
-    at = under(tmp_path, score_histograms=True)
-    assert not judged(at, SURGICAL).has_error()
-    assert [(line["decision"], line["rule"]) for line in log(at) if line["direction"] == "out"] == [("allow", "policy")]
 
 
 def test_a_field_that_the_wire_does_not_know_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,12 +149,6 @@ def test_a_field_that_the_wire_does_not_know_is_not_sent(tmp_path: Path, monkeyp
     reply = trained(at, SURGICAL)
     assert reply.error.reason.startswith("does not send this: wire: ")
     assert "Doe" not in (tmp_path / "audit.jsonl").read_text(encoding="utf-8")
-
-
-def test_a_site_that_keeps_its_test_metrics_still_answers(tmp_path: Path) -> None:
-    reply = record_of(judged(under(tmp_path, test_metrics=False), SURGICAL), EvaluateReply)
-    assert (reply.class_names, reply.histogram_classes, reply.positives) == ((), (), ())
-    assert reply.validation_loss is not None
 
 
 def test_the_audit_has_what_passed_by_names_shapes_sizes_and_hash_and_no_value(tmp_path: Path) -> None:
