@@ -97,9 +97,13 @@ def test_verify_against_a_receipt_finds_an_end_cut_off_and_a_head_made_to_fit(fo
 
 
 @pytest.mark.usefixtures("two_replies")
-def test_accepted_replies_that_a_receipt_withholds_are_found_by_the_site_itself(folder: Path, receipt: Path) -> None:
+def test_replies_that_a_receipt_withholds_or_that_did_not_count_are_named(folder: Path, receipt: Path) -> None:
     assert audit("verify", folder, "--receipt", receipt).code == 0
-    edit(receipt, replies=[], rounds=[])
+    first, second = json.loads(receipt.read_bytes())["replies"]
+    edit(receipt, replies=[first, second | {"counts": False, "reason": "a liar"}], rounds=[])
+    output = audit("verify", folder, "--receipt", receipt).out
+    assert "TrainReply of round 1 of north was received and did not count: a liar" in output
+    edit(receipt, replies=[])
     ended = audit("verify", folder, "--receipt", receipt)
     assert ended.code == 1
     assert "2 replies of north (number 1, 2 " in ended.out
@@ -125,10 +129,3 @@ def test_a_reply_that_is_explained_away_is_named(excuse: dict[str, object], fold
     assert ended.code == 1
     assert "north" in ended.out
     assert "TrainReply of round 1" in ended.out
-
-
-def test_a_site_reads_which_of_its_replies_did_not_count(folder: Path, receipt: Path) -> None:
-    first, second = json.loads(receipt.read_bytes())["replies"]
-    edit(receipt, replies=[first, second | {"counts": False, "reason": "a liar"}], rounds=[])
-    output = audit("verify", folder, "--receipt", receipt).out
-    assert "TrainReply of round 1 of north was received and did not count: a liar" in output

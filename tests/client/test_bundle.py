@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 from flwr.cli.build import build_fab_from_files
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.connection.fleet_client import BUNDLE_MAX_BYTES, BUNDLE_MAY_HOLD, find_app_bundle_fault
@@ -42,6 +42,7 @@ def test_the_bundle_of_our_own_coordinator_is_accepted_and_one_with_code_is_refu
     assert "carries client/app.py;" in fault_of(packed_by_flower({**NAME, "client/app.py": b"app = None"}))
 
 
+@settings(max_examples=50)
 @given(
     may=st.sets(st.sampled_from(sorted(BUNDLE_MAY_HOLD))),
     may_not=st.sets(

@@ -119,27 +119,19 @@ def test_without_its_key_a_folder_keeps_no_images(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "state").exists()
 
 
-def test_init_again_changes_nothing_that_the_hospital_has(folder: Path) -> None:
+def test_init_again_or_with_a_name_that_leads_elsewhere_writes_nothing(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     lines = make_site_folder(folder, "north")
+    with pytest.raises(BadInput, match="--name: use letters, digits"):
+        make_site_folder(folder / "site", "../north")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert sum("is there already and stays." in line for line in lines) == 2
 
 
-def test_init_with_a_name_that_leads_elsewhere_writes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="--name: use letters, digits"):
-        make_site_folder(tmp_path / "site", "../north")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_everything_may_be_left_out_but_name_and_data(folder: Path) -> None:
+def test_everything_may_be_left_out_but_name_and_data_and_kit_and_key_may_lie_elsewhere(folder: Path) -> None:
     settings = read_site_settings(folder)
     assert (settings.kit_path, settings.key_path) == (folder / "north.kit", folder / "north.key")
-    assert settings.state_folder == folder / "state"
-    assert (settings.labels, settings.synonyms) == ((), {})
-
-
-def test_kit_and_key_may_lie_elsewhere(folder: Path) -> None:
+    assert (settings.state_folder, settings.labels, settings.synonyms) == (folder / "state", (), {})
     settings = read_site_settings(write(folder, f'{HEAD}kit = "mail/a.kit"\nkey = "/safe/b.key"\n{DATA}'))
     assert (settings.kit_path, settings.key_path) == (folder / "mail" / "a.kit", Path("/safe/b.key"))
 
@@ -177,12 +169,9 @@ def test_auto_takes_a_gpu_if_any(available: bool, device: str, folder: Path, mon
 def test_several_gpus_must_be_there(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str, visible: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     assert places_of_faults(read_site_settings, write(folder, f"{HEAD}{lines}{DATA}")) == ["gpus"]
-
-
-def test_a_site_has_as_many_gpus_as_its_file_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_site(read_site_settings(write(folder, f"{HEAD}{DATA}"))).gpus == 1
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert load_site(read_site_settings(write(folder, f"{HEAD}gpus = 2\n{DATA}"))).gpus == 2
-    assert load_site(read_site_settings(write(folder, f"{HEAD}{DATA}"))).gpus == 1
 
 
 def test_only_the_annotated_classes_are_left_in_the_sites_order_under_the_federations_names(folder: Path) -> None:

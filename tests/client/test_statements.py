@@ -85,14 +85,12 @@ def statement_of(signed: RecordDict) -> ReplyStatement:
     return verify_reply_signature(read_unverified_signature(signed)[0], format_public_key_line(SITE_KEY, ""))
 
 
-def test_a_signed_record_is_the_same_record_with_the_same_hash_and_size(statements: SiteRecordSigner) -> None:
+def test_what_a_site_signs_is_the_same_record_and_says_who_sends_it_and_what_it_answers(
+    statements: SiteRecordSigner,
+) -> None:
     plain, signed = answer(), statements.sign_reply(answer(), MESSAGE)
     for measure in (hash_record, count_payload_bytes, lambda record: decode_record(record, RollCallAnswer)):
         assert measure(signed) == measure(plain)
-
-
-def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: SiteRecordSigner) -> None:
-    signed = statements.sign_reply(answer(), MESSAGE)
     statement = statement_of(signed)
     assert (statement.site, statement.run, statement.round) == ("north", RUN, 0)
     assert (statement.record, statement.message, statement.number) == ("RollCallAnswer", MESSAGE, 1)
@@ -103,21 +101,18 @@ def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: Sit
         verify_reply_signature(read_unverified_signature(signed)[0], format_public_key_line(OTHER_KEY, ""))
 
 
-def test_accepted_replies_are_counted_from_1_and_each_names_the_one_before(statements: SiteRecordSigner) -> None:
-    pairs = []
+def test_replies_are_counted_from_1_once_they_are_accepted_and_each_names_the_one_before(
+    statements: SiteRecordSigner, tmp_path: Path
+) -> None:
+    pairs, counts = [], []
     for message in (MESSAGE, OTHER_MESSAGE, "d" * 64):
         signed = statements.sign_reply(answer(), message)
         pairs.append((statement_of(signed).number, statement_of(signed).before))
-        statements.count_accepted_reply(signed, message)
-    assert pairs == [(1, ""), (2, MESSAGE), (3, OTHER_MESSAGE)]
-
-
-def test_a_reply_counts_once_it_is_accepted_and_only_once(statements: SiteRecordSigner, tmp_path: Path) -> None:
-    signed, counts = statements.sign_reply(answer(), MESSAGE), []
-    for _ in range(3):
         counts.append(read_accepted_replies(tmp_path / "state", RUN).count)
-        statements.count_accepted_reply(signed, MESSAGE)
-    assert counts == [0, 1, 1]
+        for _ in range(2):  # only once
+            statements.count_accepted_reply(signed, message)
+    assert pairs == [(1, ""), (2, MESSAGE), (3, OTHER_MESSAGE)]
+    assert counts == [0, 1, 2]
 
 
 def test_each_run_is_counted_by_itself_up_to_a_number_of_runs(statements: SiteRecordSigner, tmp_path: Path) -> None:
@@ -238,8 +233,5 @@ def test_a_request_that_the_coordinator_did_not_sign_as_the_audit_has_it_is_a_fa
     assert not noted(side, tmp_path / "record", sha256="f" * 64)
     assert not noted(side, tmp_path / "signature", signature=SITE_KEY.sign(b"", SIGNED_WITH).hex())
     assert not noted(side, tmp_path / "text", certificate="no certificate")
-
-
-def test_a_request_of_an_earlier_coordinator_is_none(side: Side, tmp_path: Path) -> None:
-    signed, certificate = read_unverified_signature(Side(coordinator_in(tmp_path / "earlier")).request())
-    assert noted(side, tmp_path / "state", **signed.model_dump(), certificate=certificate.hex())
+    earlier, certificate = read_unverified_signature(Side(coordinator_in(tmp_path / "earlier")).request())
+    assert noted(side, tmp_path / "earlier site", **earlier.model_dump(), certificate=certificate.hex())

@@ -72,33 +72,24 @@ def test_the_health_check_of_a_container_ends_with_the_code_for_it(tmp_path: Pat
     assert (lost.code, lost.out) == (1, "not healthy: no route\n")
 
 
-def test_the_file_has_the_present_and_not_what_was_when_the_program_began(tmp_path: Path) -> None:
+def test_the_file_has_the_present_and_the_last_error_and_only_its_owner_reads_it(
+    tmp_path: Path, lax_umask: None
+) -> None:
     status = ClientStatus("north", coordinator="trial")
     with running(status, tmp_path) as state:
-        assert read_status(state)["state"] == "starting"
-        status.state, status.run, status.round, status.rounds = "working", "abc", 3, 10
-        present = read_when(state, lambda present: present["round"] == 3)
-    assert (present["site"], present["coordinator"], present["state"]) == ("north", "trial", "working")
-    assert (present["run"], present["rounds"]) == ("abc", 10)
-
-
-def test_an_error_stays_visible_with_its_time_until_the_next_one(tmp_path: Path) -> None:
-    status = ClientStatus("north")
-    with running(status, tmp_path) as state:
-        assert read_status(state)["last_error"] == ""
-        for reason in ("no route", "train failed"):
-            status.record_error(reason)
-            status.state = "waiting"
-            present = read_when(state, lambda present, reason=reason: present["last_error"] == reason)
-            assert present["last_error_time"].endswith("+00:00")
-
-
-def test_the_file_holds_names_counts_and_times_and_only_its_owner_reads_it(tmp_path: Path, lax_umask: None) -> None:
-    with running(ClientStatus("north"), tmp_path) as state:
+        assert (read_status(state)["state"], read_status(state)["last_error"]) == ("starting", "")
         assert (state / FILE).stat().st_mode & 0o777 == 0o600
         fields = "site state coordinator run round rounds phase finished rounds_done written seconds_left privacy"
         fields += " certificate_days last_contact last_error last_error_time coordinator_release"
         assert json.loads((state / FILE).read_bytes()).keys() == set(fields.split())
+        status.record_error("no route")
+        status.state, status.run, status.round, status.rounds = "working", "abc", 3, 10
+        present = read_when(state, lambda present: present["round"] == 3)
+        assert (present["site"], present["coordinator"], present["state"]) == ("north", "trial", "working")
+        assert (present["run"], present["rounds"], present["last_error"]) == ("abc", 10, "no route")
+        assert present["last_error_time"].endswith("+00:00")
+        status.record_error("train failed")
+        read_when(state, lambda present: present["last_error"] == "train failed")
 
 
 def test_a_person_reads_run_round_and_the_minutes_that_are_left() -> None:
