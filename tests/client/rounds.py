@@ -21,6 +21,9 @@ from common.wire.fleet_protocol import ROLL_CALL
 from common.wire.records import BenefitRequest, EvaluateRequest, ModelGroups, Record, RollCall, TrainRequest
 
 OWN = ("b", "a")
+FEW_PHANTOMS = 'data={kind = "phantom", images = 90, image_size = 16}'
+SMALL_RUN = (FEW_PHANTOMS, "training.batch_size=16", "evaluation.checkpoint=last")
+"""Overrides with which a federation of tests/federations.py trains on few images; the best model may be the first."""
 
 
 class Killed(BaseException):

@@ -46,21 +46,19 @@ def moved(model: ModelState, by: float = 1.0) -> ModelState:
     return replace(model, trunk=trunk)
 
 
+def last_bit(model: ModelState) -> ModelState:
+    trunk = model.trunk.copy()
+    trunk[7] = np.nextafter(trunk[7], np.float32(1))
+    return replace(model, trunk=trunk)
+
+
 def with_norm(model: ModelState) -> ModelState:
-    norm = model.norm.copy()
-    norm[-1] *= np.float32(1.001)
-    return replace(model, norm=norm)
+    return replace(model, norm=np.append(model.norm[:-1], model.norm[-1] * np.float32(1.001)))
 
 
 def rows_swapped(model: ModelState) -> ModelState:
     head = model.head
     return replace(model, head=replace(head, weight=head.weight[::-1].copy(), bias=head.bias[::-1].copy()))
-
-
-def last_bit(model: ModelState) -> ModelState:
-    trunk = model.trunk.copy()
-    trunk[7] = np.nextafter(trunk[7], np.float32(1))
-    return replace(model, trunk=trunk)
 
 
 CHANGES: dict[str, tuple[Callable[[ModelState], ModelState], int]] = {
@@ -111,10 +109,12 @@ def test_the_first_model_of_a_coordinator_without_avx2_is_trained(tmp_path: Path
     """torch draws normal numbers otherwise there, in the last bits; ATEN_CPU_CAPABILITY stands for such a machine."""
     of = changed_plan(SURGICAL, model={"architecture": "efficientnet_lite0", "image_size": 32})
     program = (
-        "import sys, numpy; from common.config import parse_plan_json; from tests.client.rounds import beginning; "
-        "numpy.save(sys.argv[2], beginning(parse_plan_json(sys.argv[1])).trunk)"
+        "import sys, numpy; from common.models.network import build_network; "
+        "from common.models.state import read_model_state; from common.models.zoo.spec import ModelSpec; "
+        "spec = ModelSpec.model_validate_json(sys.argv[1]); "
+        "numpy.save(sys.argv[2], read_model_state(build_network(spec, ('b', 'a'), 5)).trunk)"
     )
-    command = [sys.executable, "-c", program, of.model_dump_json(), str(tmp_path / "trunk.npy")]
+    command = [sys.executable, "-c", program, of.model.model_dump_json(), str(tmp_path / "trunk.npy")]
     subprocess.run(command, check=True, env={**os.environ, "ATEN_CPU_CAPABILITY": "default"})
     own, sent = beginning(of), np.load(tmp_path / "trunk.npy")
     assert np.abs(own.trunk - sent).max() < ABSOLUTE

@@ -108,24 +108,23 @@ def test_the_optimiser_is_kept_over_rounds_unless_the_experiment_resets_it(tmp_p
     assert not (tmp_path / "True" / "memory").exists()
 
 
-@pytest.mark.parametrize("best", [0, 1, 2, 3])
-def test_a_site_of_every_round_is_tested_with_its_head_of_the_best(best: int, tmp_path: Path) -> None:
-    at, heads = site(tmp_path), [INITIAL]
-    for number in (1, 2, 3):
-        known_best = min(best, number - 2)  # the loss of a round's model is known one round later
-        heads.append(trained_head(at, number, number - 1, known_best))
-    assert len(set(heads)) == 4
-    assert evaluated_head(at, counted=3, best=best, rounds=3) == heads[best]
-
-
-@pytest.mark.parametrize(("best", "from_round"), [(0, 0), (1, 1), (2, 1), (3, 1), (4, 1), (5, 5)])
-def test_a_site_that_missed_rounds_is_tested_with_its_head_of_the_best(
-    best: int, from_round: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("rounds", "best", "expected"),
+    [
+        *(((1, 2, 3), best, best) for best in range(4)),
+        *(((1, 5), best, expected) for best, expected in enumerate((0, 1, 1, 1, 1, 5))),
+    ],
+)
+def test_a_site_is_tested_with_its_head_of_the_best_round_or_of_the_last_before_it_that_it_took_part_in(
+    rounds: tuple[int, ...], best: int, expected: int, tmp_path: Path
 ) -> None:
-    # It counts in rounds 1 and 5 only: its head after rounds 2, 3 and 4 is that after round 1.
-    at = site(tmp_path)
-    heads = {0: INITIAL, 1: trained_head(at, 1, 0), 5: trained_head(at, 5, 1, min(best, 3))}
-    assert evaluated_head(at, counted=5, best=best, rounds=5) == heads[from_round]
+    at, heads, last = site(tmp_path), {0: INITIAL}, 0
+    for number in rounds:
+        # The loss of a round's model is known one round later.
+        heads[number] = trained_head(at, number, last, min(best, number - 2))
+        last = number
+    assert len(set(heads.values())) == len(heads)
+    assert evaluated_head(at, counted=last, best=best, rounds=last) == heads[expected]
 
 
 @pytest.mark.parametrize(
@@ -248,16 +247,13 @@ def test_a_filled_network_is_as_one_that_was_built_for_it() -> None:
         np.testing.assert_array_equal(filled.head.bias, built.head.bias)
 
 
-def test_what_was_frozen_learns_again_and_gradients_are_gone() -> None:
-    network = get_unfilled_network(SPEC, ("a", "b"), "cpu")
-    network.head.weight.sum().backward()  # type: ignore[no-untyped-call]
-    freeze_backbone(network)
+def test_an_unfilled_network_is_shared_by_runs_of_one_model_and_bears_no_traces_of_them() -> None:
+    first = get_unfilled_network(SPEC, ("a", "b"), "cpu")
+    first.head.weight.sum().backward()  # type: ignore[no-untyped-call]
+    freeze_backbone(first)
     again = get_unfilled_network(SPEC, ("a", "b"), "cpu")
     assert all(parameter.requires_grad and parameter.grad is None for parameter in again.parameters())
-
-
-def test_of_other_classes_only_the_head_is_another_and_of_another_model_everything() -> None:
-    first, second = get_unfilled_network(SPEC, ("a", "b"), "cpu"), get_unfilled_network(SPEC, ("c",), "cpu")
+    second = get_unfilled_network(SPEC, ("c",), "cpu")
     assert first.backbone is second.backbone
     assert first.head is not second.head
     other = get_unfilled_network(SPEC.model_copy(update={"neck": 4}), ("a", "b"), "cpu")

@@ -11,57 +11,35 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, ro
 import polyclinic
 from client.site.policy import SitePolicy
 from client.site.site import Site
-from client.training.figures import make_score_histograms, score_data_part
 from client.training.layers import evaluate_through_layers
-from client.training.task import prepare_local_task
 from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
-from common.metrics.score_histograms import BINS, EDGES, compute_score_histogram
+from common.metrics.score_histograms import BINS, EDGES
 from common.plugins import METRICS, identify_plugin, register_local_plugin
 from common.simulation import load_undivided_data
 from common.wire.codec import decode_record
 from common.wire.records import EvaluateReply
 from tests.client.hidden_labels import hospital, several_classes_an_image
-from tests.client.rounds import OWN, beginning, changed_plan, evaluation, images, plan, record_of, request, send, site
+from tests.client.rounds import beginning, changed_plan, evaluation, images, plan, record_of, request, send
 from tests.federations import experiment, federation, of_type, overheard
 
 NAMES = ("Mass", "Edema")
-SCORES = np.linspace(0, 1, 30)[:, None] * [1, 0.5]
-LABELS = np.array([[1] * 12 + [0] * 15 + [np.nan] * 3, [1] * 4 + [0] * 26], np.float32).T
-
-
-def test_histograms_are_made_of_classes_that_are_not_hidden_where_the_policy_shows_scores() -> None:
-    policy = SitePolicy(score_histograms=True)
-    for hidden, shown in (((), NAMES), (("Edema",), ("Mass",)), (NAMES, ())):
-        assert tuple(make_score_histograms(policy, SCORES, LABELS, NAMES, hidden)) == shown
-    assert make_score_histograms(SitePolicy(score_histograms=False), SCORES, LABELS, NAMES) == {}
-
-
-def test_a_reply_has_the_counts_by_bin_of_each_tested_class(tmp_path: Path) -> None:
-    at = site(tmp_path, score_histograms=True, smallest_count=1)
-    of = changed_plan(plan("vanilla"), evaluation={"pooled": True})
-    request = evaluation(of, beginning(of), 1, 0, -1)
-    reply = evaluate_through_layers(at, request)
-    scores, labels, names = score_data_part(prepare_local_task(at, request), "test")
-    assert tuple(reply.histograms) == names == OWN
-    for row, name in enumerate(names):
-        expected = compute_score_histogram(scores[:, row], labels[:, row])
-        assert reply.histograms[name].positives.tolist() == expected.positives.tolist()
-        assert reply.histograms[name].negatives.tolist() == expected.negatives.tolist()
 
 
 def figures_of_run(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> tuple[dict[str, Any], list[Any]]:
     """A run's test figures, and the sites' replies to the last evaluation and to the test after it."""
     traffic = overheard(monkeypatch)
-    test = federation(folder, *overrides)["test"]
+    test = federation(folder, "run.rounds=1", *overrides)["test"]
     return test, [decode_record(content, EvaluateReply) for content in of_type(traffic.up, "evaluate")]
 
 
-def test_pooled_values_of_a_run_enclose_those_of_shared_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    test, replies = figures_of_run(tmp_path, monkeypatch)
-    classes = [(reply.class_names, reply.histogram_classes) for reply in replies]
-    assert classes[:3] == [((), ())] * 3
-    assert all(tested and tested == spread for tested, spread in classes[3:])
+def test_pooled_values_enclose_those_of_shared_images_and_thresholds_are_chosen_on_validation_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test, replies = figures_of_run(tmp_path, monkeypatch, "evaluation.sensitivity=0.8")
+    classes = [(reply.class_names, reply.histogram_classes, reply.validation_classes) for reply in replies]
+    assert classes[:3] == [((), (), ())] * 3
+    assert all(tested and tested == spread for tested, spread, _ in classes[3:])
     for name, exact in test["per_class"].items():
         pooled = test["pooled"]["per_class"][name]
         for measure in ("auroc", "average_precision"):
@@ -70,19 +48,6 @@ def test_pooled_values_of_a_run_enclose_those_of_shared_images(tmp_path: Path, m
         assert pooled["positives"] == len(pooled["sites"]) * exact["positives"]
         assert pooled["interval"] is None  # each image is there once a site
     assert test["pooled"]["mean_auroc"]["value"] == pytest.approx(test["mean_auroc"], abs=0.005)
-
-
-def test_a_run_that_does_not_ask_receives_no_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    test, replies = figures_of_run(tmp_path, monkeypatch, "evaluation.pooled=false")
-    assert [(reply.histogram_classes, reply.validation_classes) for reply in replies] == [((), ())] * 6
-    assert (test["pooled"], test["operating_points"]) == (None, {})
-
-
-def test_thresholds_are_chosen_on_validation_images_of_the_sites(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    test, replies = figures_of_run(tmp_path, monkeypatch, "evaluation.sensitivity=0.8")
-    assert [reply.validation_classes for reply in replies[:3]] == [()] * 3
     histograms = [reply.validation_histograms for reply in replies[3:]]
     assert set(test["operating_points"]) == set(test["per_class"])
     for name, (youden, sensitive) in test["operating_points"].items():
@@ -95,6 +60,12 @@ def test_thresholds_are_chosen_on_validation_images_of_the_sites(
             tested = test["per_class"][name]
             assert point["true_positives"] + point["false_negatives"] == tested["positives"]
             assert point["false_positives"] + point["true_negatives"] == tested["negatives"]
+
+
+def test_a_run_that_does_not_ask_receives_no_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test, replies = figures_of_run(tmp_path, monkeypatch, "evaluation.pooled=false")
+    assert [(reply.histogram_classes, reply.validation_classes) for reply in replies] == [((), ())] * 6
+    assert (test["pooled"], test["operating_points"]) == (None, {})
 
 
 FEW = 40
@@ -126,6 +97,7 @@ def test_validation_scores_leave_by_the_policy(
     of = plan("fedavg")
     reply = evaluate_through_layers(at, evaluation(of, beginning(of, part.class_names), 1, 1, -1))
     assert reply.validation_classes == classes
+    assert not reply.histogram_classes or policy.score_histograms
     assert len(reply.validation_positive_scores) == len(classes) * BINS
 
 
@@ -155,7 +127,7 @@ def test_a_metric_that_fails_is_not_defined_and_its_error_stays_at_the_site(nume
 def test_each_class_has_the_figures_of_scikit_learn_at_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each site tests on 361 images, 32 to 41 of which show a class."""
     monkeypatch.setattr("client.simulation.POLICY", SitePolicy())
-    summary = federation(tmp_path)
+    summary = federation(tmp_path, "run.rounds=1")
     file = experiment(tmp_path)
     test = load_undivided_data(file.experiment, file.base_folder).test
     scores = polyclinic.predict(tmp_path / "run", test.images)
