@@ -21,7 +21,9 @@ RAMP = np.array([[0, 1024, 2048, 4095]], np.uint16)
 SHOWN = [[0, 64, 128, 255]]
 
 
-@pytest.mark.parametrize("first", range(0, 2000, 250))
+@pytest.mark.parametrize(
+    "first", [0, 250, *(pytest.param(first, marks=pytest.mark.long) for first in range(500, 2000, 250))]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_random_files_are_what_pydicoms_own_functions_make_of_them(first: int) -> None:
     """Of random depth, sign, tables, windows, padding, planes, colours, frames and packing."""

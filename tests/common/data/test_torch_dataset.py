@@ -33,6 +33,7 @@ RANDOM = np.random.default_rng(0)
 GREY = RANDOM.integers(0, 256, (COUNT, 6, 5), dtype=np.uint8)
 COLOR = RANDOM.integers(0, 256, (COUNT, 6, 5, 3), dtype=np.uint8)
 LABELS = np.where(RANDOM.random((COUNT, 2)) < 0.2, np.nan, RANDOM.random((COUNT, 2)) < 0.5).astype(np.float32)
+PAIRS = [f"p{row // 2}" for row in range(COUNT)]
 
 
 @dataclass
@@ -52,12 +53,38 @@ class Items(Dataset[Any]):
         return self.get(index)
 
 
+def plain(row: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    return GREY[row], LABELS[row]
+
+
+def of(item: Callable[[int], Any], names: tuple[str, ...] = ("a", "b"), **more: Any) -> LabelledImages:
+    return LabelledImages(Items(item, COUNT, names), **more)
+
+
+def entries(names: tuple[str, ...] = ("a", "b"), given: Mapping[str, Any] | None = None, **more: Any) -> LabelledImages:
+    """Items that are dictionaries of an image, labels and these entries, of which a function is one of the row."""
+
+    def item(row: int) -> dict[str, Any]:
+        own = {key: value(row) if callable(value) else value for key, value in more.items()}
+        return {"image": GREY[row], "label": LABELS[row], **own}
+
+    return of(item, names, **(given or {}))
+
+
+def check_labels(splits: DatasetSplits, expected: NDArray[Any] = LABELS) -> None:
+    for part in splits.parts:
+        np.testing.assert_array_equal(part.labels, expected[part.places])
+
+
+Open = Callable[[Any], DatasetSplits]
+
+
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Any], DatasetSplits]:
-    def open_data(images: Any) -> DatasetSplits:
-        given = images if isinstance(images, LabelledImages | Mapping) else LabelledImages(images)
-        monkeypatch.setattr(plugin, "load_plugin_entry_point", lambda group, name: lambda folder, options: given)
-        return load_dataset(PluginDatasetSpec(kind="plugin", name="stripes"), tmp_path)
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
+    def open_data(images: Any, *store: DecodedImageStore) -> DatasetSplits:
+        data = images if isinstance(images, LabelledImages | Mapping) else LabelledImages(images)
+        monkeypatch.setattr(plugin, "load_plugin_entry_point", lambda group, name: lambda folder, options: data)
+        return load_dataset(PluginDatasetSpec(kind="plugin", name="stripes"), tmp_path, *store)
 
     return open_data
 
@@ -81,7 +108,7 @@ FORMS: dict[str, Callable[[NDArray[np.uint8]], Any]] = {
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("images", [GREY, COLOR], ids=["grey", "color"])
 def test_pixels_are_those_of_the_arrays(
-    opened: Callable[[Any], DatasetSplits], images: NDArray[np.uint8], form: Callable[[NDArray[np.uint8]], Any]
+    opened: Open, images: NDArray[np.uint8], form: Callable[[NDArray[np.uint8]], Any]
 ) -> None:
     arrays = opened(LabelledImages(images, LABELS, ("a", "b")))
     lazy = opened(Items(lambda row: (form(images[row]), LABELS[row])))
@@ -91,161 +118,146 @@ def test_pixels_are_those_of_the_arrays(
         (pixels,), (read,) = (load_pixels_on_device(data, "cpu").iterate_batches(COUNT) for data in (part, same))
         assert torch.equal(pixels.float(), read.float())
         assert pixels.stride() == read.stride()
+    assert isinstance(lazy.train.stored, TorchDatasetPictures)
+    assert lazy.train.stored is lazy.test.stored
+
+
+class Unsized(Dataset[Any]):
+    """Items of a data set without a length, from which a Subset may choose."""
+
+    dataset = LABELS
+
+    def __getitem__(self, index: int) -> Any:
+        return plain(index)
+
+
+def with_labels(form: Callable[[NDArray[np.float32]], tuple[Any, ...]]) -> LabelledImages:
+    return of(lambda row: (GREY[row], *form(LABELS[row])))
 
 
 FIRST_CLASS = np.eye(2, dtype=np.float32)[(LABELS[:, 0] == 1).astype(int)]
 """Labels of items that show one class."""
-LABEL_FORMS: dict[str, tuple[Callable[[NDArray[np.float32]], tuple[Any, ...]], NDArray[np.float32]]] = {
-    "nan": (lambda row: (row,), LABELS),
-    "list": (lambda row: (row.tolist(),), LABELS),
-    "double tensor": (lambda row: (torch.tensor(row).double(),), LABELS),
-    "mask": (lambda row: (np.nan_to_num(row), ~np.isnan(row)), LABELS),
-    "mask of numbers": (lambda row: (np.nan_to_num(row), torch.tensor(1.0 - np.isnan(row))), LABELS),
-    "class": (lambda row: (int(row[0] == 1),), FIRST_CLASS),
-    "class and mask": (lambda row: (int(row[0] == 1), [1, 0]), np.where([True, False], FIRST_CLASS, np.nan)),
-    "masked array": (lambda row: (np.ma.masked_invalid(row),), LABELS),
-    "half with gradient": (lambda row: (torch.tensor(row, dtype=torch.bfloat16, requires_grad=True),), LABELS),
-    "row of a table": (lambda row: (pd.Series(row[::-1], index=["b", "a"]),), LABELS),
+MASKED = np.where(np.isnan(LABELS), np.nan, [1, 0])
+SIZES = {"age": 50, "bbox": [1, 2, 3, 4], "file": "a.png", "lung_mask": GREY[0] > 9, "weight": 70.5}
+TEXTS = ("label_path", "mask_path", "labeler", "annotator", "labeled_by", "label_file")
+META = {"filename_or_obj": "a.png", "spatial_shape": np.array([12, 12]), "affine": np.eye(4), "0008|0060": "DX"}
+META |= {"spacing": [1.0, 1.0], "pixdim": (0.5, 0.5), "original_size": (1, 1), "scanlines": 1, "w": [1, 0]}
+MONAI = {"image_meta_dict": META, "spacing": [1.0, 1.0], "original_size": (12, 12), "scanlines": 512, "bars": 512}
+MONAI |= {"invalid_pixels": 0, "valid": True, "hangar_bars_count": 3, "patient": str}
+MONAI["image_transforms"] = [
+    {"class": "RandFlipd", "id": 1, "orig_size": (12, 12), "do_transforms": True, "extra_info": {}}
+]
+"""As MONAI's transforms leave them: one dictionary of the file, one entry a transform."""
+LABELLED: dict[str, tuple[Any, NDArray[Any]]] = {
+    "nan": (with_labels(lambda row: (row,)), LABELS),
+    "list": (with_labels(lambda row: (row.tolist(),)), LABELS),
+    "double tensor": (with_labels(lambda row: (torch.tensor(row).double(),)), LABELS),
+    "mask": (with_labels(lambda row: (np.nan_to_num(row), ~np.isnan(row))), LABELS),
+    "mask of numbers": (with_labels(lambda row: (np.nan_to_num(row), torch.tensor(1.0 - np.isnan(row)))), LABELS),
+    "class": (with_labels(lambda row: (int(row[0] == 1),)), FIRST_CLASS),
+    "class and mask": (with_labels(lambda row: (int(row[0] == 1), [1, 0])), np.where([1, 0], FIRST_CLASS, np.nan)),
+    "masked array": (with_labels(lambda row: (np.ma.masked_invalid(row),)), LABELS),
+    "half with gradient": (
+        with_labels(lambda row: (torch.tensor(row, dtype=torch.bfloat16, requires_grad=True),)),
+        LABELS,
+    ),
+    "row of a table": (with_labels(lambda row: (pd.Series(row[::-1], index=["b", "a"]),)), LABELS),
+    "mask in a row": (entries(label=[1, 0], label_mask=lambda row: ~np.isnan(LABELS[row])[None]), MASKED),
+    "mask in a column": (
+        entries(label=[1, 0], label_mask=lambda row: torch.tensor(~np.isnan(LABELS[row]))[:, None]),
+        MASKED,
+    ),
+    "unread entries of other sizes": (entries(**SIZES), LABELS),
+    **{key: (entries(**{key: "R{}.png".format, "patient": str}), LABELS) for key in TEXTS},
+    "metadata in dictionaries": (entries(("lines", "bars"), **MONAI), LABELS),
+    "a list of items": (LabelledImages([plain(row) for row in range(COUNT)], class_names=("a", "b")), LABELS),
+    "a subset of what has no length": (
+        LabelledImages(Subset(Unsized(), list(range(COUNT))), class_names=("a", "b")),
+        LABELS,
+    ),
 }
 
 
-@pytest.mark.parametrize(("form", "expected"), LABEL_FORMS.values(), ids=LABEL_FORMS)
-def test_labels_are_those_of_the_items(
-    opened: Callable[[Any], DatasetSplits],
-    form: Callable[[NDArray[np.float32]], tuple[Any, ...]],
-    expected: NDArray[np.float32],
-) -> None:
-    splits = opened(Items(lambda row: (GREY[row], *form(LABELS[row]))))
-    for part in splits.parts:
-        np.testing.assert_array_equal(part.labels, expected[part.places])
-
-
-def test_a_dictionary_names_image_labels_mask_and_patient(opened: Callable[[Any], DatasetSplits]) -> None:
-    splits = opened(
-        Items(
-            lambda row: {
-                "img": float_tensor(GREY[row]),
-                "lab": np.nan_to_num(LABELS[row]),
-                "label_mask": ~np.isnan(LABELS[row]),
-                "patient_id": row // 2,
-                "mask": GREY[row] > 9,
-            }
-        )
-    )
-    for part in splits.parts:
-        np.testing.assert_array_equal(part.labels, LABELS[part.places])
-        assert part.patients.tolist() == [str(row // 2) for row in part.places]
-
-
-def test_one_number_a_class_of_two_and_a_yes_or_no_of_one(opened: Callable[[Any], DatasetSplits]) -> None:
-    splits = opened(Items(lambda row: (GREY[row], row % 2), class_names=("sick",)))
-    assert splits.train.labels[:, 0].tolist() == [row % 2 for row in splits.train.places]
+@pytest.mark.parametrize(("images", "expected"), LABELLED.values(), ids=LABELLED)
+def test_labels_are_those_of_the_items(opened: Open, images: Any, expected: NDArray[Any]) -> None:
+    check_labels(opened(images), expected)
 
 
 @pytest.mark.parametrize("key", ["PatientID", "patient id", "subject_id", "pid", "Patients"])
-def test_keys_count_without_case_spaces_and_signs(opened: Callable[[Any], DatasetSplits], key: str) -> None:
+def test_keys_count_without_case_spaces_and_signs(opened: Open, key: str) -> None:
     items = Items(lambda row: {"Image": GREY[row], "Labels": LABELS[row], key: np.float64(row // 2), "PatientSex": "F"})
     for part in opened(items).parts:
         assert part.patients.tolist() == [str(row // 2) for row in part.places]
 
 
-@pytest.mark.parametrize("form", [lambda mask: mask[None], lambda mask: torch.tensor(mask)[:, None]])
-def test_a_mask_may_have_axes_of_size_one(opened: Callable[[Any], DatasetSplits], form: Callable[[Any], Any]) -> None:
-    items = Items(lambda row: {"image": GREY[row], "labels": [1, 0], "label_mask": form(~np.isnan(LABELS[row]))})
-    for part in opened(items).parts:
-        np.testing.assert_array_equal(part.labels, np.where(np.isnan(LABELS), np.nan, [1, 0])[part.places])
+def test_a_dictionary_names_image_labels_mask_and_patient(opened: Open) -> None:
+    def item(row: int) -> dict[str, Any]:
+        labels = {"lab": np.nan_to_num(LABELS[row]), "label_mask": ~np.isnan(LABELS[row])}
+        return {"img": float_tensor(GREY[row]), **labels, "patient_id": row // 2, "mask": GREY[row] > 9}
+
+    splits = opened(Items(item))
+    check_labels(splits)
+    for part in splits.parts:
+        assert part.patients.tolist() == [str(row // 2) for row in part.places]
+
+
+def test_one_number_a_class_of_two_and_a_yes_or_no_of_one(opened: Open) -> None:
+    splits = opened(of(lambda row: (GREY[row], row % 2), ("sick",)))
+    assert splits.train.labels[:, 0].tolist() == [row % 2 for row in splits.train.places]
 
 
 UNREAD = ("valid", "valid_mask", "is_valid", "observed", "weight", "missing", "y_mask", "loss_mask", "has_label", "w")
 
 
 @pytest.mark.parametrize("key", UNREAD)
-def test_an_unread_entry_of_one_value_a_class_is_refused_by_its_name(
-    opened: Callable[[Any], DatasetSplits], key: str
-) -> None:
-    items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], key: torch.tensor([1, 0])})
+def test_an_unread_entry_of_one_value_a_class_is_refused_by_its_name(opened: Open, key: str) -> None:
     with pytest.raises(BadInput, match=f'has "{key}" .*"label_mask".*leave (it|others) out'):
-        opened(items)
+        opened(entries(**{key: torch.tensor([1, 0])}))
 
 
-def test_unread_entries_of_other_sizes_are_left(opened: Callable[[Any], DatasetSplits]) -> None:
-    more = {"age": 50, "bbox": [1, 2, 3, 4], "file": "a.png", "lung_mask": GREY[0] > 9, "weight": 70.5}
-    for part in opened(Items(lambda row: {"image": GREY[row], "labels": LABELS[row], **more})).parts:
-        np.testing.assert_array_equal(part.labels, LABELS[part.places])
-
-
-def test_unread_keys_are_named_once_where_patients_are_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    more = {"case_id": "p", "path": "p/a.png"}
-    items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], **more})
-    monkeypatch.setattr(
-        plugin, "load_plugin_entry_point", lambda group, name: lambda folder, options: LabelledImages(items)
-    )
+def test_unread_keys_are_named_once_where_patients_are_unknown(opened: Any) -> None:
     lines = list[str]()
-    load_dataset(PluginDatasetSpec(kind="plugin", name="stripes"), tmp_path, DecodedImageStore(tell=lines.append))
+    opened(entries(case_id="p", path="p/a.png"), DecodedImageStore(tell=lines.append))
     assert [line for line in lines if "not read" in line] == [
         '"case_id", "path" of the items are not read: a patient\'s name is called "patient"'
     ]
 
 
-LABELS_BY_OTHER_DOORS: dict[str, dict[str, Any]] = {
-    "known": {"known": ["lines"]},
-    "valid": {"valid": False},
-    "annotated": {"annotated": {"lines": 1, "bars": 0}},
-    "meta": {"meta": {"label_mask": [1, 0]}},
-    "is_known": {"meta": {"more": [{"is_known": np.array([1, 0])}]}},
-    "w": {"w": np.array([1, 0])},
-    "certainty": {"certainty": [0.5, 1.0]},
-    "ignored_classes": {"ignored_classes": [1]},
-    "other": {"meta": {"other": "lines"}},
-    "annotations": {"annotations": [{"class": 0}]},
-    "reader": {"reader": ["lines"]},
-    "finding": {"finding": "Lines|other"},
-    "bars": {"bars": 1},
-    "lines_present": {"lines_present": True},
+OTHER_DOORS: dict[str, Any] = {
+    "known": ["lines"],
+    "valid": False,
+    "annotated": {"lines": 1, "bars": 0},
+    "w": np.array([1, 0]),
+    "certainty": [0.5, 1.0],
+    "ignored_classes": [1],
+    "annotations": [{"class": 0}],
+    "reader": ["lines"],
+    "finding": "Lines|other",
+    "bars": 1,
+    "lines_present": True,
+    "meta": {"label_mask": [1, 0]},
 }
+INNER_DOORS = {"is_known": {"more": [{"is_known": np.array([1, 0])}]}, "other": {"other": "lines"}}
 
 
-@pytest.mark.parametrize(("key", "entry"), LABELS_BY_OTHER_DOORS.items(), ids=LABELS_BY_OTHER_DOORS)
+@pytest.mark.parametrize(
+    ("key", "entry"),
+    [*((key, {key: value}) for key, value in OTHER_DOORS.items()), *((k, {"meta": v}) for k, v in INNER_DOORS.items())],
+)
 def test_an_entry_that_may_say_what_is_known_is_refused_by_its_name(
-    opened: Callable[[Any], DatasetSplits], key: str, entry: dict[str, Any]
+    opened: Open, key: str, entry: dict[str, Any]
 ) -> None:
-    items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], **entry}, class_names=("lines", "bars"))
     with pytest.raises(BadInput, match=rf'\[\d\]: has ("\S+" in )?"{key}"'):
-        opened(LabelledImages(items, patients=[f"p{row}" for row in range(COUNT)]))
-
-
-def test_metadata_in_dictionaries_is_left(opened: Callable[[Any], DatasetSplits]) -> None:
-    """As MONAI's transforms leave them: one dictionary of the file, one entry a transform."""
-    meta = {"filename_or_obj": "a.png", "spatial_shape": np.array([12, 12]), "affine": np.eye(4), "0008|0060": "DX"}
-    transforms = [{"class": "RandFlipd", "id": 1, "orig_size": (12, 12), "do_transforms": True, "extra_info": {}}]
-    meta |= {"spacing": [1.0, 1.0], "pixdim": (0.5, 0.5), "original_size": (1, 1), "scanlines": 1, "w": [1, 0]}
-    more = {"image_meta_dict": meta, "image_transforms": transforms, "spacing": [1.0, 1.0], "original_size": (12, 12)}
-    more |= {"scanlines": 512, "bars": 512, "invalid_pixels": 0, "valid": True, "hangar_bars_count": 3}
-    class_names = ("lines", "bars")
-    items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], "patient": row, **more}, COUNT, class_names)
-    for part in opened(items).parts:
-        np.testing.assert_array_equal(part.labels, LABELS[part.places])
-
-
-@pytest.mark.parametrize("key", ["label_path", "mask_path", "labeler", "annotator", "labeled_by", "label_file"])
-def test_texts_about_the_labels_are_no_labels(opened: Callable[[Any], DatasetSplits], key: str) -> None:
-    items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], "patient": row, key: f"R{row}.png"})
-    for part in opened(items).parts:
-        np.testing.assert_array_equal(part.labels, LABELS[part.places])
+        opened(entries(("lines", "bars"), {"patients": PAIRS}, **entry))
 
 
 @pytest.mark.parametrize("key", ["class_name", "label_name", "finding", "folder"])
-def test_a_text_may_repeat_the_labels_and_not_contradict_them(opened: Callable[[Any], DatasetSplits], key: str) -> None:
+def test_a_text_may_repeat_the_labels_and_not_contradict_them(opened: Open, key: str) -> None:
     names = ("lines", "bars")
-    repeated = Items(
-        lambda row: {"image": GREY[row], "label": row % 2, "patient": row, key: names[row % 2]}, COUNT, names
-    )
-    assert len(opened(repeated).train)
-    other = Items(
-        lambda row: {"image": GREY[row], "label": row % 2, "patient": row, key: names[row // 7 % 2]}, COUNT, names
-    )
+    settings: dict[str, Any] = {"label": lambda row: row % 2, "patient": str}
+    assert len(opened(entries(names, **settings, **{key: lambda row: names[row % 2]})).train)
     with pytest.raises(BadInput, match=rf'has "{key}", which names a class'):
-        opened(other)
+        opened(entries(names, **settings, **{key: lambda row: names[row // 7 % 2]}))
 
 
 NamedPatient = namedtuple("NamedPatient", "patient_id site")
@@ -266,51 +278,12 @@ NamedPatient = namedtuple("NamedPatient", "patient_id site")
     ],
 )
 def test_an_entry_that_may_name_a_patient_is_refused_unless_patients_are_named(
-    opened: Callable[[Any], DatasetSplits], entry: dict[str, Any]
+    opened: Open, entry: dict[str, Any]
 ) -> None:
     items = Items(lambda row: {"image": GREY[row], **entry})
     with pytest.raises(BadInput, match="items with patients, which are not read"):
         opened(LabelledImages(items, LABELS))
-    assert opened(LabelledImages(items, LABELS, patients=[f"p{row}" for row in range(COUNT)]))
-
-
-def test_a_mask_is_refused_where_labels_are_given(opened: Callable[[Any], DatasetSplits]) -> None:
-    items = Items(lambda row: {"image": GREY[row], "label_mask": [1, 0]})
-    with pytest.raises(BadInput, match="has a mask"):
-        opened(LabelledImages(items, LABELS, patients=[f"p{row}" for row in range(COUNT)]))
-
-
-def brightened(row: int) -> Any:
-    factor = 0.9 + 0.1 * np.random.random()
-    return GREY[row % 20].astype(np.float32) / 255 * factor, LABELS[row % 20]
-
-
-@pytest.mark.parametrize("images", [LabelledImages(Items(brightened)), LabelledImages(Items(brightened), LABELS)])
-def test_repeated_pictures_are_found_behind_random_transforms_and_given_labels(
-    opened: Callable[[Any], DatasetSplits], images: LabelledImages
-) -> None:
-    with pytest.raises(BadInput, match="holds 40 pictures again"):
-        opened(images)
-
-
-def test_parts_that_share_pictures_are_refused_where_labels_are_given(opened: Callable[[Any], DatasetSplits]) -> None:
-    for make in (lambda: GREY, lambda: Items(lambda row: GREY[row])):
-        with pytest.raises(BadInput, match='has 60 equal pictures in "train" and "test"'):
-            opened({part: LabelledImages(make(), LABELS, ("a", "b")) for part in ("train", "test")})
-
-
-@pytest.mark.parametrize(
-    "images", [GREY // 64, Items(lambda row: GREY[row] / 65535), Items(lambda row: (GREY[row] > 9).astype(np.uint8))]
-)
-def test_images_that_are_all_nearly_black_are_refused(opened: Callable[[Any], DatasetSplits], images: Any) -> None:
-    with pytest.raises(BadInput, match="is nearly black: its brightest value is"):
-        opened(LabelledImages(images, LABELS, ("a", "b")))
-
-
-def test_parts_that_share_pictures_as_uint8_and_float_are_refused(opened: Callable[[Any], DatasetSplits]) -> None:
-    parts = {"train": Items(lambda row: GREY[row]), "test": Items(lambda row: GREY[row].astype(np.float32) / 255)}
-    with pytest.raises(BadInput, match='has 60 equal pictures in "train" and "test"'):
-        opened({part: LabelledImages(images, LABELS, ("a", "b")) for part, images in parts.items()})
+    assert opened(LabelledImages(items, LABELS, patients=PAIRS))
 
 
 @pytest.mark.parametrize(("low", "other", "equal"), [(100.2, 100.8, False), (100.2, 100.2, True), (100, 100.0, True)])
@@ -321,111 +294,63 @@ def test_a_picture_of_one_grey_is_known_by_its_value(low: float, other: float, e
     assert max(first, second) < GREY_DIGESTS
 
 
-def test_dark_floats_of_a_named_range_are_accepted(opened: Callable[[Any], DatasetSplits]) -> None:
-    images = LabelledImages(Items(lambda row: GREY[row] / 65535), LABELS, value_range=(0, 255 / 65535))
+DARK = of(lambda row: GREY[row] / 65535, labels=LABELS, value_range=(0, 255 / 65535))
+WIDE = GREY.astype(np.float32) / 255 * 2048 - 1024
+"""As TorchXRayVision's data sets, which go from -1024 to 1024."""
+
+
+@pytest.mark.parametrize(
+    "images", [DARK, of(lambda row: {"img": WIDE[row][None], "lab": LABELS[row]}, value_range=(-1024, 1024))]
+)
+def test_a_range_of_values_is_brought_to_black_and_white(opened: Open, images: LabelledImages) -> None:
     splits = opened(images)
     np.testing.assert_array_equal(splits.train.images, GREY[splits.train.places])
 
 
-@pytest.mark.parametrize("patients", [None, [f"p{row // 2}" for row in range(COUNT)]], ids=["unknown", "known"])
-def test_pictures_that_a_data_set_repeats_need_patients(
-    opened: Callable[[Any], DatasetSplits], patients: list[str] | None
-) -> None:
-    images = LabelledImages(Items(lambda row: (GREY[row // 2], LABELS[row // 2])), patients=patients)
+@pytest.mark.parametrize("patients", [None, PAIRS], ids=["unknown", "known"])
+def test_pictures_that_a_data_set_repeats_need_patients(opened: Open, patients: list[str] | None) -> None:
+    images = of(lambda row: plain(row // 2), patients=patients)
     with pytest.raises(BadInput, match="holds 30 pictures again") if patients is None else nullcontext():
         train, _, test = opened(images).parts
         assert not set(train.places // 2) & set(test.places // 2)
 
 
-def test_a_patient_without_a_name_is_unknown(opened: Callable[[Any], DatasetSplits]) -> None:
+def test_a_patient_without_a_name_is_unknown(opened: Open) -> None:
     empty = [None, "", NAN, " ", np.float32(NAN), pd.NA]
-    items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], "patient": empty[row % len(empty)]})
-    assert not any(has_known_patients(part.patients) for part in opened(items).parts)
+    splits = opened(entries(patient=lambda row: empty[row % len(empty)]))
+    assert not any(has_known_patients(part.patients) for part in splits.parts)
 
 
 @pytest.mark.parametrize("images", [GREY, Items(lambda row: GREY[row]), list(GREY)], ids=["array", "items", "list"])
-def test_given_labels_may_be_a_table_or_masked(opened: Callable[[Any], DatasetSplits], images: Any) -> None:
+def test_given_labels_may_be_a_table_or_masked(opened: Open, images: Any) -> None:
     table = pd.DataFrame(LABELS[:, ::-1], columns=["b", "a"]).astype("Int64")
     for labels in (table, np.ma.masked_invalid(LABELS), list(np.ma.masked_invalid(LABELS))):
-        for part in opened(LabelledImages(images, labels, ("a", "b"))).parts:
-            np.testing.assert_array_equal(part.labels, LABELS[part.places])
+        check_labels(opened(LabelledImages(images, labels, ("a", "b"))))
 
 
-def test_a_list_of_items_is_a_data_set(opened: Callable[[Any], DatasetSplits]) -> None:
-    splits = opened(LabelledImages([(GREY[row], LABELS[row]) for row in range(COUNT)], class_names=("a", "b")))
-    np.testing.assert_array_equal(splits.test.labels, LABELS[splits.test.places])
+def test_classes_are_those_of_the_data_sets_inside_subsets_and_joined_ones(opened: Open) -> None:
+    halves = [Subset(Items(plain, class_names=("x", "y")), list(rows)) for rows in (range(30), range(30, 60))]
+    assert opened(halves[0]).class_names == opened(ConcatDataset(halves)).class_names == ("x", "y")
 
 
-def test_joined_data_sets_name_their_classes_together(opened: Callable[[Any], DatasetSplits]) -> None:
-    halves = [Subset(Items(lambda row: (GREY[row], LABELS[row])), list(rows)) for rows in (range(30), range(30, 60))]
-    assert opened(ConcatDataset(halves)).class_names == ("a", "b")
-
-
-class Unsized(Dataset[Any]):
-    """Items of a data set without a length, from which a Subset may choose."""
-
-    dataset = LABELS
-
-    def __getitem__(self, index: int) -> Any:
-        return GREY[index], LABELS[index]
-
-
-def test_a_subset_may_choose_from_a_data_set_without_a_length(opened: Callable[[Any], DatasetSplits]) -> None:
-    splits = opened(LabelledImages(Subset(Unsized(), list(range(COUNT))), class_names=("a", "b")))
-    np.testing.assert_array_equal(splits.test.labels, LABELS[splits.test.places])
-
-
-def test_labels_that_change_later_are_refused(opened: Callable[[Any], DatasetSplits]) -> None:
-    items = Items(lambda row: (GREY[row], LABELS[row]))
+def test_labels_that_change_later_are_refused(opened: Open) -> None:
+    items = Items(plain)
     splits = opened(items)
     items.get = lambda row: (GREY[row], 1 - LABELS[row])
     with pytest.raises(BadInput, match="at first"):
         splits.train.stored.read_pictures(splits.train.places, 1)  # type: ignore[union-attr, arg-type]
 
 
-def test_items_are_read_once_for_their_labels_and_then_when_they_are_needed(
-    opened: Callable[[Any], DatasetSplits],
-) -> None:
-    items = Items(lambda row: (GREY[row], LABELS[row]))
+def test_items_are_read_once_for_their_labels_and_then_when_they_are_needed(opened: Open) -> None:
+    items, pictures = Items(plain), Items(lambda row: GREY[row])
     splits = opened(items)
     assert items.reads[: COUNT + 1] == [0, *range(COUNT)]
     assert len(items.reads) == COUNT + 1 + 3 * 8  # some again, to see that they stay
     items.reads.clear()
     load_pixels_on_device(splits.train, "cpu")[torch.tensor([3, 1])]
     assert items.reads == splits.train.places[[3, 1]].tolist()
-
-
-def test_with_labels_given_items_are_read_once_for_their_pictures(opened: Callable[[Any], DatasetSplits]) -> None:
-    items = Items(lambda row: GREY[row])
-    splits = opened(LabelledImages(items, LABELS, ("a", "b"), patients=[f"p{row // 3}" for row in range(COUNT)]))
-    assert len(items.reads) == 1 + COUNT + 3 * 8
-    np.testing.assert_array_equal(splits.test.labels, LABELS[splits.test.places])
-
-
-@pytest.mark.parametrize("labels", [None, LABELS])
-def test_an_item_that_draws_with_a_generator_of_its_own_is_refused_by_its_row(
-    labels: Any, opened: Callable[[Any], DatasetSplits]
-) -> None:
-    random = np.random.default_rng()
-    items = Items(lambda row: (random.permutation(GREY[row].reshape(-1)).reshape(GREY[row].shape), LABELS[row]))
-    with pytest.raises(BadInput, match=r"\[0\]: has another picture when it is read again with the same seed"):
-        opened(LabelledImages(items, labels, ("a", "b")))
-
-
-def test_an_item_that_draws_which_picture_it_is_is_refused_where_labels_are_given(
-    opened: Callable[[Any], DatasetSplits],
-) -> None:
-    def draw(row: int) -> Any:
-        other = int(torch.randint(COUNT, ()))
-        return GREY[other], LABELS[other]
-
-    with pytest.raises(BadInput, match="An item always has the same labels"):
-        opened(LabelledImages(Items(draw), LABELS, ("a", "b")))
-
-
-def test_classes_are_those_of_the_data_set_inside_a_subset(opened: Callable[[Any], DatasetSplits]) -> None:
-    items = Items(lambda row: (GREY[row], LABELS[row]), class_names=("x", "y"))
-    assert opened(Subset(items, list(range(10, 50)))).class_names == ("x", "y")
+    check_labels(opened(LabelledImages(pictures, LABELS, ("a", "b"), patients=PAIRS)))
+    assert len(pictures.reads) == 1 + COUNT + 3 * 8
 
 
 def noisy(row: int) -> tuple[torch.Tensor, NDArray[np.float32]]:
@@ -434,7 +359,7 @@ def noisy(row: int) -> tuple[torch.Tensor, NDArray[np.float32]]:
     return value.float() * torch.ones(1, 4, 4), LABELS[row]
 
 
-def test_training_draws_anew_by_the_seed_and_evaluation_draws_the_same(opened: Callable[[Any], DatasetSplits]) -> None:
+def test_training_draws_anew_by_the_seed_and_evaluation_draws_the_same(opened: Open) -> None:
     pixels = load_pixels_on_device(opened(Items(noisy)).train, "cpu")
     rows = torch.tensor([0, 1, 0])
 
@@ -452,29 +377,19 @@ def test_training_draws_anew_by_the_seed_and_evaluation_draws_the_same(opened: C
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]  # type: ignore[union-attr]
 
 
-def test_floats_are_not_rounded_for_the_network(opened: Callable[[Any], DatasetSplits]) -> None:
+def test_floats_are_not_rounded_for_the_network(opened: Open) -> None:
     value = 100.37 / 255
-    items = Items(lambda row: (torch.full((1, 4, 4), value), LABELS[row]))
-    splits = opened(LabelledImages(items, patients=[f"p{row}" for row in range(COUNT)]))
+    splits = opened(of(lambda row: (torch.full((1, 4, 4), value), LABELS[row]), patients=PAIRS))
     (read,) = load_pixels_on_device(splits.train, "cpu").iterate_batches(COUNT)
     assert read.unique().item() == pytest.approx(100.37)
     assert splits.train.images.dtype == np.uint8
     assert set(np.unique(splits.train.images)) == {100}
 
 
-def test_a_range_of_values_is_brought_to_black_and_white(opened: Callable[[Any], DatasetSplits]) -> None:
-    """TorchXRayVision's data sets go from -1024 to 1024."""
-    images = GREY.astype(np.float32) / 255 * 2048 - 1024
-    items = Items(lambda row: {"img": images[row][None], "lab": LABELS[row]})
-    splits = opened(LabelledImages(items, value_range=(-1024, 1024)))
-    np.testing.assert_array_equal(splits.train.images, GREY[splits.train.places])
-
-
-def test_parts_have_data_sets_of_their_own(opened: Callable[[Any], DatasetSplits]) -> None:
+def test_parts_have_data_sets_of_their_own(opened: Open) -> None:
     """Those for training augment, those for tests do not."""
-    test = Items(lambda row: (GREY[row + 40], LABELS[row + 40]), 20)
-    train = Items(lambda row: (GREY[row], LABELS[row]), 40)
-    splits = opened({"train": LabelledImages(train), "test": LabelledImages(test)})
+    test = Items(lambda row: plain(row + 40), 20)
+    splits = opened({"train": LabelledImages(Items(plain, 40)), "test": LabelledImages(test)})
     assert (len(splits.train) + len(splits.validation), len(splits.test)) == (40, 20)
     assert len(splits.validation) in (3, 4)
     np.testing.assert_array_equal(splits.test.images, GREY[40:])
@@ -482,21 +397,16 @@ def test_parts_have_data_sets_of_their_own(opened: Callable[[Any], DatasetSplits
 
 
 def parts(**more: Any) -> dict[str, LabelledImages]:
-    items = LabelledImages(Items(lambda row: (GREY[row], LABELS[row])))
-    return {"train": items, "test": items, **more}
+    return {"train": of(plain), "test": of(plain), **more}
 
 
-def of(item: Callable[[int], Any], **more: Any) -> Any:
-    return LabelledImages(Items(item), **more)
+def given(images: Any, labels: Any = LABELS, **more: Any) -> LabelledImages:
+    return LabelledImages(images, labels, ("a", "b"), **more)
 
 
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(())
-
-
-def labelled(**more: Any) -> Any:
-    return of(lambda row: {"image": GREY[row], "label": LABELS[row], **more})
 
 
 @dataclass
@@ -520,26 +430,33 @@ def leaving(row: int) -> Any:
     raise SystemExit(row)
 
 
-def drawn(row: int) -> Any:
-    drawn_row = np.random.randint(COUNT)
-    return GREY[drawn_row], LABELS[drawn_row]
-
-
-SHARED = Items(lambda row: (GREY[row], LABELS[row]))
-
-
 def failing(row: int) -> Any:
     raise FileNotFoundError(f"{row}.png")
 
 
+def brightened(row: int) -> Any:
+    factor = 0.9 + 0.1 * np.random.random()
+    return GREY[row % 20].astype(np.float32) / 255 * factor, LABELS[row % 20]
+
+
+def shuffled(row: int) -> Any:
+    """An item that draws with a generator of its own."""
+    return np.random.default_rng().permutation(GREY[row].reshape(-1)).reshape(GREY[row].shape), LABELS[row]
+
+
+SHARED = Items(plain)
+TABLE = pd.DataFrame(LABELS, columns=["a", "b"])
 P = "data.name: plugin:stripes"
+DREW = "[0]: has another picture when it is read again with the same seed"
+EQUAL = 'has 60 equal pictures in "train" and "test"'
+NO_MASK, BLACK = "has a mask that is not 1", "is nearly black: its brightest value is"
 REFUSED: dict[str, tuple[Any, str]] = {
     "loader": (DataLoader(Items(lambda row: row)), "is a DataLoader"),
     "stream": (Stream(), "is Stream, whose items cannot be read by number"),
     "nothing": (Items(lambda row: row, 0), "holds no image"),
     "no classes": (Items(lambda row: (GREY[row], 1), class_names=()), "Items names no classes"),
     "fails": (of(failing), f"{P}[0]: failed: FileNotFoundError: 0.png"),
-    "later": (of(lambda row: failing(row) if row in (7, 9) else (GREY[row], LABELS[row])), "2 of 60 items cannot"),
+    "later": (of(lambda row: failing(row) if row in (7, 9) else plain(row)), "2 of 60 items cannot"),
     "normalised": (of(lambda row: (float_tensor(GREY[row]) * 4 - 2, LABELS[row])), "Leave Normalize out"),
     "wide": (of(lambda row: (GREY[row].astype(np.float32), LABELS[row])), "Floats go from 0, black, to 1, white"),
     "nan": (of(lambda row: (np.full((4, 4), np.nan), LABELS[row])), "has values from nan to nan"),
@@ -559,83 +476,89 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "minus": (of(lambda row: (GREY[row], [1, -1])), "has labels [1.0, -1.0]; they are 1 (present), 0 (absent) or NaN"),
     "class number": (of(lambda row: (GREY[row], 2)), "has the label 2, which is no number of one of 2 classes"),
     "float class": (of(lambda row: (GREY[row], 1.0)), "has the label 1.0, which is no number"),
-    "mask": (of(lambda row: (GREY[row], [1, 0], [1, 2])), "has a mask that is not 1"),
+    "mask": (of(lambda row: (GREY[row], [1, 0], [1, 2])), NO_MASK),
+    "mask of an index": (of(lambda row: (*plain(row), row)), NO_MASK),
+    "mask of a name": (of(lambda row: (GREY[row], 1, f"p{row}")), NO_MASK),
+    "mask of other width": (entries(label_mask=[1]), NO_MASK),
+    "bare mask": (entries(mask=[1, 0, 1]), NO_MASK),
+    "other mask": (entries(annotated=[1, 0]), 'has "annotated" beside "label"'),
+    "mask beside labels": (given(Items(lambda row: {"image": GREY[row], "label_mask": [1, 0]})), "has a mask"),
+    "two labels": (entries(target=1), 'has "label", "target", which all name labels'),
+    "two images": (entries(img=GREY[0]), 'with the images "image", "img"'),
     "some patients": (
         of(lambda row: {"image": GREY[row], "label": LABELS[row], **({"patient": row} if row else {})}),
         "1 of 60 items name no patient",
     ),
-    "mask of an index": (of(lambda row: (GREY[row], LABELS[row], row)), "has a mask that is not 1"),
-    "mask of a name": (of(lambda row: (GREY[row], 1, f"p{row}")), "has a mask that is not 1"),
-    "mask of other width": (labelled(label_mask=[1]), "has a mask that is not 1"),
-    "bare mask": (labelled(mask=[1, 0, 1]), "has a mask that is not 1"),
-    "other mask": (labelled(annotated=[1, 0]), 'has "annotated" beside "label"'),
-    "two labels": (labelled(target=1), 'has "label", "target", which all name labels'),
-    "two images": (labelled(img=GREY[0]), 'with the images "image", "img"'),
-    "like a patient": (labelled(patient_nr=3), 'has "patient_nr", which may name its patient'),
-    "two patients": (labelled(patient=3, pid=4), 'has "patient", "pid", which all name patient'),
-    "patient list": (labelled(patient=["p"]), "names its patient by list"),
+    "half of the patients": (entries(patient=lambda row: row if row % 2 else NAN), "30 of 60 items name no patient"),
+    "like a patient": (entries(patient_nr=3), 'has "patient_nr", which may name its patient'),
+    "two patients": (entries(patient=3, pid=4), 'has "patient", "pid", which all name patient'),
+    "patient list": (entries(patient=["p"]), "names its patient by list"),
     "patients beside labels": (
-        of(lambda row: {"image": GREY[row], "patient": row}, labels=LABELS),
+        given(Items(lambda row: {"image": GREY[row], "patient": row})),
         "has items with patients, which are not read where labels are given",
     ),
     "name beside labels": (
-        of(lambda row: (GREY[row], 1, f"p{row}"), labels=LABELS),
+        given(Items(lambda row: (GREY[row], 1, f"p{row}"))),
         "has a mask, or a third entry, which is not read where labels are given",
     ),
     "repeated items": (Subset(SHARED, [*range(COUNT), 3, 3]), "holds 2 items again, and names no patients"),
-    "repeated in a wrapper": (
-        LabelledImages(ConcatDataset([Wrapper(SHARED), SHARED]), class_names=("a", "b")),
-        "holds 60 items again",
+    "repeated in a wrapper": (given(ConcatDataset([Wrapper(SHARED), SHARED]), None), "holds 60 items again"),
+    "repeated behind random transforms": (of(brightened), "holds 40 pictures again"),
+    "repeated where labels are given": (given(Items(brightened)), "holds 40 pictures again"),
+    "drawn picture": (of(shuffled), DREW),
+    "drawn picture where labels are given": (given(Items(shuffled)), DREW),
+    "drawn labels": (of(lambda row: plain(np.random.randint(COUNT))), "at first. An item always has the same labels"),
+    "drawn row where labels are given": (
+        given(Items(lambda row: plain(int(torch.randint(COUNT, ()))))),
+        "An item always has the same labels",
     ),
+    "dark array": (given(GREY // 64), BLACK),
+    "dark floats": (given(Items(lambda row: GREY[row] / 65535)), BLACK),
+    "bits": (given(Items(lambda row: (GREY[row] > 9).astype(np.uint8))), BLACK),
     "labels of another name": (
         of(lambda row: {"image": GREY[row], "disease": 1}),
         'has no labels among its keys, "image", "disease"',
     ),
-    "half of the patients": (
-        of(lambda row: {"image": GREY[row], "label": LABELS[row], "patient": row if row % 2 else NAN}),
-        "30 of 60 items name no patient",
+    "table": (given(SHARED, TABLE.rename(columns={"b": "c"})), 'without exactly one column for "b"'),
+    "table index": (
+        given(SHARED, TABLE.sample(frac=1, random_state=0)),
+        "has labels in a table whose index is not 0, 1, 2, ...",
     ),
-    "table": (
-        of(lambda row: GREY[row], labels=pd.DataFrame(LABELS, columns=["a", "c"])),
-        'without exactly one column for "b"',
+    "patient index": (
+        given(SHARED, patients=pd.Series(map(str, range(COUNT)), range(COUNT, 0, -1))),
+        "patients must be in the order of the images",
     ),
-    "drawn labels": (of(drawn), "at first. An item always has the same labels"),
     "system exit": (of(leaving), "failed: SystemExit: 0"),
     "length": (Endless(lambda row: row), "has no length: TypeError"),
     "list": ([(GREY[row], 1) for row in range(COUNT)], "list names no classes"),
     "wrapper": (Wrapper(SHARED), "Wrapper names no classes"),
     "joined": (
-        LabelledImages(ConcatDataset([SHARED, Items(SHARED.get, class_names=("b", "a"))]), class_names=("a", "b")),
+        given(ConcatDataset([SHARED, Items(plain, class_names=("b", "a"))]), None),
         'joins data sets of different classes: "a", "b"; "b", "a"',
     ),
+    "range": (given(SHARED, value_range=(1, 0)), "goes from 1 to 0"),
+    "labels": (given(SHARED, LABELS[:5]), "labels must have the shape (60, 2)"),
     "part items": (
         {
             "train": LabelledImages(Subset(SHARED, list(range(40)))),
-            "test": LabelledImages(Subset(Wrapper(SHARED), list(range(39, 60))), class_names=("a", "b")),
+            "test": given(Subset(Wrapper(SHARED), list(range(39, 60))), None),
         },
         'has 1 of the items of "train" in "test" too',
     ),
-    "part pictures": (
-        {name: of(lambda row: (GREY[row], LABELS[row])) for name in ("train", "test")},
-        'has 60 equal pictures in "train" and "test"',
+    "part pictures": (parts(), EQUAL),
+    "part arrays": ({"train": given(GREY), "test": given(GREY)}, EQUAL),
+    "part pictures with labels": (parts(train=given(Items(plain)), test=given(Items(plain))), EQUAL),
+    "part pictures as uint8 and float": (
+        parts(test=given(Items(lambda row: GREY[row].astype(np.float32) / 255))),
+        EQUAL,
     ),
-    "table index": (
-        of(lambda row: GREY[row], labels=pd.DataFrame(LABELS, columns=["a", "b"]).sample(frac=1, random_state=0)),
-        "has labels in a table whose index is not 0, 1, 2, ...",
-    ),
-    "patient index": (
-        of(lambda row: GREY[row], labels=LABELS, patients=pd.Series(map(str, range(COUNT)), range(COUNT, 0, -1))),
-        "patients must be in the order of the images",
-    ),
-    "range": (of(lambda row: GREY[row], value_range=(1, 0)), "goes from 1 to 0"),
-    "labels": (of(lambda row: GREY[row], labels=LABELS[:5]), "labels must have the shape (60, 2)"),
-    "part names": ({"train": parts()["train"], "exam": parts()["test"]}, 'has the parts "train", "exam"'),
-    "part classes": (parts(test=of(lambda row: (GREY[row], 1), class_names=("b", "a"))), "parts of different classes"),
+    "part names": ({"train": of(plain), "exam": of(plain)}, 'has the parts "train", "exam"'),
+    "part classes": (parts(test=of(lambda row: (GREY[row], 1), ("b", "a"))), "parts of different classes"),
     "part sizes": (parts(test=of(lambda row: (COLOR[row], LABELS[row]))), "parts of different classes or sizes"),
     "part patients": (
         parts(
-            train=of(lambda row: GREY[row], labels=LABELS, patients=["x"] * 60),
-            test=of(lambda row: 255 - GREY[row], labels=LABELS, patients=["x"] * 60),
+            train=given(Items(lambda row: GREY[row]), patients=["x"] * 60),
+            test=given(Items(lambda row: 255 - GREY[row]), patients=["x"] * 60),
         ),
         "1 patient in both train and test",
     ),
@@ -644,19 +567,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("images", "problem"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_used_is_named(opened: Callable[[Any], DatasetSplits], images: Any, problem: str) -> None:
+def test_what_cannot_be_used_is_named(opened: Open, images: Any, problem: str) -> None:
     with pytest.raises(BadInput) as refused:
         opened(images)
     assert problem in str(refused.value)
 
 
-def test_faults_of_all_items_are_listed_together(opened: Callable[[Any], DatasetSplits]) -> None:
+def test_faults_of_all_items_are_listed_together(opened: Open) -> None:
     with pytest.raises(BadInput) as refused:
-        opened(of(lambda row: (GREY[row], [1, 3]) if row % 20 == 5 else (GREY[row], LABELS[row])))
+        opened(of(lambda row: (GREY[row], [1, 3]) if row % 20 == 5 else plain(row)))
     assert [fault.where for fault in refused.value.faults] == [f"{P}[5]", f"{P}[25]", f"{P}[45]", P]
-
-
-def test_images_are_rows_that_a_network_reads(opened: Callable[[Any], DatasetSplits]) -> None:
-    splits = opened(Items(lambda row: (GREY[row], LABELS[row])))
-    assert isinstance(splits.train.stored, TorchDatasetPictures)
-    assert splits.train.stored is splits.test.stored
