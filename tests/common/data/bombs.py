@@ -1,14 +1,14 @@
 """Files of some bytes to 3 MB that claim or unpack to gigabytes, of every kind that is read here.
 
-``python -m tests.common.data.bombs READER FOLDER`` reads the files of a folder in a process of its own, and prints as
-JSON how many MiB each took at most beyond what the process had, and what became of the file.
+``python -m tests.common.data.bombs`` reads them one after the other, and prints as JSON how many MiB each took at most
+beyond what the process had, and what became of the file.
 """
 
 import io
 import json
 import resource
 import struct
-import sys
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -89,34 +89,23 @@ def array(name: str, shape: str, size: int, **more: Any) -> Entry:
     return f"{name}.npy", deflated(head, whole, tail=bytes(rest)), len(head) + size
 
 
-def parts(*bombs: Entry, rows: int = 1, side: int = 1) -> bytes:
-    """An npz file of so many images a part, but for the arrays that are given."""
+def parts(*bombs: Entry) -> bytes:
+    """An npz file of an image of one pixel a part, but for the arrays that are given."""
+    shapes = {"images": "(1,1,1)", "labels": "(1,1)", "patient": "(1,)"}
+    small = [array(f"{part}_{kind}", shapes[kind], 1) for part in ("train", "val", "test") for kind in shapes]
     replaced = {name for name, _, _ in bombs}
-    small = [
-        array(f"{part}_{kind}", shape, size)
-        for part in ("train", "val", "test")
-        for kind, shape, size in (
-            ("images", f"({rows},{side},{side})", rows * side * side),
-            ("labels", f"({rows},1)", rows),
-            ("patient", f"({rows},)", rows),
-        )
-    ]
     return zipped(*(entry for entry in small if entry[0] not in replaced), *bombs)
+
+
+def train_arrays(images: str, rows: int, size: int) -> bytes:
+    """An npz file of so many training images of a shape, with a label and a patient each."""
+    arrays = (array("train_labels", f"({rows},1)", rows), array("train_patient", f"({rows},)", rows))
+    return parts(array("train_images", images, size), *arrays)
 
 
 TOTAL = GIGABYTES * MIB
 LARGEST = 2047 * MIB
 """Bytes of an entry of an array, which numpy counts in 31 bits."""
-
-
-def many_small_images() -> bytes:
-    """260 million images of one pixel: few bytes each, until each has a label and a name."""
-    rows = 40 * MIB
-    return parts(
-        array("train_images", f"({rows},1,1)", rows),
-        array("train_labels", f"({rows},1)", rows),
-        array("train_patient", f"({rows},)", rows),
-    )
 
 
 def jpeg_rows() -> bytes:
@@ -133,61 +122,42 @@ def jpeg_rows() -> bytes:
     return file.getvalue()
 
 
-def _one_array(name: str, shape: str, descr: str, size: int = TOTAL) -> Callable[[], bytes]:
-    return lambda: parts(array(name, shape, size, descr=descr))
+def one_array(name: str, shape: str, descr: str = "'|u1'", size: int = TOTAL, **more: Any) -> Callable[[], bytes]:
+    return lambda: parts(array(name, shape, size, descr=descr, **more))
 
 
-def long_name() -> bytes:
-    return parts(array("train_patient", "(1,)", LARGEST, descr=f"'<U{LARGEST // 4}'"))
-
-
-def large_test_image() -> bytes:
-    return parts(array("test_images", f"(1,{TOTAL},1)", TOTAL))
-
-
+LARGE, LARGE_TEXT = f"(1,{TOTAL},1)", f"'<U{LARGEST // 4}'"
+LONG_HEAD = {
+    version: deflated(b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<I", TOTAL), fill=b" ") for version in (2, 3)
+}
 NPZ: Mapping[str, Callable[[], bytes]] = {
-    "images of zeros": lambda: parts(
-        array("train_images", f"({TOTAL // 4096},64,64)", TOTAL),
-        array("train_labels", f"({TOTAL // 4096},1)", TOTAL // 4096),
-        array("train_patient", f"({TOTAL // 4096},)", TOTAL // 4096),
-    ),
-    "one large image": lambda: parts(array("train_images", f"(1,{TOTAL},1)", TOTAL)),
-    "in the order of Fortran": lambda: parts(array("train_images", f"(1,{TOTAL},1)", TOTAL, fortran=True)),
-    "labels as one text": _one_array("train_labels", "(1,1)", f"'<U{LARGEST // 4}'", LARGEST),
-    "labels as one block": _one_array("train_labels", "(1,1)", f"'|V{LARGEST}'", LARGEST),
-    "labels of many columns": _one_array("train_labels", f"(1,{TOTAL})", "'|u1'"),
-    "labels with a large field": _one_array("train_labels", "(1,1)", f"[('a', '|u1', ({LARGEST},))]", LARGEST),
-    "many small images": many_small_images,
+    "images of zeros": lambda: train_arrays(f"({TOTAL // 4096},64,64)", TOTAL // 4096, TOTAL),
+    "one large image": one_array("train_images", LARGE),
+    "in the order of Fortran": one_array("train_images", LARGE, fortran=True),
+    "labels as one text": one_array("train_labels", "(1,1)", LARGE_TEXT, LARGEST),
+    "labels as one block": one_array("train_labels", "(1,1)", f"'|V{LARGEST}'", LARGEST),
+    "labels of many columns": one_array("train_labels", f"(1,{TOTAL})"),
+    "labels with a large field": one_array("train_labels", "(1,1)", f"[('a', '|u1', ({LARGEST},))]", LARGEST),
+    # few bytes an image, until each has a label and a name
+    "many small images": lambda: train_arrays(f"({40 * MIB},1,1)", 40 * MIB, 40 * MIB),
     "one JPEG many times": jpeg_rows,
-    "a header of gigabytes": lambda: parts(
-        ("train_labels.npy", deflated(b"\x93NUMPY\2\0" + struct.pack("<I", TOTAL), fill=b" "), TOTAL + 12)
-    ),
-    "a header of version 3": lambda: parts(
-        ("train_labels.npy", deflated(b"\x93NUMPY\3\0" + struct.pack("<I", TOTAL), fill=b" "), TOTAL + 12)
-    ),
-    "a header that is an expression": lambda: parts(
-        array("train_labels", f"{'(' * 4000}1{')' * 4000}", 1),
-    ),
-    "a header with an open bracket": lambda: parts(array("train_labels", "(1", 1)),
-    "a header of minus signs": lambda: parts(array("train_labels", f"({'-' * 9000}1,)", 1)),
-    "one name twice": lambda: parts(
-        array("train_images", f"(1,{TOTAL},1)", TOTAL), array("train_images", "(1,1,1)", 1)
-    ),
+    "a header of gigabytes": lambda: parts(("train_labels.npy", LONG_HEAD[2], TOTAL + 12)),
+    "a header of version 3": lambda: parts(("train_labels.npy", LONG_HEAD[3], TOTAL + 12)),
+    "a header that is an expression": one_array("train_labels", f"{'(' * 4000}1{')' * 4000}", size=1),
+    "a header with an open bracket": one_array("train_labels", "(1", size=1),
+    "a header of minus signs": one_array("train_labels", f"({'-' * 9000}1,)", size=1),
+    "one name twice": lambda: parts(array("train_images", LARGE, TOTAL), array("train_images", "(1,1,1)", 1)),
     "one name with an ending and without": lambda: parts(
-        ("train_images", *array("train_images", f"(1,{TOTAL},1)", TOTAL)[1:]), array("train_images", "(1,1,1)", 1)
+        ("train_images", *array("train_images", LARGE, TOTAL)[1:]), array("train_images", "(1,1,1)", 1)
     ),
     "sizes of zip64": lambda: parts(
-        (
-            "train_images.npy",
-            deflated(npy_head(f"(1,{2**40},1)"), 2000),
-            len(npy_head(f"(1,{2**40},1)")) + 2**40,
-        )
+        ("train_images.npy", deflated(npy_head(f"(1,{2**40},1)"), 2000), len(npy_head(f"(1,{2**40},1)")) + 2**40)
     ),
     "sizes of zip64 beyond 63 bits": lambda: parts(
         ("train_images.npy", deflated(npy_head(f"({2**40},{2**40},1)"), 2000), 2**63 + 10)
     ),
     "the directory states ten bytes": lambda: parts(
-        (*array("train_images", f"(1,{TOTAL},1)", TOTAL)[:2], len(npy_head(f"(1,{TOTAL},1)")) + 10)
+        (*array("train_images", LARGE, TOTAL)[:2], len(npy_head(LARGE)) + 10)
     ),
     "header and directory state ten bytes": lambda: parts(
         ("train_images.npy", deflated(npy_head("(1,2,5)")), len(npy_head("(1,2,5)")) + 10)
@@ -300,17 +270,11 @@ def file_head(syntax: str) -> bytes:
 
 def picture_facts(rows: int, columns: int, bits: int = 8, frames: int = 1) -> bytes:
     count = str(frames).encode()
-    return (
-        short(0x00280002, 1)
-        + element(0x00280004, "CS", b"MONOCHROME2 ")
-        + (element(0x00280008, "IS", count + b" " * (len(count) % 2)) if frames > 1 else b"")
-        + short(0x00280010, rows)
-        + short(0x00280011, columns)
-        + short(0x00280100, bits)
-        + short(0x00280101, bits)
-        + short(0x00280102, bits - 1)
-        + short(0x00280103, 0)
-    )
+    facts = short(0x00280002, 1) + element(0x00280004, "CS", b"MONOCHROME2 ")
+    if frames > 1:
+        facts += element(0x00280008, "IS", count + b" " * (len(count) % 2))
+    values = {0x10: rows, 0x11: columns, 0x100: bits, 0x101: bits, 0x102: bits - 1, 0x103: 0}
+    return facts + b"".join(short(0x00280000 + tag, value) for tag, value in values.items())
 
 
 SEQUENCE = struct.pack("<HH", 0x0008, 0x1140) + b"SQ\0\0\xff\xff\xff\xff"
@@ -361,6 +325,9 @@ def run_lengths(rows: int, columns: int) -> bytes:
     return struct.pack("<16I", 1, 64, *[0] * 14) + b"\x81\0" * count
 
 
+SMALL = {0x2: 1, 0x10: 10, 0x11: 10, 0x100: 8, 0x101: 8, 0x102: 7, 0x103: 0}
+FRAME_GROUPS = struct.pack("<HH", 0x5200, 0x9230) + b"SQ\0\0" + struct.pack("<I", 100 * MIB)
+
 DICOM: Mapping[str, Callable[[], bytes]] = {
     "deflated zeros": lambda: (
         file_head(DEFLATED)
@@ -384,10 +351,7 @@ DICOM: Mapping[str, Callable[[], bytes]] = {
     "many values": lambda: (
         file_head(IMPLICIT)
         + implicit(0x00280004, b"MONOCHROME2 ")
-        + b"".join(
-            implicit(0x00280000 + tag, struct.pack("<H", value))
-            for tag, value in ((0x2, 1), (0x10, 10), (0x11, 10), (0x100, 8), (0x101, 8), (0x102, 7), (0x103, 0))
-        )
+        + b"".join(implicit(0x00280000 + tag, struct.pack("<H", value)) for tag, value in SMALL.items())
         + implicit(0x00281050, b"1\\" * 1_500_000)
         + implicit(0x00281051, b"1\\" * 10)
         + implicit(0x7FE00010, bytes(100))
@@ -398,13 +362,7 @@ DICOM: Mapping[str, Callable[[], bytes]] = {
         file_head(PLAIN) + picture_facts(10, 10) + element(0x52009229, "SQ", ITEM * 390_000) + PIXELS
     ),
     "items of a length, for each frame": lambda: (
-        file_head(DEFLATED)
-        + deflated(
-            picture_facts(10, 10) + struct.pack("<HH", 0x5200, 0x9230) + b"SQ\0\0" + struct.pack("<I", 100 * MIB),
-            100,
-            ITEM,
-            PIXELS,
-        )
+        file_head(DEFLATED) + deflated(picture_facts(10, 10) + FRAME_GROUPS, 100, ITEM, PIXELS)
     ),
     "a billion frames": lambda: in_dicom(run_lengths(10, 10), 10, 10, RLE, frames=10**9),
 }
@@ -471,12 +429,17 @@ def read_picture(file: Path) -> str:
 
 
 Bombs = Mapping[str, Callable[[], bytes]]
+FORM = DecodedImageFormat(8, color=False, resize="pad")
 READERS: Mapping[str, tuple[Callable[[Path], str], Bombs, str]] = {
     "npz": (images_of, NPZ, ".npz"),
-    "patients": (partial(images_of, patient_key="patient"), {"a patient of a long name": long_name}, ".npz"),
+    "patients": (
+        partial(images_of, patient_key="patient"),
+        {"a patient of a long name": one_array("train_patient", "(1,)", LARGE_TEXT, LARGEST)},
+        ".npz",
+    ),
     "unlabelled": (
-        lambda file: str(read_unlabelled_pictures(file, DecodedImageFormat(8, color=False, resize="pad")).names),
-        {"one large test image": large_test_image},
+        lambda file: str(read_unlabelled_pictures(file, FORM).names),
+        {"one large test image": one_array("test_images", LARGE)},
         ".npz",
     ),
     "table": (lambda file: str(len(read_csv_columns(file, "data.labels"))), TABLES, ""),
@@ -491,16 +454,12 @@ READERS: Mapping[str, tuple[Callable[[Path], str], Bombs, str]] = {
 """By what is read: the reader, its bombs, and the ending of their files' names."""
 
 
-def good_files(reader: str) -> list[bytes]:
+def good_files(ending: str) -> list[bytes]:
     """Good files, so that all that reading imports is there before memory is measured."""
-    match reader:
-        case "npz" | "patients" | "unlabelled":
-            return [parts()]
-        case "table":
-            return [b"image,Nodule\na,1\n"]
-        case "weights":
-            return [b"no weights"]
+    if ending:
+        return [parts()] if ending == ".npz" else [b"no weights"]
     return [
+        b"image,Nodule\na,1\n",
         png(10, 10, GOOD),
         nifti((10, 10, 3), packed=1),
         file_head(PLAIN) + picture_facts(10, 10) + PIXELS,
@@ -515,7 +474,9 @@ def memory(field: str) -> int:
     return int(line.split()[1]) >> 10
 
 
-def outcome_of(read: Callable[[Path], str], file: Path) -> str:
+def outcome_of(read: Callable[[Path], str], file: Path, content: bytes) -> str:
+    file.write_bytes(content)
+    Path("/proc/self/clear_refs").write_text("5", "ascii")  # the most memory is counted anew from here on
     try:
         return read(file)
     except BadInput as bad:
@@ -524,22 +485,23 @@ def outcome_of(read: Callable[[Path], str], file: Path) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def main(reader: str, folder: Path) -> None:
-    """Read all files of a folder, one after the other."""
-    files, (read, _, ending) = sorted(folder.iterdir()), READERS[reader]
-    for place, content in enumerate(good_files(reader)):
-        good = folder / f"good{place}{ending}"
-        good.write_bytes(content)
-        outcome_of(read, good)
+def main(folder: Path) -> None:
+    """Read all bombs, one after the other, each from this folder."""
+    for read, _, ending in READERS.values():
+        for place, content in enumerate(good_files(ending)):
+            outcome_of(read, folder / f"good{place}{ending}", content)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    outcomes = dict[str, tuple[int, str]]()
-    for file in files:
-        Path("/proc/self/clear_refs").write_text("5", "ascii")  # the most memory is counted anew from here on
-        before = memory("VmRSS")
-        outcome = outcome_of(read, file)
-        outcomes[file.name.removesuffix(ending)] = (memory("VmHWM") - before, " ".join(outcome.split()))
+    outcomes = list[tuple[str, str, int, str]]()
+    for reader, (read, bombs, ending) in READERS.items():
+        for name, made in bombs.items():
+            content = made()
+            assert len(content) < 3_200_000
+            before = memory("VmRSS")
+            outcome = outcome_of(read, folder / f"{name}{ending}", content)
+            outcomes.append((reader, name, memory("VmHWM") - before, " ".join(outcome.split())))
     print(json.dumps(outcomes))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    with tempfile.TemporaryDirectory() as made_folder:
+        main(Path(made_folder))
