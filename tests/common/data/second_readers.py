@@ -1,15 +1,6 @@
-"""DICOM files of random depth, sign, tables, windows, padding and colours, read by us and by second readers.
-
-``python -m tests.common.data.second_readers FIRST COUNT`` prints how many files each second reader agrees on. pydicom's
-own functions make the whole picture; gdcm and, where it is installed, SimpleITK give the stored or rescaled pixels,
-which then go the same way.
-"""
+"""DICOM files of random depth, sign, tables, windows, padding and colours, read by us and by pydicom's own functions."""
 
 import io
-import sys
-import tempfile
-import warnings
-from collections import Counter
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -26,7 +17,7 @@ from pydicom.pixels.utils import pixel_array
 from common.data.base.spec import PictureRendering
 from common.data.images.dicom import decode_dicom_pixels
 from tests.common.data.dicom_files import dicom
-from tests.common.data.dicom_syntaxes import by_gdcm, by_gdcm_pixels, by_pydicom, unpacked_as
+from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, unpacked_as
 
 PACKED_BY = {
     uid.RLELossless: by_pydicom,
@@ -196,11 +187,10 @@ def reference(dataset: Any, pixels: NDArray[Any]) -> NDArray[np.uint8]:
     return shown
 
 
-def by_pydicom_alone(content: bytes, frame: int | None, pixels: NDArray[Any] | None = None) -> NDArray[Any]:
-    """The picture by pydicom's own decoders and functions, not yet rounded; ``pixels`` by another reader."""
+def by_pydicom_alone(content: bytes, frame: int | None) -> NDArray[Any]:
+    """The picture by pydicom's own decoders and functions, not yet rounded."""
     dataset = pydicom.dcmread(io.BytesIO(content))
-    if pixels is None:
-        pixels = pixel_array(dataset, index=(frame or 1) - 1, raw=True)
+    pixels = pixel_array(dataset, index=(frame or 1) - 1, raw=True)
     kind = dataset.PhotometricInterpretation
     if kind in COLORS:
         return convert_color_space(pixels, "YBR_FULL", "RGB") if kind.startswith("YBR") else pixels
@@ -215,76 +205,13 @@ def by_pydicom_alone(content: bytes, frame: int | None, pixels: NDArray[Any] | N
     return reference(dataset, pixels)
 
 
-def by_simple_itk(content: bytes, dataset: Any, frame: int | None) -> NDArray[np.int64] | None:
-    """Stored grey pixels as SimpleITK reads them, None where it refuses the file; it rescales and inverts them."""
-    import SimpleITK
-
-    SimpleITK.ProcessObject_SetGlobalWarningDisplay(False)
-    with tempfile.NamedTemporaryFile(suffix=".dcm") as file:
-        file.write(content)
-        file.flush()
-        try:
-            rescaled = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(file.name))[(frame or 1) - 1]
-        except RuntimeError:
-            return None
-    slope, intercept = float(dataset.get("RescaleSlope", 1)), float(dataset.get("RescaleIntercept", 0))
-    pixels = np.asarray(rescaled if "ModalityLUTSequence" in dataset else (rescaled - intercept) / slope)
-    pixels = np.round(pixels).astype(np.int64)
-    if dataset.PhotometricInterpretation == "MONOCHROME2":
-        return pixels
-    return (-1 if dataset.PixelRepresentation else (1 << dataset.BitsStored) - 1) - pixels
-
-
-def disagreement(seed: int, reader: str) -> float | None:
-    """The largest difference between our picture and a second reader's, of 255; None where it reads none."""
+def disagreement(seed: int) -> float | None:
+    """The largest difference between our picture and pydicom's, of 255; None where nothing but padding is in the file."""
     content, frame = random_file(seed)
-    dataset = pydicom.dcmread(io.BytesIO(content))
     try:
         ours = decode_dicom_pixels(content, PictureRendering(frame)).astype(float)
     except ValueError as error:
         if "nothing but padding" in str(error):
             return None
         raise
-    pixels = None
-    if reader != "pydicom":
-        if not dataset.PhotometricInterpretation.startswith("MONO"):
-            return None
-        if reader == "gdcm":
-            # An exception of gdcm on other depths ends the process.
-            depths = (8, 12, 16)
-            if dataset.PhotometricInterpretation != "MONOCHROME2" or dataset.BitsStored not in depths or frame:
-                return None
-            try:
-                pixels = by_gdcm_pixels(content)
-            except AssertionError:
-                return None
-        else:
-            pixels = by_simple_itk(content, dataset, frame)
-            if pixels is None:
-                return None
-    return float(np.abs(by_pydicom_alone(content, frame, pixels) - ours).max())
-
-
-def main(first: int, count: int) -> None:
-    """Print, for each second reader, the files on which it agrees."""
-    warnings.simplefilter("ignore")
-    readers = ["pydicom", "gdcm"]
-    try:
-        import SimpleITK  # noqa: F401
-    except ImportError:
-        pass
-    else:
-        readers.append("SimpleITK")
-    for reader in readers:
-        results = Counter[str]()
-        for seed in range(first, first + count):
-            difference = disagreement(seed, reader)
-            agrees = None if difference is None else difference <= 0.51
-            results["not compared" if agrees is None else "agrees" if agrees else "DIFFERS"] += 1
-            if agrees is False:
-                print(reader, seed, difference)
-        print(reader, dict(results))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    return float(np.abs(by_pydicom_alone(content, frame) - ours).max())
