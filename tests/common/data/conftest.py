@@ -1,7 +1,8 @@
 """Where the real data lies, and small sets made on the spot."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,11 @@ from PIL import Image
 from common.data.base.image_set import DatasetSplits, ImageSet
 
 PROJECT = Path(__file__).resolve().parents[3]
+
+
+def long(values: Iterable[Any]) -> list[Any]:
+    """Return parameters for the long form of a test alone."""
+    return [pytest.param(value, marks=pytest.mark.long) for value in values]
 
 
 @pytest.fixture(scope="session")

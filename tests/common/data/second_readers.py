@@ -1,4 +1,4 @@
-"""DICOM files of random depth, sign, tables, windows, padding and colours, read by us and by pydicom's own functions."""
+"""DICOM files of random depth, sign, tables, windows, padding and colours, read by us and by pydicom's functions."""
 
 import io
 from contextlib import suppress
@@ -206,7 +206,7 @@ def by_pydicom_alone(content: bytes, frame: int | None) -> NDArray[Any]:
 
 
 def disagreement(seed: int) -> float | None:
-    """The largest difference between our picture and pydicom's, of 255; None where nothing but padding is in the file."""
+    """The largest difference between our picture and pydicom's, of 255; None where a file holds only padding."""
     content, frame = random_file(seed)
     try:
         ours = decode_dicom_pixels(content, PictureRendering(frame)).astype(float)

@@ -92,35 +92,6 @@ def test_findings_in_one_column_are_read_from_a_gzipped_table(folder: Path) -> N
     assert splits.train.labels[:2].tolist() == [[1, 1], [0, 0]]
 
 
-FAULTS: list[tuple[str, str, dict[str, Any], dict[str, str]]] = [
-    # Text of the table, what stands there instead, settings; the key of each fault with a word of it.
-    (
-        "",
-        "",
-        {"label_columns": ["Mass", "Edemas"], "patient_column": "Patients"},
-        {"data.label_columns[1]": '"Edema"?', "data.patient_column": '"patient"?'},
-    ),
-    ("Mass|", "Edoma|", {"finding_column": "finding", "classes": ["Edema"]}, {"data.classes": '"Edema"?'}),
-    ("03.png,1,", "02.png,,", {}, {"data.image_column": '"02.png"', "data.patient_column": "line 5"}),
-    ("03.png,1,,", "03.png,1,yes,", {}, {"data.label_columns": '"yes" in line 5'}),
-    ("03.png,1,,", "03.png,1,,,", {}, {"data.labels": "line 5"}),
-    (",test", ",holdout", {"split_column": "part"}, {"data.split_column": '"holdout"'}),
-    ("30.png,15,", "30.png,14,", {"split_column": "part"}, {"data.split_column": '"14"'}),
-    ("07.png", "lost.png", {}, {"data.images": '"lost.png"'}),
-]
-
-
-@pytest.mark.parametrize(("old", "new", "settings", "expected"), FAULTS)
-def test_every_fault_names_its_key_and_what_stands_there(
-    folder: Path, old: str, new: str, settings: dict[str, Any], expected: dict[str, str]
-) -> None:
-    table = folder / "labels.csv"
-    table.write_text(table.read_text().replace(old, new) if old else table.read_text())
-    messages = {fault.where: str(fault) for fault in find_dataset_faults(spec(**settings), folder)}
-    assert messages.keys() == expected.keys()
-    assert all(expected[key] in message for key, message in messages.items())
-
-
 def test_missing_pictures_are_counted_where_the_key_says_so(folder: Path) -> None:
     (folder / "pictures" / "07.png").unlink()
     splits = load_dataset(spec(missing_files="ignore"), folder)

@@ -13,6 +13,7 @@ from pydicom.dataset import Dataset
 
 from common.data.base.spec import PictureRendering
 from common.data.images.dicom import decode_dicom_pixels
+from tests.common.data.conftest import long
 from tests.common.data.dicom_files import dicom
 from tests.common.data.dicom_syntaxes import by_pydicom, saved
 from tests.common.data.second_readers import disagreement
@@ -21,9 +22,7 @@ RAMP = np.array([[0, 1024, 2048, 4095]], np.uint16)
 SHOWN = [[0, 64, 128, 255]]
 
 
-@pytest.mark.parametrize(
-    "first", [0, 250, *(pytest.param(first, marks=pytest.mark.long) for first in range(500, 2000, 250))]
-)
+@pytest.mark.parametrize("first", [0, 250, *long(range(500, 2000, 250))])
 @pytest.mark.filterwarnings("ignore")
 def test_random_files_are_what_pydicoms_own_functions_make_of_them(first: int) -> None:
     """Of random depth, sign, tables, windows, padding, planes, colours, frames and packing."""

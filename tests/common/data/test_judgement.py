@@ -20,6 +20,7 @@ from common.data.tables.judgement import (
 from common.data.tables.patient_columns import guess_patient_column, list_possible_patient_columns
 from common.data.tables.roles import guess_column_roles
 from common.errors import BadInput
+from tests.common.data.conftest import long
 
 
 def columns_of(folder: Path, header: str, *lines: str) -> CsvColumns:
@@ -237,7 +238,7 @@ SECOND += ("pt_no", "EID", "MRN", "subject_id", "Patient", "Patient key")
 
 @pytest.mark.parametrize("second", SECOND)
 @pytest.mark.parametrize("first", ["patient_id", "PatientID", "Patient-Nr.", "Patientennummer"])
-@pytest.mark.parametrize("every", [5, *(pytest.param(every, marks=pytest.mark.long) for every in (2, 40))])
+@pytest.mark.parametrize("every", [5, *long((2, 40))])
 def test_blank_cells_of_a_second_number_leave_the_patient_as_it_is(
     first: str, second: str, every: int, tmp_path: Path
 ) -> None:

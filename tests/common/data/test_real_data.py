@@ -12,8 +12,6 @@ from common.data.base.spec import DataSpec, NihDatasetSpec
 from common.data.images.dicom import decode_dicom_pixels
 from common.data.images.reading import DecodedImageFormat, decode_picture, fit_picture_to_format
 from common.data.load import find_dataset_faults, load_dataset, open_label_table
-from common.data.partition.partition import partition_dataset
-from common.data.partition.spec import LabelSkewPartitionSpec, TaskPartitionSpec
 
 ADAPTER: TypeAdapter[DataSpec] = TypeAdapter(DataSpec)
 
@@ -145,60 +143,3 @@ def test_air_is_black_in_the_windowed_ct(real_data: Path) -> None:
     pixels = decode_dicom_pixels((real_data / "dicom" / "CT_abdomen_explicit_be.dcm").read_bytes())
     assert pixels[:40].max() == 0
     assert pixels.max() == 255
-
-
-def test_eight_classes_of_nih_are_kept_as_fedmlp_uses_them(real_data: Path) -> None:
-    names = [name.replace("Effusion", "Pleural Effusion").replace("_", " ") for name in NIH]
-    keep = [
-        "Atelectasis",
-        "Cardiomegaly",
-        "Pleural Effusion",
-        "Infiltration",
-        "Mass",
-        "Nodule",
-        "Pleural Thickening",
-        "Pneumothorax",
-    ]
-    path = "nih_cxr14/nih_cxr14_28.npz"
-    splits = read(real_data, kind="npz", path=path, classes=names, patient_key="patient", keep=keep)
-    whole = read(real_data, kind="npz", path=path, classes=names, patient_key="patient")
-    assert splits.class_names == tuple(keep)
-    assert len(splits.train) == len(whole.train)
-    np.testing.assert_array_equal(splits.train.labels[:, 6], whole.train.labels[:, 12])  # Pleural Thickening
-
-
-def test_a_tenth_of_mnist_is_dealt_to_twelve_sites_as_fedsld_does(real_data: Path) -> None:
-    splits = read(
-        real_data, kind="npz", path="mnist.npz", train_limit=6000, test_limit=1000, validation_fraction=0, image_size=28
-    )
-    assert sizes(splits) == [6000, 0, 1000]
-    spec = LabelSkewPartitionSpec(kind="label_skew", shards="pathological")
-    division = partition_dataset(splits, spec, seed=0)
-    classes = [division.splits.train.labels[part.train].any(axis=0).sum() for part in division.parts]
-    assert sorted(set(classes)) == [2]
-    # At most one image a class and owner is lost to rounding; ten classes have 24 owners in all.
-    assert 6000 - 24 < len(division.splits.train) <= 6000
-
-
-MIXTURE = {
-    "kind": "mixture",
-    "image_size": 28,
-    "tasks": {
-        "mednist": {"kind": "npz", "path": "mednist_28.npz", "classes": MEDNIST},
-        "ham": {"kind": "npz", "path": "ham10000_28.npz", "classes": HAM, "patient_key": "lesion"},
-        "busi": {"kind": "npz", "path": "busi_28.npz", "classes": BUSI},
-    },
-}
-
-
-@pytest.mark.parametrize("split", ["strong", "moderate"])
-def test_three_real_tasks_are_divided_as_unifed_divides_its_own(real_data: Path, split: Any) -> None:
-    splits = read(real_data, **MIXTURE)
-    spec = TaskPartitionSpec(kind="tasks", split=split, sites_per_task=2)
-    division = partition_dataset(splits, spec, seed=0)
-    assert [part.site for part in division.parts][::2] == ["busi-1", "ham-1", "mednist-1"]
-    assert [len(part.class_names) for part in division.parts][::2] == [3, 7, 6]
-    assert disjoint(division.splits)
-    assert division.server is not None
-    assert disjoint(division.server)
-    assert not set(division.server.train.patients.tolist()) & set(division.splits.train.patients.tolist())
