@@ -149,6 +149,7 @@ def test_a_site_without_images_is_refused() -> None:
         partition_dataset(splits, spec_of(kind="label_skew", shards="practical", sites=12), seed=1)
 
 
+@settings(max_examples=30)
 @given(st.floats(0.05, 2), st.integers(2, 200), st.integers(0, 1000))
 def test_a_dirichlet_deal_may_leave_sites_empty(alpha: float, sites: int, seed: int) -> None:
     splits = DatasetSplits(evenly(60, 3, "t"), evenly(3, 3, "v"), evenly(12, 3, "e"))

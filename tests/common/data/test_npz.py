@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -125,6 +125,7 @@ def test_a_file_that_numpy_does_not_pack_so_is_refused(save: Save, method: int) 
     assert "packed in an unusual way" in fault.problem
 
 
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.data())
 def test_a_limited_train_part_keeps_each_class_in_proportion(classes: list[int], data: st.DataObject) -> None:
     labels = np.eye(5, dtype=np.float32)[classes]

@@ -52,7 +52,7 @@ def test_the_class_tables_are_the_papers(vectors: Path, sweep: Any) -> None:
         assert [list(names) for names in read_paper_class_lists(sweep, number)] == row["local_labels"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.integers(1, 5), st.integers(0, 6), st.integers(0, 2**31))
 def test_each_class_is_shared_by_all_or_owned_by_one(sites: int, shared: int, seed: int) -> None:
     parts = partition_dataset(splits_of(40, 6), subsets(sites=sites, shared=shared), seed).parts
@@ -61,7 +61,7 @@ def test_each_class_is_shared_by_all_or_owned_by_one(sites: int, shared: int, se
     assert all(part.class_names == tuple(sorted(part.class_names)) and part.class_names for part in parts)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.integers(1, 6), st.integers(0, 2**31))
 def test_sites_have_different_patients_and_the_same_seed_the_same_sites(sites: int, seed: int) -> None:
     splits, spec = splits_of(40, 6), RandomOwnersPartitionSpec(kind="random_owners", sites=sites)
@@ -74,6 +74,7 @@ def test_sites_have_different_patients_and_the_same_seed_the_same_sites(sites: i
         np.testing.assert_array_equal(part.validation, same.validation)
 
 
+@settings(max_examples=50)
 @given(st.integers(1, 12), st.integers(1, 15), st.integers(0, 2**31))
 def test_random_owners_leave_no_class_and_no_site_empty(sites: int, classes: int, seed: int) -> None:
     owned = draw_random_owners(sites, classes, np.random.default_rng(seed))
@@ -81,6 +82,7 @@ def test_random_owners_leave_no_class_and_no_site_empty(sites: int, classes: int
     assert owned.any(axis=1).all()
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 2**31))
 def test_a_deal_with_a_minimum_still_gives_every_site_a_class(sites: int, minimum: int, seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -265,6 +267,7 @@ def test_the_authors_draw_that_leaves_a_class_without_owner_is_drawn_again(fedml
     assert (owned.sum(axis=1) == 3).all()
 
 
+@settings(max_examples=50)
 @given(st.integers(2, 8), st.integers(3, 8), st.integers(0, 2), st.integers(0, 2**31))
 def test_every_site_lacks_as_many_classes_and_every_class_has_an_owner(
     sites: int, classes: int, missing: int, seed: int

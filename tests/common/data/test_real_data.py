@@ -12,6 +12,7 @@ from common.data.base.spec import DataSpec, NihDatasetSpec
 from common.data.images.dicom import decode_dicom_pixels
 from common.data.images.reading import DecodedImageFormat, decode_picture, fit_picture_to_format
 from common.data.load import find_dataset_faults, load_dataset, open_label_table
+from tests.common.data.conftest import long
 
 ADAPTER: TypeAdapter[DataSpec] = TypeAdapter(DataSpec)
 
@@ -48,7 +49,10 @@ def sizes(splits: DatasetSplits) -> list[int]:
     return [len(part) for part in splits.parts]
 
 
-@pytest.mark.parametrize("path", NPZ)
+LARGE = ("nih_cxr14/nih_cxr14_64.npz", "kermany_28.npz", "mednist_28.npz", "mnist.npz", "cifar10_jpeg.npz")
+
+
+@pytest.mark.parametrize("path", [*(path for path in NPZ if path not in LARGE), *long(LARGE)])
 def test_each_npz_file_has_the_images_its_readme_counts(real_data: Path, path: str) -> None:
     settings, *counts = NPZ[path]
     splits = read(real_data, kind="npz", path=path, **settings)
@@ -64,7 +68,7 @@ def test_ham10000_comes_from_four_centres_in_colour(real_data: Path) -> None:
 
 
 def test_cifar10_pictures_are_decoded_in_colour(real_data: Path) -> None:
-    splits = read(real_data, kind="npz", path="cifar10_jpeg.npz", train_limit=40, image_size=16)
+    splits = read(real_data, kind="npz", path="cifar10_jpeg.npz", train_limit=40, test_limit=40, image_size=16)
     assert splits.train.images.shape == (40, 16, 16, 3)
     assert splits.train.labels.sum(axis=0).tolist() == [4.0] * 10  # CIFAR-10 is balanced, so is its subset
 
@@ -88,6 +92,7 @@ def test_the_nih_folder_is_read_with_the_official_table(real_data: Path) -> None
     assert [part.class_names[place] for place in np.flatnonzero(third)] == ["Cardiomegaly", "Pleural Effusion"]
 
 
+@pytest.mark.long
 def test_one_view_of_nih_is_kept_without_moving_patients_between_parts(real_data: Path) -> None:
     every = open_label_table(NihDatasetSpec.model_validate(NIH_FOLDER), real_data)
     frontal = open_label_table(NihDatasetSpec.model_validate({**NIH_FOLDER, "view": "PA"}), real_data)
@@ -96,11 +101,13 @@ def test_one_view_of_nih_is_kept_without_moving_patients_between_parts(real_data
     assert all(part_of[file] == part for file, part in zip(frontal.files, frontal.parts, strict=True))
 
 
+@pytest.mark.long
 def test_full_size_nih_radiographs_are_read_from_their_own_folder(real_data: Path) -> None:
     splits = read(real_data, **{**NIH_FOLDER, "images": "nih_cxr14/images_1024"})
     assert sum(sizes(splits)) == 14
 
 
+@pytest.mark.long
 def test_the_kermany_folder_keeps_its_official_test_part(real_data: Path) -> None:
     settings = {
         "kind": "folder",

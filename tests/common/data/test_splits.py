@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import UNKNOWN_PATIENT, has_known_patients, make_placeholder_patients
 from common.data.base.splits import (
+    PatientSplit,
     assign_images_to_parts,
     find_shared_patient_faults,
     hold_out_patients,
@@ -36,11 +37,12 @@ def toy(vector: dict[str, Any]) -> Table:
 
 
 @pytest.fixture(scope="module")
-def nih(real_data: Path) -> Table:
+def nih(real_data: Path) -> tuple[Table, PatientSplit]:
     with gzip.open(real_data / "nih_cxr14" / "Data_Entry_2017_v2020.csv.gz", "rt") as file:
         rows = list(csv.DictReader(file))
     patients = np.array([row["Patient ID"] for row in rows])
-    return patients, np.array([row["Finding Labels"] != "No Finding" for row in rows])
+    abnormal = np.array([row["Finding Labels"] != "No Finding" for row in rows])
+    return (patients, abnormal), split_patients(patients, abnormal)
 
 
 def fingerprint(patients: NDArray[np.str_]) -> str:
@@ -64,9 +66,10 @@ def test_the_toy_patients_are_dealt_to_three_sites_in_the_authors_order(vector: 
         assert [[int(patient) for patient in hand] for hand in hands] == vector["toy"][expected]
 
 
-def test_nih_splits_into_the_papers_patients_and_image_counts(vector: dict[str, Any], nih: Table) -> None:
-    patients, abnormal = nih
-    split = split_patients(patients, abnormal)
+def test_nih_splits_into_the_papers_patients_and_image_counts(
+    vector: dict[str, Any], nih: tuple[Table, PatientSplit]
+) -> None:
+    (patients, _), split = nih
     counts = {
         part: {"images": int(np.isin(patients, ids).sum()), "patients": len(ids), "hash": fingerprint(ids)}
         for part, ids in (("train", split.train), ("val", split.validation), ("test", split.test))
@@ -75,16 +78,14 @@ def test_nih_splits_into_the_papers_patients_and_image_counts(vector: dict[str, 
 
 
 @pytest.mark.parametrize("sites", [2, 3, 4, 5, 6, 8, 10])
-def test_nih_is_dealt_to_the_papers_sites(vector: dict[str, Any], nih: Table, sites: int) -> None:
-    patients, abnormal = nih
-    split = split_patients(patients, abnormal)
+def test_nih_is_dealt_to_the_papers_sites(vector: dict[str, Any], nih: tuple[Table, PatientSplit], sites: int) -> None:
+    (patients, abnormal), split = nih
     random = np.random.RandomState(1337)
     counts: list[dict[str, Any]] = [{} for _ in range(sites)]
     for part, ids in (("train", split.train), ("val", split.validation)):
         rows = np.isin(patients, ids)
-        for site, hand in zip(
-            counts, split_patients_over_sites(patients[rows], abnormal[rows], sites, random), strict=True
-        ):
+        hands = split_patients_over_sites(patients[rows], abnormal[rows], sites, random)
+        for site, hand in zip(counts, hands, strict=True):
             site[f"{part}_patients"] = len(hand)
             site[f"{part}_images"] = int(np.isin(patients, hand).sum())
             site[f"{part}_hash"] = fingerprint(hand)

@@ -100,7 +100,7 @@ def nih(tmp_path: Path, write_png: WritePng) -> Path:
     for patient in range(1, 17):
         write_png(f"images_{patient % 2 + 1:03}/images/{patient:08}_000.png")
         finding = ("Effusion|Pleural_Thickening", "No Finding")[patient % 2]
-        lines.append(f"{patient:08}_000.png,{finding},0,{patient},PA")
+        lines.append(f"{patient:08}_000.png,{finding},0,{patient},{('AP', 'PA', 'PA')[patient % 3]}")
     (tmp_path / "Data_Entry_2017.csv").write_text("\n".join(lines) + "\n")
     names = [line.split(",")[0] for line in lines[1:]]
     (tmp_path / "train_val_list.txt").write_text("\n".join(names[:12]))
@@ -128,6 +128,13 @@ def test_nihs_names_become_the_shared_ones(nih: Path) -> None:
     found = {NIH_CLASSES[place] for place in np.flatnonzero(table.labels.any(axis=0))}
     assert found == {"Pleural Effusion", "Pleural Thickening"}
     assert table.labels.sum() == 16  # 8 patients with both
+
+
+def test_one_view_of_nih_is_kept_without_moving_patients_between_parts(nih: Path) -> None:
+    every, frontal = open_label_table(nih_spec(), nih), open_label_table(nih_spec(view="PA"), nih)
+    part_of = dict(zip(every.files, every.parts, strict=True))
+    assert [int(name) for name in frontal.patients] == [patient for patient in range(1, 17) if patient % 3]
+    assert [part_of[file] for file in frontal.files] == frontal.parts.tolist()
 
 
 def test_different_files_of_one_name_are_refused_and_links_to_a_file_are_not(nih: Path, write_png: WritePng) -> None:
