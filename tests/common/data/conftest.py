@@ -1,5 +1,6 @@
 """Where the real data lies, and small sets made on the spot."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import TypeAdapter
 
 from common.data.base.image_set import DatasetSplits, ImageSet
+from common.data.partition.spec import PartitionSpec
 
 PROJECT = Path(__file__).resolve().parents[3]
 
@@ -29,12 +32,25 @@ def real_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def vectors() -> Path:
-    """The folder of numbers computed with the authors' own code."""
+def read_vectors() -> Callable[[str], dict[str, Any]]:
+    """Read numbers computed with the authors' own code, by the name of their file."""
     folder = PROJECT.parent / "shared" / "vectors"
     if not folder.is_dir():
         pytest.skip("needs the vectors in ../shared/vectors")
-    return folder
+    return lambda name: dict(json.loads((folder / f"{name}.json").read_text()))
+
+
+def partition_spec(kind: str, **keys: Any) -> PartitionSpec:
+    adapter: TypeAdapter[PartitionSpec] = TypeAdapter(PartitionSpec)
+    return adapter.validate_python({"kind": kind, **keys})
+
+
+def check_disjoint(hands: Iterable[Iterable[str]]) -> set[str]:
+    """Check that no patient is in two hands, and return all patients."""
+    sets = [set(hand) for hand in hands]
+    everybody = set().union(*sets)
+    assert sum(map(len, sets)) == len(everybody)
+    return everybody
 
 
 @pytest.fixture

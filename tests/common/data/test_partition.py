@@ -1,42 +1,30 @@
-import json
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from common.data.base.image_set import DatasetSplits
 from common.data.partition.checks import find_partition_faults
 from common.data.partition.division import SitePartition, select_site_images
 from common.data.partition.paper_tables import read_paper_class_lists
 from common.data.partition.partition import distribute_classes, draw_class_lists, draw_random_owners, partition_dataset
-from common.data.partition.spec import (
-    ClassListsPartitionSpec,
-    ClassSubsetsPartitionSpec,
-    MissingClassesPartitionSpec,
-    PaperTablePartitionSpec,
-    PartitionSpec,
-    RandomOwnersPartitionSpec,
-)
+from common.data.partition.spec import PartitionSpec, RandomOwnersPartitionSpec
 from common.data.tables.class_names import NIH_CLASSES
 from common.errors import BadInput
-from tests.common.data.conftest import splits_of
+from tests.common.data.conftest import check_disjoint, partition_spec, splits_of
+
+subsets = partial(partition_spec, "class_subsets")
+missing_classes = partial(partition_spec, "missing_classes")
 
 
-def subsets(**settings: Any) -> ClassSubsetsPartitionSpec:
-    return ClassSubsetsPartitionSpec.model_validate({"kind": "class_subsets", **settings})
-
-
-def lists(**by_site: list[str]) -> ClassListsPartitionSpec:
-    return ClassListsPartitionSpec.model_validate({"kind": "class_lists", "lists": by_site})
-
-
-def missing_classes(**settings: Any) -> MissingClassesPartitionSpec:
-    return MissingClassesPartitionSpec.model_validate({"kind": "missing_classes", **settings})
+def lists(**by_site: list[str]) -> PartitionSpec:
+    return partition_spec("class_lists", lists=by_site)
 
 
 def owners(parts: tuple[SitePartition, ...]) -> dict[str, int]:
@@ -45,8 +33,8 @@ def owners(parts: tuple[SitePartition, ...]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("sweep", ["clients", "shared"])
-def test_the_class_tables_are_the_papers(vectors: Path, sweep: Any) -> None:
-    rows = json.loads((vectors / "surgical_class_sets.json").read_text())[f"{sweep}_sweep"]
+def test_the_class_tables_are_the_papers(read_vectors: Callable[[str], dict[str, Any]], sweep: Any) -> None:
+    rows = read_vectors("surgical_class_sets")[f"{sweep}_sweep"]
     numbers = [row["K"] for row in rows] if sweep == "clients" else range(1, 8)
     for number, row in zip(numbers, rows, strict=True):
         assert [list(names) for names in read_paper_class_lists(sweep, number)] == row["local_labels"]
@@ -64,10 +52,9 @@ def test_each_class_is_shared_by_all_or_owned_by_one(sites: int, shared: int, se
 @settings(max_examples=25)
 @given(st.integers(1, 6), st.integers(0, 2**31))
 def test_sites_have_different_patients_and_the_same_seed_the_same_sites(sites: int, seed: int) -> None:
-    splits, spec = splits_of(40, 6), RandomOwnersPartitionSpec(kind="random_owners", sites=sites)
+    splits, spec = splits_of(40, 6), partition_spec("random_owners", sites=sites)
     parts, again = (partition_dataset(splits, spec, seed).parts for _ in range(2))
-    hands = [set(splits.train.patients[part.train].tolist()) for part in parts]
-    assert sum(map(len, hands)) == len(set().union(*hands))
+    check_disjoint(splits.train.patients[part.train] for part in parts)
     for part, same in zip(parts, again, strict=True):
         assert (part.site, part.class_names) == (same.site, same.class_names)
         np.testing.assert_array_equal(part.train, same.train)
@@ -111,16 +98,18 @@ def test_names_of_more_than_nine_sites_sort_as_numbers() -> None:
     assert [part.site for part in parts] == sorted(part.site for part in parts)
 
 
-def test_fixed_lists_go_to_the_sites_they_name() -> None:
-    parts = partition_dataset(splits_of(20, 3), lists(north=["c", "a"], east=["b"]), seed=1).parts
+def test_fixed_lists_go_to_the_sites_they_name_which_see_only_their_own_labels() -> None:
+    splits = splits_of(20, 3)
+    parts = partition_dataset(splits, lists(north=["c", "a"], east=["b"]), seed=1).parts
     assert [(part.site, part.class_names) for part in parts] == [("east", ("b",)), ("north", ("a", "c"))]
+    data = select_site_images(splits, parts[1])
+    assert data.class_names == ("a", "c")
+    np.testing.assert_array_equal(data.train.labels, splits.train.labels[parts[1].train][:, [0, 2]])
 
 
 def test_a_row_of_the_papers_table_is_dealt_with_the_papers_patients() -> None:
     splits = DatasetSplits(*(replace(part, class_names=NIH_CLASSES) for part in splits_of(60, 14).parts))
-    parts = partition_dataset(
-        splits, PaperTablePartitionSpec(kind="class_table", table="clients", row=4), seed=1337
-    ).parts
+    parts = partition_dataset(splits, partition_spec("class_table", table="clients", row=4), seed=1337).parts
     assert tuple(part.class_names for part in parts) == read_paper_class_lists("clients", 4)
 
 
@@ -138,9 +127,8 @@ def test_one_site_for_each_centre_holds_the_centres_images() -> None:
     assert set(splits.train.sources[parts[1].train].tolist()) == {"centre-1"}
 
 
-def by_centre(**settings: Any) -> ClassListsPartitionSpec:
-    own = {"centre-0": ["a", "b"], "centre-1": ["b"], "centre-2": ["a", "c"]}
-    return ClassListsPartitionSpec.model_validate({"kind": "class_lists", "images": "source", "lists": own, **settings})
+CENTRES = {"centre-0": ["a", "b"], "centre-1": ["b"], "centre-2": ["a", "c"]}
+by_centre = partial(partition_spec, "class_lists", images="source", lists=CENTRES)
 
 
 def test_negatives_of_a_class_in_the_test_part_are_those_of_centres_that_look_for_it() -> None:
@@ -158,8 +146,7 @@ def test_negatives_of_a_class_in_the_test_part_are_those_of_centres_that_look_fo
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [by_centre(test_labels="all"), subsets(images="source", shared=1), lists(east=["a", "b"], west=["b", "c"])],
+    "spec", [by_centre(test_labels="all"), subsets(images="source", shared=1), lists(east=["a", "b"], west=["b", "c"])]
 )
 def test_other_partitions_keep_all_labels_of_the_test_part(spec: PartitionSpec) -> None:
     splits = splits_of(30, 3)
@@ -173,20 +160,11 @@ def test_a_centre_of_test_images_alone_says_what_it_looks_for_and_is_no_site() -
     splits = replace(splits, test=replace(splits.test, sources=np.full(20, "centre-3")))
     with pytest.raises(BadInput, match=r'^partition.lists: says nothing of "centre-3"'):
         partition_dataset(splits, by_centre(), seed=3)
-    spec = by_centre()
-    division = partition_dataset(splits, spec.model_copy(update={"lists": {**spec.lists, "centre-3": ("c",)}}), seed=3)
+    division = partition_dataset(splits, by_centre(lists={**CENTRES, "centre-3": ["c"]}), seed=3)
     assert [part.site for part in division.parts] == ["centre-0", "centre-1", "centre-2"]
     assert np.isnan(division.splits.test.labels).all(axis=0).tolist() == [True, True, False]
     without = replace(splits.test, labels=np.full_like(splits.test.labels, np.nan))
-    partition_dataset(replace(splits, test=without), spec, seed=3)  # no label that anybody would have to explain
-
-
-def test_a_site_sees_only_its_own_labels() -> None:
-    splits = splits_of(20, 3)
-    part = partition_dataset(splits, lists(north=["c", "a"], east=["b"]), seed=1).parts[1]
-    data = select_site_images(splits, part)
-    assert data.class_names == ("a", "c")
-    np.testing.assert_array_equal(data.train.labels, splits.train.labels[part.train][:, [0, 2]])
+    partition_dataset(replace(splits, test=without), by_centre(), seed=3)  # no label that anybody would have to explain
 
 
 RAW_NIH = tuple(
@@ -203,7 +181,7 @@ FAULTS: list[tuple[PartitionSpec, tuple[str, ...], dict[str, str]]] = [
     (subsets(sites=2, shared=5), ("a", "b", "c"), {"partition.shared": "5 shared classes, but the data has 3."}),
     (subsets(), ("a", "b", "c"), {"partition.sites": "the number of sites is missing."}),
     (
-        PaperTablePartitionSpec(kind="class_table", table="shared", row=8),
+        partition_spec("class_table", table="shared", row=8),
         RAW_NIH,
         {"partition.row": "its rows are 1, 2, 3", "partition.table": 'Rename "Effusion" to "Pleural Effusion", "'},
     ),
@@ -247,16 +225,14 @@ def columns(class_lists: Any) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def fedmlp(vectors: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((vectors / "fedmlp.json").read_text())["partial_labels"]["sets"]
-    return loaded
+def fedmlp(read_vectors: Callable[[str], dict[str, Any]]) -> Any:
+    return read_vectors("fedmlp")["partial_labels"]["sets"]
 
 
 @pytest.mark.parametrize(("name", "sites", "classes", "missing"), FEDMLP)
 def test_class_lists_are_the_authors(fedmlp: dict[str, Any], name: str, sites: int, classes: int, missing: int) -> None:
-    assert (
-        columns(draw_class_lists(sites, classes, missing, seed=1037)) == fedmlp[f"{name}_missing_{missing}"]["active"]
-    )
+    drawn = draw_class_lists(sites, classes, missing, seed=1037)
+    assert columns(drawn) == fedmlp[f"{name}_missing_{missing}"]["active"]
 
 
 def test_the_authors_draw_that_leaves_a_class_without_owner_is_drawn_again(fedmlp: dict[str, Any]) -> None:
@@ -285,15 +261,11 @@ def test_sites_with_missing_classes_have_patients_of_their_own_and_the_lists_of_
     splits = splits_of(40, 5)
     parts = partition_dataset(splits, missing_classes(sites=5, missing=1), seed=3).parts
     assert [part.class_names for part in parts][:2] == [("a", "b", "c", "d"), ("a", "b", "d", "e")]  # ICH missing 1
-    of_sites = [set(splits.train.patients[part.train].tolist()) for part in parts]
-    assert sum(map(len, of_sites)) == len(set().union(*of_sites)) > 0
+    assert check_disjoint(splits.train.patients[part.train] for part in parts)
     assert all(part.test is None for part in parts)
 
 
 def test_a_partition_is_read_by_its_kind_and_unknown_keys_are_refused() -> None:
-    adapter: TypeAdapter[PartitionSpec] = TypeAdapter(PartitionSpec)
-    assert adapter.validate_python({"kind": "random_owners", "sites": 3}) == RandomOwnersPartitionSpec(
-        kind="random_owners", sites=3
-    )
+    assert isinstance(partition_spec("random_owners", sites=3), RandomOwnersPartitionSpec)
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
-        adapter.validate_python({"kind": "class_subsets", "sites": 3, "overlap": 2})
+        subsets(sites=3, overlap=2)

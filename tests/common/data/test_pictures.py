@@ -75,23 +75,20 @@ def test_skipped_pictures_leave_no_gap(tmp_path: Path) -> None:
 RAMP = np.array([[0, 1000, 2000, 4000]], dtype=np.uint16)
 
 
-def test_dicom_without_a_window_shows_its_whole_range() -> None:
-    assert decode_dicom_pixels(dicom(RAMP)).tolist() == [[0, 64, 128, 255]]
+# Rescaled to -1000, 0, 1000, 3000; the first window is 0 +- 1000: below -1000.0 is black, above 999 is white.
+WINDOWS = {"RescaleSlope": 1, "RescaleIntercept": -1000, "WindowCenter": [0, 50], "WindowWidth": [2000, 100]}
 
 
-def test_monochrome1_is_inverted() -> None:
-    assert decode_dicom_pixels(dicom(RAMP, PhotometricInterpretation="MONOCHROME1")).tolist() == [[255, 191, 128, 0]]
-
-
-def test_padding_does_not_count_for_the_range() -> None:
-    pixels = np.array([[63, 1000, 2000, 3000]], dtype=np.uint16)
-    assert decode_dicom_pixels(dicom(pixels, PixelPaddingValue=63)).tolist() == [[0, 0, 128, 255]]
-
-
-def test_the_first_window_is_taken_after_the_rescale() -> None:
-    # Rescaled to -1000, 0, 1000, 3000; window 0 +- 1000: below -1000.0 is black, above 999 is white.
-    elements = {"RescaleSlope": 1, "RescaleIntercept": -1000, "WindowCenter": [0, 50], "WindowWidth": [2000, 100]}
-    assert decode_dicom_pixels(dicom(RAMP, **elements)).tolist() == [[0, 128, 255, 255]]
+@pytest.mark.parametrize(
+    ("elements", "expected"),
+    [
+        ({}, [0, 64, 128, 255]),
+        ({"PhotometricInterpretation": "MONOCHROME1"}, [255, 191, 128, 0]),
+        (WINDOWS, [0, 128, 255, 255]),
+    ],
+)
+def test_dicom_is_shown_in_its_first_window_or_its_whole_range(elements: dict[str, Any], expected: list[int]) -> None:
+    assert decode_dicom_pixels(dicom(RAMP, **elements)).tolist() == [expected]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import csv
 import gzip
 import hashlib
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ Table = tuple[NDArray[np.str_], NDArray[np.bool_]]
 
 
 @pytest.fixture(scope="module")
-def vector(vectors: Path) -> dict[str, Any]:
-    return dict(json.loads((vectors / "surgical_splits.json").read_text()))
+def vector(read_vectors: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    return read_vectors("surgical_splits")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
-import json
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 from common.data.base.image_set import DatasetSplits, ImageSet
 from common.data.partition.division import PartitionedDataset, select_site_images
 from common.data.partition.partition import partition_dataset
-from common.data.partition.spec import TaskPartitionSpec
 from common.errors import BadInput
-from tests.common.data.conftest import in_turn, mixture, splits_of
+from tests.common.data.conftest import check_disjoint, in_turn, mixture, partition_spec, splits_of
 
 TASKS = {"oct": 4, "organ": 11, "tissue": 8}
-
-
-def tasks(**keys: Any) -> TaskPartitionSpec:
-    return TaskPartitionSpec.model_validate({"kind": "tasks", **keys})
+tasks = partial(partition_spec, "tasks")
 
 
 def sizes(division: PartitionedDataset) -> dict[str, list[int]]:
@@ -45,8 +41,8 @@ def everybody(division: PartitionedDataset) -> list[set[str]]:
 
 
 @pytest.fixture(scope="module")
-def results(vectors: Path) -> dict[str, Any]:
-    loaded = json.loads((vectors / "unifed.json").read_text())["splits_fake_data"]["results"]
+def results(read_vectors: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    loaded = read_vectors("unifed")["splits_fake_data"]["results"]
     return {name.split("_")[0]: result for name, result in loaded.items()}
 
 
@@ -62,7 +58,7 @@ def fake() -> DatasetSplits:
 def test_sites_and_coordinator_hold_as_many_images_as_in_the_authors_code(
     results: dict[str, Any], fake: DatasetSplits, split: str, name: str
 ) -> None:
-    division, expected = partition_dataset(fake, tasks(split=split, limit=8000), seed=1), results[name]
+    division, expected = (partition_dataset(fake, tasks(split=split, limit=8000), seed=1), results[name])
     server = server_of(division)
     assert sizes(division) == {key: expected[key] for key in sizes(division)}
     assert [len(part) for part in server.parts] == expected["server_train_val_test"]
@@ -83,7 +79,7 @@ def test_no_patient_stands_in_two_hands(split: str, each: int, sites: int, seed:
     splits = mixture({"a": in_turn(240 * each, 2, each), "b": in_turn(300 * each, 3, each)}, each)
     division = partition_dataset(splits, tasks(split=split, sites_per_task=sites, seed=seed), seed=0)
     hands = everybody(division)
-    assert sum(map(len, hands)) == len(set().union(*hands))
+    check_disjoint(hands)
     of_sites = [*sizes(division).values()]
     assert np.sum(of_sites) + len(np.concatenate([[*hand] for hand in hands[-3:]])) * each <= len(splits.train)
 
