@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from common.data.base.image_set import DatasetSplits, ImageSet, LazyPictures, hash_dataset, hash_dataset_contents
 from common.data.base.spec import NpzDatasetSpec, PluginDatasetSpec
 from common.data.images.store import DecodedImageStore
-from common.data.load import load_dataset
+from common.data.load import IN_MEMORY, load_dataset
 from common.data.sources import npz
 from common.errors import BadInput
 from common.plugins import DATASETS, register_local_plugin
@@ -19,6 +19,7 @@ from polyclinic.data import LabelledImages
 
 PICTURES = np.random.default_rng(7).integers(0, 256, (60, 8, 8), dtype=np.uint8)
 LABELS = np.stack([np.arange(60) % 2, np.arange(60) % 3 == 0], axis=1).astype(np.float32)
+DATA = {"images": PICTURES, "labels": LABELS}
 
 
 @pytest.mark.parametrize("secret", [None, bytes(32)])
@@ -29,58 +30,48 @@ def test_pictures_are_compared_and_identified_in_a_cache_as_in_memory(
     in_memory = of_npz(tmp_path, rows)
     monkeypatch.setattr(npz, "KEPT_BYTES", 0)
     place = DecodedImageStore(tmp_path / "cache", secret=secret)
-    spec = NpzDatasetSpec(kind="npz", path="a.npz", classes=("a", "b"))
-    cached = load_dataset(spec, tmp_path, place)
+    cached = load_dataset(NPZ, tmp_path, place)
     assert isinstance(cached.train.stored, LazyPictures)
     assert (hash_dataset(*cached.parts) == hash_dataset(*in_memory.parts)) == (secret is None)
-    write_npz(tmp_path, {**rows, "test": np.arange(30, 40)})
-    with pytest.raises(BadInput, match='has 10 equal pictures in "train" and "test"'):
-        load_dataset(spec, tmp_path, place)
+    for each in (place, IN_MEMORY):
+        with pytest.raises(BadInput, match='has 10 equal pictures in "train" and "test"'):
+            of_npz(tmp_path, {**rows, "test": np.arange(30, 40)}, each)
 
 
-def write_npz(folder: Path, parts: dict[str, NDArray[np.intp]]) -> None:
-    arrays: dict[str, Any] = {f"{part}_images": PICTURES[rows] for part, rows in parts.items()}
-    np.savez(folder / "a.npz", **arrays, **{f"{part}_labels": LABELS[rows] for part, rows in parts.items()})
+NPZ = NpzDatasetSpec(kind="npz", path="a.npz", classes=("a", "b"))
 
 
-def of_npz(folder: Path, parts: dict[str, NDArray[np.intp]]) -> DatasetSplits:
-    write_npz(folder, parts)
-    return load_dataset(NpzDatasetSpec(kind="npz", path="a.npz", classes=("a", "b")), folder)
+def of_npz(
+    folder: Path, parts: dict[str, NDArray[np.intp]], place: DecodedImageStore = IN_MEMORY, **arrays: NDArray[Any]
+) -> DatasetSplits:
+    """Load these rows, from a file that has other arrays where they are given."""
+    rows = {f"{part}_{kind}": data[of_part] for part, of_part in parts.items() for kind, data in DATA.items()}
+    np.savez(folder / "a.npz", allow_pickle=False, **{**rows, **arrays})
+    return load_dataset(NPZ, folder, place)
 
 
-def of_arrays(folder: Path, rows: NDArray[np.intp], **fields: Any) -> DatasetSplits:
-    data = LabelledImages(PICTURES[rows], LABELS[rows], ("a", "b"), **fields)
+def of_arrays(folder: Path, pictures: NDArray[np.uint8], labels: NDArray[Any], **fields: Any) -> DatasetSplits:
+    data = LabelledImages(pictures, labels, ("a", "b"), **fields)
     name = register_local_plugin(DATASETS, lambda base, options: data)
     return load_dataset(PluginDatasetSpec(kind="plugin", name=name), folder)
-
-
-def test_a_test_part_of_an_npz_file_that_holds_training_pictures_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match='has 10 equal pictures in "train" and "test"'):
-        of_npz(tmp_path, {"train": np.arange(40), "val": np.arange(40, 50), "test": np.arange(30, 40)})
 
 
 def test_pictures_that_an_array_repeats_are_refused_where_nobody_knows_their_patients(tmp_path: Path) -> None:
     twice = np.tile(np.arange(60), 2)
     with pytest.raises(BadInput, match="holds 60 pictures again, and names no patients"):
-        of_arrays(tmp_path, twice)
-    assert len(of_arrays(tmp_path, twice, patients=[f"P{row}" for row in twice]).train)
+        of_arrays(tmp_path, PICTURES[twice], LABELS[twice])
+    assert len(of_arrays(tmp_path, PICTURES[twice], LABELS[twice], patients=[f"P{row}" for row in twice]).train)
 
 
 def test_two_rows_of_one_picture_with_other_labels_are_said(tmp_path: Path) -> None:
     parts = {"train": np.r_[0:40, 0], "val": np.arange(40, 50), "test": np.arange(50, 60)}
     assert of_npz(tmp_path, parts).train.notes == ()
-    arrays: dict[str, Any] = {f"{part}_images": PICTURES[rows] for part, rows in parts.items()}
-    labels = {f"{part}_labels": LABELS[rows] for part, rows in parts.items()}
-    labels["train_labels"][40] = 1 - LABELS[0]
-    np.savez(tmp_path / "b.npz", **arrays, **labels)
-    (note,) = load_dataset(NpzDatasetSpec(kind="npz", path="b.npz", classes=("a", "b")), tmp_path).train.notes
+    (note,) = of_npz(tmp_path, parts, train_labels=np.concatenate([LABELS[:40], 1 - LABELS[:1]])).train.notes
     assert '"train[40]" is "train[0]"' in note
 
 
 def test_pictures_of_one_grey_are_no_copies(tmp_path: Path) -> None:
-    data = LabelledImages(np.zeros((60, 8, 8), np.uint8), LABELS, ("a", "b"))
-    name = register_local_plugin(DATASETS, lambda base, options: data)
-    assert len(load_dataset(PluginDatasetSpec(kind="plugin", name=name), tmp_path).train) == 42
+    assert len(of_arrays(tmp_path, np.zeros((60, 8, 8), np.uint8), LABELS).train) == 42
 
 
 def test_the_contents_of_a_data_set_say_what_has_changed_and_at_which_hospital() -> None:

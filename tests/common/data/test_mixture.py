@@ -38,15 +38,11 @@ def test_all_images_are_brought_to_one_size_and_colour(base: Path, color: bool, 
     assert np.unique(splits.train.images).tolist() == [40]
 
 
-def test_classes_stand_task_after_task_under_the_tasks_name(base: Path) -> None:
-    names = ("scan normal", "scan mass", "photo normal", "photo rash", "photo burn")
-    assert load_dataset(spec(), base).class_names == names
-
-
-def test_the_classes_of_other_tasks_are_unknown_not_absent(base: Path) -> None:
-    nan = np.nan
+def test_classes_stand_under_their_tasks_name_and_those_of_other_tasks_are_unknown_not_absent(base: Path) -> None:
+    splits, nan = load_dataset(spec(), base), np.nan
+    assert splits.class_names == ("scan normal", "scan mass", "photo normal", "photo rash", "photo burn")
     expected = [[1, 0, nan, nan, nan], [0, 1, nan, nan, nan], [nan, nan, 1, 0, 0], [nan, nan, 0, 1, 0]]
-    np.testing.assert_array_equal(load_dataset(spec(), base).train.labels[[0, 1, 6, 7]], expected)
+    np.testing.assert_array_equal(splits.train.labels[[0, 1, 6, 7]], expected)
 
 
 def test_an_image_comes_from_its_task_and_patients_of_two_tasks_are_never_the_same(base: Path) -> None:
@@ -66,10 +62,8 @@ def test_a_tasks_own_settings_hold(base: Path) -> None:
 
 def test_the_faults_of_all_tasks_are_named_at_once(base: Path) -> None:
     wrong = spec(tasks={"scan": {**SCAN, "path": "scna.npz"}, "photo": {**PHOTO, "classes": ["normal"]}})
-    assert [fault.where for fault in find_dataset_faults(wrong, base)] == [
-        "data.tasks.scan.path",
-        "data.tasks.photo.classes",
-    ]
+    where = [fault.where for fault in find_dataset_faults(wrong, base)]
+    assert where == ["data.tasks.scan.path", "data.tasks.photo.classes"]
 
 
 def test_two_classes_that_come_to_one_name_are_refused(base: Path) -> None:

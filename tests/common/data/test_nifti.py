@@ -71,9 +71,8 @@ def test_without_a_window_the_range_of_the_slice_is_shown(tmp_path: Path) -> Non
     voxels = np.zeros((2, 1, 3), dtype="<i2")
     voxels[:, 0, 1] = [10, 30]
     write(tmp_path / "it.nii", voxels)
-    assert decode_nifti_pixels(tmp_path / "it.nii", PictureRendering("middle")).tolist() == [
-        [255, 0]
-    ]  # the second of three
+    picture = decode_nifti_pixels(tmp_path / "it.nii", PictureRendering("middle"))  # the second of three
+    assert picture.tolist() == [[255, 0]]
 
 
 @pytest.mark.parametrize(("values", "blank"), [((10, 30), True), ((10, 10), False)])

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from common.config import Experiment
 from common.data.base.image_set import deserialize_splits, serialize_splits
 from common.data.partition.partition import partition_dataset
-from common.data.partition.spec import LabelSkewPartitionSpec, TaskPartitionSpec
 from common.simulation import (
     SimulatedData,
     cache_received_data,
@@ -17,18 +17,17 @@ from common.simulation import (
     load_undivided_data,
     select_simulated_site_images,
 )
-from tests.common.data.conftest import even_splits, in_turn, mixture, splits_of
+from tests.common.data.conftest import even_splits, in_turn, mixture, partition_spec, splits_of
 
 
 def own_tests() -> SimulatedData:
-    spec = LabelSkewPartitionSpec(kind="label_skew", shards="practical", sites=4)
-    division = partition_dataset(even_splits(), spec, seed=1)
+    division = partition_dataset(even_splits(), partition_spec("label_skew", shards="practical", sites=4), seed=1)
     return SimulatedData(division.splits, division.parts)
 
 
 def of_tasks() -> SimulatedData:
     splits = mixture({"scan": in_turn(200, 2), "photo": in_turn(300, 3)})
-    division = partition_dataset(splits, TaskPartitionSpec(kind="tasks", split="strong", sites_per_task=2), seed=0)
+    division = partition_dataset(splits, partition_spec("tasks", split="strong", sites_per_task=2), seed=0)
     return SimulatedData(division.splits, division.parts, division.server)
 
 
@@ -42,18 +41,15 @@ def test_a_site_with_test_images_of_its_own_tests_on_them() -> None:
 def test_a_pooled_site_tests_on_what_all_sites_test_on() -> None:
     data = own_tests()
     pooled = select_simulated_site_images(data, 0, "negative").test.patients.tolist()
-    single = [
-        name for site in range(4) for name in select_simulated_site_images(data, site, "no").test.patients.tolist()
-    ]
-    assert sorted(pooled) == sorted(single)
+    single = [select_simulated_site_images(data, site, "no").test.patients for site in range(4)]
+    assert sorted(pooled) == sorted(np.concatenate(single).tolist())
 
 
 def test_the_coordinator_tests_on_its_own_images_where_it_has_any() -> None:
-    data = of_tasks()
+    data, alone = of_tasks(), own_tests()
     assert data.server is not None
     assert data.test_images is data.server.test
-    assert own_tests().server is None
-    alone = own_tests()
+    assert alone.server is None
     assert alone.test_images is alone.splits.test
 
 
@@ -76,14 +72,11 @@ def test_pooled_tasks_take_each_others_classes_as_absent_or_unknown(pooling: Any
 def tasks_in(folder: Path) -> Experiment:
     """Two tasks of one small npz file, which it writes."""
     splits = splits_of(240, 3)
-    with (folder / "set.npz").open("wb") as file:
-        arrays = {"images": "images", "labels": "labels", "patient": "patients"}
-        named = {
-            f"{part}_{key}": getattr(images, field)
-            for part, images in (("train", splits.train), ("val", splits.validation), ("test", splits.test))
-            for key, field in arrays.items()
-        }
-        np.savez(file, allow_pickle=False, **named)
+    arrays = dict[str, NDArray[Any]]()
+    for part, images in zip(("train", "val", "test"), splits.parts, strict=True):
+        own = {"images": images.images, "labels": images.labels, "patient": images.patients}
+        arrays |= {f"{part}_{key}": array for key, array in own.items()}
+    np.savez(folder / "set.npz", allow_pickle=False, **arrays)
     task = {"kind": "npz", "path": "set.npz", "classes": ["a", "b", "c"], "patient_key": "patient"}
     return Experiment.model_validate(
         {
@@ -106,18 +99,13 @@ def test_the_same_experiment_is_loaded_and_divided_once(tmp_path: Path) -> None:
 
 def test_a_worker_reads_what_was_decoded_for_it_and_cuts_it_likewise(tmp_path: Path) -> None:
     experiment = tasks_in(tmp_path)
-    decoded, flat = (
-        load_simulated_data(experiment, tmp_path),
-        serialize_splits(load_undivided_data(experiment, tmp_path)),
-    )
+    decoded = load_simulated_data(experiment, tmp_path)
+    flat = serialize_splits(load_undivided_data(experiment, tmp_path))
     (tmp_path / "set.npz").unlink()
     cache_received_data(experiment, tmp_path, deserialize_splits(*flat))
     received = load_simulated_data(experiment, tmp_path)
     for site in range(2):
-        expected, actual = (
-            select_simulated_site_images(decoded, site, "no"),
-            select_simulated_site_images(received, site, "no"),
-        )
+        expected, actual = (select_simulated_site_images(data, site, "no") for data in (decoded, received))
         assert expected.declaration == actual.declaration
         assert any(actual.train.stored is array for array in flat[1])  # no copy for each site
         np.testing.assert_array_equal(expected.train.images, actual.train.images)
