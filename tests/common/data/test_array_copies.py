@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import DatasetSplits, ImageSet, LazyPictures, hash_dataset, hash_dataset_contents
 from common.data.base.spec import NpzDatasetSpec, PluginDatasetSpec
-from common.data.images.store import DecodedImageStore
-from common.data.load import IN_MEMORY, load_dataset
+from common.data.images.store import IN_MEMORY, DecodedImageStore
+from common.data.load import load_dataset
 from common.data.sources import npz
 from common.errors import BadInput
 from common.plugins import DATASETS, register_local_plugin

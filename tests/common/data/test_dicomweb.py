@@ -65,6 +65,12 @@ class Site:
             self.load(**settings)
         return str(bad.value)
 
+    def basic(self, content: str, mode: int = 0o600) -> dict[str, str]:
+        """Write a file with a secret, and return the settings that name it."""
+        (self.folder / "secret").write_text(content, encoding="utf-8")
+        (self.folder / "secret").chmod(mode)
+        return {"authentication": "basic", "secret_file": "secret"}
+
     @property
     def cache(self) -> Path:
         return self.folder / "dicomweb-cache"
@@ -235,15 +241,9 @@ def test_a_folder_with_files_of_others_is_no_cache(site: Site) -> None:
 # Secrets
 
 
-def basic(folder: Path, content: str, mode: int = 0o600) -> dict[str, str]:
-    (site.folder / "secret").write_text(content, encoding="utf-8")
-    (site.folder / "secret").chmod(mode)
-    return {"authentication": "basic", "secret_file": "secret"}
-
-
 def test_a_password_from_a_file_and_a_token_from_the_environment(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.pacs.secret = f"Basic {base64.b64encode(b'anna:a long: word').decode()}"
-    assert len(site.load(**basic(site.folder, "anna:a long: word\n")).train)
+    assert len(site.load(**site.basic("anna:a long: word\n")).train)
     site.pacs.secret = "Bearer t0ken.x-y"
     monkeypatch.setenv("PACS_TOKEN", "t0ken.x-y")
     assert len(site.load(authentication="bearer", secret_env="PACS_TOKEN", cache="two").train)
@@ -252,7 +252,7 @@ def test_a_password_from_a_file_and_a_token_from_the_environment(site: Site, mon
 def test_a_wrong_password_is_said_and_not_repeated(site: Site, caplog: Any) -> None:
     caplog.set_level(logging.DEBUG)
     site.pacs.secret = "Basic other"
-    message = site.fault(**basic(site.folder, "anna:hush-hush"))
+    message = site.fault(**site.basic("anna:hush-hush"))
     assert f"127.0.0.1:{site.pacs.port} does not accept the authentication (401)." in message
     everything = message + caplog.text
     assert "hush" not in everything
@@ -272,7 +272,7 @@ def test_a_wrong_password_is_said_and_not_repeated(site: Site, caplog: Any) -> N
     ],
 )
 def test_a_file_that_holds_no_secret(site: Site, content: str, mode: int, words: str) -> None:
-    assert words in site.fault(**basic(site.folder, content, mode))
+    assert words in site.fault(**site.basic(content, mode))
     assert site.pacs.requests == []
 
 
@@ -286,7 +286,7 @@ def test_secrets_that_are_not_there(site: Site, monkeypatch: pytest.MonkeyPatch)
 def test_a_secret_does_not_follow_a_redirection(site: Site) -> None:
     with running(FakePacs(MEMBERS)) as other:
         site.pacs.instead["studies"] = lambda request: reply(b"", status=307, Location=other.url + request.path)
-        message = site.fault(**basic(site.folder, "anna:x"))
+        message = site.fault(**site.basic("anna:x"))
     assert f"sends on to 127.0.0.1:{other.port} (307), where nothing is sent" in message
     assert other.requests == []
 
@@ -339,11 +339,6 @@ def test_names_that_are_none_are_refused_before_anything_is_asked(site: Site, ce
     assert not (site.cache).exists()
 
 
-def test_a_port_at_which_nobody_listens(tmp_path: Path) -> None:
-    message = Site(FakePacs([], port=1), tmp_path).fault()
-    assert "127.0.0.1:1 cannot be reached: no connection at 4 tries." in message
-
-
 def test_a_password_in_the_address_is_refused_and_not_repeated(tmp_path: Path) -> None:
     text = 'name = "north"\n[data]\nkind = "dicomweb"\nurl = "https://anna:hush-hush@pacs/dicom-web"\n'
     (tmp_path / "site.toml").write_text(f'{text}labels = "labels.csv"\nstudy_column = "study"\n', encoding="utf-8")
@@ -352,10 +347,18 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(tmp_path: Path) -
     assert "hush" not in str(bad.value)
 
 
-@pytest.mark.parametrize("name", ["pacs.invalid", "a..b", "-", "x" * 70])
-def test_names_that_no_host_has(tmp_path: Path, name: str) -> None:
-    message = Site(FakePacs([]), tmp_path).fault(url=f"http://{name}/dicom-web")
-    assert f"the name of {name} is not known to this machine" in message
+NAMES = ("pacs.invalid", "a..b", "-", "x" * 70)
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("127.0.0.1:1", "127.0.0.1:1 cannot be reached: no connection at 4 tries."),
+        *((name, f"the name of {name} is not known to this machine") for name in NAMES),
+    ],
+)
+def test_names_that_no_host_has_and_a_port_at_which_nobody_listens(site: Site, host: str, words: str) -> None:
+    assert words in site.fault(url=f"http://{host}/dicom-web")
 
 
 def test_a_service_that_speaks_no_tls(site: Site) -> None:
