@@ -164,16 +164,14 @@ def test_a_patient_is_read_in_the_forms_of_other_servers(
     ("element", "words"),
     [({"Value": ["P1", "P2"]}, "several PatientIDs"), ({"Value": [[1]]}, "patient"), ({"Value": [1.5]}, "patient")],
 )
-def test_a_patient_that_cannot_be_read_is_refused(
+def test_an_unreadable_patient_is_refused(
     element: object, words: str, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer_with(monkeypatch, "00100020", lambda image: element)
     assert words in site.fault()
 
 
-def test_images_count_where_the_server_returns_no_value_for_their_rows(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_count_where_the_server_does_not_say_their_rows(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     answer_with(monkeypatch, "00280010", lambda image: {"vr": "US"})
     assert all_pixels(site.load()) == shown(MEMBERS)
 

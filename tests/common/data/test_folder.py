@@ -44,7 +44,7 @@ def test_the_patients_are_split_without_a_split_column(folder: Path) -> None:
     assert [len(part) for part in load_dataset(spec(), folder).parts] == [28, 4, 8]
 
 
-def test_a_table_that_was_checked_is_not_read_again_but_for_the_next_start(
+def test_a_table_that_was_checked_is_read_again_at_the_next_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = list[str]()
@@ -73,9 +73,7 @@ def test_pictures_are_padded_with_black_unless_stretched(folder: Path) -> None:
         ({"uncertain": "negative", "blank": "negative"}, [1, 0, 0, 0]),
     ],
 )
-def test_uncertain_and_blank_mean_what_the_policy_says(
-    folder: Path, settings: dict[str, str], expected: list[float]
-) -> None:
+def test_uncertain_and_blank_follow_the_policy(folder: Path, settings: dict[str, str], expected: list[float]) -> None:
     splits = load_dataset(spec(split_column="part", validation_fraction=0, **settings), folder)
     np.testing.assert_array_equal(splits.train.labels[:4, 0], np.array(expected, dtype=np.float32))
 

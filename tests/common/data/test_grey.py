@@ -56,9 +56,7 @@ def table(entries: NDArray[Any], bits: int, first: int = 0, kind: str = "<u2", v
         *((12, stated, 12) for stated in (8, 10, 0, 32)),
     ],
 )
-def test_a_table_has_the_depth_of_its_entries_where_the_descriptor_states_another(
-    depth: int, stated: int, stored: int
-) -> None:
+def test_a_table_has_the_depth_of_its_entries_not_that_of_its_descriptor(depth: int, stated: int, stored: int) -> None:
     pixels = np.array([[0, 256, 512, 1023]], np.uint16)
     entries = np.round(np.linspace(0, (1 << depth) - 1, 1024))
     data = dicom(pixels, BitsStored=stored, HighBit=stored - 1, VOILUTSequence=[table(entries, stated)])
@@ -192,9 +190,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("elements", "words"), REFUSED)
-def test_a_header_that_does_not_say_how_pixels_are_shown_is_refused_by_element(
-    elements: dict[str, Any], words: str
-) -> None:
+def test_a_header_that_does_not_say_how_pixels_are_shown_is_refused(elements: dict[str, Any], words: str) -> None:
     if not words:  # a table whose numbers end before the pixels' do takes its last entry
         assert decode_dicom_pixels(dicom(RAMP, **elements))[0, -1] == round(3999 * 255 / 4095)
         return

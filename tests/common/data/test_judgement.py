@@ -153,9 +153,7 @@ NAMES = ("Mass", "Mass|Nodule, Effusion|Atelectasis|Pneumonia|Fibrosis|Edema|Her
         (("train", "Ulm"), False, False),
     ],
 )
-def test_sentences_and_words_for_parts_are_no_names(
-    cells: Sequence[str], is_text: bool, is_split: bool, tmp_path: Path
-) -> None:
+def test_sentences_and_parts_are_no_names(cells: Sequence[str], is_text: bool, is_split: bool, tmp_path: Path) -> None:
     column = columns_of(tmp_path, "file,other", *(f'"{cell}"' for cell in cells)).get_column("other")
     assert (is_free_text(column), may_be_split(column)) == (is_text, is_split)
 
@@ -239,9 +237,7 @@ SECOND += ("pt_no", "EID", "MRN", "subject_id", "Patient", "Patient key")
 @pytest.mark.parametrize("second", SECOND)
 @pytest.mark.parametrize("first", ["patient_id", "PatientID", "Patient-Nr.", "Patientennummer"])
 @pytest.mark.parametrize("every", [5, *long((2, 40))])
-def test_blank_cells_of_a_second_number_leave_the_patient_as_it_is(
-    first: str, second: str, every: int, tmp_path: Path
-) -> None:
+def test_blank_cells_of_a_second_number_change_no_patient(first: str, second: str, every: int, tmp_path: Path) -> None:
     cells = [(f"p{n // 2 + 10}", "" if n % every == 0 else f"s{n // 2 + 10}") for n in range(40)]
     columns = columns_of(tmp_path, f"file,{first},{second}", *(f"{name},{number}" for name, number in cells))
     assert guess_patient_column(columns, image="file") == first
@@ -258,7 +254,7 @@ def test_blank_cells_of_a_second_number_leave_the_patient_as_it_is(
         ("NHS number,CPR", "{half},{n}", '"10" of "NHS number" is "10" of "CPR" in line 2, and "11" in line 4'),
     ],
 )
-def test_columns_that_are_equally_sure_to_name_patients_are_a_question(
+def test_columns_equally_sure_to_name_patients_are_a_question(
     header: str, cells: str, message: str, tmp_path: Path
 ) -> None:
     lines = [f"{line},{n % 2}" for n, line in enumerate(numbered(cells))]
@@ -422,7 +418,7 @@ def test_findings_are_recognised_by_their_cells_beside_a_single_flag(
         ("UNK MEL NV BCC", "MEL NV BCC", "UNK"),
     ],
 )
-def test_nevus_among_codes_and_a_missing_tooth_are_classes(
+def test_nevus_among_codes_and_missing_teeth_are_classes(
     cells: str, classes: str, doubtful: str, tmp_path: Path
 ) -> None:
     roles = guess_column_roles(columns_of(tmp_path, "file,dx", *(cells.split() * 4)), "file")
@@ -439,9 +435,7 @@ CODES = (
 
 @pytest.mark.parametrize("codes", CODES)
 @pytest.mark.parametrize("unread", ["", "KA", "ka", "ND", "nb", "NR", "ND KA"])
-def test_abbreviations_for_unread_images_are_a_question_among_codes_of_findings(
-    codes: str, unread: str, tmp_path: Path
-) -> None:
+def test_abbreviations_for_unread_images_are_a_question_among_codes(codes: str, unread: str, tmp_path: Path) -> None:
     roles = guess_column_roles(columns_of(tmp_path, "file,dx", *((codes + " " + unread).split() * 4)), "file")
     assert (set(roles.classes), set(roles.not_assessed)) == (set(codes.split()), set(unread.split()))
     assert not roles.doubtful
@@ -459,9 +453,7 @@ def test_the_remedy_for_two_kinds_of_labels_lists_no_doubtful_flag(tmp_path: Pat
     ("cells", "not_assessed"),
     [("mass;nodule;no view", "no view"), ("mass;poor quality|mass;nodule;No Finding", "poor quality")],
 )
-def test_words_for_unread_images_are_in_one_list_and_make_no_lists_usual(
-    cells: str, not_assessed: str, tmp_path: Path
-) -> None:
+def test_words_for_unread_images_are_in_one_list_of_their_own(cells: str, not_assessed: str, tmp_path: Path) -> None:
     roles = guess_column_roles(columns_of(tmp_path, "file,finding", *(cells.split(";") * 15)), "file")
     assert (set(roles.not_assessed), dict(roles.doubtful), dict(roles.alone)) == ({not_assessed}, {}, {})
 

@@ -52,9 +52,7 @@ def test_shares_are_those_of_the_authors_code(cases: dict[str, Any], shards: str
 
 @pytest.mark.parametrize("shards", SHARES)
 @pytest.mark.parametrize("classes", [9, 10, 11])
-def test_sites_hold_as_many_images_of_each_class_as_in_the_authors_code(
-    cases: dict[str, Any], shards: str, classes: int
-) -> None:
+def test_sites_hold_as_many_of_each_class_as_in_authors_code(cases: dict[str, Any], shards: str, classes: int) -> None:
     case = cases[f"non-iid-{shards}_C{classes}"]
     train, test = (np.repeat(np.arange(classes), case[f"{part}_total_per_class"]) for part in ("train", "test"))
     parts = one_class_each(train, classes, "t"), evenly(classes, classes, "v"), one_class_each(test, classes, "e")

@@ -64,9 +64,7 @@ def test_the_same_seed_draws_the_same_phantoms_and_another_seed_others() -> None
     ("finding", "brighter"),
     [("Cardiomegaly", True), ("Consolidation", True), ("Effusion", True), ("Mass", True), ("Emphysema", False)],
 )
-def test_findings_change_the_brightness_as_they_do_in_patients(
-    splits: DatasetSplits, finding: str, brighter: bool
-) -> None:
+def test_findings_change_the_brightness_as_in_patients(splits: DatasetSplits, finding: str, brighter: bool) -> None:
     train = splits.train
     has = train.labels[:, PHANTOM_CLASSES.index(finding)] == 1
     chest = train.images[:, 6:24, 5:27].astype(np.float64)

@@ -76,9 +76,7 @@ def test_without_a_window_the_range_of_the_slice_is_shown(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("values", "blank"), [((10, 30), True), ((10, 10), False)])
-def test_a_window_that_misses_all_values_of_a_slice_is_noticed(
-    values: tuple[int, int], blank: bool, tmp_path: Path
-) -> None:
+def test_a_window_that_misses_a_whole_slice_is_noticed(values: tuple[int, int], blank: bool, tmp_path: Path) -> None:
     write(tmp_path / "it.nii", np.array(values, dtype="<i2").reshape(2, 1, 1))
     assert decode_picture(tmp_path / "it.nii", PictureRendering(window=(900, 20))).info.get(BLANK, False) == blank
     assert not decode_picture(tmp_path / "it.nii", PictureRendering(window=(20, 30))).info.get(BLANK, False)

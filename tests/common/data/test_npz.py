@@ -68,7 +68,7 @@ def test_zeros_and_ones_stay_and_nan_is_unknown(save: Save) -> None:
 
 
 @pytest.mark.parametrize(("fraction", "expected"), [(0.4, [6, 4, 4]), (0, [10, 0, 4])])
-def test_without_a_validation_part_training_patients_are_held_out(
+def test_without_validation_part_training_patients_are_held_out(
     save: Save, fraction: float, expected: list[int]
 ) -> None:
     splits = load_dataset(spec(patient_key="patient", validation_fraction=fraction), save(**NO_VALIDATION))
@@ -107,9 +107,7 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("changes", "settings", "where"), FAULTS)
-def test_every_fault_names_its_key(
-    save: Save, changes: dict[str, Any], settings: dict[str, Any], where: list[str]
-) -> None:
+def test_faults_name_their_key(save: Save, changes: dict[str, Any], settings: dict[str, Any], where: list[str]) -> None:
     assert [fault.where for fault in find_dataset_faults(spec(**settings), save(**changes))] == where
 
 

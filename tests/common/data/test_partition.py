@@ -192,7 +192,7 @@ FAULTS: list[tuple[PartitionSpec, tuple[str, ...], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("spec", "class_names", "expected"), FAULTS)
-def test_a_partition_that_cannot_be_is_refused(
+def test_impossible_partitions_are_refused(
     spec: PartitionSpec, class_names: tuple[str, ...], expected: dict[str, str]
 ) -> None:
     messages = {fault.where: str(fault) for fault in find_partition_faults(class_names, spec)}
@@ -245,7 +245,7 @@ def test_the_authors_draw_that_leaves_a_class_without_owner_is_drawn_again(fedml
 
 @settings(max_examples=50)
 @given(st.integers(2, 8), st.integers(3, 8), st.integers(0, 2), st.integers(0, 2**31))
-def test_every_site_lacks_as_many_classes_and_every_class_has_an_owner(
+def test_sites_lack_as_many_classes_and_each_class_has_an_owner(
     sites: int, classes: int, missing: int, seed: int
 ) -> None:
     owned = draw_class_lists(sites * classes, classes, missing, seed)

@@ -66,7 +66,7 @@ def test_the_toy_patients_are_dealt_to_three_sites_in_the_authors_order(vector: 
         assert [[int(patient) for patient in hand] for hand in hands] == vector["toy"][expected]
 
 
-def test_nih_splits_into_the_papers_patients_and_image_counts(
+def test_nih_splits_into_the_papers_patients_and_counts(
     vector: dict[str, Any], nih: tuple[Table, PatientSplit]
 ) -> None:
     (patients, _), split = nih

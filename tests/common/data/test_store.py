@@ -198,9 +198,7 @@ EXCHANGES = {"exchanged": [0, 1, 5, 3, 4, 2, *range(6, 40)], "repeated": [0, 1, 
 @pytest.mark.parametrize("order", EXCHANGES.values(), ids=EXCHANGES)
 @pytest.mark.parametrize("name", [PIXELS, ROWS])
 @SECRETS
-def test_rows_and_records_that_were_exchanged_are_refused(
-    place: DecodedImageStore, name: str, order: list[int]
-) -> None:
+def test_rows_and_records_exchanged_are_refused(place: DecodedImageStore, name: str, order: list[int]) -> None:
     files, place = write_pictures(40), replace(place, workers=1)
     decode(files, place)
     stored(name).write_bytes(np.frombuffer(stored(name).read_bytes(), np.uint8).reshape(40, -1)[order].tobytes())
@@ -321,9 +319,7 @@ def test_two_programs_at_once_decode_each_picture_once() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(cut=st.integers(0, 400), which=st.sampled_from([ROWS, "files", PIXELS]))
-def test_records_that_a_crash_cut_off_do_not_count(
-    tmp_path_factory: pytest.TempPathFactory, cut: int, which: str
-) -> None:
+def test_records_that_a_crash_cut_do_not_count(tmp_path_factory: pytest.TempPathFactory, cut: int, which: str) -> None:
     folder = tmp_path_factory.mktemp("cut")
     files, place = write_pictures(7, folder=folder / "images"), DecodedImageStore(folder / "cache")
     decode(files, place)
@@ -503,9 +499,7 @@ def test_a_lock_that_failed_is_no_error_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("changed", ["st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns"])
-def test_a_file_is_another_one_if_its_place_on_the_disk_its_size_or_a_time_differs(
-    monkeypatch: pytest.MonkeyPatch, changed: str
-) -> None:
+def test_a_file_is_another_one_if_its_place_size_or_times_differ(monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
     facts = dict.fromkeys(("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns", "st_ctime"), 1)
     identities = []
     for status in (facts, facts, facts | {changed: 2}):

@@ -539,7 +539,7 @@ def fold_all(name: str) -> str:
 
 
 @given(st.data(), st.lists(st.integers(1, 9), min_size=2, max_size=ROWS), st.booleans())
-def test_no_patient_stands_in_two_parts_under_any_spelling(
+def test_no_spelling_puts_a_patient_in_two_parts(
     folder: Path, data: st.DataObject, numbers: list[int], alike: bool
 ) -> None:
     spellings = st.sampled_from(SAME + ALIKE if alike else SAME)
@@ -660,9 +660,7 @@ def touch(folder: Path, *names: str) -> Path:
         ("b/a.png", "./b//a.png"),
     ],
 )
-def test_a_picture_is_found_under_the_name_that_nobody_can_tell_from_it(
-    on_disk: str, in_table: str, tmp_path: Path
-) -> None:
+def test_a_picture_is_found_under_a_name_nobody_can_tell_from_it(on_disk: str, in_table: str, tmp_path: Path) -> None:
     table = read(touch(tmp_path, on_disk), f"file,id,Mass,Edema\n{in_table},p0,1,0\n", missing_files="fault")
     assert os.path.samefile(table.files[0], tmp_path / "scans" / on_disk)
 
@@ -850,7 +848,7 @@ def test_a_million_rows_take_twenty_seconds_and_a_gigabyte_at_most(rows: int, me
 
 @hypothesis_settings(max_examples=50)
 @given(st.lists(st.tuples(*[st.sampled_from(["1", "0", "-1", ""])] * 3), min_size=1, max_size=ROWS))
-def test_names_of_one_class_give_its_label_and_disagreement_is_named_by_line(
+def test_names_of_one_class_give_its_label_or_the_line_that_disagrees(
     folder: Path, cells: list[tuple[str, str, str]]
 ) -> None:
     rows = rows_of(
@@ -917,7 +915,7 @@ def read_columns(folder: Path, table: str) -> CsvColumns:
         ("Mass, Edema;Mass;Edema;Mass, Nodule", ",", "Mass;Edema;Nodule"),
     ],
 )
-def test_init_finds_the_separator_of_findings_and_not_a_sign_within_a_name(
+def test_init_finds_the_separator_and_no_sign_within_a_name(
     cells: str, separator: str, classes: str, folder: Path
 ) -> None:
     roles = guess_column_roles(read_columns(folder, findings(*cells.split(";") * 3)), "file")
@@ -966,16 +964,12 @@ def test_a_column_is_offered_for_patients_only_if_it_may_number_them(column: str
         ("1_{n}.png", None),
     ],
 )
-def test_a_part_of_the_names_of_pictures_that_may_be_the_patient_is_offered(
-    name: str, groups: tuple[int, str] | None
-) -> None:
+def test_a_part_of_file_names_that_may_be_the_patient_is_offered(name: str, groups: tuple[int, str] | None) -> None:
     assert guess_patients_by_filename([name.format(p=n // 3, n=n) for n in range(36)]) == groups
 
 
 @pytest.mark.parametrize("values", [("Var", "Yok"), ("evet", "hayır", "belki"), ("Mass", "Effusion", "Nodule")])
-def test_a_column_whose_words_other_columns_have_too_is_no_column_of_findings(
-    values: Sequence[str], folder: Path
-) -> None:
+def test_a_column_whose_words_other_columns_have_too_has_no_findings(values: Sequence[str], folder: Path) -> None:
     rows = "".join(f"\n{n}.png,{values[n % len(values)]},{values[n // 2 % 2]},{n}" for n in range(24))
     for header, columns in (("file,Kitle,Kemik,age", ["Kitle"]), ("file,finding 1,finding 2,age", [])):
         with pytest.raises(BadInput, match=f'hold the same words: "{min(values[:2])}"'):

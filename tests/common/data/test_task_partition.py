@@ -64,7 +64,7 @@ def test_sites_and_coordinator_hold_as_many_images_as_in_the_authors_code(
     assert [len(part) for part in server.parts] == expected["server_train_val_test"]
 
 
-def test_moderate_sites_hold_as_many_of_each_class_as_in_the_authors_code(
+def test_moderate_sites_hold_as_many_of_each_class_as_in_authors_code(
     results: dict[str, Any], fake: DatasetSplits
 ) -> None:
     division = partition_dataset(fake, tasks(split="moderate", limit=8000), seed=1)

@@ -244,9 +244,7 @@ INNER_DOORS = {"is_known": {"more": [{"is_known": np.array([1, 0])}]}, "other": 
     ("key", "entry"),
     [*((key, {key: value}) for key, value in OTHER_DOORS.items()), *((k, {"meta": v}) for k, v in INNER_DOORS.items())],
 )
-def test_an_entry_that_may_say_what_is_known_is_refused_by_its_name(
-    opened: Open, key: str, entry: dict[str, Any]
-) -> None:
+def test_an_entry_that_may_say_what_is_known_is_refused_by_name(opened: Open, key: str, entry: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=rf'\[\d\]: has ("\S+" in )?"{key}"'):
         opened(entries(("lines", "bars"), {"patients": PAIRS}, **entry))
 
@@ -277,9 +275,7 @@ NamedPatient = namedtuple("NamedPatient", "patient_id site")
         {"MedicalRecordNr": 3},
     ],
 )
-def test_an_entry_that_may_name_a_patient_is_refused_unless_patients_are_named(
-    opened: Open, entry: dict[str, Any]
-) -> None:
+def test_an_entry_that_may_name_a_patient_is_refused_unless_all_are_named(opened: Open, entry: dict[str, Any]) -> None:
     items = Items(lambda row: {"image": GREY[row], **entry})
     with pytest.raises(BadInput, match="items with patients, which are not read"):
         opened(LabelledImages(items, LABELS))
