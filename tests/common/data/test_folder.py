@@ -57,10 +57,7 @@ def test_a_table_that_was_checked_is_read_again_at_the_next_start(
 
 
 def test_pictures_are_padded_with_black_unless_stretched(folder: Path) -> None:
-    padded, stretched = (
-        load_dataset(spec(), folder).train.images,
-        load_dataset(spec(resize="stretch"), folder).train.images,
-    )
+    padded, stretched = (load_dataset(spec(resize=way), folder).train.images for way in ("pad", "stretch"))
     assert padded[0][3].tolist() == [0, 200, 200, 200, 200, 0]  # 6 x 4 pixels become 6 x 6
     assert (stretched == 200).all()
 

@@ -125,9 +125,8 @@ def test_a_frame_has_its_own_table_or_window(shared: Dataset | None, frame: Data
 
 @pytest.mark.parametrize("empty", [item(), item(LUTDescriptor=[4096, 0, 12]), item(LUTExplanation="NORMAL")])
 def test_an_empty_table_beside_a_window_is_none(empty: Dataset) -> None:
-    assert (
-        decode_dicom_pixels(dicom(RAMP, VOILUTSequence=[empty], WindowCenter=2048, WindowWidth=4096)).tolist() == SHOWN
-    )
+    data = dicom(RAMP, VOILUTSequence=[empty], WindowCenter=2048, WindowWidth=4096)
+    assert decode_dicom_pixels(data).tolist() == SHOWN
 
 
 PADDED = np.array([[-2000, -100, 0, 100], [-1990, -100, 0, 100]], np.int16)

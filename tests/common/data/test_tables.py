@@ -273,15 +273,10 @@ def test_line_numbers_are_those_of_the_file(table: str, line: int, folder: Path)
 @pytest.mark.parametrize(
     ("table", "word"),
     [
-        ('file,id,Mass,Edema\n00.png,p1,1,0\n01.png,"p2,1,0\n02.png,p3,1,0\n03.png,p4",1,0\n', "line 3"),
-        ('file,id,Mass,Edema\n00.png,p1,1,0\n01.png,p2,"1,0\n', "line 3"),
         ('file,id,Mass,Edema\n00.png,p1,"1"1,0\n', "line 2"),
-        ("file,id,Mass,Edema\n00.png,p1,1\n", "line 2"),
         ("file;id;Mass;Edema\n00.png;p1;1;0\n01.png;p2;1;0;0\n", "semicolons"),
         ("file,id,Mass,Mass \n00.png,p1,1,0\n", '"Mass"'),
-        (b"file,id,Mass,Edema\n00.png,p\x81,1,0\n", "line 2"),
         (b"file,id,Mass,Edema\n00.png,p1,1,0\n01.png,p\0,1,0\n", "line 3"),
-        ("file,id,Mass,Edema\n".encode("utf-16-le"), "line 1"),
     ],
 )
 def test_a_form_that_has_no_one_meaning_is_refused(table: str | bytes, word: str, folder: Path) -> None:
