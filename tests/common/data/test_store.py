@@ -423,7 +423,7 @@ def test_the_limit_and_the_share_of_the_disk_that_stays_free_are_named(monkeypat
 
 
 def test_without_a_folder_too_many_images_are_refused_before_the_first_is_decoded() -> None:
-    with pytest.raises(BadInput, match=r"1,000,000 images take 16 TB .*simulation\.image_cache_gb"):
+    with pytest.raises(BadInput, match=r"1,000,000 images take 16\.0 TB .*simulation\.image_cache_gb"):
         decode_pictures(["a"] * 10**6, [].__getitem__, replace(FORM, size=4000), DecodedImageStore())
 
 
