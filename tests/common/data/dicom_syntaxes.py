@@ -102,10 +102,9 @@ def in_fragments(data: bytes, *frames: bytes, syntax: str, **elements: Any) -> b
     return saved(dataset)
 
 
-def saved(dataset: Any) -> bytes:
+def saved(dataset: Any, **settings: bool) -> bytes:
     """The bytes of a dataset."""
-    content = io.BytesIO()
-    dataset.save_as(content, enforce_file_format=True)
+    dataset.save_as(content := io.BytesIO(), enforce_file_format=True, **settings)
     return content.getvalue()
 
 
@@ -119,7 +118,4 @@ def unpacked_as(data: bytes, syntax: str) -> bytes:
             for item in dataset.get(keyword) or ():
                 item.LUTData = np.frombuffer(item.LUTData, "<u2").byteswap().tobytes()
     dataset.file_meta.TransferSyntaxUID = uid.UID(syntax)
-    content = io.BytesIO()
-    implicit = syntax == uid.ImplicitVRLittleEndian
-    pydicom.dcmwrite(content, dataset, implicit_vr=implicit, little_endian=little, enforce_file_format=True)
-    return content.getvalue()
+    return saved(dataset, implicit_vr=syntax == uid.ImplicitVRLittleEndian, little_endian=little)

@@ -17,7 +17,7 @@ from pydicom.pixels.utils import pixel_array
 from common.data.base.spec import PictureRendering
 from common.data.images.dicom import decode_dicom_pixels
 from tests.common.data.dicom_files import dicom
-from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, unpacked_as
+from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, saved, unpacked_as
 
 PACKED_BY = {
     uid.RLELossless: by_pydicom,
@@ -106,8 +106,7 @@ def random_file(seed: int) -> tuple[bytes, int | None]:
         dataset = pydicom.dcmread(io.BytesIO(content))
         for element in padding(hand, pixels):
             dataset.add(element)
-        dataset.save_as(buffer := io.BytesIO(), enforce_file_format=True)
-        content = buffer.getvalue()
+        content = saved(dataset)
     syntax = hand.choice((*PLAIN, *PACKED_BY, *[uid.ExplicitVRLittleEndian] * 4))
     if syntax in PLAIN and not (kind == "PALETTE COLOR" and syntax == uid.ExplicitVRBigEndian):
         content = unpacked_as(content, syntax) if size == 2 or syntax != uid.ExplicitVRBigEndian else content

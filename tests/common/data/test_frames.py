@@ -17,7 +17,7 @@ from pydicom.uid import ExplicitVRBigEndian
 from common.data.base.spec import PictureRendering
 from common.data.images.dicom import decode_dicom_pixels
 from tests.common.data.dicom_files import dicom
-from tests.common.data.dicom_syntaxes import by_pydicom
+from tests.common.data.dicom_syntaxes import by_pydicom, saved
 
 ROOT = Path(__file__).parents[3]
 FOUR = np.array([[[0, 10]], [[0, 20]], [[30, 0]], [[40, 0]]], dtype=np.uint16)
@@ -149,16 +149,11 @@ def test_packed_by_run_lengths_too(wrong: dict[str, int], kind: type) -> None:
     bits = 8 * pixels.itemsize
     dataset = pydicom.dcmread(io.BytesIO(dicom(pixels, BitsAllocated=bits, BitsStored=bits, HighBit=bits - 1)))
     dataset.compress(uid.RLELossless)
-
-    def written() -> bytes:
-        dataset.save_as(content := io.BytesIO())
-        return content.getvalue()
-
-    assert decode_dicom_pixels(written()).shape == (4, 4)
+    assert decode_dicom_pixels(saved(dataset)).shape == (4, 4)
     for name, value in wrong.items():
         setattr(dataset, name, value)
     with pytest.raises(ValueError, match="its packed pixels are 16"):
-        decode_dicom_pixels(written())
+        decode_dicom_pixels(saved(dataset))
 
 
 @pytest.mark.filterwarnings("ignore:.*excess padding:UserWarning")
