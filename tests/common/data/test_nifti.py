@@ -59,20 +59,23 @@ def test_slices_are_what_nibabel_reads(tmp_path: Path, kind: str, name: str, ver
     assert np.abs(picture.astype(int) - grey(whole[::-1, ::-1, 4].T, 0, 1500)).max() <= 1
 
 
+def shown(folder: Path, voxels: NDArray[Any], rendering: PictureRendering, **scale: float) -> list[list[int]]:
+    """Write a volume, and return a slice of it."""
+    write(folder / "it.nii", voxels, **scale)
+    return decode_nifti_pixels(folder / "it.nii", rendering).tolist()
+
+
 def test_hounsfield_units_follow_slope_and_intercept(tmp_path: Path) -> None:
-    voxels = np.array([[[0, 1024, 1064, 3000]]], dtype="<i2").reshape(1, 4, 1)
-    write(tmp_path / "it.nii", voxels, slope=1, intercept=-1024)
+    voxels = np.array([0, 1024, 1064, 3000], dtype="<i2").reshape(1, 4, 1)
     # -1024, 0, 40 and 1976 in a window of 40 ± 200: below -160 black, above 240 white, 40 is (40 - 39.5) / 399 + 0.5.
-    picture = decode_nifti_pixels(tmp_path / "it.nii", PictureRendering(1, "axial", (40, 400)))
-    assert picture[::-1, 0].tolist() == [0, 102, 128, 255]
+    picture = shown(tmp_path, voxels, PictureRendering(1, "axial", (40, 400)), slope=1, intercept=-1024)
+    assert picture[::-1] == [[0], [102], [128], [255]]
 
 
 def test_without_a_window_the_range_of_the_slice_is_shown(tmp_path: Path) -> None:
     voxels = np.zeros((2, 1, 3), dtype="<i2")
     voxels[:, 0, 1] = [10, 30]
-    write(tmp_path / "it.nii", voxels)
-    picture = decode_nifti_pixels(tmp_path / "it.nii", PictureRendering("middle"))  # the second of three
-    assert picture.tolist() == [[255, 0]]
+    assert shown(tmp_path, voxels, PictureRendering("middle")) == [[255, 0]]  # the second of three
 
 
 @pytest.mark.parametrize(("values", "blank"), [((10, 30), True), ((10, 10), False)])
@@ -84,26 +87,33 @@ def test_a_window_that_misses_a_whole_slice_is_noticed(values: tuple[int, int], 
 
 def test_numbers_that_are_none_are_black(tmp_path: Path) -> None:
     voxels = np.array([np.nan, np.inf, -np.inf, 1e300], dtype="<f8").reshape(4, 1, 1)
-    write(tmp_path / "it.nii", voxels)
-    assert decode_nifti_pixels(tmp_path / "it.nii", PictureRendering(window=(0, 2))).shape == (1, 4)
-    assert decode_nifti_pixels(tmp_path / "it.nii", PictureRendering()).tolist() == [[255, 0, 0, 0]]
+    assert len(shown(tmp_path, voxels, PictureRendering(window=(0, 2)))[0]) == 4
+    assert shown(tmp_path, voxels, PictureRendering()) == [[255, 0, 0, 0]]
 
 
-WRONG: dict[str, tuple[Any, str]] = {
-    "no slice chosen": (VOXELS, "has 7 axial slices; choose one by data.frame, 1 to 7 or"),
-    "no such slice": (VOXELS, "has 7 axial slices; data.frame = 9 is none of them"),
-    "time": (volume(shape=(3, 3, 3, 2)), "its shape is 3 × 3 × 3 × 2; only three axes are read"),
-    "complex": (VOXELS.astype("<c8"), "its voxels are no single numbers"),
-    "colours": (np.zeros((4, 4, 2), [("R", "u1"), ("G", "u1"), ("B", "u1")]), "its voxels are no single numbers"),
+EMPTY, INFINITE = np.full((4, 4, 2), np.nan, "<f4"), np.full((4, 4, 2), np.inf, "<f4")
+WRONG: dict[str, tuple[Any, int | None, str]] = {
+    "no slice chosen": (VOXELS, None, "has 7 axial slices; choose one by data.frame, 1 to 7 or"),
+    "no such slice": (VOXELS, 9, "has 7 axial slices; data.frame = 9 is none of them"),
+    "time": (volume(shape=(3, 3, 3, 2)), None, "its shape is 3 × 3 × 3 × 2; only three axes are read"),
+    "complex": (VOXELS.astype("<c8"), None, "its voxels are no single numbers"),
+    "colours": (np.zeros((4, 4, 2), [(name, "u1") for name in "RGB"]), None, "its voxels are no single numbers"),
+    "no number": (EMPTY, 1, "holds no number"),
+    "infinite": (INFINITE, 1, "holds no number"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_files_without_such_a_slice(tmp_path: Path, name: str) -> None:
-    voxels, words = WRONG[name]
-    write(tmp_path / "it.nii", voxels)
+    voxels, frame, words = WRONG[name]
     with pytest.raises(ValueError, match=words):
-        decode_nifti_pixels(tmp_path / "it.nii", PictureRendering(9 if name == "no such slice" else None))
+        shown(tmp_path, voxels, PictureRendering(frame))
+
+
+def test_a_slice_with_one_number_is_a_picture(tmp_path: Path) -> None:
+    voxels = EMPTY.copy()
+    voxels[0, 0, 1] = 3
+    assert np.shape(shown(tmp_path, voxels, PictureRendering(2, "axial"))) == (4, 4)
 
 
 @pytest.mark.parametrize("name", ["it.nii", "it.nii.gz"])
@@ -200,13 +210,3 @@ def test_copies_of_a_volume_have_one_place_and_volumes_that_share_a_slice_have_n
     files = [tmp_path / f"{name}.nii" for name in "abc"]
     form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRendering(3, "axial"))
     assert decode_pictures(["a", "b", "c"], files.__getitem__, form).places.tolist() == [0, 0, 2]
-
-
-@pytest.mark.parametrize("fill", [np.nan, np.inf])
-def test_a_slice_without_a_number_is_no_picture(tmp_path: Path, fill: float) -> None:
-    voxels = np.full((4, 4, 2), fill, "<f4")
-    voxels[0, 0, 1] = 3
-    write(tmp_path / "it.nii", voxels)
-    with pytest.raises(ValueError, match="holds no number"):
-        decode_nifti_pixels(tmp_path / "it.nii", PictureRendering(1, "axial"))
-    assert decode_nifti_pixels(tmp_path / "it.nii", PictureRendering(2, "axial")).shape == (4, 4)
