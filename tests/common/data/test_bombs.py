@@ -16,7 +16,11 @@ READ = {"PNG of many texts", "PNG that goes on", "nii.gz that goes on", "header 
 """Files that are read as their heads say; the rest of them is not."""
 
 
-@pytest.fixture(scope="module", params=[[name for name in READERS if name != "all heads"], *long([["all heads"]])])
+LONG = ("items", "heads")
+"""Readers whose bombs are like those of "picture" and "head"."""
+
+
+@pytest.fixture(scope="module", params=[[name for name in READERS if name not in LONG], *long([LONG])])
 def outcomes(request: pytest.FixtureRequest) -> list[tuple[str, str, int, str]]:
     """By reader and bomb, the MiB that reading it took, and what became of it; read in a process of its own."""
     command = [sys.executable, "-m", "tests.common.data.bombs", *request.param]
