@@ -102,9 +102,10 @@ def in_fragments(data: bytes, *frames: bytes, syntax: str, **elements: Any) -> b
     return saved(dataset)
 
 
-def saved(dataset: Any, **settings: bool) -> bytes:
+def saved(dataset: Any) -> bytes:
     """The bytes of a dataset."""
-    dataset.save_as(content := io.BytesIO(), enforce_file_format=True, **settings)
+    content = io.BytesIO()
+    dataset.save_as(content, enforce_file_format=True)
     return content.getvalue()
 
 
@@ -118,4 +119,7 @@ def unpacked_as(data: bytes, syntax: str) -> bytes:
             for item in dataset.get(keyword) or ():
                 item.LUTData = np.frombuffer(item.LUTData, "<u2").byteswap().tobytes()
     dataset.file_meta.TransferSyntaxUID = uid.UID(syntax)
-    return saved(dataset, implicit_vr=syntax == uid.ImplicitVRLittleEndian, little_endian=little)
+    content = io.BytesIO()
+    implicit = syntax == uid.ImplicitVRLittleEndian
+    pydicom.dcmwrite(content, dataset, implicit_vr=implicit, little_endian=little, enforce_file_format=True)
+    return content.getvalue()
