@@ -15,6 +15,7 @@ from common.wire.fleet_protocol import WIRE_VERSION
 from polyclinic.testing import check_method
 from server.runs.receipt import read_receipt
 from server.runs.verify import verify_run
+from tests.client.rounds import SMALL_RUN
 from tests.client.rounds import site as site_of
 from tests.federations import experiment, federation, finished
 from tests.third_parties import forget, install_module
@@ -94,7 +95,7 @@ class Restless(Method):
 
 no_method = 3
 """
-LOUDER = ("run.method=plugin:louder",)
+LOUDER = ("run.method=plugin:louder", *SMALL_RUN)
 PRIVATE = ("privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.checkpoint=last", "model.norm=group")
 
 
@@ -113,7 +114,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_it_trains_and_its_parameter_counts(module: Path, tmp_path: Path) -> None:
     once = federation(tmp_path, *LOUDER, out="once")
-    plainly = finished("run.method=partial_loss")[1]
+    plainly = finished("run.method=partial_loss", *SMALL_RUN)[1]
     louder = federation(tmp_path, *LOUDER, "method.factor=3", 'training.optimizer="sgd"', out="louder")
     assert once["model_sha256"] == plainly["model_sha256"]  # Adam, and a factor of 1
     assert louder["model_sha256"] != once["model_sha256"]
@@ -176,7 +177,8 @@ def test_a_hospital_declines_before_it_is_imported_what_is_not_listed_or_has_oth
     assert module.with_suffix(".imported").exists()
 
 
-def test_authors_can_check_it(module: Path) -> None:
+def test_authors_can_check_it(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.federation.set_up.write_run_pages", lambda *arguments, **more: None)
     check_method("louder", {"factor": 2.0})
     with pytest.raises(AssertionError, match="restless: two runs of one seed end in two models"):
         check_method("restless")

@@ -11,7 +11,7 @@ from common.plugins import METRICS
 from strategies.registry import build_site_method
 from tests.client.rounds import changed_plan
 from tests.federations import experiment
-from tests.third_parties import install
+from tests.third_parties import forget, install
 
 
 def requested(folder: Path, *overrides: str) -> RequestedWork:
@@ -41,33 +41,24 @@ def test_a_pattern_allows_what_it_matches(networks: tuple[str, ...], refused: st
     assert bool(reason) == bool(refused)
 
 
-PLUGINS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("key", "name", "choice"),
     [
         ("networks", "stairs", "model.architecture=plugin:stairs"),
         ("losses", "absolute", "training.loss=plugin:absolute"),
     ],
 )
-
-
-@PLUGINS
-def test_a_plug_in_is_declined_by_name_until_it_is_listed(
-    key: str, name: str, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(tmp_path / "site-packages", monkeypatch)
-    work, rule = requested(tmp_path, choice), f"policy.{key}"
-    assert refusal(SitePolicy(), work, rule) == f'it does not have "plugin:{name}"'
-    for policy in (SitePolicy.model_validate({key: [f"plugin:{name}"]}), SitePolicy.model_validate(WITHOUT_LIMITS)):
-        assert refusal(policy, work, rule) == ""
-
-
-@PLUGINS
-def test_a_listed_plug_in_is_declined_without_its_stamp_and_with_other_files(
+def test_a_plug_in_is_declined_unless_it_is_listed_with_its_stamp_and_the_same_files(
     key: str, name: str, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = install(tmp_path / "site-packages", monkeypatch)
     work, rule, listed = requested(tmp_path, choice), f"policy.{key}", SitePolicy.model_validate({key: ["plugin:*"]})
+    assert refusal(SitePolicy(), work, rule) == f'it does not have "plugin:{name}"'
+    by_name = SitePolicy.model_validate({key: [f"plugin:{name}"]})
+    for policy in (by_name, listed, SitePolicy.model_validate(WITHOUT_LIMITS)):
+        assert refusal(policy, work, rule) == ""
     module.write_text(module.read_text() + "\n")
+    forget(monkeypatch)
     assert refusal(listed, work, rule).count(f"{name} of stairs 1.0 (files ") == 2
     other_kind = tuple(stamp.model_copy(update={"group": METRICS}) for stamp in work.plan.plugins)
     for stamps in ((), other_kind):  # a stamp of another kind does not stand for one of the same name
@@ -82,13 +73,9 @@ def test_a_plug_in_that_is_not_installed_here_is_declined(tmp_path: Path, monkey
     assert 'no installed package has "stairs"' in refusal(SitePolicy(networks=("plugin:*",)), work)
 
 
-def test_a_network_that_nobody_has_is_declined_before_it_is_built(tmp_path: Path) -> None:
-    work = requested(tmp_path, *RESNET)
+def test_a_network_that_is_not_ours_is_counted_and_one_that_nobody_has_is_declined(tmp_path: Path) -> None:
+    work, rule = requested(tmp_path, *RESNET), "policy.maximum_parameters"
+    assert refusal(SitePolicy(maximum_parameters=12_000_000), work, rule) == ""
+    assert "11,1" in refusal(SitePolicy(maximum_parameters=11_000_000), work, rule)
     unknown = changed_plan(work.plan, model={"architecture": "timm:resnet18_of_somebody"})
     assert '"timm:resnet18_of_somebody"' in refusal(SitePolicy(), RequestedWork(unknown, work.method))
-
-
-def test_the_limits_count_a_network_that_is_not_ours(tmp_path: Path) -> None:
-    work = requested(tmp_path, *RESNET)
-    assert refusal(SitePolicy(maximum_parameters=12_000_000), work, "policy.maximum_parameters") == ""
-    assert "11,1" in refusal(SitePolicy(maximum_parameters=11_000_000), work, "policy.maximum_parameters")

@@ -18,7 +18,8 @@ from common.models.zoo.spec import ModelSpec
 from polyclinic import testing
 from strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
 from strategies.registry import build_site_method
-from tests.federations import experiment, federation, finished
+from tests.client.rounds import SMALL_RUN
+from tests.federations import experiment, federation, finished, overheard
 from tests.third_parties import install_module
 
 MODULE = """
@@ -87,6 +88,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return install_module(tmp_path / "site-packages", monkeypatch, "steady", MODULE, points)
 
 
+def model_of(*overrides: str) -> str:
+    """The hash of the model in which a small run ends."""
+    return str(finished(*SMALL_RUN, *overrides)[1]["model_sha256"])
+
+
 @pytest.mark.parametrize(
     ("plugin", "ours", "more"),
     [
@@ -96,15 +102,18 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("augmentation.transform=plugin:same", (), ("augmentation.horizontal_flip=true",)),
     ],
 )
-def test_one_like_ours_ends_in_the_same_model(
-    plugin: str, ours: tuple[str, ...], more: tuple[str, ...], tmp_path: Path
-) -> None:
-    assert federation(tmp_path, plugin, *more)["model_sha256"] == finished(*ours, *more)[1]["model_sha256"]
+def test_one_like_ours_ends_in_the_same_model(plugin: str, ours: tuple[str, ...], more: tuple[str, ...]) -> None:
+    assert model_of(plugin, *more) == model_of(*ours, *more)
 
 
-@pytest.mark.parametrize("choice", ALL_THREE)
-def test_each_changes_the_model(choice: str, tmp_path: Path) -> None:
-    assert federation(tmp_path, choice)["model_sha256"] != finished()[1]["model_sha256"]
+def test_each_changes_the_model_and_is_in_the_plan_with_its_package(tmp_path: Path) -> None:
+    assert len({model_of(*choices) for choices in ((), *zip(ALL_THREE))}) == 4
+    stamps = make_hospital_plan(experiment(tmp_path, *ALL_THREE).experiment).plugins
+    assert {(stamp.group, stamp.name, stamp.package) for stamp in stamps} == {
+        ("polyclinic.transforms", "brighter", "steady"),
+        ("polyclinic.optimizers", "adafactor", "steady"),
+        ("polyclinic.schedules", "cosine", "steady"),
+    }
 
 
 @pytest.mark.long
@@ -112,15 +121,6 @@ def test_ray_finds_them_as_this_process_does(tmp_path: Path) -> None:
     inline = federation(tmp_path, *ALL_THREE, out="inline")
     on_ray = federation(tmp_path, *ALL_THREE, "simulation.backend=ray", "simulation.workers=2", out="ray")
     assert on_ray["model_sha256"] == inline["model_sha256"]
-
-
-def test_the_plan_names_each_with_its_package(tmp_path: Path) -> None:
-    stamps = make_hospital_plan(experiment(tmp_path, *ALL_THREE).experiment).plugins
-    assert {(stamp.group, stamp.name, stamp.package) for stamp in stamps} == {
-        ("polyclinic.transforms", "brighter", "steady"),
-        ("polyclinic.optimizers", "adafactor", "steady"),
-        ("polyclinic.schedules", "cosine", "steady"),
-    }
 
 
 @pytest.mark.parametrize(("key", "choice"), [*zip(("transforms", "optimizers", "schedules"), ALL_THREE, strict=True)])
@@ -141,34 +141,29 @@ def test_a_hospital_has_to_list_it_and_have_the_same_files(key: str, choice: str
 
 
 @pytest.mark.parametrize(
-    ("choice", "reason"),
+    ("choices", "reason"),
     [
-        ("augmentation.transform=plugin:cropped", "made torch.float32 (4, 1, 15, 16) of float pixels (4, 1, 16, 16)"),
-        ("augmentation.transform=plugin:narrow", "made torch.uint8"),
-        ("augmentation.transform=plugin:nothing", "made NoneType"),
-        ("training.optimizer=plugin:nothing", "made a NoneType, not a torch.optim.Optimizer"),
-        ("training.schedule=plugin:rising", "returned -1.0 for round 1 of 2, not a finite number of 0 or more"),
-        ("training.schedule=plugin:nothing", "returned None for round 1 of 2"),
-    ],
-)
-def test_one_that_returns_something_else_is_named(choice: str, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput) as refused:  # by one call before round 1
-        federation(tmp_path, choice)
-    assert reason in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("choices", "fault"),
-    [
+        (
+            ("augmentation.transform=plugin:cropped",),
+            "made torch.float32 (4, 1, 15, 16) of float pixels (4, 1, 16, 16)",
+        ),
+        (("augmentation.transform=plugin:narrow",), "made torch.uint8"),
+        (("augmentation.transform=plugin:nothing",), "made NoneType"),
+        (("training.optimizer=plugin:nothing",), "made a NoneType, not a torch.optim.Optimizer"),
+        (("training.schedule=plugin:rising",), "returned -1.0 for round 1 of 2, not a finite number of 0 or more"),
+        (("training.schedule=plugin:nothing",), "returned None for round 1 of 2"),
         *(((f"{choice.partition(':')[0]}:nobodys",), 'no installed package has "nobodys"') for choice in ALL_THREE),
         ((*PRIVATE, "augmentation.transform=plugin:brighter"), "may mix the images of a batch"),
     ],
 )
-def test_one_that_nobody_has_or_that_privacy_excludes_is_a_fault_before_anything_is_trained(
-    choices: tuple[str, ...], fault: str, tmp_path: Path
+def test_one_that_is_wrong_absent_or_excluded_by_privacy_is_a_fault_before_anything_is_trained(
+    choices: tuple[str, ...], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(BadInput, match=fault):
+    traffic = overheard(monkeypatch)
+    with pytest.raises(BadInput) as refused:
         federation(tmp_path, *choices)
+    assert reason in str(refused.value)
+    assert traffic.requests == []
 
 
 @pytest.mark.parametrize(("name", "whole"), [("plugin:adamw", True), ("plugin:adafactor", False), ("adam", True)])
