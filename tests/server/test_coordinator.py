@@ -59,7 +59,7 @@ addresses = st.ip_addresses().map(str)
 ports = st.integers(1, 65535)
 
 
-@settings(max_examples=settings.default.max_examples * 2 // 5)  # each writes a file
+@settings(max_examples=settings().max_examples * 2 // 5)  # each writes a file
 @given(hosts=st.lists(names | addresses, min_size=1, max_size=3), listen=addresses, port=ports)
 def test_a_written_file_is_read(
     hosts: list[str], listen: str, port: int, tmp_path_factory: pytest.TempPathFactory

@@ -102,7 +102,7 @@ def test_no_pair_of_printed_figures_is_impossible_and_no_verdict_is_unfounded(tm
     warned = 0
     for run in range(RUNS):
         result, (auroc, precision, accuracy) = by_sums(*made_up(run)), exact(run)
-        for name, true in (("auroc", auroc), ("average_precision", precision)):
+        for name, true in zip(FIGURES[:2], (auroc, precision), strict=True):
             shown = result.metric_with_error(name)
             assert shown is None or abs(shown.value - true) <= shown.error + 1e-9
         perfect = [round(value, 9) == 1 for value in (result.auroc or 0, result.average_precision or 0)]

@@ -232,7 +232,7 @@ def test_the_name_of_a_class_is_no_formula_in_a_table_of_figures() -> None:
     assert {name: formulas(figures([name, "Effusion"])) for name in FORMULAS} == {name: [] for name in FORMULAS}
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.text(alphabet="=+-@\uff1d\"';,|\t\r\n a1", max_size=8))
 def test_no_name_of_any_characters_is_a_formula(name: str) -> None:
     assert formulas(figures([name])) == []

@@ -31,7 +31,7 @@ from server.deployment.superlink.object_store import (
 )
 from tests.server.superlinks import named
 
-FEWER = settings(max_examples=settings.default.max_examples * 2 // 5)
+FEWER = settings(max_examples=settings().max_examples * 2 // 5)
 """For properties whose examples write files."""
 
 

@@ -190,7 +190,7 @@ def test_the_depth_of_16_bit_pictures_is_proposed_for_all_and_no_picture_is_read
     assert shown == {round((4000 if n == 7 else 1008 + n) * 255 / 4095) for n in range(40)}
 
 
-def of_dicom(folder: Path, elements: Callable[[int], dict[str, object]]) -> Path:
+def of_dicom(folder: Path, elements: Callable[[int], dict[str, Any]]) -> Path:
     """Write a table that names no patients, and DICOM files with these elements."""
     path = table(folder, "file,Fluid,Mass", *(f"{n:03}.dcm,{n % 2},{n // 2 % 2}" for n in range(40)))
     for n in range(40):
@@ -199,7 +199,7 @@ def of_dicom(folder: Path, elements: Callable[[int], dict[str, object]]) -> Path
 
 
 def test_mixed_modalities_and_missing_windows_are_told(tmp_path: Path) -> None:
-    def elements(n: int) -> dict[str, object]:
+    def elements(n: int) -> dict[str, Any]:
         window = {"WindowCenter": 100, "WindowWidth": 200} if n % 4 else {}
         return {"PatientID": f"P{n // 2}" if n else "", "Modality": "CT" if n < 30 else "CR", **window}
 

@@ -223,7 +223,7 @@ def test_a_store_that_goes_away_does_not_stop_the_run(
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.lists(st.text("./a=\u00e9 ,", min_size=1, max_size=6) | st.just("c" * 200), min_size=1, max_size=4))
 def test_no_class_name_makes_a_name_that_mlflow_refuses(class_names: list[str]) -> None:
     run = MLflowTracker(None, "", pytest.fail)
