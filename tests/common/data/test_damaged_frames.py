@@ -95,7 +95,7 @@ DAMAGE: dict[str, Callable[[bytes, int], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("kind", FRAMES)
-@pytest.mark.parametrize("share", [0.4, 0.75, *long([0.6])])
+@pytest.mark.parametrize("share", [0.05, 0.4, 0.75, *long([0.6])])
 def test_a_frame_with_a_part_missing_is_refused(kind: str, damage: str, share: float) -> None:
     make, syntax = FRAMES[kind]
     frame, pixels = make(), SHALLOW if kind == "8 bits" else DEEP

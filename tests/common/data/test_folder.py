@@ -75,9 +75,13 @@ def test_uncertain_and_blank_follow_the_policy(folder: Path, settings: dict[str,
     np.testing.assert_array_equal(splits.train.labels[:4, 0], np.array(expected, dtype=np.float32))
 
 
-def test_a_split_column_without_validation_rows_holds_out_training_patients(folder: Path) -> None:
+def test_a_split_column_holds_out_training_patients_only_if_it_has_no_validation_rows(folder: Path) -> None:
     splits = load_dataset(spec(split_column="part", validation_fraction=0.2), folder)
     assert [len(part) for part in splits.parts] == [24, 6, 10]
+    table = folder / "labels.csv"
+    table.write_text(re.sub(r"(?m)^(2\d.*),train$", r"\1,validation", table.read_text()))
+    splits = load_dataset(spec(split_column="part", validation_fraction=0.2), folder)
+    assert [len(part) for part in splits.parts] == [20, 10, 10]
 
 
 def test_findings_in_one_column_are_read_from_a_gzipped_table(folder: Path) -> None:

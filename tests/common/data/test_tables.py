@@ -664,7 +664,7 @@ def test_folder_and_table_are_found_in_either_form_of_unicode(tmp_path: Path) ->
     touch(tmp_path, "a.png")
     (tmp_path / "scans").rename(tmp_path / NFD_NAME)
     (tmp_path / f"{NFD_NAME}.csv").write_text("file,id,Mass,Edema\na.png,p0,1,0\n")
-    table = open_label_table(spec_of(images=NFC_NAME, labels=f"{NFC_NAME}.csv"), tmp_path)
+    table = open_label_table(spec_of(images=NFC_NAME, labels=f"{NFC_NAME}.csv", patient_column=None), tmp_path)
     assert table.files[0].exists()
 
 
