@@ -94,7 +94,12 @@ def _build_torchvision(name: str, channels: int, image_size: int) -> nn.Module:
         options["image_size"] = image_size  # type: ignore[assignment]
     if name.startswith(("inception", "googlenet")):
         options["init_weights"] = options["aux_logits"] = False  # type: ignore[assignment]
-    network = cast(nn.Module, builder(**options))
+    try:
+        network = cast(nn.Module, builder(**options))
+    except AssertionError as error:  # a transformer cuts an image into whole patches
+        problem = f"torchvision:{name} does not take images of {image_size} pixels: {str(error).rstrip('!')}."
+        remedy = "Use 224, or another multiple of the size of its patches."
+        raise BadInput([Fault("model.image_size", problem, remedy)]) from error
     _remove_last_dense_layer(network, f"torchvision:{name}")
     if channels != 3:
         modules = network.named_modules()

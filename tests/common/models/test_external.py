@@ -90,6 +90,7 @@ def test_a_federation_trains_it_and_the_saved_model_is_read_back(name: str, tmp_
         ("torchvision:squeezenet1_1", 32, "has no dense layer at its end"),
         ("plugin:stair", 32, 'There are "stairs"'),
         ("plugin:stairs", 2, "does not take images of 2 pixels and 1 channels"),
+        ("torchvision:vit_b_16", 24, "does not take images of 24 pixels: Input shape indivisible by patch size."),
     ],
 )
 def test_a_network_that_cannot_be_made_is_a_fault_before_anything_is_trained(name: str, size: int, words: str) -> None:
