@@ -43,8 +43,17 @@ POINTS = {LOSSES: {"answer": "acme.losses:answer", "late": "acme.losses:late"}}
 Patched = pytest.MonkeyPatch
 
 
+@pytest.fixture
+def few_packages() -> Iterator[None]:
+    """Leave the environment's hundreds of packages out, in which each hash would look for files of its own."""
+    before = sys.path[:]
+    sys.path[:] = [entry for entry in before if not entry.endswith("site-packages")]
+    yield
+    sys.path[:] = before
+
+
 @pytest.fixture(autouse=True)
-def nothing_of_before(monkeypatch: Patched) -> Iterator[None]:
+def nothing_of_before(few_packages: None, monkeypatch: Patched) -> Iterator[None]:
     """Each test has modules and hashes of its own."""
     forget(monkeypatch)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
