@@ -221,9 +221,15 @@ def with_state(run: Path, change: Callable[[FederationState], FederationState]) 
     with_facts(run, lambda facts: None)
 
 
+def with_shifted_model(data: bytes) -> bytes:
+    state = deserialize_federation_state(data)
+    return serialize_federation_state(replace(state, model=shifted(state.model)))
+
+
 HARMS: dict[str, Callable[[Path], object]] = {
     "state cut off": lambda run: edit(run / STATE, lambda data: data[:-7]),
     "state changed": lambda run: edit(run / STATE, lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:]),
+    "state of another model": lambda run: edit(run / STATE, with_shifted_model),
     "no state": lambda run: (run / STATE).unlink(),
     "json cut off": lambda run: edit(run / FACTS, lambda data: data[:50]),
     "json without a key": lambda run: (run / FACTS).write_text("{}"),
