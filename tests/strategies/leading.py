@@ -78,9 +78,9 @@ def small_plan(method: str = "surgical", seed: int = 7) -> HospitalPlan:
     return HospitalPlan.model_validate({"run": {"method": method, "seed": seed}, **tables})
 
 
-def site_notes(run: Path, site: str) -> Mapping[str, np.ndarray]:
-    """What a method noted at a site after the last round, from the site's own disk."""
-    path = sorted((run / "sites" / site / "memory").glob("*/round-*.safetensors"))[-1]
+def site_notes(run: Path, site: str, rounds_ago: int = 0) -> Mapping[str, np.ndarray]:
+    """What a method noted at a site after the last round, or the one before it, from the site's own disk."""
+    path = sorted((run / "sites" / site / "memory").glob("*/round-*.safetensors"))[-1 - rounds_ago]
     return parse_round_state(path.read_bytes())[0].method_state
 
 

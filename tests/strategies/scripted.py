@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
+from common.wire.codec import encode_record
+from common.wire.records import Record
+
 SUPERLINK = 1
 LOST = 5
 """Flower's code for a site that gives no sign of life."""
@@ -92,6 +95,11 @@ class ScriptedGrid:
 def reply(text: str) -> Makes:
     """A good reply with this text."""
     return lambda message: Message(RecordDict({"reply": ConfigRecord({"text": text})}), reply_to=message)
+
+
+def record(content: Record) -> Makes:
+    """A reply that is this record."""
+    return lambda message: Message(encode_record(content), reply_to=message)
 
 
 def text(message: Message) -> str:

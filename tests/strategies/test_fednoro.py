@@ -50,7 +50,7 @@ def test_indicators_are_scaled_over_sites_and_who_has_none_is_the_lowest() -> No
     np.testing.assert_allclose(scaled, [[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.5, 1.0, 0.0, 0.0]])
 
 
-def test_the_sites_of_higher_losses_are_noisy_among_two_sites_too() -> None:
+def test_the_sites_of_higher_losses_are_noisy_among_two_sites_too_and_nobody_where_all_are_alike() -> None:
     rng = np.random.default_rng(0)
     indicators = rng.normal(0.5, 0.02, (9, 4))
     indicators[[1, 4, 5], :] += [0.4, 0.3, 0.2, 0.5]
@@ -58,12 +58,8 @@ def test_the_sites_of_higher_losses_are_noisy_among_two_sites_too() -> None:
     indicators[:, 2] = NAN
     np.testing.assert_array_equal(np.flatnonzero(find_noisy_sites(indicators)), [1, 4, 5])
     np.testing.assert_array_equal(find_noisy_sites(np.array([[0.9, 0.8], [0.1, NAN]])), [True, False])
-
-
-def test_where_all_sites_are_alike_nobody_is_noisy() -> None:
-    assert not find_noisy_sites(np.full((4, 6), 0.3)).any()
-    assert not find_noisy_sites(np.full((1, 6), 0.3)).any()
-    assert not find_noisy_sites(np.full((3, 2), NAN)).any()
+    for alike in (np.full((4, 6), 0.3), np.full((1, 6), 0.3), np.full((3, 2), NAN)):
+        assert not find_noisy_sites(alike).any()
 
 
 def between(*places: float) -> np.ndarray:
@@ -141,21 +137,27 @@ def test_the_divergence_is_of_each_entrys_two_probabilities_over_the_chosen_clas
     assert float(compute_distillation_divergence(student, teacher, ~both).detach()) == 0.0
 
 
-def test_indicators_go_up_once_and_verdicts_come_down_from_then_on(tmp_path: Path, traffic: Traffic) -> None:
-    federation(tmp_path, "run.method=fednoro", "run.rounds=3", "method.stage_one_rounds=2")
-    for reply in traffic.replies:
-        assert set(reply.statistics) == ({"indicators"} if reply.round == 2 else set())
-    for request in traffic.requests:
-        assert set(request.statistics) == ({"noisy"} if request.round == 3 else set())
-
-
-def test_sites_that_lack_most_classes_are_found_among_those_that_label_all(tmp_path: Path, traffic: Traffic) -> None:
+def test_sites_that_lack_most_classes_are_found_by_indicators_that_go_up_once(tmp_path: Path, traffic: Traffic) -> None:
     every = [str(digit) for digit in range(10)]
     lists = {"east": every, "north": ["0", "1"], "south": every, "west": every}
     text = ", ".join(f"{site} = {classes}" for site, classes in lists.items()).replace("'", '"')
     settings = ("run.rounds=5", "method.stage_one_rounds=4", "training.epochs=2", "training.batch_size=16")
     lists_of_all = f'partition={{kind = "class_lists", lists = {{{text}}}}}'
     summary = federation(tmp_path, "run.method=fednoro", lists_of_all, *settings)
+    assert {(reply.round, *reply.statistics) for reply in traffic.replies} == {
+        (1,),
+        (2,),
+        (3,),
+        (4, "indicators"),
+        (5,),
+    }
+    assert {(request.round, *request.statistics) for request in traffic.requests} == {
+        (1,),
+        (2,),
+        (3,),
+        (4,),
+        (5, "noisy"),
+    }
     assert summary["learned"] == {"noisy": ["north"]}
     verdicts = [float(request.statistics["noisy"][0]) for request in traffic.requests if request.round == 5]
     assert sorted(verdicts) == [0.0, 0.0, 0.0, 1.0]

@@ -19,18 +19,21 @@ from server.federation.checkpoints import CheckpointFolder
 from server.runs.verify import verify_run
 from server.simulation.backends import inline as backends
 from strategies.registry import STRATEGIES
-from tests.federations import Traffic, experiment, federation, finished, json_lines, needs_of, of_type
+from tests.federations import Traffic, experiment, federation, finished, json_lines, of_type
 from tests.server.killing import Killed, kill_at
+from tests.strategies.few_images import FEW, few_needs_of
 
 HEAD = ("model.train=head",)
 NECK = ("model.train=neck", "model.neck=24")
 LAST = ("model.train=last:2",)
 LORA = ("model.train=lora:4",)
-SHORT = {"surgical", "fedmlp", "fedsld", "unifed", "fedbn", "individual"}
+SHORT = {
+    *((name, HEAD) for name in ("surgical", "fedsld", "unifed", "individual")),
+    *((name, LORA) for name in ("surgical", "fedmlp", "fedbn")),
+}
 """What ``make test`` tries; ``make torture`` tries all."""
 WITHOUT_BATCH_NORM = {"fedbn_plus": ("model.norm=group",)}
 """It freezes the layer that would standardise the features."""
-METHODS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.torture) for name in sorted(STRATEGIES)]
 
 
 def frozen_of(folder: Path, *overrides: str) -> FrozenPart:
@@ -43,11 +46,17 @@ def whole_model() -> ModelState:
     return read_model_state(load_model(finished()[0]))
 
 
-@pytest.mark.parametrize("part", [HEAD, LORA], ids=["head", "products"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "part"),
+    [
+        pytest.param(name, part, id=f"{name}-{part[0]}", marks=() if (name, part) in SHORT else pytest.mark.torture)
+        for name in sorted(STRATEGIES)
+        for part in (HEAD, LORA)
+    ],
+)
 def test_every_method_trains_only_the_part(method: str, part: tuple[str, ...], tmp_path: Path) -> None:
     choices = (*part, *(WITHOUT_BATCH_NORM.get(method, ()) if part == HEAD else ()))
-    summary = federation(tmp_path, f"run.method={method}", *needs_of(method), *choices, "run.keep_updates=true")
+    summary = federation(tmp_path, f"run.method={method}", *few_needs_of(method), *choices, "run.keep_updates=true")
     sha256 = frozen_of(tmp_path, *choices).sha256
     assert summary["experiment"]["model"]["frozen_sha256"] == sha256
     models = [path.parent for path in tmp_path.rglob("model.safetensors")]
@@ -61,7 +70,7 @@ def test_the_frozen_part_is_sent_once_a_site(choices: tuple[str, ...], tmp_path:
     backbone = sum(len(array) for array in (whole_model().trunk, whole_model().norm))
     traffic.down.clear()
     traffic.up.clear()
-    federation(tmp_path, *choices, "run.rounds=3")
+    federation(tmp_path, *choices, FEW)
     size = len(frozen_of(tmp_path, *choices).values)
     evaluations = [decode_record(content, EvaluateRequest) for content in of_type(traffic.down, "evaluate")]
     carried = [request for request in (*traffic.requests, *evaluations) if request.frozen.trunk is not None]
@@ -72,15 +81,13 @@ def test_the_frozen_part_is_sent_once_a_site(choices: tuple[str, ...], tmp_path:
         assert len(reply.update.trunk) + len(reply.update.norm) == backbone - size + of_neck
 
 
-def test_features_train_the_model_that_pixels_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    through = finished(*HEAD)[1]
+def test_features_train_the_model_that_pixels_train_and_the_frozen_backbone_sees_augmentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    through = finished(*HEAD, FEW)[1]["model_sha256"]
+    assert federation(tmp_path, *HEAD, FEW, "augmentation.rotation=0.1", out="turned")["model_sha256"] != through
     monkeypatch.setattr(task, "trains_on_cached_features", lambda plan, method: False)
-    assert federation(tmp_path, *HEAD)["model_sha256"] == through["model_sha256"]
-
-
-def test_augmentation_is_seen_by_the_frozen_backbone(tmp_path: Path) -> None:
-    turned = federation(tmp_path, *HEAD, "augmentation.rotation=0.1")
-    assert turned["model_sha256"] != finished(*HEAD)[1]["model_sha256"]
+    assert federation(tmp_path, *HEAD, FEW)["model_sha256"] == through
 
 
 WRAPPED = (
@@ -111,13 +118,13 @@ def test_a_standardising_layer_that_would_be_frozen_is_refused(choices: tuple[st
 
 @pytest.mark.parametrize("wrapped", WRAPPED, ids=lambda wrapped: wrapped[0])
 def test_it_works_with_what_is_around_a_method(wrapped: tuple[str, ...], tmp_path: Path) -> None:
-    summary = federation(tmp_path, *HEAD, *wrapped)
+    summary = federation(tmp_path, *HEAD, FEW, *wrapped)
     assert summary["rounds"] == 2
     assert all(site["epochs"] for site in summary["sites"].values())
     assert not verify_run(tmp_path / "run").faults
 
 
-@pytest.mark.parametrize("choices", [HEAD, LAST, LORA])
+@pytest.mark.parametrize("choices", [HEAD, pytest.param(LAST, marks=pytest.mark.long), LORA])
 def test_killed_and_resumed_it_ends_in_the_same_model(choices: tuple[str, ...], tmp_path: Path) -> None:
     through = finished(*choices, "run.rounds=3")[1]
     with pytest.MonkeyPatch.context() as patched:
@@ -173,22 +180,6 @@ def test_a_frozen_part_of_another_hash_is_refused_by_the_site(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_a_weights_file_of_the_hospital_saves_the_transfer(tmp_path: Path) -> None:
-    file = experiment(tmp_path, *HEAD)
-    first = finished(*HEAD)[0]
-    weights = tmp_path / "weights"
-    weights.mkdir()
-    (weights / "another.safetensors").write_bytes(safetensors.numpy.save({"backbone.x": np.zeros(1, np.float32)}))
-    (weights / "damaged.safetensors").write_bytes(b"no tensors")
-    parts = FrozenPartFiles(tmp_path / "frozen", weights, durable=False)
-    sha256 = json.loads((first / "summary.json").read_text())["experiment"]["model"]["frozen_sha256"]
-    named = file.experiment.model.model_copy(update={"frozen_sha256": sha256})
-    assert not parts.has_frozen_part(named)
-    (weights / "ours.safetensors").write_bytes((first / "model.safetensors").read_bytes())
-    assert parts.has_frozen_part(named)
-    assert parts.read_frozen_part(sha256).sha256 == sha256
-
-
 def test_a_damaged_file_is_removed_and_asked_for_again(tmp_path: Path) -> None:
     parts = FrozenPartFiles(tmp_path, None, durable=False)
     part = FrozenPart(np.arange(5, dtype=np.float32))
@@ -207,3 +198,19 @@ def test_only_a_few_are_kept(tmp_path: Path) -> None:
         parts.store_received_part(part, part.sha256)
     assert len(list(tmp_path.glob("*.f32"))) == 3
     assert parts.read_frozen_part(part.sha256).values.tolist() == [4.0, 4.0, 4.0]
+
+
+def test_a_weights_file_of_the_hospital_saves_the_transfer(tmp_path: Path) -> None:
+    file = experiment(tmp_path, *HEAD)
+    first = finished(*HEAD)[0]
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "another.safetensors").write_bytes(safetensors.numpy.save({"backbone.x": np.zeros(1, np.float32)}))
+    (weights / "damaged.safetensors").write_bytes(b"no tensors")
+    parts = FrozenPartFiles(tmp_path / "frozen", weights, durable=False)
+    sha256 = json.loads((first / "summary.json").read_text())["experiment"]["model"]["frozen_sha256"]
+    named = file.experiment.model.model_copy(update={"frozen_sha256": sha256})
+    assert not parts.has_frozen_part(named)
+    (weights / "ours.safetensors").write_bytes((first / "model.safetensors").read_bytes())
+    assert parts.has_frozen_part(named)
+    assert parts.read_frozen_part(sha256).sha256 == sha256

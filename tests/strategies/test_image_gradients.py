@@ -57,16 +57,20 @@ class Mixing(nn.Module):
         return values + self.gain(self.mixed(values))
 
 
-class KeepsMean(Windows):
-    """A network whose state keeps a mean of the images that it is trained on."""
+class KeepsPixels(Windows):
+    """A network that keeps a part of an image, in a buffer or a weight, from some call on."""
 
-    def __init__(self, persistent: bool) -> None:
+    def __init__(self, place: str, calls_before: int, persistent: bool = True) -> None:
         super().__init__(windows_first=False)
-        self.register_buffer("seen", torch.zeros(1, SIDE, SIDE), persistent=persistent)
+        self.register_buffer("seen", torch.zeros(SIDE * SIDE), persistent=persistent)
+        self.place, self.calls_before = place, calls_before
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.training:
-            self.seen.lerp_(images.detach().mean(dim=0), 0.5)
+        self.calls_before -= 1
+        if self.calls_before < 0:
+            place = self.seen if self.place == "seen" else next(self.parameters())
+            with torch.no_grad():
+                place.view(-1)[:8].copy_(images[0].flatten()[:8])
         return super().forward(images)
 
 
@@ -149,11 +153,12 @@ def test_an_image_moves_the_sum_by_no_more_than_the_bound_where_its_parts_are_a_
     assert influence(of, images, 1e-6) <= 1.0 + 1e-3  # rounding in the network
 
 
-def test_windows_in_another_order_are_refused() -> None:
+def test_windows_in_another_order_and_a_layer_without_any_gradient_in_the_trial_are_refused() -> None:
     of = network(Windows(windows_first=True))
     assert influence(of, some(5), 1e-3) > 1.1  # what would leave otherwise
-    with pytest.raises(BadInput, match="cannot be limited"):
-        refuse(of, 5)
+    for unlimited, images in ((of, 5), (network(Mixing(torch.zeros_like, 1.0)), 4)):
+        with pytest.raises(BadInput, match="cannot be limited"):
+            refuse(unlimited, images)
 
 
 @pytest.mark.parametrize(
@@ -173,35 +178,14 @@ def test_a_network_that_mixes_images_is_refused(mixed: Callable[[Tensor], Tensor
         refuse(network(Mixing(mixed, gain)), images)
 
 
-def test_a_state_that_keeps_something_of_the_images_is_refused() -> None:
-    with pytest.raises(BadInput, match='changes "seen" by itself'):
-        refuse(network(KeepsMean(persistent=True)), 4)
-    refuse(network(KeepsMean(persistent=False)), 4)  # never leaves
-
-
-class LateMemory(Windows):
-    """A network that keeps an image, in a buffer or a weight, only after twelve calls."""
-
-    def __init__(self, place: str) -> None:
-        super().__init__(windows_first=False)
-        self.register_buffer("seen", torch.zeros(SIDE * SIDE))
-        self.place, self.calls = place, 0
-
-    def forward(self, images: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls > 12:
-            place = self.seen if self.place == "seen" else next(self.parameters())
-            with torch.no_grad():
-                place.view(-1)[:8].copy_(images[0].flatten()[:8])
-        return super().forward(images)
-
-
 @pytest.mark.parametrize("place", ["seen", "weight"])
-def test_a_state_that_keeps_images_only_after_some_calls_is_refused(place: str) -> None:
-    of = network(LateMemory(place))
+def test_a_state_that_keeps_images_from_the_first_call_on_or_after_some_is_refused(place: str) -> None:
     with pytest.raises(BadInput, match=rf'changes "[a-z.]*{place}" by itself'):
-        check_state_constant(of, 2, (1, SIDE, SIDE))
+        check_state_constant(network(KeepsPixels(place, 12)), 2, (1, SIDE, SIDE))
     check_state_constant(network(Windows(windows_first=False)), 2, (1, SIDE, SIDE))
+    with pytest.raises(BadInput, match='changes "seen" by itself'):
+        refuse(network(KeepsPixels("seen", 0)), 4)
+    refuse(network(KeepsPixels("seen", 0, persistent=False)), 4)  # never leaves
 
 
 def test_a_weight_that_is_used_outside_its_layer_is_named_and_no_class_of_ours() -> None:
@@ -225,11 +209,6 @@ def test_a_narrow_neck_hides_no_mixing_behind_a_unit_that_is_closed() -> None:
         with pytest.raises(BadInput, match="mixes the images"):
             refuse(network(Mixing(lambda values: values.roll(1, dims=0), 0.0), neck), 3)
         refuse(network(Windows(windows_first=False), neck), 3)
-
-
-def test_a_layer_without_any_gradient_in_the_trial_counts_as_not_tried() -> None:
-    with pytest.raises(BadInput, match="cannot be limited"):
-        refuse(network(Mixing(torch.zeros_like, 1.0)), 4)
 
 
 @pytest.mark.parametrize(("mixed_in", "other"), [(0, 11), (11, 0), (6, 7), (8, 15)])

@@ -1,23 +1,21 @@
 """Sites whose claims, labels or layout do not fit are left out while others go on; one site cannot push others out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-from flwr.app import Message
 
 from common.config import ParticipationSection
 from common.errors import BadInput
-from common.wire.codec import encode_record
 from common.wire.fleet_protocol import REFUSAL
 from common.wire.records import RefusalNoted, RollCallAnswer
 from strategies.engine.claims import SiteClaimLimits, find_excess_claim_faults
 from strategies.engine.membership import RunMembership
 from strategies.registry import build_experiment_strategy
 from tests.client.rounds import plan
-from tests.strategies.scripted import Answer, Clock, ScriptedGrid, Site
+from tests.strategies.scripted import Answer, Clock, ScriptedGrid, Site, record
 
 HONEST = ("Effusion", "Nodule")
 NAMES = ("north", "south", "east", "west")
@@ -32,11 +30,7 @@ OTHERWISE = answer("west", ("effusion",))
 
 
 def hospital(answer: RollCallAnswer) -> Site:
-    replies: list[Callable[[Message], Message]] = [
-        lambda message: Message(encode_record(answer), reply_to=message),
-        lambda message: Message(encode_record(RefusalNoted("run-1", answer.site)), reply_to=message),
-    ]
-    return Site([Answer(0, make) for make in replies])
+    return Site([Answer(0, record(answer)), Answer(0, record(RefusalNoted("run-1", answer.site)))])
 
 
 def gathered(
@@ -62,28 +56,30 @@ def gathered(
     return members, grid
 
 
-def test_a_site_that_claims_a_class_it_was_not_admitted_for_is_told_and_the_others_go_on(clock: Clock) -> None:
-    lists = dict.fromkeys(NAMES, SiteClaimLimits(frozenset(HONEST)))
-    answers = answer("north"), answer("south"), answer("west", (*HONEST, "Mass"))
+@pytest.mark.parametrize(
+    ("changes", "limits", "reason"),
+    [
+        (
+            {"classes": (*HONEST, "Mass")},
+            SiteClaimLimits(frozenset(HONEST)),
+            'claims "Mass", which it was not admitted',
+        ),
+        ({"train_samples": 10**9}, SiteClaimLimits(images=5000), "claims 1,000,000,000 training images"),
+    ],
+    ids=["a_class", "images"],
+)
+def test_a_site_that_claims_more_than_it_was_admitted_for_is_told_and_the_others_go_on(
+    changes: dict[str, Any], limits: SiteClaimLimits, reason: str, clock: Clock
+) -> None:
+    lists = {"west": limits, "north": SiteClaimLimits(frozenset(HONEST), images=10)}
+    answers = answer("north"), answer("south"), answer("west", **changes)
     members, grid = gathered(clock, *answers, min_sites=2, claims=lists)
     assert members.members.keys() == {"north", "south"}
     assert members.contract.class_names == HONEST
-    assert 'claims "Mass", which it was not admitted for' in members.left_out_sites["west"]
+    assert reason in members.left_out_sites["west"]
     assert [message.metadata.message_type for message in grid.to(9)][-1] == REFUSAL
-
-
-def test_a_site_that_claims_more_images_than_it_was_admitted_for_is_left_out(clock: Clock) -> None:
-    many = answer("west", train_samples=10**9)
-    lists = {"west": SiteClaimLimits(images=5000), "north": SiteClaimLimits(images=10)}
-    members, _ = gathered(clock, answer("north"), many, min_sites=1, claims=lists)
-    assert members.members.keys() == {"north"}
-    assert "claims 1,000,000,000 training images" in members.left_out_sites["west"]
-
-
-def test_what_a_site_may_claim_counts_where_every_site_is_needed_too(clock: Clock) -> None:
-    lists = {"west": SiteClaimLimits(frozenset({"Effusion"}))}
-    with pytest.raises(BadInput, match="was not admitted for"):
-        gathered(clock, answer("north"), answer("west"), min_sites=0, claims=lists)
+    with pytest.raises(BadInput, match=reason):
+        gathered(clock, *answers, min_sites=0, claims=lists)
 
 
 @pytest.mark.parametrize("position", range(3))

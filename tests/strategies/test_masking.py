@@ -372,22 +372,16 @@ def reveal(*survivors: str) -> RevealRequest:
     return RevealRequest("run", 3, survivors)
 
 
-def test_of_each_site_one_secret_is_given_and_never_the_other() -> None:
+def test_of_each_site_one_secret_is_given_and_never_the_other_and_the_same_question_gets_the_same_answer() -> None:
     stages = masked_by_ash()
+    assert stages.site.answer_with_masked_update(stages.masked) is stages.site.answer_with_masked_update(stages.masked)
     answer = stages.site.answer_with_revealed_shares(reveal("ash", "birch"))
     assert set(answer.owners) == {"ash", "birch"}
     assert answer.gone == ("cedar",)
     for survivors in (THREE, ("ash", "cedar")):
         with pytest.raises(MaskingRefused, match="another RevealRequest"):
             stages.site.answer_with_revealed_shares(reveal(*survivors))
-
-
-def test_the_same_question_gets_the_same_answer() -> None:
-    stages = masked_by_ash()
-    assert stages.site.answer_with_masked_update(stages.masked) is stages.site.answer_with_masked_update(stages.masked)
-    assert stages.site.answer_with_revealed_shares(reveal("ash", "birch")) is stages.site.answer_with_revealed_shares(
-        reveal("ash", "birch")
-    )
+    assert stages.site.answer_with_revealed_shares(reveal("ash", "birch")) is answer
 
 
 def fewer(shares: SharesRequest, *places: int) -> SharesRequest:
@@ -520,12 +514,9 @@ def test_a_number_comes_back_within_half_a_step(numbers: list[float], divisor: i
     assert count_out_of_range_values(update, 8.0) == sum(abs(number) > 8 for number in numbers)
 
 
-def test_fixed_point_by_hand() -> None:
+def test_fixed_point_by_hand_and_nothing_that_is_not_finite() -> None:
     # r = 8, two sites: one step is 8 / 2**30; 1.5 * 0.5 = 0.75 = 0.75 / 8 * 2**30 = 100663296 steps.
     steps = convert_to_fixed_point(np.array([1.5, -1.5, 100.0], np.float32), 2, 8.0)
     assert steps.view(np.int32).tolist() == [100663296, -100663296, 2**29]
-
-
-def test_what_is_not_finite_is_not_masked() -> None:
     with pytest.raises(ValueError, match="not finite"):
         convert_to_fixed_point(np.array([np.nan], np.float32), 1, 8.0)

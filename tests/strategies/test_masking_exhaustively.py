@@ -104,7 +104,9 @@ def _cancels(sites: Sites, masked: dict[str, Attempt], keys: set[str]) -> bool:
     )
 
 
-@pytest.mark.parametrize(("count", "cohort", "attempts"), [(3, 2, 2), (3, 3, 2), (4, 3, 1)])
+@pytest.mark.parametrize(
+    ("count", "cohort", "attempts"), [pytest.param(3, 2, 2, marks=pytest.mark.long), (3, 3, 2), (4, 3, 1)]
+)
 def test_no_order_of_messages_opens_less_than_a_cohort(count: int, cohort: int, attempts: int) -> None:
     sites = frozenset("abcd"[:count])
     everything = [sorted(histories(site, sites, cohort, attempts), key=repr) for site in sorted(sites)]

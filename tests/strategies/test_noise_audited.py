@@ -79,8 +79,15 @@ def proven_epsilon(taking_part: NDArray[np.bool_], scores: NDArray[np.float32], 
     return float(max(proven, default=0.0))
 
 
-@pytest.mark.parametrize(("images_each", "hides_patients"), [(1, False), (5, True)])
-@pytest.mark.parametrize("noise_multiplier", [0.8, 2.0])
+@pytest.mark.parametrize(
+    ("noise_multiplier", "images_each", "hides_patients"),
+    [
+        (0.8, 1, False),
+        (2.0, 5, True),
+        pytest.param(2.0, 1, False, marks=pytest.mark.long),
+        pytest.param(0.8, 5, True, marks=pytest.mark.long),
+    ],
+)
 def test_the_guesses_prove_no_more_than_is_stated(
     noise_multiplier: float, images_each: int, hides_patients: bool
 ) -> None:

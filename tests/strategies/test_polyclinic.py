@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.runs.verify import verify_run
 from tests.federations import Traffic, experiment, federation, finished, json_lines
+from tests.strategies.few_images import FEW
 from tests.strategies.leading import lead
 
 PLAIN = ('method.order="name"', "method.mean_rounds=0")
-RUN = ("run.method=polyclinic", "run.rounds=3", "partition.shared=2", "training.batch_size=128")
+RUN = ("run.method=polyclinic", "run.rounds=3", "partition.shared=2", "training.batch_size=64", FEW)
 
 
 def test_without_its_changes_it_is_sequential_training_that_leaves_missing_labels_out() -> None:
@@ -50,10 +50,3 @@ def test_the_last_rounds_end_with_the_mean_of_the_models_after_each_stop(tmp_pat
         ends = stops[-1] if server_round < 3 else np.mean(stops, axis=0)
         np.testing.assert_allclose(ran.states[server_round - 1].model.trunk, ends, rtol=0, atol=1e-6)
         assert not np.allclose(stops[-1], np.mean(stops, axis=0), rtol=0, atol=1e-4)
-
-
-def test_a_run_can_be_made_again_from_the_updates_that_it_kept(tmp_path: Path) -> None:
-    federation(tmp_path, *RUN, "run.keep_updates=true")
-    verdict = verify_run(tmp_path / "run" / "receipt.json")
-    assert verdict.faults == []
-    assert "round 3" in " ".join(verdict.right)

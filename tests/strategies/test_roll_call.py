@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from flwr.app import Message
 
 from common.errors import Fault
 from common.wire.codec import count_payload_bytes, decode_record, encode_record
@@ -13,7 +12,7 @@ from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
 from strategies.engine.events import MissingReplyStatus, TooFewSites
 from strategies.engine.membership import RollCaller, RunMember, find_layout_faults
-from tests.strategies.scripted import Answer, Clock, Makes, ScriptedGrid, Site, at, failed, lost
+from tests.strategies.scripted import Answer, Clock, Makes, ScriptedGrid, Site, at, failed, lost, record
 
 CALL = RollCall("run-1", "{}")
 DEADLINE_S = 60.0
@@ -26,17 +25,16 @@ def answer_of(name: str, run: str = "run-1") -> RollCallAnswer:
 
 
 def present(name: str, run: str = "run-1") -> Makes:
-    return lambda message: Message(encode_record(answer_of(name, run)), reply_to=message)
+    return record(answer_of(name, run))
 
 
-def noted(message: Message) -> Message:
-    """The answer of a site to the reason why it cannot take part."""
-    return Message(encode_record(RefusalNoted("run-1", "any")), reply_to=message)
+NOTED = record(RefusalNoted("run-1", "any"))
+"""The answer of a site to the reason why it cannot take part."""
 
 
 def hospital(node: int, after_s: float = 1.0) -> Site:
     """A site that answers under the name of its key, and takes note of a refusal."""
-    return Site([Answer(after_s, present(NAMES[node])), Answer(0, noted)])
+    return Site([Answer(after_s, present(NAMES[node])), Answer(0, NOTED)])
 
 
 def roll_of(sites: Mapping[int, Site], clock: Clock, names: Mapping[int, str] | None = NAMES) -> RollCaller:
@@ -58,6 +56,9 @@ def refusal_to(roll: RollCaller, node: int) -> Refusal:
     return decode_record(grid.to(node)[-1].content, Refusal)
 
 
+DECLINING = at(1, failed(1, "declines: its policy"))
+
+
 def called(roll: RollCaller, expected: int, needed: int = 0) -> list[MissingReplyStatus]:
     """Call the roll; return what anyone who watches was told."""
     statuses: list[MissingReplyStatus] = []
@@ -65,36 +66,42 @@ def called(roll: RollCaller, expected: int, needed: int = 0) -> list[MissingRepl
     return statuses
 
 
-def test_the_roll_is_complete_as_soon_as_everybody_expected_has_answered(clock: Clock) -> None:
-    roll = roll_of({7: hospital(7), 8: hospital(8, 4)}, clock)
-    called(roll, expected=2)
-    assert {node: member.answer.site for node, member in roll.members.items()} == {7: "north", 8: "south"}
-    assert clock.now < 5
-    assert sent_to(roll, 7, 8) == [[ROLL_CALL]] * 2
+LATE, NEVER = (0.0, 20.0), (0.0, 1e9)
 
 
-def test_a_site_that_connects_later_is_waited_for_and_asked(clock: Clock) -> None:
-    roll = roll_of({7: hospital(7), 8: replace(hospital(8), away=(0, 20))}, clock)
-    called(roll, expected=2)
-    assert roll.members.keys() == {7, 8}
-    assert 21 <= clock.now < 22
-
-
-def test_after_the_deadline_as_many_as_are_needed_suffice(clock: Clock) -> None:
-    roll = roll_of({7: hospital(7), 8: replace(hospital(8), away=(0, 10**9))}, clock)
-    called(roll, expected=2, needed=1)
-    assert roll.members.keys() == {7}
-    assert clock.now >= DEADLINE_S
-
-
-def test_a_site_that_declines_does_not_take_the_place_of_one_that_still_answers(clock: Clock) -> None:
-    """Three are registered, two are expected, the third declines at once."""
-    sites = {7: at(1, failed(1, "declines: its policy")), 8: hospital(8, 4), 9: hospital(9, 8)}
+@pytest.mark.parametrize(
+    ("sites", "expected", "needed", "members", "seconds"),
+    [
+        pytest.param({7: hospital(7), 8: hospital(8, 4)}, 2, 2, {7, 8}, 4, id="everybody_expected_has_answered"),
+        pytest.param({7: hospital(7), 8: replace(hospital(8), away=LATE)}, 2, 2, {7, 8}, 21, id="one_connects_later"),
+        pytest.param(
+            {7: hospital(7), 8: replace(hospital(8), away=NEVER)}, 2, 1, {7}, DEADLINE_S, id="enough_are_there"
+        ),
+        pytest.param({7: Site(), 8: replace(hospital(8), away=LATE)}, 2, 1, {8}, DEADLINE_S, id="one_stays_silent"),
+        # Three are registered, two are expected, the third declines at once.
+        pytest.param({7: DECLINING, 8: hospital(8, 4), 9: hospital(9, 8)}, 2, 2, {8, 9}, 8, id="one_declines"),
+        pytest.param(
+            {7: Site([Answer(5, lost), Answer(1, present("north"))], away=(5, 30))}, 1, 1, {7}, 31, id="lost_and_back"
+        ),
+        pytest.param(
+            {7: Site([Answer(1, failed(1, "?")), Answer(1, present("north"))], away=(1, 4)), 8: hospital(8, 6)},
+            *(2, 2, {7, 8}, 6),
+            id="back_after_an_error",
+        ),
+    ],
+)
+def test_the_roll_is_complete_when(
+    sites: Mapping[int, Site], expected: int, needed: int, members: set[int], seconds: float, clock: Clock
+) -> None:
     roll = roll_of(sites, clock)
-    called(roll, expected=2)
-    assert roll.members.keys() == {8, 9}
-    assert roll.refused == {7: "declines: its policy"}
-    assert 8 <= clock.now < 9
+    called(roll, expected, needed)
+    assert {node: member.answer.site for node, member in roll.members.items()} == {
+        node: NAMES[node] for node in members
+    }
+    assert seconds <= clock.now < seconds + 1
+    called_again = {node for node, kinds in zip(sites, sent_to(roll, *sites), strict=True) if len(kinds) > 1}
+    assert called_again == {node for node, site in sites.items() if site.away[0] > 0}
+    assert roll.refused.keys() == {node for node in sites if sites[node] in (DECLINING, Site())}
 
 
 def test_a_site_that_is_not_waited_for_is_no_silent_one_and_may_join_later(clock: Clock) -> None:
@@ -104,20 +111,6 @@ def test_a_site_that_is_not_waited_for_is_no_silent_one_and_may_join_later(clock
     assert roll.refused == {}
     roll.ask_newcomers(DEADLINE_S)
     assert sent_to(roll, 9) == [[ROLL_CALL, ROLL_CALL]]
-
-
-def test_a_site_that_was_lost_while_it_was_asked_is_asked_again_when_it_is_back(clock: Clock) -> None:
-    site = Site([Answer(5, lost), Answer(1, present("north"))], away=(5, 30))
-    roll = roll_of({7: site}, clock)
-    called(roll, expected=1)
-    assert roll.members.keys() == {7}
-    assert 31 <= clock.now < 32
-
-
-def test_a_site_that_connects_while_another_is_silent_is_asked_before_the_deadline(clock: Clock) -> None:
-    roll = roll_of({7: Site(), 8: replace(hospital(8), away=(0, 5))}, clock)
-    called(roll, expected=2, needed=1)
-    assert roll.members.keys() == {8}
 
 
 def test_a_member_declares_its_names_and_counts_its_bytes(clock: Clock) -> None:
@@ -144,7 +137,7 @@ def test_only_who_has_not_been_asked_is_asked(clock: Clock) -> None:
     [
         (Answer(1, failed(2, "disk full")), "disk full"),
         (Answer(1, present("north", run="old")), "answer belongs to run old, expected run-1"),
-        (Answer(1, noted), "expected RollCallAnswer, got 'RefusalNoted'."),
+        (Answer(1, NOTED), "expected RollCallAnswer, got 'RefusalNoted'."),
         (Answer(10**9, present("north")), "no answer within 5 s"),
     ],
 )
@@ -163,7 +156,7 @@ def test_a_site_without_a_good_answer_is_asked_again_when_it_is_back(first: Answ
     ("names", "registered"), [(NAMES, "north"), ({}, "")], ids=["of another key", "no longer registered"]
 )
 def test_a_site_under_another_name_is_told_so(names: Mapping[int, str], registered: str, clock: Clock) -> None:
-    roll = roll_of({7: Site([Answer(1, present("south")), Answer(0, noted)])}, clock, names)
+    roll = roll_of({7: Site([Answer(1, present("south")), Answer(0, NOTED)])}, clock, names)
     assert roll.ask_newcomers(5) == []
     reason = f'it calls itself "south", but its key is registered for "{registered}".'
     assert (roll.members, roll.refused) == ({}, {7: reason})
@@ -176,29 +169,45 @@ def test_in_a_simulation_a_site_is_who_it_says_it_is(clock: Clock) -> None:
     assert roll.get_registered_site_name(7) == "node 7"
 
 
-def test_when_too_few_answer_each_site_is_named_with_its_reason(clock: Clock) -> None:
-    sites = {7: hospital(7), 8: at(1, failed(2, "disk full")), 9: Site(away=(0, 10**9))}
-    with pytest.raises(TooFewSites) as stopped:
-        called(roll_of(sites, clock), expected=3)
-    assert str(stopped.value) == '1 of 3 sites answered the roll call ("north"). Not there: "east". south: disk full'
-    assert clock.now >= DEADLINE_S
-
-
-def test_when_everybody_expected_has_answered_and_too_few_well_the_deadline_is_not_waited_for(clock: Clock) -> None:
-    sites = {7: hospital(7), 8: at(1, failed(2, "disk full"))}
-    with pytest.raises(TooFewSites, match=r"1 of 2 sites answered .* south: disk full"):
-        called(roll_of(sites, clock, {7: "north", 8: "south"}), expected=2)
-    assert clock.now < 2
+RELEASE = Site([Answer(1, failed(1, "another release"))], away=(1, 10**9))
+"""It answers with an error, and its process ends before the next one has answered."""
+FULL = at(1, failed(2, "disk full"))
 
 
 @pytest.mark.parametrize(
-    ("sites", "reason"),
-    [({}, r'^0 of 1 .* \(none\)\. Not there: "north"\.$'), ({7: Site()}, "north: no answer within 60 s")],
-    ids=["not_there", "silent_until_the_deadline"],
+    ("sites", "names", "reason", "seconds"),
+    [
+        pytest.param(
+            {7: hospital(7), 8: FULL, 9: Site(away=(0, 10**9))},
+            NAMES,
+            r'^1 of 3 sites answered the roll call \("north"\)\. Not there: "east"\. south: disk full$',
+            DEADLINE_S,
+            id="each_with_its_reason",
+        ),
+        pytest.param(
+            {7: hospital(7), 8: FULL},
+            {7: "north", 8: "south"},
+            r"1 of 2 sites answered .* south: disk full",
+            1,
+            id="all_have_answered_and_the_deadline_is_not_waited_for",
+        ),
+        pytest.param({}, {7: "north"}, r'^0 of 1 .* \(none\)\. Not there: "north"\.$', DEADLINE_S, id="not_there"),
+        pytest.param({7: Site()}, {7: "north"}, "north: no answer within 60 s", DEADLINE_S, id="silent"),
+        pytest.param(
+            {7: RELEASE, 8: hospital(8, 6)},
+            NAMES,
+            r'Not there: "east"\..*north: another release',
+            6,
+            id="who_leaves_after_an_error_has_its_reason",
+        ),
+    ],
 )
-def test_the_only_site_that_does_not_answer_is_named(sites: Mapping[int, Site], reason: str, clock: Clock) -> None:
+def test_when_too_few_answer_each_site_is_named(
+    sites: Mapping[int, Site], names: Mapping[int, str], reason: str, seconds: float, clock: Clock
+) -> None:
     with pytest.raises(TooFewSites, match=reason):
-        called(roll_of(sites, clock, {7: "north"}), expected=1)
+        called(roll_of(sites, clock, names), expected=max(len(sites), 1))
+    assert seconds <= clock.now < seconds + 1
 
 
 def test_whoever_watches_is_told_who_is_not_there_once_for_each_change(clock: Clock) -> None:
@@ -237,22 +246,3 @@ def test_a_faulty_site_is_told_all_faults_in_one_message(clock: Clock) -> None:
     assert sent_to(roll, *NAMES) == [[ROLL_CALL], [ROLL_CALL, REFUSAL], [ROLL_CALL]]
     assert roll.members.keys() == {7, 9}
     assert roll.refused == {8: reason}
-
-
-def test_who_leaves_at_once_after_an_error_has_its_reason_and_the_others_are_not_kept_waiting(clock: Clock) -> None:
-    """A site of another release answers with an error, and its process ends before the next one has answered."""
-    release = Site([Answer(1, failed(1, "another release"))], away=(1, 10**9))
-    roll = roll_of({7: release, 8: hospital(8, 6)}, clock)
-    with pytest.raises(TooFewSites, match="north: another release") as error:
-        called(roll, expected=2)
-    assert 'Not there: "east".' in str(error.value)
-    assert 6 <= clock.now < 7
-    assert roll.refused == {7: "another release"}
-
-
-def test_who_left_after_an_error_is_asked_again_when_it_is_back_within_the_roll_call(clock: Clock) -> None:
-    release = Site([Answer(1, failed(1, "another release")), Answer(1, present("north"))], away=(1, 4))
-    roll = roll_of({7: release, 8: hospital(8, 6)}, clock)
-    called(roll, expected=2)
-    assert roll.members.keys() == {7, 8}
-    assert roll.refused == {}

@@ -42,16 +42,16 @@ def test_sites_that_diverged_count_as_ruined_and_those_that_are_away_do_not() ->
     assert describe_collapse({"c": 0.7}, dict.fromkeys("ab", "no reply within 60 s"), BEFORE) == ""
 
 
-def test_small_losses_may_vary() -> None:
-    settled = dict.fromkeys("abc", 0.01)
-    assert describe_collapse(dict.fromkeys("abc", 0.09), {}, settled) == ""
-    assert not has_model_stalled(dict.fromkeys("abc", 0.09), settled)
-
-
 def test_a_model_has_stalled_where_it_is_not_better_by_two_percent_at_more_than_half() -> None:
     assert has_model_stalled({"a": 0.5, "b": 0.6, "c": 0.1}, BEFORE)
     assert not has_model_stalled({"a": 0.48, "b": 0.57, "c": 0.9}, BEFORE)
     assert not has_model_stalled({}, BEFORE)
+
+
+def test_small_losses_may_vary() -> None:
+    settled = dict.fromkeys("abc", 0.01)
+    assert describe_collapse(dict.fromkeys("abc", 0.09), {}, settled) == ""
+    assert not has_model_stalled(dict.fromkeys("abc", 0.09), settled)
 
 
 def of(loss: dict[str, float], auroc: dict[str, float] | None = None) -> FederationValidation:
@@ -84,6 +84,13 @@ def test_a_model_without_a_finite_loss_at_the_others_is_the_worst() -> None:
     site, reason = find_harmful_site(whole, without)
     assert site == "b"  # a and c have a loss without it, and none with it; of a's judges b has one both times
     assert "no finite validation loss" in reason
+
+
+def test_a_silent_site_is_found_by_two_others_and_one_judge_has_nobody_left_out() -> None:
+    bad, good = of({"a": 9.0, "b": 9.0}), of({"a": 0.3, "b": 0.3})
+    assert find_harmful_site(bad, {"a": bad, "b": bad, "silent": good})[0] == "silent"
+    alone, without = of({"a": 9.0}), of({"a": 0.3})
+    assert find_harmful_site(alone, {"b": without, "silent": alone}) == ("", "")
 
 
 words = st.floats(0.0, 1e6)
@@ -146,10 +153,3 @@ def test_updates_are_tried_where_one_was_too_long_or_the_model_stalled_but_not_b
     # A site that states no figure is tried like any other where two others state theirs.
     assert rollback.is_leave_out_trial_due(STATE, {"a": BEFORE["a"], "b": BEFORE["b"]}, 3, too_long=True)
     assert not rollback.is_leave_out_trial_due(STATE, {"a": BEFORE["a"]}, 3, too_long=True)
-
-
-def test_a_silent_site_is_found_by_two_others_and_one_judge_has_nobody_left_out() -> None:
-    bad, good = of({"a": 9.0, "b": 9.0}), of({"a": 0.3, "b": 0.3})
-    assert find_harmful_site(bad, {"a": bad, "b": bad, "silent": good})[0] == "silent"
-    alone, without = of({"a": 9.0}), of({"a": 0.3})
-    assert find_harmful_site(alone, {"b": without, "silent": alone}) == ("", "")

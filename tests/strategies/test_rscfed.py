@@ -80,35 +80,18 @@ def test_a_lost_site_gives_its_place_to_the_next_in_line_and_moves_nobody_else()
         after = {left[place] for place in draw_consensus_group(left, 4, (0, 1, number))}
         assert before - {"site-3"} <= after
         assert len(after) == 4
-
-
-def test_more_sites_than_there_are_is_all() -> None:
-    assert draw_consensus_group(SITES[:3], 6, (0, 1, 0)) == [0, 1, 2]
+    assert draw_consensus_group(SITES[:3], 6, (0, 1, 0)) == [0, 1, 2]  # more than there are is all
 
 
 def test_the_teacher_is_the_mean_of_all_students_until_that_would_be_slower_than_its_decay() -> None:
-    assert [compute_teacher_decay(steps, 0.75) for steps in range(6)] == [
-        0.0,
-        0.5,
-        pytest.approx(2 / 3),
-        0.75,
-        0.75,
-        0.75,
-    ]
+    decays = [compute_teacher_decay(steps, 0.75) for steps in range(6)]
+    assert decays == pytest.approx([0.0, 0.5, 2 / 3, 0.75, 0.75, 0.75])
 
 
-def test_a_teacher_without_decay_is_the_site_as_it_was_after_its_last_step(tmp_path: Path) -> None:
-    federation(tmp_path, "run.method=rscfed", "method.teacher_decay=0", "training.reset_optimizer=true")
-    slow = federation(tmp_path, "run.method=rscfed", "training.reset_optimizer=true", out="slow")
-    assert slow["rounds"] == 2
-    quick, lasting = (site_notes(tmp_path / run, "site-1") for run in ("run", "slow"))
-    assert quick["steps"] == lasting["steps"] > 2
+def test_the_teacher_goes_on_and_without_decay_it_is_the_site_as_it_was_after_its_last_step(tmp_path: Path) -> None:
+    runs = {"once": ("run.rounds=1",), "lasting": (), "quick": ("method.teacher_decay=0",)}
+    for out, choices in runs.items():
+        federation(tmp_path, "run.method=rscfed", "training.reset_optimizer=true", *choices, out=out)
+    once, lasting, quick = (site_notes(tmp_path / out, "site-1") for out in runs)
+    assert quick["steps"] == lasting["steps"] == 2 * once["steps"] > 2
     assert not np.allclose(quick["teacher/trunk"], lasting["teacher/trunk"])
-
-
-def test_the_teacher_goes_on(tmp_path: Path) -> None:
-    steps = []
-    for rounds in (1, 2):
-        federation(tmp_path, "run.method=rscfed", f"run.rounds={rounds}", out=f"run-{rounds}")
-        steps.append(site_notes(tmp_path / f"run-{rounds}", "site-1")["steps"])
-    assert steps[1] == 2 * steps[0]

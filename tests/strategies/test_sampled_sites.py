@@ -26,7 +26,7 @@ def evaluations(traffic: Traffic) -> list[tuple[int, bool]]:
     return [(request.round, request.test) for request in requests]
 
 
-@pytest.mark.parametrize("criterion", ["auroc", "loss"])
+@pytest.mark.parametrize("criterion", ["auroc", pytest.param("loss", marks=pytest.mark.long)])
 def test_a_sample_chooses_the_model_that_all_would(criterion: str, tmp_path: Path, traffic: Traffic) -> None:
     by = f"evaluation.criterion={criterion}"
     every = federation(tmp_path, *COHORTS, by, "evaluation.sites=0", out="every")

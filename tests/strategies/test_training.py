@@ -1,5 +1,6 @@
 """The training loop: seeds, batches, what is frozen, and an optimiser that outlives a round."""
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -76,26 +77,36 @@ def epochs(
             train_epoch(model, TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, frozen), optimizer, generator)
 
 
-def trained(*seeds: int) -> SplitNetwork:
-    model = network()
-    epochs(model, make_optimizer(model, ADAM, ADAM.lr), list(seeds))
-    return model
-
-
 @pytest.mark.parametrize("spec", [ADAM, ADAMW, MOMENTUM])
-def test_an_optimiser_put_back_from_disk_goes_on_exactly_where_it_was(spec: TrainingSection) -> None:
-    through = network()
-    optimizer = make_optimizer(through, spec, spec.lr)
+def test_an_optimiser_put_back_from_disk_goes_on_exactly_where_it_was_and_a_fresh_one_does_not(
+    spec: TrainingSection,
+) -> None:
+    through, stopped = network(), network()
+    optimizer, before = (make_optimizer(model, spec, spec.lr) for model in (through, stopped))
     epochs(through, optimizer, [1, 2])
-    stopped = network()
-    before = make_optimizer(stopped, spec, spec.lr)
     epochs(stopped, before, [1])
     arrays = save_optimizer_state(stopped, before)
+    anew = copy.deepcopy(stopped)
     after = make_optimizer(stopped, spec, spec.lr)
     restore_optimizer_state(stopped, after, arrays)
     epochs(stopped, after, [2])
+    epochs(anew, make_optimizer(anew, spec, spec.lr), [2])
     assert arrays
-    assert sha256(stopped) == sha256(through)
+    assert sha256(stopped) == sha256(through) != sha256(anew)
+
+
+def test_a_seed_trains_one_model_and_leaves_the_processes_own_random_state_and_threads_alone() -> None:
+    torch.manual_seed(4)
+    expected, threads, hashes = torch.rand(3), torch.get_num_threads(), set[str]()
+    for drawn in (0, 1000):
+        torch.rand(drawn)
+        torch.manual_seed(4)
+        model = network()
+        epochs(model, make_optimizer(model, ADAM, ADAM.lr), [9])
+        hashes.add(sha256(model))
+        assert torch.equal(torch.rand(3), expected)
+    assert torch.get_num_threads() == threads
+    assert len(hashes) == 1
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
@@ -120,28 +131,6 @@ def test_an_optimiser_steps_as_torchs_own(
     epochs(same, theirs(same.parameters(), **settings), [1, 2], spec=spec)
     assert torch.is_grad_enabled()
     assert sha256(ours) == sha256(same) != sha256(network())
-
-
-def test_a_fresh_optimiser_does_not() -> None:
-    stopped = network()
-    for seed in (1, 2):
-        epochs(stopped, make_optimizer(stopped, ADAM, ADAM.lr), [seed])
-    assert sha256(stopped) != sha256(trained(1, 2))
-
-
-def test_the_same_seed_trains_the_same_model_whatever_was_drawn_before() -> None:
-    first = sha256(trained(9))
-    torch.rand(1000)
-    assert sha256(trained(9)) == first
-
-
-def test_training_leaves_the_processes_own_random_state_and_threads_alone() -> None:
-    torch.manual_seed(4)
-    expected, threads = torch.rand(3), torch.get_num_threads()
-    torch.manual_seed(4)
-    trained(9)
-    assert torch.equal(torch.rand(3), expected)
-    assert torch.get_num_threads() == threads
 
 
 def test_warming_up_leaves_the_backbone_bit_for_bit() -> None:
@@ -186,6 +175,9 @@ def test_training_until_it_settles_ends_with_the_weights_of_the_lowest_loss() ->
     assert figures.epochs == 4
     assert sha256(model) == hashes[1] != hashes[3]
     assert figures.last_loss == pytest.approx(figures.losses.reshape(4, -1)[1].mean())
+    model, figures, hashes = settled([0.9, float("nan"), float("nan")])  # worse than any number
+    assert figures.epochs == 3
+    assert sha256(model) == hashes[0]
 
 
 def test_training_until_it_settles_uses_the_epochs_of_a_privacy_layer() -> None:
@@ -200,12 +192,6 @@ def test_training_until_it_settles_uses_the_epochs_of_a_privacy_layer() -> None:
     with make_training_reproducible(1, threads=1) as generator:
         figures = train_until_settled(model, task, make_optimizer(model, MOMENTUM, 0.1), generator, criterion)
     assert figures.epochs == len(calls) > 0
-
-
-def test_a_loss_that_is_no_number_is_worse_than_any() -> None:
-    model, figures, hashes = settled([0.9, float("nan"), float("nan")])
-    assert figures.epochs == 3
-    assert sha256(model) == hashes[0]
 
 
 def test_without_validation_images_training_takes_the_experiments_epochs() -> None:
@@ -234,16 +220,14 @@ def sgd(**more: object) -> TrainingSection:
     return TrainingSection.model_validate({"optimizer": "sgd", "lr": 0.1, "batch_size": 8, **more})
 
 
-def test_gradients_of_accumulated_batches_make_the_step_of_one_large_batch() -> None:
+def test_gradients_of_accumulated_batches_make_the_step_of_one_large_batch_as_do_those_of_fewer_at_the_end() -> None:
     # 32 images: batches of equal size, so that the mean of their means is the mean of all.
     few = LabelledExamples(EXAMPLES.images[:32], EXAMPLES.labels[:32], EXAMPLES.annotated)
     specs = sgd(batch_size=32), sgd(batch_size=8, gradient_accumulation_steps=4)
     states = [read_model_state(trained_by(spec, few)).trunk for spec in specs]
     np.testing.assert_allclose(states[0], states[1], rtol=1e-4, atol=1e-6)
-
-
-def test_a_last_group_of_fewer_batches_makes_a_step_too() -> None:
-    assert sha256(trained_by(sgd(gradient_accumulation_steps=4096))) != sha256(build_network(SPEC, ("a", "b"), 5))
+    # A last group of fewer batches makes a step too.
+    assert sha256(trained_by(sgd(gradient_accumulation_steps=4096))) != sha256(untrained())
 
 
 def test_no_step_is_longer_than_the_bound_and_a_high_bound_changes_nothing() -> None:

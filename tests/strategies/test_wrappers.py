@@ -20,7 +20,8 @@ from strategies.engine.state import FederationState
 from strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound, add_proximal_term
 from strategies.local.updates import clip_update_to_length, compress_trunk, measure_update_length
 from strategies.registry import build_strategy
-from tests.federations import ALL_SHARED, Traffic, federation, finished, needs_of
+from tests.federations import ALL_SHARED, Traffic, federation, finished
+from tests.strategies.few_images import FEW, few_needs_of
 from tests.strategies.folds import aggregated, stepped_by
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
@@ -49,18 +50,14 @@ def test_the_proximal_term_is_half_mu_times_the_squared_distance_of_what_is_shar
 
 
 def test_fedprox_without_mu_would_be_fedavg_and_with_it_is_not(tmp_path: Path) -> None:
-    same = (ALL_SHARED, "training.epochs=2")
-    fedavg, wrapped, fedprox = (
-        federation(tmp_path, *choices, *same, out=str(number))["model_sha256"]
-        for number, choices in enumerate(
-            (
-                ("run.method=fedavg",),
-                ("run.method=fedavg", "method.proximal_mu=0.3"),
-                ("run.method=fedprox", "method.proximal_mu=0.3"),
-            )
-        )
-    )
-    assert fedprox == wrapped != fedavg
+    runs = {
+        "fedavg": ("run.method=fedavg",),
+        "wrapped": ("run.method=fedavg", "method.proximal_mu=0.3"),
+        "fedprox": ("run.method=fedprox", "method.proximal_mu=0.3"),
+    }
+    same = (ALL_SHARED, FEW, "training.epochs=2", "run.rounds=1")
+    models = {name: federation(tmp_path, *run, *same, out=name)["model_sha256"] for name, run in runs.items()}
+    assert models["fedprox"] == models["wrapped"] != models["fedavg"]
 
 
 def update(trunk: list[float], head: list[float]) -> ModelGroups:
@@ -76,9 +73,11 @@ def test_an_update_that_is_too_long_keeps_its_direction() -> None:
     assert clip_update_to_length(long, 13.5) is long
 
 
-@pytest.mark.parametrize("method", ["surgical", "fedsld", "fedmlp", "vanilla"])
+@pytest.mark.parametrize(
+    "method", ["surgical", "fedmlp", *(pytest.param(m, marks=pytest.mark.long) for m in ("fedsld", "vanilla"))]
+)
 def test_no_site_sends_more_than_the_bound(method: str, tmp_path: Path, traffic: Traffic) -> None:
-    federation(tmp_path, f"run.method={method}", *needs_of(method), "method.clip_update=0.05")
+    federation(tmp_path, f"run.method={method}", *few_needs_of(method), "method.clip_update=0.05")
     lengths = [measure_update_length(reply.update) for reply in traffic.replies]
     assert lengths == [pytest.approx(0.05, rel=1e-5)] * 6
 
@@ -128,13 +127,8 @@ def steps(**choices: Any) -> list[np.ndarray]:
     return result
 
 
-def test_momentum_adds_up() -> None:
-    first, second = steps(kind="momentum", beta1=0.5)
-    np.testing.assert_allclose(first, [0.5, -2])
-    np.testing.assert_allclose(second, [0.25 - 1, -1 + 0.25])
-
-
-def test_adam_and_yogi_are_algorithm_2_by_hand() -> None:
+def test_momentum_adds_up_and_adam_and_yogi_are_algorithm_2_by_hand() -> None:
+    np.testing.assert_allclose(steps(kind="momentum", beta1=0.5), [[0.5, -2], [0.25 - 1, -1 + 0.25]])
     # first value of the updates, 0.5 then -1; v begins at tau^2 = 0.25
     m1, m2 = 0.25, 0.5 * 0.25 - 0.5
     adam_v1 = 0.75 * 0.25 + 0.25 * 0.25
@@ -142,8 +136,8 @@ def test_adam_and_yogi_are_algorithm_2_by_hand() -> None:
     variances = {"adam": (adam_v1, 0.75 * adam_v1 + 0.25 * 1.0), "yogi": (yogi_v1, yogi_v1 - 0.25 * 1.0 * -1)}
     for kind, (v1, v2) in variances.items():
         first, second = steps(kind=kind, lr=0.1, beta1=0.5, beta2=0.75, tau=0.5)
-        assert first[0] == pytest.approx(0.1 * m1 / (v1**0.5 + 0.5))
-        assert second[0] == pytest.approx(0.1 * m2 / (v2**0.5 + 0.5))
+        assert first[0] == pytest.approx(0.1 * m1 / (v1**0.5 + 0.5)), kind
+        assert second[0] == pytest.approx(0.1 * m2 / (v2**0.5 + 0.5)), kind
 
 
 def state() -> FederationState:
@@ -176,19 +170,29 @@ def test_momentum_of_nothing_and_length_one_is_plain_averaging() -> None:
     np.testing.assert_array_equal(after.head.weight, plain.head.weight)
 
 
-@pytest.mark.parametrize("kind", ["momentum", "adam", "yogi"])
-@pytest.mark.parametrize("method", ["surgical", "fedsld", "fedmlp", "fedprox"])
+COVERING = {("surgical", "momentum"), ("surgical", "adam"), ("surgical", "yogi"), ("fedmlp", "adam")}
+"""A run of every optimiser and of a method with stages; ``make test-network`` runs every method under each."""
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        pytest.param(method, kind, marks=() if (method, kind) in COVERING else pytest.mark.long)
+        for method in ("surgical", "fedsld", "fedmlp", "fedprox")
+        for kind in ("momentum", "adam", "yogi")
+    ],
+)
 def test_every_averaging_method_runs_under_every_server_optimiser(method: str, kind: str, tmp_path: Path) -> None:
     optimizer = f'method.server_optimizer={{kind = "{kind}"}}'
-    _, plain = finished(f"run.method={method}", *needs_of(method))
-    wrapped = federation(tmp_path, f"run.method={method}", *needs_of(method), optimizer)
+    _, plain = finished(f"run.method={method}", *few_needs_of(method))
+    wrapped = federation(tmp_path, f"run.method={method}", *few_needs_of(method), optimizer)
     assert wrapped["rounds"] == 2
     assert wrapped["model_sha256"] != plain["model_sha256"]
 
 
 @pytest.mark.parametrize("method", ["fedsld", "fedmlp"])
 def test_with_surgical_heads_a_site_sends_its_own_rows_only(method: str, tmp_path: Path, traffic: Traffic) -> None:
-    needs = [need for need in needs_of(method) if not need.startswith("partition")]
+    needs = [need for need in few_needs_of(method) if not need.startswith("partition")]
     summary = federation(tmp_path, f"run.method={method}", *needs, "partition.shared=2", "method.heads=own")
     own = {site: set(facts["classes"]) for site, facts in summary["sites"].items()}
     sent = [(reply.site, set(reply.update.head.class_names)) for reply in traffic.replies if reply.update.head]
