@@ -265,6 +265,11 @@ def test_between_two_groups_far_apart_the_threshold_is_in_the_middle() -> None:
     assert [point.threshold for point in operating_points(apart, apart, 1.0)] == [EDGES[501], EDGES[900]]
 
 
+def test_where_no_threshold_is_better_than_one_answer_for_all_there_is_no_youden_point() -> None:
+    backwards = ScoreHistogram(*(5 * np.eye(BINS, dtype=np.int64)[[100, 900]]))
+    assert [point.rule for point in operating_points(backwards, backwards, 1.0)] == ["sensitivity"]
+
+
 def test_what_has_one_kind_of_image_only_has_no_threshold() -> None:
     none, some = np.zeros(BINS, np.int64), np.eye(BINS, dtype=np.int64)[5]
     both, neither = ScoreHistogram(some, some), ScoreHistogram(none, none)
