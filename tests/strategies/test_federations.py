@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,61 +135,58 @@ def test_fedbn_plus_leaves_batch_normalisation_as_it_was(tmp_path: Path) -> None
     assert not np.array_equal(read_model_state(network).trunk, read_model_state(began).trunk)
 
 
-def test_bytes_counted_are_those_of_the_arrays_and_a_few_fields(tmp_path: Path, traffic: Traffic) -> None:
-    summary = federation(tmp_path, "evaluation.pooled=false")  # histograms of scores are no few fields
+def test_every_message_counts_among_a_sites_bytes_and_most_are_arrays(tmp_path: Path, traffic: Traffic) -> None:
+    sites = federation(tmp_path, "evaluation.pooled=false")["sites"].values()  # histograms of scores are no few fields
+    down, up = (sum(site[name] for site in sites) for name in ("bytes_down", "bytes_up"))
+    for counted, passed in ((down, traffic.down), (up, traffic.up)):
+        assert counted == sum(count_payload_bytes(content) for _, content in passed)
     arrays = sum(array.nbytes for reply in traffic.replies for array in reply.update.to_named_arrays().values())
-    counted = sum(site["bytes_up"] for site in summary["sites"].values())
-    assert arrays < counted < arrays + 6 * 2_000
+    assert arrays < up < arrays + 6 * 2_000
 
 
-def test_every_message_counts_among_a_sites_bytes(tmp_path: Path, traffic: Traffic) -> None:
-    sites = federation(tmp_path)["sites"].values()
-    assert sum(site["bytes_down"] for site in sites) == sum(count_payload_bytes(content) for _, content in traffic.down)
-    assert sum(site["bytes_up"] for site in sites) == sum(count_payload_bytes(content) for _, content in traffic.up)
+def test_a_site_that_builds_another_model_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = app.answer_roll_call
+    monkeypatch.setattr(app, "answer_roll_call", lambda site, call: replace(honest(site, call), layout="another"))
+    with pytest.raises(BadInput, match=r"(?s)site site-1: builds another model .*site site-3"):
+        federation(tmp_path)
 
 
-def test_a_site_that_fails_costs_only_its_own_update_and_says_why(
+def test_a_site_that_fails_or_sends_what_is_not_finite_costs_only_its_own_update_and_the_line_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = app.train_through_layers
 
-    def failing(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
-        if site.name == "site-2" and request.round == 2:
+    def harmed(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
+        if (site.name, request.round) == ("site-2", 2):
             raise OSError("No space left on device")
-        return train(site, request, masks)
-
-    monkeypatch.setattr(app, "train_through_layers", failing)
-    summary = federation(tmp_path, "participation.min_sites=2")
-    first, second = json_lines(tmp_path / "run" / "rounds.jsonl")
-    assert summary["rounds"] == 2
-    assert first["absent"] == {}
-    assert second["sites"] == ["site-1", "site-3"]
-    assert "No space left on device" in second["absent"]["site-2"]
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (lambda update: update.trunk.fill(np.nan), "trunk holds values that are not finite"),
-        (lambda update: update.head.bias.fill(np.inf), "head.bias holds values that are not finite"),
-    ],
-)
-def test_an_update_that_is_not_finite_is_left_out(
-    spoil: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train = app.train_through_layers
-
-    def spoiling(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
         reply = train(site, request, masks)
-        if site.name == "site-1":
-            spoil(reply.update)
+        spoil = {
+            ("site-1", 3): lambda: reply.update.trunk.fill(np.nan),
+            ("site-3", 4): lambda: reply.update.head.bias.fill(np.inf),
+        }
+        spoil.get((site.name, request.round), lambda: None)()
         return reply
 
-    monkeypatch.setattr(app, "train_through_layers", spoiling)
-    federation(tmp_path, "participation.min_sites=2", "run.rounds=1")
-    (line,) = json_lines(tmp_path / "run" / "rounds.jsonl")
-    assert line["absent"] == {"site-1": reason}
+    monkeypatch.setattr(app, "train_through_layers", harmed)
+    summary = federation(tmp_path, "participation.min_sites=2", "run.rounds=4")
+    lines = json_lines(tmp_path / "run" / "rounds.jsonl")
+    assert summary["rounds"] == 4
+    assert [set(line["absent"]) for line in lines] == [set(), {"site-2"}, {"site-1"}, {"site-3"}]
+    assert [len(line["sites"]) for line in lines] == [3, 2, 2, 2]
+    assert "No space left on device" in lines[1]["absent"]["site-2"]
+    assert lines[2]["absent"]["site-1"] == "trunk holds values that are not finite"
+    assert lines[3]["absent"]["site-3"] == "head.bias holds values that are not finite"
     assert np.isfinite(read_model_state(load_model(tmp_path / "run")).trunk).all()
+
+
+def test_too_few_sites_stop_the_run_with_who_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = app.train_through_layers
+    monkeypatch.setattr(
+        app, "train_through_layers", lambda site, r, masks: train(site, r, masks) if r.round < 3 else 1 / 0
+    )
+    with pytest.raises(TooFewSites, match=r"round 3: 0 of 3 sites replied. site-1: .*division by zero.*site-3"):
+        federation(tmp_path, "run.rounds=4")
+    assert len(json_lines(tmp_path / "run" / "rounds.jsonl")) == 2
 
 
 def test_a_site_alone_that_diverges_stops_the_run_with_the_reason_and_keeps_no_such_memory(tmp_path: Path) -> None:

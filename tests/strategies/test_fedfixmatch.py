@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from strategies.methods.fedfixmatch import assign_confident_pseudo_labels, compute_unlabelled_loss
 from tests.federations import ALL_SHARED, federation
+from tests.strategies.few_images import FEW
 
 NAN = math.nan
 
@@ -50,15 +51,14 @@ def test_more_confidence_labels_fewer_entries_and_changes_no_label(seed: int, co
     assert int(sure.sum()) <= int((~lax.isnan()).sum())
 
 
-def test_with_nothing_missing_it_is_fedavg(tmp_path: Path) -> None:
+def test_with_nothing_missing_it_is_fedavg_and_so_is_fedirm(tmp_path: Path) -> None:
     runs = {
         "fedavg": ("run.method=fedavg",),
         "plain": ("run.method=fedfixmatch", "method.balanced=false"),
+        "plain fedirm": ("run.method=fedirm", "method.supervised_rounds=0", "method.balanced=false"),
         "balanced": ("run.method=fedfixmatch",),
-        "fedirm": ("run.method=fedirm",),
+        "balanced fedirm": ("run.method=fedirm",),
     }
-    models = {
-        name: federation(tmp_path, *settings, ALL_SHARED, out=name)["model_sha256"] for name, settings in runs.items()
-    }
-    assert models["plain"] == models["fedavg"]
-    assert models["balanced"] == models["fedirm"] != models["plain"]
+    models = {name: federation(tmp_path, *run, ALL_SHARED, FEW, out=name)["model_sha256"] for name, run in runs.items()}
+    assert models["plain"] == models["plain fedirm"] == models["fedavg"]
+    assert models["balanced"] == models["balanced fedirm"] != models["plain"]

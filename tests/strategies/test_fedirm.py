@@ -24,7 +24,8 @@ from strategies.methods.fedirm import (
     copy_as_dropout_teacher,
     mask_confident_positives,
 )
-from tests.federations import ALL_SHARED, Traffic, federation
+from tests.federations import Traffic, federation
+from tests.strategies.few_images import FEW
 from tests.strategies.states import make_reply
 
 NAN = math.nan
@@ -130,7 +131,7 @@ def test_a_site_has_no_say_in_what_it_does_not_annotate_and_what_nobody_tells_st
 
 
 def test_relations_of_own_classes_are_told_from_the_last_supervised_round_on(tmp_path: Path, traffic: Traffic) -> None:
-    summary = federation(tmp_path, "run.method=fedirm", "run.rounds=3", "method.supervised_rounds=2")
+    summary = federation(tmp_path, FEW, "run.method=fedirm", "run.rounds=3", "method.supervised_rounds=2")
     statistics = {(reply.round, *reply.statistics) for reply in traffic.replies}
     assert statistics == {(1,), (2, "relations"), (3, "relations")}
     assert {(request.round, *request.statistics) for request in traffic.requests} == {(1,), (2,), (3, "relations")}
@@ -140,16 +141,10 @@ def test_relations_of_own_classes_are_told_from_the_last_supervised_round_on(tmp
         np.testing.assert_allclose(sums, np.where(own, 1.0, NAN), rtol=1e-5)
 
 
-def test_with_nothing_missing_it_is_fedavg(tmp_path: Path) -> None:
-    fedirm = federation(tmp_path, "run.method=fedirm", "method.supervised_rounds=0", PLAIN, ALL_SHARED, out="fedirm")
-    fedavg = federation(tmp_path, "run.method=fedavg", ALL_SHARED, out="fedavg")
-    assert fedirm["model_sha256"] == fedavg["model_sha256"]
-
-
 def test_supervised_rounds_are_the_partial_loss_and_what_follows_is_not(tmp_path: Path) -> None:
-    partial = federation(tmp_path, "run.method=partial_loss", "method.weighting=samples", out="partial")
+    partial = federation(tmp_path, FEW, "run.method=partial_loss", "method.weighting=samples", out="partial")
     once, always = (
-        federation(tmp_path, "run.method=fedirm", PLAIN, f"method.supervised_rounds={rounds}", out=f"run-{rounds}")
+        federation(tmp_path, FEW, "run.method=fedirm", PLAIN, f"method.supervised_rounds={rounds}", out=f"run-{rounds}")
         for rounds in (1, 2)
     )
     assert always["model_sha256"] == partial["model_sha256"] != once["model_sha256"]

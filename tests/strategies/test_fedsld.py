@@ -29,7 +29,7 @@ from strategies.methods.fedsld import (
     weighted_cross_entropy,
 )
 from tests.federations import federation, json_lines, read_vectors
-from tests.strategies.folds import weighted_mean
+from tests.strategies.few_images import FEW
 
 VECTOR = read_vectors("fedsld.json")
 needs_vectors = pytest.mark.skipif(not VECTOR, reason="../shared/vectors/fedsld.json is absent")
@@ -41,11 +41,14 @@ def one_hot(classes: list[int], count: int) -> torch.Tensor:
 
 
 @needs_vectors
-def test_the_prior_is_the_vectors() -> None:
+def test_the_prior_and_the_weights_of_a_batch_of_one_class_are_the_vectors() -> None:
     vector = VECTOR["prior"]
     counts = np.array(vector["counts_client_by_class"], float)
     images = np.repeat(counts.sum(axis=1, keepdims=True), counts.shape[1], axis=1)
     np.testing.assert_allclose(compute_label_prior(counts, images), vector["expected_prior"], rtol=1e-5, atol=1e-7)
+    vector = VECTOR["one_class_batch"]
+    weights = weigh_images(one_hot(vector["y"], 4), torch.tensor(vector["prior"]))
+    np.testing.assert_allclose(weights, [vector["expected_weight_each"]] * 3, rtol=1e-5)
 
 
 @needs_vectors
@@ -68,20 +71,6 @@ def test_weights_losses_and_gradient_are_the_vectors() -> None:
     assert compute_expected_label_weight(shares, prior.numpy()) == pytest.approx(
         vector["chi2_factor_sum_pb2_over_prior"]
     )
-
-
-@needs_vectors
-def test_in_a_batch_of_one_class_every_image_weighs_one_over_the_prior() -> None:
-    vector = VECTOR["one_class_batch"]
-    weights = weigh_images(one_hot(vector["y"], 4), torch.tensor(vector["prior"]))
-    np.testing.assert_allclose(weights, [vector["expected_weight_each"]] * 3, rtol=1e-5)
-
-
-@needs_vectors
-def test_models_are_averaged_by_images() -> None:
-    vector = VECTOR["aggregation"]
-    local = [np.array(values, np.float32) for values in vector["local"]]
-    np.testing.assert_allclose(weighted_mean(local, vector["n_i"]), vector["expected"], rtol=1e-5, atol=1e-6)
 
 
 def test_a_batch_that_is_like_the_federation_weighs_every_image_one() -> None:
@@ -148,15 +137,12 @@ def test_the_prior_of_a_site_runs_over_its_own_classes() -> None:
     np.testing.assert_allclose(prior_for(counted, "north"), [0.75 / 1.05, 0.3 / 1.05, 0], rtol=1e-6)
 
 
-def test_a_class_that_nobody_counts_stops_the_run_with_what_to_do() -> None:
+def test_a_class_that_nobody_counts_or_that_is_kept_where_others_have_none_stops_the_run_with_what_to_do() -> None:
     north = (("a", "b"), (3, UNKNOWN_COUNT), (7, UNKNOWN_COUNT))
     (fault,) = find_uncounted_class_faults(context("multi_label", north=north, south=(("b",), (), ())))
     assert '"b"' in fault.problem
     assert "label_counts = true under [policy]" in fault.remedy
     assert "smallest_count" in fault.remedy
-
-
-def test_a_class_that_is_told_to_be_nowhere_and_kept_elsewhere_stops_the_run_too() -> None:
     # else the images of the site that keeps its counts would weigh nothing
     counted = context("multi_label", north=(("a",), (0,), (10,)), south=(("a",), (UNKNOWN_COUNT,), (UNKNOWN_COUNT,)))
     assert [fault.where for fault in find_uncounted_class_faults(counted)] == ["run.method"]
@@ -171,16 +157,13 @@ def test_in_a_multi_class_task_the_counts_that_a_site_keeps_share_what_is_left_o
     assert find_uncounted_class_faults(counted) == []
 
 
-def test_a_site_without_any_label_has_no_say_in_the_factor() -> None:
-    counted = context("multi_label", north=(("a",), (3,), (7,)), south=(("a",), (0,), (0,)))
-    assert compute_mean_label_weight(counted) == pytest.approx(1.0)
-
-
-def test_the_controls_factor_is_the_mean_over_sites_by_images() -> None:
+def test_the_controls_factor_is_the_mean_over_sites_by_images_without_those_that_have_no_label() -> None:
     counted = context("multi_class", north=(("a", "b"), (30, 0), (0, 30)), south=(("a", "b"), (5, 5), (5, 5)))
     # prior 35/40, 5/40; north 1 / (35/40), south .25 / (35/40) + .25 / (5/40)
     expected = (30 * (1 / 0.875) + 10 * (0.25 / 0.875 + 0.25 / 0.125)) / 40
     assert compute_mean_label_weight(counted) == pytest.approx(expected, rel=1e-6)
+    without = context("multi_label", north=(("a",), (3,), (7,)), south=(("a",), (0,), (0,)))
+    assert compute_mean_label_weight(without) == pytest.approx(1.0)
 
 
 SKEWED = (
@@ -189,7 +172,10 @@ SKEWED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["fedsld", "fedavg", "fedavg_scaled", "fedprox"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedsld", *(pytest.param(name, marks=pytest.mark.long) for name in ("fedavg", "fedavg_scaled", "fedprox"))],
+)
 def test_every_site_is_tested_on_its_own_images_every_round_and_no_round_is_chosen(method: str, tmp_path: Path) -> None:
     summary = federation(tmp_path, f"run.method={method}", *SKEWED)
     accuracy = summary["client_accuracy"]
@@ -205,7 +191,7 @@ def test_every_site_is_tested_on_its_own_images_every_round_and_no_round_is_chos
 def test_each_reduction_and_each_scale_makes_another_model(tmp_path: Path) -> None:
     variants = [f"run.method=fedsld method.reduction={name}" for name in ("sum_over_batch", "sum", "weighted_mean")]
     variants += [f"run.method=fedavg_scaled method.scale={name}" for name in ("federation", "batch")]
-    models = {federation(tmp_path, *SKEWED, *choices.split(), out=choices)["model_sha256"] for choices in variants}
+    models = {federation(tmp_path, *SKEWED, FEW, *choices.split(), out=choices)["model_sha256"] for choices in variants}
     assert len(models) == 5
 
 

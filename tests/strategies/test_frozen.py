@@ -23,10 +23,10 @@ from tests.federations import Traffic, experiment, federation, finished, json_li
 from tests.server.killing import Killed, kill_at
 from tests.strategies.few_images import FEW, few_needs_of
 
-HEAD = ("model.train=head",)
-NECK = ("model.train=neck", "model.neck=24")
-LAST = ("model.train=last:2",)
-LORA = ("model.train=lora:4",)
+HEAD = ("model.train=head", FEW)
+NECK = ("model.train=neck", "model.neck=24", FEW)
+LAST = ("model.train=last:2", FEW)
+LORA = ("model.train=lora:4", FEW)
 SHORT = {
     *((name, HEAD) for name in ("surgical", "fedsld", "unifed", "individual")),
     *((name, LORA) for name in ("surgical", "fedmlp", "fedbn")),
@@ -70,7 +70,7 @@ def test_the_frozen_part_is_sent_once_a_site(choices: tuple[str, ...], tmp_path:
     backbone = sum(len(array) for array in (whole_model().trunk, whole_model().norm))
     traffic.down.clear()
     traffic.up.clear()
-    federation(tmp_path, *choices, FEW)
+    federation(tmp_path, *choices)
     size = len(frozen_of(tmp_path, *choices).values)
     evaluations = [decode_record(content, EvaluateRequest) for content in of_type(traffic.down, "evaluate")]
     carried = [request for request in (*traffic.requests, *evaluations) if request.frozen.trunk is not None]
@@ -84,10 +84,10 @@ def test_the_frozen_part_is_sent_once_a_site(choices: tuple[str, ...], tmp_path:
 def test_features_train_the_model_that_pixels_train_and_the_frozen_backbone_sees_augmentation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    through = finished(*HEAD, FEW)[1]["model_sha256"]
-    assert federation(tmp_path, *HEAD, FEW, "augmentation.rotation=0.1", out="turned")["model_sha256"] != through
+    through = finished(*HEAD)[1]["model_sha256"]
+    assert federation(tmp_path, *HEAD, "augmentation.rotation=0.1", out="turned")["model_sha256"] != through
     monkeypatch.setattr(task, "trains_on_cached_features", lambda plan, method: False)
-    assert federation(tmp_path, *HEAD, FEW)["model_sha256"] == through
+    assert federation(tmp_path, *HEAD)["model_sha256"] == through
 
 
 WRAPPED = (
@@ -118,7 +118,7 @@ def test_a_standardising_layer_that_would_be_frozen_is_refused(choices: tuple[st
 
 @pytest.mark.parametrize("wrapped", WRAPPED, ids=lambda wrapped: wrapped[0])
 def test_it_works_with_what_is_around_a_method(wrapped: tuple[str, ...], tmp_path: Path) -> None:
-    summary = federation(tmp_path, *HEAD, FEW, *wrapped)
+    summary = federation(tmp_path, *HEAD, *wrapped)
     assert summary["rounds"] == 2
     assert all(site["epochs"] for site in summary["sites"].values())
     assert not verify_run(tmp_path / "run").faults
@@ -180,24 +180,18 @@ def test_a_frozen_part_of_another_hash_is_refused_by_the_site(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_file_is_removed_and_asked_for_again(tmp_path: Path) -> None:
-    parts = FrozenPartFiles(tmp_path, None, durable=False)
-    part = FrozenPart(np.arange(5, dtype=np.float32))
-    parts.store_received_part(part, part.sha256)
-    (path,) = tmp_path.glob("*.f32")
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(WireError, match="not on this site's disk: its file was damaged"):
-        parts.read_frozen_part(part.sha256)
-    assert not path.exists()
-
-
-def test_only_a_few_are_kept(tmp_path: Path) -> None:
+def test_only_a_few_are_kept_and_a_damaged_file_is_removed_and_asked_for_again(tmp_path: Path) -> None:
     parts = FrozenPartFiles(tmp_path, None, durable=False)
     for value in range(5):
         part = FrozenPart(np.full(3, value, np.float32))
         parts.store_received_part(part, part.sha256)
     assert len(list(tmp_path.glob("*.f32"))) == 3
     assert parts.read_frozen_part(part.sha256).values.tolist() == [4.0, 4.0, 4.0]
+    path = tmp_path / f"{part.sha256}.f32"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(WireError, match="not on this site's disk: its file was damaged"):
+        parts.read_frozen_part(part.sha256)
+    assert not path.exists()
 
 
 def test_a_weights_file_of_the_hospital_saves_the_transfer(tmp_path: Path) -> None:

@@ -27,8 +27,6 @@ from strategies.local.updates import clip_update_to_length
 from strategies.privacy.gradients import (
     PrivateEpochTrainer,
     compute_losses_by_image,
-    group_rows_by_owner,
-    split_into_micro_batches,
     sum_clipped_gradients,
 )
 from strategies.privacy.image_gradients import record_image_gradients, replace_dropout
@@ -45,6 +43,7 @@ from strategies.privacy.mechanism import (
 from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, make_seeded_noise
 from strategies.registry import build_site_method
 from tests.federations import experiment, federation, given_weights
+from tests.strategies.few_images import FEW
 
 BCE = PLAIN_LOSSES["multi_label", "masked"]
 EVERY = torch.tensor([True, True])
@@ -211,12 +210,6 @@ def test_a_patients_images_are_clipped_together() -> None:
         torch.testing.assert_close(start - parameter, step, rtol=1e-3, atol=1e-5)
 
 
-def test_rows_are_grouped_by_owner_and_no_owner_is_split_over_packs() -> None:
-    rows = group_rows_by_owner(torch.tensor([2, 0, 1, 0, 2, 2]))
-    assert [places.tolist() for places in rows] == [[1, 3], [2], [0, 4, 5]]
-    assert [list(map(len, pack)) for pack in split_into_micro_batches(rows, 2)] == [[2], [1], [3]]
-
-
 def test_an_empty_draw_is_a_step_of_noise() -> None:
     never = private(1.0, 1.0, rate=1e-12, steps=2, images=10**12)
     trained, of = network(), exercise(examples(20), 5)
@@ -308,17 +301,12 @@ def test_nothing_costs_nothing_and_no_noise_has_no_price() -> None:
     assert compute_epsilon([NoisySteps(1.0, 0.1, 5), NoisySteps(0.0, 0.1, 1)], 1e-5, "rdp") == float("inf")
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "prv"])
-def test_the_noise_for_an_epsilon_costs_that_and_no_more(accountant: Accountant) -> None:
-    noise = find_noise_multiplier(4.0, 1e-5, sample_rate=0.1, count=50, accountant=accountant)
-    assert 3.98 < compute_epsilon([NoisySteps(noise, 0.1, 50)], 1e-5, accountant) <= 4.0
-
-
-def test_the_tighter_accountant_asks_for_less_noise() -> None:
-    by_rdp, by_prv = (
-        find_noise_multiplier(8.0, 1e-5, sample_rate=0.1, count=30, accountant=name) for name in ("rdp", "prv")
-    )
-    assert by_prv < 0.97 * by_rdp
+def test_the_noise_for_an_epsilon_costs_that_and_no_more_and_the_tighter_accountant_asks_for_less() -> None:
+    accountants: tuple[Accountant, ...] = ("rdp", "prv")
+    noise = [find_noise_multiplier(4.0, 1e-5, sample_rate=0.1, count=50, accountant=name) for name in accountants]
+    for name, multiplier in zip(accountants, noise, strict=True):
+        assert 3.98 < compute_epsilon([NoisySteps(multiplier, 0.1, 50)], 1e-5, name) <= 4.0, name
+    assert noise[1] < 0.97 * noise[0]
 
 
 @pytest.mark.parametrize(
@@ -394,13 +382,13 @@ def test_it_is_known_which_architectures_have_batch_normalisation() -> None:
 def test_a_run_ends_in_the_same_model_again_and_tells_what_it_cost(level: str, tmp_path: Path) -> None:
     overrides = (
         f"privacy.level={level}", "privacy.noise_multiplier=2.0", "model.norm=group", "evaluation.checkpoint=last",
-        "partition.sites=2", "run.rounds=1", "training.batch_size=300",
+        "partition.sites=2", "run.rounds=1", "training.batch_size=100", FEW,
     )  # fmt: skip
     first = federation(tmp_path, *overrides)
     again = federation(tmp_path, *overrides, out="again")
     assert first["model_sha256"] == again["model_sha256"]
     images = first["sites"]["site-1"]["train_samples"]
-    rate, count = (300 / images, -(-images // 300)) if level != "update" else (1.0, 1)
+    rate, count = (100 / images, -(-images // 100)) if level != "update" else (1.0, 1)
     expected = compute_epsilon([NoisySteps(2.0, rate, count)], 1e-5, "prv")
     assert first["privacy"]["epsilon"]["site-1"] == pytest.approx(expected)
 
