@@ -77,6 +77,14 @@ def test_models_that_are_equally_good_are_told_apart_in_few_of_many_draws() -> N
     assert wrong <= 6
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(PRINTED, 1, "above"), (0.0004, 1, "open"), (-1, -PRINTED, "below"), (-1, -0.0004, "open"), (-1, 1, "open")],
+)
+def test_an_interval_that_prints_as_reaching_zero_is_open(low: float, high: float, expected: str) -> None:
+    assert locate_interval_around_zero((low, high)) == expected
+
+
 @st.composite
 def estimates(draw: st.DrawFn, least: float) -> EstimateWithInterval:
     """A figure within its interval; often one that ends near zero."""
