@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from common.data.base.spec import NpzDatasetSpec
 from common.data.images import store
-from common.data.images.pixel_cache import MappedPictures
+from common.data.images.pixel_cache import MappedPictures, PixelCache
 from common.data.images.store import DecodedImageStore
 from common.data.load import find_dataset_faults, load_dataset
 from common.data.sources import npz
@@ -94,6 +94,20 @@ def test_images_of_a_large_file_are_kept_on_the_disk(
             np.testing.assert_array_equal(part.images, same.images)
             np.testing.assert_array_equal(part.labels, same.labels)
     assert {"0 of them read now" in line for line in lines} == {True}
+
+
+@pytest.mark.parametrize(("settled_s", "expected"), [(0.0, 1), (60.0, 6)])
+def test_a_large_file_that_has_just_changed_is_hashed_again(
+    save: Save, monkeypatch: pytest.MonkeyPatch, settled_s: float, expected: int
+) -> None:
+    # It may change once more without another time of change, as in Git's "racy" index.
+    base, hashed, plain = save(), list[Path](), PixelCache.hash_image_file
+    monkeypatch.setattr(npz, "KEPT_BYTES", 0)
+    monkeypatch.setattr(store, "SETTLED_S", settled_s)
+    monkeypatch.setattr(PixelCache, "hash_image_file", lambda cache, file: (hashed.append(file), plain(cache, file))[1])
+    for _ in range(2):
+        load_dataset(spec(), base, DecodedImageStore(base / "cache"))
+    assert hashed == [base / "set.npz"] * expected  # each of two loads reads three parts
 
 
 FAULTS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
