@@ -10,6 +10,8 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+from strategies.registry import STRATEGIES
+
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
     "common": {"common"},
@@ -149,3 +151,9 @@ def test_a_hospitals_process_loads_no_module_of_the_engine() -> None:
     program = "import sys, client.app; print([name for name in sys.modules if name.startswith('strategies.engine')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_method_is_a_few_hooks_and_has_few_classes_of_ours_above_it() -> None:
+    for name, method in STRATEGIES.items():
+        assert len([member for member in dir(method) if not member.startswith("_")]) <= 20, name
+        assert len([base for base in method.__mro__[1:] if base.__module__.startswith("strategies.")]) <= 3, name

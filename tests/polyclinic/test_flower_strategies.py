@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, Strategy
 from sklearn.metrics import roc_auc_score
 
+import polyclinic.flower
 from polyclinic.flower import (
     FedSLD,
     PartialLoss,
@@ -29,6 +30,11 @@ STRATEGIES = [FedSLD, PartialLoss, SequentialTraining, SurgicalAggregation, UniF
 
 def bits(arrays: ArrayRecord) -> dict[str, bytes]:
     return {name: array.numpy().tobytes() for name, array in arrays.items()}
+
+
+def test_everything_public_is_documented() -> None:
+    for name in polyclinic.flower.__all__:
+        assert getattr(polyclinic.flower, name).__doc__, name
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
