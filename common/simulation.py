@@ -187,7 +187,11 @@ def select_site_test_images(data: SimulatedData) -> dict[str, ImageSet]:
 def _relabel_for_pooling(
     images: ImageSet, part: SitePartition, rows: NDArray[np.intp], names: tuple[str, ...], pooling: Pooling
 ) -> ImageSet:
-    """Return images of a site with labels of all classes; ``pooling`` decides those that the site does not annotate."""
+    """Return the images ``rows`` of a site with one label column for each of ``names``.
+
+    For a class that the site does not annotate, ``pooling`` chooses the labels: 0 (``negative``), NaN (``masked``) or
+    the true ones (``known``).
+    """
     site_images = images.select_rows(rows).select_label_columns(names)
     if pooling == "known":
         return site_images

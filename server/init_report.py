@@ -14,7 +14,7 @@ from common.data.images.reading import make_conversion_remedy
 from common.data.tables.csv import is_utf_8_table
 from common.data.tables.judgement import finding_certainty, is_metadata_column_name, names_id, split_diagnosis_code
 from common.data.tables.patient_columns import (
-    count_images_per_value,
+    compute_mean_images_per_value,
     guess_patients_by_filename,
     list_possible_patient_columns,
     may_be_identifiers,
@@ -109,7 +109,7 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
             "    and test, scores come out too high, and intervals too narrow. Name the column: --patient-column",
         ]
         for name in list_possible_patient_columns(data.columns, data.roles.unused):
-            is_single = count_images_per_value(data.columns, name, data.roles.image) == 1
+            is_single = compute_mean_images_per_value(data.columns, name, data.roles.image) == 1
             lines += [f"    {name} has another value for each image, as an examination has."] if is_single else []
             lines.append(f"    If each patient has one number in it: --patient-column {quote(name)}")
         if groups := guess_patients_by_filename(data.checked.files.names.tolist()):

@@ -114,7 +114,10 @@ def describe_headline_result(comparison: MethodComparison) -> str:
 
 
 def describe_method_verdicts(comparison: MethodComparison) -> list[str]:
-    """Return a sentence for each other method, with its test against the reference over all classes."""
+    """Return one sentence for each method except the reference: whether the reference is better.
+
+    The sentence rests on one test over all classes and seeds.
+    """
     reference, sentences = comparison.reference, []
     for other in (method.label for method in comparison.methods[1:]):
         test = comparison.find_contrast(other).result

@@ -94,7 +94,7 @@ class TrialsTimeEstimate:
 
 
 class TrialsProgressDisplay:
-    """Base class of the forms of progress; it shows nothing."""
+    """Base class of the progress displays; it shows nothing."""
 
     def __init__(self, pace: TrialsTimeEstimate) -> None:
         self.pace = pace

@@ -16,6 +16,7 @@ from common.models.saved import load_model
 from common.simulation import load_simulated_data
 from common.wire.records import TrainReply, TrainRequest
 from tests.federations import experiment
+from tests.liars import Answer
 
 TARGET = "3"
 """The class that a backdoored model sees in a patched image."""
@@ -37,14 +38,19 @@ def poisoned(images: ImageSet) -> ImageSet:
     return concatenate_image_sets([images, copies])
 
 
-def backdoor(site: Site, request: TrainRequest) -> TrainReply:
-    """Train on poisoned images from round 6 on; ten times as long an update, with honest batch normalisation."""
-    honest = train_through_layers(site, request)
-    if request.round < 6:
-        return honest
-    reply = train_through_layers(replace(site, train=poisoned(site.train)), request)
-    longer = reply.update.apply_to_arrays(lambda array: np.float32(10) * array)
-    return replace(reply, update=replace(longer, norm=honest.update.norm), train_samples=site.train_samples)
+def backdoor(*, times: float = 1.0, from_round: int = 1, honest_norm: bool = False) -> Answer:
+    """Train on poisoned images; trunk and head so many times as long, batch normalisation as trained or honest."""
+
+    def answer(site: Site, request: TrainRequest) -> TrainReply:
+        if request.round < from_round:
+            return train_through_layers(site, request)
+        honest = train_through_layers(site, request).update if honest_norm else None
+        reply = train_through_layers(replace(site, train=poisoned(site.train)), request)
+        longer = reply.update.apply_to_arrays(lambda array: np.float32(times) * array)
+        norm = reply.update.norm if honest is None else honest.norm
+        return replace(reply, update=replace(longer, norm=norm), train_samples=site.train_samples)
+
+    return answer
 
 
 def success_of(folder: Path, choices: Iterable[str]) -> float:

@@ -72,7 +72,7 @@ def make_audit_report(
         if received and not missing:
             records = format_count_with_noun(len(received), "record")
             notes.append(f"{receipt.name}: the {records} that it names of {site} left by entries of this audit.")
-        authorship = _check_reply_authorship(content, site, keys, state)
+        authorship = _check_receipt_authorship(content, site, keys, state)
         notes += [f"{receipt.name}: {line}" for line in (*authorship.right, *authorship.notes)]
         faults += map(str, authorship.faults)
     if not findings.entries and not faults:
@@ -126,7 +126,7 @@ def _list_received_replies(content: Mapping[str, Any], site: str) -> dict[str, s
     return {answers[site]["answer_sha256"]: "the roll call", **updates} if site in answers else {}
 
 
-def _check_reply_authorship(
+def _check_receipt_authorship(
     content: Mapping[str, Any], site: str, keys: Mapping[str, str], state: Path
 ) -> AuthorshipCheckResult:
     """Check that the sites signed the replies in the receipt, and that all accepted replies of this site are in it."""

@@ -43,7 +43,12 @@ def mark_classes_below_threshold(images: ImageSet, smallest: int) -> Few:
 
 
 def find_hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
-    """Return the hidden classes, whose counts and metrics are not reported."""
+    """Return the classes whose counts and metrics are not reported.
+
+    These are the classes with fewer than ``smallest`` patients who have the class, or who do not have it. If nearly
+    all images show exactly one class, the other counts would disclose theirs. Then further classes are hidden, in the
+    order of names, until the hidden classes together have ``smallest`` images.
+    """
     few = mark_classes_below_threshold(images, smallest)
     hidden = {name for name, kinds in zip(images.class_names, few, strict=True) if kinds.any()}
     labelled = ~np.isnan(images.labels).all(axis=1)

@@ -365,7 +365,7 @@ def unpack_numbers(data: bytes, n: int, form: Form) -> Float32:
     if form == "float16":
         return np.frombuffer(data, "<f2").astype(np.float32)
     if form == "int8":
-        blocks = _count_blocks(n)
+        blocks = _count_scale_blocks(n)
         exponents = np.frombuffer(data, np.int8, blocks)
         if (exponents < _LOWEST).any() or (exponents > 127 - 7).any():
             raise ValueError(f"the scale of a block is 2**{_LOWEST} to 2**120")
@@ -375,7 +375,7 @@ def unpack_numbers(data: bytes, n: int, form: Form) -> Float32:
 
 def count_packed_bytes(n: int, form: Form) -> int:
     """Return the number of bytes of ``n`` numbers packed in the format ``form``."""
-    return n + _count_blocks(n) if form == "int8" else n * (4 if form == "float32" else 2)
+    return n + _count_scale_blocks(n) if form == "int8" else n * (4 if form == "float32" else 2)
 
 
 def pack_counts(counts: Counts) -> tuple[bytes, int]:
@@ -396,7 +396,7 @@ def unpack_counts(data: bytes, width: int) -> Counts:
     return np.frombuffer(data, f"<u{width}").astype(np.int64)
 
 
-def _count_blocks(n: int) -> int:
+def _count_scale_blocks(n: int) -> int:
     return -(-n // BLOCK)
 
 

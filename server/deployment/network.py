@@ -83,7 +83,7 @@ class NetworkBackend:
         self.own: DatasetSplits | None = None
         self.external: ImageSet | None = None
 
-    def check_before_run(self, *, resume: bool) -> None:
+    def load_and_check(self, *, resume: bool) -> None:
         """Load the coordinator's own images and the external test images, and check the experiment.
 
         Raises:

@@ -219,7 +219,11 @@ def export_run_model(
 
 
 def choose_comparison_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Sequence[Pixels], str]:
-    """Return images for the comparison in batches ``(n, channels, height, width)``, and a description of them."""
+    """Return images for the comparison of the exported model with the original, and a description of the images.
+
+    They are the images of ``check``; without it, test images of the run's experiment, and without these, noise.
+    Each batch is ``(n, channels, height, width)``.
+    """
     if check is None:
         test = None
         with suppress(BadInput, ValueError):  # no run, or its files are on another machine

@@ -175,8 +175,12 @@ class RunBackend(Protocol):
     durable: bool
     tell: Callable[[str], None]
 
-    def check_before_run(self, *, resume: bool) -> None:
-        """Check data and experiment before anything is written or sent; raise :class:`BadInput` with every fault."""
+    def load_and_check(self, *, resume: bool) -> None:
+        """Load the data, and check data and experiment before anything is written or sent.
+
+        Raises:
+            BadInput: With every fault.
+        """
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
         """Prevent other runs within the context, if this backend allows only one run at a time."""
@@ -207,7 +211,7 @@ def lead_run(
             write_run_pages(out)
         return summary
     store = open_mlflow_store(track)
-    place.check_before_run(resume=resume)
+    place.load_and_check(resume=resume)
     with (
         place.lock_out_other_runs(),
         open_run_folder(out, file.experiment, resume=resume, durable=place.durable) as opening,

@@ -49,7 +49,7 @@ from server.runs.tracking import TrackingService
 from server.simulation.backends.inline import import_site_app, run_with_inline_grid
 from server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
 from server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
-from strategies.local.arithmetic import choose_arithmetic, set_arithmetic
+from strategies.local.arithmetic import choose_arithmetic, copy_with_arithmetic
 from strategies.local.plugin_calls import find_plugin_faults
 from strategies.method_list import prefix_fault_with_file
 from strategies.methods.base import Method, find_missing_coordinator_images
@@ -115,7 +115,7 @@ class SimulationBackend:
         self.experiment = self.file.experiment
         self.tell: Callable[[str], None] = partial(self.console.print, markup=False)
 
-    def check_before_run(self, *, resume: bool) -> None:
+    def load_and_check(self, *, resume: bool) -> None:
         """Read the data, and check data and experiment.
 
         Raises:
@@ -136,7 +136,7 @@ class SimulationBackend:
             plan = make_hospital_plan(experiment)
             arithmetic = choose_arithmetic(plan, self._device, folder.path, durable=False)
             self.tell(f"fastest on this machine: {arithmetic}")
-            experiment = set_arithmetic(experiment, arithmetic)
+            experiment = copy_with_arithmetic(experiment, arithmetic)
         server_data = data.server if experiment.server_data else None  # a partition's own images are of the data set
         record_data_hashes_or_refuse(opening, hash_data_sets_by_table(data.splits, server_data, self.external))
         setting = self._make_run_context(opening, experiment.training.precision)

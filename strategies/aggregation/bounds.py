@@ -121,7 +121,10 @@ def shorten_long_updates(
 
 
 def divide_lengths_by_medians(lengths: Lengths, medians: Lengths) -> dict[str, float]:
-    """Return each part's length divided by the part's median length, for the parts that have a median."""
+    """Return the length of each part of an update divided by the median length of that part.
+
+    Parts without a median are omitted. If the median is 0, the result is infinite, or 0 for a length of 0.
+    """
     relative = dict[str, float]()
     for part, length in lengths.items():
         if part in medians:

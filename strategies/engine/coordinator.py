@@ -354,7 +354,7 @@ class Coordinator:
     def configure_evaluate(self) -> list[Message]:
         """Return the messages that request the validation loss of the model after the round just done."""
         return self.make_evaluate_messages(
-            self.state.round, self.state.model, self._choose_validation_sites(), test=False
+            self.state.round, self.state.model, self._choose_final_validation_sites(), test=False
         )
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> None:
@@ -402,7 +402,7 @@ class Coordinator:
     def _list_remaining_sites(self) -> list[str]:
         return sorted(set(self.sites.members) - set(self.state.excluded))
 
-    def _choose_validation_sites(self) -> list[str]:
+    def _choose_final_validation_sites(self) -> list[str]:
         """Return the sites that validate the model after the last round.
 
         If a sample is enough, these are the sites that validated the best model so far, because only they can compare

@@ -179,11 +179,11 @@ class SequentialCoordinator(Coordinator):
     def _validate_after_rounds(self) -> None:
         """Do nothing, because each round validates its own model."""
 
-    def _choose_validation_sites(self) -> list[str]:
+    def _choose_final_validation_sites(self) -> list[str]:
         """Return the sites that validate each round's model: the same in all rounds, so that losses are comparable."""
         if self._is_test_sampled:
             return self.sites.draw_evaluating_sites(0, self.state.excluded)
-        return super()._choose_validation_sites()
+        return super()._choose_final_validation_sites()
 
     def _train_round(self, server_round: int) -> RoundRecord:
         """Pass the model through the sites, mix it with the coordinator's own model, and validate the mixture."""

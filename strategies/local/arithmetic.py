@@ -86,7 +86,7 @@ def choose_arithmetic(plan: HospitalPlan, device: str, folder: Path, *, durable:
     return stored[about]
 
 
-def set_arithmetic(request: Request, arithmetic: TrainingArithmetic) -> Request:
+def copy_with_arithmetic(request: Request, arithmetic: TrainingArithmetic) -> Request:
     """Return a copy of a plan or an experiment whose training settings name this arithmetic."""
     return request.model_copy(update={"training": request.training.model_copy(update=vars(arithmetic))})
 

@@ -359,7 +359,7 @@ class SequentialSite(SiteMethod):
         return "the model is passed on, not averaged"
 
     def find_parameter_faults(self) -> list[Fault]:
-        """Add a fault if batch normalisation is to stay at the sites, because the whole network is passed on."""
+        """Return the faults of the base class, and one if batch normalisation is to stay at the sites."""
         faults = super().find_parameter_faults()
         if self.parameters.trunk == "fedbn":
             problem = f"makes no sense in {self.name}: the whole network is passed on, batch normalisation too."

@@ -183,7 +183,10 @@ class StopCriterion:
         return self.validation is not None and not self.validation.has_known_labels
 
     def compute_loss_after_epoch(self, network: SplitNetwork, losses: Losses, spec: TrainingSection) -> float:
-        """Return the loss after an epoch for the stopping rule; NaN if there is none."""
+        """Return the loss of the stopping rule: on the validation images, NaN if none of them has a known label.
+
+        Without validation images it is the mean of ``losses``, the training losses of the epoch.
+        """
         if self.validation is None:
             return float(losses.mean())
         loss = validate_network(network, self.validation, self.loss, spec).loss

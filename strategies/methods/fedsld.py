@@ -224,7 +224,11 @@ def weigh_label_entries(labels: Tensor, prior: Tensor) -> Tensor:
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
-    """Return eq. 3 for a multi-class task; the softmax omits classes whose label is unknown."""
+    """Return the cross-entropy of a multi-class task with a weight for each image (eq. 3).
+
+    The weight is the share of the image's class in the batch divided by its ``prior``. The softmax omits classes whose
+    label is unknown; an image without a known class counts 0.
+    """
     weights = weigh_images(labels, prior)
     is_known = known_class_mask(labels)
     losses = torch.where(is_known, cross_entropy_per_image(mask_unknown_logits(logits, labels), labels), 0.0)

@@ -171,7 +171,7 @@ def test_a_coordinator_of_hospitals_finds_the_same_before_anybody_is_asked(
 ) -> None:
     file = experiment(tmp_path, 'external_test={kind = "npz", path = "missing.npz", classes = ["3"]}')
     with pytest.raises(BadInput, match=r"experiment\.toml: external_test\.path"):
-        NetworkBackend(coordinator, file, 2, print).check_before_run(resume=False)
+        NetworkBackend(coordinator, file, 2, print).load_and_check(resume=False)
 
 
 def test_a_person_reads_it_beside_the_other_result() -> None:

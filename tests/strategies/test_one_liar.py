@@ -108,7 +108,7 @@ def test_a_negative_variance_is_refused_and_the_site_told_why(monkeypatch: pytes
 def test_a_bound_at_least_halves_what_a_backdoor_of_the_last_round_can_do(
     clip: str, least: float, most: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    lied(monkeypatch, backdoor)
+    lied(monkeypatch, backdoor(times=10, from_round=6, honest_norm=True))
     choices = (*plan(5, rounds=6), "evaluation.checkpoint=last", "run.seed=0", f"participation.clip={clip}")
     federation(tmp_path, *choices)
     assert least <= success_of(tmp_path, choices) <= most

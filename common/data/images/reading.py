@@ -141,14 +141,14 @@ def decode_picture(content: bytes | Path, rendering: PictureRendering = AS_IN_FI
     if isinstance(content, Path) and is_nifti(read_first_bytes(content)):
         from common.data.images.nifti import decode_nifti  # takes a second, like DICOM
 
-        return _make_marked_picture(*decode_nifti(content, rendering))
+        return _make_image_with_blank_flag(*decode_nifti(content, rendering))
     data = content.read_bytes() if isinstance(content, Path) else content
     if not data:
         raise ValueError("empty")
     if is_dicom(data):
         from common.data.images.dicom import decode_dicom  # takes a second, and most data sets have none
 
-        return _make_marked_picture(*decode_dicom(data, rendering))
+        return _make_image_with_blank_flag(*decode_dicom(data, rendering))
     if not data.startswith(_PNG_OR_JPEG):
         raise ValueError(explain_unsupported_file(data[:_HEAD]))
 
@@ -165,7 +165,7 @@ def decode_picture(content: bytes | Path, rendering: PictureRendering = AS_IN_FI
     return _convert_pillow_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
 
 
-def _make_marked_picture(pixels: NDArray[np.uint8], is_blank: bool) -> Image.Image:
+def _make_image_with_blank_flag(pixels: NDArray[np.uint8], is_blank: bool) -> Image.Image:
     image = Image.fromarray(pixels)
     image.info[BLANK] = is_blank
     return image

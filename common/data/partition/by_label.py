@@ -54,12 +54,12 @@ def draw_pathological_shares(classes: int, sites: int, random: np.random.RandomS
     return shares
 
 
-def round_slice_ends_down(share: Shares, count: int) -> NDArray[np.intp]:
+def round_share_ends_down(share: Shares, count: int) -> NDArray[np.intp]:
     """Return where each site's slice of ``count`` patients ends; sizes are rounded down, so some may be left over."""
     return np.cumsum((share * count).astype(np.intp))
 
 
-def compute_complete_slice_ends(share: Shares, count: int) -> NDArray[np.intp]:
+def compute_share_ends_without_rest(share: Shares, count: int) -> NDArray[np.intp]:
     """Return where each site's slice of ``count`` patients ends; the last ends at ``count``, so none is left over."""
     ends = (np.cumsum(share) * count).astype(np.intp)
     ends[-1] = count
@@ -73,7 +73,7 @@ def distribute_patients_by_class(
 
     Args:
         classes: ``(n,)`` class of each patient.
-        ends: :func:`round_slice_ends_down` or :func:`compute_complete_slice_ends`.
+        ends: :func:`round_share_ends_down` or :func:`compute_share_ends_without_rest`.
 
     Returns:
         The patient numbers of each site.
@@ -99,11 +99,11 @@ def partition_by_label(splits: DatasetSplits, spec: LabelPartitionSpec, seed: in
     random: Random
     if isinstance(spec, DirichletPartitionSpec):
         random = generator = np.random.default_rng(seed)
-        shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), compute_complete_slice_ends
+        shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), compute_share_ends_without_rest
     else:
         random = legacy = np.random.RandomState(seed % (1 << 32))
         draw = draw_practical_shares if spec.shards == "practical" else draw_pathological_shares
-        shares, ends = draw(classes, spec.sites, legacy), round_slice_ends_down
+        shares, ends = draw(classes, spec.sites, legacy), round_share_ends_down
     train_patients, test_patients = PatientIndex.from_images(splits.train), PatientIndex.from_images(splits.test)
     trains, tests = (
         distribute_patients_by_class(part.classes, shares, ends, random) for part in (train_patients, test_patients)

@@ -117,7 +117,7 @@ def find_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes: Se
     return [Fault("data.path", problem) for problem in problems]
 
 
-def find_array_size_faults(
+def find_array_memory_faults(
     spec: NpzDatasetSpec,
     path: Path,
     headers: Headers,
@@ -261,7 +261,7 @@ def _open_named_npz_parts(
     raise_faults(find_array_key_faults(spec, path, headers, prefixes))
     raise_faults(find_array_shape_faults(spec, headers, prefixes))
     class_names = spec.classes or get_public_dataset_classes(path.stem)
-    raise_faults(find_array_size_faults(spec, path, headers, prefixes, len(class_names)))
+    raise_faults(find_array_memory_faults(spec, path, headers, prefixes, len(class_names)))
     with open_npz_arrays(path) as arrays:
         labels = {prefix: arrays[f"{prefix}_labels"] for prefix in prefixes}
         raise_faults(find_label_value_faults(labels, class_names))
@@ -364,7 +364,7 @@ def _read_npz_images(
     if store.folder is None:
         prefixes = list(dict.fromkeys(part.prefix for part in parts))
         raise_faults(
-            find_array_size_faults(spec, path, read_npz_headers(path), prefixes, len(class_names), in_memory=True)
+            find_array_memory_faults(spec, path, read_npz_headers(path), prefixes, len(class_names), in_memory=True)
         )
     with open_npz_arrays(path) as arrays:
         for part in parts:

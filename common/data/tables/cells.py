@@ -192,7 +192,7 @@ def parse_finding_column(
     return of_cell[column.places], rows
 
 
-def is_placeholder_text(part: str) -> bool:
+def names_no_finding(part: str) -> bool:
     """Return True if a part of a cell names no finding: "-", "?", "[nan]", "#REF!", "unknown", "ungradable"."""
     bare = _strip_signs(part)
     return is_nameless_text(part) or bool(NO_NAMES.fullmatch(bare) or NOT_ASSESSED.fullmatch(bare))
@@ -270,7 +270,7 @@ def _find_unlisted_name_faults(
     faults, unlike, nothing = list[Fault](), dict[str, Collection[int]](), dict[str, Collection[int]]()
     for text, places in unlisted.items():
         part = " ".join(text.split())
-        if is_placeholder_text(part) or not (are_numbers or any(map(str.isalpha, part))):
+        if names_no_finding(part) or not (are_numbers or any(map(str.isalpha, part))):
             nothing[text] = places
             continue
         mark, within = guess_class_name_separator(text, names.has), find_within(part)

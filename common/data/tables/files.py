@@ -80,7 +80,7 @@ class PictureFileFinder:
 
     def find_folder_as_spelled(self, base: Path, name: str) -> Path:
         """Return the path of the folder with this name, as spelled on the disk; the unchanged path if there is none."""
-        return Path(self._find_folder_below(str(base), name))
+        return Path(self._resolve_folder_spelling(str(base), name))
 
     def find_all_files(self, folder: str, names: Iterable[str]) -> list[str | None]:
         """Call :meth:`find_file` for each name, and return the results in order."""
@@ -98,7 +98,7 @@ class PictureFileFinder:
     def find_file(self, folder: str, name: str) -> str | None:
         """Return the path of a file relative to ``folder``, as spelled on the disk; None if it does not exist."""
         parent, slash, last = name.rpartition("/")
-        place = self._find_folder_below(folder, parent or slash) if slash else folder
+        place = self._resolve_folder_spelling(folder, parent or slash) if slash else folder
         file = self._find_entry(place, last, folders=False)
         if file is None:  # a table written on Windows
             return self.find_file(folder, name.replace("\\", "/")) if "\\" in name else None
@@ -108,7 +108,7 @@ class PictureFileFinder:
             return name
         return os.path.join(os.path.relpath(place, folder), file)
 
-    def _find_folder_below(self, root: str, path: str) -> str:
+    def _resolve_folder_spelling(self, root: str, path: str) -> str:
         """Return the folder at ``path`` below ``root``, as spelled on the disk."""
         if (root, path) not in self._real:
             place = os.path.join(root, path)

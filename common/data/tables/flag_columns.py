@@ -70,11 +70,13 @@ def sort_flag_columns(positive: Mapping[str, NDArray[np.bool_]]) -> FlagColumns:
     }
     # An abbreviation may be a class if at least half of the classes are abbreviations, or if one of them is a single
     # letter and it is one too.
-    codes = [name for name in classes if is_code(name)]
+    codes = [name for name in classes if is_letter_or_abbreviation(name)]
     alike = {
         name
         for name in flags - between
-        if is_code(name) and codes and (2 * len(codes) >= len(classes) or min(map(len, codes)) == len(name) == 1)
+        if is_letter_or_abbreviation(name)
+        and codes
+        and (2 * len(codes) >= len(classes) or min(map(len, codes)) == len(name) == 1)
     }
     classes, doubtful, flags = [*classes, *between], doubtful | alike, flags - between - alike
     if classes and _have_one_1_in_each_row(positive, (*classes, *doubtful)):
@@ -93,7 +95,7 @@ def _names_side(words: Sequence[str]) -> bool:
     return bool(sides) and is_certain and (BESIDE_SIDE | BOTH_SIDES).issuperset(others)
 
 
-def is_code(name: str) -> bool:
+def is_letter_or_abbreviation(name: str) -> bool:
     """Return True if a heading is a letter, or an abbreviation in capital letters."""
     return len(name) == 1 or (len(name) <= _LONGEST_CODE and name.isupper())
 

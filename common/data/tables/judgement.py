@@ -31,7 +31,7 @@ from common.data.base.vocabulary import (
     YES_AND_NO,
     Certainty,
 )
-from common.data.tables.cells import interpret_label_cell, is_placeholder_text
+from common.data.tables.cells import interpret_label_cell, names_no_finding
 from common.data.tables.csv import CsvColumn
 
 Kind = Literal["labels", "almost labels", "words", "numbers", "other"]
@@ -86,7 +86,7 @@ def judge_column(column: CsvColumn) -> ColumnJudgement:
     labels = len(column.places) - others - blank
     kind: Kind = "other"
     cells = [column.cells[place].casefold() for place in foreign[:_LOOKED_AT]]
-    spoken = [cell in YES_AND_NO or is_placeholder_text(cell) for cell in cells]
+    spoken = [cell in YES_AND_NO or names_no_finding(cell) for cell in cells]
     meant = [
         word or cell in NOT_LOOKED or cell in MISSING_CODES or bool(_PART_OF_ONE.fullmatch(cell))
         for word, cell in zip(spoken, cells, strict=True)
@@ -99,7 +99,7 @@ def judge_column(column: CsvColumn) -> ColumnJudgement:
         kind = "almost labels"
     elif all(meant) and not YES_AND_NO.isdisjoint(cells):
         kind = "words"
-    elif all(_NUMBER.fullmatch(cell) or is_placeholder_text(cell) for cell in cells) and (labels or all(meant)):
+    elif all(_NUMBER.fullmatch(cell) or names_no_finding(cell) for cell in cells) and (labels or all(meant)):
         kind = "numbers"
     return ColumnJudgement(kind, foreign, positive)
 
@@ -186,7 +186,7 @@ def holds_one_and_two(column: CsvColumn) -> bool:
     """Return True if the cells are 1 and 2, some programs' numbers for yes and no, besides codes of missing values."""
     if len(column.cells) > MOST_WORDS:
         return False
-    filled = [cell for cell in column.cells if not is_blank_cell(cell) and not is_placeholder_text(cell)]
+    filled = [cell for cell in column.cells if not is_blank_cell(cell) and not names_no_finding(cell)]
     return all(map(_is_whole, filled)) and {re.sub(r"[.,]0*$", "", cell) for cell in filled} - MISSING_CODES == {
         "1",
         "2",
@@ -206,7 +206,7 @@ def is_free_text(column: CsvColumn) -> bool:
     return bool(texts) and (2 * sum(prose) > len(prose) or (has_many and 2 * wordy > len(counts)))
 
 
-def may_be_split(column: CsvColumn) -> bool:
+def looks_like_split_column(column: CsvColumn) -> bool:
     """Return True if the cells are words for parts of a split: "train" and "hold-out", "intern" and "extern"."""
     if len(column.cells) > MOST_WORDS:
         return False

@@ -55,7 +55,7 @@ def guess_patient_column(columns: CsvColumns, others: Collection[str] = (), imag
     candidates = _find_patient_columns(columns, (name for name in columns if name not in (image, *others)))
     if not candidates:
         return None
-    sizes = {name: count_images_per_value(columns, name, image) for name in candidates}
+    sizes = {name: compute_mean_images_per_value(columns, name, image) for name in candidates}
     grouped = [name for name in candidates if _FEWEST_IMAGES <= sizes[name] <= _MOST_IMAGES]
     surest = _list_surest(candidates)
     if among := [name for name in surest if name in grouped]:
@@ -82,7 +82,7 @@ def _list_surest(names: Sequence[str]) -> list[str]:
     return [name for name in names if _rank_patient_heading(name) == rank]
 
 
-def count_images_per_value(columns: CsvColumns, name: str, image: str | None) -> float:
+def compute_mean_images_per_value(columns: CsvColumns, name: str, image: str | None) -> float:
     """Return the mean number of images of a value of the column, blank cells apart."""
     column = columns.get_column(name)
     rows = np.flatnonzero(~column.mark_blank_rows())

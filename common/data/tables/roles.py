@@ -39,14 +39,14 @@ from common.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
 from common.data.tables.cells import (
     OTHER_SEPARATORS,
     interpret_label_cell,
-    is_placeholder_text,
+    names_no_finding,
     says_not_assessed,
     split_findings,
 )
 from common.data.tables.class_names import MIMIC_CLASSES
 from common.data.tables.csv import CsvColumn, CsvColumns
 from common.data.tables.files import PictureFileFinder, drop_picture_ending, fold_name_case, strip_picture_ending
-from common.data.tables.flag_columns import FlagColumns, is_code, sort_flag_columns
+from common.data.tables.flag_columns import FlagColumns, is_letter_or_abbreviation, sort_flag_columns
 from common.data.tables.judgement import (
     MOST_WORDS,
     ColumnJudgement,
@@ -58,7 +58,7 @@ from common.data.tables.judgement import (
     is_no_finding_name,
     is_plausible_finding,
     judge_column,
-    may_be_split,
+    looks_like_split_column,
     split_column_name_words,
     split_diagnosis_code,
 )
@@ -306,7 +306,7 @@ def guess_column_roles(
     patient = patient or guess_patient_column(columns, settled, image)
     split = next((name for name in columns if name not in settled and _is_split(columns, name)), None)
     rest = [name for name in columns if name not in (image, patient, split)]
-    splits = tuple(name for name in rest if name not in settled and may_be_split(columns.get_column(name)))
+    splits = tuple(name for name in rest if name not in settled and looks_like_split_column(columns.get_column(name)))
     if source is None:
         source = _guess_hospital_by_name(columns, [name for name in rest if name not in (*findings, *splits)])
     rest = [name for name in rest if name != source]
@@ -468,7 +468,7 @@ def _refuse_two_label_kinds(columns: CsvColumns, flags: FlagColumns, unused: Map
     """
     label_keys = set(map(make_class_spelling_key, (*flags.classes, *flags.doubtful)))
     is_lone = len(flags.classes + flags.doubtful) == 1
-    is_lone &= not any(_is_known_finding(name) or is_code(name) for name in flags.classes)
+    is_lone &= not any(_is_known_finding(name) or is_letter_or_abbreviation(name) for name in flags.classes)
     for name, findings in _list_finding_columns(columns, unused).items():
         others = [
             finding
@@ -482,7 +482,9 @@ def _refuse_two_label_kinds(columns: CsvColumns, flags: FlagColumns, unused: Map
         ]
         is_meant = _is_findings_heading(name) or _are_findings(findings, others)
         is_meant |= len(classes) > 1 or 2 * len(classes) >= len(findings)
-        is_meant |= _says_whose_findings(name) and all(map(is_code, filter(None, columns.get_column(name).cells)))
+        is_meant |= _says_whose_findings(name) and all(
+            map(is_letter_or_abbreviation, filter(None, columns.get_column(name).cells))
+        )
         if others and (is_meant or (is_lone and _may_name_findings(columns, name, findings))):
             problem = f'column "{name}" names findings ({quote_names(others, 3)}), and cells are 0 and 1 in '
             problem += f"{quote_names(flags.classes, _MOST_COLUMNS)}. Only one kind can be the labels."
@@ -561,7 +563,7 @@ def _refuse_shared_words(columns: CsvColumns, finding: str, unused: Mapping[str,
 
     def words(name: str) -> set[str]:
         return {
-            cell for cell in columns.get_column(name).cells if not is_placeholder_text(cell) and not cell[0].isdecimal()
+            cell for cell in columns.get_column(name).cells if not names_no_finding(cell) and not cell[0].isdecimal()
         }
 
     finding_words = words(finding)
@@ -642,7 +644,7 @@ def list_possible_hospital_columns(columns: CsvColumns, judged: Mapping[str, Col
         and len(column.cells) <= _MOST_OFFERED
         and not CASE.search(name.casefold())
         and may_be_identifiers(columns, name)
-        and not (is_free_text(column) or may_be_split(column) or FINDINGS.search(name.casefold()))
+        and not (is_free_text(column) or looks_like_split_column(column) or FINDINGS.search(name.casefold()))
         and (
             is_plausible_finding(column)
             or HOSPITAL.search(name.casefold())
@@ -728,10 +730,10 @@ def _list_finding_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
         if judged[name].kind != "other" or is_metadata_column_name(name):
             continue
         column = columns.get_column(name, with_line_ends=True)
-        if is_free_text(column) or may_be_split(column) or holds_dates(column):
+        if is_free_text(column) or looks_like_split_column(column) or holds_dates(column):
             continue
         counts, *_ = _count_finding_names(column, _guess_finding_separator(column))
-        names = [finding for finding in counts if not is_placeholder_text(finding)]
+        names = [finding for finding in counts if not names_no_finding(finding)]
         if _FEW_CLASSES <= len(names) <= _MOST_CLASSES and is_plausible_finding(column):
             candidates[name] = names
     return candidates
@@ -773,11 +775,11 @@ def _add_finding_names(columns: CsvColumns, name: str, roles: ColumnRoles) -> Co
     separator = _guess_finding_separator(column)
     counts, spellings, together = _count_finding_names(column, separator)
     normal = [key for key in counts if _means_no_finding(key)]
-    named = [key for key in counts if key not in normal and not is_placeholder_text(key)]
+    named = [key for key in counts if key not in normal and not names_no_finding(key)]
     unassessed = {*filter(says_not_assessed, counts), *find_missing_codes(named)}.difference(normal)
     unassessed |= {key for key in counts if UNREAD_CODE.fullmatch(key)}
     real = _find_codes_like_placeholders(counts, named, together)
-    nothing = [key for key in counts if is_placeholder_text(key) and key not in unassessed | real]
+    nothing = [key for key in counts if names_no_finding(key) and key not in unassessed | real]
     doubtful = [key for key in counts if key in nothing or finding_certainty(key)]
     doubtful = [key for key in doubtful if key not in unassessed.union(normal)]
     no_classes = unassessed.union(normal, doubtful)

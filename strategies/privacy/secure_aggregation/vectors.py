@@ -86,7 +86,10 @@ class MaskedSegment:
 
 
 def list_segments(rows: Mapping[str, Collection[str]]) -> tuple[MaskedSegment, ...]:
-    """Return the segments: the body first, then the others by their first class.
+    """Group head rows by the sites that send them, because each group is summed over its own sites.
+
+    The first segment, the body, holds trunk, batch normalisation and the rows that all sites send. The others follow in
+    the order of their first class.
 
     Args:
         rows: Site -> classes whose head rows it sends.

@@ -15,7 +15,7 @@ from common.data.tables.judgement import (
     is_metadata_column_name,
     is_no_finding_name,
     judge_column,
-    may_be_split,
+    looks_like_split_column,
 )
 from common.data.tables.patient_columns import guess_patient_column, list_possible_patient_columns
 from common.data.tables.roles import guess_column_roles
@@ -155,7 +155,7 @@ NAMES = ("Mass", "Mass|Nodule, Effusion|Atelectasis|Pneumonia|Fibrosis|Edema|Her
 )
 def test_sentences_and_parts_are_no_names(cells: Sequence[str], is_text: bool, is_split: bool, tmp_path: Path) -> None:
     column = columns_of(tmp_path, "file,other", *(f'"{cell}"' for cell in cells)).get_column("other")
-    assert (is_free_text(column), may_be_split(column)) == (is_text, is_split)
+    assert (is_free_text(column), looks_like_split_column(column)) == (is_text, is_split)
 
 
 IDS = ("patient", "Patient ID", "PatNr", "pid", "MRN", "Subject", "PatientID", "Patientennummer", "ID of the patient")

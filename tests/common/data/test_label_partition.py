@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import DatasetSplits, ImageSet
 from common.data.partition.by_label import (
-    compute_complete_slice_ends,
+    compute_share_ends_without_rest,
     distribute_patients_by_class,
     draw_pathological_shares,
     draw_practical_shares,
-    round_slice_ends_down,
+    round_share_ends_down,
 )
 from common.data.partition.checks import find_partition_faults
 from common.data.partition.division import PartitionedDataset, make_numbered_site_names
@@ -79,14 +79,14 @@ def test_no_patient_stands_in_two_sites_or_two_parts(keys: dict[str, Any], fract
 def test_a_dirichlet_deal_gives_every_image_to_one_site(sites: int, alpha: float, of: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)
     shares = random.dirichlet(np.full(sites, alpha), 4)
-    hands = distribute_patients_by_class(np.array(of, dtype=np.intp), shares, compute_complete_slice_ends, random)
+    hands = distribute_patients_by_class(np.array(of, dtype=np.intp), shares, compute_share_ends_without_rest, random)
     assert sorted(np.concatenate(hands).tolist()) == list(range(len(of)))
 
 
 def test_what_rounding_leaves_is_dropped() -> None:
     # Of 9 images .5 -> 4, .3 -> 2, .2 -> 1: the hands end at 4, 6 and 7, two images are nobody's.
-    assert round_slice_ends_down(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 6, 7]
-    assert compute_complete_slice_ends(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 7, 9]
+    assert round_share_ends_down(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 6, 7]
+    assert compute_share_ends_without_rest(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 7, 9]
 
 
 @pytest.mark.parametrize("keys", SPECS)
