@@ -236,10 +236,10 @@ def test_another_file_in_the_place_of_a_request_is_named(
         (request_file.parent, "is a folder"),
     ):
         ended = flwr_server("admit", coordinator.folder, path, "--yes")
-        said = " ".join(ended.err.split())
+        errors = " ".join(ended.err.split())
         # A private key is burnt, and is not asked for again.
         burnt = name == "PRIVATE key"
-        assert (ended.code, name in said, "Delete every copy" in said) == (2, True, burnt), path
+        assert (ended.code, name in errors, "Delete every copy" in errors) == (2, True, burnt), path
     assert everything_in(coordinator.folder) == before
 
 

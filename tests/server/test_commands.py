@@ -61,8 +61,8 @@ def test_predict_names_every_image_and_says_which_cannot_be_read(finished: Path,
     (tmp_path / "pictures" / "notes.txt").write_text("no picture", encoding="utf-8")
     ended = flwr_sim("predict", finished / "run", tmp_path / "pictures", "--out", tmp_path / "p.csv")
     unread = "2 images could not be read, and are left out: broken.png (damaged or cut off) and d.TIFF ("
-    said = ("3 images -> ", unread, "no pictures: notes.txt")
-    assert (ended.code, [part for part in said if part not in ended.out]) == (0, [])
+    expected = ("3 images -> ", unread, "no pictures: notes.txt")
+    assert (ended.code, [part for part in expected if part not in ended.out]) == (0, [])
     rows = predicted(tmp_path)
     assert [row["image"] for row in rows] == ["0.png", "1.png", "2.png", "broken.png", "d.TIFF"]
     assert all(0 < float(row["7"]) < 1 for row in rows[:3])

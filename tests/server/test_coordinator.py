@@ -174,14 +174,14 @@ def test_an_address_that_is_not_of_this_machine_is_named(coordinator: Coordinato
 
 
 def test_a_start_at_work_is_seen_from_outside(coordinator: CoordinatorFolder) -> None:
-    def seen() -> tuple[bool, list[str]]:
+    def read_state() -> tuple[bool, list[str]]:
         shown = " ".join(flwr_server("status", coordinator.folder).out.split())
         states = [state for state in ("starting: ", "down: ") if state in shown]
         return is_coordinator_command_running(coordinator, "start"), states
 
     with lock_coordinator_folder(coordinator, "start"):
-        assert seen() == (True, ["starting: "])
-    assert seen() == (False, ["down: "])
+        assert read_state() == (True, ["starting: "])
+    assert read_state() == (False, ["down: "])
 
 
 def mode(path: Path) -> int:

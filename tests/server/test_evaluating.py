@@ -136,8 +136,8 @@ def test_the_runs_own_table_is_scored_on_its_test_part_only(run: Path) -> None:
 def check_refused(run: Path, data: Path, option: Sequence[object], *faults: str) -> None:
     """Evaluate a run with an option that is refused."""
     ended = flwr_sim("evaluate", run, data, *option)
-    said = " ".join(ended.err.split())
-    assert (ended.code, [fault for fault in faults if fault not in said]) == (2, []), said
+    errors = " ".join(ended.err.split())
+    assert (ended.code, [fault for fault in faults if fault not in errors]) == (2, []), errors
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_a_hospital_reads_the_data_of_its_simulated_twin_without_pickles(file: E
     assert site.declaration.canonical_names == ("7",)
     assert site.test.labels.shape[1] == 1
     assert set(site.test.labels[:, 0].tolist()) == {0.0, 1.0}
-    with np.load(folders[-1] / "images.npz") as arrays:  # whatever the second column is, nobody has annotated it
+    with np.load(folders[-1] / "images.npz") as arrays:  # nobody has annotated the second column
         assert np.isnan(arrays["test_labels"][:, 1]).all()
 
 

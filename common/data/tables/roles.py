@@ -644,7 +644,7 @@ def list_possible_hospital_columns(columns: CsvColumns, judged: Mapping[str, Col
         and len(column.cells) <= _MOST_OFFERED
         and not CASE.search(name.casefold())
         and may_be_identifiers(columns, name)
-        and not (is_free_text(column) or looks_like_split_column(column) or FINDINGS.search(name.casefold()))
+        and not (is_free_text(column) or looks_like_split_column(column) or _mentions_findings(name))
         and (
             is_plausible_finding(column)
             or HOSPITAL.search(name.casefold())

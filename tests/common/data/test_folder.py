@@ -1,4 +1,4 @@
-"""A hospital's folder of pictures and its table. The wording of faults is held by ``tests/bad_input/said``."""
+"""A hospital's folder of pictures and its table. The wording of faults is held by ``tests/bad_input/messages``."""
 
 import gzip
 import re

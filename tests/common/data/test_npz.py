@@ -1,4 +1,4 @@
-"""npz files: labels, parts and classes. The wording of their faults is held by ``tests/bad_input/said``."""
+"""npz files: labels, parts and classes. The wording of their faults is held by ``tests/bad_input/messages``."""
 
 import zipfile
 from collections.abc import Callable

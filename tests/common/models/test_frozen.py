@@ -283,7 +283,7 @@ def test_the_mean_of_updates_is_the_update_of_the_mean_weights() -> None:
 
 
 def test_what_is_frozen_follows_from_the_weights_alone(tmp_path: Path) -> None:
-    """A hospital that has the weights file needs no other byte, whatever the run's seed."""
+    """A hospital that has the weights file needs no other byte, for any seed of the run."""
     save_model(tmp_path, network("all", seed=7, **TINY), label_contract_sha256="")
     weights = str(tmp_path / "model.safetensors")
     networks = [
