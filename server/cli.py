@@ -188,7 +188,9 @@ def run(
     folder_faults = find_resumed_run_folder_faults(out) if resume else find_new_run_folder_faults(out)
     raise_faults([*find_faults_before_run(coordinator, out, resume=resume), *folder_faults])
     if not once:
-        raise SystemExit(_run_with_crash_restarts(arguments, out, resume=resume))
+        from server.deployment.supervisor import supervise_run
+
+        raise SystemExit(supervise_run(arguments, out, make_event_printer(console), resume=resume))
     with exclude_imports_from_gc():
         from server.deployment.network import NetworkBackend, lead_run_or_exit
         from server.deployment.supervisor import RunExitCode
@@ -223,24 +225,6 @@ def _ask_for_confirmation(question: str) -> None:
     if sys.stdin is None or sys.stdin.closed:
         raise BadInput([Fault("standard input", "is closed, so nobody can be asked.", "Agree with --yes.")])
     typer.confirm(question, abort=True)
-
-
-def _run_with_crash_restarts(arguments: list[str], out: Path, *, resume: bool) -> int:
-    """Lead the run in a child process, restart the child when it dies, and record each death in the run folder."""
-    from server.deployment.supervisor import count_checkpointed_rounds, supervise_run
-    from server.runs.folder import RunFolder
-
-    tell = make_event_printer(console)
-
-    def record_death(how: str, deaths: int, pause_s: float) -> None:
-        again = f"goes on from its last checkpoint in {pause_s:.0f} s"
-        then = again if pause_s else f"died {deaths} times without a new round, and is given up"
-        tell(f"the process that leads the run {how}; the run {then}")
-        if (out / "events.jsonl").is_file():
-            with contextlib.suppress(OSError):
-                RunFolder(out).append_event("died", how=how, times=deaths, again_in_s=pause_s)
-
-    return supervise_run(arguments, lambda: count_checkpointed_rounds(out), record_death, resume=resume)
 
 
 @app.command()

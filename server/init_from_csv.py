@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -58,7 +58,7 @@ class InspectedDataset:
         rows: Number of rows in the whole table.
         present: Number of rows whose picture exists.
         absent: Names of missing pictures with their line numbers, as text; empty if none is missing.
-        unnamed: Picture files in the folder that no row names.
+        unnamed: Picture files in the folder that no row names, with the ending of a picture format or of a named file.
         other_pictures: Other columns that name pictures, which are not used.
         color: Whether some pictures have real colours, not grey stored as RGB.
         sizes: Height and width of some pictures; empty if only decoding would reveal them.
@@ -247,6 +247,10 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     checked = _read_checked_table(spec, columns)
     hospitals = find_hospitals(roles, checked)
     raise_faults(hospitals.find_unlabelled_hospital_faults(columns, roles, hints.findings) if hospitals else [])
+    paths = {os.path.normpath(name) for name in on_disk if name}
+    endings = {Path(name).suffix.lower() for name in paths}.union(PICTURE_SUFFIXES)
+    files_below = (os.path.normpath(os.path.join(*place)) for place in listings.walk_files(folder))
+    unnamed = sorted(name for name in files_below if name not in paths and Path(name).suffix.lower() in endings)
     spread = np.unique(np.linspace(0, len(checked.files) - 1, LOOKED_AT).round().astype(int))
     files = [checked.files[row] for row in spread]
     looks, heads = [look for file in files if (look := _summarize_picture(file)) is not None], read_dicom_headers(files)
@@ -264,7 +268,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         rows=len(names),
         present=int(present.sum()),
         absent=absent,
-        unnamed=_find_unnamed_pictures(folder, filter(None, on_disk), listings),
+        unnamed=tuple(unnamed),
         other_pictures=tuple(others),
         color=any(look.color for look in looks),
         sizes=tuple(look.size for look in looks),
@@ -308,20 +312,6 @@ def _suggest_remedy_for_folder_table(columns: CsvColumns, folders: Collection[st
                 'table: docs/recipes.md, "A folder for each finding, or a table of studies".'
             )
     return ""
-
-
-def _find_unnamed_pictures(folder: Path, named: Iterable[str], listings: PictureFileFinder) -> tuple[str, ...]:
-    """Return the picture files in a folder that no row names.
-
-    A file counts as a picture if its ending is that of a picture format, or the ending (or none) of a named file.
-
-    Args:
-        named: Paths of the existing files that rows name.
-    """
-    paths = {os.path.normpath(name) for name in named}
-    endings = {Path(name).suffix.lower() for name in paths}.union(PICTURE_SUFFIXES)
-    below = (os.path.normpath(os.path.join(*place)) for place in listings.walk_files(folder))
-    return tuple(sorted(name for name in below if name not in paths and Path(name).suffix.lower() in endings))
 
 
 def _read_checked_table(spec: FolderDatasetSpec, columns: CsvColumns) -> LabelTable:

@@ -23,7 +23,7 @@ from server.coordinator.folder import CoordinatorFolder, lock_coordinator_folder
 from server.coordinator.preflight import make_no_superlink_fault
 from server.coordinator.state import read_site_sign_offs
 from server.deployment.superlink.control_client import is_superlink_answering
-from server.deployment.superlink.network_grid import NetworkGrid, open_network_grid
+from server.deployment.superlink.network_grid import open_network_grid
 from server.deployment.superlink.process import OBJECTS, START_TIMEOUT_S
 from server.deployment.superlink.refused_calls import FILE as REFUSED_CALLS
 from server.deployment.supervisor import RunExitCode
@@ -134,38 +134,35 @@ class NetworkBackend:
         note = partial(add_to_run_history, coordinator.state_path)
         reports = RunReporter(present, coordinator.state_path, self.tell, signed_off, note)
         record_data_hashes_or_refuse(opening, hash_data_sets_by_table(None, self.own, self.external))
-        with reports as reporter, open_network_grid(coordinator) as grid:
-            try:
-                return run_federation(grid, experiment, self._make_run_context(opening, grid), [reporter])
-            except (SystemExit, KeyboardInterrupt):
-                opening.folder.append_event("stopped", reason="on request")
-                raise
-
-    def _make_run_context(self, opening: OpenedRunFolder, grid: NetworkGrid) -> RunContext:
-        coordinator, own = self.coordinator, self.own
         reader = JsonLinesReader(coordinator.state_path / REFUSED_CALLS)
-        reader.poll_new_lines()  # calls that were refused before this run are none of its events
 
         def read_refused_calls() -> list[dict[str, Any]]:  # an event has a time of its own
             calls = reader.read_new_lines()
             return [{name: value for name, value in call.items() if name not in ("time", "run")} for call in calls]
 
-        return RunContext(
-            base=self.file.base_folder,
-            folder=opening.folder,
-            run=opening.run,
-            resumed=opening.resumed,
-            sites=self.sites,
-            workers=self.sites,
-            backend="network",
-            device="cuda" if torch.cuda.is_available() else "cpu",
-            precision=self.file.experiment.training.precision,
-            own=own,
-            test=None if own is None else own.test,
-            external=self.external,
-            registered=grid.list_registered_sites,
-            left_replies=grid.receive_unrecorded_replies,
-            key_of=lambda site: read_all_admitted_sites(coordinator)[site].public_key,
-            refused_calls=read_refused_calls,
-            claims=make_claim_limits_reader(coordinator),
-        )
+        with reports as reporter, open_network_grid(coordinator) as grid:
+            reader.poll_new_lines()  # calls that were refused before this run are none of its events
+            context = RunContext(
+                base=self.file.base_folder,
+                folder=opening.folder,
+                run=opening.run,
+                resumed=opening.resumed,
+                sites=self.sites,
+                workers=self.sites,
+                backend="network",
+                device="cuda" if torch.cuda.is_available() else "cpu",
+                precision=experiment.training.precision,
+                own=self.own,
+                test=self.own and self.own.test,
+                external=self.external,
+                registered=grid.list_registered_sites,
+                left_replies=grid.receive_unrecorded_replies,
+                key_of=lambda site: read_all_admitted_sites(coordinator)[site].public_key,
+                refused_calls=read_refused_calls,
+                claims=make_claim_limits_reader(coordinator),
+            )
+            try:
+                return run_federation(grid, experiment, context, [reporter])
+            except (SystemExit, KeyboardInterrupt):
+                opening.folder.append_event("stopped", reason="on request")
+                raise

@@ -16,6 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from common.system.stopping import STARTER, STOPPED_ON_REQUEST, graceful_shutdown, make_exit_message, stop_on_signals
+from server.runs.folder import RunFolder
 
 MOST_DEATHS = 5
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
@@ -35,15 +36,10 @@ class RunExitCode(IntEnum):
     CRASHED = 70
 
 
-def supervise_run(
-    arguments: Sequence[str], done: Callable[[], int], note: Callable[[str, int, float], None], *, resume: bool
-) -> int:
+def supervise_run(arguments: Sequence[str], out: Path, tell: Callable[[str], None], *, resume: bool) -> int:
     """Lead the run in a child process; restart a child that crashed, unless this repeats without a new round.
 
-    Args:
-        done: Returns the number of completed rounds.
-        note: Called at each death with its cause, the number of deaths without progress, and the seconds until the
-            restart (0 for no restart).
+    Each death is printed by ``tell`` and recorded in the run folder ``out``, if the folder exists already.
 
     Returns:
         The exit code, a :class:`RunExitCode`.
@@ -60,7 +56,7 @@ def supervise_run(
     # handlers run in the child, and of a process that has used gRPC one child in twenty was aborted.
     environment = {**os.environ, STARTER: str(os.getpid())}
     with stop_on_signals(), graceful_shutdown(int(RunExitCode.ON_REQUEST), stop_child):
-        deaths, before = 0, done()
+        deaths, before = 0, count_checkpointed_rounds(out)
         while True:
             command = [*PROGRAM, *arguments, "--once", *["--resume"] * resume]
             # A session of its own: Ctrl-C at the terminal reaches the child once, through us.
@@ -72,12 +68,17 @@ def supervise_run(
                 return code if code >= 0 else _report_requested_stop()
             if 0 <= code < RunExitCode.CRASHED:
                 return code
-            deaths, before = (1 if (now := done()) > before else deaths + 1), now
+            deaths, before = (1 if (now := count_checkpointed_rounds(out)) > before else deaths + 1), now
             pause_s = min(FIRST_PAUSE_S * 2 ** (deaths - 1), MAX_PAUSE_S) if deaths < MOST_DEATHS else 0.0
             cause = f"ended with code {code}" if code >= 0 else f"was killed by signal {-code}"
             with contextlib.suppress(ValueError):  # no signal, or one without a name
                 cause = f"was killed by {signal.Signals(-code).name}"
-            note(cause, deaths, pause_s)
+            again = f"goes on from its last checkpoint in {pause_s:.0f} s"
+            then = again if pause_s else f"died {deaths} times without a new round, and is given up"
+            tell(f"the process that leads the run {cause}; the run {then}")
+            with contextlib.suppress(OSError):
+                if (out / "events.jsonl").is_file():
+                    RunFolder(out).append_event("died", how=cause, times=deaths, again_in_s=pause_s)
             if not pause_s:
                 return RunExitCode.CRASHED
             if stop_requested.wait(pause_s):

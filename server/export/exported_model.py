@@ -100,9 +100,8 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     merge_low_rank_factors(network.backbone)
     model = PixelClassifier(network).eval().requires_grad_(False)
     part = make_temporary_path(destination)
-    write = _write_onnx if form is ExportFormat.onnx else _write_torchscript
     with remove_outputs_on_failure(destination, part):
-        run = write(model, make_export_metadata(saved), part)
+        run = _write_exported_model(model, form, make_export_metadata(saved), part)
         # NaN stays.
         largest = float(np.max([compute_largest_probability_difference(model, run, batch) for batch in pixels]))
         if not largest <= TOLERANCE:
@@ -134,25 +133,42 @@ def compute_largest_probability_difference(model: nn.Module, run: Callable[[Pixe
 
     Both compute the whole batch, and its first image alone. The result is infinite if shapes differ, and may be NaN.
     """
-    pairs = [(compute_probabilities(model, images), run(images)) for images in (batch[:1], batch)]
+    pairs = [(compute_torch_probabilities(model, images), run(images)) for images in (batch[:1], batch)]
     if any(ours.shape != exported.shape for ours, exported in pairs):
         return float("inf")
     return float(np.max([np.abs(ours - exported).max() for ours, exported in pairs]))
 
 
-def compute_probabilities(model: nn.Module, batch: Pixels) -> Scores:
+def compute_torch_probabilities(model: nn.Module, batch: Pixels) -> Scores:
     """Return the probabilities that the model computes with torch in this process."""
     with torch.no_grad():
         scores: Scores = model(torch.from_numpy(batch)).numpy()
     return scores
 
 
-def _write_onnx(model: PixelClassifier, facts: dict[str, str], path: Path) -> Callable[[Pixels], Scores]:
+def _write_exported_model(
+    model: PixelClassifier, form: ExportFormat, metadata: dict[str, str], path: Path
+) -> Callable[[Pixels], Scores]:
+    """Write the model to a file; return a function that computes probabilities with the model in that file."""
+    size, channels = model.network.spec.image_size, model.network.spec.channels
+    # Two images of a size other than the model's, so that the export treats no dimension as constant.
+    example = torch.zeros(2, channels, size + 5, size + 3, dtype=torch.uint8)
+    if form is ExportFormat.torchscript:
+        with warnings.catch_warnings():
+            # torch calls TorchScript deprecated, and warns of sizes that a trace takes for constant, as they are here:
+            # the first step brings every image to one size. The comparison is of other sizes than the trace.
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(model, (example,), check_trace=False)  # type: ignore[no-untyped-call]
+            whole = io.BytesIO()  # on a full disk torch would end the process where it writes to a path
+            torch.jit.save(traced, whole, _extra_files={METADATA: json.dumps(metadata, ensure_ascii=False)})
+            path.write_bytes(whole.getbuffer())
+            loaded = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
+        return lambda batch: compute_torch_probabilities(loaded, batch)
     import onnxruntime
 
     program = torch.onnx.export(
         model,
-        (_make_example_images(model),),
+        (example,),
         input_names=[INPUT],
         output_names=[OUTPUT],
         dynamic_shapes={"images": {0: "batch", 2: "height", 3: "width"}},
@@ -160,31 +176,12 @@ def _write_onnx(model: PixelClassifier, facts: dict[str, str], path: Path) -> Ca
         verbose=False,
     )
     assert program is not None
-    program.model.metadata_props.update(facts)
+    program.model.metadata_props.update(metadata)
     program.save(str(path), external_data=False)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda batch: np.asarray(session.run([OUTPUT], {INPUT: batch})[0])
-
-
-def _write_torchscript(model: PixelClassifier, facts: dict[str, str], path: Path) -> Callable[[Pixels], Scores]:
-    with warnings.catch_warnings():
-        # torch calls TorchScript deprecated, and warns of sizes that a trace takes for constant, as they are here:
-        # the first step brings every image to one size. The comparison is of other sizes than the trace.
-        warnings.simplefilter("ignore")
-        traced = torch.jit.trace(model, (_make_example_images(model),), check_trace=False)  # type: ignore[no-untyped-call]
-        whole = io.BytesIO()  # on a full disk torch would end the process where it writes to a path
-        torch.jit.save(traced, whole, _extra_files={METADATA: json.dumps(facts, ensure_ascii=False)})
-        path.write_bytes(whole.getbuffer())
-        loaded = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
-    return lambda batch: compute_probabilities(loaded, batch)
-
-
-def _make_example_images(model: PixelClassifier) -> Tensor:
-    """Return two images of a size other than the model's, so that the export treats no dimension as constant."""
-    size = model.network.spec.image_size
-    return torch.zeros(2, model.network.spec.channels, size + 5, size + 3, dtype=torch.uint8)
 
 
 def export_run_model(

@@ -246,7 +246,11 @@ def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment,
 
 def _describe_setting_change(key: str, before: Any, now: Any) -> str:
     """Describe the change of a setting; name an object given to ``polyclinic.simulate`` by its argument."""
-    argument, names = _ARGUMENTS.get(key, ""), [_list_plugin_names(value) for value in (before, now)]
+    argument, values = (
+        _ARGUMENTS.get(key, ""),
+        [value if isinstance(value, list) else [value] for value in (before, now)],
+    )
+    names = [[name for name in of if isinstance(name, str)] for of in values]
     if not argument or not any(map(is_local_plugin_name, names[0] + names[1])):
         return f"{key} was {json.dumps(before)}, is {json.dumps(now)}"
     texts = [", ".join(format_plugin_user_name(argument, name) for name in of) or "not given" for of in names]
@@ -254,7 +258,3 @@ def _describe_setting_change(key: str, before: Any, now: Any) -> str:
         return f"{key} was {texts[0]}, is {texts[1]}"
     parts = "pictures, labels, names or code" if argument == "dataset" else "code or values"
     return f"{texts[0]} has other {parts} than the run began with"
-
-
-def _list_plugin_names(value: Any) -> list[str]:
-    return [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]

@@ -230,7 +230,7 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
         compared = format_count_with_noun(sum(each.benefit is not None for each in choices), "site")
         better = f"{_choose_verb_form(alone, 'is', 'are')} better off alone than with this model"
         limits.append(f"{len(alone)} of {compared} that compared {better}: {join_first_and_count(alone, MOST_NAMED)}.")
-    limits += [*_describe_untested_classes(summary), *_describe_lost_sites(run), *_describe_orphaned_classes(run)]
+    limits += [*_describe_untested_classes(summary), *_describe_lost_sites_and_classes(run)]
     if names := find_hidden_count_classes(summary):
         verb = _choose_verb_form(names, "is", "are")
         few = f"{_quote_names(names)} {verb} annotated only by sites with too few patients to tell a count"
@@ -247,7 +247,7 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
         limits.append(UNKNOWN_PATIENTS)
     if sentence := describe_skipped_images(summary.skipped_images):
         limits.append(sentence)
-    limits += [*summary.notes, *_describe_chance_level_classes(test), *_describe_unfit_thresholds(test)]
+    limits += [*summary.notes, *_describe_poorly_detected_classes(test)]
     by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
     if by_validation and 1 < summary.rounds == summary.best_round:
         limits.append(
@@ -316,21 +316,20 @@ def _describe_untested_classes(summary: RunSummary) -> Iterator[str]:
         yield f"{len(sites) - len(silent)} of {of_all} tested the model; {_quote_names(silent)} did not."
 
 
-def _describe_lost_sites(run: RunFolderContent) -> Iterator[str]:
-    """Yield a sentence for each site that was absent at the end, except sites that were excluded as harmful."""
+def _describe_lost_sites_and_classes(run: RunFolderContent) -> Iterator[str]:
+    """Yield sentences on sites that were absent at the end, and on classes that are trained at these sites alone.
+
+    Sites that were excluded as harmful are left out; a class is named if other classes were trained after it.
+    """
+    summary = run.summary
     absent = run.rounds[-1].absent.keys() if run.rounds else set[str]()
-    for site in sorted(absent - run.summary.excluded.keys()):
+    for site in sorted(absent - summary.excluded.keys()):
         if rounds := [line.round for line in run.rounds if site in line.sites]:
-            last = f"round {rounds[-1]:,} of {run.summary.rounds:,}"
+            last = f"round {rounds[-1]:,} of {summary.rounds:,}"
             yield f"{site} took part last in {last}, and was absent at the end."
         else:
-            without = "" if run.summary.is_initial_model_tested else ": the model was trained without it"
+            without = "" if summary.is_initial_model_tested else ": the model was trained without it"
             yield f"{site} took part in no round{without}."
-
-
-def _describe_orphaned_classes(run: RunFolderContent) -> Iterator[str]:
-    """Yield sentences on classes whose sites were all absent while other classes were still trained."""
-    summary = run.summary
     if summary.is_initial_model_tested:
         return
     end = summary.best_round or (run.rounds[-1].round if run.rounds else 0)
@@ -354,8 +353,8 @@ def _describe_orphaned_classes(run: RunFolderContent) -> Iterator[str]:
             )
 
 
-def _describe_chance_level_classes(test: FinalTestSummary) -> Iterator[str]:
-    """Yield sentences on classes whose AUROC interval includes 0.5 or lies below it.
+def _describe_poorly_detected_classes(test: FinalTestSummary) -> Iterator[str]:
+    """Yield sentences on classes whose AUROC interval includes 0.5 or lies below it, or that 0.5 as threshold misses.
 
     If an AUROC is known only up to an error, this must be true for every shift of the interval by at most the error.
     """
@@ -379,10 +378,6 @@ def _describe_chance_level_classes(test: FinalTestSummary) -> Iterator[str]:
             yield (
                 f"{_quote_names(names)} {_choose_verb_form(names, 'is', 'are')} {detected} than by chance: {interval}."
             )
-
-
-def _describe_unfit_thresholds(test: FinalTestSummary) -> Iterator[str]:
-    """Yield sentences on classes for which the threshold 0.5 is unsuitable, for instance if no positive is detected."""
     pooled = test.pooled.per_class.items() if test.pooled else ()
     decisions = test.quality.decisions if test.quality else {name: each.decisions for name, each in pooled}
     if names := [name for name, each in decisions.items() if each.false_negatives and not each.true_positives]:

@@ -82,7 +82,7 @@ class RunProgressBar(SilentRunProgress):
     def __init__(self, console: Console, title: str) -> None:
         super().__init__(title)
         self._facts, self._shown, self._round_ended = "waiting for sites", time.monotonic(), 0.0
-        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=DRAWN_A_SECOND, transient=True)
+        self._live = Live(self, console=console, refresh_per_second=DRAWN_A_SECOND, transient=True)
 
     def __enter__(self) -> Self:
         if self._live.console.is_terminal:
@@ -103,7 +103,7 @@ class RunProgressBar(SilentRunProgress):
         super().show_finished_round(record, state)
         self._round_ended, self._facts = time.monotonic(), "  ".join(format_round_facts(record))
 
-    def _draw(self) -> Group:
+    def __rich__(self) -> Group:
         now = time.monotonic()
         times = _format_hours_minutes_seconds(now - self._shown)
         if self.seconds_left is not None and self.round == self.rounds:

@@ -1,6 +1,7 @@
 """The live view: files in, a page out; a token before it; nobody disturbed."""
 
 import ast
+import asyncio
 import base64
 import contextlib
 import datetime as dt
@@ -97,7 +98,7 @@ def served(source: RunStateSource, tls: ssl.SSLContext | None = None, port: int 
     """Serve the view as its own process does, in a thread; yield its address."""
     with open_listening_socket("127.0.0.1", port) as listener:
         server = LiveViewServer(listener, source, TOKEN, tls)
-        thread = threading.Thread(target=server.serve)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
         thread.start()
         try:
             yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"

@@ -26,7 +26,8 @@ from server.deployment.superlink.process import (
     copy_lines_to_log,
     escape_control_characters,
 )
-from server.deployment.supervisor import RunExitCode, count_checkpointed_rounds, supervise_run
+from server.deployment.supervisor import RunExitCode, supervise_run
+from server.runs.folder import RunFolder
 from tests.network.real import ROOT, eventually, flwr_client, flwr_server, free_ports
 from tests.processes import living
 from tests.server.commands import Ended
@@ -51,9 +52,14 @@ def led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Led:
     def lead(then: str, *, resume: bool = False) -> tuple[int, list[tuple[str, int, float]]]:
         (tmp_path / "leads.py").write_text(LEADS + then)
         monkeypatch.setattr(supervisor, "PROGRAM", (sys.executable, str(tmp_path / "leads.py"), str(tmp_path)))
-        notes = list[tuple[str, int, float]]()
-        note = lambda *each: notes.append(each)  # noqa: E731
-        return supervise_run(["run", "trial"], lambda: count_checkpointed_rounds(tmp_path), note, resume=resume), notes
+        (tmp_path / "events.jsonl").touch()
+        lines = list[str]()
+        code = supervise_run(["run", "trial"], tmp_path, lines.append, resume=resume)
+        notes = [(event["how"], event["times"], event["again_in_s"]) for event in RunFolder(tmp_path).read_events()]
+        assert [line.partition(";")[0] for line in lines] == [
+            f"the process that leads the run {how}" for how, *_ in notes
+        ]
+        return code, notes
 
     return lead
 
@@ -92,9 +98,9 @@ def test_sigterm_reaches_the_one_that_leads_and_it_is_not_begun_again(tmp_path: 
     (tmp_path / "leads.py").write_text(LEADS + "time.sleep(60)")
     program = (sys.executable, str(tmp_path / "leads.py"), str(tmp_path))
     code = (
-        "import sys; from server.deployment import supervisor\n"
+        "import pathlib, sys; from server.deployment import supervisor\n"
         f"supervisor.PROGRAM = {program!r}\n"
-        "sys.exit(supervisor.supervise_run(['run'], lambda: 0, print, resume=False))"
+        f"sys.exit(supervisor.supervise_run(['run'], pathlib.Path({str(tmp_path)!r}), print, resume=False))"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as supervisor:
         eventually(lambda: lives(tmp_path), "it leads")

@@ -1,8 +1,8 @@
 """The SuperLink's control service, on a Unix socket that only programs of the coordinator's account can reach."""
 
 import logging
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
@@ -19,16 +19,39 @@ class RunEnded(Exception):
 
 
 class SuperLinkControlService:
-    """The SuperLink's answers to the coordinator's programs; each method handles the control call of the same name."""
+    """The SuperLink's answers to the calls of the coordinator's programs."""
 
     def __init__(self, storage: SuperLinkStorage) -> None:
         self._storage = storage
+        self._methods = {
+            "health": self.answer_health_check,
+            "list_sites": self.list_registered_sites,
+            "register": self.register_site,
+            "unregister": self.unregister_site,
+            "begin_run": self.begin_run,
+            "end_run": self.end_run,
+            "heartbeat": self.record_run_heartbeat,
+            "push": self.accept_requests,
+            "replies": self.find_replies,
+            "release": self.release_messages,
+        }
 
-    def health(self, request: Any) -> Any:
+    def answer_call(self, name: str, request: Any, context: grpc.ServicerContext) -> Any:
+        """Answer the call of this name in :data:`CALLS`; abort it with an error code if it fails."""
+        try:
+            return self._methods[name](request)
+        except RunEnded:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the run is over")
+        except Exception as error:  # the edge of the process
+            _log.error("%s failed: %r", name, error)
+            context.abort(grpc.StatusCode.INTERNAL, f"the SuperLink failed: {error!r}")
+        raise AssertionError("abort raises")
+
+    def answer_health_check(self, request: Any) -> Any:
         """Answer a health check."""
         return proto.Nothing()
 
-    def list_sites(self, request: Any) -> Any:
+    def list_registered_sites(self, request: Any) -> Any:
         """Return all registered sites with their connection states."""
         sites = (
             proto.Site(node_id=site.node_id, name=site.name, state=str(site.state), public_key=site.public_key)
@@ -36,12 +59,12 @@ class SuperLinkControlService:
         )
         return proto.Sites(sites=sites)
 
-    def register(self, request: Any) -> Any:
+    def register_site(self, request: Any) -> Any:
         """Register a site's key under its name."""
         self._storage.sites.register_site(request.name, request.public_key)
         return proto.Nothing()
 
-    def unregister(self, request: Any) -> Any:
+    def unregister_site(self, request: Any) -> Any:
         """Remove a site's registration."""
         self._storage.sites.unregister_site(request.node_id)
         return proto.Nothing()
@@ -60,11 +83,11 @@ class SuperLinkControlService:
         self._storage.messages.end_run(request.run_id)
         return proto.Nothing()
 
-    def heartbeat(self, request: Any) -> Any:
+    def record_run_heartbeat(self, request: Any) -> Any:
         """Record a run's heartbeat; return whether the run is active."""
         return proto.Run(run_id=request.run_id, goes_on=self._storage.runs.record_run_heartbeat(request.run_id))
 
-    def push(self, request: Any) -> Any:
+    def accept_requests(self, request: Any) -> Any:
         """Accept a run's requests; return their ids and the ids of objects whose files are missing."""
         self._refuse_ended_run(request.run_id)
         messages = map(parse_message_envelope, request.envelopes, request.trees)
@@ -73,7 +96,7 @@ class SuperLinkControlService:
         )
         return proto.PushResult(names=names, missing=missing)
 
-    def replies(self, request: Any) -> Any:
+    def find_replies(self, request: Any) -> Any:
         """Return the replies to these requests, or the reasons why none will come."""
         self._refuse_ended_run(request.run_id)
         replies = []
@@ -85,7 +108,7 @@ class SuperLinkControlService:
                 replies.append(proto.Reply(request=root, reason=reason.name))
         return proto.Replies(replies=replies)
 
-    def release(self, request: Any) -> Any:
+    def release_messages(self, request: Any) -> Any:
         """Release these messages, so that the files of their objects may be deleted."""
         for name in request.names:
             self._storage.messages.release_message(name)
@@ -106,7 +129,14 @@ def start_control_server(address: str, storage: SuperLinkStorage) -> grpc.Server
         OSError: If the file system does not support sockets, or the folder does not exist.
     """
     service = SuperLinkControlService(storage)
-    handlers = {name: _make_handler(name, getattr(service, name)) for name in CALLS}
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            partial(service.answer_call, name),
+            request_deserializer=request_class.FromString,
+            response_serializer=response_class.SerializeToString,
+        )
+        for name, (request_class, response_class) in CALLS.items()
+    }
     options = [("grpc.max_receive_message_length", LARGEST_CALL), ("grpc.max_send_message_length", -1)]
     handler, pool = grpc.method_handlers_generic_handler(SERVICE, handlers), ThreadPoolExecutor(THREADS, "control")
     server = grpc.server(pool, (handler,), options=options)
@@ -116,23 +146,3 @@ def start_control_server(address: str, storage: SuperLinkStorage) -> grpc.Server
         raise OSError(f"no socket can be made in the folder state, which must be on a local disk: {error}") from None
     server.start()
     return server
-
-
-def _make_handler(name: str, method: Callable[[Any], Any]) -> grpc.RpcMethodHandler:
-    request_class, _ = CALLS[name]
-
-    def respond(request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            return method(request)
-        except RunEnded:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the run is over")
-        except Exception as error:  # the edge of the process
-            _log.error("%s failed: %r", name, error)
-            context.abort(grpc.StatusCode.INTERNAL, f"the SuperLink failed: {error!r}")
-        raise AssertionError("abort raises")
-
-    return grpc.unary_unary_rpc_method_handler(
-        respond,
-        request_deserializer=request_class.FromString,
-        response_serializer=lambda response: response.SerializeToString(),
-    )

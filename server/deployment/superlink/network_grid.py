@@ -92,13 +92,21 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
         signal.signal(LOST_SIGNAL, signal.SIG_IGN)
         raise RunEndedBySuperLink(GIVEN_UP)
 
+    def send_run_heartbeats() -> None:
+        """Send heartbeats from a thread with its own connection; interrupt the main thread if the run is lost."""
+        with closing(SuperLinkControlClient(coordinator)) as own_control:
+            while not stop.wait(HEARTBEAT_EVERY_S):
+                with suppress(SuperLinkUnreachable, OSError):
+                    if not own_control.send_run_heartbeat(run) and not stop.is_set():
+                        os.kill(os.getpid(), LOST_SIGNAL)
+                        return
+
     with closing(SuperLinkControlClient(coordinator, patience_s=LINK_PATIENCE_S)) as control:
         run, earlier_replies = control.begin_run()
         set_flower_node_identity(COORDINATOR, run)
         stop = threading.Event()
         signal.signal(LOST_SIGNAL, raise_run_lost)
-        arguments = coordinator, run, stop
-        threading.Thread(target=_send_heartbeats, args=arguments, name="heartbeat", daemon=True).start()
+        threading.Thread(target=send_run_heartbeats, name="heartbeat", daemon=True).start()
         try:
             grid = NetworkGrid(
                 control,
@@ -118,19 +126,6 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
                 control.end_run(run)
             except (SuperLinkUnreachable, RunEndedBySuperLink):
                 logging.getLogger(__name__).info("the SuperLink did not receive that run %s is over", run)
-
-
-def _send_heartbeats(coordinator: CoordinatorFolder, run: int, stop: threading.Event) -> None:
-    """Send heartbeats from a thread with its own connection; interrupt the main thread if the run is lost."""
-    with closing(SuperLinkControlClient(coordinator)) as control:
-        while not stop.wait(HEARTBEAT_EVERY_S):
-            try:
-                is_active = control.send_run_heartbeat(run)
-            except (SuperLinkUnreachable, OSError):
-                continue
-            if not is_active and not stop.is_set():
-                os.kill(os.getpid(), LOST_SIGNAL)
-                return
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,14 @@ def make_live_template_variables(snapshot: RunSnapshot) -> dict[str, object]:
         count_finished_rounds(run),
     )
     progress = f"round {done} of {run.rounds} done" if run.rounds else ""
+    activity = f"Run folder: {run.run_folder}"
+    if run.state == "running":
+        phase = PHASES.get(run.phase, run.phase)
+        activity = f"Round {run.round} of {run.rounds}: {phase}." if run.rounds else f"{phase.capitalize()}."
+        if run.waiting_for:
+            until = time.strftime("%H:%M:%S %Z", time.localtime(run.deadline))
+            names = plain_text.join_first_and_count(run.waiting_for, 6)
+            activity += f" Waiting for {names}, at the latest until {until}."
     reason = run.last_error if run.state != "done" else ""
     rounds = snapshot.rounds
     losses = {"training": [r.train_loss for r in rounds], "validation": [r.validation_loss for r in rounds]}
@@ -115,7 +123,7 @@ def make_live_template_variables(snapshot: RunSnapshot) -> dict[str, object]:
         "state_words": words,
         "bar": round(100 * done / run.rounds, 2) if run.rounds else None,
         "bar_words": progress,
-        "activity": _describe_activity(run),
+        "activity": activity,
         "reason": f"Last problem: {reason}" if reason and run.state == "running" else reason,
         "tiles": _make_number_tiles(snapshot, run, done),
         "figures": [(name, svg) for name, svg in charts if svg],
@@ -125,18 +133,6 @@ def make_live_template_variables(snapshot: RunSnapshot) -> dict[str, object]:
 def count_finished_rounds(run: CurrentRun) -> int:
     """Return the number of finished rounds."""
     return max(run.round - 1, 0) if run.phase == "train" and run.state != "done" else run.round
-
-
-def _describe_activity(run: CurrentRun) -> str:
-    """Return the run's current phase and the sites that it waits for; for a run that has ended, its folder."""
-    if run.state != "running":
-        return f"Run folder: {run.run_folder}"
-    phase = PHASES.get(run.phase, run.phase)
-    at = f"Round {run.round} of {run.rounds}: {phase}." if run.rounds else f"{phase.capitalize()}."
-    if not run.waiting_for:
-        return at
-    until = time.strftime("%H:%M:%S %Z", time.localtime(run.deadline))
-    return f"{at} Waiting for {plain_text.join_first_and_count(run.waiting_for, 6)}, at the latest until {until}."
 
 
 def _make_number_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) -> list[tuple[str, str]]:
@@ -160,7 +156,8 @@ def draw_line_chart(
 ) -> Markup:
     """Draw a line chart with one line per series, its name and its newest value; empty without values.
 
-    The SVG comes from a template, because matplotlib is too slow for an update every second.
+    The vertical axis has two to five steps. The SVG comes from a template, because matplotlib is too slow for an update
+    every second.
 
     Args:
         last_round: Last round of the run, where the axis ends.
@@ -174,8 +171,11 @@ def draw_line_chart(
     if not lines:
         return Markup("")
     every = [value for points in lines.values() for _, value in points]
-    low, high, step = _choose_axis_range(min(every), max(every))
-    last = max(last_round, rounds[-1])
+    height, last = max(max(every) - min(every), abs(max(every)) * 0.02, 1e-6), max(last_round, rounds[-1])
+    power = 10.0 ** math.floor(math.log10(height / 2))
+    step = next(power * factor for factor in (1, 2, 5, 10) if height / (power * factor) <= 4)
+    lowest = math.floor(min(every) / step)  # in steps
+    low, high = lowest * step, max(math.ceil(max(every) / step), lowest + 1) * step
 
     def scale_to_x(number: float) -> float:
         return LEFT + (number - 1) / max(last - 1, 1) * (WIDTH - LEFT - RIGHT)
@@ -195,11 +195,3 @@ def draw_line_chart(
         "curves.svg.j2", title=title, frame=frame, ticks=labels, last=last, lines=drawn, most_dots=MOST_DOTS
     )
     return Markup(svg)
-
-
-def _choose_axis_range(low: float, high: float) -> tuple[float, float, float]:
-    """Choose an axis range of two to five steps that contains both values; return its ends and its step."""
-    width = max(high - low, abs(high) * 0.02, 1e-6)
-    power = 10.0 ** math.floor(math.log10(width / 2))
-    step = next(power * factor for factor in (1, 2, 5, 10) if width / (power * factor) <= 4)
-    return math.floor(low / step) * step, max(math.ceil(high / step), math.floor(low / step) + 1) * step, step

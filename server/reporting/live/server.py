@@ -71,9 +71,16 @@ class LiveViewServer:
         self._opened: dict[asyncio.Task[None], float] = {}  # connection -> time when it was accepted; oldest first
         self._have_token: set[asyncio.Task[None]] = set()
 
-    def serve(self) -> None:
+    async def serve(self) -> None:
         """Serve requests until :meth:`stop` is called."""
-        asyncio.run(self._serve())
+        self._listener.setblocking(False)
+        accepting = asyncio.create_task(self._accept_connections())
+        while not self._stopping:
+            await asyncio.sleep(0.1)
+        tasks = [accepting, *self._opened]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def stop(self) -> None:
         """Make :meth:`serve` return; called from another thread."""
@@ -92,17 +99,7 @@ class LiveViewServer:
             time.sleep(POLL_S / 20)
         self.stop()
 
-    async def _serve(self) -> None:
-        self._listener.setblocking(False)
-        accepting = asyncio.create_task(self._accept_connection())
-        while not self._stopping:
-            await asyncio.sleep(0.1)
-        tasks = [accepting, *self._opened]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _accept_connection(self) -> None:
+    async def _accept_connections(self) -> None:
         while True:
             try:
                 accepted, _ = await asyncio.get_running_loop().sock_accept(self._listener)
@@ -132,30 +129,28 @@ class LiveViewServer:
                     head = await reader.readuntil(b"\r\n\r\n")
                     method, url = head.partition(b"\r\n")[0].decode("latin-1").split(" ")[:2]
                     token = parse_qs(urlsplit(url).query, encoding="latin-1").get("token", [""])[0]
-                    if secrets.compare_digest(token.encode("latin-1"), self._token):
+                    has_token = secrets.compare_digest(token.encode("latin-1"), self._token)
+                    if has_token:
                         self._have_token.add(task)
                         deadline.reschedule(loop.time() + REQUEST_S)
-                        answer = self._answer_request(method, urlsplit(url).path)
-                    else:
+                    if not has_token:
                         text = "The address lacks its token: take it whole from the terminal.\n"
                         answer = _make_http_response(403, "" if method == "HEAD" else text)
+                    elif method != "GET":
+                        answer = _make_http_response(405)
+                    elif (path := urlsplit(url).path) == "/":
+                        answer = _make_http_response(200, render_live_page(self._read_cached_snapshot()), "text/html")
+                    elif path == "/view":
+                        part = render_changing_page_part(self._read_cached_snapshot())
+                        answer, self._last_poll = _make_http_response(200, part, "text/html"), time.monotonic()
+                    else:
+                        answer = _make_http_response(404)
                     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
                     writer.write(answer)
                     writer.close()
                     await writer.wait_closed()
                 finally:
                     transport.abort()
-
-    def _answer_request(self, method: str, path: str) -> bytes:
-        if method != "GET":
-            return _make_http_response(405)
-        if path == "/":
-            return _make_http_response(200, render_live_page(self._read_cached_snapshot()), "text/html")
-        if path == "/view":
-            part = render_changing_page_part(self._read_cached_snapshot())
-            self._last_poll = time.monotonic()
-            return _make_http_response(200, part, "text/html")
-        return _make_http_response(404)
 
     def _read_cached_snapshot(self) -> RunSnapshot:
         """Return the state of the run, read from files at most every half second."""
@@ -210,7 +205,7 @@ def serve_live_view(coordinator: CoordinatorFolder, address: str, port: int, tel
         tell(f"for a browser that does not warn: trust {coordinator.ca_certificate_path}")
         server = LiveViewServer(listener, make_current_run_source(coordinator), token, make_tls_context(coordinator))
         with graceful_shutdown(0, server.stop):
-            server.serve()
+            asyncio.run(server.serve())
 
 
 @contextlib.contextmanager
@@ -253,7 +248,7 @@ def main() -> None:
         server.stop_after_last_request()
 
     threading.Thread(target=stop_when_run_ends, daemon=True).start()
-    server.serve()
+    asyncio.run(server.serve())
 
 
 if __name__ == "__main__":
