@@ -31,7 +31,7 @@ from common.models.state import ModelStateLayout, make_model_layout, read_model_
 from common.wire.canonical_bytes import hash_record
 from common.wire.codec import encode_record
 from common.wire.records import ModelGroups, TrainReply, TrainRequest
-from server.runs.audit_log import RunAudit
+from server.runs.audit_log import RunAuditWriter
 from strategies.engine.events import ReplyArrival
 from strategies.registry import build_site_method
 
@@ -89,7 +89,7 @@ def coordinator(keep: bool) -> Check:
     """The coordinator's line for a reply, with its hash; and the reply itself, where updates are kept."""
 
     def prepared(each: Round) -> Callable[[], object]:
-        ledger = RunAudit(each.folder / "run", each.layout, keep=keep, durable=True)
+        ledger = RunAuditWriter(each.folder / "run", each.layout, keep=keep, durable=True)
         arrival = ReplyArrival("TrainReply", 1, "north", encode_record(each.reply), "")
         return lambda: ledger.record_reply(arrival)
 

@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--form", default="published")
     parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
-    plan, rows = BenchmarkVariantPlan.read_variant(FOLDER, options.form), list[list[str]]()
+    plan, rows = BenchmarkVariantPlan.read_benchmark_variant(FOLDER, options.form), list[list[str]]()
     first: dict[str, tuple[str, str]] = {}
     for data, pattern in plan.form.blocks:
         first.setdefault(pattern, (data, pattern))

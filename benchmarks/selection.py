@@ -20,7 +20,7 @@ from common.metrics.auroc import compute_mean_auroc
 from common.models.network import build_network, compute_image_probabilities, select_head_row_labels
 from common.models.state import write_model_state
 from common.system.terminal import ProgressFormat
-from server.federation.set_up import lead_run
+from server.federation.set_up import execute_run
 from server.runs.progress import SilentRunProgress
 from server.simulation.simulate import SimulationBackend
 from strategies.engine.events import RoundRecord
@@ -59,9 +59,9 @@ class Scored(SimulationBackend):
     """One machine whose rounds are scored."""
 
     @contextmanager
-    def _show_progress(self, out: Path) -> Iterator[list[SilentRunProgress]]:
+    def _show_run_progress(self, out: Path) -> Iterator[list[SilentRunProgress]]:
         self.scores = Scores(self)
-        with super()._show_progress(out) as watchers:
+        with super()._show_run_progress(out) as watchers:
             yield [*watchers, self.scores]
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--criterion", default="method", choices=("method", "auroc", "loss"))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    plan, losses = BenchmarkVariantPlan.read_variant(FOLDER, "published"), []
+    plan, losses = BenchmarkVariantPlan.read_benchmark_variant(FOLDER, "published"), []
     plan = BenchmarkVariantPlan(plan.benchmark, plan.folder, plan.form.model_copy(update={"rounds": options.rounds}))
     for data in options.data.split(","):
         for method in (each for each in plan.list_methods_for_data(data) if each.name not in OWN_MODELS):
@@ -82,7 +82,7 @@ def main() -> None:
             file = read_experiment(run.experiment, (*run.overrides, *more))
             machine = Scored(file, Console(quiet=True), None, ProgressFormat.none)
             with tempfile.TemporaryDirectory() as folder:
-                chosen = lead_run(machine, file, Path(folder) / "run", pages=False)["best_round"]
+                chosen = execute_run(machine, file, Path(folder) / "run", pages=False)["best_round"]
             results = machine.scores.aurocs
             best = max(results, key=lambda server_round: results[server_round])
             losses.append(results[best] - results.get(chosen, 0.5))

@@ -38,7 +38,7 @@ def ours(experiment: Path, stamps: Path, backend: str) -> str:
     from server.federation.recorder import RunTotals
     from server.simulation.simulate import simulate
 
-    began, noted = RunTotals.__init__, RunTotals.add_round
+    began, noted = RunTotals.__init__, RunTotals.add_round_to_totals
 
     def beginning(books: RunTotals, *arguments: Any) -> None:
         began(books, *arguments)
@@ -48,7 +48,7 @@ def ours(experiment: Path, stamps: Path, backend: str) -> str:
         noted(books, *arguments)
         stamp(stamps, "round")
 
-    RunTotals.__init__, RunTotals.add_round = beginning, noting  # type: ignore[method-assign, assignment]
+    RunTotals.__init__, RunTotals.add_round_to_totals = beginning, noting  # type: ignore[method-assign, assignment]
     stamp(stamps, "imported")
     name, _, workers = backend.partition(":")
     options = [f'simulation.backend="{name}"', *([f"simulation.workers={workers}"] if workers else [])]
@@ -56,7 +56,7 @@ def ours(experiment: Path, stamps: Path, backend: str) -> str:
     try:
         return str(simulate(read_experiment(experiment, options), out, Console(quiet=True))["model_sha256"])
     finally:
-        RunTotals.__init__, RunTotals.add_round = began, noted  # type: ignore[method-assign]
+        RunTotals.__init__, RunTotals.add_round_to_totals = began, noted  # type: ignore[method-assign]
 
 
 def stock(experiment: Path, stamps: Path) -> str:

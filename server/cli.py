@@ -51,8 +51,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
-@app.command()
-def init(
+@app.command("init")
+def init_coordinator(
     folder: Folder,
     name: Annotated[str, typer.Option("--name", help="The federation's name.")] = "",
     hosts: Annotated[
@@ -78,8 +78,8 @@ def init(
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-@app.command()
-def admit(
+@app.command("admit")
+def admit_hospital(
     folder: Folder,
     request: Annotated[Path, typer.Argument(metavar="NAME.request", help="What the hospital sent.")],
     yes: Yes = False,
@@ -115,21 +115,21 @@ def admit(
     console.print(f"Admitted. Send {kit} to {site.site}; it holds no secret.", soft_wrap=True, highlight=False)
 
 
-@app.command()
-def start(folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarted: Restarted = False) -> None:
+@app.command("start")
+def start_superlink(folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarted: Restarted = False) -> None:
     """Start the server that hospitals connect to, and keep it running.
 
     Example: flwr-server start trial
     """
     from common.system.preflight import delay_failure_until_change
     from server.coordinator.folder import read_coordinator_folder
-    from server.coordinator.preflight import find_faults_before_start
+    from server.coordinator.preflight import find_superlink_start_faults
 
     tell = make_event_printer(console)
     try:
         with delay_failure_until_change(folder, tell, (BadInput,), held=restarted):
             coordinator = read_coordinator_folder(folder)
-            raise_faults(find_faults_before_start(coordinator))  # before flwr is imported
+            raise_faults(find_superlink_start_faults(coordinator))  # before flwr is imported
             os.umask(0o077)  # what this process and the SuperLink write is for this account only
             from server.deployment.serve import serve_superlink
 
@@ -139,8 +139,8 @@ def start(folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarte
         raise SystemExit(0) from None
 
 
-@app.command()
-def run(
+@app.command("run")
+def run_on_hospitals(
     folder: Folder,
     experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML); its data and partition are not used.")],
     out: Annotated[Path, typer.Option("--out", help="New folder for the run.")],
@@ -178,7 +178,7 @@ def run(
         *(("--track", track.value) if track else ()),
     ]
     from server.coordinator.folder import read_coordinator_folder
-    from server.coordinator.preflight import count_expected_sites, find_faults_before_run
+    from server.coordinator.preflight import count_expected_sites, find_network_run_faults
     from server.runs.folder import find_new_run_folder_faults, find_resumed_run_folder_faults
     from strategies.method_list import read_experiment_without_torch
 
@@ -186,15 +186,15 @@ def run(
     file, coordinator = read_experiment_without_torch(experiment, overrides), read_coordinator_folder(folder)
     expected_sites = count_expected_sites(coordinator, file, sites, resume=resume)
     folder_faults = find_resumed_run_folder_faults(out) if resume else find_new_run_folder_faults(out)
-    raise_faults([*find_faults_before_run(coordinator, out, resume=resume), *folder_faults])
+    raise_faults([*find_network_run_faults(coordinator, out, resume=resume), *folder_faults])
     if not once:
         from server.deployment.supervisor import supervise_run
 
         raise SystemExit(supervise_run(arguments, out, make_event_printer(console), resume=resume))
     with exclude_imports_from_gc():
-        from server.deployment.network import NetworkBackend, lead_run_or_exit
+        from server.deployment.network import NetworkBackend, execute_run_or_exit
         from server.deployment.supervisor import RunExitCode
-        from server.federation.set_up import lead_run
+        from server.federation.set_up import execute_run
         from server.reporting.tables import format_run_result
         from server.runs.reader import read_run
 
@@ -203,8 +203,8 @@ def run(
     tell = make_event_printer(console)
     backend = NetworkBackend(coordinator, file, expected_sites, tell)
     with graceful_shutdown(int(RunExitCode.ON_REQUEST)):
-        lead_run_or_exit(
-            lambda: lead_run(backend, file, out, track=track, resume=resume),
+        execute_run_or_exit(
+            lambda: execute_run(backend, file, out, track=track, resume=resume),
             out,
             ["flwr-server", *arguments, "--resume"],
             tell,
@@ -227,8 +227,8 @@ def _ask_for_confirmation(question: str) -> None:
     typer.confirm(question, abort=True)
 
 
-@app.command()
-def verify(
+@app.command("verify")
+def verify_finished_run(
     receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="receipt.json of a run, or its folder.")],
     requests: Annotated[
         list[Path] | None,
@@ -254,8 +254,8 @@ def verify(
     raise SystemExit(1 if result.faults else 0)
 
 
-@app.command()
-def status(
+@app.command("status")
+def print_server_status(
     folder: Folder,
     as_json: AsJson = False,
     web: Annotated[bool, typer.Option("--web", help="Serve a page that shows it as it goes; see --port.")] = False,
@@ -295,8 +295,8 @@ def status(
         console.print(format_server_status(current), highlight=False)
 
 
-@app.command()
-def runs(folder: Folder, as_json: AsJson = False) -> None:
+@app.command("runs")
+def print_run_history(folder: Folder, as_json: AsJson = False) -> None:
     """List the runs of this coordinator: start, completed rounds, how each ended, and its folder.
 
     Example: flwr-server runs trial
@@ -312,8 +312,8 @@ def runs(folder: Folder, as_json: AsJson = False) -> None:
         console.print(format_runs_table(history), highlight=False)
 
 
-@app.command()
-def health(folder: Folder) -> None:
+@app.command("health")
+def check_superlink_health(folder: Folder) -> None:
     """Exit with 0 if the SuperLink answers, else with 1; for container health checks.
 
     Example: flwr-server health trial
@@ -328,8 +328,8 @@ def health(folder: Folder) -> None:
     raise SystemExit(0 if well else 1)
 
 
-@app.command()
-def revoke(
+@app.command("revoke")
+def revoke_hospital(
     folder: Folder, site: Annotated[str, typer.Argument(metavar="SITE", help="Its name.")], yes: Yes = False
 ) -> None:
     """Revoke a hospital's admission: its key is refused from now on, also in a run in progress.
@@ -349,8 +349,8 @@ def revoke(
     console.print(message, soft_wrap=True)
 
 
-@app.command()
-def deadlines(
+@app.command("deadlines")
+def print_timer_table(
     folder: Folder,
     experiment: Annotated[Path | None, typer.Argument(help="Experiment file, for a run's own deadlines.")] = None,
     as_json: AsJson = False,
@@ -367,13 +367,13 @@ def deadlines(
     from strategies.method_list import read_experiment_without_data
 
     planned = read_experiment_without_data(experiment).experiment if experiment else None
-    from server.deployment.timers import list_timers, timer_settings_table  # once nothing is wrong with the call
+    from server.deployment.timers import list_timer_settings, make_timer_table  # once nothing is wrong with the call
 
-    all_timers = list_timers(planned)
+    all_timers = list_timer_settings(planned)
     if as_json:
         print(format_as_json_text([timer.__dict__ for timer in all_timers], allow_nan=True))
     else:
-        console.print(timer_settings_table(all_timers))
+        console.print(make_timer_table(all_timers))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

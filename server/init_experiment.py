@@ -17,7 +17,7 @@ from common.system.resources import exclude_imports_from_gc
 from common.system.toml import parse_toml
 from server.init_from_csv import InspectedDataset
 from server.init_hospitals import has_spelling_variants
-from server.init_report import describe_data, describe_pictures, describe_synonyms
+from server.init_report import describe_class_synonyms, describe_label_data, describe_pictures
 
 MOST_SITES = 3
 TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.md.
@@ -96,7 +96,7 @@ def check_and_write_experiment(
     lines = [f"{out}: an experiment on {format_count_with_noun(len(data.checked.files) - len(skipped), 'image')}."]
     notes = [note for note in checked.splits.train.notes if note != data.checked.other_findings_note]  # not decided yet
     lines += [*describe_pictures(data, skipped), *(f"    {note}" for note in notes)]
-    return [*lines, *describe_data(data), *describe_synonyms(data, out)]
+    return [*lines, *describe_label_data(data), *describe_class_synonyms(data, out)]
 
 
 def describe_next_command(data: InspectedDataset, out: Path) -> str:

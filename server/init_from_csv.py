@@ -36,7 +36,12 @@ from common.data.tables.roles import (
 )
 from common.errors import BadInput, Fault, raise_faults
 from common.system.files import is_file, make_missing_input_fault
-from server.init_hospitals import TableHospitals, find_hospitals, has_spelling_variants, propose_synonyms
+from server.init_hospitals import (
+    TableHospitals,
+    detect_hospitals_in_table,
+    has_spelling_variants,
+    propose_class_synonyms,
+)
 
 USUAL_SIZE, SMALLEST_SIZE = 64, 16
 LOOKED_AT = 50
@@ -54,7 +59,7 @@ class InspectedDataset:
         spec: The data specification that a run would use.
         checked: The table as a run reads it, after all checks.
         hospitals: The hospitals of the table; None if no column names them.
-        synonyms: Class name -> the name of the same class that may replace it (:func:`propose_synonyms`).
+        synonyms: Class name -> the name of the same class that may replace it (:func:`propose_class_synonyms`).
         rows: Number of rows in the whole table.
         present: Number of rows whose picture exists.
         absent: Names of missing pictures with their line numbers, as text; empty if none is missing.
@@ -165,7 +170,7 @@ class ColumnHints:
     findings: tuple[str, ...] = ()
 
 
-def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> InspectedDataset:
+def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) -> InspectedDataset:
     """Read a label table, find its pictures, and examine some of them.
 
     Args:
@@ -244,8 +249,8 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         settings |= {"no_finding": (*NO_FINDING, *roles.no_finding), "other_findings": tuple(roles.doubtful)}
         settings["not_assessed"] = tuple(roles.not_assessed)
     spec = FolderDatasetSpec.model_validate(settings)
-    checked = _read_checked_table(spec, columns)
-    hospitals = find_hospitals(roles, checked)
+    checked = _read_and_check_label_table(spec, columns)
+    hospitals = detect_hospitals_in_table(roles, checked)
     raise_faults(hospitals.find_unlabelled_hospital_faults(columns, roles, hints.findings) if hospitals else [])
     paths = {os.path.normpath(name) for name in on_disk if name}
     endings = {Path(name).suffix.lower() for name in paths}.union(PICTURE_SUFFIXES)
@@ -264,7 +269,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         spec,
         checked,
         hospitals,
-        propose_synonyms(roles, checked, hospitals),
+        propose_class_synonyms(roles, checked, hospitals),
         rows=len(names),
         present=int(present.sum()),
         absent=absent,
@@ -314,7 +319,7 @@ def _suggest_remedy_for_folder_table(columns: CsvColumns, folders: Collection[st
     return ""
 
 
-def _read_checked_table(spec: FolderDatasetSpec, columns: CsvColumns) -> LabelTable:
+def _read_and_check_label_table(spec: FolderDatasetSpec, columns: CsvColumns) -> LabelTable:
     """Read and check the table as a run does, with remedies in terms of the command's options.
 
     Raises:

@@ -166,7 +166,7 @@ def _may_be_same_hospital(name: str, other: str) -> bool:
     return (is_within and is_same_number) or rank_name_similarity(name, other) is not None
 
 
-def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | None:
+def detect_hospitals_in_table(roles: ColumnRoles, table: LabelTable) -> TableHospitals | None:
     """Detect the hospitals of a table; return None if no column names hospitals."""
     if roles.source is None:
         return None
@@ -199,7 +199,7 @@ def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | No
     )
 
 
-def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHospitals | None) -> dict[str, str]:
+def propose_class_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHospitals | None) -> dict[str, str]:
     """Return class name -> name that may replace it, because both may mean the same class.
 
     The replacement is the more frequent name; if that name has several spellings, it is the alphabetically first of

@@ -130,7 +130,7 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
     return lines
 
 
-def describe_data(data: InspectedDataset) -> list[str]:
+def describe_label_data(data: InspectedDataset) -> list[str]:
     """Return lines for the user on patients, hospitals and classes, with the limits of the data."""
     roles, labels = data.roles, data.checked.labels
     lines = _describe_patients(data)
@@ -274,7 +274,7 @@ def _describe_unused_columns(data: InspectedDataset) -> list[str]:
     return lines + ([f"    {describe_unnamed_columns(data.columns)}"] if data.columns.unnamed else [])
 
 
-def describe_synonyms(data: InspectedDataset, out: Path) -> list[str]:
+def describe_class_synonyms(data: InspectedDataset, out: Path) -> list[str]:
     if not data.synonyms:
         return []
     pairs = ", ".join(f'"{own}" = "{name}"' for own, name in data.synonyms.items())

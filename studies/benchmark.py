@@ -27,7 +27,7 @@ from studies.benchmark_results import (
     choose_learning_rates,
     evaluate_benchmark,
     hash_result_code,
-    make_result_line,
+    make_benchmark_result_line,
     read_result_lines,
 )
 from studies.runner import RunsFailed, run_and_measure_trial, run_in_parallel, start_fork_server
@@ -65,7 +65,7 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
         RunsFailed: If a run fails, after the other runs have finished and the page is written.
     """
     until = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
-    plan, failures = BenchmarkVariantPlan.read_variant(options.folder, options.form), list[str]()
+    plan, failures = BenchmarkVariantPlan.read_benchmark_variant(options.folder, options.form), list[str]()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.minutes == 0:  # also while another process is at work
         result = write_benchmark_pages(plan, options)
@@ -80,7 +80,7 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
             finally:
                 result = write_benchmark_pages(plan, options)
     for text in (benchmark_as_markdown(result), f"Report: {options.out / 'report.html'}"):
-        _print_without_markup(console, text)
+        _print_plain_line(console, text)
     if failures:
         raise RunsFailed("\n".join(failures))
     return result
@@ -100,23 +100,23 @@ def _run_missing_runs(
     scratch = Path(tempfile.mkdtemp(prefix="polyclinic-benchmark-"))
     remove_scratch = partial(shutil.rmtree, scratch, ignore_errors=True)
 
-    def run_planned(run: PlannedRun) -> tuple[str, RunResultLine | None]:
+    def run_planned_run(run: PlannedRun) -> tuple[str, RunResultLine | None]:
         trial = Trial(run.experiment, scratch / run.results_key, run.overrides, run.method, pages=False)
         try:
             failure, cpu_seconds = run_and_measure_trial(trial)
             return (
                 (failure, None)
                 if failure
-                else ("", make_result_line(run, read_run(trial.unfinished_folder), cpu_seconds))
+                else ("", make_benchmark_result_line(run, read_run(trial.unfinished_folder), cpu_seconds))
             )
         finally:
             shutil.rmtree(trial.unfinished_folder, ignore_errors=True)
 
-    def run_unfinished(runs: Iterable[PlannedRun]) -> None:
+    def run_unfinished_runs(runs: Iterable[PlannedRun]) -> None:
         lines, code = read_result_lines(options.results), hash_result_code()
         finished = {key for key, line in lines.items() if not options.again or line.code == code}
         todo = [run for run in runs if run.results_key not in finished]
-        with closing(run_in_parallel(todo, options.workers, run_planned, until=until)) as events:
+        with closing(run_in_parallel(todo, options.workers, run_planned_run, until=until)) as events:
             for run, end in events:
                 if end is None:
                     continue
@@ -131,19 +131,19 @@ def _run_missing_runs(
                         f"{name}: validation AUROC {line.validation_auroc}, {format_duration(line.cpu_seconds)} of CPU "
                         "time"
                     )
-                _print_without_markup(console, text)
+                _print_plain_line(console, text)
 
     try:
         with start_fork_server(), remove_output_if_stopped(remove_scratch):
             for data in plan.list_data_sets():
                 tuning = list(plan.iterate_tuning_runs(data))
-                run_unfinished(tuning)
+                run_unfinished_runs(tuning)
                 lines = read_result_lines(options.results)
                 rates = choose_learning_rates(
                     [lines[run.results_key] for run in tuning if run.results_key in lines], data
                 )
                 for pattern in plan.list_patterns_for_data(data):
-                    run_unfinished(plan.iterate_block_runs(data, pattern, rates))
+                    run_unfinished_runs(plan.iterate_block_runs(data, pattern, rates))
     finally:
         remove_scratch()
     return failures
@@ -265,12 +265,12 @@ def print_cost_estimate(options: BenchmarkOptions, console: Console) -> None:
     Raises:
         BadInput: With the faults of the benchmark's files.
     """
-    plan = BenchmarkVariantPlan.read_variant(options.folder, options.form)
+    plan = BenchmarkVariantPlan.read_benchmark_variant(options.folder, options.form)
     files = sorted({options.results, *options.folder.glob("*.jsonl")})
     lines = [line for path in files for line in read_result_lines(path).values()]
     for sentence in estimate_benchmark_cost(plan, lines):
-        _print_without_markup(console, sentence)
+        _print_plain_line(console, sentence)
 
 
-def _print_without_markup(console: Console, text: str) -> None:
+def _print_plain_line(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)

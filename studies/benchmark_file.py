@@ -117,7 +117,7 @@ class BenchmarkFile(TomlSection):
     forms: Annotated[dict[str, BenchmarkVariant], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _check_names_agree(self) -> "BenchmarkFile":
+    def _check_benchmark_names(self) -> "BenchmarkFile":
         names = {
             "data sets": [data.name for data in self.data],
             "patterns": [pattern.name for pattern in self.patterns],
@@ -215,7 +215,7 @@ class BenchmarkVariantPlan:
     form: BenchmarkVariant
 
     @classmethod
-    def read_variant(cls, folder: Path, form: str) -> "BenchmarkVariantPlan":
+    def read_benchmark_variant(cls, folder: Path, form: str) -> "BenchmarkVariantPlan":
         """Read the benchmark in a folder, and select its variant named ``form``.
 
         Raises:

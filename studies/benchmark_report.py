@@ -26,7 +26,7 @@ def benchmark_as_markdown(result: BenchmarkResult) -> str:
     beyond = [[method.label, *format_method_cells(result, method)] for method in result.methods if method.beyond]
     done = (
         f"**Partial: {describe_finished_runs(result)}**"
-        if result.is_incomplete
+        if result.is_benchmark_incomplete
         else f"Complete: {describe_finished_runs(result)}"
     )
     parts = [
@@ -46,7 +46,7 @@ def benchmark_as_markdown(result: BenchmarkResult) -> str:
         head = ["AUROC", *data_sets, f"against {result.reference}"]
         parts += ["## Data set by data set", explain_data_set_cells(result), format_markdown_table(head, means)]
     parts += ["## Block by block", format_markdown_table(["AUROC, mean ± SD over seeds", *titles], blocks)]
-    parts += ["## What the figures rest on", "\n".join(f"- {line}" for line in list_condition_notes(result))]
+    parts += ["## What the figures rest on", "\n".join(f"- {line}" for line in list_benchmark_condition_notes(result))]
     return "\n\n".join(parts)
 
 
@@ -66,7 +66,7 @@ def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
         done=describe_finished_runs(result),
         ranks=describe_rank_tests(result.ranking, "block"),
         beyond_sentence=BEYOND,
-        notes=list(list_condition_notes(result)),
+        notes=list(list_benchmark_condition_notes(result)),
         picture=draw_critical_difference(result.ranking, "ranks"),
     )
 
@@ -99,7 +99,7 @@ def describe_rank_tests(ranking: MethodRanking, kind: str) -> str:
     return f"{over}, {best}; {critical}: {behind} of {methods}."
 
 
-def list_condition_notes(result: BenchmarkResult) -> Iterator[str]:
+def list_benchmark_condition_notes(result: BenchmarkResult) -> Iterator[str]:
     """Yield notes on the conditions of the results, such as rounds, seeds and rare classes, for a list."""
     size = f"Form {result.form}: {result.rounds} rounds, {format_count_with_noun(result.seeds, 'seed')}"
     blocks = (
@@ -206,12 +206,12 @@ def draw_critical_difference(ranking: MethodRanking, name: str) -> Markup:
         figure, (axes,) = make_figure(9, 1.2 + 0.26 * (len(ranks) + len(ranking.cliques)))
         for row, (method, rank) in enumerate(ranks.items(), start=1):
             axes.plot([rank], [row], "o", color=BLUE, markersize=6)
-            _annotate_point(axes, f"{method}  {rank:.2f}", (rank, row))
+            _annotate_figure_point(axes, f"{method}  {rank:.2f}", (rank, row))
         for row, group in enumerate(ranking.cliques, start=len(ranks) + 1):
             ends = [ranks[group[0]], ranks[group[-1]]]
             axes.plot(ends, [row, row], color=VERMILION, linewidth=4, solid_capstyle="butt")
         axes.plot([1, 1 + critical], [0, 0], color=INK, linewidth=2, marker="|", markersize=8)
-        _annotate_point(axes, f"critical difference {critical:.2f}", (1 + critical, 0))
+        _annotate_figure_point(axes, f"critical difference {critical:.2f}", (1 + critical, 0))
         axes.set(xlabel="mean rank, 1 is best", xlim=(0.5, len(ranks) + 2.5), yticks=[])
         axes.invert_yaxis()
         axes.grid(axis="x")
@@ -220,5 +220,5 @@ def draw_critical_difference(ranking: MethodRanking, name: str) -> Markup:
         )
 
 
-def _annotate_point(axes: Axes, text: str, point: tuple[float, float]) -> None:
+def _annotate_figure_point(axes: Axes, text: str, point: tuple[float, float]) -> None:
     axes.annotate(text, point, (8, 0), textcoords="offset points", va="center", color=INK)

@@ -26,7 +26,7 @@ DECIDE = ("common/data", "common/metrics", "common/models", "strategies", "clien
 MEASURES = ("auroc", "average_precision", "balanced_accuracy")
 
 
-class ClassResult(BaseModel):
+class BenchmarkClassResult(BaseModel):
     """The metrics of one class on the test part of one run."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -64,7 +64,7 @@ class RunResultLine(BaseModel):
     seed: int
     tuning: bool
     validation_auroc: float | None
-    classes: dict[str, ClassResult]
+    classes: dict[str, BenchmarkClassResult]
     interval: Interval | None
     best_round: int | None
     rounds: int
@@ -72,13 +72,13 @@ class RunResultLine(BaseModel):
     megabytes: float
 
 
-def make_result_line(planned: PlannedRun, run: RunFolderContent, cpu_seconds: float) -> RunResultLine:
+def make_benchmark_result_line(planned: PlannedRun, run: RunFolderContent, cpu_seconds: float) -> RunResultLine:
     """Make the results file's line for a finished run."""
     test = run.summary.test
     intervals = test.intervals.per_class if test.intervals else {}
     validated = [each.validation_auroc for each in run.rounds if each.validation_auroc is not None]
     classes = {
-        name: ClassResult(
+        name: BenchmarkClassResult(
             positives=result.positives or 0,
             negatives=result.negatives or 0,
             auroc=_round_to_five_decimals(result.auroc),
@@ -274,7 +274,7 @@ class BenchmarkResult:
     not_run: tuple[str, ...]
 
     @property
-    def is_incomplete(self) -> bool:
+    def is_benchmark_incomplete(self) -> bool:
         """Return True if runs are missing."""
         return self.done < self.planned
 
@@ -298,7 +298,7 @@ def evaluate_benchmark(
         planned: Number of runs of the whole plan.
     """
     lines, benchmark = list(by_block.values()), plan.benchmark
-    blocks = [_collect_block_result(plan, data, pattern, lines) for data, pattern in plan.form.blocks]
+    blocks = [_compute_block_result(plan, data, pattern, lines) for data, pattern in plan.form.blocks]
     shared = [block for block in blocks if block.entries and block.common_seeds]
     labels = [method.label for method in plan.variant_methods]
     ranked = [method.label for method in plan.variant_methods if not method.beyond]
@@ -355,7 +355,7 @@ def _rank_methods(labels: Sequence[str], groups: Sequence[Sequence[BlockResult]]
     return rank_methods({label: [float(np.mean(group)) for group in of_method] for label, of_method in aurocs.items()})
 
 
-def _collect_block_result(
+def _compute_block_result(
     plan: BenchmarkVariantPlan, data: str, pattern: str, lines: Iterable[RunResultLine]
 ) -> BlockResult:
     by_method: dict[str, dict[int, RunResultLine]] = {}
@@ -372,7 +372,7 @@ def _collect_block_result(
     ranked = [set(by_method.get(method.label, {})) for method in plan.list_methods_for_data(data) if not method.beyond]
     common = set.intersection(*ranked) if ranked else set()
     entries = {
-        label: _average_runs(
+        label: _average_method_runs(
             [line for seed, line in sorted(runs.items()) if not common or seed in common], tuple(scored)
         )
         for label, runs in by_method.items()
@@ -381,7 +381,7 @@ def _collect_block_result(
     return BlockResult(data, pattern, scored, unscored, tuple(sorted(common)), entries)
 
 
-def _average_runs(lines: Sequence[RunResultLine], scored: Sequence[str]) -> MethodBlockResult:
+def _average_method_runs(lines: Sequence[RunResultLine], scored: Sequence[str]) -> MethodBlockResult:
     """Average a method's metrics in one block over the scored classes, then over its runs (seeds)."""
     means: dict[str, list[float]] = {name: [] for name in MEASURES}
     for line in lines:
@@ -410,20 +410,24 @@ def estimate_patient_standard_error(line: RunResultLine, scored: Sequence[str]) 
         The standard error; None if the run has no interval of the mean or of a scored class.
     """
 
-    def error_of_interval(interval: Interval) -> float:
+    def compute_interval_error(interval: Interval) -> float:
         return (interval[1] - interval[0]) / (2 * NORMAL)
 
-    def error_of_independent_mean(errors: Sequence[float]) -> float:
+    def compute_independent_mean_error(errors: Sequence[float]) -> float:
         return float(np.sqrt(np.sum(np.square(errors)))) / len(errors)
 
     every = {
-        name: error_of_interval(result.interval) for name, result in line.classes.items() if result.interval is not None
+        name: compute_interval_error(result.interval)
+        for name, result in line.classes.items()
+        if result.interval is not None
     }
     if line.interval is None or any(name not in every for name in scored):
         return None
-    of_all = error_of_independent_mean(list(every.values()))
+    of_all = compute_independent_mean_error(list(every.values()))
     return (
-        error_of_independent_mean([every[name] for name in scored]) * error_of_interval(line.interval) / of_all
+        compute_independent_mean_error([every[name] for name in scored])
+        * compute_interval_error(line.interval)
+        / of_all
         if of_all
         else 0.0
     )

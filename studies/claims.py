@@ -101,7 +101,7 @@ def describe_headline_result(comparison: MethodComparison) -> str:
     """Return one sentence on the reference against all other methods, by the AUROC over all classes."""
     by_standing: dict[Standing, list[str]] = {each: [] for each in STANDINGS}
     for method in comparison.methods[1:]:
-        test = comparison.find_contrast(method.label).result
+        test = comparison.find_method_contrast(method.label).result
         position = judge_test_outcome(test)
         sized = position in ("better", "worse", "too few seeds")
         by_standing[position].append(
@@ -120,7 +120,7 @@ def describe_method_verdicts(comparison: MethodComparison) -> list[str]:
     """
     reference, sentences = comparison.reference, []
     for other in (method.label for method in comparison.methods[1:]):
-        test = comparison.find_contrast(other).result
+        test = comparison.find_method_contrast(other).result
         outcome, seeds, mean = (
             judge_test_outcome(test),
             format_count_with_noun(test.seeds, "seed"),
@@ -150,7 +150,7 @@ def describe_large_differences(comparison: MethodComparison) -> list[str]:
     subsets: tuple[Subset, ...] = ("shared", "unique")
     sentences = []
     for other in others:
-        of_subset = {subset: comparison.find_contrast(other.label, subset).result for subset in subsets}
+        of_subset = {subset: comparison.find_method_contrast(other.label, subset).result for subset in subsets}
         tests = {f"AUROC on {name} classes": f"paired test: {judge_test_outcome(t)}" for name, t in of_subset.items()}
         ours, theirs, parts = _list_class_metrics(reference), _list_class_metrics(other), []
         for name, mine in ours.items():

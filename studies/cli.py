@@ -71,8 +71,8 @@ ModelFolder = Annotated[
 Backend = Annotated[str | None, typer.Option("--backend", help="ray or inline; the experiment's own by default.")]
 
 
-@app.command()
-def run(
+@app.command("run")
+def run_simulated_experiment(
     experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
     out: Annotated[Path, typer.Option("--out", help="New folder for the run.")],
     overrides: Overrides = [],  # noqa: B006 - typer copies it
@@ -116,8 +116,8 @@ def run(
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
 
 
-@app.command()
-def init(
+@app.command("init")
+def init_experiment_from_table(
     labels: Annotated[Path, typer.Argument(help="Your table of labels, .csv or .csv.gz.")],
     out: Annotated[Path, typer.Option("--out", help="New experiment file.")] = Path("experiment.toml"),
     images: Annotated[
@@ -146,9 +146,9 @@ def init(
     raise_faults([] if is_file(labels) else [make_missing_input_fault(labels)])
     raise_faults(find_existing_output_faults(out))
     from server.init_experiment import check_and_write_experiment, describe_next_command
-    from server.init_from_csv import ColumnHints, inspect_table
+    from server.init_from_csv import ColumnHints, inspect_label_table
 
-    data = inspect_table(
+    data = inspect_label_table(
         labels, images, ColumnHints(image_column, patient_column, source_column, join_patients, tuple(findings))
     )
     for line in (
@@ -158,8 +158,8 @@ def init(
         console.print(line, markup=False, soft_wrap=True, highlight=False)
 
 
-@app.command()
-def compare(
+@app.command("compare")
+def compare_experiments(
     experiments: Annotated[list[Path], typer.Argument(help="Experiment files; the first is the reference.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for all runs and the report; runs found there are kept.")],
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds 0, 1, ... for every experiment.")] = 3,
@@ -189,8 +189,8 @@ def compare(
     )
 
 
-@app.command()
-def study(
+@app.command("study")
+def run_paper_study(
     folder: Annotated[Path, typer.Argument(help="Folder with a study.toml, e.g. experiments/papers/fedmlp.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for all runs and the report; runs found there are kept.")],
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="The study's own by default.")] = None,
@@ -218,8 +218,8 @@ def study(
     run_study(folder, out, settings, console, seeds=seeds, jobs=jobs, quick=quick, progress=form)
 
 
-@app.command()
-def benchmark(
+@app.command("benchmark")
+def run_reference_benchmark(
     folder: Annotated[Path, typer.Argument(help="Folder with a benchmark.toml.")] = Path("experiments/benchmark"),
     variant: Annotated[
         str, typer.Option("--variant", help="small (minutes), published (hours) or full (days).")
@@ -258,8 +258,8 @@ def benchmark(
         run_benchmark(options, console)
 
 
-@app.command()
-def sites(
+@app.command("sites")
+def export_site_folders(
     experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
     out: Annotated[Path, typer.Option("--out", help="Folder; each site gets its own in it.")],
     overrides: Overrides = [],  # noqa: B006
@@ -279,8 +279,8 @@ def sites(
         console.print(f"{folder}/site.toml, images.npz", soft_wrap=True, highlight=False)
 
 
-@app.command()
-def export(
+@app.command("export")
+def export_trained_model(
     folder: ModelFolder,
     to: Annotated[str, typer.Option("--to", metavar="FORM", help="onnx or torchscript.")] = "onnx",
     out: Annotated[
@@ -299,18 +299,18 @@ def export(
 
     Example: flwr-sim export runs/nih --to onnx --check pictures/
     """
-    from server.export.preflight import make_default_export_path, parse_export_format, refuse_wrong_model_paths
+    from server.export.preflight import choose_default_export_path, parse_export_format, refuse_wrong_model_paths
 
     form = parse_export_format(to)
-    refuse_wrong_model_paths(folder, check, out or make_default_export_path(folder, form))  # before torch is imported
+    refuse_wrong_model_paths(folder, check, out or choose_default_export_path(folder, form))  # before torch is imported
     if check is not None and check.suffix == ".toml":
         from server.export.preflight import read_experiment_data_spec
 
         read_experiment_data_spec(check)
     elif check is not None:
-        from server.export.pictures import refuse_without_pictures
+        from server.export.pictures import refuse_data_without_pictures
 
-        refuse_without_pictures(check)
+        refuse_data_without_pictures(check)
     from server.export.exported_model import export_run_model
 
     result, source, card = export_run_model(folder, form, out, check)
@@ -319,8 +319,8 @@ def export(
     console.print(f"model card: {card or 'none, for the folder is not a run'}", soft_wrap=True, highlight=False)
 
 
-@app.command()
-def demo(
+@app.command("demo")
+def run_offline_demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the two runs; made anew.")] = Path("runs/demo"),
     backend: Annotated[str, typer.Option("--backend", help="ray or inline.")] = "ray",
 ) -> None:
@@ -338,8 +338,8 @@ def demo(
     run_demo(out, backend, console)
 
 
-@app.command()
-def predict(
+@app.command("predict")
+def predict_images(
     folder: ModelFolder,
     data: Annotated[Path, typer.Argument(help="npz file, folder of pictures, or one picture.")],
     out: Annotated[Path, typer.Option("--out", help="New csv file: one row an image, one column a class.")],
@@ -362,12 +362,12 @@ def predict(
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
     from common.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped_images
-    from server.export.pictures import refuse_without_pictures
-    from server.export.preflight import make_rendering_from_options, refuse_wrong_model_paths
+    from server.export.pictures import refuse_data_without_pictures
+    from server.export.preflight import parse_rendering_options, refuse_wrong_model_paths
 
-    rendering = make_rendering_from_options(frame, axis, window, bit_depth)
+    rendering = parse_rendering_options(frame, axis, window, bit_depth)
     refuse_wrong_model_paths(folder, data, out)  # before torch is imported
-    refuse_without_pictures(data)
+    refuse_data_without_pictures(data)
     from server.export.prediction import predict_to_csv
 
     pictures = predict_to_csv(folder, data, out, rendering)
@@ -382,8 +382,8 @@ def predict(
     console.print(format_model_limitations(folder), end="")
 
 
-@app.command()
-def evaluate(
+@app.command("evaluate")
+def evaluate_model(
     folder: ModelFolder,
     data: Annotated[
         Path, typer.Argument(help="npz file in MedMNIST's layout (its test part), experiment, or csv beside pictures.")
@@ -425,12 +425,12 @@ def evaluate(
     else:
         from server.reporting.tables import format_model_limitations
 
-        console.print(evaluation.format_evaluation(result))
+        console.print(evaluation.format_model_evaluation(result))
         console.print(format_model_limitations(folder, tuple(evaluation.list_evaluation_limitations(result))), end="")
 
 
-@app.command()
-def weights(
+@app.command("weights")
+def convert_weights(
     destination: Annotated[
         Path, typer.Argument(help="New safetensors file, e.g. weights/efficientnet_lite0.safetensors.")
     ],
@@ -463,8 +463,8 @@ def weights(
     )
 
 
-@app.command()
-def examples(
+@app.command("examples")
+def write_examples(
     folder: Annotated[Path, typer.Argument(help="Where they go; made if it is not there.")] = Path("experiments"),
 ) -> None:
     """Write example experiments that need no data files, and a Flower app, to run, read and edit.

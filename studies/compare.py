@@ -95,7 +95,7 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
         BadInput: If ``out`` exists and is not a folder of the demo.
     """
     from common.system.plain_text import format_number
-    from server.reporting.tables import make_label_coverage_table
+    from server.reporting.tables import make_class_auroc_table
     from server.runs.reader import read_run
     from server.simulation.simulate import simulate
     from studies.comparison import compare_methods, write_comparison
@@ -115,7 +115,7 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
     comparison = compare_methods(list(runs.values()))
     write_comparison(comparison, out / "comparison.json")
     report = write_comparison_report(comparison, out / "report.html", list(runs.values()))
-    console.print(make_label_coverage_table({method: run.summary for method, run in runs.items()}))
+    console.print(make_class_auroc_table({method: run.summary for method, run in runs.items()}))
     surgical, vanilla = (format_number(runs[method].summary.test.unique_classes.mean_auroc) for method in METHODS)
     console.print(
         f"On findings that one hospital alone annotates: mean AUROC {surgical} with surgical aggregation, {vanilla}"

@@ -156,7 +156,7 @@ class MethodComparison:
         """Return the multi-class metrics that at least one method has, in the order of tables."""
         return [measure for measure in MEASURES if any(measure in method.measures for method in self.methods)]
 
-    def find_contrast(self, other: str, subset: Subset = "all", pairing: Pairing = "classes") -> MethodContrast:
+    def find_method_contrast(self, other: str, subset: Subset = "all", pairing: Pairing = "classes") -> MethodContrast:
         """Return the test against one other method; by default the deciding one, over all classes."""
         key = (other, subset, pairing)
         return next(each for each in self.contrasts if (each.other, each.subset, each.pairing) == key)
@@ -210,7 +210,7 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
         class_groups={group: tuple(names) for group, names in class_groups.items() if names},
         contrasts=tuple(contrasts),
         cautions=tuple(_list_comparison_cautions(by_method)),
-        site_gains=compare_at_sites(by_method),
+        site_gains=compare_methods_at_sites(by_method),
         kinds={label: next(iter(seeds.values())).summary.method for label, seeds in by_method.items()},
         external=external,
     )
@@ -234,16 +234,16 @@ def _group_by_method(runs: Sequence[RunFolderContent]) -> dict[str, dict[int, Ru
     for run in runs:
         with_ensembles.append(run)
         if (ensemble := run.summary.ensemble) is not None:
-            changes: dict[str, object] = {"method": ENSEMBLE, "name": f"{run.summary.name_in_tables} (ensemble)"}
+            changes: dict[str, object] = {"method": ENSEMBLE, "name": f"{run.summary.table_label} (ensemble)"}
             changes |= {"ensemble": None, "client_accuracy": None}
             changes |= {"test": ensemble.test, "per_site": ensemble.per_site}
             with_ensembles.append(replace(run, summary=run.summary.model_copy(update=changes)))
     grouped: dict[str, dict[int, RunFolderContent]] = {}
     faults = []
     for run in with_ensembles:
-        first = grouped.setdefault(run.summary.name_in_tables, {}).setdefault(run.summary.seed, run)
+        first = grouped.setdefault(run.summary.table_label, {}).setdefault(run.summary.seed, run)
         if first is not run:
-            problem = f'"{run.summary.name_in_tables}" with seed {run.summary.seed} is already in {first.folder}.'
+            problem = f'"{run.summary.table_label}" with seed {run.summary.seed} is already in {first.folder}.'
             faults.append(Fault(str(run.folder), problem, "Leave one of them out, or give them different names."))
     raise_faults(faults)
     return grouped
@@ -285,7 +285,7 @@ def _average_method_over_seeds(label: str, seeds: Seeds, members: Members) -> Me
     measured = [run.summary.available_metrics for run in seeds.values()]
     measures = {name: [values[name] for values in measured if name in values] for name in MEASURES}
 
-    def class_mean(subset: Subset, measure: Callable[[ClassMetrics], float | None]) -> MeanAndSd:
+    def average_class_values(subset: Subset, measure: Callable[[ClassMetrics], float | None]) -> MeanAndSd:
         means = list[float | None]()
         for seed, test in tests.items():
             results = [result for name, result in test.per_class.items() if (seed, name) in members[subset]]
@@ -296,9 +296,12 @@ def _average_method_over_seeds(label: str, seeds: Seeds, members: Members) -> Me
         label=label,
         seeds=tuple(tests),
         note=next(iter(tests.values())).note,
-        auroc={subset: class_mean(subset, lambda result: result.exact_metric_or_none("auroc")) for subset in SUBSETS},
-        average_precision=class_mean("all", lambda result: result.exact_metric_or_none("average_precision")),
-        balanced_accuracy=class_mean("all", lambda result: result.exact_metric_or_none("balanced_accuracy")),
+        auroc={
+            subset: average_class_values(subset, lambda result: result.exact_metric_or_none("auroc"))
+            for subset in SUBSETS
+        },
+        average_precision=average_class_values("all", lambda result: result.exact_metric_or_none("average_precision")),
+        balanced_accuracy=average_class_values("all", lambda result: result.exact_metric_or_none("balanced_accuracy")),
         per_class={
             name: compute_mean_and_sd(scores.get((seed, name)) for seed in tests)[0]
             for name in sorted({name for _, name in scores})
@@ -369,7 +372,7 @@ def _describe_uneven_runs(label: str, seeds: Seeds, reference: str, of_reference
         yield f"{label} is scored as: {note}."
 
 
-def compare_at_sites(by_method: ByMethod) -> tuple[SiteGain, ...]:
+def compare_methods_at_sites(by_method: ByMethod) -> tuple[SiteGain, ...]:
     """Compare the first method with every other at each site, on the classes that the site annotates."""
     reference, *others = by_method
     sites = sorted({site for run in by_method[reference].values() for site in run.summary.sites})

@@ -54,7 +54,7 @@ def write_comparison_report(
     """
     groups = [AnnotatedClassGroup(kind, classes) for kind, classes in comparison.class_groups.items()]
     deciding = [each for each in comparison.contrasts if each.pairing == "classes"]
-    pages = {(run.summary.name_in_tables, run.summary.seed): run.folder / "report.html" for run in runs}
+    pages = {(run.summary.table_label, run.summary.seed): run.folder / "report.html" for run in runs}
     folder, elsewhere = destination.parent, comparison.external
     by_site: dict[str, list[SiteGain]] = {}  # site -> its gain over every other method in turn
     for gain in comparison.site_gains:
@@ -170,7 +170,7 @@ def draw_auroc_by_subset(methods: Sequence[MethodResult]) -> Markup:
                 auroc = method.auroc[subset]
                 if auroc.mean is not None:
                     _draw_marker_with_interval(
-                        axes, style, auroc.mean, row + shift, _make_sd_interval(auroc.mean, auroc.sd), size=8
+                        axes, style, auroc.mean, row + shift, _compute_sd_interval(auroc.mean, auroc.sd), size=8
                     )
         _draw_row_labels(axes, [f"{subset} classes" for subset in SUBSETS])
         axes.set(xlabel="mean AUROC")
@@ -205,7 +205,9 @@ def draw_gains_by_site(comparison: MethodComparison) -> Markup:
                 continue
             shift = 0.5 * (index - (len(by_other) - 1) / 2) / max(1, len(by_other))
             for site, value, sd in gains:
-                _draw_marker_with_interval(axes, style, value, sites.index(site) + shift, _make_sd_interval(value, sd))
+                _draw_marker_with_interval(
+                    axes, style, value, sites.index(site) + shift, _compute_sd_interval(value, sd)
+                )
         if ranked:
             axes.axhline(0, color=INK, linewidth=1)
             axes.set(xlabel="sites, from the largest loss to the largest gain", ylabel="gain in AUROC")
@@ -218,7 +220,7 @@ def draw_gains_by_site(comparison: MethodComparison) -> Markup:
         return convert_figure_to_svg(figure, "gains", "Dot chart: what each site gains over each other method.")
 
 
-def _make_sd_interval(value: float, sd: float | None) -> tuple[float, float] | None:
+def _compute_sd_interval(value: float, sd: float | None) -> tuple[float, float] | None:
     return None if sd is None else (value - sd, value + sd)
 
 
@@ -256,7 +258,7 @@ def make_comparison_tables(comparison: MethodComparison) -> dict[str, list[list[
         means = [*(method.auroc[subset] for subset in SUBSETS), method.average_precision, method.balanced_accuracy]
         leads = ["–"] * len(TESTED)
         if method.label != comparison.reference:
-            tests = [comparison.find_contrast(method.label, subset).result for subset in TESTED]
+            tests = [comparison.find_method_contrast(method.label, subset).result for subset in TESTED]
             leads = [f"{format_signed(test.mean_difference)}, {format_p_value(test.holm_p)}" for test in tests]
         rows.append([method.label, *map(format_mean_and_sd, means), *leads])
     tables = {"All methods": rows}

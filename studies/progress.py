@@ -54,7 +54,7 @@ class TrialsTimeEstimate:
     active: Callable[[], list[ActiveRun]]
     lengths: dict[str, list[float]] = field(default_factory=dict)
 
-    def count_finished_run(self, label: str, seconds: float) -> None:
+    def record_finished_run(self, label: str, seconds: float) -> None:
         """Count a run that ended without a failure."""
         self.done[label] = self.done.get(label, 0) + 1
         self.lengths.setdefault(label, []).append(seconds)
@@ -85,7 +85,7 @@ class TrialsTimeEstimate:
         """Return the number of finished runs and the number of all runs."""
         return sum(self.done.values()), sum(self.totals.values())
 
-    def describe_progress(self) -> str:
+    def describe_trials_progress(self) -> str:
         """Return the number of finished runs and the time left as text."""
         (done, total), left = self.count_finished_and_total(), self.estimate_remaining_s()
         return f"{done} of {total} runs" + (
@@ -109,7 +109,7 @@ class TrialsProgressDisplay:
     def show_run_start(self, run: str, label: str, rounds: int) -> None:
         """Show that a run has started."""
 
-    def show_progress(self) -> None:
+    def show_trials_progress(self) -> None:
         """Show the progress of active runs; called often, and subclasses may skip calls."""
 
     def show_run_end(self, run: str, label: str, failure: str, seconds: float) -> None:
@@ -131,11 +131,13 @@ class TrialsTable(TrialsProgressDisplay):
     def __exit__(self, *exception: object) -> None:
         self._live.stop()
 
-    def show_progress(self) -> None:
+    def show_trials_progress(self) -> None:
         # The terminal cuts off the end of a long table.
-        self._live.update(Group(Text(self.pace.describe_progress()), self.make_table()), refresh=True)
+        self._live.update(
+            Group(Text(self.pace.describe_trials_progress()), self.make_unfinished_runs_table()), refresh=True
+        )
 
-    def make_table(self) -> Table:
+    def make_unfinished_runs_table(self) -> Table:
         """Return a table with a row for each unfinished experiment."""
         table, active = Table("experiment", "runs", "at work", "a run takes"), self.pace.active()
         for label, total in self.pace.totals.items():
@@ -176,7 +178,7 @@ class TrialsProgressEvents(TrialsProgressDisplay):
         event = {"event": "run_began", "run": run, "experiment": label, "rounds": rounds}
         self._tell(f"began  {run}, {format_count_with_noun(rounds, 'round')}", event)
 
-    def show_progress(self) -> None:
+    def show_trials_progress(self) -> None:
         if time.monotonic() - self._last < EVERY_S:
             return
         self._last, active = time.monotonic(), self.pace.active()
@@ -188,7 +190,7 @@ class TrialsProgressEvents(TrialsProgressDisplay):
             for run in active
         ]
         event = {"event": "at_work", "at_work": at_work, **self._make_progress_fields()}
-        self._tell(f"at work: {names}; {self.pace.describe_progress()}", event)
+        self._tell(f"at work: {names}; {self.pace.describe_trials_progress()}", event)
 
     def show_run_end(self, run: str, label: str, failure: str, seconds: float) -> None:
         how = {"ok": not failure, "reason": failure, "seconds": round(seconds, 1)}
@@ -213,4 +215,4 @@ def make_trials_progress(form: ProgressFormat, console: Console, pace: TrialsTim
 
 
 def _format_run_end_line(run: str, failure: str, seconds: float, pace: TrialsTimeEstimate) -> str:
-    return f"{'failed' if failure else 'done'}  {run}  {format_duration(seconds)}, {pace.describe_progress()}"
+    return f"{'failed' if failure else 'done'}  {run}  {format_duration(seconds)}, {pace.describe_trials_progress()}"

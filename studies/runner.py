@@ -114,7 +114,7 @@ def run_trials(
         with (
             start_fork_server(),
             make_trials_progress(progress, console, pace) as shown,
-            closing(run_in_parallel(todo, jobs, run_trial, look=shown.show_progress)) as events,
+            closing(run_in_parallel(todo, jobs, run_trial, look=shown.show_trials_progress)) as events,
         ):
             for trial, failure in events:
                 name, label = trial.folder.name, trial.label
@@ -126,7 +126,7 @@ def run_trials(
                 if failure:
                     failures.append(f"{name}: {failure}")
                 else:
-                    pace.count_finished_run(label, seconds)
+                    pace.record_finished_run(label, seconds)
                 shown.show_run_end(name, label, failure, seconds)
         if failures:
             raise RunsFailed("\n".join(failures))

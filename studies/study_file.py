@@ -69,7 +69,7 @@ class MeanOverClasses(TomlSection):
     title: str
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
 
-    def read_from_run(self, run: "RunFolderContent") -> float | None:
+    def read_mean_auroc_from_run(self, run: "RunFolderContent") -> float | None:
         """Return the mean AUROC over these classes in a run."""
         from common.metrics.auroc import compute_mean_and_sd
 
@@ -111,7 +111,7 @@ class PaperTable(TomlSection):
     differs: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _check_shape(self) -> "PaperTable":
+    def _check_table_shape(self) -> "PaperTable":
         names = [method.title for method in self.methods]
         for kind, parts in (("methods", self.methods), ("settings", self.settings)):
             if len({title_to_slug(part.title) for part in parts}) < len(parts):
@@ -138,7 +138,7 @@ class PaperTable(TomlSection):
     @property
     def measure_readers(self) -> list[Reading]:
         """Return the functions that read the measures from a run."""
-        return [MEASURES[each][1] if isinstance(each, str) else each.read_from_run for each in self.measures]
+        return [MEASURES[each][1] if isinstance(each, str) else each.read_mean_auroc_from_run for each in self.measures]
 
     def get_paper_value(self, method: str, setting: int, measure: int) -> float | None:
         """Return the paper's number as a fraction; None if the paper gives none."""
@@ -199,7 +199,7 @@ class PaperDeparture(TomlSection):
         return f"{self.key} = {self.ours} in {', '.join(self.files)}: {self.why}"
 
 
-class QuickScale(TomlSection):
+class StudyQuickScale(TomlSection):
     """The quick scale of a study, which finishes in minutes; it is applied after the experiments' ``[small]`` tables.
 
     Attributes:
@@ -228,7 +228,7 @@ class StudyFile(TomlSection):
     differs: tuple[str, ...] = ()
     settings: tuple[PaperSetting, ...] = ()
     departures: tuple[PaperDeparture, ...] = ()
-    quick: QuickScale | None = None
+    quick: StudyQuickScale | None = None
     tables: Annotated[tuple[PaperTable, ...], Field(min_length=1)]
 
 

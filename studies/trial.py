@@ -78,7 +78,7 @@ def check_trials(trials: Sequence[Trial]) -> None:
         BadInput: With all faults.
     """
 
-    def data_key(trial: Trial) -> str:
+    def get_cached_data_key(trial: Trial) -> str:
         experiment = trial.experiment_file.experiment.model_dump(mode="json")
         keys = [experiment[key] for key in ("data", "partition", "server_data")]
         return json.dumps([*keys, experiment["run"]["seed"]])
@@ -86,7 +86,7 @@ def check_trials(trials: Sequence[Trial]) -> None:
     runs = {trial.folder: trial for trial in trials}
     faults: dict[Path, Sequence[Fault]] = {}
     # Experiments with the same partition follow one another, because the last partition is cached.
-    in_order = sorted(runs.values(), key=data_key)
+    in_order = sorted(runs.values(), key=get_cached_data_key)
     from server.simulation.simulate import (
         check_simulation_experiment,  # here: a wrong --set is refused before torch is imported
     )

@@ -161,7 +161,7 @@ def finished(*overrides: str, pages: bool = False) -> tuple[Path, dict[str, Any]
 
 def overheard(monkeypatch: Any) -> Traffic:
     """Listen on the inline backend's wire; nothing is changed."""
-    traffic, answered = Traffic(), backends.InlineGrid._call_site_app
+    traffic, answered = Traffic(), backends.InlineGrid.answer_message
 
     def listening(grid: backends.InlineGrid, message: Message) -> Message:
         traffic.down.append((message.metadata.message_type, message.content))
@@ -170,7 +170,7 @@ def overheard(monkeypatch: Any) -> Traffic:
             traffic.up.append((message.metadata.message_type, reply.content))
         return reply
 
-    monkeypatch.setattr(backends.InlineGrid, "_call_site_app", listening)
+    monkeypatch.setattr(backends.InlineGrid, "answer_message", listening)
     return traffic
 
 

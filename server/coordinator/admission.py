@@ -47,7 +47,7 @@ class AdmittedSite(TomlSection):
 
     @field_validator("classes")
     @classmethod
-    def _check_classes(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_claimable_classes(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
                 raise ValueError(f"{name[:LONGEST_NAME]!r} cannot be a class: 1 to {LONGEST_NAME} characters that show")
@@ -57,7 +57,7 @@ class AdmittedSite(TomlSection):
 
     @field_validator("old_keys")
     @classmethod
-    def _check_old_keys(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_revoked_keys(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(check_public_key(key) for key in keys)
 
 
@@ -102,14 +102,14 @@ def find_admission_faults(coordinator: CoordinatorFolder, request: SiteAdmission
     return faults
 
 
-def make_claim_limits_reader(coordinator: CoordinatorFolder) -> ClaimsBySite:
+def make_site_claim_limits_reader(coordinator: CoordinatorFolder) -> ClaimsBySite:
     """Return a function that reads from the sites' files which classes and how many images each site may claim.
 
     While a file is damaged, the function returns the limits of its last successful read.
     """
     last = dict[str, SiteClaimLimits]()
 
-    def read_limits() -> Mapping[str, SiteClaimLimits]:
+    def read_claim_limits() -> Mapping[str, SiteClaimLimits]:
         try:
             sites = read_unrevoked_sites(coordinator)
         except BadInput:
@@ -117,7 +117,7 @@ def make_claim_limits_reader(coordinator: CoordinatorFolder) -> ClaimsBySite:
         last.update({name: SiteClaimLimits(frozenset(site.classes), site.max_images) for name, site in sites.items()})
         return last
 
-    return read_limits
+    return read_claim_limits
 
 
 def admit_site(
@@ -148,7 +148,7 @@ def admit_site(
     if max_images is not None:
         site["max_images"] = max_images
     admitted = validate_tables(AdmittedSite, site, "flwr-server admit")
-    write_toml_section(_admitted_site_path(coordinator, request.site), admitted, "Admitted by flwr-server admit.")
+    write_toml_section(_get_site_toml_path(coordinator, request.site), admitted, "Admitted by flwr-server admit.")
     return write_connection_kit(coordinator, admitted)
 
 
@@ -186,11 +186,11 @@ def revoke_site(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
         BadInput: If no such site was admitted, or the site is revoked already.
     """
     site = read_unrevoked_site(coordinator, name).model_copy(update={"revoked": _format_utc_now()})
-    write_toml_section(_admitted_site_path(coordinator, name), site, "Admitted by flwr-server admit, revoked since.")
+    write_toml_section(_get_site_toml_path(coordinator, name), site, "Admitted by flwr-server admit, revoked since.")
     return site
 
 
-def _admitted_site_path(coordinator: CoordinatorFolder, name: str) -> Path:
+def _get_site_toml_path(coordinator: CoordinatorFolder, name: str) -> Path:
     return coordinator.sites_path / f"{name}.toml"
 
 

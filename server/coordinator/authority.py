@@ -54,13 +54,13 @@ def issue_server_certificate(coordinator: CoordinatorFolder, days: float = SERVE
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
             names.append(x509.DNSName(host))
-    authority_key, _ = _read_authority(coordinator)
+    authority_key, _ = _read_authority_key_and_certificate(coordinator)
     extensions = (
         x509.SubjectAlternativeName(names),
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
         x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
     )
-    _write_certificate(
+    _issue_certificate(
         coordinator, "server", coordinator.file.hosts[0], days, *((extension, False) for extension in extensions)
     )
 
@@ -77,7 +77,7 @@ def ensure_valid_signing_key(coordinator: CoordinatorFolder) -> tuple[ec.Ellipti
     identity = _read_signing_key_and_certificate(coordinator)
     if identity is None:
         name, usage = f"{coordinator.file.name} (Polyclinic requests)", x509.ExtendedKeyUsage([SIGNS_REQUESTS])
-        _write_certificate(coordinator, "signing", name, SERVER_DAYS, (usage, True))
+        _issue_certificate(coordinator, "signing", name, SERVER_DAYS, (usage, True))
         identity = _read_signing_key_and_certificate(coordinator)
     assert identity is not None, "it was issued just now"
     return identity
@@ -100,7 +100,7 @@ def _read_signing_key_and_certificate(
     return (key, certificate.public_bytes(form.Encoding.DER)) if key.public_key() == certificate.public_key() else None
 
 
-def _write_certificate(
+def _issue_certificate(
     coordinator: CoordinatorFolder, stem: str, name: str, days: float, *extensions: tuple[x509.ExtensionType, bool]
 ) -> None:
     """Write a new private key to ``STEM.key``, and its certificate, signed by the authority, to ``STEM.crt``.
@@ -109,7 +109,7 @@ def _write_certificate(
         name: Common name of the certificate.
         extensions: Extensions of the certificate, each with True if it is critical.
     """
-    authority_key, authority = _read_authority(coordinator)
+    authority_key, authority = _read_authority_key_and_certificate(coordinator)
     key = ec.generate_private_key(ec.SECP256R1())
     builder = make_certificate_builder(make_certificate_subject(name), authority.subject, key.public_key(), days)
     for extension, critical in extensions:
@@ -130,7 +130,7 @@ def read_authority_certificate(coordinator: CoordinatorFolder) -> str:
     try:
         certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate_path.read_bytes())
     except UNREADABLE as error:
-        problem = f"cannot be read: {_explain_authority_read_error(error)}."
+        problem = f"cannot be read: {_explain_certificate_read_error(error)}."
         raise BadInput([Fault(str(coordinator.ca_certificate_path), problem, _NO_AUTHORITY)]) from None
     return certificate.public_bytes(form.Encoding.PEM).decode()
 
@@ -160,7 +160,7 @@ def find_server_certificate_faults(coordinator: CoordinatorFolder) -> list[Fault
         key = form.load_pem_private_key((coordinator.authority_path / "server.key").read_bytes(), None)
         belongs = key.public_key() == certificate.public_key()
     except UNREADABLE as error:
-        return [Fault("authority/server.key", f"cannot be read: {_explain_authority_read_error(error)}.", remedy)]
+        return [Fault("authority/server.key", f"cannot be read: {_explain_certificate_read_error(error)}.", remedy)]
     if not belongs:
         return [Fault("authority/server.key", "is not the key of authority/server.crt.", remedy)]
     authority = x509.load_pem_x509_certificate(coordinator.ca_certificate_path.read_bytes())
@@ -219,14 +219,16 @@ def _encode_private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
 
 
-def _read_authority(coordinator: CoordinatorFolder) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+def _read_authority_key_and_certificate(
+    coordinator: CoordinatorFolder,
+) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     try:
         key = form.load_pem_private_key((coordinator.authority_path / "ca.key").read_bytes(), None)
         certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate_path.read_bytes())
         certificate.subject, certificate.extensions  # noqa: B018 - read when asked for, and damaged perhaps
         belongs = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
     except UNREADABLE as error:
-        problem = f"the authority cannot be read: {_explain_authority_read_error(error)}."
+        problem = f"the authority cannot be read: {_explain_certificate_read_error(error)}."
         raise BadInput([Fault(str(coordinator.authority_path), problem, _NO_AUTHORITY)]) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not belongs:
         problem = "ca.key is not the key of ca.crt."
@@ -234,7 +236,7 @@ def _read_authority(coordinator: CoordinatorFolder) -> tuple[ec.EllipticCurvePri
     return key, certificate
 
 
-def _explain_authority_read_error(error: Exception) -> str:
+def _explain_certificate_read_error(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{Path(error.filename).name}: {error.strerror}"
     return "it is damaged, cut off or, if a key, locked by a password"
@@ -246,4 +248,6 @@ def _read_server_certificate(coordinator: CoordinatorFolder) -> x509.Certificate
         return x509.load_pem_x509_certificate(path.read_bytes())
     except UNREADABLE as error:
         remedy = f"Run: flwr-server init {coordinator.folder} --renew"
-        raise BadInput([Fault(str(path), f"cannot be read: {_explain_authority_read_error(error)}.", remedy)]) from None
+        raise BadInput(
+            [Fault(str(path), f"cannot be read: {_explain_certificate_read_error(error)}.", remedy)]
+        ) from None

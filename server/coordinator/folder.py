@@ -67,12 +67,12 @@ class CoordinatorTomlContent(TomlSection):
 
     @field_validator("hosts")
     @classmethod
-    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    def _normalize_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(normalize_host(host) for host in hosts)
 
     @field_validator("listen")
     @classmethod
-    def _check_listen(cls, address: str) -> str:
+    def _normalize_listen_address(cls, address: str) -> str:
         try:
             return str(ipaddress.ip_address(address))
         except ValueError:

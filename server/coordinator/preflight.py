@@ -11,7 +11,7 @@ from server.coordinator.folder import CoordinatorFolder, is_coordinator_command_
 from server.coordinator.state import is_control_socket_listening
 
 
-def find_faults_before_start(coordinator: CoordinatorFolder) -> list[Fault]:
+def find_superlink_start_faults(coordinator: CoordinatorFolder) -> list[Fault]:
     """Check certificates, file rights, disk space, Flower's version, and that the hospitals' port is free."""
     faults = [*find_server_certificate_faults(coordinator), *find_flower_release_faults()]
     for folder in (coordinator.state_path, coordinator.log_path.parent):
@@ -21,7 +21,7 @@ def find_faults_before_start(coordinator: CoordinatorFolder) -> list[Fault]:
     return list(dict.fromkeys([*faults, *find_hospital_port_faults(coordinator)]))
 
 
-def find_faults_before_run(coordinator: CoordinatorFolder, out: Path, *, resume: bool) -> list[Fault]:
+def find_network_run_faults(coordinator: CoordinatorFolder, out: Path, *, resume: bool) -> list[Fault]:
     """Check certificates, file rights, disk space, Flower's version, and that a SuperLink is running.
 
     Args:

@@ -18,7 +18,7 @@ from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
 from common.models.network import find_network_build_faults
 from common.simulation import open_simulation_image_store
 from common.system.files import is_disk_full, make_private_folder, remove_temporary_files
-from server.coordinator.admission import make_claim_limits_reader, read_all_admitted_sites
+from server.coordinator.admission import make_site_claim_limits_reader, read_all_admitted_sites
 from server.coordinator.folder import CoordinatorFolder, lock_coordinator_folder, restrict_folder_to_owner
 from server.coordinator.preflight import make_no_superlink_fault
 from server.coordinator.state import read_site_sign_offs
@@ -27,10 +27,10 @@ from server.deployment.superlink.network_grid import open_network_grid
 from server.deployment.superlink.process import OBJECTS, START_TIMEOUT_S
 from server.deployment.superlink.refused_calls import FILE as REFUSED_CALLS
 from server.deployment.supervisor import RunExitCode
-from server.deployment.timers import find_timer_order_faults, list_timers
+from server.deployment.timers import find_timer_order_faults, list_timer_settings
 from server.federation.evaluation import RunContext
 from server.federation.run import run_federation
-from server.federation.set_up import OpenedRunFolder, hash_data_sets_by_table, record_data_hashes_or_refuse
+from server.federation.set_up import OpenedRunFolder, hash_run_data_sets, record_data_hashes_or_refuse
 from server.runs.live_status import CurrentRun, JsonLinesReader, add_to_run_history
 from server.runs.reporter import RunReporter
 from strategies.engine.events import RunStopped
@@ -42,7 +42,7 @@ from strategies.registry import build_experiment_strategy
 Tell = Callable[[str], None]
 
 
-def lead_run_or_exit(
+def execute_run_or_exit(
     lead: Callable[[], dict[str, Any]], out: Path, resume_command: Sequence[str], tell: Tell
 ) -> dict[str, Any]:
     """Lead a run and return its summary; turn an interruption or a crash into a message and an exit code.
@@ -83,7 +83,7 @@ class NetworkBackend:
         self.own: DatasetSplits | None = None
         self.external: ImageSet | None = None
 
-    def load_and_check(self, *, resume: bool) -> None:
+    def load_and_check_data(self, *, resume: bool) -> None:
         """Load the coordinator's own images and the external test images, and check the experiment.
 
         Raises:
@@ -109,7 +109,7 @@ class NetworkBackend:
         except BadInput as error:
             faults += error.faults
         faults += find_network_build_faults(experiment.model, file.base_folder) + find_timer_order_faults(
-            list_timers(experiment)
+            list_timer_settings(experiment)
         )
         if not faults:
             faults += find_private_network_faults(make_hospital_plan(experiment), method.site)
@@ -121,7 +121,7 @@ class NetworkBackend:
         """Lock the coordinator's folder within the context, because a coordinator leads one run at a time."""
         return lock_coordinator_folder(self.coordinator, "run")
 
-    def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
+    def run_all_rounds(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run all rounds over the network; return the run's summary."""
         coordinator, experiment, out = self.coordinator, self.file.experiment, opening.folder.path
         for folder in (coordinator.state_path, coordinator.state_path / OBJECTS):
@@ -133,7 +133,7 @@ class NetworkBackend:
         signed_off = partial(read_site_sign_offs, coordinator.state_path)
         note = partial(add_to_run_history, coordinator.state_path)
         reports = RunReporter(present, coordinator.state_path, self.tell, signed_off, note)
-        record_data_hashes_or_refuse(opening, hash_data_sets_by_table(None, self.own, self.external))
+        record_data_hashes_or_refuse(opening, hash_run_data_sets(None, self.own, self.external))
         reader = JsonLinesReader(coordinator.state_path / REFUSED_CALLS)
 
         def read_refused_calls() -> list[dict[str, Any]]:  # an event has a time of its own
@@ -159,7 +159,7 @@ class NetworkBackend:
                 left_replies=grid.receive_unrecorded_replies,
                 key_of=lambda site: read_all_admitted_sites(coordinator)[site].public_key,
                 refused_calls=read_refused_calls,
-                claims=make_claim_limits_reader(coordinator),
+                claims=make_site_claim_limits_reader(coordinator),
             )
             try:
                 return run_federation(grid, experiment, context, [reporter])

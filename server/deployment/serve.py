@@ -16,7 +16,7 @@ from server.deployment.superlink.control_client import (
 from server.deployment.superlink.database import set_aside_unusable_database
 from server.deployment.superlink.process import START_TIMEOUT_S, SuperLinkProcess
 from server.deployment.superlink.registrations import RegisteredSite
-from server.deployment.timers import find_timer_order_faults, list_timers
+from server.deployment.timers import find_timer_order_faults, list_timer_settings
 from server.runs.live_status import describe_site_sign_off
 
 POLL_S, RESTART_S = 1.0, 1.0
@@ -29,7 +29,7 @@ def serve_superlink(coordinator: CoordinatorFolder, tell: Tell) -> None:
     Raises:
         BadInput: If a timer would fire before another timer that must end first, or the SuperLink does not start.
     """
-    raise_faults(find_timer_order_faults(list_timers(None)))
+    raise_faults(find_timer_order_faults(list_timer_settings(None)))
     restrict_folder_to_owner(coordinator, tell)
     with lock_coordinator_folder(coordinator, "start"):
         link = SuperLinkProcess(coordinator)
@@ -62,7 +62,7 @@ def _keep_superlink_running(
     before, problem = dict[str, bool](), ""
     write_site_connections(coordinator.state_path, before)
     while True:
-        if (code := link.exit_code()) is not None:
+        if (code := link.get_exit_code()) is not None:
             tell(f"the SuperLink ended with {code}; starting it again. Runs and registrations are in its database")
             time.sleep(RESTART_S)
             try:

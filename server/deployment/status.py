@@ -23,7 +23,7 @@ from server.deployment.superlink.control_client import (
     SuperLinkUnreachable,
     is_superlink_answering,
 )
-from server.runs.live_status import CurrentRun, describe_site_in_run, describe_site_sign_off, read_current_run
+from server.runs.live_status import CurrentRun, describe_site_activity, describe_site_sign_off, read_current_run
 
 LINK = {"up": "up", "starting": "starting: it takes up to a minute", "down": "down: start it with flwr-server start"}
 
@@ -72,7 +72,7 @@ def format_server_status(status: Mapping[str, Any]) -> RenderableType:
     run = status["run"] or {}
     present = CurrentRun(**run) if run else None
     for name, site in status["sites"].items():
-        part = describe_site_in_run(present, name, revoked=site["state"] == "revoked") if present else ""
+        part = describe_site_activity(present, name, revoked=site["state"] == "revoked") if present else ""
         when = site.get("stopped") if site["state"] == "stopped" else None
         link = describe_site_sign_off(when) if when else site["state"]
         table.add_row(name, link, "" if when else part, Text(site.get("release") or ""))

@@ -47,7 +47,7 @@ def supervise_run(arguments: Sequence[str], out: Path, tell: Callable[[str], Non
     stop_requested = threading.Event()
     child: subprocess.Popen[bytes] | None = None
 
-    def stop_child() -> None:  # by SIGTERM or Ctrl-C; runs in a thread of its own
+    def stop_child_process() -> None:  # by SIGTERM or Ctrl-C; runs in a thread of its own
         stop_requested.set()
         if child is not None:
             child.terminate()
@@ -55,7 +55,7 @@ def supervise_run(arguments: Sequence[str], out: Path, tell: Callable[[str], Non
     # The child ends when this process does, by Linux's signal and not by preexec_fn: that one makes gRPC's fork
     # handlers run in the child, and of a process that has used gRPC one child in twenty was aborted.
     environment = {**os.environ, STARTER: str(os.getpid())}
-    with stop_on_signals(), graceful_shutdown(int(RunExitCode.ON_REQUEST), stop_child):
+    with stop_on_signals(), graceful_shutdown(int(RunExitCode.ON_REQUEST), stop_child_process):
         deaths, before = 0, count_checkpointed_rounds(out)
         while True:
             command = [*PROGRAM, *arguments, "--once", *["--resume"] * resume]

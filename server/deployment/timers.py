@@ -27,7 +27,7 @@ from server.deployment.superlink.registrations import PATIENCE, RUN_SILENT_S
 
 
 @dataclass(frozen=True)
-class Timer:
+class TimerSetting:
     """One timer of the coordinator or of a run: its value, the source of the value, and its effect."""
 
     name: str
@@ -60,7 +60,7 @@ ORDER = (
 )
 
 
-def find_timer_order_faults(all_timers: Sequence[Timer]) -> list[Fault]:
+def find_timer_order_faults(all_timers: Sequence[TimerSetting]) -> list[Fault]:
     """Return a fault for each rule in :data:`ORDER` whose inner timer is not shorter than its outer timer."""
     by_name = {timer.name: timer for timer in all_timers}
     faults = []
@@ -76,36 +76,36 @@ def find_timer_order_faults(all_timers: Sequence[Timer]) -> list[Fault]:
 
 
 FIXED = (
-    Timer("late joiner's roll call", JOIN_DEADLINE_S, "the site is not asked again before it reconnects"),
-    Timer("refused site says that it knows", REFUSAL_NOTED_S, "the site is left without the reason"),
-    Timer("heartbeat of a site", HEARTBEAT_PAUSE_S, "the site sends the next one"),
-    Timer(
+    TimerSetting("late joiner's roll call", JOIN_DEADLINE_S, "the site is not asked again before it reconnects"),
+    TimerSetting("refused site says that it knows", REFUSAL_NOTED_S, "the site is left without the reason"),
+    TimerSetting("heartbeat of a site", HEARTBEAT_PAUSE_S, "the site sends the next one"),
+    TimerSetting(
         "site taken for lost",
         PATIENCE * HEARTBEAT_INTERVAL_S,
         "the round waits for it only if it is needed, and sends its work again when it is back",
         source="fixed (two heartbeats as told to the SuperLink)",
     ),
-    Timer("call of a site", CALL_TIMEOUT_S, "the site reconnects and sends again"),
-    Timer("clocks of site and coordinator", CLOCKS_DIFFER_S, "flwr-client ends with exit code 15"),
-    Timer("TLS check of a site", TLS_TIMEOUT_S, "the site tries again"),
-    Timer("a refused key is tried again for", KEY_PATIENCE_S, "flwr-client ends with exit code 14"),
-    Timer("longest pause between a site's tries", MAX_RETRY_S, "the site tries again, for ever"),
-    Timer("a reply's upload stands still", UPLOAD_STALL_S, "the site gets its work again"),
-    Timer("SuperLink away during a run", LINK_PATIENCE_S, "the run stops"),
-    Timer("SuperLink's start", START_TIMEOUT_S, "flwr-server start ends with the end of its log"),
-    Timer("SuperLink's stop", STOP_GRACE_S, "it is killed; its database stands that"),
-    Timer("call of a run to the SuperLink", ANSWER_S, "the run makes the call again"),
-    Timer("heartbeat of a run", HEARTBEAT_EVERY_S, "the run sends the next one"),
-    Timer("run taken for dead", RUN_SILENT_S, "sites drop their work on it; if it still lives, it goes on anew"),
+    TimerSetting("call of a site", CALL_TIMEOUT_S, "the site reconnects and sends again"),
+    TimerSetting("clocks of site and coordinator", CLOCKS_DIFFER_S, "flwr-client ends with exit code 15"),
+    TimerSetting("TLS check of a site", TLS_TIMEOUT_S, "the site tries again"),
+    TimerSetting("a refused key is tried again for", KEY_PATIENCE_S, "flwr-client ends with exit code 14"),
+    TimerSetting("longest pause between a site's tries", MAX_RETRY_S, "the site tries again, for ever"),
+    TimerSetting("a reply's upload stands still", UPLOAD_STALL_S, "the site gets its work again"),
+    TimerSetting("SuperLink away during a run", LINK_PATIENCE_S, "the run stops"),
+    TimerSetting("SuperLink's start", START_TIMEOUT_S, "flwr-server start ends with the end of its log"),
+    TimerSetting("SuperLink's stop", STOP_GRACE_S, "it is killed; its database stands that"),
+    TimerSetting("call of a run to the SuperLink", ANSWER_S, "the run makes the call again"),
+    TimerSetting("heartbeat of a run", HEARTBEAT_EVERY_S, "the run sends the next one"),
+    TimerSetting("run taken for dead", RUN_SILENT_S, "sites drop their work on it; if it still lives, it goes on anew"),
 )
 """The timers that no experiment changes."""
 
 
-def list_timers(experiment: Experiment | None) -> list[Timer]:
+def list_timer_settings(experiment: Experiment | None) -> list[TimerSetting]:
     """Return all timers; without an experiment, those of a run have their default values."""
     section = experiment.participation if experiment else ParticipationSection()
 
-    def describe_source(key: str) -> str:
+    def describe_timer_source(key: str) -> str:
         is_set = experiment is not None and key in section.model_fields_set
         return "the experiment" if is_set else "the experiment (here: default)"
 
@@ -114,18 +114,18 @@ def list_timers(experiment: Experiment | None) -> list[Timer]:
         "round_deadline_s": "the round goes on without the missing sites if min_sites replied, or the run stops",
     }
     run_timers = [
-        Timer(f"participation.{key}", getattr(section, key), effect, source=describe_source(key))
+        TimerSetting(f"participation.{key}", getattr(section, key), effect, source=describe_timer_source(key))
         for key, effect in effects.items()
     ]
     if experiment and experiment.evaluation.compare_local:
         longer = f"plus {ALONE_TIMES:g} times what all rounds took, where all sites take part in each"
         effect = "a site that has not answered has no sentence in the report; the run ends"
         name = "evaluation.compare_local, after the test"
-        run_timers.append(Timer(name, section.round_deadline_s, effect, source=f"the experiment; {longer}"))
+        run_timers.append(TimerSetting(name, section.round_deadline_s, effect, source=f"the experiment; {longer}"))
     return [*run_timers, *FIXED]
 
 
-def timer_settings_table(all_timers: Sequence[Timer]) -> Table:
+def make_timer_table(all_timers: Sequence[TimerSetting]) -> Table:
     """Format the timers as a table for the terminal, with two lines per timer."""
     table = Table("seconds", "timer, where it is set, what happens when it fires", box=None, padding=(0, 2, 0, 0))
     table.columns[0].justify = "right"

@@ -39,12 +39,12 @@ from server.export.prediction import Cell, compute_picture_probabilities, format
 from server.export.preflight import (
     EvaluationInput,
     find_class_column_faults,
-    make_npz_spec,
-    name_options_in_faults,
+    make_npz_test_spec,
+    name_cli_options_in_faults,
     read_experiment_data_spec,
     read_labelled_csv_columns,
 )
-from server.reporting.run_claims import UNKNOWN_PATIENTS, describe_few_images, explain_missing_auroc
+from server.reporting.run_claims import UNKNOWN_PATIENTS, explain_missing_auroc, warn_about_few_images
 from server.runs.reader import RunSummary, read_run
 
 SpecT = TypeVar("SpecT", NpzDatasetSpec, FolderDatasetSpec)
@@ -114,8 +114,8 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     if data.suffix == ".npz":
         npz_of_run = _parse_run_data_spec(summary, NpzDatasetSpec)
-        npz, patient_key = make_npz_spec(labelled, npz_of_run), labelled.patient_column
-        with name_options_in_faults(labelled):
+        npz, patient_key = make_npz_test_spec(labelled, npz_of_run), labelled.patient_column
+        with name_cli_options_in_faults(labelled):
             if patient_key is None and npz_of_run and f"test_{npz_of_run.patient_key}" in read_npz_headers(data):
                 patient_key = npz_of_run.patient_key
             npz = npz.model_copy(update={"patient_key": patient_key})
@@ -168,12 +168,12 @@ def _make_csv_spec(
     those of the run.
     """
 
-    def existing_column(name: str | None) -> str | None:
+    def keep_existing_column(name: str | None) -> str | None:
         return name if name in columns else None
 
-    images = labelled.image_column or existing_column(of_run.image_column if of_run else None)
-    images = images or existing_column("image") or guess_image_column(columns)
-    patients = labelled.patient_column or existing_column(of_run.patient_column if of_run else None)
+    images = labelled.image_column or keep_existing_column(of_run.image_column if of_run else None)
+    images = images or keep_existing_column("image") or guess_image_column(columns)
+    patients = labelled.patient_column or keep_existing_column(of_run.patient_column if of_run else None)
     patients = patients or guess_patient_column(columns, network.class_names, images)
     spec: dict[str, Any] = {
         "kind": "folder",
@@ -241,7 +241,7 @@ def evaluation_as_csv(evaluation: SavedModelEvaluation) -> bytes:
     return format_rows_as_csv(rows)
 
 
-def format_evaluation(evaluation: SavedModelEvaluation) -> Group:
+def format_model_evaluation(evaluation: SavedModelEvaluation) -> Group:
     """Format the evaluation for a terminal: a table by class, the result in one sentence, and its limits."""
     table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
     # In 80 columns a long class name is wrapped, never a figure.
@@ -281,7 +281,7 @@ def list_evaluation_limitations(evaluation: SavedModelEvaluation) -> Iterator[st
         if reason := explain_missing_auroc(result):
             yield f"“{name}” was not tested: {reason}."
         else:
-            yield from describe_few_images(name, result.positives or 0, result.negatives or 0, "image")
+            yield from warn_about_few_images(name, result.positives or 0, result.negatives or 0, "image")
     if blind := [f"“{name}”" for name, decided in evaluation.decisions.items() if decided.sensitivity == 0]:
         yield (
             f"At a threshold of 0.5 the model finds none of the positive images of {join_as_english_list(blind)} "

@@ -32,7 +32,7 @@ from common.system.files import (
 )
 from server.export.pictures import read_unlabelled_pictures
 from server.export.prediction import choose_model_image_format
-from server.export.preflight import ExportFormat, make_default_export_path, read_experiment_data_spec
+from server.export.preflight import ExportFormat, choose_default_export_path, read_experiment_data_spec
 from server.reporting.model_card import CARD, render_model_card
 from server.runs.reader import read_run
 
@@ -198,7 +198,7 @@ def export_run_model(
         BadInput: If something cannot be read or written.
         ExportedOutputsDiffer: If the exported model gives other probabilities.
     """
-    destination = out or make_default_export_path(folder, form)
+    destination = out or choose_default_export_path(folder, form)
     spec = load_model(folder).spec
     card, path = None, destination.parent / CARD
     if (folder / "summary.json").is_file():

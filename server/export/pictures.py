@@ -46,7 +46,7 @@ class UnlabelledPictures:
     others: tuple[str, ...] = ()
 
 
-def refuse_without_pictures(data: Path) -> None:
+def refuse_data_without_pictures(data: Path) -> None:
     """Check by file names, first bytes and headers that data may hold images, without decoding any.
 
     Raises:

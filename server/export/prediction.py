@@ -122,12 +122,12 @@ spreadsheets cut a line at ``;``, also within quotes that do not open the line."
 def format_rows_as_csv(rows: Iterable[Iterable[Cell]]) -> bytes:
     """Return rows as csv in UTF-8; put an apostrophe before texts that a spreadsheet would execute as a formula."""
 
-    def escape_cell(cell: Cell) -> Cell:
+    def escape_csv_cell(cell: Cell) -> Cell:
         if isinstance(cell, str):
             return _FORMULA.sub("'", escape_unplain_characters(cell))
         return cell if cell is None or isinstance(cell, int) else round(float(cell), 6)
 
     lines = io.StringIO(newline="")
     writer = csv.writer(lines, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-    writer.writerows(map(escape_cell, row) for row in rows)
+    writer.writerows(map(escape_csv_cell, row) for row in rows)
     return lines.getvalue().encode()

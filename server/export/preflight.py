@@ -25,7 +25,7 @@ class ExportFormat(StrEnum):
     torchscript = "torchscript"
 
 
-def make_default_export_path(folder: Path, form: ExportFormat) -> Path:
+def choose_default_export_path(folder: Path, form: ExportFormat) -> Path:
     """Return the default path of an exported model."""
     return folder / ("model.onnx" if form is ExportFormat.onnx else "model.pt")
 
@@ -73,7 +73,7 @@ _EXPECTED = {
 }
 
 
-def make_rendering_from_options(
+def parse_rendering_options(
     frame: str | None, axis: str | None, window: str | None, bit_depth: str | None
 ) -> PictureRendering | None:
     """Return the image rendering that the options describe; None if no option is used.
@@ -133,9 +133,9 @@ def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
     if labelled.data.suffix == ".toml":
         read_experiment_data_spec(labelled.data)
     elif labelled.data.suffix == ".npz":
-        with name_options_in_faults(labelled):
+        with name_cli_options_in_faults(labelled):
             headers, column = read_npz_headers(labelled.data), labelled.patient_column
-            raise_faults(find_array_key_faults(make_npz_spec(labelled), labelled.data, headers, ("test",)))
+            raise_faults(find_array_key_faults(make_npz_test_spec(labelled), labelled.data, headers, ("test",)))
             if column is not None and (key := f"test_{column}") not in headers:
                 problem = f'{labelled.data.name} has no array "{key}"; its arrays are {quote_names(headers)}.'
                 raise BadInput([Fault("--patient-column", problem, suggest_nearest_name(key, headers))])
@@ -152,7 +152,7 @@ def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
 
 
 @contextmanager
-def name_options_in_faults(labelled: EvaluationInput) -> Iterator[None]:
+def name_cli_options_in_faults(labelled: EvaluationInput) -> Iterator[None]:
     """Within the context, name the command-line option in an error instead of the ``[data]`` key."""
     words = {"data.path": str(labelled.data), "data.classes": "--classes", "data.patient_key": "--patient-column"}
     try:
@@ -197,7 +197,7 @@ def read_experiment_data_spec(path: Path) -> tuple[DataSpec, Path]:
     return file.experiment.data, file.base_folder
 
 
-def make_npz_spec(labelled: EvaluationInput, of_run: NpzDatasetSpec | None = None) -> NpzDatasetSpec:
+def make_npz_test_spec(labelled: EvaluationInput, of_run: NpzDatasetSpec | None = None) -> NpzDatasetSpec:
     """Return the data spec of the npz file, with the named classes or else those of the run's npz file."""
     spec = NpzDatasetSpec(kind="npz", path=str(labelled.data.resolve()), classes=tuple(labelled.class_names))
     if of_run is None or labelled.class_names:

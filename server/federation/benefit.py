@@ -26,7 +26,7 @@ NOT_TRAINED = "it trained in no round"
 NOT_TESTED = "it did not test the model"
 
 
-def collect_benefit_comparisons(
+def compare_with_local_training(
     coordinator: Coordinator, initial: ModelState, tested: Collection[str], totals: RunTotals
 ) -> dict[str, Any]:
     """Let each site compare the run's model with one that it trains alone; collect results or reasons for failure.
@@ -43,7 +43,7 @@ def collect_benefit_comparisons(
         return {}
     members, drawn = coordinator.sites.members, coordinator.participation.sites_per_round
     share = min(drawn / len(members), 1.0) if drawn else 1.0
-    seconds = compute_benefit_deadline_s(coordinator.deadline_s, totals.round_seconds, share)
+    seconds = compute_comparison_deadline_s(coordinator.deadline_s, totals.round_seconds, share)
     epochs = {site: totals.epochs[site] for site in tested if totals.epochs[site]}  # local epochs, of those asked
     server_round = coordinator.state.round
     requests = coordinator.begin_exchange(server_round)
@@ -59,12 +59,14 @@ def collect_benefit_comparisons(
     replies = coordinator.collect_replies(exchange, BenefitReply)
     coordinator.callbacks.on_absent_sites("benefit", replies.absent)
     silent = {site: NOT_TRAINED if site in tested else NOT_TESTED for site in members if site not in epochs}
-    benefits = {site: {"benefit": benefit_as_json(reply), "reason": ""} for site, reply in replies.accepted.items()}
+    benefits = {
+        site: {"benefit": federation_benefit_as_json(reply), "reason": ""} for site, reply in replies.accepted.items()
+    }
     benefits |= {site: {"benefit": None, "reason": why} for site, why in {**silent, **replies.absent}.items()}
     return dict(sorted(benefits.items()))
 
 
-def compute_benefit_deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> float:
+def compute_comparison_deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> float:
     """Return the comparison's deadline: :data:`ALONE_TIMES` times the duration of all rounds, plus a round's deadline.
 
     Args:
@@ -76,7 +78,7 @@ def compute_benefit_deadline_s(round_deadline_s: float, rounds_took_s: float, dr
     return round_deadline_s + ALONE_TIMES * rounds_took_s / drawn
 
 
-def benefit_as_json(reply: BenefitReply) -> dict[str, Any] | None:
+def federation_benefit_as_json(reply: BenefitReply) -> dict[str, Any] | None:
     """Return a site's comparison for JSON; None if the site's policy hides the metrics, or no class could be tested."""
     names, aurocs = reply.class_names, iter(reply.auroc)
     if not names:

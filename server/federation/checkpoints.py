@@ -89,13 +89,13 @@ class CheckpointFolder:
         whole = {"version": VERSION, "blake3": _hash_checkpoint(content, facts), "facts": facts}
         write_atomically(self._round_checkpoint_path(number, "json"), json.dumps(whole).encode(), durable=self.durable)
         # Of later rounds there are only those that could not be read; they must not take these ones' places.
-        numbers = self._list_round_numbers()
-        self._remove_rounds(numbers[: max(bisect.bisect_right(numbers, number) - KEPT, 0)])
+        numbers = self._list_checkpoint_rounds()
+        self._remove_checkpoints(numbers[: max(bisect.bisect_right(numbers, number) - KEPT, 0)])
 
     def read_round_checkpoint(self, server_round: int) -> Checkpoint | None:
         """Return the checkpoint of this round; None if it is missing or damaged."""
         try:
-            return self._read_round(server_round)
+            return self._read_verified_checkpoint(server_round)
         except (OSError, ValueError):
             return None
 
@@ -105,19 +105,19 @@ class CheckpointFolder:
         A run that is killed before the removal resumes from a later checkpoint, and reverts again.
         """
         self.save_checkpoint(checkpoint)
-        self._remove_rounds(later for later in self._list_round_numbers() if later > checkpoint.state.round)
+        self._remove_checkpoints(later for later in self._list_checkpoint_rounds() if later > checkpoint.state.round)
 
-    def _remove_rounds(self, numbers: Iterable[int]) -> None:
+    def _remove_checkpoints(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             for kind in ("json", "safetensors"):
                 self._round_checkpoint_path(number, kind).unlink(missing_ok=True)
 
-    def read_newest_undamaged(self) -> tuple[Checkpoint | None, dict[str, str]]:
+    def read_newest_undamaged_checkpoint(self) -> tuple[Checkpoint | None, dict[str, str]]:
         """Return the newest undamaged checkpoint; and file name -> reason for each newer, damaged one."""
         broken: dict[str, str] = {}
-        for number in reversed(self._list_round_numbers()):
+        for number in reversed(self._list_checkpoint_rounds()):
             try:
-                return self._read_round(number), broken
+                return self._read_verified_checkpoint(number), broken
             except (OSError, ValueError) as error:
                 problem = str(error)
                 if isinstance(error, FileNotFoundError):
@@ -127,7 +127,7 @@ class CheckpointFolder:
                 broken[self._round_checkpoint_path(number, "json").name] = problem
         return None, broken
 
-    def _read_round(self, number: int) -> Checkpoint:
+    def _read_verified_checkpoint(self, number: int) -> Checkpoint:
         paths = [self._round_checkpoint_path(number, kind) for kind in ("json", "safetensors")]
         if odd := [path.name for path in paths if path.exists() and not path.is_file()]:
             raise ValueError(f"{odd[0]} is no file")  # a pipe would be waited for without end
@@ -153,7 +153,7 @@ class CheckpointFolder:
             raise ValueError("it is not what a run writes after this round")
         return Checkpoint(facts["run"], state, facts["experiment"], facts["books"], facts["last_validation"])
 
-    def _list_round_numbers(self) -> list[int]:
+    def _list_checkpoint_rounds(self) -> list[int]:
         numbers = []
         for path in self.folder.glob("round-*.json"):
             if (name := path.stem.removeprefix("round-")).isdecimal():

@@ -69,7 +69,7 @@ def evaluate_ensemble(
     for site, annotated in contract.sites.items():
         key, own = site if site in site_tests else "", [names.index(name) for name in annotated]
         site_labels = select_head_row_labels(tests[key], annotated).numpy()
-        per_site[site] = make_site_summary_entry(compute_metrics_per_class(mean[key][:, own], site_labels, annotated))
+        per_site[site] = make_site_metrics_entry(compute_metrics_per_class(mean[key][:, own], site_labels, annotated))
     pooled = summarise_test_results(
         compute_metrics_per_class(mean[""], labels, names), contract.shared_classes, contract.unique_classes, NOTE
     )
@@ -103,7 +103,7 @@ def _score_images(network: SplitNetwork, images: ImageSet, device: str, precisio
     return compute_image_probabilities(network, load_pixels_on_device(images, device), precision)
 
 
-def make_site_summary_entry(results: Mapping[str, ClassMetrics]) -> dict[str, Any]:
+def make_site_metrics_entry(results: Mapping[str, ClassMetrics]) -> dict[str, Any]:
     """Return a site's entry of ``per_site`` in ``summary.json``."""
     return {
         "mean_auroc": compute_mean_and_sd(metrics.auroc for metrics in results.values())[0],

@@ -48,7 +48,7 @@ from server.federation.ensemble import (
     evaluate_ensemble,
     evaluate_local_models,
     find_local_model_folders,
-    make_site_summary_entry,
+    make_site_metrics_entry,
 )
 from server.runs.folder import RunFolder
 from strategies.engine.claims import ClaimsBySite
@@ -149,7 +149,7 @@ def save_and_test_model(
         sums: Class -> sum of the sites' score histograms, under secure aggregation.
     """
     answers, plan = list(replies.accepted.values()), coordinator.plan
-    setting.folder.append_absences("test", replies.absent)
+    setting.folder.append_absence_events("test", replies.absent)
     contract, coverage = coordinator.sites.contract, setting.coverage or coordinator.sites.contract
     groups = coverage.shared_classes, coverage.unique_classes
     metrics_of_site = {answer.site: _convert_to_class_metrics(answer) for answer in answers}
@@ -190,11 +190,11 @@ def save_and_test_model(
             withheld = "under secure aggregation test figures leave in a sum over sites alone, and none was opened"
         test = replace(test, withheld=withheld)
     if drawn is not None:
-        test = replace(test, sampled=_estimate_sample_intervals(metrics_of_site, contract, drawn, test.note))
+        test = replace(test, sampled=_estimate_site_sample_intervals(metrics_of_site, contract, drawn, test.note))
     per_site = {
         answer.site: {
             "validation_loss": answer.validation_loss,
-            **make_site_summary_entry(metrics_of_site[answer.site]),
+            **make_site_metrics_entry(metrics_of_site[answer.site]),
         }
         for answer in answers
     }
@@ -237,14 +237,14 @@ def _add_histogram_metrics(
     of_all = pool_site_histograms(sums, owners, generator)
     if own is None and masked_sums and of_all:
         test = summarise_test_results(
-            {name: compute_class_result(of_all.per_class.get(name)) for name in contract.class_names},
+            {name: compute_class_metrics_from_sums(of_all.per_class.get(name)) for name in contract.class_names},
             *groups,
             SUMS,
         )
     return replace(test, pooled=of_all, operating_points=points)
 
 
-def compute_class_result(of_class: PooledClassMetrics | None) -> ClassMetrics:
+def compute_class_metrics_from_sums(of_class: PooledClassMetrics | None) -> ClassMetrics:
     """Compute a class's metrics from its summed histograms; a metric with too large an error becomes None."""
     if of_class is None:
         return ClassMetrics(None, None, None, None, None)
@@ -288,7 +288,7 @@ def _test_global_model(
     return test, spread
 
 
-def _estimate_sample_intervals(
+def _estimate_site_sample_intervals(
     metrics_of_site: Mapping[str, Mapping[str, ClassMetrics]],
     contract: LabelContract,
     sites: Collection[str],

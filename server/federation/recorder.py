@@ -19,10 +19,10 @@ from common.models.state import ModelState, ModelStateLayout
 from common.security.audit import AuditLog
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.federation.evaluation import RunContext
-from server.runs.audit_log import RunAudit
+from server.runs.audit_log import RunAuditWriter
 from server.runs.folder import RunFolder
 from server.runs.progress import SilentRunProgress
-from server.runs.receipt import hash_experiment, write_receipt
+from server.runs.receipt import hash_experiment_settings, write_run_receipt
 from strategies.aggregation.bounds import find_dominant_sites
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import (
@@ -78,7 +78,7 @@ class RunTotals:
     _pending: tuple[RoundRecord, Mapping[str, Any]] | None = None
     _plain: tuple[str, ...] = ()
 
-    def add_round(self, record: RoundRecord, state: FederationState, learned: Mapping[str, Any]) -> None:
+    def add_round_to_totals(self, record: RoundRecord, state: FederationState, learned: Mapping[str, Any]) -> None:
         """Add a round to the sums; write the line of the previous round, whose validation metrics are now complete.
 
         Args:
@@ -96,7 +96,7 @@ class RunTotals:
         self.epochs.update(record.epochs)
         self.epsilon.update(record.epsilon)
         self.arithmetic.update(record.arithmetic)
-        self.folder.append_absences(record.round, record.absent, record.sites)
+        self.folder.append_absence_events(record.round, record.absent, record.sites)
         for site, done in record.shortened.items():
             self.folder.append_event("shortened_update", round=record.round, site=site, done=done)
         if record.plain != self._plain:
@@ -118,7 +118,7 @@ class RunTotals:
         for site in record.sites:
             losses = record.train_loss.get(site), validation.loss.get(site)
             site_losses[site] = dict(zip(("train_loss", "validation_loss"), losses, strict=True))
-        self.folder.append_round(
+        self.folder.append_round_line(
             {
                 "round": record.round,
                 "sites": list(record.sites),
@@ -143,7 +143,7 @@ class RunTotals:
             }
         )
 
-    def make_checkpoint_state(self) -> dict[str, Any]:
+    def totals_as_json(self) -> dict[str, Any]:
         """Return the sums and the pending round as JSON values, for a checkpoint."""
         pending = self._pending and {"record": asdict(self._pending[0]), "learned": dict(self._pending[1])}
         tallies = dict[str, dict[str, Any]]()
@@ -152,7 +152,7 @@ class RunTotals:
         sums = dict(zip(_SUMS, map(copy, attrgetter(*_SUMS)(self)), strict=True))
         return {**sums, "tallies": tallies, "pending": pending}
 
-    def restore_from_checkpoint(self, facts: Mapping[str, Any], last_round: int) -> None:
+    def restore_totals(self, facts: Mapping[str, Any], last_round: int) -> None:
         """Restore the sums from a checkpoint, and remove the lines of later rounds."""
         for name in _SUMS:
             setattr(self, name, type(getattr(self, name))(facts[name]))
@@ -164,8 +164,7 @@ class RunTotals:
 
 
 class RunRecorder(RunCallbacks):
-    """Writes the run folder: :meth:`begin_recording` after the roll call, then callbacks, then :meth:`record_end` or
-    :meth:`record_stop`.
+    """Writes the run folder: :meth:`begin_recording` after the roll call, then callbacks, then the end or the stop.
 
     Attributes:
         totals: Sums over rounds and sites.
@@ -190,15 +189,15 @@ class RunRecorder(RunCallbacks):
         self.checkpoints = CheckpointFolder(path, durable=durable)
         workers = 1 if coordinator.method.site.sequential else setting.workers  # a pass is one after another
         self.totals = RunTotals(setting.folder, workers)
-        self._totals_at_start = self.totals.make_checkpoint_state()
+        self._totals_at_start = self.totals.totals_as_json()
         if setting.resumed is not None:
-            self._restore_from_checkpoint(setting.resumed)
-        self.ledger = RunAudit(path, layout, keep=keep, durable=durable, key_of=setting.key_of)
-        sha256, plugins = hash_experiment(self.experiment), list_plugin_identities(self.experiment)
+            self._restore_run_from_checkpoint(setting.resumed)
+        self.ledger = RunAuditWriter(path, layout, keep=keep, durable=durable, key_of=setting.key_of)
+        sha256, plugins = hash_experiment_settings(self.experiment), list_plugin_identities(self.experiment)
         stamps = [plugin.model_dump() for plugin in plugins]
         if setting.resumed is None:
             run = self.experiment.run
-            self.ledger.record_start(
+            self.ledger.record_run_start(
                 FederationState(0, initial),
                 run=setting.run,
                 name=run.name or run.method,
@@ -225,7 +224,7 @@ class RunRecorder(RunCallbacks):
         if silent := [site for site, member in sites.members.items() if not member.answer.validation_samples]:
             setting.folder.append_event("no_validation_images", sites=silent)
 
-    def _restore_from_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def _restore_run_from_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Restore sums and the coordinator's state from a checkpoint.
 
         Raises:
@@ -248,7 +247,7 @@ class RunRecorder(RunCallbacks):
         try:
             judged = _VALIDATION.validate_python(checkpoint.last_validation)
             self.coordinator.set_resume_state(checkpoint.state, judged)
-            self.totals.restore_from_checkpoint(checkpoint.totals, number)
+            self.totals.restore_totals(checkpoint.totals, number)
             self.coordinator.sites.bytes_down.update(self.totals.bytes_down)
             self.coordinator.sites.bytes_up.update(self.totals.bytes_up)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -305,13 +304,13 @@ class RunRecorder(RunCallbacks):
 
     def on_absent_sites(self, phase: str, absent: Mapping[str, str]) -> None:
         """Record the sites that missed an exchange."""
-        self.setting.folder.append_absences(phase, absent)
+        self.setting.folder.append_absence_events(phase, absent)
         self.ledger.record_left_out_sites(phase, absent)
 
     def on_round_end(self, record: RoundRecord, state: FederationState) -> None:
         """Record a finished round: its line, its audit entry, then its checkpoint."""
         coordinator = self.coordinator
-        self.totals.add_round(
+        self.totals.add_round_to_totals(
             record, state, coordinator.method.compute_round_figures(coordinator.make_final_round_context())
         )
         self._record_left_out_sites(record.round)  # late joiners that declined
@@ -319,7 +318,7 @@ class RunRecorder(RunCallbacks):
         judged, sites = asdict(coordinator.last_validation), coordinator.sites
         self.totals.bytes_down, self.totals.bytes_up = sites.bytes_down, sites.bytes_up
         self.checkpoints.save_checkpoint(
-            Checkpoint(self.setting.run, state, self._experiment_json, self.totals.make_checkpoint_state(), judged)
+            Checkpoint(self.setting.run, state, self._experiment_json, self.totals.totals_as_json(), judged)
         )
         self.setting.folder.replace_finished_results()
         for watcher in self.watchers:
@@ -354,7 +353,7 @@ class RunRecorder(RunCallbacks):
         judged = FederationValidation()
         if earlier is not None:
             totals, judged = earlier.totals, _VALIDATION.validate_python(earlier.last_validation)
-        self.totals.restore_from_checkpoint(totals, state.round)
+        self.totals.restore_totals(totals, state.round)
         self.checkpoints.revert_to_checkpoint(
             Checkpoint(self.setting.run, state, self._experiment_json, totals, asdict(judged))
         )
@@ -362,18 +361,18 @@ class RunRecorder(RunCallbacks):
 
     # ------------------------------------------------------------------ the end
 
-    def record_stop(self, reason: str) -> None:
+    def record_run_stop(self, reason: str) -> None:
         """Record why the run stops before its last round."""
         self.totals.write_pending_round(self.coordinator.last_validation, self.coordinator.state)
         self._record_refused_calls()
         self.setting.folder.append_event("stopped", reason=reason)
 
-    def record_end(self, summary: Mapping[str, Any]) -> None:
+    def record_run_end(self, summary: Mapping[str, Any]) -> None:
         """Write the receipt and the summary of a finished run."""
         folder = self.setting.folder
         result = {"result_round": self.coordinator.result_round, "model_sha256": summary["model_sha256"]}
         self.ledger.audit.append(event="result", **result)
-        if reason := write_receipt(self.ledger.audit):
+        if reason := write_run_receipt(self.ledger.audit):
             folder.append_event("no_receipt", reason=reason)
         self._record_refused_calls()
         folder.write_summary(summary)

@@ -17,7 +17,7 @@ from common.metrics.multi_class import find_best_client_accuracies
 from common.models.network import build_network
 from common.models.state import FrozenPart, build_initial_frozen_part, make_model_layout, read_model_state
 from common.models.zoo.registry import find_plugin_network_faults
-from server.federation.benefit import collect_benefit_comparisons
+from server.federation.benefit import compare_with_local_training
 from server.federation.evaluation import FinalTestOutcome, RunContext, save_and_test_model, unknown_count_to_none
 from server.federation.recorder import RunRecorder, RunTotals, collect_software_versions
 from server.runs.progress import SilentRunProgress
@@ -42,7 +42,7 @@ def run_federation(
     """
     began = time.monotonic()
     frozen = build_initial_frozen_part(experiment.model, experiment.run.seed, setting.base)
-    experiment = _add_file_hashes(experiment, frozen, setting)
+    experiment = _add_model_file_hashes(experiment, frozen, setting)
     recorder = RunRecorder(experiment, setting, watchers)
     coordinator = make_coordinator(
         build_experiment_strategy(experiment),
@@ -83,17 +83,17 @@ def run_federation(
         outcome = save_and_test_model(
             network, coordinator, tested, setting, unmask_test_histograms(coordinator, tested)
         )
-        benefits = collect_benefit_comparisons(coordinator, initial, tested.accepted, recorder.totals)
+        benefits = compare_with_local_training(coordinator, initial, tested.accepted, recorder.totals)
     except RunStopped as error:
-        recorder.record_stop(str(error))
+        recorder.record_run_stop(str(error))
         raise
-    summary = _make_summary(experiment, setting, coordinator, outcome, recorder.totals, time.monotonic() - began)
+    summary = _make_run_summary(experiment, setting, coordinator, outcome, recorder.totals, time.monotonic() - began)
     summary["benefit"] = benefits
-    recorder.record_end(summary)
+    recorder.record_run_end(summary)
     return summary
 
 
-def _add_file_hashes(experiment: Experiment, frozen: FrozenPart | None, setting: RunContext) -> Experiment:
+def _add_model_file_hashes(experiment: Experiment, frozen: FrozenPart | None, setting: RunContext) -> Experiment:
     """Return the experiment with hashes of its frozen layers and its weights file, so that sites can compare them.
 
     Raises:
@@ -114,7 +114,7 @@ def _add_file_hashes(experiment: Experiment, frozen: FrozenPart | None, setting:
     return experiment.model_copy(update={"model": model.model_copy(update=named)})
 
 
-def _make_summary(
+def _make_run_summary(
     experiment: Experiment,
     setting: RunContext,
     coordinator: Coordinator,

@@ -42,7 +42,7 @@ class OpenedRunFolder:
     resumed: Checkpoint | None = None
 
 
-def read_finished_summary(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, Any] | None:
+def read_finished_run_summary(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, Any] | None:
     """Return ``summary.json`` of a run that is finished already, with as many rounds as requested; else None.
 
     Raises:
@@ -79,14 +79,14 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
             checkpoints.
     """
     begins = not resume or not out.is_dir() or not any(out.iterdir())
-    folder = RunFolder.create(out) if begins else RunFolder.reopen(out)
-    with folder.lock():
+    folder = RunFolder.create_run_folder(out) if begins else RunFolder.reopen_run_folder(out)
+    with folder.lock_run_folder():
         if begins:
             folder.append_event("begun")
             yield OpenedRunFolder(folder, uuid.uuid4().hex)
             return
         folder.remove_partial_output()
-        checkpoint, broken = CheckpointFolder(out, durable=durable).read_newest_undamaged()
+        checkpoint, broken = CheckpointFolder(out, durable=durable).read_newest_undamaged_checkpoint()
         for name, problem in broken.items():
             folder.append_event("checkpoint_broken", file=name, reason=problem)
         if checkpoint is None:
@@ -107,7 +107,7 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
         yield OpenedRunFolder(folder, checkpoint.run, checkpoint)
 
 
-def hash_data_sets_by_table(
+def hash_run_data_sets(
     data: DatasetSplits | None, server: DatasetSplits | None, external: ImageSet | None
 ) -> dict[str, tuple[str, dict[str, str]]]:
     """Return for each data table of the experiment the hash of its data set, and a number or hash by kind of content.
@@ -127,7 +127,7 @@ def record_data_hashes_or_refuse(opening: OpenedRunFolder, data: Mapping[str, tu
     """Record the hash of each data set that a run reads.
 
     Args:
-        data: The result of :func:`hash_data_sets_by_table`.
+        data: The result of :func:`hash_run_data_sets`.
 
     Raises:
         BadInput: If a resumed run began with other data; then nothing is recorded.
@@ -175,7 +175,7 @@ class RunBackend(Protocol):
     durable: bool
     tell: Callable[[str], None]
 
-    def load_and_check(self, *, resume: bool) -> None:
+    def load_and_check_data(self, *, resume: bool) -> None:
         """Load the data, and check data and experiment before anything is written or sent.
 
         Raises:
@@ -185,11 +185,11 @@ class RunBackend(Protocol):
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
         """Prevent other runs within the context, if this backend allows only one run at a time."""
 
-    def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
+    def run_all_rounds(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run the rounds and the test; return the summary."""
 
 
-def lead_run(
+def execute_run(
     place: RunBackend,
     file: ExperimentFile,
     out: Path,
@@ -206,18 +206,18 @@ def lead_run(
             missing pages.
         pages: Whether to write report and model card. Drawing the figures may take longer than a small run.
     """
-    if (summary := read_finished_summary(out, file.experiment, resume=resume)) is not None:
+    if (summary := read_finished_run_summary(out, file.experiment, resume=resume)) is not None:
         if pages and not (out / "report.html").is_file():  # it was stopped after its summary
             write_run_pages(out)
         return summary
     store = open_mlflow_store(track)
-    place.load_and_check(resume=resume)
+    place.load_and_check_data(resume=resume)
     with (
         place.lock_out_other_runs(),
         open_run_folder(out, file.experiment, resume=resume, durable=place.durable) as opening,
     ):
         with send_metrics_to_trackers(opening.folder, file.experiment, store, place.tell):
-            summary = place.run(opening)
+            summary = place.run_all_rounds(opening)
         if pages:
             write_run_pages(out)
     return summary

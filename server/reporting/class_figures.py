@@ -42,7 +42,7 @@ Content = TypeVar("Content")
 def draw_reliability_diagrams(calibrations: Mapping[str, Calibration]) -> Markup:
     """Draw a reliability diagram per class: share of positives by mean score, and the line of perfect calibration."""
 
-    def draw(axes: Axes, at: Transform, calibration: Calibration) -> None:
+    def draw_reliability_panel(axes: Axes, at: Transform, calibration: Calibration) -> None:
         bins = [each for each in calibration.bins if each.mean_score is not None]
         means = replace_none_by_nan([each.mean_score for each in bins])
         positives, images = np.array([(each.positives, each.images) for each in bins], float).reshape(-1, 2).T
@@ -56,31 +56,33 @@ def draw_reliability_diagrams(calibrations: Mapping[str, Calibration]) -> Markup
 
     labels = "mean score of a tenth of the scale", "share of positives"
     about = "Reliability diagrams: share of positives by mean score, class by class."
-    return _draw_panels(calibrations, draw, "reliability", labels, about)
+    return _draw_class_panels(calibrations, draw_reliability_panel, "reliability", labels, about)
 
 
 def draw_roc_curves(curves: Mapping[str, RocCurve]) -> Markup:
     """Draw the ROC curve of each class: sensitivity with its interval by false positive rate."""
 
-    def draw(axes: Axes, at: Transform, curve: RocCurve) -> None:
+    def draw_roc_panel(axes: Axes, at: Transform, curve: RocCurve) -> None:
         detected, alarms = np.array(curve.detected, float), np.array(curve.alarms, float)
         positives = np.full_like(detected, detected[-1])
         _draw_rate_with_interval(axes, at, alarms / alarms[-1], detected, positives, guessing=(0, 1))
 
     labels = "false positive rate", "sensitivity"
-    return _draw_panels(curves, draw, "roc", labels, "ROC curves, class by class.")
+    return _draw_class_panels(curves, draw_roc_panel, "roc", labels, "ROC curves, class by class.")
 
 
 def draw_precision_recall_curves(curves: Mapping[str, RocCurve]) -> Markup:
     """Draw the precision-recall curve of each class: precision with its interval by sensitivity."""
 
-    def draw(axes: Axes, at: Transform, curve: RocCurve) -> None:
+    def draw_precision_recall_panel(axes: Axes, at: Transform, curve: RocCurve) -> None:
         detected, alarms = np.array(curve.detected[1:], float), np.array(curve.alarms[1:], float)
         share, recall = detected[-1] / (detected[-1] + alarms[-1]), detected / detected[-1]
         _draw_rate_with_interval(axes, at, recall, detected, detected + alarms, guessing=(share, share))
 
     labels = "sensitivity (recall)", "precision"
-    return _draw_panels(curves, draw, "precision", labels, "Precision-recall curves, class by class.")
+    return _draw_class_panels(
+        curves, draw_precision_recall_panel, "precision", labels, "Precision-recall curves, class by class."
+    )
 
 
 def _draw_rate_with_interval(
@@ -98,7 +100,7 @@ def _draw_rate_with_interval(
     axes.plot(x, hits / images, color=BLUE, linewidth=1.6, transform=at)
 
 
-def _draw_panels(
+def _draw_class_panels(
     of_classes: Mapping[str, Content],
     draw: Callable[[Axes, Transform, Content], None],
     name: str,

@@ -58,7 +58,7 @@ def render_model_card(folder: Path) -> str:
         summary=summary,
         saved=saved,
         simulated=summary.backend != "network",
-        training_images_that_show=format_training_image_count,
+        training_images_that_show=format_positive_image_count,
         all_tested=all(run.round_count_by_site[site] for site in summary.per_site if site in summary.sites),
         settings=[pair for pair in settings if pair[1] != "–"],
         data_kind=(summary.experiment.get("data") or {}).get("kind"),
@@ -74,7 +74,7 @@ def escape_markdown(value: object) -> str:
     )
 
 
-def format_training_image_count(summary: RunSummary, name: str) -> str:
+def format_positive_image_count(summary: RunSummary, name: str) -> str:
     """Return the number of positive training images of a class, with a note on sites that hide the number."""
     counts = [site.positives.get(name) for site in summary.sites.values() if name in site.classes]
     visible = [images for images in counts if images is not None]

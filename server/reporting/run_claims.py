@@ -42,8 +42,8 @@ def describe_run_result(run: RunFolderContent) -> str:
     """Return the result of a run in one sentence, on exactly the classes that were tested."""
     summary, test = run.summary, run.summary.test
     model = "" if summary.best_round in (None, summary.rounds) else f" (the model is {describe_tested_model(summary)})"
-    training = f"After {format_count_with_noun(summary.rounds, 'round')} with {format_participation(run)}{model}"
-    accuracy = describe_testing_sample(summary)
+    training = f"After {format_count_with_noun(summary.rounds, 'round')} with {format_participating_sites(run)}{model}"
+    accuracy = describe_sites_drawn_for_test(summary)
     if (scored := test.multi_class) is not None:
         accuracy = (
             f" Accuracy is {format_number(scored.accuracy)} over "
@@ -68,10 +68,8 @@ def describe_run_result(run: RunFolderContent) -> str:
     ):
         tested = test.per_class.keys() >= set(summary.classes) and len(group.classes) < len(summary.classes)
         if tested and (mean := test.compute_headline_auroc(group.classes).mean) is not None:
-            subsets.append(
-                f"{format_value_with_error(mean)} on {describe_count_in_mean(summary, group.classes, 'the ')} that "
-                f"{owners}"
-            )
+            classes = describe_averaged_class_count(summary, group.classes, "the ")
+            subsets.append(f"{format_value_with_error(mean)} on {classes} that {owners}")
     groups = f": {join_as_english_list(subsets)}" if subsets else ""
     result = (
         f"the mean AUROC {images} is {format_value_with_error(headline.mean)}{interval} over "
@@ -122,7 +120,7 @@ def describe_auroc_interval(summary: RunSummary) -> str:
     return ""
 
 
-def describe_testing_sample(summary: RunSummary) -> str:
+def describe_sites_drawn_for_test(summary: RunSummary) -> str:
     """Return a sentence on how many sites tested the model, if they were drawn at random; else empty."""
     if summary.drawn_to_test is None:
         return ""
@@ -138,7 +136,7 @@ def describe_testing_sample(summary: RunSummary) -> str:
     )
 
 
-def format_participation(run: RunFolderContent) -> str:
+def format_participating_sites(run: RunFolderContent) -> str:
     """Return how many sites took part in at least one round: ``"3 sites"``, ``"1 of 2 sites"``."""
     active = _list_active_sites(run) & run.summary.sites.keys()
     every = format_count_with_noun(len(run.summary.sites), "site")
@@ -156,13 +154,14 @@ def describe_classes_in_mean(summary: RunSummary) -> str:
     """
     names = tuple(dict.fromkeys((*summary.classes, *summary.test.per_class)))
     left_out = summary.test.compute_headline_auroc().left_out
+    classes = describe_averaged_class_count(summary, names)
     if not left_out:
-        return describe_count_in_mean(summary, names)
+        return classes
     rare = join_as_english_list([f"{name} ({count:,})" for name, count in left_out.items()])
-    return f"{describe_count_in_mean(summary, names)} that {FEWEST_POSITIVES} test images or more show, without {rare}"
+    return f"{classes} that {FEWEST_POSITIVES} test images or more show, without {rare}"
 
 
-def describe_count_in_mean(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
+def describe_averaged_class_count(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
     """Return how many of these classes the mean AUROC covers: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
     counts = len(summary.test.compute_headline_auroc(names).classes)
     every = format_count_with_noun(len(names), "class", "classes")
@@ -268,7 +267,7 @@ def list_further_limitations(run: RunFolderContent) -> list[str]:
     for name in summary.classes:
         positives, negatives = test.get_class_image_counts(name) if name in test.per_class else (None, None)
         if positives is not None and negatives is not None and test.per_class[name].auroc is not None:
-            limits += describe_few_images(name, positives, negatives, "test image")
+            limits += warn_about_few_images(name, positives, negatives, "test image")
     samples = {site: record.validation_samples for site, record in summary.sites.items()}
     few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < FEWEST_POSITIVES]
     if few and summary.best_round is not None:
@@ -392,7 +391,7 @@ def _describe_poorly_detected_classes(test: FinalTestSummary) -> Iterator[str]:
         yield f"A threshold of 0.5 does not fit {_quote_names(names)}: {reason}."
 
 
-def describe_few_images(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
+def warn_about_few_images(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
     """Yield a sentence if a class has few positive or few negative images.
 
     Args:

@@ -205,7 +205,7 @@ def draw_class_row_labels(axes: Axes, groups: Sequence[AnnotatedClassGroup]) -> 
     return positions
 
 
-def draw_participation(rounds: Sequence[RoundFileLine], sites: Sequence[str]) -> Markup:
+def draw_site_participation(rounds: Sequence[RoundFileLine], sites: Sequence[str]) -> Markup:
     """Draw sites by round: a dot if the site took part, a cross if it was absent."""
     present = [(line.round, row) for line in rounds for row, site in enumerate(sites) if site in line.sites]
     absent = [(line.round, row) for line in rounds for row, site in enumerate(sites) if site in line.absent]
@@ -292,7 +292,7 @@ def draw_model_pass_order(rounds: Sequence[RoundFileLine], sites: Sequence[str])
         return convert_figure_to_svg(figure, "order", "Line chart: place of every site in each pass, round by round.")
 
 
-def draw_difficulty_by_round(rounds: Sequence[RoundFileLine]) -> Markup:
+def draw_confident_share_by_round(rounds: Sequence[RoundFileLine]) -> Markup:
     """Draw by class and round the share of unlabelled images with a confident prediction; empty except for FedMLP."""
     learned = [(line.round, line.learned.difficulty) for line in rounds if line.learned.difficulty]
     if not learned:

@@ -67,18 +67,18 @@ def write_run_report(folder: Path) -> Path:
         curves=run_figures.draw_learning_curves(run.rounds, summary.best_round) if run.rounds else "",
         bars=run_figures.draw_auroc_bars(groups, aurocs, intervals.per_class if intervals else {}),
         quality=make_quality_template_variables(summary.test, groups),
-        beside_pooled=compute_mean_auroc_over_sites(summary.test),
+        beside_pooled=compute_means_over_sites(summary.test),
         of_sums=summary.test.note == SUMS,
-        participation=run_figures.draw_participation(run.rounds, sites) if drawn else "",
+        participation=run_figures.draw_site_participation(run.rounds, sites) if drawn else "",
         accuracy_by_round=run_figures.draw_accuracy_by_round(run.rounds, best) if best else "",
         density=run_figures.draw_accuracy_density(list(best.per_site.values())) if best else "",
         order=run_figures.draw_model_pass_order(run.rounds, sites),
         prototypes=run_figures.draw_prototype_similarity(prototypes) if prototypes else "",
-        difficulty=run_figures.draw_difficulty_by_round(run.rounds),
+        difficulty=run_figures.draw_confident_share_by_round(run.rounds),
     )
 
 
-def compute_mean_auroc_over_sites(test: FinalTestSummary) -> tuple[float | None, float | None]:
+def compute_means_over_sites(test: FinalTestSummary) -> tuple[float | None, float | None]:
     """Return the mean AUROC and the mean average precision over the classes that also have a pooled AUROC.
 
     The value of a class is its mean over sites; the report shows the two means beside the pooled ones.

@@ -20,7 +20,7 @@ SITES_MARKED = 12
 BEST = "★"
 
 
-def make_label_coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
+def make_class_auroc_table(summaries: Mapping[str, RunSummary]) -> Table:
     """Return a table with a row for each class: the sites that annotate it, and its AUROC in each run.
 
     Args:
@@ -65,7 +65,7 @@ def _format_and_mark_best(values: Sequence[ValueWithError | None]) -> list[Text]
 
 def format_run_result(run: RunFolderContent) -> Group:
     """Format a finished run for the terminal: a table by class, the result, and its limitations."""
-    table, result = make_label_coverage_table({run.summary.name_in_tables: run.summary}), Text(describe_run_result(run))
+    table, result = make_class_auroc_table({run.summary.table_label: run.summary}), Text(describe_run_result(run))
     return Group(table, result, *_format_limitation_lines(list_prominent_limitations(run)))
 
 

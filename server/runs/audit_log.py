@@ -32,7 +32,7 @@ ALL_REASONS, SHORTEST_REASON = 8_000, 60
 """Most characters of all reasons in one line of the audit, and characters that every reason may have at least."""
 
 
-class RunAudit:
+class RunAuditWriter:
     """Writes the audit of one run.
 
     Attributes:
@@ -55,7 +55,7 @@ class RunAudit:
         self.audit = AuditLog(run_folder, durable=durable)
         self._updates = run_folder / UPDATES
 
-    def record_start(self, initial: FederationState, **facts: Any) -> None:
+    def record_run_start(self, initial: FederationState, **facts: Any) -> None:
         """Record the start of a run with its initial model."""
         sha256 = hash_model_state(initial.model, self.layout)
         self.audit.append(event="run", initial_model_sha256=sha256, updates_kept=self.keep, **facts)

@@ -93,7 +93,7 @@ class RunFolder:
         self._unwritten_rounds: list[bytes] | None = None  # for rounds.jsonl, while the results of a done run remain
 
     @classmethod
-    def create(cls, path: Path) -> "RunFolder":
+    def create_run_folder(cls, path: Path) -> "RunFolder":
         """Create the folder of a new run.
 
         Raises:
@@ -107,7 +107,7 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def reopen(cls, path: Path) -> "RunFolder":
+    def reopen_run_folder(cls, path: Path) -> "RunFolder":
         """Open the folder of an interrupted run, to resume the run.
 
         Raises:
@@ -142,7 +142,7 @@ class RunFolder:
             self._unwritten_rounds = None
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock_run_folder(self) -> Iterator[None]:
         """Lock the folder within the context, so that only one process writes to it.
 
         Raises:
@@ -178,27 +178,27 @@ class RunFolder:
         else:
             write_atomically(path, b"".join(remaining))
 
-    def append_round(self, line: Mapping[str, Any]) -> None:
+    def append_round_line(self, line: Mapping[str, Any]) -> None:
         """Append the line of one round to ``rounds.jsonl``, and send its metrics to the trackers.
 
         If a finished run is continued, the line stays in memory until :meth:`replace_finished_results`.
         """
         if self._unwritten_rounds is None:
-            self._append_line("rounds.jsonl", line)
+            self._append_json_line("rounds.jsonl", line)
         else:
             self._unwritten_rounds.append((format_as_json_text(line) + "\n").encode())
-        self._send_to_trackers(extract_round_scalars(line), line["round"])
+        self._send_scalars_to_trackers(extract_round_scalars(line), line["round"])
 
     def append_event(self, name: str, **fields: Any) -> None:
         """Append an event to ``events.jsonl``: time, name, and values as fields."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-        self._append_line("events.jsonl", {"time": now, "event": name, **fields})
+        self._append_json_line("events.jsonl", {"time": now, "event": name, **fields})
 
     def read_events(self) -> list[dict[str, Any]]:
         """Return all events so far, oldest first."""
         return [json.loads(line) for line in (self.path / "events.jsonl").read_bytes().splitlines()]
 
-    def append_absences(self, when: int | str, absent: Mapping[str, str], here: Collection[str] = ()) -> None:
+    def append_absence_events(self, when: int | str, absent: Mapping[str, str], here: Collection[str] = ()) -> None:
         """Append an event for each site that missed a round or another exchange.
 
         A site that has signed off gets only one event, until it takes part or signs off again.
@@ -222,13 +222,13 @@ class RunFolder:
         self.replace_finished_results()  # no further round was needed
         text = format_as_json_text(summary, indent=1) + "\n"
         write_atomically(self.path / SUMMARY, text.encode())
-        self._send_to_trackers(extract_final_test_scalars(summary), summary["rounds"])
+        self._send_scalars_to_trackers(extract_final_test_scalars(summary), summary["rounds"])
 
-    def _send_to_trackers(self, values: Mapping[str, float], step: int) -> None:
+    def _send_scalars_to_trackers(self, values: Mapping[str, float], step: int) -> None:
         for tracker in self.trackers:
             tracker.store_scalars(values, step)
 
-    def _append_line(self, name: str, line: Mapping[str, Any]) -> None:
+    def _append_json_line(self, name: str, line: Mapping[str, Any]) -> None:
         path = self.path / name
         with add_file_name_to_errors(path), path.open("a", encoding="utf-8") as file:
             file.write(format_as_json_text(line) + "\n")

@@ -79,7 +79,7 @@ def read_current_run(state: Path) -> CurrentRun | None:
     return present
 
 
-def describe_site_in_run(present: CurrentRun, site: str, *, revoked: bool = False) -> str:
+def describe_site_activity(present: CurrentRun, site: str, *, revoked: bool = False) -> str:
     """Describe what a site currently does in the run; empty if the site takes no part or the run has ended.
 
     Args:

@@ -48,7 +48,7 @@ class SiteSummary(_LenientRunFileModel):
     smallest_count: int | None = None
 
 
-class SiteResult(_LenientRunFileModel):
+class SiteTestResult(_LenientRunFileModel):
     """Results of the best model at one site, on the classes that the site annotates: validation loss and test AUROC."""
 
     validation_loss: float | None = None
@@ -67,7 +67,7 @@ class EnsembleResult(_LenientRunFileModel):
     """Test results of the ensemble, the averaged scores of models that sites trained alone."""
 
     test: FinalTestSummary
-    per_site: dict[str, SiteResult] = Field(default_factory=dict)
+    per_site: dict[str, SiteTestResult] = Field(default_factory=dict)
 
 
 class PrototypeSimilarity(_LenientRunFileModel):
@@ -153,7 +153,7 @@ class RunSummary(_LenientRunFileModel):
     criterion: Literal["auroc", "loss"] | None = None
     test: FinalTestSummary
     client_accuracy: BestClientAccuracies | None = None
-    per_site: dict[str, SiteResult] = Field(default_factory=dict)
+    per_site: dict[str, SiteTestResult] = Field(default_factory=dict)
     drawn_to_test: tuple[str, ...] | None = None
     ensemble: EnsembleResult | None = None
     external: FinalTestSummary | None = None
@@ -182,7 +182,7 @@ class RunSummary(_LenientRunFileModel):
         return self.best_round == 0 and self.rounds > 0
 
     @property
-    def name_in_tables(self) -> str:
+    def table_label(self) -> str:
         """Return the run's label for tables."""
         return self.name or self.method
 
@@ -280,30 +280,32 @@ def read_run(folder: Path) -> RunFolderContent:
     """
     faults: list[Fault] = []
 
-    def read_text(path: Path) -> str:
+    def read_run_file_text(path: Path) -> str:
         try:
-            return path.read_text(encoding="utf-8")
+            return path.read_run_file_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             problem = f"cannot be read ({error.strerror})." if isinstance(error, OSError) else "is not UTF-8 text."
             faults.append(Fault(str(path), problem, "Name the folder of a finished run."))
             return ""
 
     paths = folder / "summary.json", folder / "rounds.jsonl"
-    summary_text, rounds_text = map(read_text, paths)
+    summary_text, rounds_text = map(read_run_file_text, paths)
     raise_faults(faults)
-    (summary,) = _parse_records(RunSummary, {str(paths[0]): summary_text})
+    (summary,) = _parse_json_records(RunSummary, {str(paths[0]): summary_text})
     lines = {f"{paths[1]} line {n}": line for n, line in enumerate(rounds_text.splitlines(), start=1) if line.strip()}
-    rounds = tuple(_parse_records(RoundFileLine, lines))
-    samples_text = read_text(folder / SAMPLES) if (folder / SAMPLES).exists() else None
+    rounds = tuple(_parse_json_records(RoundFileLine, lines))
+    samples_text = read_run_file_text(folder / SAMPLES) if (folder / SAMPLES).exists() else None
     raise_faults(faults)
-    samples = _parse_records(ReportSampleImages, {} if samples_text is None else {str(folder / SAMPLES): samples_text})
+    samples = _parse_json_records(
+        ReportSampleImages, {} if samples_text is None else {str(folder / SAMPLES): samples_text}
+    )
     return RunFolderContent(folder, summary, rounds, *samples)
 
 
 _R = TypeVar("_R", bound=_LenientRunFileModel)
 
 
-def _parse_records(record: type[_R], texts: Mapping[str, str]) -> list[_R]:
+def _parse_json_records(record: type[_R], texts: Mapping[str, str]) -> list[_R]:
     """Parse JSON texts into records; the keys of ``texts`` name the places in error messages."""
     records = []
     for where, text in texts.items():

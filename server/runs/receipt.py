@@ -96,7 +96,7 @@ class AuditLogEnd(_StrictReceiptModel):
     sha256: str
 
 
-class Receipt(_StrictReceiptModel):
+class RunReceipt(_StrictReceiptModel):
     """The content of ``receipt.json``.
 
     Attributes:
@@ -130,12 +130,12 @@ class Receipt(_StrictReceiptModel):
     audit: AuditLogEnd = Field(default=AuditLogEnd(entries=0, sha256=""))
 
 
-def hash_experiment(experiment: Experiment) -> str:
+def hash_experiment_settings(experiment: Experiment) -> str:
     """Hash the values of an experiment, independent of the layout of its file."""
     return hashlib.sha256(json.dumps(experiment.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
-def make_receipt(entries: Iterable[AuditEntry]) -> Receipt:
+def make_run_receipt(entries: Iterable[AuditEntry]) -> RunReceipt:
     """Make the receipt of the audit's last run; a round that was repeated after a resume counts once."""
     draft = ReceiptDraft()
     for entry in entries:
@@ -143,7 +143,7 @@ def make_receipt(entries: Iterable[AuditEntry]) -> Receipt:
             draft = ReceiptDraft(_select_entry_specific_fields(entry))
         else:
             draft.add_audit_entry(entry)
-    return Receipt(
+    return RunReceipt(
         **draft.fields,
         sites=draft.sites,
         rounds=tuple(draft.rounds[number] for number in sorted(draft.rounds)),
@@ -214,12 +214,12 @@ class ReceiptDraft:
         self.absences.append(ReceiptAbsence(site=site, where=where, reason=reason))
 
 
-def write_receipt(audit: AuditLog) -> str:
+def write_run_receipt(audit: AuditLog) -> str:
     """Write the receipt of a finished run next to its audit; return the reason if that fails, else empty text."""
     checked = check_audit_log(audit.folder)
     head = AuditLogEnd(entries=checked.entries, sha256=checked.sha256)
     try:
-        receipt = make_receipt(audit.read_entries()).model_copy(update={"audit": head})
+        receipt = make_run_receipt(audit.read_entries()).model_copy(update={"audit": head})
     except (ValidationError, KeyError) as error:
         return f"the audit does not describe a whole run ({type(error).__name__})"
     content = (receipt.model_dump_json(indent=1) + "\n").encode()
@@ -228,14 +228,14 @@ def write_receipt(audit: AuditLog) -> str:
     return ""
 
 
-def read_receipt(path: Path) -> Receipt:
+def read_run_receipt(path: Path) -> RunReceipt:
     """Read a receipt.
 
     Raises:
         BadInput: If the file cannot be read or is not a receipt.
     """
     try:
-        return Receipt.model_validate_json(path.read_bytes())
+        return RunReceipt.model_validate_json(path.read_bytes())
     except OSError as error:
         problem = f"cannot be read ({error.strerror})."
         raise BadInput([Fault(str(path), problem, "A run writes it when it is done.")]) from None

@@ -236,17 +236,17 @@ def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Ca
     """
     run = MLflowTracker(client, "", lost)
 
-    def begin() -> None:
+    def create_run() -> None:
         from mlflow.entities import Param
 
         label = f"{experiment.run.name or experiment.run.method} seed {experiment.run.seed}"
         run.identifier = client.create_run(store, run_name=label).info.run_id
         settings = flatten_settings(experiment.model_dump(mode="json"))
-        parameters = [Param(run.make_metric_name(key), value[:LONGEST_VALUE]) for key, value in settings]
+        parameters = [Param(run.make_mlflow_name(key), value[:LONGEST_VALUE]) for key, value in settings]
         for start in range(0, len(parameters), PARAMETERS):
             client.log_batch(run.identifier, params=parameters[start : start + PARAMETERS])
 
-    run.send_unless_failed(begin)
+    run.send_unless_failed(create_run)
     return run
 
 
@@ -261,15 +261,15 @@ class MLflowTracker:
     _works: bool = True
 
     def store_scalars(self, values: Mapping[str, float], step: int) -> None:
-        def log() -> None:
+        def log_scalars() -> None:
             from mlflow.entities import Metric
 
             now_ms = time.time_ns() // 1_000_000
-            metrics = [Metric(self.make_metric_name(tag), value, now_ms, step) for tag, value in values.items()]
+            metrics = [Metric(self.make_mlflow_name(tag), value, now_ms, step) for tag, value in values.items()]
             for start in range(0, len(metrics), METRICS):
                 self.client.log_batch(self.identifier, metrics=metrics[start : start + METRICS])
 
-        self.send_unless_failed(log)
+        self.send_unless_failed(log_scalars)
 
     def close(self, ending: Ending) -> None:
         self.send_unless_failed(lambda: self.client.set_terminated(self.identifier, _STATUS[ending]))
@@ -285,7 +285,7 @@ class MLflowTracker:
             self._works = False
             self.lost(_extract_first_error_line(error))
 
-    def make_metric_name(self, tag: str) -> str:
+    def make_mlflow_name(self, tag: str) -> str:
         """Convert a tag to a metric name that MLflow accepts; append a number if another tag already has the name."""
         if tag not in self._names:
             parts = [re.sub(r"[^\w .:-]|^\.*$", "_", part) for part in tag.split("/", 1)]

@@ -30,7 +30,14 @@ from common.wire.canonical_bytes import hash_record, parse_canonical_record
 from common.wire.codec import R, decode_record
 from common.wire.records import Arrays, RollCallAnswer, TrainReply, make_empty_arrays
 from server.runs.audit_log import INITIAL, UPDATES, name_round_updates_folder, name_site_update_file
-from server.runs.receipt import FILE, Receipt, ReceiptRound, hash_experiment, make_receipt, read_receipt
+from server.runs.receipt import (
+    FILE,
+    ReceiptRound,
+    RunReceipt,
+    hash_experiment_settings,
+    make_run_receipt,
+    read_run_receipt,
+)
 from strategies.aggregation.bounds import Lengths, shorten_long_updates
 from strategies.aggregation.server_optimizer import Moments
 from strategies.engine.aggregator import add_update_of_pass, get_update_length_limit, merge_updates, update_global_model
@@ -63,7 +70,7 @@ def verify_run(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Ve
     if not audit.faults and audit.entries:
         report.right.append(f"audit: {audit.entries} entries, unbroken")
     try:
-        receipt = read_receipt(path)
+        receipt = read_run_receipt(path)
     except BadInput as error:
         report.faults += error.faults
         return report
@@ -87,7 +94,7 @@ def verify_run(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Ve
         report.unknown.append(f"sums: not added up again, for {reason}; their hashes are checked")
         return report
     try:
-        for replayed in AggregationReplay.start_before_first_round(path.parent, receipt, experiment).repeat_rounds():
+        for replayed in AggregationReplay.make_initial_replay(path.parent, receipt, experiment).repeat_aggregations():
             made = f"{len(replayed.sites)} updates make the model {replayed.model_sha256[:12]}..."
             report.right.append(f"round {replayed.round}: {made}")
     except AlteredRunFile as error:
@@ -95,7 +102,7 @@ def verify_run(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Ve
     return report
 
 
-def _check_receipt_against_audit(report: VerificationReport, path: Path, receipt: Receipt) -> None:
+def _check_receipt_against_audit(report: VerificationReport, path: Path, receipt: RunReceipt) -> None:
     """Check that the receipt follows from the audit's entries, and that the next entry has the receipt's hash."""
     entries = list(AuditLog(path.parent).read_entries())
     before, after = entries[: receipt.audit.entries], entries[receipt.audit.entries :]
@@ -107,7 +114,7 @@ def _check_receipt_against_audit(report: VerificationReport, path: Path, receipt
     elif last["sha256"] != hashlib.sha256(path.read_bytes()).hexdigest():
         faults.append(Fault(path.name, f"is not the file that entry {last['n']} of the audit names: changed."))
     try:
-        by_audit = make_receipt(before).model_dump(mode="json") | {"audit": None}
+        by_audit = make_run_receipt(before).model_dump(mode="json") | {"audit": None}
     except (ValidationError, KeyError, TypeError) as error:
         faults.append(Fault("audit.jsonl", f"does not describe a whole run ({type(error).__name__}): changed."))
     else:
@@ -153,7 +160,7 @@ def _check_metrics_files(report: VerificationReport, folder: Path) -> None:
         report.right.append(f"{join_as_english_list(list(hashes[-1]))}: as the run wrote them")
 
 
-def _are_plugins_unchanged(report: VerificationReport, receipt: Receipt) -> bool:
+def _are_plugins_unchanged(report: VerificationReport, receipt: RunReceipt) -> bool:
     """Return whether the run's plug-ins are installed here unchanged; otherwise its models cannot be rebuilt."""
     unequal = []
     for stamp in receipt.plugins:
@@ -171,7 +178,7 @@ def _are_plugins_unchanged(report: VerificationReport, receipt: Receipt) -> bool
     return not unequal
 
 
-def _check_final_model(report: VerificationReport, folder: Path, receipt: Receipt) -> None:
+def _check_final_model(report: VerificationReport, folder: Path, receipt: RunReceipt) -> None:
     """Check that the model file is the final model in the receipt, and that the receipt contains its round."""
     if receipt.result_round not in {0, *(each.round for each in receipt.rounds)}:
         problem = f"is {receipt.result_round}, and the receipt has no such round: changed."
@@ -194,7 +201,7 @@ def _check_final_model(report: VerificationReport, folder: Path, receipt: Receip
         report.faults.append(Fault(DESCRIPTION, problem))
 
 
-def _read_verified_experiment(report: VerificationReport, folder: Path, receipt: Receipt) -> Experiment | None:
+def _read_verified_experiment(report: VerificationReport, folder: Path, receipt: RunReceipt) -> Experiment | None:
     """Return the experiment in ``summary.json``; None, with a fault in the report, if its hash is not the receipt's."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -202,7 +209,7 @@ def _read_verified_experiment(report: VerificationReport, folder: Path, receipt:
     except (OSError, ValueError, KeyError, TypeError) as error:
         report.faults.append(Fault("summary.json: experiment", f"cannot be read ({type(error).__name__})."))
         return None
-    if hash_experiment(experiment) != receipt.experiment_sha256:
+    if hash_experiment_settings(experiment) != receipt.experiment_sha256:
         report.faults.append(Fault("summary.json: experiment", "is not the one that the receipt names: changed."))
         return None
     if summary.get("model_sha256") != receipt.model_sha256:
@@ -219,7 +226,7 @@ class AlteredRunFile(Exception):
         self.fault = Fault(f"{UPDATES}/{where}", problem)
 
 
-def explain_unrepeatable_rounds(receipt: Receipt, experiment: Experiment) -> str:
+def explain_unrepeatable_rounds(receipt: RunReceipt, experiment: Experiment) -> str:
     """Return why the run's aggregations cannot be repeated; empty if they can."""
     method = build_experiment_strategy(experiment)
     if not receipt.updates_kept:
@@ -241,7 +248,7 @@ class AggregationReplay:
     """
 
     updates: Path
-    receipt: Receipt
+    receipt: RunReceipt
     experiment: Experiment
     layout: ModelStateLayout
     method: Method
@@ -257,9 +264,7 @@ class AggregationReplay:
         return get_update_length_limit(self.method.site, self.experiment.participation, self.experiment.privacy)
 
     @classmethod
-    def start_before_first_round(
-        cls, run_folder: Path, receipt: Receipt, experiment: Experiment
-    ) -> "AggregationReplay":
+    def make_initial_replay(cls, run_folder: Path, receipt: RunReceipt, experiment: Experiment) -> "AggregationReplay":
         """Return a replay with the coordinator's state before round 1.
 
         Raises:
@@ -282,10 +287,10 @@ class AggregationReplay:
         replay = cls(updates, receipt, experiment, layout, build_experiment_strategy(experiment), model)
         for name, site in receipt.sites.items():
             path = Path("roll-call") / name_site_update_file(name)
-            replay.answers[name] = replay._read_unaltered_record(path, site.answer_sha256, RollCallAnswer)
+            replay.answers[name] = replay._read_and_verify_record(path, site.answer_sha256, RollCallAnswer)
         return replay
 
-    def repeat_rounds(self) -> Iterator[ReceiptRound]:
+    def repeat_aggregations(self) -> Iterator[ReceiptRound]:
         """Repeat the aggregations; yield each round whose model has the hash in the receipt.
 
         Raises:
@@ -294,7 +299,7 @@ class AggregationReplay:
         for expected in self.receipt.rounds:
             folder = Path(name_round_updates_folder(expected.round))
             replies = {
-                site: self._read_unaltered_record(folder / name_site_update_file(site), sha256, TrainReply)
+                site: self._read_and_verify_record(folder / name_site_update_file(site), sha256, TrainReply)
                 for site, sha256 in expected.sites.items()
             }
             sites = sorted(self.receipt.sites.items())
@@ -323,7 +328,7 @@ class AggregationReplay:
                 raise AlteredRunFile(folder, f"make the model {sha256}, the receipt names {expected.model_sha256}.")
             yield expected
 
-    def _read_unaltered_record(self, where: Path, sha256: str, kind: type[R]) -> R:
+    def _read_and_verify_record(self, where: Path, sha256: str, kind: type[R]) -> R:
         data = _read_update_file(self.updates, where)
         try:
             content = parse_canonical_record(data)

@@ -38,15 +38,15 @@ from common.system.plain_text import list_first_and_count_rest
 from common.system.terminal import ProgressFormat
 from server.federation.evaluation import RunContext
 from server.federation.run import run_federation
-from server.federation.set_up import OpenedRunFolder, hash_data_sets_by_table, lead_run, record_data_hashes_or_refuse
-from server.reporting.live.server import serve_view_during_run
+from server.federation.set_up import OpenedRunFolder, execute_run, hash_run_data_sets, record_data_hashes_or_refuse
+from server.reporting.live.server import serve_live_view_during_run
 from server.reporting.run_claims import UNKNOWN_PATIENTS
 from server.runs.live_status import CurrentRun
 from server.runs.progress import SilentRunProgress, make_run_progress
 from server.runs.reporter import RunReporter
 from server.runs.samples import report_includes_samples, write_sample_images
 from server.runs.tracking import TrackingService
-from server.simulation.backends.inline import import_site_app, run_with_inline_grid
+from server.simulation.backends.inline import import_client_app, run_with_inline_grid
 from server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
 from server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
 from strategies.local.arithmetic import choose_arithmetic, copy_with_arithmetic
@@ -88,7 +88,7 @@ def simulate(
     """
     with start_ray_driver(file.experiment) if ray_process is None else nullcontext(ray_process) as ray:
         simulation = SimulationBackend(file, console, web_port, progress, ray)
-        return lead_run(simulation, file, out, track=track, resume=resume, pages=pages)
+        return execute_run(simulation, file, out, track=track, resume=resume, pages=pages)
 
 
 @dataclass
@@ -115,7 +115,7 @@ class SimulationBackend:
         self.experiment = self.file.experiment
         self.tell: Callable[[str], None] = partial(self.console.print, markup=False)
 
-    def load_and_check(self, *, resume: bool) -> None:
+    def load_and_check_data(self, *, resume: bool) -> None:
         """Read the data, and check data and experiment.
 
         Raises:
@@ -129,16 +129,16 @@ class SimulationBackend:
         """Do nothing, because several simulations may run at the same time."""
         return nullcontext()
 
-    def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
+    def run_all_rounds(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run all rounds in simulation, and choose sample images for the report."""
         experiment, folder, data = self.experiment, opening.folder, self.data
         if experiment.training.precision == "fastest":  # the same for all sites; a resumed run keeps its choice
             plan = make_hospital_plan(experiment)
-            arithmetic = choose_arithmetic(plan, self._device, folder.path, durable=False)
+            arithmetic = choose_arithmetic(plan, self._evaluation_device, folder.path, durable=False)
             self.tell(f"fastest on this machine: {arithmetic}")
             experiment = copy_with_arithmetic(experiment, arithmetic)
         server_data = data.server if experiment.server_data else None  # a partition's own images are of the data set
-        record_data_hashes_or_refuse(opening, hash_data_sets_by_table(data.splits, server_data, self.external))
+        record_data_hashes_or_refuse(opening, hash_run_data_sets(data.splits, server_data, self.external))
         setting = self._make_run_context(opening, experiment.training.precision)
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
@@ -160,7 +160,7 @@ class SimulationBackend:
             folder.append_event("patients_unknown")
             if (key := NAMES_PATIENTS.get(self.experiment.data.kind if self.experiment.data else "")) is not None:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
-        with self._show_progress(folder.path) as watchers:
+        with self._show_run_progress(folder.path) as watchers:
             summary = self._run_federation(setting, experiment, watchers)
         if self.method.site.has_global_model and len(data.test_images) and report_includes_samples(self.experiment):
             write_sample_images(
@@ -178,7 +178,7 @@ class SimulationBackend:
             sites=len(self._list_site_names()),
             workers=1,
             backend=experiment.simulation.backend,
-            device=self._device,
+            device=self._evaluation_device,
             precision=precision,
             own=data.server,
             test=data.test_images,
@@ -212,7 +212,7 @@ class SimulationBackend:
         )
 
     @contextmanager
-    def _show_progress(self, out: Path) -> Iterator[list[SilentRunProgress]]:
+    def _show_run_progress(self, out: Path) -> Iterator[list[SilentRunProgress]]:
         """Within the context, show the progress of the run; also serve the live view if ``web_port`` is set."""
         run = self.experiment.run
         name = run.name or run.method
@@ -220,7 +220,7 @@ class SimulationBackend:
             shown = make_run_progress(self.progress, self.console, f"{name} seed {run.seed}")
             watchers: list[SilentRunProgress] = [stack.enter_context(shown)]
             if self.web_port is not None:
-                stack.enter_context(serve_view_during_run(out, self.web_port, self.tell))
+                stack.enter_context(serve_live_view_during_run(out, self.web_port, self.tell))
                 present = CurrentRun(str(out.resolve()), name)
                 watchers.append(stack.enter_context(RunReporter(present, out, lambda line: None)))
             yield watchers
@@ -230,7 +230,7 @@ class SimulationBackend:
     ) -> dict[str, Any]:
         base, summaries = self.file.base_folder, list[dict[str, Any]]()
 
-        def main(grid: Any) -> None:
+        def run_on_grid(grid: Any) -> None:
             workers = getattr(grid, "workers", setting.workers)
             summaries.append(run_federation(grid, self.experiment, replace(setting, workers=workers), watchers))
 
@@ -240,13 +240,13 @@ class SimulationBackend:
             run = SimulatedRunData(
                 text, base, path, self._list_site_names(), load_undivided_data(self.experiment, base), note
             )
-            run_on_ray(main, run, self.ray_process)
+            run_on_ray(run_on_grid, run, self.ray_process)
         else:
-            run_with_inline_grid(main, import_site_app(text, base, path), setting.sites)
+            run_with_inline_grid(run_on_grid, import_client_app(text, base, path), setting.sites)
         return summaries[0]
 
     @property
-    def _device(self) -> str:
+    def _evaluation_device(self) -> str:
         return "cuda" if torch.cuda.is_available() and self.experiment.simulation.gpus_per_site != 0 else "cpu"
 
 

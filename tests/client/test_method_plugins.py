@@ -13,7 +13,7 @@ from common.errors import BadInput
 from common.plugins import METHODS, identify_plugin
 from common.wire.fleet_protocol import WIRE_VERSION
 from polyclinic.testing import check_method
-from server.runs.receipt import read_receipt
+from server.runs.receipt import read_run_receipt
 from server.runs.verify import verify_run
 from tests.client.rounds import SMALL_RUN
 from tests.client.rounds import site as site_of
@@ -188,7 +188,7 @@ def test_authors_can_check_it(module: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_receipt_and_verify_name_the_package(module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federation(tmp_path, *LOUDER, "run.keep_updates=true")
-    (stamp,) = read_receipt(tmp_path / "run" / "receipt.json").plugins
+    (stamp,) = read_run_receipt(tmp_path / "run" / "receipt.json").plugins
     assert stamp == identify_plugin(METHODS, "louder")
     same = verify_run(tmp_path / "run")
     assert not same.faults

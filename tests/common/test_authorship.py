@@ -20,7 +20,7 @@ KEYS = {site: ec.generate_private_key(ec.SECP256R1()) for site in ("east", "nort
 LINES = {site: format_public_key_line(key, "") for site, key in KEYS.items()}
 FORGER = ec.generate_private_key(ec.SECP256R1())
 SCHEDULE = [("RollCallAnswer", 0), ("TrainReply", 1), ("TrainReply", 2), ("TrainReply", 3), ("EvaluateReply", 3)]
-Receipt = dict[str, Any]
+RunReceipt = dict[str, Any]
 ABSENCE = {"site": "north", "where": "round 2", "reason": "no reply within 60 s"}
 
 
@@ -29,7 +29,7 @@ def sha(text: str) -> str:
 
 
 @pytest.fixture
-def receipt() -> Receipt:
+def receipt() -> RunReceipt:
     replies = [
         signed_reply(key, site, record, server_round, number, sha(f"{site} {record} {server_round}"))
         for number, (record, server_round) in enumerate(SCHEDULE, 1)
@@ -38,17 +38,17 @@ def receipt() -> Receipt:
     return the_receipt(LINES, replies)
 
 
-def reply(receipt: Receipt, site: str, record: str, server_round: int) -> dict[str, Any]:
+def reply(receipt: RunReceipt, site: str, record: str, server_round: int) -> dict[str, Any]:
     key = {"site": site, "record": record, "round": server_round}
     (entry,) = [entry for entry in receipt["replies"] if key.items() <= entry.items()]
     return dict(entry)
 
 
-def norths_second(receipt: Receipt) -> dict[str, Any]:
+def norths_second(receipt: RunReceipt) -> dict[str, Any]:
     return reply(receipt, "north", "TrainReply", 2)
 
 
-def replace(receipt: Receipt, old: dict[str, Any], new: dict[str, Any] | None) -> None:
+def replace(receipt: RunReceipt, old: dict[str, Any], new: dict[str, Any] | None) -> None:
     """Put one reply in the place of another, also in what the round was made of."""
     place = receipt["replies"].index(old)
     receipt["replies"][place : place + 1] = [new] if new else []
@@ -59,11 +59,11 @@ def replace(receipt: Receipt, old: dict[str, Any], new: dict[str, Any] | None) -
                 line["sites"][old["site"]] = new["sha256"]
 
 
-def problems(receipt: Receipt, keys: dict[str, str] | None = None) -> str:
+def problems(receipt: RunReceipt, keys: dict[str, str] | None = None) -> str:
     return " ".join(map(str, check_receipt_authorship(receipt, keys or {}).faults))
 
 
-def test_a_receipt_whose_sites_signed_everything_is_right(receipt: Receipt) -> None:
+def test_a_receipt_whose_sites_signed_everything_is_right(receipt: RunReceipt) -> None:
     verdict = check_receipt_authorship(receipt, LINES)
     assert (verdict.faults, verdict.notes) == ([], [])
     assert verdict.right == ["signatures: 10 replies, each signed by its site"]
@@ -78,50 +78,50 @@ def no_statement(old: dict[str, Any]) -> dict[str, Any]:
     return {**old, "statement": "polyclinic", "signature": signature}
 
 
-def of_another_kind(receipt: Receipt) -> None:
+def of_another_kind(receipt: RunReceipt) -> None:
     old, other = reply(receipt, "north", "TrainReply", 3), reply(receipt, "north", "EvaluateReply", 3)
     replace(receipt, old, {**other, "record": "TrainReply"})
 
 
-def rounds_of_other_replies(receipt: Receipt) -> None:
+def rounds_of_other_replies(receipt: RunReceipt) -> None:
     first, second = receipt["rounds"][0]["sites"], receipt["rounds"][1]["sites"]
     first["north"], second["north"] = second["north"], first["north"]
 
 
-def withheld(receipt: Receipt) -> None:
+def withheld(receipt: RunReceipt) -> None:
     replace(receipt, norths_second(receipt), None)
 
 
-def withheld_twice_with_one_excuse(receipt: Receipt) -> None:
+def withheld_twice_with_one_excuse(receipt: RunReceipt) -> None:
     replace(receipt, reply(receipt, "north", "TrainReply", 1), None)
     withheld(receipt)
     receipt["absences"] = [ABSENCE]
 
 
-def all_withheld(receipt: Receipt) -> None:
+def all_withheld(receipt: RunReceipt) -> None:
     receipt["replies"] = [entry for entry in receipt["replies"] if entry["site"] != "north"]
     for line in receipt["rounds"]:
         del line["sites"]["north"]
 
 
-def swapped(change: Callable[[Receipt, dict[str, Any]], dict[str, Any]]) -> Callable[[Receipt], None]:
+def swapped(change: Callable[[RunReceipt, dict[str, Any]], dict[str, Any]]) -> Callable[[RunReceipt], None]:
     """Put what this makes of north's second reply in its place."""
 
-    def done(receipt: Receipt) -> None:
+    def done(receipt: RunReceipt) -> None:
         old = norths_second(receipt)
         replace(receipt, old, change(receipt, old))
 
     return done
 
 
-def sent_too(entry: Callable[[Receipt], dict[str, Any]]) -> Callable[[Receipt], None]:
+def sent_too(entry: Callable[[RunReceipt], dict[str, Any]]) -> Callable[[RunReceipt], None]:
     return lambda receipt: receipt["replies"].append(entry(receipt))
 
 
 UNSIGNED = "its answer to the roll call is not among the replies that it signed"
 NOT_BY_KEY = "not by the key of the one in whose name it came"
 SOUTHS = signed_reply(FORGER, "south", "TrainReply", 2, 1, sha("poison"))
-CHANGES: dict[str, tuple[Callable[[Receipt], Any], str]] = {
+CHANGES: dict[str, tuple[Callable[[RunReceipt], Any], str]] = {
     "by another key": (swapped(lambda receipt, old: poison(FORGER)), NOT_BY_KEY),
     "by another site's key": (swapped(lambda receipt, old: poison(KEYS["east"])), NOT_BY_KEY),
     "unsigned": (
@@ -170,7 +170,7 @@ CHANGES: dict[str, tuple[Callable[[Receipt], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_receipt_is_found_out(name: str, receipt: Receipt) -> None:
+def test_a_changed_receipt_is_found_out(name: str, receipt: RunReceipt) -> None:
     change, problem = CHANGES[name]
     before = copy.deepcopy(receipt)
     change(receipt)
@@ -179,7 +179,7 @@ def test_a_changed_receipt_is_found_out(name: str, receipt: Receipt) -> None:
     assert "east:" not in problems(receipt) or name == "of another run"
 
 
-def test_whoever_makes_new_keys_for_all_sites_is_found_out_by_one_key_that_is_known(receipt: Receipt) -> None:
+def test_whoever_makes_new_keys_for_all_sites_is_found_out_by_one_key_that_is_known(receipt: RunReceipt) -> None:
     keys = {site: ec.generate_private_key(ec.SECP256R1()) for site in KEYS}
     replies = [
         signed_reply(keys[old["site"]], old["site"], old["record"], old["round"], number // 2 + 1, old["sha256"])
@@ -193,7 +193,7 @@ def test_whoever_makes_new_keys_for_all_sites_is_found_out_by_one_key_that_is_kn
 @pytest.mark.parametrize(
     "excuse", [{"absences": [ABSENCE]}, {"absences": [{**ABSENCE, "where": "round 7"}] * 5}, {"resumed": 1}]
 )
-def test_the_coordinators_own_word_excuses_no_reply_that_it_took(excuse: dict[str, Any], receipt: Receipt) -> None:
+def test_the_coordinators_own_word_excuses_no_reply_that_it_took(excuse: dict[str, Any], receipt: RunReceipt) -> None:
     """It writes absences and resumptions itself, without anybody's signature."""
     withheld(receipt)
     receipt |= excuse
@@ -203,7 +203,7 @@ def test_the_coordinators_own_word_excuses_no_reply_that_it_took(excuse: dict[st
     assert check_receipt_authorship(receipt, LINES).notes == []
 
 
-def test_a_withheld_reply_is_named_by_its_neighbours_and_by_the_round_that_lacks_it(receipt: Receipt) -> None:
+def test_a_withheld_reply_is_named_by_its_neighbours_and_by_the_round_that_lacks_it(receipt: RunReceipt) -> None:
     withheld(receipt)
     replace(receipt, reply(receipt, "east", "RollCallAnswer", 0), None)
     faults = {fault.site: fault.problem for fault in check_receipt_authorship(receipt, LINES).faults if fault.site}
@@ -212,7 +212,7 @@ def test_a_withheld_reply_is_named_by_its_neighbours_and_by_the_round_that_lacks
     assert "before its TrainReply of round 1" in faults["east"]
 
 
-def test_a_site_names_what_it_sent_last(receipt: Receipt) -> None:
+def test_a_site_names_what_it_sent_last(receipt: RunReceipt) -> None:
     replace(receipt, reply(receipt, "north", "EvaluateReply", 3), None)
     sent = [SentReply(record, 3, sha(f"north {record} 3")) for record in ("TrainReply", "EvaluateReply")]
     assert check_receipt_authorship(receipt, LINES).faults == []
@@ -222,7 +222,7 @@ def test_a_site_names_what_it_sent_last(receipt: Receipt) -> None:
     assert check_receipt_authorship(receipt, LINES, OwnReplyRecord("east", 5)).faults == []
 
 
-def test_a_reply_that_was_sent_anew_after_a_kill_under_the_same_number_is_no_fault(receipt: Receipt) -> None:
+def test_a_reply_that_was_sent_anew_after_a_kill_under_the_same_number_is_no_fault(receipt: RunReceipt) -> None:
     old = reply(receipt, "north", "TrainReply", 3)
     again = signed_reply(KEYS["north"], "north", "TrainReply", 3, 3, sha("again"))
     statement = again["statement"].replace(message_of("north", 3), message_of("north", 99))
@@ -233,7 +233,7 @@ def test_a_reply_that_was_sent_anew_after_a_kill_under_the_same_number_is_no_fau
     assert problems(receipt) == ""
 
 
-def test_a_simulation_has_no_signatures_and_says_so(receipt: Receipt) -> None:
+def test_a_simulation_has_no_signatures_and_says_so(receipt: RunReceipt) -> None:
     receipt["replies"] = []
     for site in receipt["sites"].values():
         site["public_key"] = ""
@@ -242,7 +242,7 @@ def test_a_simulation_has_no_signatures_and_says_so(receipt: Receipt) -> None:
     assert "signatures: none, as in every simulation" in verdict.notes[0]
 
 
-def test_signatures_cannot_be_taken_out_of_a_hospitals_receipt(receipt: Receipt) -> None:
+def test_signatures_cannot_be_taken_out_of_a_hospitals_receipt(receipt: RunReceipt) -> None:
     receipt["replies"] = []
     assert "no reply of that round: swapped" in problems(receipt)
     for site in receipt["sites"].values():
@@ -251,13 +251,13 @@ def test_signatures_cannot_be_taken_out_of_a_hospitals_receipt(receipt: Receipt)
 
 
 @pytest.mark.parametrize("count", [-1, 1e308, float("nan"), "9", None, True])
-def test_a_count_of_resumptions_that_is_none_is_refused(count: Any, receipt: Receipt) -> None:
+def test_a_count_of_resumptions_that_is_none_is_refused(count: Any, receipt: RunReceipt) -> None:
     receipt["resumed"] = count
     with pytest.raises(ValueError, match="resumed is no count"):
         check_receipt_authorship(receipt, LINES)
 
 
-def test_a_reason_is_cut(receipt: Receipt) -> None:
+def test_a_reason_is_cut(receipt: RunReceipt) -> None:
     withheld(receipt)
     receipt["absences"].append({**ABSENCE, "reason": "A" * 3000})
     (fault,) = check_receipt_authorship(receipt, LINES).faults

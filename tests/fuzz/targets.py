@@ -341,7 +341,7 @@ def checkpoint(data: bytes) -> None:
     """Its JSON file beside a state that is whole."""
     files = _checkpoint() | {"round-000002.json": data}
     with folder_with({f"checkpoints/{file}": content for file, content in files.items()}) as folder:
-        newest, broken = CheckpointFolder(folder, durable=False).read_newest_undamaged()
+        newest, broken = CheckpointFolder(folder, durable=False).read_newest_undamaged_checkpoint()
         assert (newest is None) == bool(broken)
         assert all(broken.values())
 

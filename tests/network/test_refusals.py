@@ -152,7 +152,7 @@ def test_labels_that_look_like_one_class_stop_the_run(trial: Trial, hospital: Ho
 SHIPPING = """
 import sys
 from server.deployment.superlink import fleet_service as service
-service.BUNDLE = service.make_app_bundle(service.APP.replace("installed:at_the_site", "evil:app"))
+service.BUNDLE = service.make_flower_app_bundle(service.APP.replace("installed:at_the_site", "evil:app"))
 import hashlib, io, zipfile
 archive = io.BytesIO(service.BUNDLE)
 with zipfile.ZipFile(archive, "a") as made:

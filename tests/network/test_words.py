@@ -50,7 +50,7 @@ def test_what_cannot_be_does_not_count_and_is_printed_plainly(tmp_path: Path, re
     assert (coordinator.folder / "state" / "present.json").stat().st_size < 2**20
     texts.append(
         render_live_page(
-            RunFileWatcher(make_current_run_source(read_coordinator_folder(coordinator.folder))).poll_snapshot()
+            RunFileWatcher(make_current_run_source(read_coordinator_folder(coordinator.folder))).poll_run_snapshot()
         )
     )
     _check_reasons(out, run.output)

@@ -214,7 +214,7 @@ class Port:
         new = message(words, run_id=self.link.run, **to, created_at=time.time(), ttl=600.0)
         for part, content in get_all_nested_objects(new).items():
             self.link.files.write_object(part, content.deflate())
-        self.link.storage.sites.mark_connected(
+        self.link.storage.sites.mark_site_connected(
             hospital.node_id, INTERVAL_S
         )  # only a site that is there is sent a message
         request = StoredMessage.from_request(message_to_proto(remove_content_from_message(new)), get_object_tree(new))

@@ -27,7 +27,7 @@ from common.security.identity import (
 from server.coordinator.admission import (
     admit_site,
     find_admission_faults,
-    make_claim_limits_reader,
+    make_site_claim_limits_reader,
     read_all_admitted_sites,
     read_unrevoked_sites,
     revoke_site,
@@ -210,7 +210,7 @@ def test_claims_are_written_shown_changed_and_removed(coordinator: CoordinatorFo
     status = flwr_server("status", coordinator.folder).out.replace("\n", "")
     assert 'north may claim "Pleural Effusion", "Nodule"; 500 training images at most' in status
     assert admit_again() == limits
-    read = make_claim_limits_reader(coordinator)
+    read = make_site_claim_limits_reader(coordinator)
     assert read() == {"north": SiteClaimLimits(frozenset(limits[0]), 500)}
     assert admit_again("--classes", "", "--max-images", "0") == ((), 0)
     assert read() == {"north": SiteClaimLimits()}

@@ -22,7 +22,7 @@ from common.models.saved import load_model, read_model_description, save_model
 from common.models.zoo.spec import ModelSpec
 from common.system.plain_text import format_number
 from common.wire.records import BenefitReply, BenefitRequest
-from server.federation.benefit import compute_benefit_deadline_s
+from server.federation.benefit import compute_comparison_deadline_s
 from server.federation.ensemble import evaluate_ensemble, find_local_model_folders
 from server.reporting.run_claims import (
     WITHHELD_BY_SITE,
@@ -120,7 +120,7 @@ def test_where_there_is_nothing_to_compare_with_an_experiment_is_refused(tmp_pat
 
 
 def test_a_site_has_twice_the_time_of_all_rounds_and_a_rounds_deadline_more() -> None:
-    deadlines = [compute_benefit_deadline_s(60.0, 500.0, drawn) for drawn in (1.0, 0.25)]
+    deadlines = [compute_comparison_deadline_s(60.0, 500.0, drawn) for drawn in (1.0, 0.25)]
     assert deadlines == [60 + 2 * 500, 60 + 2 * 500 * 4]
 
 

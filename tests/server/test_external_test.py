@@ -171,7 +171,7 @@ def test_a_coordinator_of_hospitals_finds_the_same_before_anybody_is_asked(
 ) -> None:
     file = experiment(tmp_path, 'external_test={kind = "npz", path = "missing.npz", classes = ["3"]}')
     with pytest.raises(BadInput, match=r"experiment\.toml: external_test\.path"):
-        NetworkBackend(coordinator, file, 2, print).load_and_check(resume=False)
+        NetworkBackend(coordinator, file, 2, print).load_and_check_data(resume=False)
 
 
 def test_a_person_reads_it_beside_the_other_result() -> None:
@@ -202,7 +202,7 @@ def test_methods_are_compared_on_it_too(tmp_path: Path, runs: tuple[RunFolderCon
     for run, method in zip(runs, comparison.external.methods, strict=True):
         assert run.summary.external is not None
         assert method.auroc["all"].mean == pytest.approx(run.summary.external.mean_auroc)
-    assert comparison.external.find_contrast("partial_loss").result.pairs == 3
+    assert comparison.external.find_method_contrast("partial_loss").result.pairs == 3
     console = Console(width=160, no_color=True)
     with console.capture() as capture:
         console.print(format_comparison_tables(comparison))

@@ -28,9 +28,9 @@ from common.metrics.multi_class import compute_multi_class_metrics
 from common.metrics.pooled import pool_site_histograms, sum_site_histograms
 from common.metrics.score_histograms import compute_score_histogram
 from common.system.plain_text import format_interval
-from server.federation.evaluation import compute_class_result
+from server.federation.evaluation import compute_class_metrics_from_sums
 from server.reporting.run_claims import DECIDED_BADLY, RANKED_WELL, explain_missing_auroc, list_prominent_limitations
-from server.reporting.run_report import compute_mean_auroc_over_sites, write_run_report
+from server.reporting.run_report import compute_means_over_sites, write_run_report
 from server.runs.reader import read_run
 from tests.network.real import lines_of
 from tests.server.reports import body_text, check_page, write
@@ -68,7 +68,7 @@ def by_sums(scores: NDArray[np.float64], labels: NDArray[np.float64]) -> ClassMe
     }
     owners = {"mass": SITES}
     pooled = pool_site_histograms(sum_site_histograms(histograms, owners), owners)
-    return compute_class_result(pooled.per_class["mass"] if pooled else None)
+    return compute_class_metrics_from_sums(pooled.per_class["mass"] if pooled else None)
 
 
 def printed(text: str) -> tuple[float, float]:
@@ -237,9 +237,7 @@ def test_pooled_values_stand_beside_the_mean_of_sites_and_a_class_that_no_site_r
     assert "1 of 2" in text
     assert "known to within 0.00" in text
     over = [BY_SITES.per_class[name].auroc for name in (NAMES[0], NAMES[2])]
-    assert compute_mean_auroc_over_sites(BY_SITES)[0] == pytest.approx(
-        np.mean([each for each in over if each is not None])
-    )
+    assert compute_means_over_sites(BY_SITES)[0] == pytest.approx(np.mean([each for each in over if each is not None]))
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def refusals(port: Port) -> list[dict[str, Any]]:
 
 
 def state_of(port: Port, site: Hospital) -> SiteConnectionState:
-    registration = port.link.storage.sites.find_site(site.node_id)
+    registration = port.link.storage.sites.find_registered_site(site.node_id)
     assert registration is not None
     return registration.state
 
@@ -111,11 +111,11 @@ def test_a_site_signs_on_gives_signs_of_life_and_signs_off(port: Port, victim: H
 def test_a_site_that_falls_silent_is_lost_and_has_not_signed_off(port: Port, victim: Hospital) -> None:
     victim.sign_on()
     port.link.clock.now += 2 * INTERVAL_S + 1
-    (site,) = port.link.restarted().sites.list_all_sites()
+    (site,) = port.link.restarted().sites.list_registered_sites()
     assert site.state == SiteConnectionState.LOST
-    assert not port.link.storage.sites.is_connected(victim.node_id)
+    assert not port.link.storage.sites.is_site_connected(victim.node_id)
     victim.sign_on()
-    assert port.link.storage.sites.is_connected(victim.node_id)
+    assert port.link.storage.sites.is_site_connected(victim.node_id)
 
 
 def test_a_file_that_appears_during_a_call_is_there_at_the_next(
@@ -584,7 +584,7 @@ def test_a_stranger_does_not_have_the_database_read_for_each_of_its_calls() -> N
         return {}
 
     admitted = RegisteredSiteKeys(look)
-    assert [admitted.find_caller(b"%d" % number) for number in range(1000)] == [None] * 1000
+    assert [admitted.find_caller_by_key(b"%d" % number) for number in range(1000)] == [None] * 1000
     assert len(looks) <= 3
 
 

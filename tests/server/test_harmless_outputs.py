@@ -35,7 +35,7 @@ from server.export.evaluation import SavedModelEvaluation, evaluation_as_csv
 from server.export.prediction import format_rows_as_csv, predict_to_csv
 from server.federation.recorder import RunTotals
 from server.reporting import model_card
-from server.reporting.live.files import RunSnapshot, SiteStatusRow, format_event
+from server.reporting.live.files import RunSnapshot, SiteStatusRow, format_run_event
 from server.reporting.live.page import render_changing_page_part, render_live_page
 from server.runs.audit_log import shorten_absence_reasons
 from server.runs.folder import RunFolder
@@ -126,7 +126,7 @@ def test_lines_and_present_state_of_a_run_hold_none(tmp_path: Path, console: Con
 def test_files_of_a_run_hold_none(tmp_path: Path) -> None:
     folder, audit = RunFolder(tmp_path), AuditLog(tmp_path, durable=False)
     totals = RunTotals(folder, 1)
-    totals.add_round(RECORD, STATE, {ALL: 1.0})
+    totals.add_round_to_totals(RECORD, STATE, {ALL: 1.0})
     totals.write_pending_round(FederationValidation(), STATE)
     folder.write_summary({"rounds": 1, "classes": [ALL], "test": asdict(summarise_test_results({}, (), (), ALL))})
     audit.append(reason=ALL)
@@ -144,8 +144,8 @@ def test_pages_hold_none() -> None:
         (SiteStatusRow(ALL, ALL, ALL, missed=ALL),),
         (RoundFileLine(round=1, sites=(ALL,), absent={ALL: ALL}),),
         (
-            format_event({"event": "absent", "round": 1, "site": ALL, "reason": ALL}),
-            format_event({"event": ALL, ALL: ALL}),
+            format_run_event({"event": "absent", "round": 1, "site": ALL, "reason": ALL}),
+            format_run_event({"event": ALL, ALL: ALL}),
         ),
     )
     assert raw_in(render_live_page(snapshot), "\n\t") == set()

@@ -200,7 +200,7 @@ def test_of_too_many_calls_the_answered_are_cancelled_first() -> None:
     limit, contexts = ConcurrentCallLimiter(), [Context() for _ in range(CALLS_PER_SITE + 2)]
     with ExitStack() as unanswered:
         for number, context in enumerate(contexts):
-            block: Any = limit.track_call("north", context)  # type: ignore[arg-type]
+            block: Any = limit.track_site_call("north", context)  # type: ignore[arg-type]
             if number == 5:
                 with block:
                     pass  # answered, and not yet over for gRPC
@@ -213,7 +213,7 @@ def test_of_too_many_calls_the_answered_are_cancelled_first() -> None:
 def test_a_call_that_is_over_counts_no_more() -> None:
     limit, contexts = ConcurrentCallLimiter(), [Context() for _ in range(3 * CALLS_PER_SITE)]
     for context in contexts:
-        with limit.track_call("north", context):  # type: ignore[arg-type]
+        with limit.track_site_call("north", context):  # type: ignore[arg-type]
             pass
         context.end()
     assert not any(context.cancelled for context in contexts)

@@ -39,7 +39,7 @@ from server.reporting.live.files import (
     RunFileWatcher,
     RunSnapshot,
     RunStateSource,
-    format_event,
+    format_run_event,
     make_current_run_source,
 )
 from server.reporting.live.page import draw_line_chart, render_live_page
@@ -47,9 +47,9 @@ from server.reporting.live.server import (
     MOST_CONNECTIONS,
     REQUEST_S,
     LiveViewServer,
-    make_tls_context,
+    make_tls_server_context,
     open_listening_socket,
-    serve_view_during_run,
+    serve_live_view_during_run,
 )
 from server.runs.live_status import FILE, CurrentRun, JsonLinesReader
 from server.simulation.simulate import simulate
@@ -90,7 +90,7 @@ def write_present(state: Path, present: CurrentRun) -> None:
 
 def look(state: Path, links: Mapping[str, str] | None = None) -> RunSnapshot:
     """Return what the view finds in the files."""
-    return RunFileWatcher(RunStateSource("trial", state, lambda: links or {})).poll_snapshot()
+    return RunFileWatcher(RunStateSource("trial", state, lambda: links or {})).poll_run_snapshot()
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def served(source: RunStateSource, tls: ssl.SSLContext | None = None, port: int 
     """Serve the view as its own process does, in a thread; yield its address."""
     with open_listening_socket("127.0.0.1", port) as listener:
         server = LiveViewServer(listener, source, TOKEN, tls)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve_requests()))
         thread.start()
         try:
             yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
@@ -173,7 +173,7 @@ def test_connections_are_unknown_where_flwr_server_start_is_gone(
     ],
 )
 def test_events_are_sentences_and_those_without_one_their_fields(event: dict[str, Any], text: str) -> None:
-    assert format_event(event) == ("", text)
+    assert format_run_event(event) == ("", text)
 
 
 def test_every_event_that_is_written_has_a_sentence_and_stands_in_the_docs() -> None:
@@ -190,10 +190,10 @@ def test_every_event_that_is_written_has_a_sentence_and_stands_in_the_docs() -> 
 
 def test_an_event_of_today_has_its_time_of_day_an_older_one_its_date_and_a_long_text_is_cut() -> None:
     now, past = dt.datetime.now(dt.UTC), dt.datetime(2026, 1, 2, 12, 4, 5, tzinfo=dt.UTC)
-    when, text = format_event({"time": now.isoformat(), "event": "stopped", "reason": "x" * 1000})
+    when, text = format_run_event({"time": now.isoformat(), "event": "stopped", "reason": "x" * 1000})
     assert when == now.astimezone().strftime("%H:%M:%S %Z")
     assert len(text) < 300
-    when, _ = format_event({"time": past.isoformat(), "event": "begun"})
+    when, _ = format_run_event({"time": past.isoformat(), "event": "begun"})
     assert when == past.astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
@@ -309,7 +309,7 @@ def test_a_crowd_of_idle_and_half_sent_connections_blinds_no_viewer_and_leaves_n
 ) -> None:
     kinds = "silent,hello,request-in-tls" if tls else "silent,request"
     with (
-        served(make_current_run_source(coordinator), make_tls_context(coordinator) if tls else None) as address,
+        served(make_current_run_source(coordinator), make_tls_server_context(coordinator) if tls else None) as address,
         httpx.Client(verify=trusting(coordinator)) as client,
     ):
         assert client.get(f"{address}/?token={TOKEN}", headers={"Connection": "close"}).status_code == 200
@@ -338,7 +338,7 @@ def test_a_crowd_of_idle_and_half_sent_connections_blinds_no_viewer_and_leaves_n
 def test_the_coordinators_view_speaks_tls_with_its_certificate_and_nothing_plain(
     coordinator: CoordinatorFolder,
 ) -> None:
-    with served(make_current_run_source(coordinator), make_tls_context(coordinator)) as address:
+    with served(make_current_run_source(coordinator), make_tls_server_context(coordinator)) as address:
         with httpx.Client(verify=trusting(coordinator)) as client:
             assert "No run yet" in client.get(f"{address}/?token={TOKEN}").text
         with pytest.raises(httpx.HTTPError):
@@ -355,7 +355,7 @@ def test_a_simulation_that_is_shown_ends_in_the_same_model_and_its_view_ends_wit
         children.append(psutil.Process().children())  # Python's own tracker of resources, where anything has begun it
     assert hashes[0] == hashes[1]
     assert children[0] == children[1]
-    snapshot = RunFileWatcher(RunStateSource("flwr-sim", tmp_path / "shown")).poll_snapshot()
+    snapshot = RunFileWatcher(RunStateSource("flwr-sim", tmp_path / "shown")).poll_run_snapshot()
     assert snapshot.present is not None
     assert (snapshot.present.state, snapshot.present.round, len(snapshot.sites)) == ("done", 1, 3)
     assert not (tmp_path / "plain" / FILE).exists()
@@ -379,7 +379,7 @@ def test_a_view_beside_a_run_shows_it_and_its_last_state(tmp_path: Path, running
                 looks.append(httpx.get(url, timeout=20).text)
                 time.sleep(1)
 
-    with serve_view_during_run(tmp_path, 0, lines.append):
+    with serve_live_view_during_run(tmp_path, 0, lines.append):
         url = lines[0].removeprefix("live view: ")
         view = url.replace("/?", "/view?")
         assert "round 2 of 5 done" in httpx.get(view, timeout=60).text
@@ -397,7 +397,7 @@ def test_a_view_beside_a_run_shows_it_and_its_last_state(tmp_path: Path, running
 def test_an_open_page_follows_the_run_and_finds_back(
     tmp_path: Path, running: CurrentRun, coordinator: CoordinatorFolder
 ) -> None:
-    tls = make_tls_context(coordinator)
+    tls = make_tls_server_context(coordinator)
     source = replace(make_current_run_source(coordinator), state=tmp_path)
     key = load_pem_x509_certificate((coordinator.authority_path / "server.crt").read_bytes()).public_key()
     digest = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()

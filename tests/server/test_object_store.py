@@ -147,7 +147,7 @@ def pull_response(content: bytes) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         files, name = ObjectFileStore(Path(folder)), "a" * 64
         files.write_object(name, content)
-        return PullObjectResponseCache(files).get_response(name) or b""
+        return PullObjectResponseCache(files).get_pull_response(name) or b""
 
 
 def without_content(request: PushObjectRequest) -> PushObjectRequest:
@@ -251,18 +251,18 @@ def test_what_is_pulled_is_kept_for_a_while_and_no_longer(tmp_path: Path, monkey
     files.write_object(old, b"1" * 1000)
     files.write_object(new, b"2" * 2000)
     answers = PullObjectResponseCache(files)
-    first = answers.get_response(old)
+    first = answers.get_pull_response(old)
     assert first == pull_response(b"1" * 1000)
     now[0] += object_store.PULL_CACHE_S - 1
-    assert answers.get_response(old) is first  # and it counts as pulled anew
+    assert answers.get_pull_response(old) is first  # and it counts as pulled anew
     now[0] += object_store.PULL_CACHE_S - 1
-    both = answers.get_response(new)
+    both = answers.get_pull_response(new)
     assert both is not None
     assert answers.size == len(first) + len(both)
     now[0] += 2
-    assert answers.get_response(new) is both
+    assert answers.get_pull_response(new) is both
     assert answers.size == len(both)
-    assert answers.get_response("c" * 64) is None
+    assert answers.get_pull_response("c" * 64) is None
 
 
 def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +271,7 @@ def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pyt
     answers = PullObjectResponseCache(files)
     for name in "abc":
         files.write_object(name * 64, name.encode() * 1200)
-        assert answers.get_response(name * 64) == pull_response(name.encode() * 1200)
+        assert answers.get_pull_response(name * 64) == pull_response(name.encode() * 1200)
     assert answers.size == 2 * len(pull_response(b"a" * 1200))
 
 
@@ -279,7 +279,7 @@ def test_a_masked_update_may_be_as_long_as_its_request_says() -> None:
     numbers = 11_000_000
     request = encode_record(MaskedRequest("run", 1, ("south",), (b"letter",), numbers))
     assert read_masked_update_size(request) == 4 * numbers
-    bound = ReplySizeBound.for_request([100, 100], 150, read_masked_update_size(request))
+    bound = ReplySizeBound.compute_bound_for_request([100, 100], 150, read_masked_update_size(request))
     # 44 MB in chunks of 4 MiB are eleven.
     assert bound == ReplySizeBound(
         2 + 11 + SPARE_OBJECTS, 200 + 4 * numbers + SPARE_BYTES, 150 + 4 * numbers + SPARE_BYTES
@@ -299,6 +299,6 @@ def test_a_masked_update_may_be_as_long_as_its_request_says() -> None:
     ],
 )
 def test_a_reply_fits_that_is_as_large_as_its_request_with_room_for_figures(parts: int, size: int, fault: str) -> None:
-    reason = ReplySizeBound.for_request([100, 44_000_000, 3], 44_000_000).find_size_fault(parts, size)
+    reason = ReplySizeBound.compute_bound_for_request([100, 44_000_000, 3], 44_000_000).find_size_fault(parts, size)
     assert fault in reason
     assert bool(fault) == bool(reason)

@@ -27,18 +27,18 @@ from server.deployment.superlink import registrations as runs
 from server.deployment.superlink.registrations import PATIENCE
 from server.deployment.timers import (
     ORDER,
-    Timer,
+    TimerSetting,
     find_timer_order_faults,
-    list_timers,
-    timer_settings_table,
+    list_timer_settings,
+    make_timer_table,
 )
-from server.federation.benefit import compute_benefit_deadline_s
+from server.federation.benefit import compute_comparison_deadline_s
 from server.runs.folder import RunFolder
 from server.runs.live_status import (
     HISTORY,
     CurrentRun,
     add_to_run_history,
-    describe_site_in_run,
+    describe_site_activity,
     read_current_run,
     read_run_history,
 )
@@ -124,7 +124,7 @@ def test_a_sign_off_is_reported_once_and_of_a_lost_site_that_contact_was_lost(tm
             finish(reporter, number, absent={"north": "it is not connected", "south": f"signed off at {AT}"})
         now = present_in(tmp_path)
         assert now.stopped == {"south": AT}
-        parts = [describe_site_in_run(now, site) for site in ("north", "south")]
+        parts = [describe_site_activity(now, site) for site in ("north", "south")]
         assert parts == ["lost, may come back", f"signed off at {AT}"]
         signed_off.clear()
         finish(reporter, 3, sites=("east", "north", "south"))
@@ -145,11 +145,11 @@ def test_a_site_that_was_stopped_and_is_waited_for_all_the_same_is_said_to_be_st
 
 def test_events_have_a_stopped_site_once_and_again_when_it_is_stopped_again(tmp_path: Path) -> None:
     folder, at = RunFolder(tmp_path), "signed off at 06:52"
-    folder.append_absences(1, {"south": at, "north": "NaN"}, ["east"])
-    folder.append_absences("evaluate", {"south": at})
-    folder.append_absences(2, {"south": at, "north": "NaN"}, ["east"])
-    folder.append_absences(3, {}, ["east", "north", "south"])
-    folder.append_absences(4, {"south": at}, ["east", "north"])
+    folder.append_absence_events(1, {"south": at, "north": "NaN"}, ["east"])
+    folder.append_absence_events("evaluate", {"south": at})
+    folder.append_absence_events(2, {"south": at, "north": "NaN"}, ["east"])
+    folder.append_absence_events(3, {}, ["east", "north", "south"])
+    folder.append_absence_events(4, {"south": at}, ["east", "north"])
     events = lines_of(tmp_path / "events.jsonl")
     assert [(e["round"], e["site"]) for e in events] == [(1, "south"), (1, "north"), (2, "north"), (4, "south")]
 
@@ -249,16 +249,16 @@ def experiment(tmp_path: Path) -> Path:
     return tmp_path / "run.toml"
 
 
-def timers_of(path: Path, *overrides: str) -> list[Timer]:
-    return list_timers(read_experiment(path, overrides).experiment)
+def timers_of(path: Path, *overrides: str) -> list[TimerSetting]:
+    return list_timer_settings(read_experiment(path, overrides).experiment)
 
 
-def by_name(timers: list[Timer]) -> dict[str, tuple[float, str]]:
+def by_name(timers: list[TimerSetting]) -> dict[str, tuple[float, str]]:
     return {timer.name: (timer.seconds, timer.source) for timer in timers}
 
 
 def test_a_runs_deadlines_are_those_of_its_experiment_and_else_the_defaults(experiment: Path) -> None:
-    own, default = by_name(timers_of(experiment)), by_name(list_timers(None))
+    own, default = by_name(timers_of(experiment)), by_name(list_timer_settings(None))
     experiment.write_text(DIGITS, encoding="utf-8")
     section = read_experiment(experiment).experiment.participation
     for name, seconds in (("roll_call_deadline_s", 41), ("round_deadline_s", 977)):
@@ -278,7 +278,7 @@ INTERNAL = {
 
 
 def test_every_timer_is_listed_under_a_name_of_its_own_and_in_order() -> None:
-    timers = list_timers(None)
+    timers = list_timer_settings(None)
     listed = [timer.seconds for timer in timers]
     for module in (of_sites, membership, control, network_grid, process, runs):
         constants = {name: value for name, value in vars(module).items() if name.isupper() and name.endswith("_S")}
@@ -288,7 +288,7 @@ def test_every_timer_is_listed_under_a_name_of_its_own_and_in_order() -> None:
 
 
 def test_a_site_is_taken_for_lost_when_the_superlink_does_so() -> None:
-    lost, _ = by_name(list_timers(None))["site taken for lost"]
+    lost, _ = by_name(list_timer_settings(None))["site taken for lost"]
     assert lost == PATIENCE * of_sites.HEARTBEAT_INTERVAL_S
     assert lost > 2 * of_sites.HEARTBEAT_PAUSE_S  # one sign of life may get lost
 
@@ -303,7 +303,9 @@ def test_a_deadline_too_short_for_its_inner_timer_is_refused_and_both_are_named(
 
 def test_every_timer_that_is_too_long_for_its_outer_one_is_a_fault() -> None:
     for pair in ORDER:
-        timers = [replace(timer, seconds=10_000) if timer.name == pair.inner else timer for timer in list_timers(None)]
+        timers = [
+            replace(timer, seconds=10_000) if timer.name == pair.inner else timer for timer in list_timer_settings(None)
+        ]
         assert pair.outer in [fault.where for fault in find_timer_order_faults(timers)], pair
 
 
@@ -311,8 +313,8 @@ def test_training_alone_has_a_deadline_where_the_experiment_asks_for_it(experime
     name = "evaluation.compare_local, after the test"
     assert name not in by_name(timers_of(experiment))
     seconds, source = by_name(timers_of(experiment, "evaluation.compare_local=true"))[name]
-    assert seconds == compute_benefit_deadline_s(977, rounds_took_s=0.0, drawn=1.0)
-    assert seconds + 2 * 100 == compute_benefit_deadline_s(977, rounds_took_s=100.0, drawn=1.0)
+    assert seconds == compute_comparison_deadline_s(977, rounds_took_s=0.0, drawn=1.0)
+    assert seconds + 2 * 100 == compute_comparison_deadline_s(977, rounds_took_s=100.0, drawn=1.0)
     assert "plus 2 times what all rounds took" in source
 
 
@@ -329,9 +331,9 @@ def test_flwr_server_run_refuses_a_deadline_out_of_order_before_anybody_is_asked
 
 def test_a_person_sees_every_timer_with_its_seconds_its_source_and_its_effect() -> None:
     screen = io.StringIO()
-    Console(file=screen, width=250).print(timer_settings_table(list_timers(None)))
+    Console(file=screen, width=250).print(make_timer_table(list_timer_settings(None)))
     lines = [line.strip().split(maxsplit=1) for line in screen.getvalue().splitlines()]
-    for timer in list_timers(None):
+    for timer in list_timer_settings(None):
         assert [f"{timer.seconds:g}", f"{timer.name} ({timer.source}):"] in lines
         assert timer.effect.split(maxsplit=1) in lines
 

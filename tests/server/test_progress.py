@@ -186,7 +186,7 @@ def test_those_at_work_are_named_every_thirty_seconds_at_most(monkeypatch: pytes
         told.clear()
         for _ in range(122):
             now[0] += 0.5
-            shown.show_progress()
+            shown.show_trials_progress()
     lines, written = [line for line, _ in told], [event for _, event in told]
     assert lines == ["at work: a-seed0 round 3 of 6, b-seed0 round 0 of 6; 0 of 2 runs, about 30.0 s left"] * 2
     assert [line["event"] for line in written] == ["at_work", "at_work"]

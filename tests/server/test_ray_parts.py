@@ -36,7 +36,7 @@ from server.simulation.backends.site_files import (
     read_folder_files,
     recreate_folder_with_files,
 )
-from server.simulation.backends.transfer import pack_message, unpack_message
+from server.simulation.backends.transfer import pack_flower_message, unpack_flower_message
 from tests.server.commands import ROOT
 
 GB = 2.0**30
@@ -206,13 +206,13 @@ def test_a_message_comes_back_as_it_was() -> None:
     trunk = Array("float32", (3,), "raw-little-endian", np.arange(3, dtype="<f4").tobytes())
     fields = ConfigRecord({"round": 3, "weight": b"\x00\xff", "names": ["a", "b"], "rate": 0.1})
     sent = Message(RecordDict({"trunk": ArrayRecord({"trunk": trunk}), "fields": fields}), 2, "train")
-    head, arrays = pack_message(sent)
+    head, arrays = pack_flower_message(sent)
     assert arrays[0] is sent.content["trunk"]["trunk"].data  # no copy
-    received = unpack_message(head, arrays)
+    received = unpack_flower_message(head, arrays)
     assert hash_record(received.content) == hash_record(sent.content)
     assert vars(received.metadata) == vars(sent.metadata)
     assert sent.content["trunk"]["trunk"].data  # what is packed stays as it is
-    error = unpack_message(*pack_message(Message(Error(2, "no such class"), reply_to=sent))).error
+    error = unpack_flower_message(*pack_flower_message(Message(Error(2, "no such class"), reply_to=sent))).error
     assert (error.code, error.reason) == (2, "no such class")
 
 

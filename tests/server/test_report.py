@@ -16,7 +16,7 @@ from server.reporting.page import AnnotatedClassGroup
 from server.reporting.run_claims import describe_run_result
 from server.reporting.run_figures import (
     draw_accuracy_density,
-    draw_difficulty_by_round,
+    draw_confident_share_by_round,
     draw_label_coverage,
     draw_model_pass_order,
     draw_prototype_similarity,
@@ -212,7 +212,7 @@ def test_prototypes_show_every_pair_and_say_what_nobody_knows() -> None:
 @pytest.mark.parametrize(("rounds", "columns"), [(5, 5), (1000, 100)])
 def test_difficulty_is_drawn_round_by_round_thinned_where_there_are_many(rounds: int, columns: int) -> None:
     learned = RoundMethodStatistics(difficulty={f"c{n}": 0.5 for n in range(12)})
-    svg = draw_difficulty_by_round([RoundFileLine(round=n, learned=learned) for n in range(rounds)])
+    svg = draw_confident_share_by_round([RoundFileLine(round=n, learned=learned) for n in range(rounds)])
     assert len(re.findall("var\\(--blue\\)", svg)) == 12 * columns
 
 
@@ -226,7 +226,7 @@ def test_a_figure_without_values_or_need_is_left_out() -> None:
     at_once = [RoundFileLine(round=n, sites=tuple(SITES)) for n in (1, 2)]
     for rounds in (at_once, []):  # rounds that all train at once have no order
         assert draw_model_pass_order(rounds, SITES) == ""
-    assert draw_difficulty_by_round([RoundFileLine(round=1)]) == ""
+    assert draw_confident_share_by_round([RoundFileLine(round=1)]) == ""
     assert covered({"shared": "a", "some": "b"}, *["a", "ab"] * 12) == ""
     assert covered({"shared": "a", "some": "b"}, *["a", "ab"] * 12, "a")
 

@@ -123,7 +123,7 @@ def test_every_method_ends_in_the_same_model(choices: tuple[str, ...], tmp_path:
     point = (
         (CheckpointFolder, "save_checkpoint", 3)
         if choices[0] == "server_only"
-        else (InlineGrid, "_call_site_app", calls)
+        else (InlineGrid, "answer_message", calls)
     )
     check_same_end(killed(tmp_path, *point, ROUNDS, *overrides), tmp_path / "whole", *overrides)
 
@@ -132,8 +132,8 @@ POINTS = {
     "before the first checkpoint": (checkpoints, "write_atomically", 1, False),
     "between a checkpoint's two files": (checkpoints, "write_atomically", 5, True),
     "before an old checkpoint is removed": (checkpoints, "write_atomically", 6, True),
-    "before a round's line": (RunFolder, "append_round", 2, False),
-    "after a round's line": (RunFolder, "append_round", 2, True),
+    "before a round's line": (RunFolder, "append_round_line", 2, False),
+    "after a round's line": (RunFolder, "append_round_line", 2, True),
     "before messages are made": (Coordinator, "configure_train", 3, False),
     "in aggregation": (coordinator, "update_global_model", 3, False),
     "after aggregation": (coordinator, "update_global_model", 3, True),
@@ -257,7 +257,7 @@ def test_a_broken_newest_checkpoint_is_passed_over(harm: str, run: Path, whole: 
 def test_of_the_checkpoints_the_newest_that_is_whole_is_read(harm: str, run: Path) -> None:
     """The short form of each harm: nothing is trained."""
     HARMS[harm](run)
-    newest, broken = CheckpointFolder(run, durable=False).read_newest_undamaged()
+    newest, broken = CheckpointFolder(run, durable=False).read_newest_undamaged_checkpoint()
     assert newest is not None
     assert (newest.state.round, list(broken)) == (2, ["round-000003.json"])
 
@@ -463,7 +463,7 @@ def test_another_experiment_another_folder_or_fewer_rounds_are_refused(run: Path
         resumed(run, "run.rounds=2")
     with pytest.raises(BadInput, match="but no run"):
         federation(tmp_path, ROUNDS, out=".", resume=True)
-    newest, broken = CheckpointFolder(run, durable=False).read_newest_undamaged()
+    newest, broken = CheckpointFolder(run, durable=False).read_newest_undamaged_checkpoint()
     assert newest is not None
     assert (newest.state.round, list(broken)) == (3, [])
 
@@ -532,7 +532,7 @@ def test_nothing_in_the_folder_of_a_run_at_work_changes(run: Path) -> None:
         file.write('{"event": "being writt')
     (run / f".x.{os.getpid()}-1.part").write_bytes(b"half")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with RunFolder(run).lock(), pytest.raises(BadInput, match="another run is at work"):
+    with RunFolder(run).lock_run_folder(), pytest.raises(BadInput, match="another run is at work"):
         resumed(run)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 

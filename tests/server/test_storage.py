@@ -24,7 +24,7 @@ from tests.server.superlinks import DATABASE, INTERVAL_S, Link, named
 def node(link: Link) -> int:
     """A site that is connected."""
     node = link.storage.sites.register_site("north", b"key")
-    assert link.storage.sites.mark_connected(node, INTERVAL_S)
+    assert link.storage.sites.mark_site_connected(node, INTERVAL_S)
     return node
 
 
@@ -70,7 +70,7 @@ def test_only_what_is_missing_is_asked_for_and_an_object_that_nobody_needs_is_no
     write(link, b"to north")
     assert link.storage.messages.store_requests([request]) == ([request.root], [])  # the same call made again
     link.storage.messages.release_message(request.root)
-    assert not link.storage.messages.store_object(named(b"late"), b"late")
+    assert not link.storage.messages.store_needed_object(named(b"late"), b"late")
     assert link.files.list_object_ids() == set()
 
 
@@ -106,12 +106,12 @@ def test_a_reply_stays_until_the_run_lets_go_of_it(link: Link, node: int, reques
         ReplyAcceptance.ACCEPTED,
         [named(b"update"), named(b"from north")],
     )
-    link.storage.sites.mark_signed_off(node)  # that its site is gone changes nothing
+    link.storage.sites.mark_site_signed_off(node)  # that its site is gone changes nothing
     for storage in (link.storage, link.restarted(), link.restarted()):
         (stored,) = storage.messages.find_replies(link.run, [request_name])
         assert isinstance(stored, StoredMessage)
         assert (stored.root, stored.partner, stored.node) == (answer.root, request_name, node)
-    link.storage.sites.mark_connected(node, INTERVAL_S)
+    link.storage.sites.mark_site_connected(node, INTERVAL_S)
     for contents, outcome in (
         ((b"from north", b"update"), ReplyAcceptance.ACCEPTED),
         ((b"another",), ReplyAcceptance.ANOTHER_WAS_ACCEPTED),
@@ -121,11 +121,11 @@ def test_a_reply_stays_until_the_run_lets_go_of_it(link: Link, node: int, reques
 
 def test_a_site_that_is_gone_is_reported_and_its_late_reply_refused(link: Link, node: int, request_name: str) -> None:
     assert list(link.storage.messages.find_replies(link.run, [request_name])) == []
-    link.storage.sites.mark_signed_off(node)
+    link.storage.sites.mark_site_signed_off(node)
     assert list(link.storage.messages.find_replies(link.run, [request_name])) == [
         (request_name, NoReplyReason.SITE_GONE)
     ]
-    link.storage.sites.mark_connected(node, INTERVAL_S)
+    link.storage.sites.mark_site_connected(node, INTERVAL_S)
     for storage in (link.storage, link.restarted()):
         late = reply(link, node, request_name, b"late")
         assert storage.messages.accept_reply(late)[0] is ReplyAcceptance.NOBODY_WAITS
@@ -190,12 +190,12 @@ def test_each_state_of_a_site_has_a_name_and_is_there_after_a_restart(link: Link
     sites = link.storage.sites
     never, there, off, lost = (sites.register_site(name, name.encode()) for name in ("never", "there", "off", "lost"))
     for node, interval_s in ((there, 60.0), (off, 60.0), (lost, 10.0)):
-        assert sites.mark_connected(node, interval_s)
-        assert not sites.mark_connected(node, interval_s)
-    assert sites.mark_signed_off(off)
-    assert not sites.mark_signed_off(off)
+        assert sites.mark_site_connected(node, interval_s)
+        assert not sites.mark_site_connected(node, interval_s)
+    assert sites.mark_site_signed_off(off)
+    assert not sites.mark_site_signed_off(off)
     link.clock.now += 21
-    assert {site.node_id: site.state for site in link.restarted().sites.list_all_sites()} == {
+    assert {site.node_id: site.state for site in link.restarted().sites.list_registered_sites()} == {
         never: SiteConnectionState.NEVER,
         there: SiteConnectionState.CONNECTED,
         off: SiteConnectionState.SIGNED_OFF,
@@ -208,7 +208,7 @@ def test_a_site_that_is_unregistered_is_unknown_and_may_come_back_under_its_numb
     link.storage.sites.unregister_site(node)
     assert link.storage.sites.map_keys_to_sites() == {}
     assert not link.storage.sites.record_site_heartbeat(node, INTERVAL_S)
-    assert link.restarted().sites.list_all_sites() == []
+    assert link.restarted().sites.list_registered_sites() == []
     (tmp_path / "other").mkdir()
     other = Link(tmp_path / "other")  # a site has the same number in every database
     for storage in (link.storage, other.storage):

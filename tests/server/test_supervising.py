@@ -22,7 +22,7 @@ from server.deployment.superlink.process import (
     FILES,
     LINES_A_MINUTE,
     LONGEST_LINE,
-    RotatingLog,
+    RotatingLogFile,
     copy_lines_to_log,
     escape_control_characters,
 )
@@ -215,10 +215,10 @@ def test_a_log_is_rotated_by_size_and_its_files_are_few_and_private(
     clock, path = Clock(), tmp_path / "superlink.log"
     path.write_text("of an earlier release\n")
     path.chmod(0o644)
-    log = RotatingLog(path, clock)
+    log = RotatingLogFile(path, clock)
     for number in range(500):
         clock.now += 1
-        log.write_line(f"{number} " + "x" * 300)
+        log.write_log_line(f"{number} " + "x" * 300)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["superlink.log", "superlink.log.1", "superlink.log.2"]
     assert (len(files), {stat.S_IMODE(file.stat().st_mode) for file in files}) == (FILES, {0o600})
@@ -229,7 +229,7 @@ def test_a_log_is_rotated_by_size_and_its_files_are_few_and_private(
 
 def test_on_request_a_line_is_a_json_object(tmp_path: Path) -> None:
     path = tmp_path / "superlink.log"
-    RotatingLog(path, as_json=True).write_line('refused "east": \x1b]0;name\u202e\n')
+    RotatingLogFile(path, as_json=True).write_log_line('refused "east": \x1b]0;name\u202e\n')
     (line,) = path.read_text(encoding="utf-8").splitlines()
     assert re.fullmatch(r'\{"time": "\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", .*\}', line)
     assert json.loads(line)["message"] == r'refused "east": \x1b]0;name\u202e'
@@ -237,18 +237,18 @@ def test_on_request_a_line_is_a_json_object(tmp_path: Path) -> None:
 
 def test_a_flood_of_lines_does_not_wash_out_what_was_there(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "superlink.log"
-    log = RotatingLog(path, clock)
-    log.write_line("before the flood")
+    log = RotatingLogFile(path, clock)
+    log.write_log_line("before the flood")
     for _ in range(5000):
-        log.write_line("refused")
+        log.write_log_line("refused")
     clock.now += 60
-    log.write_line("after the flood")
+    log.write_log_line("after the flood")
     more = [f"{5001 - LINES_A_MINUTE} more lines in that minute", "after the flood"]
     assert words(path) == ["before the flood", *["refused"] * (LINES_A_MINUTE - 1), *more]
 
 
 def test_a_line_is_cut_and_steers_no_terminal(tmp_path: Path) -> None:
-    RotatingLog(tmp_path / "log").write_line("x" * 10_000)
+    RotatingLogFile(tmp_path / "log").write_log_line("x" * 10_000)
     assert len((tmp_path / "log").read_text()) == STAMP + LONGEST_LINE + 1
     assert escape_control_characters("\x1b[91mERROR\x1b[0m : \x1b]0;title\x07 \u202egnp.exe\r\n") == (
         r"ERROR : \x1b]0;title\x07 \u202egnp.exe"
@@ -259,7 +259,7 @@ def test_what_a_process_prints_is_written_as_it_comes_and_after_its_end(tmp_path
     prints = "import os; os.write(1, b'out\\n'); os.write(2, b'err\\n\\xff' + b'x' * 100_000 + b'\\nlast')"
     process = subprocess.Popen([sys.executable, "-c", prints], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout
-    copy_lines_to_log(process.stdout, RotatingLog(tmp_path / "log")).join(30)
+    copy_lines_to_log(process.stdout, RotatingLogFile(tmp_path / "log")).join(30)
     assert process.wait() == 0
     first, second, *_, last = words(tmp_path / "log")
     assert (first, second, last) == ("out", "err", "last")
@@ -268,7 +268,7 @@ def test_what_a_process_prints_is_written_as_it_comes_and_after_its_end(tmp_path
 def test_a_full_disk_does_not_stop_the_process_whose_log_it_is(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()  # nothing can be written there
     reading, writing = os.pipe()
-    thread = copy_lines_to_log(os.fdopen(reading, "rb"), RotatingLog(tmp_path / "log"))
+    thread = copy_lines_to_log(os.fdopen(reading, "rb"), RotatingLogFile(tmp_path / "log"))
     for _ in range(1000):
         os.write(writing, b"a line of a hundred bytes or so" * 3 + b"\n")
     os.close(writing)

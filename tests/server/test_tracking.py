@@ -228,7 +228,7 @@ def test_a_store_that_goes_away_does_not_stop_the_run(
 def test_no_class_name_makes_a_name_that_mlflow_refuses(class_names: list[str]) -> None:
     run = MLflowTracker(None, "", pytest.fail)
     tags = {f"test {'m' * 60}/{name}" for name in class_names}
-    names = {run.make_metric_name(tag) for tag in tags}
+    names = {run.make_mlflow_name(tag) for tag in tags}
     assert len(names) == len(tags)
     for name in names:  # MLflow's own rule: a path that means no other one, at most 250 characters
         assert posixpath.normpath(name) == name

@@ -206,6 +206,6 @@ def test_many_addresses_make_few_lines_and_need_little_memory(caplog: pytest.Log
     for number in range(5001):
         strangers.count_refused_call(f"ipv6:%5B2001:db8:{number:x}::1%5D:4000", "unknown key")
     assert len(strangers._counts) <= MOST_KINDS + 1
-    strangers.log_counts()
+    strangers.log_refused_call_counts()
     numbers = [int(message.rsplit(" ", 2)[1]) for message in caplog.messages]
     assert (len(numbers), sum(numbers)) == (1 + REPORT_LINES + 1, 5001)

@@ -16,7 +16,7 @@ from common.models.state import make_model_layout, read_model_state
 from common.simulation import load_simulated_data
 from common.wire.codec import decode_record, encode_record
 from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
-from server.simulation.backends.inline import import_site_app, run_with_inline_grid
+from server.simulation.backends.inline import import_client_app, run_with_inline_grid
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import FederationValidation, RoundRecord, RunCallbacks
 from strategies.engine.sequential import make_coordinator
@@ -132,5 +132,5 @@ def lead(
             coordinator.set_resume_state(resumed, FederationValidation())
         coordinator.start(wire(grid), make_model_array_record(read_model_state(network)), rounds)
 
-    run_with_inline_grid(main, import_site_app(file.experiment.model_dump_json(), file.base_folder, folder), sites)
+    run_with_inline_grid(main, import_client_app(file.experiment.model_dump_json(), file.base_folder, folder), sites)
     return ran

@@ -144,7 +144,7 @@ def test_a_site_that_lost_its_file_is_sent_it_again(
     tmp_path: Path, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In round 2 the first site asked has no file any more, and its process is new."""
-    read, answered, lost = FrozenPartFiles.read_frozen_part, backends.InlineGrid._call_site_app, list[int]()
+    read, answered, lost = FrozenPartFiles.read_frozen_part, backends.InlineGrid.answer_message, list[int]()
 
     def missing(parts: FrozenPartFiles, sha256: str) -> FrozenPart:
         if len(lost) == 1:
@@ -164,7 +164,7 @@ def test_a_site_that_lost_its_file_is_sent_it_again(
         return answered(grid, message)
 
     monkeypatch.setattr(FrozenPartFiles, "read_frozen_part", missing)
-    monkeypatch.setattr(backends.InlineGrid, "_call_site_app", losing)
+    monkeypatch.setattr(backends.InlineGrid, "answer_message", losing)
     federation(tmp_path, *HEAD, "run.rounds=3", "participation.min_sites=1")
     assert [request.round for request in traffic.requests if request.frozen.trunk is not None] == [1, 1, 1, 3]
     rounds = json_lines(tmp_path / "run" / "rounds.jsonl")

@@ -59,7 +59,7 @@ def test_the_last_round_is_judged_by_the_sites_of_the_next(tmp_path: Path, traff
 def test_a_run_that_is_killed_in_its_test_asks_the_same_sites_when_it_goes_on(tmp_path: Path, traffic: Traffic) -> None:
     through = federation(tmp_path, *COHORTS, FEW, TWO, out="through")
     with pytest.MonkeyPatch.context() as patched:
-        kill_at(patched, backends.InlineGrid, "_call_site_app", len(traffic.down))  # the second of two sites that test
+        kill_at(patched, backends.InlineGrid, "answer_message", len(traffic.down))  # the second of two sites that test
         with pytest.raises(Killed):
             federation(tmp_path, *COHORTS, FEW, TWO, out="killed")
     resumed = federation(tmp_path, *COHORTS, FEW, TWO, out="killed", resume=True)

@@ -45,7 +45,7 @@ def test_the_model_is_the_plain_one_and_no_update_is_on_the_wire(tmp_path: Path,
 
 @pytest.mark.slow
 def test_a_site_lost_before_masking_costs_its_own_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answered = backends.InlineGrid._call_site_app
+    answered = backends.InlineGrid.answer_message
 
     def losing(grid: backends.InlineGrid, message: Message) -> Message:
         reply = answered(grid, message)
@@ -53,7 +53,7 @@ def test_a_site_lost_before_masking_costs_its_own_update(tmp_path: Path, monkeyp
             reply.content["fields"]["site"] = "nobody"
         return reply
 
-    monkeypatch.setattr(backends.InlineGrid, "_call_site_app", losing)
+    monkeypatch.setattr(backends.InlineGrid, "answer_message", losing)
     federation(tmp_path, *ONE_ROUND, MASKED, "participation.min_sites=2")
     (line,) = json_lines(tmp_path / "run" / "rounds.jsonl")
     assert line["absent"]["site-1"].startswith("reply belongs to run, round, site")

@@ -13,7 +13,7 @@ from common.errors import BadInput
 from common.models.network import SplitNetwork, build_network
 from common.models.state import hash_model_state, make_model_layout, read_model_state
 from common.simulation import load_undivided_data
-from server.simulation.backends.inline import import_site_app, run_with_inline_grid
+from server.simulation.backends.inline import import_client_app, run_with_inline_grid
 from server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
 from server.simulation.backends.ray_process import start_ray_driver
 from strategies.registry import STRATEGIES
@@ -26,7 +26,9 @@ NAMES = ("site-1", "site-2", "site-3")
 
 
 def in_this_process(main: Any, file: ExperimentFile, folder: Path) -> None:
-    run_with_inline_grid(main, import_site_app(file.experiment.model_dump_json(), file.base_folder, folder), len(NAMES))
+    run_with_inline_grid(
+        main, import_client_app(file.experiment.model_dump_json(), file.base_folder, folder), len(NAMES)
+    )
 
 
 def on_ray_here(main: Any, file: ExperimentFile, folder: Path) -> None:

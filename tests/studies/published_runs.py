@@ -14,5 +14,8 @@ RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 @cache
 def published_result(form: str) -> BenchmarkResult:
-    plan, lines = BenchmarkVariantPlan.read_variant(FOLDER, form), read_result_lines(FOLDER / "published.jsonl")
+    plan, lines = (
+        BenchmarkVariantPlan.read_benchmark_variant(FOLDER, form),
+        read_result_lines(FOLDER / "published.jsonl"),
+    )
     return evaluate_benchmark(plan, form, group_results_by_block(plan, lines), count_planned_runs(plan))

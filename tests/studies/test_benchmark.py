@@ -53,7 +53,7 @@ from studies.trial import Trial
 from tests.studies.published_runs import FOLDER
 
 NEEDS_PRETRAINED = {"fedbn_plus"}
-SMALL, PUBLISHED = (BenchmarkVariantPlan.read_variant(FOLDER, form) for form in ("small", "published"))
+SMALL, PUBLISHED = (BenchmarkVariantPlan.read_benchmark_variant(FOLDER, form) for form in ("small", "published"))
 QUIET = Console(quiet=True)
 
 
@@ -77,7 +77,7 @@ def rates_of(plan: BenchmarkVariantPlan) -> dict[str, float]:
 
 def test_every_method_but_those_that_need_a_pretrained_network_is_in_every_form() -> None:
     for form in ("small", "published", "full"):
-        names = {method.name for method in BenchmarkVariantPlan.read_variant(FOLDER, form).benchmark.methods}
+        names = {method.name for method in BenchmarkVariantPlan.read_benchmark_variant(FOLDER, form).benchmark.methods}
         assert names == set(STRATEGIES) - NEEDS_PRETRAINED, form
 
 
@@ -110,7 +110,7 @@ def test_forms_of_more_rounds_differ_from_the_published_one_in_their_rounds_alon
         return {run.results_key for data in plan.list_data_sets() for run in plan.iterate_tuning_runs(data)}
 
     block, rates = ("composites", "one7"), rates_of(PUBLISHED)
-    plans = {rounds: BenchmarkVariantPlan.read_variant(FOLDER, f"rounds{rounds}") for rounds in (12, 24, 48)}
+    plans = {rounds: BenchmarkVariantPlan.read_benchmark_variant(FOLDER, f"rounds{rounds}") for rounds in (12, 24, 48)}
     runs = {rounds: list(plan.iterate_block_runs(*block, rates)) for rounds, plan in plans.items()}
     assert {run.results_key for run in runs[12]} < {
         run.results_key for run in PUBLISHED.iterate_block_runs(*block, rates)
@@ -151,7 +151,7 @@ def test_the_rate_is_the_one_with_the_best_validation_auroc_of_the_tuning_runs_a
 
 def test_a_form_that_is_not_there_is_refused_with_the_nearest() -> None:
     with pytest.raises(BadInput, match="published"):
-        BenchmarkVariantPlan.read_variant(FOLDER, "publishd")
+        BenchmarkVariantPlan.read_benchmark_variant(FOLDER, "publishd")
 
 
 def test_half_a_line_that_a_kill_left_is_made_again_and_nothing_else_is_lost(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_the_estimate_is_the_measured_rate_times_the_runs_and_says_where_sizes_w
     hours = count_planned_runs(SMALL) * 20 / 3600
     assert f"about {hours:.1f} core-hours" in estimate_benchmark_cost(SMALL, list(small_lines().values()))[0]
     first, _, last = estimate_benchmark_cost(
-        BenchmarkVariantPlan.read_variant(FOLDER, "full"), list(small_lines().values())
+        BenchmarkVariantPlan.read_benchmark_variant(FOLDER, "full"), list(small_lines().values())
     )
     assert "at least" in first
     assert "composites, ham10000, mednist and kermany" in last
@@ -343,13 +343,13 @@ def test_a_finished_run_is_a_line_and_is_not_run_again(tmp_path: Path) -> None:
     write_benchmark(tmp_path, f"{head}[[methods]]\n{method}{rest}")
     options = options_of(tmp_path, tmp_path)
     result = run_benchmark(options, QUIET)
-    assert (result.done, result.planned, result.is_incomplete) == (2, 2, False)
+    assert (result.done, result.planned, result.is_benchmark_incomplete) == (2, 2, False)
     before = (tmp_path / "lines.jsonl").read_bytes()
     assert all(0.5 < json.loads(line)["validation_auroc"] <= 1 for line in before.splitlines())
     assert run_benchmark(options, QUIET).done == 2
     assert (tmp_path / "lines.jsonl").read_bytes() == before
     lines = read_result_lines(tmp_path / "lines.jsonl")
-    planned = list_planned_runs(BenchmarkVariantPlan.read_variant(tmp_path, "small"), lines)
+    planned = list_planned_runs(BenchmarkVariantPlan.read_benchmark_variant(tmp_path, "small"), lines)
     assert {run.results_key for run in planned} == set(lines)
 
 

@@ -110,7 +110,7 @@ def check_the_headline_says_of_each_method_what_its_own_sentence_says(comparison
     for other, sentence in zip(others, describe_method_verdicts(comparison), strict=True):
         parts = [part for part in line.removesuffix(".").split("; it ") if re.search(rf"\b{other}\b", part)]
         assert len(parts) == 1
-        stands = judge_test_outcome(comparison.find_contrast(other).result)
+        stands = judge_test_outcome(comparison.find_method_contrast(other).result)
         if stands in ("better", "worse"):
             assert f"is {stands} than" in parts[0]
             assert f"is {stands} than" in sentence
@@ -135,7 +135,7 @@ def check_every_large_difference_has_its_sentence_and_no_other_has(comparison: M
             assert len(matches) == large
             for side, tested in matches:
                 assert (side == "higher") == ((ours.mean or 0) > (theirs.mean or 0))
-                of_subset = subset and judge_test_outcome(comparison.find_contrast(other.label, subset).result)  # type: ignore[arg-type]
+                of_subset = subset and judge_test_outcome(comparison.find_method_contrast(other.label, subset).result)  # type: ignore[arg-type]
                 assert tested == (f"paired test: {of_subset}" if of_subset else "not tested")
 
 

@@ -15,7 +15,7 @@ from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise_test_results
 from common.metrics.multi_class import BestClientAccuracies, MultiClassMetrics, RoundAccuracy
 from server.reporting.page import AnnotatedClassGroup
-from server.reporting.tables import make_label_coverage_table
+from server.reporting.tables import make_class_auroc_table
 from server.runs.reader import read_run
 from studies.claims import describe_method_verdicts, describe_site_gains
 from studies.comparison import MeanAndSd, MethodComparison, MethodResult, compare_methods, write_comparison
@@ -101,7 +101,7 @@ def test_a_method_is_averaged_over_its_seeds_with_the_sample_sd_and_each_seed_ha
     assert (poor.auroc["all"].mean, poor.auroc["all"].sd) == pytest.approx((0.575, 0.035355), abs=1e-6)
     assert (poor.auroc["unique"].mean, poor.per_class["hernia"]) == pytest.approx((0.625, 0.625))
     # (0, mass): .8 - .5 = .3;  (1, edema): .9 - .75 = .15.
-    result = comparison.find_contrast("poor", "unique", "classes x seeds").result
+    result = comparison.find_method_contrast("poor", "unique", "classes x seeds").result
     assert (result.pairs, result.mean_difference) == (2, pytest.approx(0.225))
     assert comparison.class_groups == {"shared": ("hernia", "nodule"), "varies": ("edema", "mass")}
     one_seed = compared(TWO_SEEDS[0], TWO_SEEDS[2])
@@ -179,7 +179,7 @@ def test_intervals_are_averaged_over_the_seeds_that_have_them() -> None:
 
 
 def coverage(*contents: Mapping[str, Any]) -> str:
-    return printed(make_label_coverage_table({content["name"]: run_of(content).summary for content in contents}))
+    return printed(make_class_auroc_table({content["name"]: run_of(content).summary for content in contents}))
 
 
 def test_the_coverage_table_marks_or_counts_owners_and_marks_the_best_method() -> None:
@@ -202,7 +202,7 @@ def test_figures_with_an_error_are_not_compared() -> None:
     comparison = compared(*content)
     exact, summed = comparison.methods
     assert (exact.auroc["all"].mean, summed.auroc["all"].mean) == (pytest.approx(0.8), None)
-    assert comparison.find_contrast("summed", "all").result.mean_difference is None
+    assert comparison.find_method_contrast("summed", "all").result.mean_difference is None
     assert any("error (±)" in caution for caution in comparison.cautions)
 
 

@@ -60,15 +60,15 @@ def test_the_time_left_is_that_of_runs_at_work_by_their_rounds_and_of_others_by_
 ) -> None:
     grid = pace(totals, *active, jobs=jobs)
     for seconds in finished:
-        grid.count_finished_run("a", seconds)
+        grid.record_finished_run("a", seconds)
     assert grid.estimate_remaining_s() == left
 
 
 def test_the_table_counts_runs_that_were_there_before_and_leaves_finished_experiments_out() -> None:
     before, after = (pace({"a": 3, "b": 1}, ActiveRun("a", 5, 1, 9), done={"a": n, "b": 1}) for n in (2, 1))
-    after.count_finished_run("a", 12.0)
+    after.record_finished_run("a", 12.0)
     for grid, duration in ((before, ""), (after, "12.0 s")):  # a run that was there before has no length
-        columns = TrialsTable(SILENT, grid).make_table().columns[1:]
+        columns = TrialsTable(SILENT, grid).make_unfinished_runs_table().columns[1:]
         assert [list(column.cells) for column in columns] == [["2 of 3"], ["round 1 of 9"], [duration]]
 
 

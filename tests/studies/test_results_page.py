@@ -250,7 +250,7 @@ def test_what_counting_as_absent_costs_in_one_place_is_on_the_page(published: Be
 
 
 def test_the_learning_rates_at_an_end_of_the_grid_are_counted() -> None:
-    plan = BenchmarkVariantPlan.read_variant(FOLDER, "published")
+    plan = BenchmarkVariantPlan.read_benchmark_variant(FOLDER, "published")
     lines = read_result_lines(FOLDER / "published.jsonl").values()
     ranked = [method.label for method in plan.variant_methods if not method.beyond]
     rates = [choose_learning_rates(lines, data)[label] for data in plan.list_data_sets() for label in ranked]
@@ -366,8 +366,8 @@ def test_the_page_has_the_tables_that_the_benchmark_writes(published: BenchmarkR
     fednoro = benchmark_as_markdown(published_result("fednoro"))
     of_fednoro = fednoro.partition("## Data set by data set")[2].partition("## Block by block")[0].splitlines()
     tables = [[line for line in lines if line.startswith("|")] for lines in (of_published, of_fednoro)]
-    assert not published.is_incomplete
-    assert not published_result("fednoro").is_incomplete
+    assert not published.is_benchmark_incomplete
+    assert not published_result("fednoro").is_benchmark_incomplete
     assert len(tables[0]) > 3 * len(published.methods)
     assert len(tables[1]) == 6
     says(RESULTS, *tables[0], *tables[1])

@@ -90,7 +90,7 @@ class RegisteredSiteKeys:
         self._callers: Mapping[bytes, CallingSite] = {}
         self._read_at = -FRESH_S
 
-    def find_caller(self, key: bytes) -> CallingSite | None:
+    def find_caller_by_key(self, key: bytes) -> CallingSite | None:
         """Return the site that is registered with this key; None for an unknown key."""
         with self._lock:
             age = time.monotonic() - self._read_at
@@ -123,7 +123,7 @@ class ConcurrentCallLimiter:
         self._lock = threading.Lock()
 
     @contextmanager
-    def track_call(self, site: str, context: grpc.ServicerContext) -> Iterator[None]:
+    def track_site_call(self, site: str, context: grpc.ServicerContext) -> Iterator[None]:
         """Count a call of a site as in progress; on leaving the block, mark the call as answered."""
         call = _CallInProgress(context)
         with self._lock:
@@ -169,7 +169,7 @@ class CallAuthenticator:
         self.admitted, self._refused_calls, self._strangers = admitted, refused_calls, strangers
         self._refuse_caller, self.limit = refuse_caller, ConcurrentCallLimiter()
 
-    def make_handler(
+    def make_authenticated_handler(
         self,
         name: str,
         answer: Callable[[CallingSite, Any], Any],
@@ -187,11 +187,11 @@ class CallAuthenticator:
             parse, serialize: Convert the request from bytes and the response to bytes.
         """
 
-        def respond(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        def respond_to_call(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             caller = None
             try:
                 caller = self.identify_signer(context.invocation_metadata())
-                with self.limit.track_call(caller.name, context):
+                with self.limit.track_site_call(caller.name, context):
                     body = next(requests, None)  # raises RpcError for a call that has ended
                     if body is None:
                         raise HospitalCallRefused(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
@@ -203,15 +203,15 @@ class CallAuthenticator:
                         raise HospitalCallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason, noted=True) from None
                     return answer(caller, request)
             except HospitalCallRefused as refused:
-                self._abort_call(context, caller, name, refused)
+                self._record_and_abort_call(context, caller, name, refused)
             except Exception as error:  # the edge of the process: the caller learns nothing of what is inside
                 if context.is_active():
                     _log.error("%s failed: %r", name, error)
                     failure = HospitalCallRefused(grpc.StatusCode.INTERNAL, "the coordinator failed")
-                    self._abort_call(context, caller, name, failure)
+                    self._record_and_abort_call(context, caller, name, failure)
                 raise
 
-        return grpc.stream_unary_rpc_method_handler(respond, response_serializer=serialize)
+        return grpc.stream_unary_rpc_method_handler(respond_to_call, response_serializer=serialize)
 
     def identify_signer(self, metadata: Any) -> CallingSite:
         """Verify the signature in a call's headers; return the site that signed.
@@ -220,7 +220,7 @@ class CallAuthenticator:
             HospitalCallRefused: If the signature is missing, wrong or too old, or its key is not registered.
         """
         key, when, signature = parse_signed_headers(metadata)
-        caller = self.admitted.find_caller(key)
+        caller = self.admitted.find_caller_by_key(key)
         if caller is None or not is_time_signature_valid(key, when, signature):
             raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
         try:
@@ -229,12 +229,12 @@ class CallAuthenticator:
             age_s = float("inf")
         if not -AHEAD_S < age_s < OLD_S + AHEAD_S:
             raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp")
-        process = _find_header(metadata, PROCESS)
+        process = _find_call_header(metadata, PROCESS)
         if len(process) > LONGEST_PROCESS:
             raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid process")
-        return replace(caller, process=process, wait_s=parse_wait_header_s(_find_header(metadata, WAIT)))
+        return replace(caller, process=process, wait_s=parse_wait_header_s(_find_call_header(metadata, WAIT)))
 
-    def _abort_call(
+    def _record_and_abort_call(
         self, context: Any, caller: CallingSite | None, name: str, refused: HospitalCallRefused
     ) -> NoReturn:
         if caller is None:
@@ -267,5 +267,5 @@ def parse_signed_headers(metadata: Any) -> tuple[bytes, str, bytes]:
     return key, when, signature
 
 
-def _find_header(metadata: Any, header: str) -> str:
+def _find_call_header(metadata: Any, header: str) -> str:
     return str(next((value for name, value in metadata or () if name == header), ""))

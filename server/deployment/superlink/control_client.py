@@ -80,7 +80,7 @@ class RunEndedBySuperLink(RuntimeError):
 
 
 @dataclass(frozen=True)
-class ReplyOrReason:
+class ReplyOrNoReplyReason:
     """The state of a request: envelope and object tree of its reply, or the reason why no reply will come."""
 
     request: str
@@ -130,22 +130,22 @@ class SuperLinkControlClient:
 
     def check_health(self) -> None:
         """Check the SuperLink; raise :class:`SuperLinkUnreachable` if it does not answer."""
-        self._call_until_answered("health", proto.Nothing())
+        self._call_with_retries("health", proto.Nothing())
 
     def list_registered_sites(self) -> list[RegisteredSite]:
         """Return all registered sites with their connection states."""
-        sites = self._call_until_answered("list_sites", proto.Nothing()).sites
+        sites = self._call_with_retries("list_sites", proto.Nothing()).sites
         return [
             RegisteredSite(site.node_id, site.name, site.public_key, SiteConnectionState(site.state)) for site in sites
         ]
 
     def register_site(self, name: str, public_key: str) -> None:
         """Register a site: its name, and its public key as an OpenSSH line."""
-        self._call_until_answered("register", proto.Site(name=name, public_key=convert_openssh_key_to_pem(public_key)))
+        self._call_with_retries("register", proto.Site(name=name, public_key=convert_openssh_key_to_pem(public_key)))
 
     def unregister_site(self, node: RegisteredSite) -> None:
         """Remove a site's registration; calls signed with its key are then refused."""
-        self._call_until_answered("unregister", proto.Site(node_id=node.node_id))
+        self._call_with_retries("unregister", proto.Site(node_id=node.node_id))
 
     def begin_run(self) -> tuple[int, list[tuple[Any, Any]]]:
         """Begin a run; end earlier runs whose process was killed, so that sites stop working for these.
@@ -154,18 +154,18 @@ class SuperLinkControlClient:
             The run's number; and envelope and object tree of each reply that an earlier run received but did not
                 record.
         """
-        begin = self._call_until_answered("begin_run", proto.Nothing())
+        begin = self._call_with_retries("begin_run", proto.Nothing())
         return int(begin.run_id), list(map(parse_message_envelope, begin.envelopes, begin.trees))
 
     def end_run(self, run: int) -> None:
         """End this run on the SuperLink."""
-        self._call_until_answered("end_run", proto.Run(run_id=run))
+        self._call_with_retries("end_run", proto.Run(run_id=run))
 
     def send_run_heartbeat(self, run: int) -> bool:
         """Send a run's heartbeat; return whether the run is still active on the SuperLink."""
-        return bool(self._call_until_answered("heartbeat", proto.Run(run_id=run)).goes_on)
+        return bool(self._call_with_retries("heartbeat", proto.Run(run_id=run)).goes_on)
 
-    def push_requests(self, run: int, requests: Iterable[tuple[Any, Any]]) -> tuple[list[str], list[str]]:
+    def announce_requests(self, run: int, requests: Iterable[tuple[Any, Any]]) -> tuple[list[str], list[str]]:
         """Announce requests to the SuperLink by their envelopes and object trees.
 
         Returns:
@@ -173,23 +173,23 @@ class SuperLinkControlClient:
         """
         serialized = [(envelope.SerializeToString(), tree.SerializeToString()) for envelope, tree in requests]
         envelopes, trees = [envelope for envelope, _ in serialized], [tree for _, tree in serialized]
-        result = self._call_until_answered("push", proto.Requests(run_id=run, envelopes=envelopes, trees=trees))
+        result = self._call_with_retries("push", proto.Requests(run_id=run, envelopes=envelopes, trees=trees))
         return list(result.names), list(result.missing)
 
-    def fetch_replies_or_reasons(self, run: int, names: Collection[str]) -> list[ReplyOrReason]:
+    def fetch_replies_or_failures(self, run: int, names: Collection[str]) -> list[ReplyOrNoReplyReason]:
         """Return the reply to each request, or the reason why none will come; skip requests that still await one."""
         return [
-            ReplyOrReason(reply.request, reason=NoReplyReason[reply.reason])
+            ReplyOrNoReplyReason(reply.request, reason=NoReplyReason[reply.reason])
             if reply.reason
-            else ReplyOrReason(reply.request, *parse_message_envelope(reply.envelope, reply.tree))
-            for reply in self._call_until_answered("replies", proto.MessageNames(run_id=run, names=names)).replies
+            else ReplyOrNoReplyReason(reply.request, *parse_message_envelope(reply.envelope, reply.tree))
+            for reply in self._call_with_retries("replies", proto.MessageNames(run_id=run, names=names)).replies
         ]
 
-    def release_messages(self, names: Collection[str]) -> None:
+    def release_message_contents(self, names: Collection[str]) -> None:
         """Release these messages, so that the SuperLink may delete the files of their contents."""
-        self._call_until_answered("release", proto.MessageNames(names=names))
+        self._call_with_retries("release", proto.MessageNames(names=names))
 
-    def _call_until_answered(self, name: str, request: Any) -> Any:
+    def _call_with_retries(self, name: str, request: Any) -> Any:
         until = time.monotonic() + self._patience_s
         while True:
             try:

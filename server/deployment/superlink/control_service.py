@@ -33,7 +33,7 @@ class SuperLinkControlService:
             "heartbeat": self.record_run_heartbeat,
             "push": self.accept_requests,
             "replies": self.find_replies,
-            "release": self.release_messages,
+            "release": self.release_message_contents,
         }
 
     def answer_call(self, name: str, request: Any, context: grpc.ServicerContext) -> Any:
@@ -55,7 +55,7 @@ class SuperLinkControlService:
         """Return all registered sites with their connection states."""
         sites = (
             proto.Site(node_id=site.node_id, name=site.name, state=str(site.state), public_key=site.public_key)
-            for site in self._storage.sites.list_all_sites()
+            for site in self._storage.sites.list_registered_sites()
         )
         return proto.Sites(sites=sites)
 
@@ -108,7 +108,7 @@ class SuperLinkControlService:
                 replies.append(proto.Reply(request=root, reason=reason.name))
         return proto.Replies(replies=replies)
 
-    def release_messages(self, request: Any) -> Any:
+    def release_message_contents(self, request: Any) -> Any:
         """Release these messages, so that the files of their objects may be deleted."""
         for name in request.names:
             self._storage.messages.release_message(name)

@@ -86,7 +86,7 @@ def start_hospital_server(
     server = grpc.server(
         ThreadPoolExecutor(THREADS, thread_name_prefix="fleet"),
         handlers=(
-            make_hello_handler(admitted, strangers),
+            make_connection_check_handler(admitted, strangers),
             grpc.method_handlers_generic_handler(SERVICE, make_fleet_method_handlers(fleet, authenticator)),
         ),
         options=make_grpc_server_options(connections),
@@ -127,37 +127,39 @@ def make_fleet_method_handlers(
 ) -> Mapping[str, grpc.RpcMethodHandler]:
     """Return gRPC handlers by method name, for the methods of Flower's Fleet API that hospitals may call."""
     methods: dict[str, tuple[Callable[[CallingSite, Any], Any], Any]] = {
-        "ActivateNode": (fleet.activate, ActivateNodeRequest),
-        "DeactivateNode": (fleet.deactivate, DeactivateNodeRequest),
-        "SendNodeHeartbeat": (fleet.heartbeat, SendNodeHeartbeatRequest),
-        "RegisterNode": (fleet.register, DeactivateNodeRequest),
-        "UnregisterNode": (fleet.register, DeactivateNodeRequest),
+        "ActivateNode": (fleet.activate_site, ActivateNodeRequest),
+        "DeactivateNode": (fleet.sign_off_site, DeactivateNodeRequest),
+        "SendNodeHeartbeat": (fleet.record_heartbeat, SendNodeHeartbeatRequest),
+        "RegisterNode": (fleet.refuse_registration, DeactivateNodeRequest),
+        "UnregisterNode": (fleet.refuse_registration, DeactivateNodeRequest),
         "PullMessages": (fleet.pull_messages, PullMessagesRequest),
         "PushMessages": (fleet.push_messages, PushMessagesRequest),
-        "ConfirmMessageReceived": (fleet.confirm_receipt, ConfirmMessageReceivedRequest),
+        "ConfirmMessageReceived": (fleet.confirm_message_received, ConfirmMessageReceivedRequest),
         "GetRun": (fleet.get_run, GetRunRequest),
-        "GetFab": (fleet.get_bundle, GetFabRequest),
+        "GetFab": (fleet.get_flower_app_bundle, GetFabRequest),
     }
 
-    def serialize(response: Any) -> bytes:
+    def serialize_response(response: Any) -> bytes:
         return bytes(response.SerializeToString())
 
-    make = authenticator.make_handler
+    make = authenticator.make_authenticated_handler
     return {
-        **{name: make(name, answer, kind.FromString, serialize) for name, (answer, kind) in methods.items()},
-        "PushObject": make("PushObject", fleet.push_object, ParsedObjectPush.parse_push_request, serialize),
+        **{name: make(name, answer, kind.FromString, serialize_response) for name, (answer, kind) in methods.items()},
+        "PushObject": make("PushObject", fleet.push_object, ParsedObjectPush.parse_push_request, serialize_response),
         "PullObject": make("PullObject", fleet.pull_object, PullObjectRequest.FromString, bytes),
     }
 
 
-def make_hello_handler(admitted: RegisteredSiteKeys, strangers: UnknownCallerCounts) -> grpc.GenericRpcHandler:
+def make_connection_check_handler(
+    admitted: RegisteredSiteKeys, strangers: UnknownCallerCounts
+) -> grpc.GenericRpcHandler:
     """Make the handler that tells ``flwr-client check`` the time, the release, and whether its key is admitted."""
 
-    def respond(_: object, context: grpc.ServicerContext) -> bytes:
+    def answer_connection_check(_: object, context: grpc.ServicerContext) -> bytes:
         try:
             key, when, signature = parse_signed_headers(context.invocation_metadata())
             # The time in the signature may be any.
-            is_admitted = admitted.find_caller(key) is not None and is_time_signature_valid(key, when, signature)
+            is_admitted = admitted.find_caller_by_key(key) is not None and is_time_signature_valid(key, when, signature)
         except HospitalCallRefused:
             is_admitted = False
         if not is_admitted:
@@ -167,5 +169,5 @@ def make_hello_handler(admitted: RegisteredSiteKeys, strangers: UnknownCallerCou
         return answer.model_dump_json().encode()
 
     # As a stream of requests that nobody reads: a stranger may ask, and no byte of the request is accepted.
-    handler = grpc.stream_unary_rpc_method_handler(respond)
+    handler = grpc.stream_unary_rpc_method_handler(answer_connection_check)
     return grpc.method_handlers_generic_handler(HELLO_SERVICE, {HELLO_METHOD: handler})

@@ -76,7 +76,7 @@ clientapp = "installed:at_the_site"
 """
 
 
-def make_app_bundle(content: str) -> bytes:
+def make_flower_app_bundle(content: str) -> bytes:
     """Return a Flower app bundle with only this ``pyproject.toml``; the bytes depend on nothing else.
 
     Flower delivers a run's code in its bundle. Our bundle holds no code, and a site rejects a bundle with code.
@@ -87,7 +87,7 @@ def make_app_bundle(content: str) -> bytes:
     return archive.getvalue()
 
 
-BUNDLE = make_app_bundle(APP)
+BUNDLE = make_flower_app_bundle(APP)
 BUNDLE_SHA256 = hashlib.sha256(BUNDLE).hexdigest()
 
 
@@ -157,41 +157,43 @@ class FleetService:
 
     # ------------------------------------------------------------------ presence
 
-    def activate(self, caller: CallingSite, request: Any) -> Any:
+    def activate_site(self, caller: CallingSite, request: Any) -> Any:
         """Mark the calling site as connected."""
         if request.public_key != caller.key:
-            other = self._admitted.find_caller(request.public_key)
+            other = self._admitted.find_caller_by_key(request.public_key)
             reason = "the public key in the request did not sign the call"
             raise _make_forged_call_refusal(reason, other.name if other else "")
         _refuse_wrong_heartbeat_interval(request.heartbeat_interval)
-        if not self._sites.mark_connected(caller.node_id, request.heartbeat_interval):
+        if not self._sites.mark_site_connected(caller.node_id, request.heartbeat_interval):
             raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
         self.processes.register_latest_process(caller)
         if self._folder is not None:
             remove_site_sign_off(self._folder, caller.name)
         return ActivateNodeResponse(node_id=caller.node_id)
 
-    def deactivate(self, caller: CallingSite, request: Any) -> Any:
+    def sign_off_site(self, caller: CallingSite, request: Any) -> Any:
         """Mark the calling site as signed off."""
         self._refuse_foreign_node_id(caller, request.node_id)
         if self._folder is not None:  # before the storage changes: a run that sees the change looks here for the reason
             record_site_sign_off(self._folder, caller.name)
-        if not self._sites.mark_signed_off(caller.node_id):
+        if not self._sites.mark_site_signed_off(caller.node_id):
             raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this site is not connected")
         return DeactivateNodeResponse()
 
-    def heartbeat(self, caller: CallingSite, request: Any) -> Any:
+    def record_heartbeat(self, caller: CallingSite, request: Any) -> Any:
         """Record a heartbeat of the calling site."""
         self._refuse_foreign_node_id(caller, request.node.node_id)
         _refuse_wrong_heartbeat_interval(request.heartbeat_interval)
-        if self._sites.has_signed_off(caller.node_id) and self.processes.is_latest_process(caller):  # over a slow line
+        if self._sites.has_site_signed_off(caller.node_id) and self.processes.is_latest_process(
+            caller
+        ):  # over a slow line
             raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this process has signed off")
         if registered := self._sites.record_site_heartbeat(caller.node_id, request.heartbeat_interval):
             # A process that was started after a kill signs on by its heartbeat.
             self.processes.register_latest_process(caller)
         return SendNodeHeartbeatResponse(success=registered)
 
-    def register(self, caller: CallingSite, request: Any) -> Any:
+    def refuse_registration(self, caller: CallingSite, request: Any) -> Any:
         """Refuse registration, because only the coordinator's operator admits sites."""
         reason = "sites are registered by flwr-server admit, not by a call"
         raise HospitalCallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, noted=True)
@@ -211,13 +213,13 @@ class FleetService:
                 self._waiting.release()
             # Meanwhile another process may have signed on, or the key may have been revoked.
             self.processes.refuse_earlier_process(caller)
-            if self._admitted.find_caller(caller.key) is None:
+            if self._admitted.find_caller_by_key(caller.key) is None:
                 raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
             message = self._messages.hand_out_next_request(node, again=again)
         if message is None:
             return PullMessagesResponse()
         proto, tree = parse_message_envelope(message.envelope, message.tree)
-        small = self._messages.read_small_objects(tree)
+        small = self._messages.read_small_message_objects(tree)
         return PullMessagesResponse(messages_list=[proto], message_object_trees=[tree], small_contents=small)
 
     def push_messages(self, caller: CallingSite, request: Any) -> Any:
@@ -233,12 +235,12 @@ class FleetService:
             reason = "nobody waits for this reply any more: its time is over, or its run"
             raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=metadata.run_id)
         small = index_by_sha256(request.small_contents)
-        store = partial(self._store_object, caller, metadata.run_id)
+        store = partial(self._store_reply_object, caller, metadata.run_id)
         to_push = [name for name in missing if name not in small or not store(name, small[name])]
         results = [Result(key=metadata.message_id, value=0)]
         return PushMessagesResponse(results=results, objects_to_push=to_push, session_id=metadata.message_id)
 
-    def confirm_receipt(self, caller: CallingSite, request: Any) -> Any:
+    def confirm_message_received(self, caller: CallingSite, request: Any) -> Any:
         """Release a message, because the calling site confirms that it has received it."""
         self._refuse_foreign_node_id(caller, request.node.node_id)
         name, owner = request.message_object_id, self._messages.find_node_of_message(request.message_object_id)
@@ -301,7 +303,7 @@ class FleetService:
         response.run.run_id, response.run.fab_hash = request.run_id, BUNDLE_SHA256
         return response
 
-    def get_bundle(self, caller: CallingSite, request: Any) -> Any:
+    def get_flower_app_bundle(self, caller: CallingSite, request: Any) -> Any:
         """Return the Flower app bundle of a run in which the calling site takes part."""
         self._refuse_nonparticipating_site(caller, request.node.node_id, request.run_id)
         if request.hash_str != BUNDLE_SHA256:
@@ -326,14 +328,14 @@ class FleetService:
         # So that the site does not count the reply as accepted.
         if self._messages.has_object_expired(caller.node_id, name):
             return PushObjectResponse(stored=False)
-        return PushObjectResponse(stored=self._store_object(caller, request.run_id, name, push.content))
+        return PushObjectResponse(stored=self._store_reply_object(caller, request.run_id, name, push.content))
 
-    def _store_object(self, caller: CallingSite, run_id: int, name: str, content: bytes | memoryview) -> bool:
+    def _store_reply_object(self, caller: CallingSite, run_id: int, name: str, content: bytes | memoryview) -> bool:
         """Store an object of a reply; return whether a message still needs the object."""
         if not self._messages.add_reply_bytes_within_limit(caller.node_id, name, len(content)):
             reason = "the reply weighs more than twice what was asked for"
             raise HospitalCallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, noted=True, run=run_id)
-        return self._messages.store_object(name, content)
+        return self._messages.store_needed_object(name, content)
 
     def pull_object(self, caller: CallingSite, request: Any) -> bytes:
         """Return an object of a message that was handed to the calling site, as a serialized PullObjectResponse."""
@@ -341,7 +343,7 @@ class FleetService:
         if not self._messages.may_pull_object(caller.node_id, request.object_id):
             raise _make_forged_call_refusal("the object belongs to no message for this site", run=request.run_id)
         self._refuse_inactive_run(request.run_id)
-        if response := self._pulls.get_response(request.object_id):
+        if response := self._pulls.get_pull_response(request.object_id):
             return response
         empty = PullObjectResponse(
             object_found=self._messages.is_object_needed(request.object_id), object_available=False

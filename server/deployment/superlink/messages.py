@@ -181,7 +181,7 @@ class MessageStore:
             owner = int(node), int(run), bool(is_reply)
             message = StoredMessage(root, *owner, partner, expires, envelope, tree)
             message.handed, message.released, message.withdrawn = map(bool, flags)
-            self._add_to_memory(message)
+            self._add_message_to_memory(message)
         self.files.remove_unneeded_objects(self._needed)
 
     # ------------------------------------------------------------------ the run's side
@@ -193,11 +193,11 @@ class MessageStore:
             Ids of the accepted requests; and ids of their objects whose files are missing.
         """
         with self.database.lock:
-            accepted = [request for request in requests if self.sites.find_site(request.node)]
+            accepted = [request for request in requests if self.sites.find_registered_site(request.node)]
             new = [request for request in accepted if request.root not in self._by_root]
             self.database.execute_in_transaction(*((_STORE, request.database_row) for request in new))
             for request in new:
-                self._add_to_memory(request)
+                self._add_message_to_memory(request)
             missing = self._list_missing_objects(accepted)
         for request in new:
             self.arrivals.record_arrival(request.node)
@@ -216,7 +216,7 @@ class MessageStore:
                 yield reply
             elif request.expires <= self.clock():
                 yield root, self._withdraw_request(request, NoReplyReason.MESSAGE_GONE)
-            elif not self.sites.is_connected(request.node):
+            elif not self.sites.is_site_connected(request.node):
                 yield root, self._withdraw_request(request, NoReplyReason.SITE_GONE)
 
     def end_run(self, run: int) -> None:
@@ -224,7 +224,7 @@ class MessageStore:
         with self.database.lock:
             self.runs.end_run(run)
             requests = (message for message in self._by_root.values() if not message.is_reply)
-            self._remove_unneeded_files([request for request in requests if request.run == run])
+            self._release_and_remove_files([request for request in requests if request.run == run])
 
     def find_unrecorded_replies(self) -> list[StoredMessage]:
         """Return the replies to ended runs that no run has released yet, in the order of their arrival."""
@@ -266,7 +266,7 @@ class MessageStore:
                 return request
         return None
 
-    def read_small_objects(self, tree: Any) -> list[bytes]:
+    def read_small_message_objects(self, tree: Any) -> list[bytes]:
         """Return the contents of a request's small objects, to be sent with it; skip objects without a file."""
         sizes = [(name, self.files.get_object_size(name)) for name in dict.fromkeys(list_tree_object_ids(tree))]
         contents = map(self.files.read_object, choose_small_objects(sizes))
@@ -292,14 +292,14 @@ class MessageStore:
             partner = ("UPDATE messages SET partner = ? WHERE root = ?", (reply.root, request.root))
             self.database.execute_in_transaction((_STORE, reply.database_row), partner)
             request.partner = reply.root
-            self._add_to_memory(reply)
+            self._add_message_to_memory(reply)
             return ReplyAcceptance.ACCEPTED, self._list_missing_objects([reply])
 
     def release_message(self, root: str) -> None:
         """Release a message's objects; remove the files that no other message needs."""
         with self.database.lock:
             if (message := self._by_root.get(root)) is not None:
-                self._remove_unneeded_files([message])
+                self._release_and_remove_files([message])
 
     # ------------------------------------------------------------------ ownership
 
@@ -364,7 +364,7 @@ class MessageStore:
                     return reply.size <= 2 * largest + ROOM_BYTES
             return False
 
-    def store_object(self, name: str, content: bytes | memoryview) -> bool:
+    def store_needed_object(self, name: str, content: bytes | memoryview) -> bool:
         """Write an object if a message still needs it; return whether it was written."""
         self.files.write_object(name, content)
         with self.database.lock:
@@ -387,7 +387,7 @@ class MessageStore:
         )
         return [name for name in names if not self.files.has_object(name)]
 
-    def _add_to_memory(self, message: StoredMessage) -> None:
+    def _add_message_to_memory(self, message: StoredMessage) -> None:
         """Add a message to memory; beyond :data:`MOST_MESSAGES`, forget the oldest finished messages of its site."""
         of_site = self._of_site.setdefault((message.node, message.is_reply), {})
         self._by_root[message.root] = of_site[message.root] = message
@@ -395,7 +395,7 @@ class MessageStore:
             self._needed.update(message.names)
         finished = [old for old in of_site.values() if old.released or old.expires <= self.clock()]
         if forgotten := finished[: max(0, len(of_site) - MOST_MESSAGES)]:
-            self._remove_unneeded_files(forgotten)
+            self._release_and_remove_files(forgotten)
             self.database.execute_in_transaction(
                 *(("DELETE FROM messages WHERE root = ?", (old.root,)) for old in forgotten)
             )
@@ -403,7 +403,7 @@ class MessageStore:
                 self._by_root.pop(old.root, None)
                 of_site.pop(old.root, None)
 
-    def _remove_unneeded_files(self, messages: Sequence[StoredMessage]) -> None:
+    def _release_and_remove_files(self, messages: Sequence[StoredMessage]) -> None:
         """Remove the files of objects that no other message needs."""
         pending = [message for message in messages if not message.released]
         if pending:

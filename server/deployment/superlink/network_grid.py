@@ -38,7 +38,7 @@ from server.coordinator.state import read_site_sign_offs
 from server.deployment.superlink.control_client import (
     GIVEN_UP,
     LINK_PATIENCE_S,
-    ReplyOrReason,
+    ReplyOrNoReplyReason,
     RunEndedBySuperLink,
     SuperLinkControlClient,
     SuperLinkUnreachable,
@@ -80,7 +80,7 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
     """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # errors still come as exceptions
 
-    def read_recipients() -> dict[int, RequestRecipient]:
+    def read_request_recipients() -> dict[int, RequestRecipient]:
         """Return node id -> site for the unrevoked sites; names and keys come from the coordinator's files."""
         admitted = {
             convert_openssh_key_to_pem(site.public_key): site for site in read_unrevoked_sites(coordinator).values()
@@ -88,7 +88,7 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
         sites = ((node.node_id, admitted.get(node.public_key)) for node in control.list_registered_sites())
         return {node: RequestRecipient(site.site, site.public_key) for node, site in sites if site is not None}
 
-    def raise_run_lost(number: int, frame: object) -> NoReturn:
+    def raise_run_ended(number: int, frame: object) -> NoReturn:
         signal.signal(LOST_SIGNAL, signal.SIG_IGN)
         raise RunEndedBySuperLink(GIVEN_UP)
 
@@ -105,14 +105,14 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
         run, earlier_replies = control.begin_run()
         set_flower_node_identity(COORDINATOR, run)
         stop = threading.Event()
-        signal.signal(LOST_SIGNAL, raise_run_lost)
+        signal.signal(LOST_SIGNAL, raise_run_ended)
         threading.Thread(target=send_run_heartbeats, name="heartbeat", daemon=True).start()
         try:
             grid = NetworkGrid(
                 control,
                 run,
                 files=ObjectFileStore(coordinator.state_path / OBJECTS),
-                signer=RequestSigner(*ensure_valid_signing_key(coordinator), read_recipients),
+                signer=RequestSigner(*ensure_valid_signing_key(coordinator), read_request_recipients),
                 earlier_replies=earlier_replies,
                 clock=open_shared_steady_clock(coordinator.state_path / CLOCK),
                 signed_off=partial(read_site_sign_offs, coordinator.state_path),
@@ -149,7 +149,7 @@ class _IncompleteReply:
             first time, so that a new reply does not look complete.
     """
 
-    status: ReplyOrReason
+    status: ReplyOrNoReplyReason
     names: list[str]
     since: float = field(default_factory=time.monotonic)
     size: int = 0
@@ -219,7 +219,7 @@ class NetworkGrid(Grid):
         announced, contents = list[tuple[Any, Any]](), dict[str, bytes]()
         for message in messages:
             message.metadata.created_at = self._clock()
-            self._signer.sign(message)
+            self._signer.sign_request(message)
             tree, parts = split_message_into_objects(message)
             for name, content in parts.items():
                 if name not in contents:
@@ -227,18 +227,18 @@ class NetworkGrid(Grid):
             contents |= parts
             announced.append((strip_message_content(message), tree))
             sizes, assembled = [len(content) for content in parts.values()], count_array_bytes(message.content)
-            bound = ReplySizeBound.for_request(sizes, assembled, read_masked_update_size(message.content))
+            bound = ReplySizeBound.compute_bound_for_request(sizes, assembled, read_masked_update_size(message.content))
             metadata = message.metadata
             site, kind, group = metadata.dst_node_id, metadata.message_type, metadata.group_id
             empty = Message(RecordDict(), site, kind, ttl=metadata.ttl, group_id=group)
             set_message_id(empty, metadata.message_id)
             self._requests[metadata.message_id] = _AwaitedRequest(empty, bound)
             self._signer.remember_sent_request(message)
-        accepted, missing = self._control.push_requests(self._run, announced)
+        accepted, missing = self._control.announce_requests(self._run, announced)
         while missing:  # an earlier message has released them meanwhile
             for name in missing:
                 self._files.write_object(name, contents[name])
-            accepted, missing = self._control.push_requests(self._run, announced)
+            accepted, missing = self._control.announce_requests(self._run, announced)
         return accepted
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -251,7 +251,7 @@ class NetworkGrid(Grid):
         names = list(message_ids)
         errors = list[Message]()
         if unannounced := [name for name in names if name not in self._pending]:
-            for status in self._control.fetch_replies_or_reasons(self._run, unannounced):
+            for status in self._control.fetch_replies_or_failures(self._run, unannounced):
                 if status.reason is None:
                     self._pending[status.request] = _IncompleteReply(status, list_tree_object_ids(status.tree))
                     continue
@@ -263,15 +263,15 @@ class NetworkGrid(Grid):
                         code, reason = REVOKED, NOT_REGISTERED
                     elif when := self._signed_off().get(site):
                         reason = describe_site_sign_off(when)
-                errors.append(self._make_error_reply(status.request, code, reason))
-        complete, until = self._find_ended_uploads(names), time.monotonic() + POLL_S
+                errors.append(self._make_error_reply_message(status.request, code, reason))
+        complete, until = self._find_finished_uploads(names), time.monotonic() + POLL_S
         while not complete and not unannounced and time.monotonic() < until:
             time.sleep(LOOK_S)
-            complete = self._find_ended_uploads(names)
+            complete = self._find_finished_uploads(names)
         replies = dict(itertools.islice(complete.items(), AT_A_TIME))
         for name in replies:
             del self._pending[name]
-        return [*errors, *(self._make_reply(pending) for pending in replies.values())]
+        return [*errors, *(self._assemble_reply_message(pending) for pending in replies.values())]
 
     def receive_unrecorded_replies(self, run: str) -> Iterator[ReplyArrival]:
         """Yield replies to this run that arrived while the run was interrupted, so that they can be recorded.
@@ -289,11 +289,11 @@ class NetworkGrid(Grid):
             size = sum(map(len, objects.values())) + SPARE_BYTES
             with suppress(ValueError, SignatureFault):  # cut off, or not signed by the site of that node
                 message = rebuild_message_from_objects(name, objects, size)
-                statement = self._signer.read_reply_statement(node, message.content)
+                statement = self._signer.verify_earlier_run_reply(node, message.content)
                 if statement.run == run:
                     about = statement.record, statement.round, statement.site
                     yield ReplyArrival(*about, message.content, CAME_WHILE_AWAY)
-            self._control.release_messages([name])
+            self._control.release_message_contents([name])
         self._earlier_replies = ()
 
     def close(self) -> None:
@@ -303,10 +303,10 @@ class NetworkGrid(Grid):
 
     def _release_messages(self, names: list[str]) -> None:
         if names:
-            self._control.release_messages(names)
+            self._control.release_message_contents(names)
             names.clear()
 
-    def _find_ended_uploads(self, names: Iterable[str]) -> dict[str, _IncompleteReply]:
+    def _find_finished_uploads(self, names: Iterable[str]) -> dict[str, _IncompleteReply]:
         """Record which objects have arrived; return request id -> reply if it is complete, too large or has stalled."""
         complete = dict[str, _IncompleteReply]()
         for name in names:
@@ -322,11 +322,11 @@ class NetworkGrid(Grid):
                 complete[name] = pending
         return complete
 
-    def _make_reply(self, pending: _IncompleteReply) -> Message:
+    def _assemble_reply_message(self, pending: _IncompleteReply) -> Message:
         name, metadata = pending.status.request, pending.status.envelope.metadata
         if pending.missing and not pending.fault:
             reason = f"its reply was cut off: nothing came for {UPLOAD_STALL_S:.0f} s"
-            return self._make_error_reply(name, NODE_UNAVAILABLE, reason)
+            return self._make_error_reply_message(name, NODE_UNAVAILABLE, reason)
         fault, message, request = pending.fault, None, self._requests.get(name)
         bound = request.bound if request else NO_REPLY
         if not fault:
@@ -341,13 +341,13 @@ class NetworkGrid(Grid):
         (self._roll_calls if is_roll_call else self._fetched).append(metadata.message_id)
         # An error holds no record and is not signed: it counts for nothing but words.
         if message is not None and message.has_content():
-            fault = self._signer.find_reply_fault(name, message)
+            fault = self._signer.find_reply_signature_fault(name, message)
         if fault or message is None:
-            return self._make_error_reply(name, REFUSED_REPLY, fault)
+            return self._make_error_reply_message(name, REFUSED_REPLY, fault)
         self._requests.pop(name, None)
         return message
 
-    def _make_error_reply(self, name: str, code: int, reason: str) -> Message:
+    def _make_error_reply_message(self, name: str, code: int, reason: str) -> Message:
         if (request := self._requests.pop(name, None)) is not None:
             message = request.message
         else:  # no request of this run

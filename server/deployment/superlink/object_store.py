@@ -135,11 +135,11 @@ class PullObjectResponseCache:
         self._lock = threading.Lock()
         self.size = 0
 
-    def get_response(self, object_id: str) -> bytes | None:
+    def get_pull_response(self, object_id: str) -> bytes | None:
         """Return the serialized PullObjectResponse for an object; None if the object does not exist."""
         now = time.monotonic()
         with self._lock:
-            response = self._remove_response(object_id)
+            response = self._remove_cached_response(object_id)
             if response is None and (content := self._files.map_object_into_memory(object_id)) is not None:
                 response = append_protobuf_field(_OBJECT_AVAILABLE, CONTENT_OF_PULL, content)
             if response is not None:
@@ -148,10 +148,10 @@ class PullObjectResponseCache:
             while self._responses and (
                 self.size > PULL_CACHE_BYTES or now - next(iter(self._responses.values()))[0] > PULL_CACHE_S
             ):
-                self._remove_response(next(iter(self._responses)))
+                self._remove_cached_response(next(iter(self._responses)))
         return response
 
-    def _remove_response(self, object_id: str) -> bytes | None:
+    def _remove_cached_response(self, object_id: str) -> bytes | None:
         if object_id not in self._responses:
             return None
         _, response = self._responses.pop(object_id)
@@ -193,7 +193,9 @@ class ReplySizeBound:
     assembled: int
 
     @classmethod
-    def for_request(cls, sizes: Collection[int], assembled: int, masked_update: int = 0) -> "ReplySizeBound":
+    def compute_bound_for_request(
+        cls, sizes: Collection[int], assembled: int, masked_update: int = 0
+    ) -> "ReplySizeBound":
         """Return the size limit of the reply to a request.
 
         Args:

@@ -59,7 +59,8 @@ class SuperLinkProcess:
         )
         assert self._process.stdout is not None
         self._log = copy_lines_to_log(
-            self._process.stdout, RotatingLog(coordinator.log_path, as_json=get_log_format() is LogOutputFormat.json)
+            self._process.stdout,
+            RotatingLogFile(coordinator.log_path, as_json=get_log_format() is LogOutputFormat.json),
         )
         deadline = time.monotonic() + START_TIMEOUT_S
         while not is_superlink_answering(coordinator):
@@ -71,7 +72,7 @@ class SuperLinkProcess:
                 raise BadInput([Fault(str(coordinator.folder), problem)])
             time.sleep(0.1)
 
-    def exit_code(self) -> int | None:
+    def get_exit_code(self) -> int | None:
         """Return the exit code; None while the process runs."""
         return self._process.poll() if self._process else None
 
@@ -105,7 +106,7 @@ def make_superlink_command(coordinator: CoordinatorFolder) -> list[str]:
 
 
 @dataclass
-class RotatingLog:
+class RotatingLogFile:
     """A log of at most :data:`FILES` files (PATH, PATH.1, PATH.2) of :data:`FILE_BYTES`, readable only by their owner.
 
     Args:
@@ -119,18 +120,18 @@ class RotatingLog:
     _minute: float = float("-inf")
     _lines: int = 0
 
-    def write_line(self, line: str) -> None:
+    def write_log_line(self, line: str) -> None:
         """Add a line with its time; drop it if the current minute already has :data:`LINES_A_MINUTE` lines."""
         now = self.clock()
         if now - self._minute >= 60:
             left_out, self._minute, self._lines = self._lines - LINES_A_MINUTE, now, 0
             if left_out > 0:
-                self._append_line(f"{left_out} more lines in that minute")
+                self._append_and_rotate_log(f"{left_out} more lines in that minute")
         self._lines += 1
         if self._lines <= LINES_A_MINUTE:
-            self._append_line(escape_control_characters(line)[:LONGEST_LINE])
+            self._append_and_rotate_log(escape_control_characters(line)[:LONGEST_LINE])
 
-    def _append_line(self, line: str) -> None:
+    def _append_and_rotate_log(self, line: str) -> None:
         if self.path.exists() and self.path.stat().st_size >= FILE_BYTES:
             names = [self.path, *(self.path.with_name(f"{self.path.name}.{number}") for number in range(1, FILES))]
             for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
@@ -151,18 +152,18 @@ def escape_control_characters(line: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in plain)
 
 
-def copy_lines_to_log(source: IO[bytes], log: RotatingLog) -> threading.Thread:
+def copy_lines_to_log(source: IO[bytes], log: RotatingLogFile) -> threading.Thread:
     """Copy the output lines of a process to a log, in a thread that ends with the process."""
 
-    def copy() -> None:
+    def copy_output_lines() -> None:
         while line := source.readline(4 * LONGEST_LINE):
             try:
-                log.write_line(line.decode(errors="replace"))
+                log.write_log_line(line.decode(errors="replace"))
             except OSError:  # the disk is full: the process must not wait for us
                 continue
         source.close()
 
-    thread = threading.Thread(target=copy, name="log", daemon=True)
+    thread = threading.Thread(target=copy_output_lines, name="log", daemon=True)
     thread.start()
     return thread
 

@@ -118,13 +118,13 @@ class UnknownCallerCounts:
             self._counts[(OTHERS, "various reasons") if full else (address, reason)] += 1
             wait_s = self._reported + REPORT_EVERY_S - self.clock()
             if wait_s > 0 and self._timer is None:
-                self._timer = threading.Timer(wait_s, self.log_counts)
+                self._timer = threading.Timer(wait_s, self.log_refused_call_counts)
                 self._timer.daemon = True
                 self._timer.start()
         if wait_s <= 0:
-            self.log_counts()
+            self.log_refused_call_counts()
 
-    def log_counts(self) -> None:
+    def log_refused_call_counts(self) -> None:
         """Write the counts since the last report to the log."""
         with self._lock:
             self._reported, self._timer = self.clock(), None

@@ -67,21 +67,21 @@ class SiteRegistry:
         for node, name, key, state, until in database.query_rows("SELECT node, name, key, state, until FROM sites"):
             self._sites[int(node)] = RegisteredSite(int(node), name, bytes(key), SiteConnectionState(state), until)
 
-    def list_all_sites(self) -> list[RegisteredSite]:
+    def list_registered_sites(self) -> list[RegisteredSite]:
         """Return all registered sites, each with its current connection state."""
         now = self._clock()
         return [replace(site, state=site.compute_connection_state_at(now)) for site in list(self._sites.values())]
 
-    def find_site(self, node_id: int) -> RegisteredSite | None:
+    def find_registered_site(self, node_id: int) -> RegisteredSite | None:
         """Return the site with this node id; None if it is not registered."""
         return self._sites.get(node_id)
 
-    def is_connected(self, node_id: int) -> bool:
+    def is_site_connected(self, node_id: int) -> bool:
         """Return whether a site is connected and its heartbeats arrive in time."""
         site = self._sites.get(node_id)
         return site is not None and site.compute_connection_state_at(self._clock()) == SiteConnectionState.CONNECTED
 
-    def has_signed_off(self, node_id: int) -> bool:
+    def has_site_signed_off(self, node_id: int) -> bool:
         """Return whether a site has left on purpose and has not connected again."""
         site = self._sites.get(node_id)
         return site is not None and site.state == SiteConnectionState.SIGNED_OFF
@@ -103,15 +103,15 @@ class SiteRegistry:
             self._database.execute_in_transaction(("DELETE FROM sites WHERE node = ?", (str(node_id),)))
             self._sites.pop(node_id, None)
 
-    def mark_connected(self, node_id: int, interval_s: float) -> bool:
+    def mark_site_connected(self, node_id: int, interval_s: float) -> bool:
         """Mark a site as connected; return False if it is connected already or not registered."""
         with self._database.lock:
-            return not self.is_connected(node_id) and self.record_site_heartbeat(node_id, interval_s)
+            return not self.is_site_connected(node_id) and self.record_site_heartbeat(node_id, interval_s)
 
-    def mark_signed_off(self, node_id: int) -> bool:
+    def mark_site_signed_off(self, node_id: int) -> bool:
         """Mark a site as signed off; return False if it was not connected."""
         with self._database.lock:
-            if not self.is_connected(node_id):
+            if not self.is_site_connected(node_id):
                 return False
             self._store_site(replace(self._sites[node_id], state=SiteConnectionState.SIGNED_OFF, until=self._clock()))
             return True

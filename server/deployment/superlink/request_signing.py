@@ -53,7 +53,7 @@ class RequestSigner:
         self._sites = self._read_sites()
         return self._sites
 
-    def sign(self, message: Message) -> None:
+    def sign_request(self, message: Message) -> None:
         """Sign a request for its site; leave a request to a revoked site unsigned."""
         site = self._find_recipient(message.metadata.dst_node_id)
         if site is None:
@@ -77,7 +77,7 @@ class RequestSigner:
             run, server_round, _ = read_run_round_class(message.content)
             self._sent[message.metadata.message_id] = site, run, server_round
 
-    def find_reply_fault(self, message_id: str, reply: Message) -> str:
+    def find_reply_signature_fault(self, message_id: str, reply: Message) -> str:
         """Return why a reply is not the recipient's signed answer to this request; empty if it is.
 
         Args:
@@ -98,7 +98,7 @@ class RequestSigner:
             return f"its reply is not signed by {site.name} as an answer to what it was asked: {fault}"
         return ""
 
-    def read_reply_statement(self, node_id: int, content: RecordDict) -> ReplyStatement:
+    def verify_earlier_run_reply(self, node_id: int, content: RecordDict) -> ReplyStatement:
         """Verify the signature on a reply to an earlier run; return the statement, the text that the site signed.
 
         Raises:

@@ -18,7 +18,7 @@ from server.runs.live_status import (
     PHASES,
     CurrentRun,
     JsonLinesReader,
-    describe_site_in_run,
+    describe_site_activity,
     describe_site_sign_off,
     read_current_run,
 )
@@ -148,7 +148,7 @@ class RunFileWatcher:
         self._rounds, self._events = JsonLinesReader(Path()), JsonLinesReader(Path())
         self._records: tuple[RoundFileLine, ...] = ()
 
-    def poll_snapshot(self) -> RunSnapshot:
+    def poll_run_snapshot(self) -> RunSnapshot:
         """Read what is new in the files; return the current state of the run."""
         source, links = self._source, self._source.links()
         if (present := read_current_run(source.state)) is None:
@@ -175,7 +175,7 @@ class RunFileWatcher:
             missed |= {site: f"round {record.round}: {why}" for site, why in record.absent.items()}
         for name in sorted({*links, *present.sites, *present.waiting_for}):
             link = links.get(name, "")
-            part = describe_site_in_run(present, name, revoked=link == "revoked")
+            part = describe_site_activity(present, name, revoked=link == "revoked")
             sites.append(SiteStatusRow(name, link, part, counted[name], seconds.get(name), missed.get(name, "")))
         summary = None
         if present.state == "done":
@@ -187,12 +187,12 @@ class RunFileWatcher:
             present,
             tuple(sites),
             self._records,
-            tuple(format_event(event) for event in reversed(self._events.all[-EVENTS_SHOWN:])),
+            tuple(format_run_event(event) for event in reversed(self._events.all[-EVENTS_SHOWN:])),
             summary if isinstance(summary, dict) else {},
         )
 
 
-def format_event(event: Mapping[str, Any]) -> tuple[str, str]:
+def format_run_event(event: Mapping[str, Any]) -> tuple[str, str]:
     """Return time and text of an event in ``events.jsonl``; an event without a text shows its fields.
 
     The time of today's events is shown without the date.

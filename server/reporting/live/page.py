@@ -34,7 +34,7 @@ _SUMMARY = TypeAdapter(FinalTestSummary)
 
 def render_live_page(snapshot: RunSnapshot) -> str:
     """Return the complete page, which is readable without JavaScript."""
-    style, script = Markup(_read_asset("live.css")), Markup(_read_asset("live.js"))
+    style, script = Markup(_read_page_asset("live.css")), Markup(_read_page_asset("live.js"))
     return _render_live_template(
         "live.html.j2", shown=make_live_template_variables(snapshot), style=style, script=script
     )
@@ -53,11 +53,11 @@ def _render_live_template(template: str, **variables: object) -> str:
 def _make_live_template_environment() -> Environment:
     css_classes = {"connected": "good", "revoked": "bad", "not connected": "away"}
 
-    def css_class(site: SiteStatusRow) -> str:
+    def choose_site_css_class(site: SiteStatusRow) -> str:
         return "away" if site.link.startswith(SIGNED_OFF) else css_classes.get(site.link, "")
 
     environment = make_jinja_environment(_ASSETS)
-    environment.globals.update(say=plain_text, mark=css_class)
+    environment.globals.update(say=plain_text, mark=choose_site_css_class)
     return environment
 
 
@@ -65,7 +65,7 @@ def _make_live_template_environment() -> Environment:
 def make_content_security_policy() -> str:
     """Return a Content-Security-Policy that allows only our style and script (by hash), and requests to our server."""
     style, script = (
-        base64.b64encode(hashlib.sha256(_read_asset(name).encode()).digest()).decode()
+        base64.b64encode(hashlib.sha256(_read_page_asset(name).encode()).digest()).decode()
         for name in ("live.css", "live.js")
     )
     return (
@@ -74,7 +74,7 @@ def make_content_security_policy() -> str:
     )
 
 
-def _read_asset(name: str) -> str:
+def _read_page_asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
@@ -177,20 +177,20 @@ def draw_line_chart(
     lowest = math.floor(min(every) / step)  # in steps
     low, high = lowest * step, max(math.ceil(max(every) / step), lowest + 1) * step
 
-    def scale_to_x(number: float) -> float:
+    def scale_round_to_x(number: float) -> float:
         return LEFT + (number - 1) / max(last - 1, 1) * (WIDTH - LEFT - RIGHT)
 
-    def scale_to_y(value: float) -> float:
+    def scale_value_to_y(value: float) -> float:
         return TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     ticks = [low + index * step for index in range(round((high - low) / step) + 1)]
     drawn = [
-        {"name": name, "newest": points[-1], "corners": [(scale_to_x(n), scale_to_y(v)) for n, v in points]}
+        {"name": name, "newest": points[-1], "corners": [(scale_round_to_x(n), scale_value_to_y(v)) for n, v in points]}
         for name, points in lines.items()
     ]
     frame = {"left": LEFT, "right": WIDTH - RIGHT, "width": WIDTH, "height": HEIGHT}
-    labels = [(scale_to_y(value), f"{value:.{digits}f}") for value in ticks]
+    labels = [(scale_value_to_y(value), f"{value:.{digits}f}") for value in ticks]
     svg = _render_live_template(
         "curves.svg.j2", title=title, frame=frame, ticks=labels, last=last, lines=drawn, most_dots=MOST_DOTS
     )

@@ -71,7 +71,7 @@ class LiveViewServer:
         self._opened: dict[asyncio.Task[None], float] = {}  # connection -> time when it was accepted; oldest first
         self._have_token: set[asyncio.Task[None]] = set()
 
-    async def serve(self) -> None:
+    async def serve_requests(self) -> None:
         """Serve requests until :meth:`stop` is called."""
         self._listener.setblocking(False)
         accepting = asyncio.create_task(self._accept_connections())
@@ -83,11 +83,11 @@ class LiveViewServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def stop(self) -> None:
-        """Make :meth:`serve` return; called from another thread."""
+        """Make :meth:`serve_requests` return; called from another thread."""
         self._stopping = True
 
     def stop_after_last_request(self) -> None:
-        """Make :meth:`serve` return; if a page is open, wait first until it has loaded the run's final state.
+        """Make :meth:`serve_requests` return; if a page is open, wait first until it has loaded the run's final state.
 
         Wait at most three times :data:`POLL_S`.
         """
@@ -155,7 +155,7 @@ class LiveViewServer:
     def _read_cached_snapshot(self) -> RunSnapshot:
         """Return the state of the run, read from files at most every half second."""
         if self._snapshot is None or time.monotonic() - self._snapshot_time > POLL_S / 2:
-            self._snapshot, self._snapshot_time = self._watcher.poll_snapshot(), time.monotonic()
+            self._snapshot, self._snapshot_time = self._watcher.poll_run_snapshot(), time.monotonic()
         return self._snapshot
 
 
@@ -180,7 +180,7 @@ def open_listening_socket(address: str, port: int) -> socket.socket:
         raise BadInput([Fault(f"--port {port}", problem, "Name another with --port.")]) from None
 
 
-def make_tls_context(coordinator: CoordinatorFolder) -> ssl.SSLContext:
+def make_tls_server_context(coordinator: CoordinatorFolder) -> ssl.SSLContext:
     """Return a TLS server context with the coordinator's certificate and key."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(coordinator.authority_path / "server.crt", coordinator.authority_path / "server.key")
@@ -203,13 +203,15 @@ def serve_live_view(coordinator: CoordinatorFolder, address: str, port: int, tel
         tell(f"live view: https://{host}:{listener.getsockname()[1]}/?token={token}")
         tell(f"anyone who has this address may look; nobody can change anything. Certificate SHA-256 {sha256}")
         tell(f"for a browser that does not warn: trust {coordinator.ca_certificate_path}")
-        server = LiveViewServer(listener, make_current_run_source(coordinator), token, make_tls_context(coordinator))
+        server = LiveViewServer(
+            listener, make_current_run_source(coordinator), token, make_tls_server_context(coordinator)
+        )
         with graceful_shutdown(0, server.stop):
-            asyncio.run(server.serve())
+            asyncio.run(server.serve_requests())
 
 
 @contextlib.contextmanager
-def serve_view_during_run(folder: Path, port: int, tell: Callable[[str], None]) -> Iterator[None]:
+def serve_live_view_during_run(folder: Path, port: int, tell: Callable[[str], None]) -> Iterator[None]:
     """Within the context, serve the live view of the run in ``folder`` on 127.0.0.1 from a separate process.
 
     The page is served over HTTP, because a simulation has no certificate and the page stays on this machine.
@@ -248,7 +250,7 @@ def main() -> None:
         server.stop_after_last_request()
 
     threading.Thread(target=stop_when_run_ends, daemon=True).start()
-    asyncio.run(server.serve())
+    asyncio.run(server.serve_requests())
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def allocate_simulation_workers(
     return WorkerAllocation(settings.workers or max(1, min(sites, room)), share)
 
 
-def start_ray(settings: RayWorkerSettings) -> None:
+def start_or_join_ray(settings: RayWorkerSettings) -> None:
     """Start Ray on this machine, or join a cluster; everything that Ray starts here ends with this process.
 
     Raises:
@@ -135,7 +135,7 @@ def make_cluster_join_fault(address: str, reason: str) -> Fault:
     return Fault("simulation.address", f'"{address}" cannot be joined: {reason}', remedy)
 
 
-def list_living_nodes() -> list[dict[str, Any]]:
+def list_living_ray_nodes() -> list[dict[str, Any]]:
     """Return Ray's descriptions of the cluster's living nodes."""
     import ray
 
@@ -144,7 +144,7 @@ def list_living_nodes() -> list[dict[str, Any]]:
 
 
 def read_node_resources(living: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
-    """Return the resources of each node, from Ray's descriptions (:func:`list_living_nodes`)."""
+    """Return the resources of each node, from Ray's descriptions (:func:`list_living_ray_nodes`)."""
     resources = [node["Resources"] for node in living]
     return [ClusterNode(node.get("CPU", 0), node.get("GPU", 0), node.get("memory", 0)) for node in resources]
 
@@ -208,21 +208,21 @@ def check_node_versions(here: Mapping[str, str], probe: Callable[[], dict[str, s
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     answers: dict[str, Any] = {}
-    for node in list_living_nodes():
+    for node in list_living_ray_nodes():
         on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         options: Any = {"num_cpus": 0, "scheduling_strategy": on_node, "max_retries": 3}
         answers[f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})"] = ray.remote(**options)(probe).remote()
     raise_faults(find_node_version_faults(here, {name: ray.get(reference) for name, reference in answers.items()}))
 
 
-def list_own_import_folders() -> tuple[str, ...]:
+def list_uninstalled_import_folders() -> tuple[str, ...]:
     """Return the import folders of this process that belong neither to Python nor to an installation."""
     installed = (sys.prefix, sys.base_prefix)
     paths = [os.path.abspath(path) for path in sys.path]
     return tuple(path for path in paths if not path.startswith(installed) and "site-packages" not in path)
 
 
-def make_driver_environment(address: str) -> dict[str, str]:
+def make_ray_driver_environment(address: str) -> dict[str, str]:
     """Return environment variables for the process that drives Ray; its workers on this machine inherit them."""
     paths = [os.path.abspath(path) for path in sys.path]  # "" is the working folder
     own = {"PYTHONPATH": os.pathsep.join(paths), **QUIET, **LARGE_BUFFERS}

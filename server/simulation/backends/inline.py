@@ -26,7 +26,7 @@ FIRST_NODE = 2
 Main = Callable[[Grid], None]
 
 
-def import_site_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
+def import_client_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
     """Import by its name the ClientApp that serves all sites."""
     app: ClientApp = resolve_name(CLIENT_APP)(experiment, base, run_folder)
     return app
@@ -50,7 +50,7 @@ def silence_flower_logs() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 
-def make_site_context(place: int, sites: int) -> Context:
+def make_flower_context(place: int, sites: int) -> Context:
     """Return Flower's Context for the site at this place in the partition."""
     config: dict[str, Any] = {"partition-id": place, "num-partitions": sites}
     return Context(run_id=1, node_id=FIRST_NODE + place, node_config=config, state=RecordDict(), run_config={})
@@ -112,14 +112,14 @@ class InlineGrid(LocalGrid):
         """Let the next of these messages be answered by its site; return at most one reply."""
         for identifier in message_ids:
             if identifier in self._pending:
-                return [self._call_site_app(self._pending.pop(identifier))]
+                return [self.answer_message(self._pending.pop(identifier))]
         return []
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
         return [reply for identifier in self.push_messages(messages) for reply in self.pull_messages([identifier])]
 
-    def _call_site_app(self, message: Message) -> Message:
+    def answer_message(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
         if node not in self._contexts:
-            self._contexts[node] = make_site_context(node - FIRST_NODE, len(self._nodes))
+            self._contexts[node] = make_flower_context(node - FIRST_NODE, len(self._nodes))
         return call_client_app(self._app, message, self._contexts[node])

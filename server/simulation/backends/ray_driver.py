@@ -75,7 +75,7 @@ class RayDriver:
         self._waiting, self._busy = deque[QueuedSiteMessage](), set[int]()
         self._changed = asyncio.Condition()
 
-    async def run(self) -> None:
+    async def run_until_coordinator_ends(self) -> None:
         """Serve the coordinator's process until it ends the run.
 
         Raises:
@@ -96,9 +96,9 @@ class RayDriver:
             exit_with_ray_children()
 
         threading.Thread(target=receive_frames, daemon=True).start()
-        cluster.start_ray(self.settings)
+        cluster.start_or_join_ray(self.settings)
         if self.settings.address:
-            cluster.check_node_versions(cluster.collect_node_versions(), read_remote_versions)
+            cluster.check_node_versions(cluster.collect_node_versions(), read_node_versions)
         async with asyncio.TaskGroup() as group:
             if not self.settings.address:
                 group.create_task(watch_ray_servers())
@@ -126,7 +126,7 @@ class RayDriver:
         """Receive the data of the run, and choose the number of workers."""
         about = frame.about
         self.names, self.run_folder = about["names"], Path(about["run_folder"])
-        machines = cluster.read_node_resources(cluster.list_living_nodes())
+        machines = cluster.read_node_resources(cluster.list_living_ray_nodes())
         self.workers = allocate_simulation_workers(self.settings, len(self.names), machines)
         raise_faults(cluster.find_cluster_capacity_faults(self.settings, self.workers, machines))
         described = zip(frame.data, about["shapes"], strict=True)
@@ -152,7 +152,7 @@ class RayDriver:
             actor = actor_class.remote(self.settings.scratch)
             self.actors.add(actor)
             try:
-                facts = await actor.set_up.remote(self.setup)
+                facts = await actor.set_up_worker.remote(self.setup)
             except RayError as error:
                 self.failed_starts += 1
                 self._send_event_to_coordinator("worker_lost", site="", reason=_describe_worker_loss(error))
@@ -225,7 +225,7 @@ async def watch_ray_servers() -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def read_remote_versions() -> dict[str, str]:
+def read_node_versions() -> dict[str, str]:
     """Return a node's software versions. Ray sends this function by value, because the node may lack our package."""
     try:
         from server.simulation.backends.cluster import collect_node_versions
@@ -254,7 +254,7 @@ def main() -> None:
     """Run the sites on Ray for the coordinator's process, which sends its calls through a socket."""
     settings, connection = RayWorkerSettings(**json.loads(sys.argv[1])), socket.socket(fileno=int(sys.argv[2]))
     try:
-        asyncio.run(RayDriver(connection, settings).run())
+        asyncio.run(RayDriver(connection, settings).run_until_coordinator_ends())
     except* BrokenPipeError:
         pass  # the coordinator has ended
     except* BadInput as group:

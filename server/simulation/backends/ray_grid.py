@@ -19,7 +19,7 @@ from common.data.images.pixel_cache import MappedPictures
 from common.system.resources import reuse_large_buffers
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, configure_flower
 from server.simulation.backends.ray_process import RayDriverHandle
-from server.simulation.backends.transfer import pack_message, unpack_message
+from server.simulation.backends.transfer import pack_flower_message, unpack_flower_message
 
 LOOK_S = 0.1
 
@@ -95,7 +95,7 @@ class RayGrid(LocalGrid):
         places: dict[int, int] = {}  # identity of a buffer -> its place in the frame
         described = []
         for identifier, message in numbered.items():
-            head, arrays = pack_message(message)
+            head, arrays = pack_flower_message(message)
             for buffer in (head, *arrays):
                 if id(buffer) not in places:
                     places[id(buffer)] = len(data)
@@ -119,7 +119,7 @@ class RayGrid(LocalGrid):
             reply = Message(Error(CLIENT_APP_RAISED, about["reason"]), reply_to=message)
         else:
             head, *arrays = frame.data
-            reply = unpack_message(head, arrays)
+            reply = unpack_flower_message(head, arrays)
         return [reply] if reply.metadata.reply_to_message_id in message_ids else []
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:

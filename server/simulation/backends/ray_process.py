@@ -26,9 +26,9 @@ from common.system.stopping import block_if_stopping, remove_output_if_stopped
 from server.simulation.backends import transfer
 from server.simulation.backends.cluster import (
     RayWorkerSettings,
-    list_own_import_folders,
+    list_uninstalled_import_folders,
     make_cluster_join_fault,
-    make_driver_environment,
+    make_ray_driver_environment,
 )
 
 DRIVER = "server.simulation.backends.ray_driver"
@@ -59,7 +59,7 @@ class RayDriverHandle:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                env=make_driver_environment(settings.address),
+                env=make_ray_driver_environment(settings.address),
                 cwd=os.path.abspath(os.sep),  # first on the workers' path: the user's folder may hold a server.py
                 start_new_session=True,  # a signal to the coordinator's group is the coordinator's to act on
             )
@@ -170,7 +170,7 @@ def start_ray_driver(experiment: Experiment) -> Iterator[RayDriverHandle | None]
                 gpus_per_site=section.gpus_of_each_site,
                 address=section.address,
                 scratch="" if section.address else str(scratch / RAY_FOLDER),
-                paths=list_own_import_folders(),
+                paths=list_uninstalled_import_folders(),
             )
         )
         try:

@@ -20,14 +20,14 @@ from common.data.images.pixel_cache import MappedPictures
 from common.errors import raise_faults
 from common.simulation import cache_received_data
 from server.simulation.backends.cluster import collect_node_versions, find_node_version_faults
-from server.simulation.backends.inline import call_client_app, configure_flower, import_site_app, make_site_context
+from server.simulation.backends.inline import call_client_app, configure_flower, import_client_app, make_flower_context
 from server.simulation.backends.site_files import (
     Change,
     WatchedFolder,
     apply_folder_changes,
     recreate_folder_with_files,
 )
-from server.simulation.backends.transfer import pack_message, unpack_message
+from server.simulation.backends.transfer import pack_flower_message, unpack_flower_message
 
 SITES, FROZEN = "sites", "frozen"
 _PREFIX = f"polyclinic-worker-{socket.gethostname()}-"
@@ -53,7 +53,7 @@ class SiteWorker:
         self._frozen: WatchedFolder
         configure_flower()
 
-    def set_up(self, setup: dict[str, Any]) -> dict[str, Any]:
+    def set_up_worker(self, setup: dict[str, Any]) -> dict[str, Any]:
         """Receive what all sites share: the experiment and the images.
 
         Args:
@@ -77,7 +77,7 @@ class SiteWorker:
                 base,
                 deserialize_splits(json.loads(setup["facts"]), setup["images"], MappedPictures.open_described),
             )
-        self._app = import_site_app(setup["experiment"], base, self._folder)
+        self._app = import_client_app(setup["experiment"], base, self._folder)
         context = ray.get_runtime_context()
         gpus = len(context.get_accelerator_ids().get("GPU", ()))
         return {"node": context.get_node_id(), "pid": os.getpid(), "gpus": gpus}
@@ -98,8 +98,10 @@ class SiteWorker:
         if missing:
             apply_folder_changes(self._folder / FROZEN, ray.get([call["frozen"][name] for name in missing]))
             self._frozen = WatchedFolder(self._folder / FROZEN)
-        message = unpack_message(call["head"], [array.data for array in arrays])
-        head, sent = pack_message(call_client_app(self._app, message, make_site_context(call["place"], self._count)))
+        message = unpack_flower_message(call["head"], [array.data for array in arrays])
+        head, sent = pack_flower_message(
+            call_client_app(self._app, message, make_flower_context(call["place"], self._count))
+        )
         data = [np.frombuffer(array, np.uint8) for array in sent]  # Ray copies these bytes once, ``bytes`` twice
         return head, data, site_folder.list_changes(), self._frozen.list_changes()
 

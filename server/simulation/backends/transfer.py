@@ -67,12 +67,12 @@ def receive_frame(connection: socket.socket) -> TransferFrame:
     Raises:
         EOFError: If the other process has closed the connection.
     """
-    (size,) = _HEAD_SIZE.unpack(_receive_bytes(connection, _HEAD_SIZE.size))
-    about = json.loads(bytes(_receive_bytes(connection, size)))
-    return TransferFrame(about, [_receive_bytes(connection, size) for size in about.pop(_SIZES)])
+    (size,) = _HEAD_SIZE.unpack(_receive_exact_bytes(connection, _HEAD_SIZE.size))
+    about = json.loads(bytes(_receive_exact_bytes(connection, size)))
+    return TransferFrame(about, [_receive_exact_bytes(connection, size) for size in about.pop(_SIZES)])
 
 
-def _receive_bytes(connection: socket.socket, size: int) -> memoryview:
+def _receive_exact_bytes(connection: socket.socket, size: int) -> memoryview:
     """Receive exactly ``size`` bytes; return them read-only."""
     buffer, received = memoryview(bytearray(size)), 0
     while received < size:
@@ -89,7 +89,7 @@ def _receive_bytes(connection: socket.socket, size: int) -> memoryview:
 # ---------------------------------------------------------------------- Flower messages
 
 
-def pack_message(message: Message) -> tuple[bytes, list[bytes]]:
+def pack_flower_message(message: Message) -> tuple[bytes, list[bytes]]:
     """Split a Flower message into a small JSON head and the bytes of its arrays, without copying them."""
     head: dict[str, Any] = {"metadata": extract_message_metadata(message)}
     if not message.has_content():
@@ -106,8 +106,8 @@ def pack_message(message: Message) -> tuple[bytes, list[bytes]]:
     return json.dumps(head).encode(), [array.data for array in _list_message_arrays(message.content)]
 
 
-def unpack_message(head: Any, arrays: Sequence[Any]) -> Message:
-    """Rebuild a message from a head and the bytes of its arrays (:func:`pack_message`), without copying them."""
+def unpack_flower_message(head: Any, arrays: Sequence[Any]) -> Message:
+    """Rebuild a message from a head and the bytes of its arrays (:func:`pack_flower_message`), without copying them."""
     described = json.loads(bytes(head))
     if "error" in described:
         return rebuild_message(Error(*described["error"]), described["metadata"])

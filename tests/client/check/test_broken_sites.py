@@ -24,7 +24,7 @@ from common.system.plain_text import is_plain_text
 from common.wire.fleet_protocol import WIRE_VERSION
 from server.coordinator.authority import issue_server_certificate
 from server.deployment.superlink.authentication import CallingSite, RegisteredSiteKeys
-from server.deployment.superlink.fleet_server import make_hello_handler
+from server.deployment.superlink.fleet_server import make_connection_check_handler
 from server.deployment.superlink.refused_calls import UnknownCallerCounts
 from tests.certificates import self_signed
 from tests.client.check.sites import GB, GOOD_MACHINE, SMALL_GPU, Hospital, hospital_in, write_images
@@ -145,7 +145,7 @@ class EveryKey(dict[bytes, CallingSite]):
 
 def checked_by(hospital: Hospital, read: Callable[[], Mapping[bytes, CallingSite]]) -> CheckResult:
     """The check against the coordinator's own answer, where these keys are admitted."""
-    handler = make_hello_handler(RegisteredSiteKeys(read), UnknownCallerCounts())
+    handler = make_connection_check_handler(RegisteredSiteKeys(read), UnknownCallerCounts())
     with grpc_server(handler, tls_of(hospital.coordinator)) as port:
         return hospital.at(f"127.0.0.1:{port}").checked()
 
