@@ -151,7 +151,7 @@ def on_the_coordinator(point: str, death: Death) -> None:
         case "before sending" | "after sending":
             at(NetworkGrid, "push_messages", death.kill, pushed, after=point == "after sending")
         case "with a reply that it has not noted":
-            at(NetworkGrid, "_make_reply", death.kill, noted, after=True)
+            at(NetworkGrid, "_assemble_reply_message", death.kill, noted, after=True)
         case "in aggregation":
             at(engine, "update_global_model", death.kill, updated)
         case "our own mistake":
