@@ -115,11 +115,10 @@ class InspectedDataset:
         keys += ["split_column"] if self.roles.possible_splits and self.roles.split is None else []
         are_codes = any(map(split_diagnosis_code, self.synonyms))  # G behind a code means nothing else than the code
         keys += ["synonyms"] if are_codes or has_spelling_variants(self.synonyms) else []
-        is_only_positive = bool(self.roles.label_columns) and len(self.classes_without_negatives) == len(
-            self.checked.class_names
-        )
-        is_only_positive |= self.has_only_findings_or_blanks
-        return keys + (["blank"] if is_only_positive else [])
+        has_no_negative = len(self.classes_without_negatives) == len(self.checked.class_names)
+        if (self.roles.label_columns and has_no_negative) or self.has_only_findings_or_blanks:
+            keys.append("blank")
+        return keys
 
     @property
     def blank_finding_count(self) -> int:
@@ -193,14 +192,9 @@ def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) ->
         "--source-column": hints.source or None,
     }
     faults = find_missing_column_faults(table.name, columns, required)
-    raise_faults(
-        faults
-        + [
-            fault
-            for name in hints.findings
-            for fault in find_missing_column_faults(table.name, columns, {"--findings": name})
-        ]
-    )
+    for name in hints.findings:
+        faults += find_missing_column_faults(table.name, columns, {"--findings": name})
+    raise_faults(faults)
     given = [None if name is None else normalize_name(name) for name in (hints.image, hints.patient, hints.source)]
     listings, root = PictureFileFinder(), images or table.parent
     below = listings.walk_files(root)
@@ -336,7 +330,7 @@ def _read_and_check_label_table(spec: FolderDatasetSpec, columns: CsvColumns) ->
         join = (
             "Write each patient in one way. Or add --join-patients: each pair counts as one patient and stays on one "
         )
-        join += "side of the split, which is right for the split also if they are two."
+        join += "one side of the split, which is right for the split also if they are two."
         for fault in bad.faults:
             faults.append(replace(fault, remedy=join) if "similar_patients" in fault.remedy else fault)
     raise_faults(faults)

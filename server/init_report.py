@@ -198,10 +198,8 @@ def _describe_ambiguous_names(data: InspectedDataset) -> list[str]:
     for name, count in roles.alone.items():
         key, write = "label_columns.", ""
         if roles.finding is not None:
-            key, write = (
-                "classes,",
-                f" and write: no_finding = {format_as_json_text([*NO_FINDING, *roles.no_finding, name])}",
-            )
+            names = format_as_json_text([*NO_FINDING, *roles.no_finding, name])
+            key, write = "classes,", f" and write: no_finding = {names}"
         lines += [
             f"    {name} ({count}) never stands beside another finding. If it says that nothing was found, take it",
             f"    out of {key}{write}",

@@ -27,6 +27,9 @@ _NO_AUTHORITY = "Without it no certificate can be issued; put a copy back, or st
 UNREADABLE = (OSError, *UNREADABLE_CERTIFICATE)
 """Errors of reading a key or certificate; TypeError is that of a key with a password."""
 _ALWAYS = ("localhost", "127.0.0.1")  # by which flwr-server reaches its own SuperLink
+_NO_USAGES = (
+    *("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
+)
 
 
 def make_certificate_authority(coordinator: CoordinatorFolder) -> None:
@@ -88,10 +91,8 @@ def _read_signing_key_and_certificate(
 ) -> tuple[ec.EllipticCurvePrivateKey, bytes] | None:
     try:
         key = form.load_pem_private_key((coordinator.authority_path / "signing.key").read_bytes(), None)
-        certificate = x509.load_pem_x509_certificate((coordinator.authority_path / "signing.crt").read_bytes())
-        certificate.verify_directly_issued_by(
-            x509.load_pem_x509_certificate(coordinator.ca_certificate_path.read_bytes())
-        )
+        certificate = _load_certificate(coordinator.authority_path / "signing.crt")
+        certificate.verify_directly_issued_by(_load_certificate(coordinator.ca_certificate_path))
     except (*UNREADABLE, InvalidSignature):
         return None
     time_left = certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
@@ -128,7 +129,7 @@ def read_authority_certificate(coordinator: CoordinatorFolder) -> str:
         BadInput: If the certificate cannot be read.
     """
     try:
-        certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate_path.read_bytes())
+        certificate = _load_certificate(coordinator.ca_certificate_path)
     except UNREADABLE as error:
         problem = f"cannot be read: {_explain_certificate_read_error(error)}."
         raise BadInput([Fault(str(coordinator.ca_certificate_path), problem, _NO_AUTHORITY)]) from None
@@ -150,9 +151,8 @@ def find_server_certificate_faults(coordinator: CoordinatorFolder) -> list[Fault
     remedy = f"Run: flwr-server init {coordinator.folder} --renew"
     certificate = _read_server_certificate(coordinator)
     try:
-        certificate.verify_directly_issued_by(
-            x509.load_pem_x509_certificate(coordinator.ca_certificate_path.read_bytes())
-        )
+        authority = _load_certificate(coordinator.ca_certificate_path)
+        certificate.verify_directly_issued_by(authority)
     except (*UNREADABLE, InvalidSignature):
         problem = "was not issued by the authority of this folder, authority/ca.crt, or that one cannot be read."
         return [Fault("authority/server.crt", problem, remedy)]
@@ -163,7 +163,6 @@ def find_server_certificate_faults(coordinator: CoordinatorFolder) -> list[Fault
         return [Fault("authority/server.key", f"cannot be read: {_explain_certificate_read_error(error)}.", remedy)]
     if not belongs:
         return [Fault("authority/server.key", "is not the key of authority/server.crt.", remedy)]
-    authority = x509.load_pem_x509_certificate(coordinator.ca_certificate_path.read_bytes())
     too_old = "Without a valid authority no hospital connects: start a new folder, and send new kits."
     if dates := [
         *find_certificate_date_faults("authority/server.crt", certificate, remedy),
@@ -185,17 +184,7 @@ def make_certificate_builder(
     """Return the builder of a certificate that this authority signs: its own, the server's or the request signer's."""
     now = dt.datetime.now(dt.UTC)
     begin = now - dt.timedelta(hours=1) + min(dt.timedelta(days=days), dt.timedelta())  # a clock may be a little behind
-    usage = x509.KeyUsage(
-        digital_signature=not is_authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=is_authority,
-        crl_sign=is_authority,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    usages = {"digital_signature": not is_authority, "key_cert_sign": is_authority, "crl_sign": is_authority}
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -206,7 +195,7 @@ def make_certificate_builder(
         .not_valid_after(now + dt.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(x509.KeyUsage(**dict.fromkeys(_NO_USAGES, False), **usages), critical=True)
     )
 
 
@@ -224,7 +213,7 @@ def _read_authority_key_and_certificate(
 ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     try:
         key = form.load_pem_private_key((coordinator.authority_path / "ca.key").read_bytes(), None)
-        certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate_path.read_bytes())
+        certificate = _load_certificate(coordinator.ca_certificate_path)
         certificate.subject, certificate.extensions  # noqa: B018 - read when asked for, and damaged perhaps
         belongs = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
     except UNREADABLE as error:
@@ -242,10 +231,14 @@ def _explain_certificate_read_error(error: Exception) -> str:
     return "it is damaged, cut off or, if a key, locked by a password"
 
 
+def _load_certificate(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
 def _read_server_certificate(coordinator: CoordinatorFolder) -> x509.Certificate:
     path: Path = coordinator.authority_path / "server.crt"
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
+        return _load_certificate(path)
     except UNREADABLE as error:
         remedy = f"Run: flwr-server init {coordinator.folder} --renew"
         raise BadInput(

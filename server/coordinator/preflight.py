@@ -32,11 +32,9 @@ def find_network_run_faults(coordinator: CoordinatorFolder, out: Path, *, resume
         *find_folder_write_faults(out),
         *find_flower_release_faults(),
     ]
-    return (
-        faults
-        if resume or is_control_socket_listening(coordinator.state_path)
-        else [*faults, make_no_superlink_fault(coordinator)]
-    )
+    if not resume and not is_control_socket_listening(coordinator.state_path):
+        faults.append(make_no_superlink_fault(coordinator))
+    return faults
 
 
 def make_no_superlink_fault(coordinator: CoordinatorFolder) -> Fault:

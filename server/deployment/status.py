@@ -34,11 +34,8 @@ def collect_server_status(coordinator: CoordinatorFolder) -> dict[str, Any]:
     if up:
         with suppress(SuperLinkUnreachable), closing(SuperLinkControlClient(coordinator, answer_s=5.0)) as control:
             online = {node.name for node in control.list_registered_sites() if node.is_online}
-    present, signed_off, sites = (
-        read_current_run(coordinator.state_path),
-        read_site_sign_offs(coordinator.state_path),
-        {},
-    )
+    present, signed_off = read_current_run(coordinator.state_path), read_site_sign_offs(coordinator.state_path)
+    sites = {}
     for name, site in read_all_admitted_sites(coordinator).items():
         state = "connected" if name in online else "stopped" if name in signed_off else "not connected"
         sites[name] = {

@@ -104,19 +104,14 @@ FIXED = (
 def list_timer_settings(experiment: Experiment | None) -> list[TimerSetting]:
     """Return all timers; without an experiment, those of a run have their default values."""
     section = experiment.participation if experiment else ParticipationSection()
-
-    def describe_timer_source(key: str) -> str:
-        is_set = experiment is not None and key in section.model_fields_set
-        return "the experiment" if is_set else "the experiment (here: default)"
-
     effects = {
         "roll_call_deadline_s": "the run begins with min_sites sites, or stops and says who is missing",
         "round_deadline_s": "the round goes on without the missing sites if min_sites replied, or the run stops",
     }
-    run_timers = [
-        TimerSetting(f"participation.{key}", getattr(section, key), effect, source=describe_timer_source(key))
-        for key, effect in effects.items()
-    ]
+    run_timers = []
+    for key, effect in effects.items():
+        source = "the experiment" if key in section.model_fields_set else "the experiment (here: default)"
+        run_timers.append(TimerSetting(f"participation.{key}", getattr(section, key), effect, source=source))
     if experiment and experiment.evaluation.compare_local:
         longer = f"plus {ALONE_TIMES:g} times what all rounds took, where all sites take part in each"
         effect = "a site that has not answered has no sentence in the report; the run ends"

@@ -89,10 +89,8 @@ def evaluate_saved_model(folder: Path, labelled: EvaluationInput) -> SavedModelE
     refuse_unknown_test_classes(test, network.class_names, str(labelled.data), "the model knows")
     shared = tuple(name for name in network.class_names if name in test.class_names)
     columns = [network.class_names.index(name) for name in shared]
-    scores, labels = (
-        compute_picture_probabilities(network, test)[:, columns],
-        select_head_row_labels(test, shared).numpy(),
-    )
+    scores = compute_picture_probabilities(network, test)[:, columns]
+    labels = select_head_row_labels(test, shared).numpy()
     return SavedModelEvaluation(
         images=len(test),
         patients=len(np.unique(test.patients)) if has_known_patients(test.patients) else None,

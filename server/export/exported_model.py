@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from common import __version__
 from common.config import Experiment
+from common.data.base.image_set import ImageSet
 from common.data.images.store import open_user_image_store
 from common.data.load import load_dataset
 from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
@@ -228,34 +229,24 @@ def choose_comparison_images(folder: Path, spec: ModelSpec, check: Path | None) 
             data = experiment.data or experiment.server_data
             test = None if data is None else load_dataset(data, Path(), open_user_image_store()).test
         if test is not None and len(test):
-            return (
-                _make_image_batches(test.select_rows(_choose_evenly_spaced_rows(len(test))).images, spec),
-                "test images of the run's own experiment",
-            )
+            return _make_image_batches(test, spec), "test images of the run's own experiment"
         generator, size = np.random.default_rng(0), spec.image_size
         shapes = [(8, spec.channels, size + more_high, size + more_wide) for more_high, more_wide in SYNTHETIC_MARGINS]
         noise = [generator.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]
         return noise, "synthetic images, noise: for real ones name --check"
     if check.suffix == ".toml":
         test = load_dataset(*read_experiment_data_spec(check), open_user_image_store()).test
-        return _make_image_batches(
-            test.select_rows(_choose_evenly_spaced_rows(len(test))).images, spec
-        ), f"images of {check}"
+        return _make_image_batches(test, spec), f"images of {check}"
     pictures = read_unlabelled_pictures(check, choose_model_image_format(folder, load_model(folder)))
     if not len(pictures.images):
         raise BadInput([Fault(f"--check {check}", "holds no image that can be read.")])
-    return _make_image_batches(
-        pictures.images[_choose_evenly_spaced_rows(len(pictures.images))], spec
-    ), f"images of {check}"
+    return _make_image_batches(pictures.images, spec), f"images of {check}"
 
 
-def _choose_evenly_spaced_rows(count: int) -> NDArray[np.intp]:
-    """Return at most :data:`MOST_COMPARED` row indices out of ``count``, evenly spaced."""
-    return np.unique(np.linspace(0, count - 1, min(MOST_COMPARED, count)).round().astype(np.intp))
-
-
-def _make_image_batches(pixels: Pixels, spec: ModelSpec) -> list[Pixels]:
-    """Convert images to channels-first batches with the number of channels that the model takes."""
+def _make_image_batches(images: ImageSet | Pixels, spec: ModelSpec) -> list[Pixels]:
+    """Convert images, at most :data:`MOST_COMPARED` evenly spaced ones, to channels-first batches for the model."""
+    rows = np.unique(np.linspace(0, len(images) - 1, min(MOST_COMPARED, len(images))).round().astype(np.intp))
+    pixels = images.select_rows(rows).images if isinstance(images, ImageSet) else images[rows]
     if pixels.ndim == 4 and spec.channels == 1:
         pixels = (pixels @ np.array(LUMINANCE)).round().astype(np.uint8)
     first = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)

@@ -246,11 +246,9 @@ def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment,
 
 def _describe_setting_change(key: str, before: Any, now: Any) -> str:
     """Describe the change of a setting; name an object given to ``polyclinic.simulate`` by its argument."""
-    argument, values = (
-        _ARGUMENTS.get(key, ""),
-        [value if isinstance(value, list) else [value] for value in (before, now)],
-    )
-    names = [[name for name in of if isinstance(name, str)] for of in values]
+    argument = _ARGUMENTS.get(key, "")
+    lists = [value if isinstance(value, list) else [value] for value in (before, now)]
+    names = [[name for name in values if isinstance(name, str)] for values in lists]
     if not argument or not any(map(is_local_plugin_name, names[0] + names[1])):
         return f"{key} was {json.dumps(before)}, is {json.dumps(now)}"
     texts = [", ".join(format_plugin_user_name(argument, name) for name in of) or "not given" for of in names]

@@ -123,11 +123,8 @@ def _make_run_summary(
     total: float,
 ) -> dict[str, Any]:
     """Return the content of ``summary.json``."""
-    accuracy, train, aggregate = (
-        find_best_client_accuracies(totals.tallies),
-        totals.train_seconds,
-        totals.aggregate_seconds,
-    )
+    accuracy = find_best_client_accuracies(totals.tallies)
+    train, aggregate = totals.train_seconds, totals.aggregate_seconds
     idle = max(total - train - aggregate, 0.0)
     return {
         "name": experiment.run.name or experiment.run.method,

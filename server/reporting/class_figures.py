@@ -152,10 +152,8 @@ def draw_sensitivity_and_specificity(decisions: Mapping[str, DecisionCounts]) ->
         for row in range(len(decisions)):
             axes.axhline(row, color=RULE, linewidth=0.6)
         for kind, color, marker, shift in (("sensitivity", BLUE, "o", -0.12), ("specificity", VERMILION, "s", 0.12)):
-            x, y = (
-                replace_none_by_nan([getattr(each, kind) for each in decisions.values()]),
-                np.arange(len(decisions)) + shift,
-            )
+            x = replace_none_by_nan([getattr(each, kind) for each in decisions.values()])
+            y = np.arange(len(decisions)) + shift
             axes.plot(x, y, marker, color=color, markersize=8, markeredgecolor=PAPER, label=kind, clip_on=False)
         axes.set_yticks(range(len(decisions)), list(map(_shorten_class_name, decisions)))
         axes.tick_params(axis="y", length=0)

@@ -187,10 +187,8 @@ def explain_missing_auroc(result: ClassMetrics | None) -> str:
 
 def explain_untested_class(summary: RunSummary, name: str) -> str:
     """Return why a class of the run has no test AUROC; empty if it has one."""
-    reason, owners = (
-        explain_missing_auroc(summary.test.per_class.get(name)),
-        set(summary.annotating_sites_by_class.get(name, ())),
-    )
+    reason = explain_missing_auroc(summary.test.per_class.get(name))
+    owners = set(summary.annotating_sites_by_class.get(name, ()))
     if reason and summary.test.withheld:
         return summary.test.withheld
     if not reason or summary.test.note == GLOBAL_MODEL or not owners:

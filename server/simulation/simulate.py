@@ -93,12 +93,9 @@ def simulate(
 
 @dataclass
 class SimulationBackend:
-    """A backend that runs an experiment on simulated sites, in this process or on Ray.
+    """A backend that runs an experiment on simulated sites: on Ray, or in this process if ``ray_process`` is None.
 
-    Args:
-        web_port: Port of the live view, 0 for any free one; None for no live view.
-        progress: How progress is displayed; nothing is displayed on a quiet console.
-        ray_process: The process that drives Ray; None where the sites are in this process.
+    The arguments are those of :func:`simulate`.
     """
 
     file: ExperimentFile
@@ -205,11 +202,8 @@ class SimulationBackend:
 
     def _list_site_names(self) -> tuple[str, ...]:
         """Return the names of the sites, in the order of the partition."""
-        return (
-            (POOLED,)
-            if self.method.site.pooled_missing_labels != "no"
-            else tuple(part.site for part in self.data.parts)
-        )
+        is_pooled = self.method.site.pooled_missing_labels != "no"
+        return (POOLED,) if is_pooled else tuple(part.site for part in self.data.parts)
 
     @contextmanager
     def _show_run_progress(self, out: Path) -> Iterator[list[SilentRunProgress]]:

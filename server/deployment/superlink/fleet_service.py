@@ -280,10 +280,8 @@ class FleetService:
         small: Sequence[bytes] = request.small_contents
         if sum(map(len, small)) > SMALL_BYTES_IN_ALL or len(small) > MOST_OBJECTS:
             raise _make_forged_call_refusal("the objects that came along with the reply are not small", run=run)
-        first, owner = (
-            self._messages.find_accepted_reply_id(answered),
-            self._messages.find_node_of_message(metadata.message_id),
-        )
+        first = self._messages.find_accepted_reply_id(answered)
+        owner = self._messages.find_node_of_message(metadata.message_id)
         if (first and first != metadata.message_id) or owner not in (None, caller.node_id):
             raise self._make_second_reply_refusal(caller, metadata)
         return proto, tree

@@ -51,11 +51,7 @@ class RegisteredSite:
 
     def compute_connection_state_at(self, now: float) -> SiteConnectionState:
         """Return the connection state of the site at this time."""
-        return (
-            SiteConnectionState.LOST
-            if self.state == SiteConnectionState.CONNECTED and self.until <= now
-            else self.state
-        )
+        return SiteConnectionState.LOST if self.is_online and self.until <= now else self.state
 
 
 class SiteRegistry:

@@ -156,11 +156,8 @@ class RunFileWatcher:
             return RunSnapshot(source.title, source.link(), sites=idle)
         folder = Path(present.run_folder)
         if self._rounds.path.parent != folder:
-            self._rounds, self._events = (
-                JsonLinesReader(folder / "rounds.jsonl"),
-                JsonLinesReader(folder / "events.jsonl"),
-            )
-            self._records = ()
+            self._rounds = JsonLinesReader(folder / "rounds.jsonl")
+            self._events, self._records = JsonLinesReader(folder / "events.jsonl"), ()
         if self._rounds.poll_new_lines():
             records = []
             for line in self._rounds.all:

@@ -95,10 +95,8 @@ def make_live_template_variables(snapshot: RunSnapshot) -> dict[str, object]:
     }
     if run is None:
         return shown | {"tab": snapshot.title, "announcement": "no run yet", "run": None}
-    words, done = (
-        "interrupted: --resume goes on" if run.state == "interrupted" else run.state,
-        count_finished_rounds(run),
-    )
+    words = "interrupted: --resume goes on" if run.state == "interrupted" else run.state
+    done = max(run.round - 1, 0) if run.phase == "train" and run.state != "done" else run.round  # rounds
     progress = f"round {done} of {run.rounds} done" if run.rounds else ""
     activity = f"Run folder: {run.run_folder}"
     if run.state == "running":
@@ -128,11 +126,6 @@ def make_live_template_variables(snapshot: RunSnapshot) -> dict[str, object]:
         "tiles": _make_number_tiles(snapshot, run, done),
         "figures": [(name, svg) for name, svg in charts if svg],
     }
-
-
-def count_finished_rounds(run: CurrentRun) -> int:
-    """Return the number of finished rounds."""
-    return max(run.round - 1, 0) if run.phase == "train" and run.state != "done" else run.round
 
 
 def _make_number_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) -> list[tuple[str, str]]:

@@ -68,14 +68,12 @@ class RayGrid(LocalGrid):
         self._pending: dict[str, Message] = {}
         draws = any(isinstance(part.stored, LazyPictures) and part.stored.draws for part in run.images.parts)
 
-        def describe(stored: LazyPictures) -> dict[str, Any] | None:  # workers on this machine map the same file
-            return (
-                stored.describe_for_process()
-                if isinstance(stored, MappedPictures) and not process.settings.address
-                else None
-            )
+        def describe_mapped_file(stored: LazyPictures) -> dict[str, Any] | None:  # that workers on this machine map too
+            if isinstance(stored, MappedPictures) and not process.settings.address:
+                return stored.describe_for_process()
+            return None
 
-        facts, arrays = (None, list[Any]()) if draws else serialize_splits(run.images, describe)
+        facts, arrays = (None, list[Any]()) if draws else serialize_splits(run.images, describe_mapped_file)
         about = {
             "kind": "begin",
             "experiment": run.experiment,
