@@ -217,11 +217,7 @@ def run_on_hospitals(
 
 
 def _ask_for_confirmation(question: str) -> None:
-    """Ask a person to confirm; end the program if the person declines.
-
-    Raises:
-        BadInput: If standard input is closed, as in some service managers.
-    """
+    """Ask a person to confirm; end the program if the person declines or standard input is closed, as for services."""
     if sys.stdin is None or sys.stdin.closed:
         raise BadInput([Fault("standard input", "is closed, so nobody can be asked.", "Agree with --yes.")])
     typer.confirm(question, abort=True)

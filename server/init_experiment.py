@@ -128,9 +128,8 @@ def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: boo
     else:
         evidence = "those of which not all of its cells are blank"
         evidence = evidence if hospitals.by_label else "those that its findings name; all where they name none"
-        partition = _HOSPITALS.format(
-            source=format_as_json_text(roles.source), evidence=evidence, lists=hospitals.format_partition_lists()
-        )
+        source, lists = format_as_json_text(roles.source), hospitals.format_partition_lists()
+        partition = _HOSPITALS.format(source=source, evidence=evidence, lists=lists)
     mark = "" if confirmed and has_spelling_variants(data.synonyms) else "# "
     synonyms = [
         f"{mark}synonyms.{format_as_json_text(own)} = {format_as_json_text(name)}"
@@ -196,19 +195,16 @@ def _format_label_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]
     else:
         columns.append(f"finding_column = {format_as_json_text(roles.finding)}")
         columns.append(f"separator = {format_as_json_text(roles.separator)}")
-        columns.append(
-            f"classes = {format_as_json_text(list(roles.classes))}   # move what is no finding to the next lines"
-        )
+        names = format_as_json_text(list(roles.classes))
+        columns.append(f"classes = {names}   # move what is no finding to the next lines")
         mark = "" if roles.no_finding else "# "
         names = format_as_json_text([*NO_FINDING, *roles.no_finding])
         columns.append(f"{mark}no_finding = {names}   # such an image shows no class")
         mark = "" if roles.doubtful and confirmed else "# "
         columns.append(f"{mark}other_findings = {format_as_json_text(list(roles.doubtful))}   # count as no class")
         if roles.not_assessed:
-            names = format_as_json_text(list(roles.not_assessed))
-            columns.append(
-                f"{'' if confirmed else '# '}not_assessed = {names}   # the labels of such an image are unknown"
-            )
+            mark, names = "" if confirmed else "# ", format_as_json_text(list(roles.not_assessed))
+            columns.append(f"{mark}not_assessed = {names}   # the labels of such an image are unknown")
         if data.blank_finding_count:
             columns.append(
                 '# blank = "negative"            # a blank cell means: no finding; without this line: unknown'

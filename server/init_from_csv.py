@@ -54,7 +54,6 @@ class InspectedDataset:
     """A label table and its pictures, with everything that was detected about them.
 
     Attributes:
-        whole: All columns of the table, with all rows.
         columns: All columns, with only the rows whose picture exists.
         spec: The data specification that a run would use.
         checked: The table as a run reads it, after all checks.
@@ -73,7 +72,6 @@ class InspectedDataset:
 
     table: Path
     images: Path
-    whole: CsvColumns
     columns: CsvColumns
     roles: ColumnRoles
     spec: FolderDatasetSpec
@@ -185,13 +183,9 @@ def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) ->
         problem = f"{table.name} holds arrays and is no table, for which init writes experiments."
         remedy = 'Write [data] with kind = "npz" yourself: docs/experiments.md, section [data].'
         raise BadInput([Fault("labels", problem, remedy)])
-    columns = whole = read_csv_columns(table, "labels")
-    required = {
-        "--image-column": hints.image,
-        "--patient-column": hints.patient,
-        "--source-column": hints.source or None,
-    }
-    faults = find_missing_column_faults(table.name, columns, required)
+    columns = read_csv_columns(table, "labels")
+    required = {"--image-column": hints.image, "--patient-column": hints.patient}
+    faults = find_missing_column_faults(table.name, columns, {**required, "--source-column": hints.source or None})
     for name in hints.findings:
         faults += find_missing_column_faults(table.name, columns, {"--findings": name})
     raise_faults(faults)
@@ -221,7 +215,7 @@ def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) ->
     places = [place for place in dict.fromkeys(pictures.places[~present].tolist()) if pictures.cells[place]]
     absent = pictures.describe_cell_lines(places, 3)
     absent += f". {hint}" if (hint := describe_other_endings(str(folder), missing, listings).rstrip(".")) else ""
-    columns = whole if present.all() else whole.select_rows(present)
+    columns = columns if present.all() else columns.select_rows(present)
     roles = guess_column_roles(columns, column, given[1], given[2], [normalize_name(name) for name in hints.findings])
     others += absent_picture_columns(columns, column, others)
     if not hints.findings and (foreign := labels_of_other_pictures(column, others, roles.label_columns, folder.name)):
@@ -257,7 +251,6 @@ def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) ->
     return InspectedDataset(
         table,
         folder,
-        whole,
         columns,
         roles,
         spec,
@@ -277,14 +270,9 @@ def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) ->
 
 
 def _make_no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path, listings: PictureFileFinder) -> Fault:
-    """Return the fault that none of a table's pictures exists.
+    """Return the fault that none of the pictures in a column exists; ``where`` says where they were searched.
 
     The remedy names pictures that do exist under similar names: in another folder, or with another ending.
-
-    Args:
-        column: The column with the names of pictures; ``name`` is its heading.
-        where: Place that was searched, as a phrase for the message, such as ``"in scans"``.
-        root: The folder that was searched, with its subfolders.
     """
     first = next(filter(None, column.cells), "")
     problem = f'none of the {len(column.places)} pictures of column "{name}" is {where}; the first is "{first}".'
@@ -314,11 +302,7 @@ def _suggest_remedy_for_folder_table(columns: CsvColumns, folders: Collection[st
 
 
 def _read_and_check_label_table(spec: FolderDatasetSpec, columns: CsvColumns) -> LabelTable:
-    """Read and check the table as a run does, with remedies in terms of the command's options.
-
-    Raises:
-        BadInput: With all faults.
-    """
+    """Read and check the table as a run does, with remedies in terms of the command's options."""
     faults = []
     if spec.source_column is not None:
         for fault in find_blank_cell_faults(columns.get_column(spec.source_column), "--source-column", "hospital"):

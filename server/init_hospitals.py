@@ -66,9 +66,8 @@ class TableHospitals:
                 continue
             places = [place for place, cell in enumerate(source.cells) if make_site_name(cell) == name]
             own = columns.select_rows(np.isin(source.places, places))
-            judged = {
-                other: judge_column(own.get_column(other)) for other, of in roles.unused.items() if of.may_be_labels
-            }
+            others = [other for other, of in roles.unused.items() if of.may_be_labels]
+            judged = {other: judge_column(own.get_column(other)) for other in others}
             meant = {other: of for other, of in judged.items() if of.foreign and not is_metadata_column_name(other)}
             problem = f'"{name}" of column {self.column} has no label that can be read.'
             remedy = "Write its labels in the columns of the others: 1, 0, -1, or nothing where it does not look."

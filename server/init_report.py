@@ -52,9 +52,8 @@ def describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) -
             f"    larger than {data.image_size} pixels: reduced to image_size, which stands twice in the file."
         )
     if data.present < data.rows:
-        lost = format_count_with_noun(
-            data.rows - data.present, "row names a picture that is", "rows name pictures that are"
-        )
+        nouns = "row names a picture that is", "rows name pictures that are"
+        lost = format_count_with_noun(data.rows - data.present, *nouns)
         lines.append(f"    of {data.rows}, {lost} not there, and left out: {data.absent}.")
     if data.unnamed:
         lines.append(
@@ -284,10 +283,8 @@ def describe_class_synonyms(data: InspectedDataset, out: Path) -> list[str]:
         f"    Two, until you remove the # before them in {out}, lines synonyms.: {apart}.",
     ]
     if has_spelling_variants(data.synonyms):
-        pairs_of_names = data.synonyms.items()
-        spelling = next(
-            name for name, usual in pairs_of_names if make_class_spelling_key(name) == make_class_spelling_key(usual)
-        )
+        keys = {name: tuple(map(make_class_spelling_key, (name, usual))) for name, usual in data.synonyms.items()}
+        spelling = next(name for name, (key, usual_key) in keys.items() if key == usual_key)
         lines += [
             "    A run refuses two names that differ in nothing but spelling. To keep both, give one a name of its own",
             f"    there, such as synonyms.{format_as_json_text(spelling)} = "

@@ -59,13 +59,11 @@ def issue_server_certificate(coordinator: CoordinatorFolder, days: float = SERVE
             names.append(x509.DNSName(host))
     authority_key, _ = _read_authority_key_and_certificate(coordinator)
     extensions = (
-        x509.SubjectAlternativeName(names),
-        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
+        (x509.SubjectAlternativeName(names), False),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False),
     )
-    _issue_certificate(
-        coordinator, "server", coordinator.file.hosts[0], days, *((extension, False) for extension in extensions)
-    )
+    _issue_certificate(coordinator, "server", coordinator.file.hosts[0], days, *extensions)
 
 
 def ensure_valid_signing_key(coordinator: CoordinatorFolder) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
@@ -104,11 +102,9 @@ def _read_signing_key_and_certificate(
 def _issue_certificate(
     coordinator: CoordinatorFolder, stem: str, name: str, days: float, *extensions: tuple[x509.ExtensionType, bool]
 ) -> None:
-    """Write a new private key to ``STEM.key``, and its certificate, signed by the authority, to ``STEM.crt``.
+    """Write a new key to ``STEM.key``, and its certificate by the authority, for this common name, to ``STEM.crt``.
 
-    Args:
-        name: Common name of the certificate.
-        extensions: Extensions of the certificate, each with True if it is critical.
+    Each extension comes with True if it is critical.
     """
     authority_key, authority = _read_authority_key_and_certificate(coordinator)
     key = ec.generate_private_key(ec.SECP256R1())

@@ -108,9 +108,8 @@ class NetworkBackend:
                 faults.append(Fault("run.method", problem, "Only flwr-sim runs it."))
         except BadInput as error:
             faults += error.faults
-        faults += find_network_build_faults(experiment.model, file.base_folder) + find_timer_order_faults(
-            list_timer_settings(experiment)
-        )
+        faults += find_network_build_faults(experiment.model, file.base_folder)
+        faults += find_timer_order_faults(list_timer_settings(experiment))
         if not faults:
             faults += find_private_network_faults(make_hospital_plan(experiment), method.site)
         raise_faults([prefix_fault_with_file(file, fault) for fault in faults])

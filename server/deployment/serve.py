@@ -102,9 +102,8 @@ def synchronize_site_registrations(
     The commands ``admit`` and ``revoke`` only write files; this function makes them effective.
     """
     nodes = control.list_registered_sites()
-    admitted = {
-        convert_openssh_key_to_pem(site.public_key): site for site in read_unrevoked_sites(coordinator).values()
-    }
+    sites = read_unrevoked_sites(coordinator).values()
+    admitted = {convert_openssh_key_to_pem(site.public_key): site for site in sites}
     revoked = [node for node in nodes if node.public_key not in admitted]
     for node in revoked:  # before the registrations: a name may have gone to a new key
         control.unregister_site(node)

@@ -146,11 +146,7 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
 
 
 def _parse_run_data_spec(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
-    """Return ``[data]`` of the run's experiment as a spec of this kind; None without a run.
-
-    Return None also if the run had another kind of data, or if another release of Polyclinic wrote a ``[data]`` that
-    this release cannot read.
-    """
+    """Return ``[data]`` of the run's experiment; None without a run, for another kind of data or for unknown keys."""
     try:
         return TypeAdapter(kind).validate_python(summary and summary.experiment.get("data"))
     except ValidationError:
@@ -160,11 +156,7 @@ def _parse_run_data_spec(summary: RunSummary | None, kind: type[SpecT]) -> SpecT
 def _make_csv_spec(
     network: SplitNetwork, of_run: FolderDatasetSpec | None, labelled: EvaluationInput, columns: CsvColumns
 ) -> FolderDatasetSpec:
-    """Return the data spec of a csv.
-
-    Its columns are named by options, else by the run's settings, else guessed from the csv. All other settings are
-    those of the run.
-    """
+    """Return the data spec of a csv: columns by options, else by the run, else guessed; other settings by the run."""
 
     def keep_existing_column(name: str | None) -> str | None:
         return name if name in columns else None

@@ -86,11 +86,8 @@ def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> Unlabelled
     """
     if _is_npz(data):
         key = _find_npz_images_key(data)
-        raise_faults(
-            find_content_size_faults(
-                data, read_npz_headers(data, str(data))[key].byte_size, form.rendering.largest_mb, str(data)
-            )
-        )
+        size = read_npz_headers(data, str(data))[key].byte_size
+        raise_faults(find_content_size_faults(data, size, form.rendering.largest_mb, str(data)))
         with open_npz_arrays(data, str(data)) as arrays:
             images = arrays[key]
         return UnlabelledPictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
@@ -109,9 +106,6 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
     """Return the picture files of a folder (or the one picture), sorted by name, and the names of the other files.
 
     Pictures in formats that cannot be read are included, so that they are reported as unreadable.
-
-    Raises:
-        BadInput: If there is no picture, or the folder cannot be listed.
     """
     pictures, others, listings = [data] if is_file(data) else list[Path](), list[str](), PictureFileFinder()
     if data.is_dir():
@@ -132,11 +126,7 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
 
 
 def _find_npz_images_key(data: Path) -> str:
-    """Return the key of an npz file's images: ``images``, else that of the first split, such as ``train_images``.
-
-    Raises:
-        BadInput: If the file has no such array, or the array does not hold images.
-    """
+    """Return the key of an npz file's images: ``images``, else that of the first split, such as ``train_images``."""
     headers = read_npz_headers(data, str(data))
     keys = ["images", *(f"{part}_images" for part in NPZ_PARTS)]
     key = next((key for key in keys if key in headers), None)

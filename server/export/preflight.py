@@ -146,9 +146,8 @@ def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
             if (folder / "summary.json").is_file():
                 data = json.loads((folder / "summary.json").read_bytes())["experiment"]["data"] or {}
                 finding_column = data.get("finding_column")
-        raise_faults(
-            find_class_column_faults(labelled.data, read_labelled_csv_columns(labelled), class_names, finding_column)
-        )
+        columns = read_labelled_csv_columns(labelled)
+        raise_faults(find_class_column_faults(labelled.data, columns, class_names, finding_column))
 
 
 @contextmanager

@@ -50,9 +50,8 @@ def compare_with_local_training(
     requests.deadline_s, messages = seconds, list[Message]()
     for site, count in sorted(epochs.items()):
         groups = select_site_groups(initial, requests.context.contract.sites[site])
-        request = requests.make_request_record(
-            partial(BenefitRequest, initial=groups, epochs=count), site, coordinator.result_model
-        )
+        record = partial(BenefitRequest, initial=groups, epochs=count)
+        request = requests.make_request_record(record, site, coordinator.result_model)
         requests.expected[site] = ModelGroups()
         messages.append(requests.make_flower_message(site, QUERY, encode_record(request, requests.written)))
     exchange = coordinator.exchange_messages(messages, "benefit", server_round, deadline_s=seconds)

@@ -193,9 +193,8 @@ def refuse_checkpoint_of_other_experiment(checkpoint: Checkpoint, experiment: Ex
             reason = ""
         if reason:
             problem = f"has done {done} rounds as a run of {before}; run.rounds cannot become {rounds}, for {reason}."
-            raise BadInput(
-                [Fault(f"--resume {out}", problem, f"Set run.rounds to {before}, or {suggest_new_run(out)}.")]
-            )
+            remedy = f"Set run.rounds to {before}, or {suggest_new_run(out)}."
+            raise BadInput([Fault(f"--resume {out}", problem, remedy)])
     if done > rounds:
         problem = f"has done {done} rounds; the experiment asks for {rounds}."
         raise BadInput([Fault(f"--resume {out}", problem, "Set run.rounds to as many, or more.")])

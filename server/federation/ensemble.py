@@ -70,9 +70,8 @@ def evaluate_ensemble(
         key, own = site if site in site_tests else "", [names.index(name) for name in annotated]
         site_labels = select_head_row_labels(tests[key], annotated).numpy()
         per_site[site] = make_site_metrics_entry(compute_metrics_per_class(mean[key][:, own], site_labels, annotated))
-    pooled = summarise_test_results(
-        compute_metrics_per_class(mean[""], labels, names), contract.shared_classes, contract.unique_classes, NOTE
-    )
+    of_classes = compute_metrics_per_class(mean[""], labels, names)
+    pooled = summarise_test_results(of_classes, contract.shared_classes, contract.unique_classes, NOTE)
     one_class = compute_multi_class_metrics(mean[""], labels) if task == "multi_class" else None
     return {"test": asdict(replace(pooled, multi_class=one_class)), "per_site": per_site}
 
@@ -88,10 +87,8 @@ def evaluate_local_models(
     of_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
     for network in (move_network_to_device(load_model(folder), device) for folder in folders):
         labels = select_head_row_labels(images, network.class_names).numpy()
-        tested = compute_metrics_per_class(
-            _score_images(network, images, device, precision), labels, network.class_names
-        )
-        for name, metrics in tested.items():
+        scores = _score_images(network, images, device, precision)
+        for name, metrics in compute_metrics_per_class(scores, labels, network.class_names).items():
             of_class[name].append(metrics)
     means = {name: average_metrics_over_models(metrics) for name, metrics in of_class.items()}
     return summarise_test_results(means, contract.shared_classes, contract.unique_classes, OWN_MODELS)

@@ -225,25 +225,18 @@ class RunRecorder(RunCallbacks):
             setting.folder.append_event("no_validation_images", sites=silent)
 
     def _restore_run_from_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Restore sums and the coordinator's state from a checkpoint.
-
-        Raises:
-            RunStopped: If the sites now annotate other classes, or the checkpoint's content is invalid.
-        """
+        """Restore sums and the coordinator's state; stop if the sites annotate other classes or a value is invalid."""
         sites, number = self.coordinator.sites, checkpoint.state.round
         began, now = checkpoint.state.model.head.class_names, sites.contract.class_names
         if began != now:
             entries = AuditLog(self.setting.folder.path).read_entries()
             enrolled = {str(entry["site"]) for entry in entries if entry.get("event") == "enrolled"}
             away = sorted(enrolled - sites.members.keys())
-            missing = (
-                f" Not there of the sites that took part: {quote_names(away)}. Start them, and resume." if away else ""
-            )
-            missing += " One that was revoked has to be admitted again, or begin a new run without it." if away else ""
-            problem = (
-                f"resume: the run began with the classes {quote_names(began)}; the sites now have {quote_names(now)}."
-            )
-            raise RunStopped(problem + missing)
+            problem = f"the run began with the classes {quote_names(began)}; the sites now have {quote_names(now)}."
+            if away:
+                problem += f" Not there of the sites that took part: {quote_names(away)}. Start them, and resume."
+                problem += " One that was revoked has to be admitted again, or begin a new run without it."
+            raise RunStopped(f"resume: {problem}")
         try:
             judged = _VALIDATION.validate_python(checkpoint.last_validation)
             self.coordinator.set_resume_state(checkpoint.state, judged)
@@ -310,16 +303,14 @@ class RunRecorder(RunCallbacks):
     def on_round_end(self, record: RoundRecord, state: FederationState) -> None:
         """Record a finished round: its line, its audit entry, then its checkpoint."""
         coordinator = self.coordinator
-        self.totals.add_round_to_totals(
-            record, state, coordinator.method.compute_round_figures(coordinator.make_final_round_context())
-        )
+        learned = coordinator.method.compute_round_figures(coordinator.make_final_round_context())
+        self.totals.add_round_to_totals(record, state, learned)
         self._record_left_out_sites(record.round)  # late joiners that declined
         self.ledger.record_aggregation(record, state, coordinator.sites.contract.hash)
         judged, sites = asdict(coordinator.last_validation), coordinator.sites
         self.totals.bytes_down, self.totals.bytes_up = sites.bytes_down, sites.bytes_up
-        self.checkpoints.save_checkpoint(
-            Checkpoint(self.setting.run, state, self._experiment_json, self.totals.totals_as_json(), judged)
-        )
+        totals = self.totals.totals_as_json()
+        self.checkpoints.save_checkpoint(Checkpoint(self.setting.run, state, self._experiment_json, totals, judged))
         self.setting.folder.replace_finished_results()
         for watcher in self.watchers:
             watcher.show_finished_round(record, state)
@@ -354,9 +345,8 @@ class RunRecorder(RunCallbacks):
         if earlier is not None:
             totals, judged = earlier.totals, _VALIDATION.validate_python(earlier.last_validation)
         self.totals.restore_totals(totals, state.round)
-        self.checkpoints.revert_to_checkpoint(
-            Checkpoint(self.setting.run, state, self._experiment_json, totals, asdict(judged))
-        )
+        checkpoint = Checkpoint(self.setting.run, state, self._experiment_json, totals, asdict(judged))
+        self.checkpoints.revert_to_checkpoint(checkpoint)
         return judged
 
     # ------------------------------------------------------------------ the end

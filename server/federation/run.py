@@ -74,15 +74,13 @@ def run_federation(
     recorder.begin_recording(coordinator, make_model_layout(network), initial)
     try:
         coordinator.start(grid, make_model_array_record(initial), experiment.run.rounds)
-        if coordinator.state.round < experiment.run.rounds:
-            setting.folder.append_event(
-                "ended_early", round=coordinator.state.round, best_round=coordinator.state.best_round
-            )
+        state = coordinator.state
+        if state.round < experiment.run.rounds:
+            setting.folder.append_event("ended_early", round=state.round, best_round=state.best_round)
         recorder.totals.write_pending_round(coordinator.last_validation, coordinator.state)
         tested = coordinator.test_result_model(grid)
-        outcome = save_and_test_model(
-            network, coordinator, tested, setting, unmask_test_histograms(coordinator, tested)
-        )
+        sums = unmask_test_histograms(coordinator, tested)
+        outcome = save_and_test_model(network, coordinator, tested, setting, sums)
         benefits = compare_with_local_training(coordinator, initial, tested.accepted, recorder.totals)
     except RunStopped as error:
         recorder.record_run_stop(str(error))
@@ -94,11 +92,7 @@ def run_federation(
 
 
 def _add_model_file_hashes(experiment: Experiment, frozen: FrozenPart | None, setting: RunContext) -> Experiment:
-    """Return the experiment with hashes of its frozen layers and its weights file, so that sites can compare them.
-
-    Raises:
-        BadInput: If the experiment or the resumed run names another hash.
-    """
+    """Return the experiment with hashes of its frozen layers and its weights file, so that sites can compare them."""
     model, named = experiment.model, {}
     if frozen is not None:
         named["frozen_sha256"] = frozen.sha256

@@ -95,9 +95,7 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
                 raise BadInput([Fault(f"--resume {out}", problem, f"To go on, {suggest_new_run(out)}.")])
             where = f"--resume {out}: checkpoints"
             remedy = "Put a copy of checkpoints/ back, or begin the run again with a new --out."
-            raise_faults(
-                [Fault(f"{where}/{name}", f"{problem.rstrip('.')}.", remedy) for name, problem in broken.items()]
-            )
+            raise_faults([Fault(f"{where}/{name}", f"{why.rstrip('.')}.", remedy) for name, why in broken.items()])
             folder.remove_rounds_after(0)
             folder.append_event("begun_anew")
             yield OpenedRunFolder(folder, uuid.uuid4().hex)

@@ -79,10 +79,8 @@ def draw_precision_recall_curves(curves: Mapping[str, RocCurve]) -> Markup:
         share, recall = detected[-1] / (detected[-1] + alarms[-1]), detected / detected[-1]
         _draw_rate_with_interval(axes, at, recall, detected, detected + alarms, guessing=(share, share))
 
-    labels = "sensitivity (recall)", "precision"
-    return _draw_class_panels(
-        curves, draw_precision_recall_panel, "precision", labels, "Precision-recall curves, class by class."
-    )
+    labels, about = ("sensitivity (recall)", "precision"), "Precision-recall curves, class by class."
+    return _draw_class_panels(curves, draw_precision_recall_panel, "precision", labels, about)
 
 
 def _draw_rate_with_interval(
@@ -176,9 +174,8 @@ def draw_confusion_matrix(table: Sequence[Sequence[int]], class_names: Sequence[
         axes.set_xticks(range(size), names, rotation=90 if max(map(len, names)) > 3 else 0)
         axes.set_yticks(range(size), names)
         axes.tick_params(labelsize=10 if size <= MOST_NUMBERED else 6)
-        return convert_figure_to_svg(
-            figure, "confusion", "Confusion matrix: test images by class and by the model's answer."
-        )
+        about = "Confusion matrix: test images by class and by the model's answer."
+        return convert_figure_to_svg(figure, "confusion", about)
 
 
 def _shorten_class_name(name: str, longest: int = 22) -> str:

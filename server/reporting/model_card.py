@@ -69,9 +69,8 @@ def escape_markdown(value: object) -> str:
     """Escape a text for Markdown, on one line and safe in tables; return ``unknown`` for None."""
     if value is None:
         return UNKNOWN
-    return re.sub(
-        r"([\\`*_{}\[\]<>|#~&!$])", r"\\\1", plain_text.escape_unplain_characters(" ".join(str(value).split()))
-    )
+    text = plain_text.escape_unplain_characters(" ".join(str(value).split()))
+    return re.sub(r"([\\`*_{}\[\]<>|#~&!$])", r"\\\1", text)
 
 
 def format_positive_image_count(summary: RunSummary, name: str) -> str:

@@ -114,9 +114,8 @@ def describe_auroc_interval(summary: RunSummary) -> str:
     if intervals and intervals.mean_auroc:
         return f"95 % interval {format_interval(intervals.mean_auroc)}"
     if sampled and sampled.mean_auroc:
-        return (
-            f"95 % interval {format_interval(sampled.mean_auroc)} for all {format_count_with_noun(sampled.of, 'site')}"
-        )
+        sites = format_count_with_noun(sampled.of, "site")
+        return f"95 % interval {format_interval(sampled.mean_auroc)} for all {sites}"
     return ""
 
 
@@ -236,10 +235,8 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
     closed = [set(line.closed_rows) for line in run.rounds]
     if names := [name for name in summary.classes if closed and all(name in rows for rows in closed)]:
         rows = f"{_choose_verb_form(names, 'its head row', 'their head rows')} stayed masked in every round"
-        few = "fewer hospitals than smallest_cohort sent it"
-        limits.append(
-            f"{_quote_names(names)} {_choose_verb_form(names, 'was', 'were')} not learned: {rows}, because {few}."
-        )
+        verb, few = _choose_verb_form(names, "was", "were"), "fewer hospitals than smallest_cohort sent it"
+        limits.append(f"{_quote_names(names)} {verb} not learned: {rows}, because {few}.")
     if summary.patients_known is False:
         limits.append(UNKNOWN_PATIENTS)
     if sentence := describe_skipped_images(summary.skipped_images):
@@ -302,10 +299,8 @@ def _describe_untested_classes(summary: RunSummary) -> Iterator[str]:
             by_reason.setdefault(reason, []).append(name)
     every = format_count_with_noun(len(summary.classes), "class", "classes")
     for reason, names in by_reason.items():
-        yield (
-            f"{len(names)} of {every} {_choose_verb_form(names, 'was', 'were')} not tested: {_quote_names(names)} "
-            f"({reason})."
-        )
+        verb = _choose_verb_form(names, "was", "were")
+        yield f"{len(names)} of {every} {verb} not tested: {_quote_names(names)} ({reason})."
     sites = list_sites_asked_to_test(summary)
     silent = [site for site in sites if site not in summary.per_site]
     if silent and summary.test.note != GLOBAL_MODEL:
@@ -344,10 +339,8 @@ def _describe_lost_sites_and_classes(run: RunFolderContent) -> Iterator[str]:
         else:
             why = f"no site that annotates {_choose_verb_form(names, 'it', 'them')} took part"
             scores = _choose_verb_form(names, "its score is", "their scores are")
-            yield (
-                f"{_quote_names(names)} {_choose_verb_form(names, 'was', 'were')} never trained: {why}; {scores} no "
-                "result."
-            )
+            verb = _choose_verb_form(names, "was", "were")
+            yield f"{_quote_names(names)} {verb} never trained: {why}; {scores} no result."
 
 
 def _describe_poorly_detected_classes(test: FinalTestSummary) -> Iterator[str]:
@@ -371,10 +364,8 @@ def _describe_poorly_detected_classes(test: FinalTestSummary) -> Iterator[str]:
         (below, "detected worse", "lies below"),
     ):
         if names:
-            interval = f"the 95 % interval{images} {where} an AUROC of 0.5"
-            yield (
-                f"{_quote_names(names)} {_choose_verb_form(names, 'is', 'are')} {detected} than by chance: {interval}."
-            )
+            verb, interval = _choose_verb_form(names, "is", "are"), f"the 95 % interval{images} {where} an AUROC of 0.5"
+            yield f"{_quote_names(names)} {verb} {detected} than by chance: {interval}."
     pooled = test.pooled.per_class.items() if test.pooled else ()
     decisions = test.quality.decisions if test.quality else {name: each.decisions for name, each in pooled}
     if names := [name for name, each in decisions.items() if each.false_negatives and not each.true_positives]:

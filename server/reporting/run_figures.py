@@ -48,14 +48,14 @@ MOST_SITES_IN_ORDER = 40
 """Number of sites up to which the figure of their order is drawn."""
 
 _FILLS = {"shared": (BLUE, ""), "some": (SKY, "..."), "unique": (ORANGE, "///"), "varies": (GREEN, "xxx")}
-_STYLES = {"training": (BLUE, "-", "o"), "validation": (VERMILION, "--", "s"), "test": (GREEN, "-.", "^")}
+_STYLES = {"training": (BLUE, "-", "o"), "validation": (VERMILION, "--", "s")}
 
 
 def draw_learning_curves(rounds: Sequence[RoundFileLine], best_round: int | None) -> Markup:
     """Draw training and validation loss by round, and beside them the mean AUROC by round."""
     panels = {
         "loss": {"training": "train_loss", "validation": "validation_loss"},
-        "mean AUROC": {"validation": "validation_auroc", "test": "test_mean_auroc"},
+        "mean AUROC": {"validation": "validation_auroc"},
     }
     measured: dict[str, dict[str, NDArray[np.float64]]] = {}
     for label, fields in panels.items():
@@ -141,9 +141,8 @@ def draw_accuracy_density(accuracies: Sequence[float]) -> Markup:
         axes.set(title="How accuracy spreads over sites", xlabel="accuracy of a site", ylabel="density")
         axes.set(xlim=(min(visible), max(visible)), ylim=(0, None))
         axes.legend()
-        return convert_figure_to_svg(
-            figure, "density", f"Density of the accuracies of {len(accuracies)} sites, a tick for each."
-        )
+        about = f"Density of the accuracies of {len(accuracies)} sites, a tick for each."
+        return convert_figure_to_svg(figure, "density", about)
 
 
 def draw_auroc_bars(
@@ -176,12 +175,10 @@ def draw_auroc_bars(
         axes.set(xlim=(min([0.45, *(value - 0.06 for value in values)]), 1.0), xlabel="AUROC")
         axes.axvline(CHANCE, color=INK, linewidth=1)
         fills = [(group.title, *_FILLS[group.kind]) for group in groups]
-        draw_legend_above(
-            axes, [Patch(facecolor=c, edgecolor=PAPER, hatch=pattern, label=title) for title, c, pattern in fills]
-        )
-        return convert_figure_to_svg(
-            figure, "bars", "Bar chart: AUROC of every class; the table beside it has the numbers."
-        )
+        patches = [Patch(facecolor=c, edgecolor=PAPER, hatch=pattern, label=title) for title, c, pattern in fills]
+        draw_legend_above(axes, patches)
+        about = "Bar chart: AUROC of every class; the table beside it has the numbers."
+        return convert_figure_to_svg(figure, "bars", about)
 
 
 def compute_class_axis_height(groups: Sequence[AnnotatedClassGroup]) -> float:
@@ -251,9 +248,8 @@ def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[Annot
             axes.set_xlabel("number of sites; neighbours annotate alike")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.tick_params(axis="y", length=0)
-        return convert_figure_to_svg(
-            figure, "coverage", f"Bar chart: which of {len(names)} classes {len(sites)} sites annotate."
-        )
+        about = f"Bar chart: which of {len(names)} classes {len(sites)} sites annotate."
+        return convert_figure_to_svg(figure, "coverage", about)
 
 
 # ---------------------------------------------------------------------- what only some methods have
@@ -273,9 +269,8 @@ def draw_model_pass_order(rounds: Sequence[RoundFileLine], sites: Sequence[str])
     with use_report_plot_theme():
         figure, panels = make_figure(9, 1.1 + max(1.9, ROW * len(sites)), columns=2 if sloped else 1)
         for site, style in zip(sites, choose_series_styles(len(sites)), strict=True):
-            places = replace_none_by_nan(
-                [line.sites.index(site) + 1 if site in line.sites else None for line in rounds]
-            )
+            sequences = [line.sites for line in rounds]
+            places = replace_none_by_nan([order.index(site) + 1 if site in order else None for order in sequences])
             slopes = replace_none_by_nan([line.learned.slopes.get(site) for line in rounds])
             for axes, values in zip(panels, (places, slopes), strict=False):
                 (curve,) = axes.plot(numbers, values, color=style.color, marker=style.marker, markersize=6, linewidth=2)
@@ -337,9 +332,8 @@ def draw_prototype_similarity(prototypes: PrototypeSimilarity) -> Markup:
         right.margins(x=0.15)
         right.spines["left"].set_visible(False)
         right.set_title("Positives apart from negatives, degrees")
-        return convert_figure_to_svg(
-            figure, "prototypes", "Heat map and bar chart: how much the classes' prototypes are alike."
-        )
+        about = "Heat map and bar chart: how much the classes' prototypes are alike."
+        return convert_figure_to_svg(figure, "prototypes", about)
 
 
 def _format_two_decimals(values: NDArray[np.float64]) -> list[list[str]]:

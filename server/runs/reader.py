@@ -246,7 +246,6 @@ class RoundFileLine(_LenientRunFileModel):
     train_loss: float | None = None
     validation_loss: float | None = None
     validation_auroc: float | None = None
-    test_mean_auroc: float | None = None
     test_accuracy: RoundAccuracy | None = None
     learned: RoundMethodStatistics = RoundMethodStatistics()
     epochs: dict[str, int] = Field(default_factory=dict)
@@ -294,11 +293,10 @@ def read_run(folder: Path) -> RunFolderContent:
     (summary,) = _parse_json_records(RunSummary, {str(paths[0]): summary_text})
     lines = {f"{paths[1]} line {n}": line for n, line in enumerate(rounds_text.splitlines(), start=1) if line.strip()}
     rounds = tuple(_parse_json_records(RoundFileLine, lines))
-    samples_text = read_run_file_text(folder / SAMPLES) if (folder / SAMPLES).exists() else None
+    path = folder / SAMPLES
+    texts = {str(path): read_run_file_text(path)} if path.exists() else {}
     raise_faults(faults)
-    samples = _parse_json_records(
-        ReportSampleImages, {} if samples_text is None else {str(folder / SAMPLES): samples_text}
-    )
+    samples = _parse_json_records(ReportSampleImages, texts)
     return RunFolderContent(folder, summary, rounds, *samples)
 
 

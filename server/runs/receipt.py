@@ -194,9 +194,8 @@ class ReceiptDraft:
                 self._add_absence(entry["site"], entry["round"], entry.get("reason", ""))
             case "aggregated":
                 updates = {site: self.updates[entry["round"], site] for site in entry["sites"]}
-                self.rounds[entry["round"]] = ReceiptRound.model_validate(
-                    {**_select_entry_specific_fields(entry), "sites": updates}
-                )
+                facts = {**_select_entry_specific_fields(entry), "sites": updates}
+                self.rounds[entry["round"]] = ReceiptRound.model_validate(facts)
                 for site, reason in entry["left_out"].items():
                     self._add_absence(site, entry["round"], reason)
             case "result":

@@ -43,9 +43,8 @@ def write_sample_images(
 ) -> None:
     """Write ``samples.json`` with correctly and wrongly classified images of the first classes."""
     test = test.select_rows(np.arange(min(len(test), EXAMINED)))
-    scores = compute_image_probabilities(
-        move_network_to_device(network, device), load_pixels_on_device(test, device), precision
-    )
+    move_network_to_device(network, device)
+    scores = compute_image_probabilities(network, load_pixels_on_device(test, device), precision)
     labels = select_head_row_labels(test, network.class_names).numpy()
     predicted = scores > THRESHOLD  # (n, classes)
     if network.spec.task == "multi_class":

@@ -115,14 +115,13 @@ def _check_receipt_against_audit(report: VerificationReport, path: Path, receipt
         faults.append(Fault(path.name, f"is not the file that entry {last['n']} of the audit names: changed."))
     try:
         by_audit = make_run_receipt(before).model_dump(mode="json") | {"audit": None}
+        by_receipt = receipt.model_dump(mode="json") | {"audit": None}
     except (ValidationError, KeyError, TypeError) as error:
         faults.append(Fault("audit.jsonl", f"does not describe a whole run ({type(error).__name__}): changed."))
     else:
         faults += [
             Fault(f"{path.name}: {where}", f"is {now!r}, and {then!r} by the audit: one of both was changed.")
-            for where, now, then in _list_json_differences(
-                "", receipt.model_dump(mode="json") | {"audit": None}, by_audit
-            )
+            for where, now, then in _list_json_differences("", by_receipt, by_audit)
         ]
     report.faults += faults
     if not faults:

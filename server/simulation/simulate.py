@@ -160,9 +160,8 @@ class SimulationBackend:
         with self._show_run_progress(folder.path) as watchers:
             summary = self._run_federation(setting, experiment, watchers)
         if self.method.site.has_global_model and len(data.test_images) and report_includes_samples(self.experiment):
-            write_sample_images(
-                folder.path, load_model(folder.path), data.test_images, setting.device, setting.precision
-            )
+            network = load_model(folder.path)
+            write_sample_images(folder.path, network, data.test_images, setting.device, setting.precision)
         return summary
 
     def _make_run_context(self, opening: OpenedRunFolder, precision: Precision) -> RunContext:
@@ -231,9 +230,8 @@ class SimulationBackend:
         text, path = experiment.model_dump_json(), setting.folder.path.resolve()
         if self.ray_process is not None:
             note = setting.folder.append_event
-            run = SimulatedRunData(
-                text, base, path, self._list_site_names(), load_undivided_data(self.experiment, base), note
-            )
+            images = load_undivided_data(self.experiment, base)
+            run = SimulatedRunData(text, base, path, self._list_site_names(), images, note)
             run_on_ray(run_on_grid, run, self.ray_process)
         else:
             run_with_inline_grid(run_on_grid, import_client_app(text, base, path), setting.sites)

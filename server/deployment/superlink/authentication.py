@@ -240,9 +240,8 @@ class CallAuthenticator:
         if caller is None:
             self._strangers.count_refused_call(context.peer(), refused.reason)
         elif refused.noted:
-            self._refused_calls.record_refusal(
-                RefusedCall(caller.name, name, refused.reason, refused.other, refused.run)
-            )
+            call = RefusedCall(caller.name, name, refused.reason, refused.other, refused.run)
+            self._refused_calls.record_refusal(call)
         context.abort(refused.code, refused.reason)
         raise AssertionError("abort raises")
 

@@ -134,9 +134,9 @@ class SuperLinkControlClient:
 
     def list_registered_sites(self) -> list[RegisteredSite]:
         """Return all registered sites with their connection states."""
-        sites = self._call_with_retries("list_sites", proto.Nothing()).sites
         return [
-            RegisteredSite(site.node_id, site.name, site.public_key, SiteConnectionState(site.state)) for site in sites
+            RegisteredSite(site.node_id, site.name, site.public_key, SiteConnectionState(site.state))
+            for site in self._call_with_retries("list_sites", proto.Nothing()).sites
         ]
 
     def register_site(self, name: str, public_key: str) -> None:

@@ -91,9 +91,8 @@ class SuperLinkControlService:
         """Accept a run's requests; return their ids and the ids of objects whose files are missing."""
         self._refuse_ended_run(request.run_id)
         messages = map(parse_message_envelope, request.envelopes, request.trees)
-        names, missing = self._storage.messages.store_requests(
-            [StoredMessage.from_request(*message) for message in messages]
-        )
+        requests = [StoredMessage.from_request(*message) for message in messages]
+        names, missing = self._storage.messages.store_requests(requests)
         return proto.PushResult(names=names, missing=missing)
 
     def find_replies(self, request: Any) -> Any:

@@ -74,15 +74,15 @@ def start_hospital_server(
     Raises:
         OSError: If the port is in use.
     """
-    admitted = RegisteredSiteKeys(
-        lambda: {
-            key: CallingSite(site.node_id, site.name, key) for key, site in storage.sites.map_keys_to_sites().items()
-        }
-    )
-    fleet, strangers = FleetService(storage, admitted, folder), UnknownCallerCounts()
-    authenticator = CallAuthenticator(
-        admitted, RefusedCallLog(folder / FILE), strangers, fleet.processes.refuse_earlier_process
-    )
+
+    def read_callers() -> dict[bytes, CallingSite]:
+        sites = storage.sites.map_keys_to_sites()
+        return {key: CallingSite(site.node_id, site.name, key) for key, site in sites.items()}
+
+    admitted = RegisteredSiteKeys(read_callers)
+    fleet, strangers, refused = FleetService(storage, admitted, folder), UnknownCallerCounts(), folder / FILE
+    refuse_caller = fleet.processes.refuse_earlier_process
+    authenticator = CallAuthenticator(admitted, RefusedCallLog(refused), strangers, refuse_caller)
     server = grpc.server(
         ThreadPoolExecutor(THREADS, thread_name_prefix="fleet"),
         handlers=(

@@ -305,9 +305,8 @@ class FleetService:
         """Return the Flower app bundle of a run in which the calling site takes part."""
         self._refuse_nonparticipating_site(caller, request.node.node_id, request.run_id)
         if request.hash_str != BUNDLE_SHA256:
-            raise HospitalCallRefused(
-                grpc.StatusCode.FAILED_PRECONDITION, "the run has no such app bundle", run=request.run_id
-            )
+            reason = "the run has no such app bundle"
+            raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=request.run_id)
         response = GetFabResponse()
         response.fab.hash_str, response.fab.content = BUNDLE_SHA256, BUNDLE
         return response
@@ -343,10 +342,8 @@ class FleetService:
         self._refuse_inactive_run(request.run_id)
         if response := self._pulls.get_pull_response(request.object_id):
             return response
-        empty = PullObjectResponse(
-            object_found=self._messages.is_object_needed(request.object_id), object_available=False
-        )
-        return bytes(empty.SerializeToString())
+        is_found = self._messages.is_object_needed(request.object_id)
+        return bytes(PullObjectResponse(object_found=is_found, object_available=False).SerializeToString())
 
     # ------------------------------------------------------------------ checks
 

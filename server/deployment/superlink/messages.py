@@ -235,9 +235,8 @@ class MessageStore:
     def _withdraw_request(self, request: StoredMessage, reason: NoReplyReason) -> NoReplyReason:
         with self.database.lock:
             if not request.withdrawn:
-                self.database.execute_in_transaction(
-                    ("UPDATE messages SET withdrawn = 1 WHERE root = ?", (request.root,))
-                )
+                statement = "UPDATE messages SET withdrawn = 1 WHERE root = ?"
+                self.database.execute_in_transaction((statement, (request.root,)))
                 request.withdrawn = True
         self.release_message(request.root)
         return reason
@@ -259,9 +258,8 @@ class MessageStore:
                 if not request.is_due_for_delivery(again=again) or not self._is_reply_awaited(request):
                     continue
                 if not request.handed:
-                    self.database.execute_in_transaction(
-                        ("UPDATE messages SET handed = 1 WHERE root = ?", (request.root,))
-                    )
+                    statement = "UPDATE messages SET handed = 1 WHERE root = ?"
+                    self.database.execute_in_transaction((statement, (request.root,)))
                     request.handed, request.size = True, sum(map(self.files.get_object_size, request.names))
                 return request
         return None
@@ -320,30 +318,22 @@ class MessageStore:
 
     def is_site_in_run(self, node: int, run: int) -> bool:
         """Return whether this site takes part in this run: a request of the run was handed to the site."""
-        return any(
-            request.handed and request.run == run
-            for request in self._list_site_messages_newest_first(node, is_reply=False)
-        )
+        requests = self._list_newest_messages(node, is_reply=False)
+        return any(request.handed and request.run == run for request in requests)
 
     def may_pull_object(self, node: int, name: str) -> bool:
         """Return whether a site may download an object: the object belongs to a request that the site received."""
-        return any(
-            request.handed and name in request.names
-            for request in self._list_site_messages_newest_first(node, is_reply=False)
-        )
+        requests = self._list_newest_messages(node, is_reply=False)
+        return any(request.handed and name in request.names for request in requests)
 
     def may_push_object(self, node: int, name: str) -> bool:
         """Return whether a site may upload an object: the object belongs to a reply that the site announced."""
-        return any(name in reply.names for reply in self._list_site_messages_newest_first(node, is_reply=True))
+        return any(name in reply.names for reply in self._list_newest_messages(node, is_reply=True))
 
     def has_object_expired(self, node: int, name: str) -> bool:
         """Return whether all replies of this site with this object have expired; True if there is no such reply."""
-        now = self.clock()
-        return all(
-            reply.expires <= now
-            for reply in self._list_site_messages_newest_first(node, is_reply=True)
-            if name in reply.names
-        )
+        now, replies = self.clock(), self._list_newest_messages(node, is_reply=True)
+        return all(reply.expires <= now for reply in replies if name in reply.names)
 
     def is_object_needed(self, name: str) -> bool:
         """Return whether a message that is not released contains this object."""
@@ -356,9 +346,9 @@ class MessageStore:
         is as large as the model. The run itself checks a lower limit for each reply.
         """
         with self.database.lock:
-            for reply in self._list_site_messages_newest_first(node, is_reply=True):
+            for reply in self._list_newest_messages(node, is_reply=True):
                 if name in reply.names:
-                    requests = self._list_site_messages_newest_first(node, is_reply=False)
+                    requests = self._list_newest_messages(node, is_reply=False)
                     largest = max((request.size for request in requests if request.run == reply.run), default=0)
                     reply.size += size
                     return reply.size <= 2 * largest + ROOM_BYTES
@@ -375,16 +365,15 @@ class MessageStore:
 
     # ------------------------------------------------------------------ inside
 
-    def _list_site_messages_newest_first(self, node: int, *, is_reply: bool) -> list[StoredMessage]:
+    def _list_newest_messages(self, node: int, *, is_reply: bool) -> list[StoredMessage]:
         return list(self._of_site.get((node, is_reply), {}).values())[::-1]
 
     def _is_reply_awaited(self, request: StoredMessage) -> bool:
         return not request.withdrawn and request.expires > self.clock() and self.runs.is_run_active(request.run)
 
     def _list_missing_objects(self, messages: Iterable[StoredMessage]) -> list[str]:
-        names = dict.fromkeys(
-            name for message in messages for name in list_tree_object_ids(ObjectTree.FromString(message.tree))
-        )
+        trees = (ObjectTree.FromString(message.tree) for message in messages)
+        names = dict.fromkeys(name for tree in trees for name in list_tree_object_ids(tree))
         return [name for name in names if not self.files.has_object(name)]
 
     def _add_message_to_memory(self, message: StoredMessage) -> None:
@@ -396,9 +385,8 @@ class MessageStore:
         finished = [old for old in of_site.values() if old.released or old.expires <= self.clock()]
         if forgotten := finished[: max(0, len(of_site) - MOST_MESSAGES)]:
             self._release_and_remove_files(forgotten)
-            self.database.execute_in_transaction(
-                *(("DELETE FROM messages WHERE root = ?", (old.root,)) for old in forgotten)
-            )
+            delete = "DELETE FROM messages WHERE root = ?"
+            self.database.execute_in_transaction(*((delete, (old.root,)) for old in forgotten))
             for old in forgotten:
                 self._by_root.pop(old.root, None)
                 of_site.pop(old.root, None)

@@ -82,9 +82,8 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
 
     def read_request_recipients() -> dict[int, RequestRecipient]:
         """Return node id -> site for the unrevoked sites; names and keys come from the coordinator's files."""
-        admitted = {
-            convert_openssh_key_to_pem(site.public_key): site for site in read_unrevoked_sites(coordinator).values()
-        }
+        unrevoked = read_unrevoked_sites(coordinator).values()
+        admitted = {convert_openssh_key_to_pem(site.public_key): site for site in unrevoked}
         sites = ((node.node_id, admitted.get(node.public_key)) for node in control.list_registered_sites())
         return {node: RequestRecipient(site.site, site.public_key) for node, site in sites if site is not None}
 

@@ -141,9 +141,8 @@ class RotatingLogFile:
         with open(number, "a", encoding="utf-8") as file:
             os.fchmod(number, 0o600)  # a file of an earlier release
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            file.write(
-                (format_as_json_text({"time": now, "message": line}) if self.as_json else f"{now} {line}") + "\n"
-            )
+            text = format_as_json_text({"time": now, "message": line}) if self.as_json else f"{now} {line}"
+            file.write(f"{text}\n")
 
 
 def escape_control_characters(line: str) -> str:

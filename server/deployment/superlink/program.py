@@ -48,9 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     state: Path = options.state
     certificates = options.authority.read_bytes(), options.certificate.read_bytes(), options.key.read_bytes()
-    storage = SuperLinkStorage.open(
-        state / FILE, ObjectFileStore(state / OBJECTS), open_shared_steady_clock(state / CLOCK)
-    )
+    files, clock = ObjectFileStore(state / OBJECTS), open_shared_steady_clock(state / CLOCK)
+    storage = SuperLinkStorage.open(state / FILE, files, clock)
     connections = count_possible_connections(options.connections)
     hospitals, _ = start_hospital_server(options.fleet, storage, certificates, state, connections)
     programs = start_control_server(ControlSocketPath(state).grpc_address, storage)

@@ -117,9 +117,8 @@ class SiteRegistry:
         with self._database.lock:
             if (site := self._sites.get(node_id)) is None:
                 return False
-            self._store_site(
-                replace(site, state=SiteConnectionState.CONNECTED, until=self._clock() + PATIENCE * interval_s)
-            )
+            until = self._clock() + PATIENCE * interval_s
+            self._store_site(replace(site, state=SiteConnectionState.CONNECTED, until=until))
             return True
 
     def _store_site(self, site: RegisteredSite) -> None:

@@ -35,9 +35,8 @@ _SUMMARY = TypeAdapter(FinalTestSummary)
 def render_live_page(snapshot: RunSnapshot) -> str:
     """Return the complete page, which is readable without JavaScript."""
     style, script = Markup(_read_page_asset("live.css")), Markup(_read_page_asset("live.js"))
-    return _render_live_template(
-        "live.html.j2", shown=make_live_template_variables(snapshot), style=style, script=script
-    )
+    shown = make_live_template_variables(snapshot)
+    return _render_live_template("live.html.j2", shown=shown, style=style, script=script)
 
 
 def render_changing_page_part(snapshot: RunSnapshot) -> str:

@@ -203,9 +203,8 @@ def serve_live_view(coordinator: CoordinatorFolder, address: str, port: int, tel
         tell(f"live view: https://{host}:{listener.getsockname()[1]}/?token={token}")
         tell(f"anyone who has this address may look; nobody can change anything. Certificate SHA-256 {sha256}")
         tell(f"for a browser that does not warn: trust {coordinator.ca_certificate_path}")
-        server = LiveViewServer(
-            listener, make_current_run_source(coordinator), token, make_tls_server_context(coordinator)
-        )
+        tls = make_tls_server_context(coordinator)
+        server = LiveViewServer(listener, make_current_run_source(coordinator), token, tls)
         with graceful_shutdown(0, server.stop):
             asyncio.run(server.serve_requests())
 

@@ -185,10 +185,8 @@ def find_node_version_faults(here: Mapping[str, str], others: Mapping[str, Mappi
     """
     faults = []
     for node, there in sorted(others.items()):
-        unequal = [
-            f"{name} {there.get(name, 'none')}, here {here[name]}" for name in here if there.get(name) != here[name]
-        ]
-        if unequal:
+        different = [name for name in here if there.get(name) != here[name]]
+        if unequal := [f"{name} {there.get(name, 'none')}, here {here[name]}" for name in different]:
             problem = f"node {node} has {'; '.join(unequal)}."
             faults.append(Fault("simulation.address", problem, "Install the same versions on every node."))
     return faults

@@ -141,11 +141,7 @@ class RayDriver:
     # ------------------------------------------------------------------ workers
 
     async def _keep_worker_running(self) -> None:
-        """Start a worker and let it answer messages; when it is lost, start another, on a node that Ray chooses.
-
-        Raises:
-            ProgramCannotContinue: If too many workers in a row fail to start.
-        """
+        """Start a worker and let it answer messages; when it is lost, start another, unless too many fail to start."""
         options: Any = {"num_cpus": self.settings.threads, "num_gpus": self.workers.gpus_per_site, "max_restarts": 0}
         actor_class: Any = ray.remote(**options)(SiteWorker)
         while True:
@@ -154,12 +150,10 @@ class RayDriver:
             try:
                 facts = await actor.set_up_worker.remote(self.setup)
             except RayError as error:
-                self.failed_starts += 1
-                self._send_event_to_coordinator("worker_lost", site="", reason=_describe_worker_loss(error))
+                self.failed_starts, cause = self.failed_starts + 1, _describe_worker_loss(error)
+                self._send_event_to_coordinator("worker_lost", site="", reason=cause)
                 if self.failed_starts >= STARTS_PER_WORKER * self.workers.count:
-                    raise ProgramCannotContinue(
-                        f"no worker could be started; the last reason: {_describe_worker_loss(error)}"
-                    ) from None
+                    raise ProgramCannotContinue(f"no worker could be started; the last reason: {cause}") from None
             else:
                 self.failed_starts = 0
                 self._send_event_to_coordinator("worker_ready", **facts)
@@ -183,14 +177,12 @@ class RayDriver:
         try:
             answer = await actor.answer_message.remote({**call, "files": read_folder_files(folder)}, *task.arrays)
         except RayError as error:
-            answer, task.losses = None, task.losses + 1
-            self._send_event_to_coordinator("worker_lost", site=name, reason=_describe_worker_loss(error))
+            answer, task.losses, cause = None, task.losses + 1, _describe_worker_loss(error)
+            self._send_event_to_coordinator("worker_lost", site=name, reason=cause)
             if task.losses < MOST_LOSSES:
                 self._waiting.appendleft(task)
             else:
-                reason = (
-                    f"its worker was lost {MOST_LOSSES} times, the last time because: {_describe_worker_loss(error)}"
-                )
+                reason = f"its worker was lost {MOST_LOSSES} times, the last time because: {cause}"
                 send_frame(self.connection, {"kind": "lost", "id": task.identifier, "reason": reason})
         else:
             head, arrays, files, frozen = answer

@@ -74,9 +74,8 @@ class RayDriverHandle:
         self.send_to_driver(about, data)
         frame = self.receive_from_driver(JOIN_S if self.settings.address else None)
         if frame is None:
-            raise BadInput(
-                [make_cluster_join_fault(self.settings.address, f"it did not answer within {JOIN_S:.0f} s.")]
-            )
+            reason = f"it did not answer within {JOIN_S:.0f} s."
+            raise BadInput([make_cluster_join_fault(self.settings.address, reason)])
         workers: int = frame.about["workers"]
         return workers
 

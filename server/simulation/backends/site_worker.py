@@ -99,9 +99,8 @@ class SiteWorker:
             apply_folder_changes(self._folder / FROZEN, ray.get([call["frozen"][name] for name in missing]))
             self._frozen = WatchedFolder(self._folder / FROZEN)
         message = unpack_flower_message(call["head"], [array.data for array in arrays])
-        head, sent = pack_flower_message(
-            call_client_app(self._app, message, make_flower_context(call["place"], self._count))
-        )
+        context = make_flower_context(call["place"], self._count)
+        head, sent = pack_flower_message(call_client_app(self._app, message, context))
         data = [np.frombuffer(array, np.uint8) for array in sent]  # Ray copies these bytes once, ``bytes`` twice
         return head, data, site_folder.list_changes(), self._frozen.list_changes()
 
