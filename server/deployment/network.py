@@ -152,7 +152,7 @@ class NetworkBackend:
                 device="cuda" if torch.cuda.is_available() else "cpu",
                 precision=experiment.training.precision,
                 own=self.own,
-                test=self.own and self.own.test,
+                test=None if self.own is None else self.own.test,
                 external=self.external,
                 registered=grid.list_registered_sites,
                 left_replies=grid.receive_unrecorded_replies,

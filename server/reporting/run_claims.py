@@ -317,8 +317,7 @@ def _describe_lost_sites_and_classes(run: RunFolderContent) -> Iterator[str]:
     absent = run.rounds[-1].absent.keys() if run.rounds else set[str]()
     for site in sorted(absent - summary.excluded.keys()):
         if rounds := [line.round for line in run.rounds if site in line.sites]:
-            last = f"round {rounds[-1]:,} of {summary.rounds:,}"
-            yield f"{site} took part last in {last}, and was absent at the end."
+            yield f"{site} took part last in round {rounds[-1]:,} of {summary.rounds:,}, and was absent at the end."
         else:
             without = "" if summary.is_initial_model_tested else ": the model was trained without it"
             yield f"{site} took part in no round{without}."

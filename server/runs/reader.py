@@ -281,7 +281,7 @@ def read_run(folder: Path) -> RunFolderContent:
 
     def read_run_file_text(path: Path) -> str:
         try:
-            return path.read_run_file_text(encoding="utf-8")
+            return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             problem = f"cannot be read ({error.strerror})." if isinstance(error, OSError) else "is not UTF-8 text."
             faults.append(Fault(str(path), problem, "Name the folder of a finished run."))
