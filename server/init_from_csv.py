@@ -37,7 +37,7 @@ from common.data.tables.roles import (
 from common.errors import BadInput, Fault, raise_faults
 from common.system.files import is_file, make_missing_input_fault
 from server.init_hospitals import (
-    TableHospitals,
+    HospitalsInTable,
     detect_hospitals_in_table,
     has_spelling_variants,
     propose_class_synonyms,
@@ -76,7 +76,7 @@ class InspectedDataset:
     roles: ColumnRoles
     spec: FolderDatasetSpec
     checked: LabelTable
-    hospitals: TableHospitals | None
+    hospitals: HospitalsInTable | None
     synonyms: Mapping[str, str]
     rows: int
     present: int

@@ -22,7 +22,7 @@ MOST_HOSPITALS, MOST_COLUMNS, MOST_COMPARED = 30, 10, 300
 
 
 @dataclass(frozen=True)
-class TableHospitals:
+class HospitalsInTable:
     """The hospitals of a label table, sorted by name.
 
     Attributes:
@@ -165,7 +165,7 @@ def _may_be_same_hospital(name: str, other: str) -> bool:
     return (is_within and is_same_number) or rank_name_similarity(name, other) is not None
 
 
-def detect_hospitals_in_table(roles: ColumnRoles, table: LabelTable) -> TableHospitals | None:
+def detect_hospitals_in_table(roles: ColumnRoles, table: LabelTable) -> HospitalsInTable | None:
     """Detect the hospitals of a table; return None if no column names hospitals."""
     if roles.source is None:
         return None
@@ -183,7 +183,7 @@ def detect_hospitals_in_table(roles: ColumnRoles, table: LabelTable) -> TableHos
     people, persons = np.unique(table.patients, return_inverse=True)
     pairs = np.unique(persons.reshape(-1) * count + places)  # each patient at each hospital
     is_named = not is_placeholder_patient(people).any()
-    return TableHospitals(
+    return HospitalsInTable(
         column=roles.source,
         by_label=roles.finding is None,
         names=names.tolist(),
@@ -198,7 +198,7 @@ def detect_hospitals_in_table(roles: ColumnRoles, table: LabelTable) -> TableHos
     )
 
 
-def propose_class_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHospitals | None) -> dict[str, str]:
+def propose_class_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: HospitalsInTable | None) -> dict[str, str]:
     """Return class name -> name that may replace it, because both may mean the same class.
 
     The replacement is the more frequent name; if that name has several spellings, it is the alphabetically first of

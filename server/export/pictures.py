@@ -52,7 +52,7 @@ def refuse_data_without_pictures(data: Path) -> None:
     Raises:
         BadInput: If :func:`read_unlabelled_pictures` would certainly find no image.
     """
-    if _is_npz(data):
+    if _is_npz_file(data):
         _find_npz_images_key(data)
         return
     files, _ = _list_picture_files(data)
@@ -84,7 +84,7 @@ def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> Unlabelled
     Raises:
         BadInput: If the data holds no image.
     """
-    if _is_npz(data):
+    if _is_npz_file(data):
         key = _find_npz_images_key(data)
         size = read_npz_headers(data, str(data))[key].byte_size
         raise_faults(find_content_size_faults(data, size, form.rendering.largest_mb, str(data)))
@@ -98,7 +98,7 @@ def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> Unlabelled
     return UnlabelledPictures(tuple(names[row] for row in decoded.rows), decoded.images, unreadable, tuple(others))
 
 
-def _is_npz(data: Path) -> bool:
+def _is_npz_file(data: Path) -> bool:
     return data.suffix == ".npz" and is_file(data)
 
 

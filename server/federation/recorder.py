@@ -84,7 +84,7 @@ class RunTotals:
         Args:
             learned: Figures that only this method has (:meth:`strategies.methods.base.Method.compute_round_figures`).
         """
-        self.write_pending_round(record.validation, state)
+        self.write_pending_round_line(record.validation, state)
         self._pending = record, learned
         if seconds := record.site_seconds.values():
             self.train_seconds += max(max(seconds), sum(seconds) / min(self.workers, len(seconds)))
@@ -105,9 +105,9 @@ class RunTotals:
         if record.closed_rows:
             self.folder.append_event("rows_stayed_masked", round=record.round, classes=list(record.closed_rows))
         if record.after is not None:
-            self.write_pending_round(record.after, state)
+            self.write_pending_round_line(record.after, state)
 
-    def write_pending_round(self, validation: FederationValidation, state: FederationState) -> None:
+    def write_pending_round_line(self, validation: FederationValidation, state: FederationState) -> None:
         """Write the line of the last round with the validation metrics of its model."""
         if self._pending is None:
             return
@@ -164,7 +164,7 @@ class RunTotals:
 
 
 class RunRecorder(RunCallbacks):
-    """Writes the run folder: :meth:`begin_recording` after the roll call, then callbacks, then the end or the stop.
+    """Writes the run folder: :meth:`begin_run_recording` after the roll call, then callbacks, then the end or the stop.
 
     Attributes:
         totals: Sums over rounds and sites.
@@ -177,7 +177,7 @@ class RunRecorder(RunCallbacks):
         self._experiment_json = experiment.model_dump(mode="json")
         self._left_out: dict[str, str] = {}
 
-    def begin_recording(self, coordinator: Coordinator, layout: ModelStateLayout, initial: ModelState) -> None:
+    def begin_run_recording(self, coordinator: Coordinator, layout: ModelStateLayout, initial: ModelState) -> None:
         """Open the run's files; record the start or resumption of the run, and the sites that take part.
 
         Raises:
@@ -353,7 +353,7 @@ class RunRecorder(RunCallbacks):
 
     def record_run_stop(self, reason: str) -> None:
         """Record why the run stops before its last round."""
-        self.totals.write_pending_round(self.coordinator.last_validation, self.coordinator.state)
+        self.totals.write_pending_round_line(self.coordinator.last_validation, self.coordinator.state)
         self._record_refused_calls()
         self.setting.folder.append_event("stopped", reason=reason)
 
@@ -366,7 +366,7 @@ class RunRecorder(RunCallbacks):
             folder.append_event("no_receipt", reason=reason)
         self._record_refused_calls()
         folder.write_summary(summary)
-        self.ledger.record_file_hashes(folder.path)
+        self.ledger.record_result_file_hashes(folder.path)
         folder.append_event("done", model_sha256=summary["model_sha256"])
 
 

@@ -71,13 +71,13 @@ def run_federation(
     if setting.own is not None:
         coordinator.receive_coordinator_images(setting.own, contract.class_names, setting.device)
     initial = read_model_state(network)
-    recorder.begin_recording(coordinator, make_model_layout(network), initial)
+    recorder.begin_run_recording(coordinator, make_model_layout(network), initial)
     try:
         coordinator.start(grid, make_model_array_record(initial), experiment.run.rounds)
         state = coordinator.state
         if state.round < experiment.run.rounds:
             setting.folder.append_event("ended_early", round=state.round, best_round=state.best_round)
-        recorder.totals.write_pending_round(coordinator.last_validation, coordinator.state)
+        recorder.totals.write_pending_round_line(coordinator.last_validation, coordinator.state)
         tested = coordinator.test_result_model(grid)
         sums = unmask_test_histograms(coordinator, tested)
         outcome = save_and_test_model(network, coordinator, tested, setting, sums)

@@ -132,7 +132,7 @@ def record_data_hashes_or_refuse(opening: OpenedRunFolder, data: Mapping[str, tu
     """
     folder, hashes = opening.folder, {table: sha256 for table, (sha256, _) in data.items()}
     noted, contents = dict[str, str](), dict[str, dict[str, str]]()
-    for event in folder.read_events():
+    for event in folder.read_run_events():
         if event["event"] == "data_read":
             noted |= {table: sha256 for table, sha256 in event.items() if table in DATA_TABLES}
             noted |= {"data": event["sha256"]} if "sha256" in event else {}  # of an earlier release

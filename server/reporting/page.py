@@ -40,11 +40,11 @@ def write_template_page(template: str, destination: Path, folder: Path = TEMPLAT
     page = source.render(style=style, contents=Markup(CONTENTS), **SHARED, **content)
     titles: list[str] = []
 
-    def number_heading(heading: re.Match[str]) -> str:
+    def number_html_heading(heading: re.Match[str]) -> str:
         titles.append(heading[1])
         return f'<h2 id="section-{len(titles)}">{heading[1]}</h2>'
 
-    page = re.sub(r"<h2>(.*?)</h2>", number_heading, page)
+    page = re.sub(r"<h2>(.*?)</h2>", number_html_heading, page)
     links = "".join(f'<li><a href="#section-{n}">{title}</a></li>\n' for n, title in enumerate(titles, start=1))
     page = page.replace(CONTENTS, f'<nav aria-label="Contents"><ul class="contents">\n{links}</ul></nav>')
     write_atomically(destination, page.encode())

@@ -73,7 +73,7 @@ def describe_run_result(run: RunFolderContent) -> str:
     groups = f": {join_as_english_list(subsets)}" if subsets else ""
     result = (
         f"the mean AUROC {images} is {format_value_with_error(headline.mean)}{interval} over "
-        f"{describe_classes_in_mean(summary)}{groups}"
+        f"{describe_classes_in_mean_auroc(summary)}{groups}"
     )
     return f"{training}, {result}.{accuracy} {describe_external_test(summary)}".rstrip()
 
@@ -146,7 +146,7 @@ def _list_active_sites(run: RunFolderContent) -> set[str]:
     return {site for line in run.rounds for site in line.sites}
 
 
-def describe_classes_in_mean(summary: RunSummary) -> str:
+def describe_classes_in_mean_auroc(summary: RunSummary) -> str:
     """Describe the classes in the mean AUROC, and name those left out, with their numbers of positive test images.
 
     Example: ``"3 of 5 classes that 30 test images or more show, without A (12) and B (7)"``.

@@ -151,7 +151,7 @@ class RunAuditWriter:
             model_sha256=hash_model_state(state.model, self.layout),
         )
 
-    def record_file_hashes(self, folder: Path) -> None:
+    def record_result_file_hashes(self, folder: Path) -> None:
         """Record the hashes of the files with the run's metrics, so that later changes are detected."""
         there = [name for name in FIGURES if (folder / name).is_file()]
         hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in there}

@@ -194,7 +194,7 @@ class RunFolder:
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         self._append_json_line("events.jsonl", {"time": now, "event": name, **fields})
 
-    def read_events(self) -> list[dict[str, Any]]:
+    def read_run_events(self) -> list[dict[str, Any]]:
         """Return all events so far, oldest first."""
         return [json.loads(line) for line in (self.path / "events.jsonl").read_bytes().splitlines()]
 

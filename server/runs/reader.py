@@ -63,7 +63,7 @@ class SiteBenefit(_LenientRunFileModel):
     reason: str = ""
 
 
-class EnsembleResult(_LenientRunFileModel):
+class EnsembleTestResult(_LenientRunFileModel):
     """Test results of the ensemble, the averaged scores of models that sites trained alone."""
 
     test: FinalTestSummary
@@ -155,7 +155,7 @@ class RunSummary(_LenientRunFileModel):
     client_accuracy: BestClientAccuracies | None = None
     per_site: dict[str, SiteTestResult] = Field(default_factory=dict)
     drawn_to_test: tuple[str, ...] | None = None
-    ensemble: EnsembleResult | None = None
+    ensemble: EnsembleTestResult | None = None
     external: FinalTestSummary | None = None
     benefit: dict[str, SiteBenefit] = Field(default_factory=dict)
     excluded: dict[str, str] = Field(default_factory=dict)

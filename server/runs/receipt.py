@@ -183,32 +183,32 @@ class ReceiptDraft:
                 joined = min(entry["round"], before.joined) if before else entry["round"]
                 texts = {name: entry.get(name, "") for name in ("public_key", "release")}
                 self.sites[entry["site"]] = ReceiptSite(answer_sha256=entry["sha256"], joined=joined, **texts)
-                self._add_reply({**entry, "record": RollCallAnswer.__name__, "counts": True})
+                self._add_receipt_reply({**entry, "record": RollCallAnswer.__name__, "counts": True})
             case "received":
-                self._add_reply(entry)
+                self._add_receipt_reply(entry)
                 if "sha256" not in entry:
-                    self._add_absence(entry["site"], entry["round"], entry.get("reason", ""))
+                    self._add_receipt_absence(entry["site"], entry["round"], entry.get("reason", ""))
                 elif entry["counts"] and entry["record"] == TrainReply.__name__:
                     self.updates[entry["round"], entry["site"]] = entry["sha256"]
             case "left_out":
-                self._add_absence(entry["site"], entry["round"], entry.get("reason", ""))
+                self._add_receipt_absence(entry["site"], entry["round"], entry.get("reason", ""))
             case "aggregated":
                 updates = {site: self.updates[entry["round"], site] for site in entry["sites"]}
                 facts = {**_select_entry_specific_fields(entry), "sites": updates}
                 self.rounds[entry["round"]] = ReceiptRound.model_validate(facts)
                 for site, reason in entry["left_out"].items():
-                    self._add_absence(site, entry["round"], reason)
+                    self._add_receipt_absence(site, entry["round"], reason)
             case "result":
                 self.fields |= _select_entry_specific_fields(entry)
 
-    def _add_reply(self, entry: AuditEntry) -> None:
+    def _add_receipt_reply(self, entry: AuditEntry) -> None:
         """Add a reply to the receipt if sites sign this kind of reply, even if its signature is missing."""
         if entry.get("of_a_hospital") and "sha256" in entry and entry["record"] in CHAINED:
             values = {name: entry[name] for name in ("site", "record", "round", "sha256", "counts")}
             texts = {name: entry.get(name, "") for name in ("reason", "statement", "signature")}
             self.replies.append(ReceiptReply(**values, **texts))
 
-    def _add_absence(self, site: str, exchange: int | str, reason: str) -> None:
+    def _add_receipt_absence(self, site: str, exchange: int | str, reason: str) -> None:
         where = f"round {exchange}" if isinstance(exchange, int) else str(exchange)
         self.absences.append(ReceiptAbsence(site=site, where=where, reason=reason))
 

@@ -141,16 +141,16 @@ def flatten_nested_tables(tables: Mapping[str, Any], prefix: str = "") -> Iterat
 def flatten_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield nested settings as pairs of dotted key and text; an empty value is a dash, a list is joined by commas."""
     for key, value in flatten_nested_tables(settings):
-        yield key, _format_setting(value)
+        yield key, _format_setting_value(value)
 
 
-def _format_setting(value: object) -> str:
+def _format_setting_value(value: object) -> str:
     if value is None or value in ("", [], {}):
         return "–"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(map(_format_setting, value))
+        return ", ".join(map(_format_setting_value, value))
     return str(value)
 
 
@@ -170,19 +170,19 @@ class TensorBoardTracker:
 
         folder.mkdir(exist_ok=True)  # it is there where a run goes on
         self._records = RecordWriter(str(folder / f"events.out.tfevents.{time.time_ns()}"))
-        self._write_event(Event(file_version="brain.Event:2"))
+        self._write_tensorboard_event(Event(file_version="brain.Event:2"))
 
     def store_scalars(self, values: Mapping[str, float], step: int) -> None:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-        self._write_event(Event(step=step, summary=summary))
+        self._write_tensorboard_event(Event(step=step, summary=summary))
 
     def close(self, ending: Ending) -> None:
         self._records.close()
 
-    def _write_event(self, event: "Event") -> None:
+    def _write_tensorboard_event(self, event: "Event") -> None:
         event.wall_time = time.time()
         self._records.write(event.SerializeToString())
         self._records.flush()
@@ -236,7 +236,7 @@ def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Ca
     """
     run = MLflowTracker(client, "", lost)
 
-    def create_run() -> None:
+    def create_mlflow_run() -> None:
         from mlflow.entities import Param
 
         label = f"{experiment.run.name or experiment.run.method} seed {experiment.run.seed}"
@@ -246,7 +246,7 @@ def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Ca
         for start in range(0, len(parameters), PARAMETERS):
             client.log_batch(run.identifier, params=parameters[start : start + PARAMETERS])
 
-    run.send_unless_failed(create_run)
+    run.send_unless_mlflow_failed(create_mlflow_run)
     return run
 
 
@@ -261,7 +261,7 @@ class MLflowTracker:
     _works: bool = True
 
     def store_scalars(self, values: Mapping[str, float], step: int) -> None:
-        def log_scalars() -> None:
+        def log_mlflow_scalars() -> None:
             from mlflow.entities import Metric
 
             now_ms = time.time_ns() // 1_000_000
@@ -269,12 +269,12 @@ class MLflowTracker:
             for start in range(0, len(metrics), METRICS):
                 self.client.log_batch(self.identifier, metrics=metrics[start : start + METRICS])
 
-        self.send_unless_failed(log_scalars)
+        self.send_unless_mlflow_failed(log_mlflow_scalars)
 
     def close(self, ending: Ending) -> None:
-        self.send_unless_failed(lambda: self.client.set_terminated(self.identifier, _STATUS[ending]))
+        self.send_unless_mlflow_failed(lambda: self.client.set_terminated(self.identifier, _STATUS[ending]))
 
-    def send_unless_failed(self, request: Callable[[], None]) -> None:
+    def send_unless_mlflow_failed(self, request: Callable[[], None]) -> None:
         """Send a request to MLflow, unless an earlier one has failed."""
         from mlflow import MlflowException
 

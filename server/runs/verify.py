@@ -258,7 +258,7 @@ class AggregationReplay:
     answers: dict[str, RollCallAnswer] = field(default_factory=dict)
 
     @property
-    def clip_limit(self) -> float | None:
+    def update_clip_limit(self) -> float | None:
         """Return the clipping limit of updates as a multiple of their median length; None without clipping."""
         return get_update_length_limit(self.method.site, self.experiment.participation, self.experiment.privacy)
 
@@ -313,13 +313,13 @@ class AggregationReplay:
             if isinstance(self.method, SequentialMethod):
                 passed, left = self.model, self.experiment.run.rounds - expected.round
                 for hops, reply in enumerate(replies.values(), start=1):
-                    visited = add_update_of_pass(passed, reply, self.clip_limit, self.lengths)
+                    visited = add_update_of_pass(passed, reply, self.update_clip_limit, self.lengths)
                     passed, self.lengths = visited.model, visited.lengths
                     self.model = self.method.result_after_hop(left, hops, self.model, passed)
             else:
                 bounded = replies
-                if self.clip_limit is not None:
-                    bounded, _ = shorten_long_updates(replies, self.clip_limit)
+                if self.update_clip_limit is not None:
+                    bounded, _ = shorten_long_updates(replies, self.update_clip_limit)
                 means = merge_updates(self.method, context, self.model, bounded).means
                 self.model, self.moments = update_global_model(self.method, expected.round, means, self.moments)
             self.statistics = self.method.aggregate_statistics(context, replies)

@@ -75,7 +75,7 @@ class Link:
     def restarted(self) -> SuperLinkStorage:
         """Open the storage of a new process on the same database and files; the one before was killed."""
         files = ObjectFileStore(self.folder / "objects")
-        self.storages.append(SuperLinkStorage.open(self.folder / DATABASE, files, self.clock, self.clock))
+        self.storages.append(SuperLinkStorage.open_storage(self.folder / DATABASE, files, self.clock, self.clock))
         return self.storages[-1]
 
     def request(self, node: int, *contents: bytes) -> StoredMessage:

@@ -570,7 +570,7 @@ def test_of_each_site_the_newest_messages_are_remembered_and_those_that_wait(
     names, stored = list[str](), port.link.storage.messages
     for number in range(4 + 5):
         names.append(port.hand(victim, f"train {number}"))
-        stored.release_message(names[-1])
+        stored.release_message_objects(names[-1])
     assert [name for name in names if not stored.may_pull_object(victim.node_id, name)] == names[:5]
     waiting = [port.ask(victim, f"wait {number}") for number in range(4 + 5)]
     assert [victim.pull() for _ in waiting] == [[name] for name in waiting]

@@ -127,7 +127,7 @@ def test_files_of_a_run_hold_none(tmp_path: Path) -> None:
     folder, audit = RunFolder(tmp_path), AuditLog(tmp_path, durable=False)
     totals = RunTotals(folder, 1)
     totals.add_round_to_totals(RECORD, STATE, {ALL: 1.0})
-    totals.write_pending_round(FederationValidation(), STATE)
+    totals.write_pending_round_line(FederationValidation(), STATE)
     folder.write_summary({"rounds": 1, "classes": [ALL], "test": asdict(summarise_test_results({}, (), (), ALL))})
     audit.append(reason=ALL)
     for name in ("events.jsonl", "rounds.jsonl", "summary.json", "audit.jsonl"):

@@ -284,8 +284,8 @@ def test_a_masked_update_may_be_as_long_as_its_request_says() -> None:
     assert bound == ReplySizeBound(
         2 + 11 + SPARE_OBJECTS, 200 + 4 * numbers + SPARE_BYTES, 150 + 4 * numbers + SPARE_BYTES
     )
-    assert not bound.find_size_fault(8, 4 * numbers + 1000)
-    assert "weighs more" in bound.find_size_fault(8, 4 * numbers + 2 * SPARE_BYTES)
+    assert not bound.find_reply_size_fault(8, 4 * numbers + 1000)
+    assert "weighs more" in bound.find_reply_size_fault(8, 4 * numbers + 2 * SPARE_BYTES)
     assert read_masked_update_size(encode_record(RevealRequest("run", 1, ("north",)))) == 0
 
 
@@ -299,6 +299,8 @@ def test_a_masked_update_may_be_as_long_as_its_request_says() -> None:
     ],
 )
 def test_a_reply_fits_that_is_as_large_as_its_request_with_room_for_figures(parts: int, size: int, fault: str) -> None:
-    reason = ReplySizeBound.compute_bound_for_request([100, 44_000_000, 3], 44_000_000).find_size_fault(parts, size)
+    reason = ReplySizeBound.compute_bound_for_request([100, 44_000_000, 3], 44_000_000).find_reply_size_fault(
+        parts, size
+    )
     assert fault in reason
     assert bool(fault) == bool(reason)

@@ -31,7 +31,7 @@ from server.simulation.backends.cluster import (
 from server.simulation.backends.inline import configure_flower
 from server.simulation.backends.ray_driver import MOST_LOSSES, QueuedSiteMessage, RayDriver
 from server.simulation.backends.site_files import (
-    WatchedFolder,
+    FolderChangeTracker,
     apply_folder_changes,
     read_folder_files,
     recreate_folder_with_files,
@@ -180,7 +180,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_changes_made_in_a_copy_are_the_same_again_and_of_a_log_only_the_end_travels(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    assert WatchedFolder(there).list_changes() == read_folder_files(there) == []  # it is not there yet
+    assert FolderChangeTracker(there).list_folder_changes() == read_folder_files(there) == []  # it is not there yet
     watched = recreate_folder_with_files(there, [("audit.jsonl", 0, b"one\n"), ("memory/r/round-1", 0, b"1")])
     recreate_folder_with_files(here, read_folder_files(there))
     with (there / "audit.jsonl").open("ab") as audit:
@@ -188,16 +188,16 @@ def test_changes_made_in_a_copy_are_the_same_again_and_of_a_log_only_the_end_tra
     (there / "memory/r/round-1").unlink()
     (there / "memory/r/round-2").write_bytes(b"2")
     (there / "memory/r/.round-3.1-2.part").write_bytes(b"half")
-    changes = watched.list_changes()
+    changes = watched.list_folder_changes()
     assert changes == [("memory/r/round-2", 0, b"2"), ("audit.jsonl", 4, b"two\n"), ("memory/r/round-1", -1, b"")]
     (there / "memory/r/.round-3.1-2.part").unlink()
     for _ in range(2):  # a coordinator that died in the middle makes them again
         apply_folder_changes(here, changes)
         assert contents(here) == contents(there)
-    assert watched.list_changes() == []
+    assert watched.list_folder_changes() == []
     (there / "audit.jsonl").rename(there / "audit-000001.jsonl")
     (there / "audit.jsonl").write_bytes(b"begun anew")
-    names = {(name, start, bytes(data)) for name, start, data in watched.list_changes()}
+    names = {(name, start, bytes(data)) for name, start, data in watched.list_folder_changes()}
     assert names == {("audit-000001.jsonl", 0, b"one\ntwo\n"), ("audit.jsonl", 0, b"begun anew")}
 
 

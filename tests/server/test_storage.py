@@ -56,10 +56,10 @@ def reply(link: Link, node: int, request_name: str, *contents: bytes) -> StoredM
 
 def test_what_two_messages_share_stays_until_the_second_is_let_go(link: Link, node: int) -> None:
     first, second = pushed(link, node, b"to north", b"trunk"), pushed(link, node, b"to south", b"trunk")
-    link.storage.messages.release_message(first)
+    link.storage.messages.release_message_objects(first)
     assert link.files.list_object_ids() == {named(b"to south"), named(b"trunk")}
-    link.storage.messages.release_message(second)
-    link.storage.messages.release_message(second)  # said twice
+    link.storage.messages.release_message_objects(second)
+    link.storage.messages.release_message_objects(second)  # said twice
     assert link.files.list_object_ids() == set()
 
 
@@ -69,7 +69,7 @@ def test_only_what_is_missing_is_asked_for_and_an_object_that_nobody_needs_is_no
     assert link.storage.messages.store_requests([request]) == ([request.root], [request.root])
     write(link, b"to north")
     assert link.storage.messages.store_requests([request]) == ([request.root], [])  # the same call made again
-    link.storage.messages.release_message(request.root)
+    link.storage.messages.release_message_objects(request.root)
     assert not link.storage.messages.store_needed_object(named(b"late"), b"late")
     assert link.files.list_object_ids() == set()
 
@@ -165,12 +165,12 @@ def test_a_reply_that_no_run_has_let_go_of_is_handed_to_each_later_run_until_one
         link.storage.messages.hand_out_next_request(node)
         link.storage.messages.accept_reply(reply(link, node, name, content))
         write(link, content)
-    link.storage.messages.release_message(named(b"noted"))
+    link.storage.messages.release_message_objects(named(b"noted"))
     for storage in (link.restarted(), link.restarted()):
         _, replies = storage.begin_run()
         assert [(message.root, message.partner) for message in replies] == [(named(b"not noted"), requests[1])]
     assert link.files.list_object_ids() == {named(b"not noted")}
-    storage.messages.release_message(named(b"not noted"))
+    storage.messages.release_message_objects(named(b"not noted"))
     assert storage.begin_run()[1] == []
     assert link.files.list_object_ids() == set()
 
@@ -228,7 +228,7 @@ def test_a_change_that_cannot_be_written_has_not_happened(link: Link, node: int)
 
 def opened(path: Path) -> SuperLinkStorage:
     """Open the SuperLink's storage on a file."""
-    return SuperLinkStorage.open(path, ObjectFileStore(path.parent / "objects"), lambda: 1000.0)
+    return SuperLinkStorage.open_storage(path, ObjectFileStore(path.parent / "objects"), lambda: 1000.0)
 
 
 @pytest.fixture(scope="module")

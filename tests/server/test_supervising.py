@@ -55,7 +55,7 @@ def led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Led:
         (tmp_path / "events.jsonl").touch()
         lines = list[str]()
         code = supervise_run(["run", "trial"], tmp_path, lines.append, resume=resume)
-        notes = [(event["how"], event["times"], event["again_in_s"]) for event in RunFolder(tmp_path).read_events()]
+        notes = [(event["how"], event["times"], event["again_in_s"]) for event in RunFolder(tmp_path).read_run_events()]
         assert [line.partition(";")[0] for line in lines] == [
             f"the process that leads the run {how}" for how, *_ in notes
         ]

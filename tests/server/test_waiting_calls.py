@@ -152,11 +152,11 @@ FORGED = RefusedCall("east", "PullMessages", "the node is another site's", "nort
 def test_counted_refusals_are_written_after_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refused_calls, "PAUSE_S", 0.2)
     calls, lines = RefusedCallLog(tmp_path / FILE), []
-    calls.record_refusal(FORGED)  # before the run
+    calls.record_refused_call(FORGED)  # before the run
     reader = JsonLinesReader(tmp_path / FILE)
     reader.poll_new_lines()
     for _ in range(9):
-        calls.record_refusal(FORGED)  # during the run
+        calls.record_refused_call(FORGED)  # during the run
 
     def times() -> int:
         lines.extend(reader.read_new_lines())

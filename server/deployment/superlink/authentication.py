@@ -190,7 +190,7 @@ class CallAuthenticator:
         def respond_to_call(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             caller = None
             try:
-                caller = self.identify_signer(context.invocation_metadata())
+                caller = self.identify_call_signer(context.invocation_metadata())
                 with self.limit.track_site_call(caller.name, context):
                     body = next(requests, None)  # raises RpcError for a call that has ended
                     if body is None:
@@ -213,7 +213,7 @@ class CallAuthenticator:
 
         return grpc.stream_unary_rpc_method_handler(respond_to_call, response_serializer=serialize)
 
-    def identify_signer(self, metadata: Any) -> CallingSite:
+    def identify_call_signer(self, metadata: Any) -> CallingSite:
         """Verify the signature in a call's headers; return the site that signed.
 
         Raises:
@@ -241,7 +241,7 @@ class CallAuthenticator:
             self._strangers.count_refused_call(context.peer(), refused.reason)
         elif refused.noted:
             call = RefusedCall(caller.name, name, refused.reason, refused.other, refused.run)
-            self._refused_calls.record_refusal(call)
+            self._refused_calls.record_refused_call(call)
         context.abort(refused.code, refused.reason)
         raise AssertionError("abort raises")
 

@@ -14,7 +14,7 @@ THREADS = 16
 _log = logging.getLogger(__name__)
 
 
-class RunEnded(Exception):
+class CallForEndedRun(Exception):
     """Raised for a call about a run that has ended."""
 
 
@@ -36,11 +36,11 @@ class SuperLinkControlService:
             "release": self.release_message_contents,
         }
 
-    def answer_call(self, name: str, request: Any, context: grpc.ServicerContext) -> Any:
+    def answer_control_call(self, name: str, request: Any, context: grpc.ServicerContext) -> Any:
         """Answer the call of this name in :data:`CALLS`; abort it with an error code if it fails."""
         try:
             return self._methods[name](request)
-        except RunEnded:
+        except CallForEndedRun:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the run is over")
         except Exception as error:  # the edge of the process
             _log.error("%s failed: %r", name, error)
@@ -110,12 +110,12 @@ class SuperLinkControlService:
     def release_message_contents(self, request: Any) -> Any:
         """Release these messages, so that the files of their objects may be deleted."""
         for name in request.names:
-            self._storage.messages.release_message(name)
+            self._storage.messages.release_message_objects(name)
         return proto.Nothing()
 
     def _refuse_ended_run(self, run: int) -> None:
         if not self._storage.runs.is_run_active(run):
-            raise RunEnded
+            raise CallForEndedRun
 
 
 def start_control_server(address: str, storage: SuperLinkStorage) -> grpc.Server:
@@ -130,7 +130,7 @@ def start_control_server(address: str, storage: SuperLinkStorage) -> grpc.Server
     service = SuperLinkControlService(storage)
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
-            partial(service.answer_call, name),
+            partial(service.answer_control_call, name),
             request_deserializer=request_class.FromString,
             response_serializer=response_class.SerializeToString,
         )

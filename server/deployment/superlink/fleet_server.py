@@ -75,11 +75,11 @@ def start_hospital_server(
         OSError: If the port is in use.
     """
 
-    def read_callers() -> dict[bytes, CallingSite]:
+    def read_registered_callers() -> dict[bytes, CallingSite]:
         sites = storage.sites.map_keys_to_sites()
         return {key: CallingSite(site.node_id, site.name, key) for key, site in sites.items()}
 
-    admitted = RegisteredSiteKeys(read_callers)
+    admitted = RegisteredSiteKeys(read_registered_callers)
     fleet, strangers, refused = FleetService(storage, admitted, folder), UnknownCallerCounts(), folder / FILE
     refuse_caller = fleet.processes.refuse_earlier_process
     authenticator = CallAuthenticator(admitted, RefusedCallLog(refused), strangers, refuse_caller)
@@ -135,7 +135,7 @@ def make_fleet_method_handlers(
         "PullMessages": (fleet.pull_messages, PullMessagesRequest),
         "PushMessages": (fleet.push_messages, PushMessagesRequest),
         "ConfirmMessageReceived": (fleet.confirm_message_received, ConfirmMessageReceivedRequest),
-        "GetRun": (fleet.get_run, GetRunRequest),
+        "GetRun": (fleet.get_run_info, GetRunRequest),
         "GetFab": (fleet.get_flower_app_bundle, GetFabRequest),
     }
 

@@ -204,11 +204,11 @@ class FleetService:
         """Hand the calling site its next message; wait for one as long as the caller allows."""
         self._refuse_foreign_node_id(caller, request.node.node_id)
         node, again = caller.node_id, caller.wait_s is not None
-        number = self._messages.arrivals.count_arrivals(node)
+        number = self._messages.arrivals.count_arrived_messages(node)
         message = self._messages.hand_out_next_request(node, again=again)
         if message is None and caller.wait_s and self._waiting.acquire(blocking=False):
             try:
-                self._messages.arrivals.wait_for_arrival(node, number, caller.wait_s)
+                self._messages.arrivals.wait_for_message(node, number, caller.wait_s)
             finally:
                 self._waiting.release()
             # Meanwhile another process may have signed on, or the key may have been revoked.
@@ -250,7 +250,7 @@ class FleetService:
             reason = "this message was not handed to this site"
             raise _make_forged_call_refusal(reason, self._find_site_name(owner), request.run_id)
         self._refuse_inactive_run(request.run_id)
-        self._messages.release_message(name)
+        self._messages.release_message_objects(name)
         return ConfirmMessageReceivedResponse()
 
     def _extract_permitted_reply(self, caller: CallingSite, request: Any) -> tuple[Any, Any]:
@@ -294,7 +294,7 @@ class FleetService:
 
     # ------------------------------------------------------------------ runs
 
-    def get_run(self, caller: CallingSite, request: Any) -> Any:
+    def get_run_info(self, caller: CallingSite, request: Any) -> Any:
         """Return number and app bundle hash of a run in which the calling site takes part."""
         self._refuse_nonparticipating_site(caller, request.node.node_id, request.run_id)
         response = GetRunResponse()

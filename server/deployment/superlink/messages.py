@@ -124,17 +124,17 @@ class MessageArrivalSignal:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def count_arrivals(self, node: int) -> int:
-        """Return the number of messages that have arrived for a site, to be passed to :meth:`wait_for_arrival`."""
+    def count_arrived_messages(self, node: int) -> int:
+        """Return the number of messages that have arrived for a site, to be passed to :meth:`wait_for_message`."""
         return self._get_arrival_counter(node).number
 
-    def wait_for_arrival(self, node: int, number: int, seconds: float) -> None:
+    def wait_for_message(self, node: int, number: int, seconds: float) -> None:
         """Wait until a site's count of messages exceeds ``number``, :meth:`close` is called, or the time is over."""
         count = self._get_arrival_counter(node)
         with count.changed:
             count.changed.wait_for(lambda: count.number > number or self._is_closed, seconds)
 
-    def record_arrival(self, node: int) -> None:
+    def record_message_arrival(self, node: int) -> None:
         """Record that a message has arrived for a site, and wake the calls that wait for the message."""
         count = self._get_arrival_counter(node)
         with count.changed:
@@ -200,7 +200,7 @@ class MessageStore:
                 self._add_message_to_memory(request)
             missing = self._list_missing_objects(accepted)
         for request in new:
-            self.arrivals.record_arrival(request.node)
+            self.arrivals.record_message_arrival(request.node)
         return [request.root for request in accepted], missing
 
     def find_replies(self, run: int, roots: Collection[str]) -> Iterator[StoredMessage | tuple[str, NoReplyReason]]:
@@ -238,7 +238,7 @@ class MessageStore:
                 statement = "UPDATE messages SET withdrawn = 1 WHERE root = ?"
                 self.database.execute_in_transaction((statement, (request.root,)))
                 request.withdrawn = True
-        self.release_message(request.root)
+        self.release_message_objects(request.root)
         return reason
 
     # ------------------------------------------------------------------ the site's side
@@ -293,7 +293,7 @@ class MessageStore:
             self._add_message_to_memory(reply)
             return ReplyAcceptance.ACCEPTED, self._list_missing_objects([reply])
 
-    def release_message(self, root: str) -> None:
+    def release_message_objects(self, root: str) -> None:
         """Release a message's objects; remove the files that no other message needs."""
         with self.database.lock:
             if (message := self._by_root.get(root)) is not None:
@@ -421,7 +421,7 @@ class SuperLinkStorage:
     files: ObjectFileStore
 
     @classmethod
-    def open(
+    def open_storage(
         cls,
         path: Path,
         files: ObjectFileStore,

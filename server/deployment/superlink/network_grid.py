@@ -316,7 +316,7 @@ class NetworkGrid(Grid):
                 pending.size += sum(self._files.get_object_size(part) for part in set(pending.missing) - set(missing))
                 pending.missing, pending.since = missing, time.monotonic()
             if request := self._requests.get(name):
-                pending.fault = request.bound.find_size_fault(len(pending.names), pending.size)
+                pending.fault = request.bound.find_reply_size_fault(len(pending.names), pending.size)
             if pending.fault or not missing or time.monotonic() - pending.since > UPLOAD_STALL_S:
                 complete[name] = pending
         return complete
@@ -333,7 +333,7 @@ class NetworkGrid(Grid):
                 contents = {part: self._files.map_object_into_memory(part) or b"" for part in pending.names}
                 message = rebuild_message_from_objects(metadata.message_id, contents, bound.assembled)
             except MessageTooLarge:
-                fault = bound.too_large_reason
+                fault = bound.reply_too_large_reason
             except ValueError as error:
                 fault = f"its reply cannot be read: {error}"
         is_roll_call = request is not None and request.message.metadata.message_type == ROLL_CALL

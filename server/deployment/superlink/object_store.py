@@ -206,14 +206,14 @@ class ReplySizeBound:
         chunks, spare = -(-masked_update // CHUNK_BYTES), masked_update + SPARE_BYTES
         return cls(len(sizes) + chunks + SPARE_OBJECTS, sum(sizes) + spare, assembled + spare)
 
-    def find_size_fault(self, objects: int, size: int) -> str:
+    def find_reply_size_fault(self, objects: int, size: int) -> str:
         """Return why a reply with this number of objects and bytes is too large; empty if it is within the limit."""
         if objects > self.objects:
             return f"its reply has {objects} parts; what was asked for has at most {self.objects}"
-        return self.too_large_reason if size > self.size else ""
+        return self.reply_too_large_reason if size > self.size else ""
 
     @property
-    def too_large_reason(self) -> str:
+    def reply_too_large_reason(self) -> str:
         """The message for a reply with too many bytes."""
         return f"its reply weighs more than {self.assembled / 1e6:.0f} MB, the most that what was asked for can weigh"
 

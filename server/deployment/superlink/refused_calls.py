@@ -55,7 +55,7 @@ class RefusedCallLog:
         self._written: dict[RefusedCall, tuple[float, int]] = {}  # time of the last line, repetitions since
         self._timer: threading.Timer | None = None
 
-    def record_refusal(self, refused: RefusedCall) -> None:
+    def record_refused_call(self, refused: RefusedCall) -> None:
         """Write a refusal to the file; only count it if the same refusal was written within :data:`PAUSE_S` seconds."""
         with self._lock:
             if refused not in self._written and len(self._written) >= MOST_KINDS:
@@ -64,24 +64,24 @@ class RefusedCallLog:
             now, times = time.monotonic(), times + 1
             if now - when >= PAUSE_S:
                 self._written[refused] = now, 0
-                self._write_refusal(refused, times)
+                self._write_refused_call(refused, times)
                 return
             self._written[refused] = when, times
             if self._timer is None:
-                self._timer = threading.Timer(PAUSE_S, self._write_counted_refusals)
+                self._timer = threading.Timer(PAUSE_S, self._write_counted_refused_calls)
                 self._timer.daemon = True
                 self._timer.start()
 
-    def _write_counted_refusals(self) -> None:
+    def _write_counted_refused_calls(self) -> None:
         """Write the refusals that were only counted so far, with their counts."""
         with self._lock:
             self._timer, now = None, time.monotonic()
             for refused, (_, times) in list(self._written.items()):
                 if times:
                     self._written[refused] = now, 0
-                    self._write_refusal(refused, times)
+                    self._write_refused_call(refused, times)
 
-    def _write_refusal(self, refused: RefusedCall, times: int) -> None:
+    def _write_refused_call(self, refused: RefusedCall, times: int) -> None:
         about = f" about {refused.other}" if refused.other else ""
         _log.warning("refused %s of %s%s: %s (%d times)", refused.call, refused.caller, about, refused.reason, times)
         line: dict[str, Any] = {"time": time.time(), **vars(refused), "times": times}

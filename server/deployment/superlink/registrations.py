@@ -90,7 +90,7 @@ class SiteRegistry:
         """Register a site's key under its name; return its node id."""
         node_id = derive_node_id(public_key)
         if node_id not in self._sites:
-            self._store_site(RegisteredSite(node_id, name, public_key))
+            self._store_registered_site(RegisteredSite(node_id, name, public_key))
         return node_id
 
     def unregister_site(self, node_id: int) -> None:
@@ -109,7 +109,9 @@ class SiteRegistry:
         with self._database.lock:
             if not self.is_site_connected(node_id):
                 return False
-            self._store_site(replace(self._sites[node_id], state=SiteConnectionState.SIGNED_OFF, until=self._clock()))
+            self._store_registered_site(
+                replace(self._sites[node_id], state=SiteConnectionState.SIGNED_OFF, until=self._clock())
+            )
             return True
 
     def record_site_heartbeat(self, node_id: int, interval_s: float) -> bool:
@@ -118,10 +120,10 @@ class SiteRegistry:
             if (site := self._sites.get(node_id)) is None:
                 return False
             until = self._clock() + PATIENCE * interval_s
-            self._store_site(replace(site, state=SiteConnectionState.CONNECTED, until=until))
+            self._store_registered_site(replace(site, state=SiteConnectionState.CONNECTED, until=until))
             return True
 
-    def _store_site(self, site: RegisteredSite) -> None:
+    def _store_registered_site(self, site: RegisteredSite) -> None:
         row = str(site.node_id), site.name, site.public_key, str(site.state), site.until
         with self._database.lock:
             self._database.execute_in_transaction(("INSERT OR REPLACE INTO sites VALUES (?, ?, ?, ?, ?)", row))

@@ -122,12 +122,12 @@ def make_live_template_variables(snapshot: RunSnapshot) -> dict[str, object]:
         "bar_words": progress,
         "activity": activity,
         "reason": f"Last problem: {reason}" if reason and run.state == "running" else reason,
-        "tiles": _make_number_tiles(snapshot, run, done),
+        "tiles": _make_key_figure_tiles(snapshot, run, done),
         "figures": [(name, svg) for name, svg in charts if svg],
     }
 
 
-def _make_number_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) -> list[tuple[str, str]]:
+def _make_key_figure_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) -> list[tuple[str, str]]:
     tiles = [(f"{done} of {run.rounds}" if run.rounds else "–", "rounds done")]
     if run.state == "running" and run.seconds_left is not None:
         tiles.append((plain_text.format_duration(run.seconds_left), "left, by the pace so far"))

@@ -64,7 +64,7 @@ def call_client_app(app: ClientApp, message: Message, context: Context) -> Messa
         return Message(Error(CLIENT_APP_RAISED, str(error)), reply_to=message)
 
 
-class LocalGrid(Grid):
+class SimulatedGrid(Grid):
     """Base of Flower ``Grid`` classes that need no SuperLink; it numbers the messages itself."""
 
     def __init__(self, sites: int) -> None:
@@ -94,7 +94,7 @@ class LocalGrid(Grid):
         return numbered
 
 
-class InlineGrid(LocalGrid):
+class InlineGrid(SimulatedGrid):
     """A Flower ``Grid`` that calls the ClientApp in this process, with the real records but without a network."""
 
     def __init__(self, app: ClientApp, sites: int) -> None:

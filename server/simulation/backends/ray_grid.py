@@ -17,7 +17,7 @@ from common.data.base.image_set import (
 )
 from common.data.images.pixel_cache import MappedPictures
 from common.system.resources import reuse_large_buffers
-from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, configure_flower
+from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, Main, SimulatedGrid, configure_flower
 from server.simulation.backends.ray_process import RayDriverHandle
 from server.simulation.backends.transfer import pack_flower_message, unpack_flower_message
 
@@ -55,7 +55,7 @@ def run_on_ray(main: Main, run: SimulatedRunData, process: RayDriverHandle) -> N
         process.close()
 
 
-class RayGrid(LocalGrid):
+class RayGrid(SimulatedGrid):
     """A Flower Grid that passes messages to the process that drives Ray, and returns the replies.
 
     Attributes:

@@ -20,14 +20,14 @@ Change = tuple[str, int, Any]
 """Path below the folder; offset of the bytes in the file, or :data:`REMOVED`; bytes."""
 
 
-class WatchedFolder:
+class FolderChangeTracker:
     """A folder that can list its changes since the last call."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files = _read_file_states(folder)
 
-    def list_changes(self) -> list[Change]:
+    def list_folder_changes(self) -> list[Change]:
         """Return the changes since the last call, to be applied to another copy of the folder."""
         before, self._files = self._files, _read_file_states(self.folder)
         removed: list[Change] = [(path, REMOVED, b"") for path in sorted(before.keys() - self._files.keys())]
@@ -50,12 +50,12 @@ def read_folder_files(folder: Path) -> list[Change]:
     return [(path, 0, (folder / path).read_bytes()) for path in sorted(_read_file_states(folder))]
 
 
-def recreate_folder_with_files(folder: Path, files: Iterable[Change]) -> WatchedFolder:
+def recreate_folder_with_files(folder: Path, files: Iterable[Change]) -> FolderChangeTracker:
     """Create a folder with exactly these files, in place of an existing one."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     apply_folder_changes(folder, files)
-    return WatchedFolder(folder)
+    return FolderChangeTracker(folder)
 
 
 def apply_folder_changes(folder: Path, changes: Iterable[Change]) -> None:

@@ -23,7 +23,7 @@ from server.simulation.backends.cluster import collect_node_versions, find_node_
 from server.simulation.backends.inline import call_client_app, configure_flower, import_client_app, make_flower_context
 from server.simulation.backends.site_files import (
     Change,
-    WatchedFolder,
+    FolderChangeTracker,
     apply_folder_changes,
     recreate_folder_with_files,
 )
@@ -50,7 +50,7 @@ class SiteWorker:
                     shutil.rmtree(folder, ignore_errors=True)
         self._folder = place / f"{_PREFIX}{os.getpid()}"
         self._app: ClientApp
-        self._frozen: WatchedFolder
+        self._frozen: FolderChangeTracker
         configure_flower()
 
     def set_up_worker(self, setup: dict[str, Any]) -> dict[str, Any]:
@@ -97,12 +97,12 @@ class SiteWorker:
         missing = [name for name in sorted(call["frozen"]) if not (self._folder / FROZEN / name).exists()]
         if missing:
             apply_folder_changes(self._folder / FROZEN, ray.get([call["frozen"][name] for name in missing]))
-            self._frozen = WatchedFolder(self._folder / FROZEN)
+            self._frozen = FolderChangeTracker(self._folder / FROZEN)
         message = unpack_flower_message(call["head"], [array.data for array in arrays])
         context = make_flower_context(call["place"], self._count)
         head, sent = pack_flower_message(call_client_app(self._app, message, context))
         data = [np.frombuffer(array, np.uint8) for array in sent]  # Ray copies these bytes once, ``bytes`` twice
-        return head, data, site_folder.list_changes(), self._frozen.list_changes()
+        return head, data, site_folder.list_folder_changes(), self._frozen.list_folder_changes()
 
     def close(self) -> None:
         """Remove the worker's working folder."""
