@@ -72,13 +72,9 @@ test_labels = "listed"          # or "all", where every class was looked for in 
 def check_and_write_experiment(
     data: InspectedDataset, out: Path, tell: Callable[[str], object] = lambda line: None
 ) -> list[str]:
-    """Check an experiment in the same way as a run does, then write its file.
+    """Check an experiment as a run does, write its file, and return lines on contents and limits of the data.
 
-    Args:
-        tell: Function that prints a progress line while images are decoded.
-
-    Returns:
-        Lines for the user on the contents and limits of the data.
+    Progress lines are printed by ``tell`` while images are decoded.
 
     Raises:
         BadInput: If the file exists already, or a run would refuse the experiment.
@@ -112,9 +108,8 @@ def describe_next_command(data: InspectedDataset, out: Path) -> str:
 def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: bool = False) -> str:
     """Return the text of the experiment file.
 
-    Args:
-        confirmed: True to decide in place of the user, so that the file can be checked: accept synonyms, list doubtful
-            names in ``other_findings``, and list names of unassessed images in ``not_assessed``.
+    With ``confirmed``, decide in place of the user, so that the file can be checked: accept synonyms, and list doubtful
+    names in ``other_findings`` and those of unassessed images in ``not_assessed``.
     """
     roles, folder, columns = data.roles, out.parent, _format_column_lines(data, confirmed=confirmed)
     pixels = "sizes of their own"

@@ -20,10 +20,7 @@ from server.coordinator.folder import (
 
 
 def make_coordinator_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, port: int) -> list[str]:
-    """Create a coordinator's folder with settings and certificates; never overwrite an existing one.
-
-    Returns:
-        Lines to print.
+    """Create a coordinator's folder with settings and certificates, never in an existing one; return lines to print.
 
     Raises:
         BadInput: With every fault of the arguments.
@@ -60,10 +57,9 @@ def make_coordinator_folder(folder: Path, name: str, hosts: Sequence[str], *, li
 
 
 def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
-    """Issue a new server certificate by the same authority; if ``hosts`` are given, also update settings and kits.
+    """Issue a new server certificate by the same authority, and return lines to print.
 
-    Returns:
-        Lines to print.
+    If ``hosts`` are given, settings and connection kits are updated, too.
 
     Raises:
         BadInput: If the folder is not a coordinator's folder, or a host is not valid.

@@ -169,8 +169,6 @@ def find_class_column_faults(
     of an image, such as ``Finding Labels``.
 
     Args:
-        data: Path of the csv file, for the message.
-        columns: All columns of the csv file.
         class_names: Classes of the run; if empty, nothing is checked.
         finding_column: The run's ``data.finding_column``; None if it is not set.
     """

@@ -69,8 +69,6 @@ def compute_comparison_deadline_s(round_deadline_s: float, rounds_took_s: float,
     """Return the comparison's deadline: :data:`ALONE_TIMES` times the duration of all rounds, plus a round's deadline.
 
     Args:
-        round_deadline_s: Deadline of one round.
-        rounds_took_s: Duration of all rounds in seconds, by the coordinator's clock.
         drawn: Share of the sites that took part in each round. The duration is divided by it, because all sites train
             now.
     """

@@ -81,8 +81,7 @@ def evaluate_local_models(
 ) -> FinalTestSummary:
     """Test each site's local model on its classes; return per class the mean of the metrics over the sites.
 
-    Args:
-        folders: Folders of the local models. Models are loaded one at a time, to save memory.
+    The models are loaded from ``folders`` one at a time, to save memory.
     """
     of_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
     for network in (move_network_to_device(load_model(folder), device) for folder in folders):

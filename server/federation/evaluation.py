@@ -213,14 +213,9 @@ def _add_histogram_metrics(
 ) -> FinalTestSummary:
     """Add pooled metrics from the sites' score histograms, and decisions at thresholds chosen on validation images.
 
-    Under secure aggregation without test images on the coordinator, the pooled metrics become the test result.
-
-    Args:
-        test: The test result so far.
-        own: Score histograms of the coordinator's test images; None if the sites test.
-        groups: Names of the shared classes (annotated by all sites), and of the unique classes (by one site).
-        masked_sums: Class -> sum of histograms from secure aggregation; empty without it.
-        real: Whether each site has test images of its own.
+    Under secure aggregation (``masked_sums`` by class) without test images on the coordinator (their histograms are
+    ``own``), the pooled metrics become the test result. ``groups`` are the shared and the unique class names; ``real``
+    says whether each site has test images of its own.
     """
     contract, drawn = coordinator.sites.contract, coordinator.sites_drawn_for_test
     testers = frozenset(contract.sites if drawn is None else drawn)
@@ -294,11 +289,7 @@ def _estimate_site_sample_intervals(
     sites: Collection[str],
     note: str,
 ) -> SiteSampleIntervals:
-    """Return the number of sites that tested the model and of all sites.
-
-    If a class's AUROC is a mean over sites, also estimate the interval of its mean over all sites from the sites that
-    were drawn at random to test.
-    """
+    """Count the sites that tested the model; if AUROCs are means over sites, estimate the intervals for all sites."""
     drawn, every = frozenset(sites), len(contract.sites)
     if note in (GLOBAL_MODEL, SUMS):
         return SiteSampleIntervals(len(drawn), every)

@@ -107,11 +107,8 @@ def _draw_class_panels(
 ) -> Markup:
     """Draw a panel for each of the first 25 classes, five in a row; return an empty text without classes.
 
-    All panels share one matplotlib axes object, because 25 of them would double the time of a report.
-
-    Args:
-        draw: Draws one class; its second argument is the transform from panel coordinates.
-        labels: Labels of the horizontal and the vertical axis.
+    All panels share one matplotlib axes object, because 25 of them would double the time of a report. ``draw`` draws
+    one class, with a transform from panel coordinates; ``labels`` are those of the two axes.
     """
     shown = dict(list(of_classes.items())[:MOST_PANELS])
     if not shown:

@@ -113,11 +113,9 @@ def _draw_curve(
     *,
     shift: float = 0,
 ) -> None:
-    """Draw a line with about 15 markers.
+    """Draw a line in a style (colour, line, marker) with about 15 markers.
 
-    Args:
-        style: Colour, line style and marker.
-        shift: Offset of the markers as a share of their spacing, so that coinciding lines stay visible.
+    The markers are shifted by a share of their spacing, so that coinciding lines stay visible.
     """
     color, line, marker = style
     every = max(1, len(rounds) // 15)

@@ -52,10 +52,7 @@ def make_class_auroc_table(summaries: Mapping[str, RunSummary]) -> Table:
 
 
 def _format_and_mark_best(values: Sequence[ValueWithError | None]) -> list[Text]:
-    """Format values of several methods; mark the largest with a star.
-
-    No value is marked if there is only one method, or if a value is uncertain.
-    """
+    """Format values; mark the largest with a star, unless there is only one or a value is uncertain."""
     printed = [format_value_with_error(value) for value in values]
     defined = [text for text, value in zip(printed, values, strict=True) if value is not None]
     exact = not any(value.error for value in values if value is not None)

@@ -65,10 +65,7 @@ class RunAuditWriter:
     def verify_and_record_resumption(
         self, state: FederationState, plugins: Sequence[Mapping[str, Any]], **facts: Any
     ) -> None:
-        """Compare models and plug-ins with the audit, then record that the run is resumed from the checkpoint.
-
-        Args:
-            plugins: The plug-ins that are installed now, as the audit stores them.
+        """Compare models and installed plug-ins with the audit, then record that the run resumes from the checkpoint.
 
         Raises:
             RunStopped: If a model of the checkpoint differs from the hash in the audit, or a plug-in has changed.

@@ -247,9 +247,6 @@ def check_simulation_experiment(
 ) -> tuple[Method, SimulatedData]:
     """Check everything that can be checked before training; return the method and the data.
 
-    Args:
-        tell: Function that prints a progress line while images are decoded.
-
     Raises:
         BadInput: With all faults.
     """

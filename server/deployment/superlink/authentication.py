@@ -153,9 +153,6 @@ class CallAuthenticator:
     """Makes gRPC handlers that authenticate the caller before they read the request.
 
     Args:
-        admitted: The public keys of registered sites.
-        refused_calls: Records refused calls of registered sites.
-        strangers: Counts refused calls of unknown callers.
         refuse_caller: Raises :class:`HospitalCallRefused` if a registered caller must not be answered.
     """
 

@@ -144,8 +144,6 @@ class FleetService:
     """The methods of the Fleet API that a site calls.
 
     Args:
-        storage: Sites, runs and messages.
-        admitted: The public keys of registered sites, to look up names of sites.
         folder: The coordinator's folder ``state``, where sign-offs are recorded; None to record none.
     """
 

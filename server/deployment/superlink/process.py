@@ -109,9 +109,7 @@ def make_superlink_command(coordinator: CoordinatorFolder) -> list[str]:
 class RotatingLogFile:
     """A log of at most :data:`FILES` files (PATH, PATH.1, PATH.2) of :data:`FILE_BYTES`, readable only by their owner.
 
-    Args:
-        clock: Returns the time in seconds.
-        as_json: Write each line as an object with ``time`` and ``message``.
+    With ``as_json``, each line is an object with ``time`` and ``message``.
     """
 
     path: Path

@@ -93,11 +93,7 @@ class RefusedCallLog:
 
 @dataclass
 class UnknownCallerCounts:
-    """Counts refused calls of unknown callers; once a minute, logs a line for each address and reason.
-
-    Args:
-        clock: Returns the time in seconds.
-    """
+    """Counts refused calls of unknown callers; once a minute, logs a line for each address and reason."""
 
     clock: Callable[[], float] = time.monotonic
     _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
