@@ -140,27 +140,27 @@ class NetworkBackend:
             return [{name: value for name, value in call.items() if name not in ("time", "run")} for call in calls]
 
         with reports as reporter, open_network_grid(coordinator) as grid:
-            reader.poll_new_lines()  # calls that were refused before this run are none of its events
-            context = RunContext(
-                base=self.file.base_folder,
-                folder=opening.folder,
-                run=opening.run,
-                resumed=opening.resumed,
-                sites=self.sites,
-                workers=self.sites,
-                backend="network",
-                device="cuda" if torch.cuda.is_available() else "cpu",
-                precision=experiment.training.precision,
-                own=self.own,
-                test=None if self.own is None else self.own.test,
-                external=self.external,
-                registered=grid.list_registered_sites,
-                left_replies=grid.receive_unrecorded_replies,
-                key_of=lambda site: read_all_admitted_sites(coordinator)[site].public_key,
-                refused_calls=read_refused_calls,
-                claims=make_site_claim_limits_reader(coordinator),
-            )
             try:
+                reader.poll_new_lines()  # calls that were refused before this run are none of its events
+                context = RunContext(
+                    base=self.file.base_folder,
+                    folder=opening.folder,
+                    run=opening.run,
+                    resumed=opening.resumed,
+                    sites=self.sites,
+                    workers=self.sites,
+                    backend="network",
+                    device="cuda" if torch.cuda.is_available() else "cpu",
+                    precision=experiment.training.precision,
+                    own=self.own,
+                    test=None if self.own is None else self.own.test,
+                    external=self.external,
+                    registered=grid.list_registered_sites,
+                    left_replies=grid.receive_unrecorded_replies,
+                    key_of=lambda site: read_all_admitted_sites(coordinator)[site].public_key,
+                    refused_calls=read_refused_calls,
+                    claims=make_site_claim_limits_reader(coordinator),
+                )
                 return run_federation(grid, experiment, context, [reporter])
             except (SystemExit, KeyboardInterrupt):
                 opening.folder.append_event("stopped", reason="on request")
