@@ -1,7 +1,4 @@
-"""Exchange of the classes that each site labels: the strategy asks once, a site's ``ClientApp`` answers.
-
-The question is a Flower query named ``labels``; the answer is one ``ConfigRecord``.
-"""
+"""Exchange of the classes that each site labels: the strategy asks once, a site's ``ClientApp`` answers."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +13,8 @@ from flwr.serverapp import Grid
 from common.wire.records import RollCallAnswer
 from strategies.local.site_method import SiteMethod
 
-QUERY, RECORD = "labels", "labels"
+QUERY = "labels"
+"""Name of the Flower query, and of the ``ConfigRecord`` in its answer."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callab
         @app.query(QUERY)
         def answer_label_query(message: Message, context: Context) -> Message:
             site = function(context)
-            fields: dict[str, Any] = {"classes": list(site.classes), "positives": list(site.positives)}
-            return Message(RecordDict({RECORD: ConfigRecord({**fields, "images": site.images})}), reply_to=message)
+            fields = dict[str, Any](classes=[*site.classes], positives=[*site.positives], images=site.images)
+            return Message(RecordDict({QUERY: ConfigRecord(fields)}), reply_to=message)
 
         return function
 
@@ -97,7 +95,7 @@ def ask_labels(
         if reply.has_error():
             faults[node] = f"did not say which classes it labels: {shorten_error(reply.error.reason)}"
             continue
-        fields: dict[str, Any] = {"classes": (), **reply.content.config_records.get(RECORD, {})}
+        fields: dict[str, Any] = {"classes": (), **reply.content.config_records.get(QUERY, {})}
         try:
             site = SiteLabels(**fields)
             names, positives, images = tuple(site.classes), tuple(site.positives), site.images

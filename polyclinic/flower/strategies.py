@@ -3,12 +3,12 @@
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from logging import WARNING, getLogger
+from logging import getLogger
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast, get_args
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
@@ -99,13 +99,7 @@ class LabelledSites(FedAvg):
         self._nodes, self._asked, self._unowned = list[int](), set[int](), list[str]()
 
     def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        *args: Any,
-        **options: Any,
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600, *args: Any, **kw: Any
     ) -> Result:
         """Run all rounds, like Flower's ``Strategy.start``; at first ask all sites which classes they label.
 
@@ -115,7 +109,7 @@ class LabelledSites(FedAvg):
         """
         self._timeout, self._in_start = timeout, True
         try:
-            return super().start(grid, initial_arrays, num_rounds, timeout, *args, **options)
+            return super().start(grid, initial_arrays, num_rounds, timeout, *args, **kw)
         finally:
             self._in_start = False
 
@@ -143,15 +137,16 @@ class LabelledSites(FedAvg):
         if mean is None or not trained:
             return mean, metrics
         self.aggregate_reply_statistics(trained)
-        restored = records.restore_integer_entries(mean, [reply.model for reply in trained.values()])
-        return self._average_owners_rows(restored, trained), metrics
+        model = records.restore_integer_entries(mean, [reply.model for reply in trained.values()])
+        self._average_owners_rows(model, trained)
+        return model, metrics
 
-    def _average_owners_rows(self, model: ArrayRecord, replies: Mapping[str, TrainingReply]) -> ArrayRecord:
-        """Average a head row that only some sites label over these sites alone, if the method does so."""
+    def _average_owners_rows(self, model: ArrayRecord, replies: Mapping[str, TrainingReply]) -> None:
+        """Replace each head row that only some sites label by the mean over these sites, if the method does so."""
         owned = {site: self.answers[site].class_names for site in replies}
         partial_rows = [name for name in self.classes if not all(name in classes for classes in owned.values())]
         if self.method.head_mean_class is WholeHeadMean or not partial_rows:
-            return model
+            return
         head, before = self._extract_head(model), self._extract_head(self._sent)
         owners = self.method.head_mean_class(self.classes, head.features)
         for site, reply in replies.items():
@@ -160,7 +155,9 @@ class LabelledSites(FedAvg):
         for row in map(self.classes.index, partial_rows):
             head.weight[row] = weight[row] if is_sent[row] else before.weight[row]
             head.bias[row] = bias[row] if is_sent[row] else before.bias[row]
-        return records.replace_head(model, self.head, head)
+        for key, rows in ((f"{self.head}.weight", head.weight), (f"{self.head}.bias", head.bias)):
+            if key in model:
+                model[key] = Array(rows.astype(model[key].numpy().dtype))
 
     def aggregate_evaluate(self, server_round: int, replies: Messages) -> MetricRecord | None:
         """Average the metrics of usable replies; log a warning with node and reason for each other reply."""
@@ -168,11 +165,9 @@ class LabelledSites(FedAvg):
         fit, _ = self.read_replies(server_round, sorted(replies, key=source_node), read, nodes=())
         return super().aggregate_evaluate(server_round, fit)
 
-    def _check_and_log_replies(
-        self, replies: Messages, is_train: bool, validate: bool = True
-    ) -> tuple[list[Message], list[Message]]:
+    def _check_and_log_replies(self, *args: Any, **options: Any) -> tuple[list[Message], list[Message]]:
         """Skip Flower's own check, which ends the run without naming a node; the replies are checked already."""
-        return super()._check_and_log_replies(replies, is_train, validate=False)
+        return super()._check_and_log_replies(*args, **{**options, "validate": False})
 
     def refuse_wrapping_strategy(self) -> None:
         """Raise ``TypeError`` if another strategy wraps this one and :attr:`not_wrapped` says why it must not."""
@@ -183,12 +178,10 @@ class LabelledSites(FedAvg):
     def read_replies(
         self, server_round: int, replies: Messages, read: Callable[[Message], Content], nodes: Sequence[int]
     ) -> tuple[list[Message], dict[str, Content]]:
-        """Return the replies to pass on to Flower (usable ones and errors); and site -> content of each usable reply.
-
-        A warning with the node is logged for every unusable reply.
+        """Return the replies to pass on to Flower, usable ones and errors, and site -> content of each usable reply.
 
         Args:
-            read: Function that reads a reply, and raises ``ValueError`` if the reply is unusable.
+            read: Reads a reply, or raises ``ValueError`` if it is unusable; then a warning with the node is logged.
             nodes: Nodes of which at least one must send a usable reply; empty if none is required.
 
         Raises:
@@ -207,7 +200,7 @@ class LabelledSites(FedAvg):
                 fit.append(reply)
             except ValueError as fault:
                 faults[node] = str(fault)
-                log.log(WARNING, "round %s: the reply of node %s is left out: %s", server_round, node, fault)
+                log.warning("round %s: the reply of node %s is left out: %s", server_round, node, fault)
         if nodes and not contents:
             reasons = [f"node {node}: {fault}" for node, fault in sorted(faults.items())]
             raise RuntimeError("\n".join([f"round {server_round}: no reply can be used:", *reasons]))
@@ -253,7 +246,8 @@ class LabelledSites(FedAvg):
     def _ask_and_add_labels(self, messages: Sequence[Message], grid: Grid) -> list[Message]:
         """Add each site's labelled classes and the method's data to Flower's messages; drop sites with unknown labels.
 
-        In the first round, a site without usable labels raises :class:`UnknownLabels`; later it causes a warning.
+        Raises:
+            UnknownLabels: If any site of the first round has no usable labels; later this causes a warning.
         """
         if not messages:
             return []
@@ -263,24 +257,21 @@ class LabelledSites(FedAvg):
         if faults and not self.answers:
             raise UnknownLabels(faults)
         if faults:
-            log.log(WARNING, "left out of this round: %s", faults)
+            log.warning("left out of this round: %s", faults)
         self.answers |= answers
         context, labelled = self.round_context(), list[Message]()
-        unowned = [name for name in self.classes if not context.contract.annotating_sites(name)]
-        if unowned != self._unowned:
-            log.log(WARNING, "no site labels %s", unowned)
-            self._unowned = unowned
+        before, self._unowned = self._unowned, [n for n in self.classes if not context.contract.annotating_sites(n)]
+        if self._unowned != before:
+            log.warning("no site labels %s", self._unowned)
         statistics_for, method = self.method.statistics_for(context), self.method.site
         shared = {CLASSES: list(self.classes), TASK: method.task, HEAD: self.head, START: self._start}
         shared |= {METHOD: method.name, PARAMETERS: method.parameters.model_dump_json()}
         for message in messages:
-            node, sent = message.metadata.dst_node_id, message.content
+            node, content = message.metadata.dst_node_id, RecordDict(dict(message.content))
             if (site := site_name_of_node(node)) not in context.answers:
                 continue
-            annotated = [name in context.contract.sites[site] for name in self.classes]
-            config = ConfigRecord({**sent.config_records[self.configrecord_key], **shared, ANNOTATED: annotated})
-            arrays = sent.array_records[self.arrayrecord_key]
-            content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+            own = {**shared, ANNOTATED: context.contract.annotated_class_mask(site).tolist()}
+            content[self.configrecord_key] = ConfigRecord({**content.config_records[self.configrecord_key], **own})
             if statistics := statistics_for(site):
                 content[STATISTICS] = records.pack_arrays(statistics)
             labelled.append(Message(content, message_type=message.metadata.message_type, dst_node_id=node))
@@ -337,9 +328,6 @@ class FedMLP(LabelledSites):
         stage_one_rounds: Number of rounds of the first stage, before missing labels are detected.
         parameters: FedMLP's own parameters by name (:class:`strategies.methods.fedmlp.FedMLPParameters`).
         options: As for :class:`LabelledSites`; the task must be ``multi_label``.
-
-    Raises:
-        ValueError: If a parameter is invalid.
     """
 
     method_class = fedmlp.FedMLP
@@ -357,9 +345,8 @@ class FedMLP(LabelledSites):
 class SequentialTraining(LabelledSites):
     """Train one model at one site after the other in each round, in ascending order of node ids.
 
-    A site that does not reply is skipped; the next site receives the last model that was returned. A class that a site
-    does not label counts as negative, as in the paper. ``aggregate_train`` receives a round's replies in the order of
-    training and returns the last model; override it to save or replace that model.
+    A site that does not reply is skipped. A class that a site does not label counts as negative, as in the paper.
+    ``aggregate_train`` receives a round's replies in the order of training and returns the last model.
     """
 
     method_class: ClassVar[type[SequentialMethod]] = unifed.SequentialTraining
@@ -381,11 +368,10 @@ class SequentialTraining(LabelledSites):
             if model is not None:
                 by_site[site].content[self.arrayrecord_key] = model
             (reply,) = self._grid.send_and_receive([by_site[site]], timeout=timeout) or (None,)
-            if reply is not None:
-                replies.append(reply)
+            replies += [] if reply is None else [reply]
             if reply is None or reply.has_error():
                 reason = "no reply" if reply is None else shorten_error(reply.error.reason)
-                log.log(WARNING, "round %s: node %s is skipped: %s", self._round, int(site), reason)
+                log.warning("round %s: node %s is skipped: %s", self._round, int(site), reason)
                 continue
             try:
                 trained = self.read_reply(reply)
@@ -454,11 +440,7 @@ class UniFed(SequentialTraining):
         return {"slope": np.array([slope])}
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
-        """Return the sites' last model, mixed with the model of ``train_at_server`` if there is such a function.
-
-        Raises:
-            ValueError: If the model that ``train_at_server`` returns does not fit the sites' model.
-        """
+        """Return the sites' last model, mixed with that of ``train_at_server``; ``ValueError`` if that does not fit."""
         model, metrics = super().aggregate_train(server_round, replies)
         if self.train_at_server is None or model is None:
             return model, metrics
