@@ -21,7 +21,7 @@ from server.federation.benefit import collect_benefit_comparisons
 from server.federation.evaluation import FinalTestOutcome, RunContext, save_and_test_model, unknown_count_to_none
 from server.federation.recorder import RunRecorder, RunTotals, collect_software_versions
 from server.runs.progress import SilentRunProgress
-from strategies.engine.claims import find_excess_claim_faults
+from strategies.engine.claims import find_admission_limit_faults
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RunStopped
 from strategies.engine.secure_aggregation import unmask_test_histograms
@@ -51,7 +51,7 @@ def run_federation(
         setting.run,
         callbacks=recorder,
         registered=setting.registered,
-        admission=() if setting.claims is None else (partial(find_excess_claim_faults, setting.claims),),
+        admission=() if setting.claims is None else (partial(find_admission_limit_faults, setting.claims),),
         scratch=setting.folder.path,
         frozen=frozen,
     )
@@ -62,7 +62,7 @@ def run_federation(
         keeps_norm = coordinator.method.site.keeps_batch_norm_local
         raise_faults(find_plugin_network_faults(experiment.model, len(classes), keeps_norm=keeps_norm))
         network = build_network(experiment.model, classes, experiment.run.seed, setting.base)
-        before, contract = contract, coordinator.settle_model_layout(make_model_layout(network))
+        before, contract = contract, coordinator.fix_run_model_layout(make_model_layout(network))
         if contract == before:
             break
         # Sites that build another network were left out, and their classes with them: build anew.

@@ -31,9 +31,14 @@ from common.wire.codec import R, decode_record
 from common.wire.records import Arrays, RollCallAnswer, TrainReply, make_empty_arrays
 from server.runs.audit_log import INITIAL, UPDATES, name_round_updates_folder, name_site_update_file
 from server.runs.receipt import FILE, Receipt, ReceiptRound, hash_experiment, make_receipt, read_receipt
-from strategies.aggregation.bounds import Lengths, shorten_long_updates
+from strategies.aggregation.bounds import Lengths, clip_long_updates
 from strategies.aggregation.server_optimizer import Moments
-from strategies.engine.aggregator import add_update_of_pass, get_update_length_limit, merge_updates, update_global_model
+from strategies.engine.aggregator import (
+    add_sequential_site_update,
+    get_update_norm_limit,
+    merge_updates,
+    update_global_model,
+)
 from strategies.engine.state import deserialize_federation_state as state_of_bytes
 from strategies.methods.base import Method, RoundContext, SequentialMethod
 from strategies.registry import build_experiment_strategy
@@ -254,7 +259,7 @@ class AggregationReplay:
     @property
     def clip_limit(self) -> float | None:
         """Return the clipping limit of updates as a multiple of their median length; None without clipping."""
-        return get_update_length_limit(self.method.site, self.experiment.participation, self.experiment.privacy)
+        return get_update_norm_limit(self.method.site, self.experiment.participation, self.experiment.privacy)
 
     @classmethod
     def start_before_first_round(
@@ -309,13 +314,13 @@ class AggregationReplay:
             if isinstance(self.method, SequentialMethod):
                 passed, left = self.model, self.experiment.run.rounds - expected.round
                 for hops, reply in enumerate(replies.values(), start=1):
-                    visited = add_update_of_pass(passed, reply, self.clip_limit, self.lengths)
+                    visited = add_sequential_site_update(passed, reply, self.clip_limit, self.lengths)
                     passed, self.lengths = visited.model, visited.lengths
                     self.model = self.method.result_after_hop(left, hops, self.model, passed)
             else:
                 bounded = replies
                 if self.clip_limit is not None:
-                    bounded, _ = shorten_long_updates(replies, self.clip_limit)
+                    bounded, _ = clip_long_updates(replies, self.clip_limit)
                 means = merge_updates(self.method, context, self.model, bounded).means
                 self.model, self.moments = update_global_model(self.method, expected.round, means, self.moments)
             self.statistics = self.method.aggregate_statistics(context, replies)

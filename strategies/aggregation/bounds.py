@@ -44,18 +44,18 @@ Lengths = Mapping[str, float]
 """Part of an update -> its Euclidean length; for head rows, that of the longest row."""
 
 
-def measure_update_lengths(update: ModelGroups) -> dict[str, float]:
+def compute_update_part_norms(update: ModelGroups) -> dict[str, float]:
     """Return the Euclidean length of each part of an update: trunk, batch normalisation and the longest head row."""
     lengths = {}
     for part, values in ((TRUNK, update.trunk), (NORM, update.norm)):
         if values is not None:
-            lengths[part] = _measure_array_length(values)
+            lengths[part] = _compute_array_norm(values)
     if update.head is not None:
         lengths[ROW] = float(_compute_head_row_norms(update.head).max(initial=0.0))
     return lengths
 
 
-def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
+def compute_median_part_norms(lengths: Iterable[Lengths]) -> dict[str, float]:
     """Return the median over sites of each part's length: trunk, batch normalisation, the site's longest head row.
 
     A part that fewer than three sites sent has no median.
@@ -71,12 +71,14 @@ def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
     return medians
 
 
-def shorten_update(update: ModelGroups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[ModelGroups, str]:
+def clip_update_by_median_norms(
+    update: ModelGroups, lengths: Lengths, medians: Lengths, clip: float
+) -> tuple[ModelGroups, str]:
     """Shorten parts longer than ``clip`` median lengths; return the update and a sentence on the part shortened most.
 
     The sentence is empty if no part was too long.
     """
-    relative = divide_lengths_by_medians(lengths, medians)
+    relative = divide_norms_by_medians(lengths, medians)
     if max(relative.values(), default=0.0) <= clip:
         return update, ""
     long = {part: times for part, times in relative.items() if times > clip}
@@ -96,7 +98,7 @@ def shorten_update(update: ModelGroups, lengths: Lengths, medians: Lengths, clip
     return update, f"its {worst} was {long[worst]:.3g} times the median length, and was shortened to {clip:g} times"
 
 
-def shorten_long_updates(
+def clip_long_updates(
     replies: Mapping[str, TrainReply], clip: float, lengths: Mapping[str, Lengths] = MappingProxyType({})
 ) -> tuple[dict[str, TrainReply], dict[str, str]]:
     """Shorten the updates of a round that are longer than ``clip`` times the median length.
@@ -111,16 +113,16 @@ def shorten_long_updates(
     """
     measured = dict[str, Lengths]()
     for site, reply in replies.items():
-        measured[site] = lengths.get(site) or measure_update_lengths(reply.update)
-    medians, result, done = compute_median_lengths(measured.values()), dict(replies), dict[str, str]()
+        measured[site] = lengths.get(site) or compute_update_part_norms(reply.update)
+    medians, result, done = compute_median_part_norms(measured.values()), dict(replies), dict[str, str]()
     for site, reply in replies.items():
-        update, sentence = shorten_update(reply.update, measured[site], medians, clip)
+        update, sentence = clip_update_by_median_norms(reply.update, measured[site], medians, clip)
         if sentence:
             result[site], done[site] = replace(reply, update=update), sentence
     return result, done
 
 
-def divide_lengths_by_medians(lengths: Lengths, medians: Lengths) -> dict[str, float]:
+def divide_norms_by_medians(lengths: Lengths, medians: Lengths) -> dict[str, float]:
     """Return the length of each part of an update divided by the median length of that part.
 
     Parts without a median are omitted. If the median is 0, the result is infinite, or 0 for a length of 0.
@@ -143,7 +145,7 @@ def _compute_head_row_norms(head: Head) -> Float64:
     return np.asarray(np.sqrt(squares), np.float64)  # (classes,)
 
 
-def _measure_array_length(values: Float32) -> float:
+def _compute_array_norm(values: Float32) -> float:
     total, starts = 0.0, range(0, len(values), BLOCK)
     with np.errstate(over="ignore"):
         for start in starts:

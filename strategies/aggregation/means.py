@@ -54,15 +54,15 @@ def add_update_to_values(state: Float32, update: Float64) -> Float32:
 def run_in_blocks(n: int, work: Callable[[slice], None]) -> None:
     """Call ``work`` with consecutive slices that together cover ``n`` numbers; two threads share long arrays."""
 
-    def run_stretch(begin: int) -> None:
+    def run_block_range(begin: int) -> None:
         for start in range(begin, min(begin + STRETCH, n), BLOCK):
             work(slice(start, min(start + BLOCK, n)))
 
     if n <= STRETCH:
-        run_stretch(0)
+        run_block_range(0)
         return
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(run_stretch, range(0, n, STRETCH)))
+        list(pool.map(run_block_range, range(0, n, STRETCH)))
 
 
 # ---------------------------------------------------------------------- means of flat arrays

@@ -188,7 +188,7 @@ class RollbackEvent:
         )
 
 
-def describe_exclusion(server_round: int, site: str, reason: str) -> str:
+def describe_site_exclusion(server_round: int, site: str, reason: str) -> str:
     """Return a sentence for people that a site is excluded for the rest of the run, with the reason."""
     return f"round {server_round}: {site} harms the model and is left out for the rest of the run: {reason}"
 

@@ -40,7 +40,7 @@ from common.wire.records import (
     TrainRequest,
 )
 from strategies.engine.events import ReplyArrival, TooFewSites
-from strategies.engine.state import FederationState, select_reply_groups, select_site_groups
+from strategies.engine.state import FederationState, select_reply_model_groups, select_site_model_groups
 from strategies.local.site_method import compute_largest_epoch_count
 from strategies.methods.base import Method, RoundContext
 
@@ -74,7 +74,7 @@ Waiting = Callable[[Collection[int], Collection[int]], None]
 
 
 @dataclass
-class FrozenPartDelivery:
+class FrozenModelPartDelivery:
     """Sends the frozen part of a model, which is not trained, only to sites that do not store it yet.
 
     Attributes:
@@ -87,7 +87,7 @@ class FrozenPartDelivery:
     held: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
 
-    def get_part_for_site(self, site: str, *, held_before: bool) -> ModelGroups:
+    def get_frozen_part_for_site(self, site: str, *, held_before: bool) -> ModelGroups:
         """Return the frozen part if a site still needs it, otherwise empty groups.
 
         Args:
@@ -96,7 +96,7 @@ class FrozenPartDelivery:
         needed = site in self.lost or not (held_before or site in self.held)
         return ModelGroups(trunk=self.part.values) if needed else ModelGroups()
 
-    def note_stored_at_site(self, site: str, fault: str) -> None:
+    def record_frozen_part_at_site(self, site: str, fault: str) -> None:
         """Record from a site's reply whether the site stores the frozen part.
 
         Args:
@@ -110,7 +110,7 @@ class FrozenPartDelivery:
 
 
 @dataclass(frozen=True)
-class SendTime:
+class RequestSendTime:
     """The time when a request was sent, by two clocks.
 
     The monotonic clock may stop while a machine sleeps, and the wall clock may be changed by hand; so both are read.
@@ -153,9 +153,9 @@ class ExchangeRequests:
     best: int
     nodes: Mapping[str, int]
     total_down: Counter[str]
-    frozen: FrozenPartDelivery | None = None
+    frozen: FrozenModelPartDelivery | None = None
     expected: dict[str, ModelGroups] = field(default_factory=dict)
-    sent_at: dict[str, SendTime] = field(default_factory=dict)
+    sent_at: dict[str, RequestSendTime] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
     written: WrittenArrays = field(default_factory=dict)  # the arrays as they travel, written once for all sites
 
@@ -170,7 +170,7 @@ class ExchangeRequests:
         request = self.make_request_record(partial(TrainRequest, statistics=statistics), site, model)
         annotated = self.context.contract.sites[site]
         self.expected[site] = (
-            select_reply_groups(request.model, self.method.site, annotated) if update else ModelGroups()
+            select_reply_model_groups(request.model, self.method.site, annotated) if update else ModelGroups()
         )
         return self.make_flower_message(site, MessageType.TRAIN, encode_record(request, self.written))
 
@@ -185,7 +185,7 @@ class ExchangeRequests:
         size = count_payload_bytes(content)
         self.bytes_down[site] = self.bytes_down.get(site, 0) + size
         self.total_down[site] += size
-        self.sent_at[site] = SendTime()
+        self.sent_at[site] = RequestSendTime()
         return Message(content, self.nodes[site], kind, group_id=str(self.context.round), ttl=self.deadline_s)
 
     def make_request_record(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
@@ -205,10 +205,10 @@ class ExchangeRequests:
             counted=self.state.counted.get(site, 0),
             best=self.best,
             left_out=self.state.left_out.get(site, ""),
-            model=select_site_groups(model, rows),
+            model=select_site_model_groups(model, rows),
             frozen=ModelGroups()
             if self.frozen is None
-            else self.frozen.get_part_for_site(site, held_before=held_before),
+            else self.frozen.get_frozen_part_for_site(site, held_before=held_before),
         )
 
 
@@ -369,7 +369,7 @@ class ExchangeReplies(Generic[Reply]):
     bytes_up: Mapping[str, int]
     unfit: frozenset[str] = frozenset()
 
-    def drop_sites(self, dropped: Mapping[str, str]) -> "ExchangeReplies[Reply]":
+    def drop_site_replies(self, dropped: Mapping[str, str]) -> "ExchangeReplies[Reply]":
         """Return the replies without those of the dropped sites, which are recorded as absent.
 
         Args:
@@ -438,12 +438,12 @@ def check_exchange_replies(
         if record is not None:
             reason = find_reply_mismatch(requests, record, site)
             for layer in layers if isinstance(record, TrainReply) and not reason else ():
-                reason = reason or layer.find_update_rejection(record.update, requests.expected[site])
+                reason = reason or layer.find_update_rejection_reason(record.update, requests.expected[site])
             reason = reason and make_printable_line(reason)
             sizes[site] = count_payload_bytes(message.content)
         content = message.content if message.has_content() else None
         if requests.frozen is not None:
-            requests.frozen.note_stored_at_site(site, reason)
+            requests.frozen.record_frozen_part_at_site(site, reason)
         on_reply(ReplyArrival(expected.__name__, requests.context.round, site, content, reason))
         if record is not None and not reason:
             absent.pop(site, None)
@@ -472,7 +472,7 @@ def find_reply_mismatch(
     if isinstance(record, TrainReply):
         if record.train_samples != (stated := context.answers[site].train_samples):
             return f"trained on {record.train_samples} images, said {stated} at the roll call"
-        if fault := find_update_fault(record.update, requests.expected[site]):
+        if fault := find_update_form_fault(record.update, requests.expected[site]):
             return fault
         due = dict(method.statistics_shape(context, site, requests.state.model.head.features))
         if record.statistics or due:  # NaN in a statistic is "nothing to say"
@@ -493,7 +493,7 @@ def find_reply_mismatch(
     return f"sent the metrics {quote_names(extra)}, which the plan does not ask for" if extra else ""
 
 
-def find_update_fault(update: ModelGroups, sent: ModelGroups) -> str:
+def find_update_form_fault(update: ModelGroups, sent: ModelGroups) -> str:
     """Return why an update cannot count; empty if it can.
 
     Args:

@@ -121,7 +121,7 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
             coordinator.callbacks.on_absent_sites("training", dict.fromkeys(left, OTHER_PAST))
         return chosen
 
-    def wrap_merge(self, merge: Merge) -> Merge:
+    def wrap_update_merge(self, merge: Merge) -> Merge:
         """Return a function that unmasks the sum of the masked updates; it replaces ``merge``."""
         return self._unmask_update_sum
 
@@ -161,7 +161,9 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         coordinator.sites.bytes_up.update(queries.bytes_up)
         summed = ExchangeReplies(summed_replies, {**received.absent, **gone}, sizes)
         coordinator.refuse_too_few_replies(queries.round, summed)
-        return RoundOutcome(summed, MergedUpdates(convert_sum_to_means(opened, model)), time.monotonic(), opened.closed)
+        return RoundOutcome(
+            summed, MergedUpdates(convert_update_sum_to_means(opened, model)), time.monotonic(), opened.closed
+        )
 
 
 def unmask_test_histograms(
@@ -198,7 +200,7 @@ def unmask_test_histograms(
     return {name: SummedScoreHistogram(histogram, opened.rows[name]) for name, histogram in sums.items()}
 
 
-def convert_sum_to_means(opened: UnmaskedSum, model: ModelState) -> UpdateMeans:
+def convert_update_sum_to_means(opened: UnmaskedSum, model: ModelState) -> UpdateMeans:
     """Convert an unmasked sum of updates into mean updates of trunk, batch normalisation and head."""
     request, part = opened.request, 1 / opened.divisor
     trunk, norm, weight, bias = split_update_vector(request.layout, request.classes, opened.vector)

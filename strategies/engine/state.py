@@ -110,7 +110,7 @@ class FederationState:
         return self.model if self.best is None else self.best
 
 
-def select_site_groups(model: ModelState, rows: Sequence[str]) -> ModelGroups:
+def select_site_model_groups(model: ModelState, rows: Sequence[str]) -> ModelGroups:
     """Return the parts of the global model that a site with these head rows receives.
 
     Parts that sites keep local are included, because a site needs them in its first round, or after its disk was lost.
@@ -118,7 +118,7 @@ def select_site_groups(model: ModelState, rows: Sequence[str]) -> ModelGroups:
     return ModelGroups(model.trunk, model.norm, model.head.select_rows(tuple(rows)))
 
 
-def select_reply_groups(sent: ModelGroups, method: SiteMethod, annotated: Collection[str]) -> ModelGroups:
+def select_reply_model_groups(sent: ModelGroups, method: SiteMethod, annotated: Collection[str]) -> ModelGroups:
     """Return the model parts that a site with these classes sends back: those that the method averages."""
     head = sent.head.select_rows(method.select_sent_rows(sent.head.class_names, annotated)) if sent.head else None
     return ModelGroups(
@@ -219,13 +219,13 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
     judges = sorted(now.keys() & before.keys())
     now = dict(zip(judges, map(now.__getitem__, judges), strict=True))
     before = dict(zip(judges, map(before.__getitem__, judges), strict=True))
-    regrets = compute_regret(now, lowest), compute_regret(before, lowest)
+    regrets = compute_median_regret(now, lowest), compute_median_regret(before, lowest)
     if len(judges) >= FEWEST and max(regrets) > TOLERATED:
         return regrets[0] < regrets[1]
     return sum_in_order(now.values()) < sum_in_order(before.values())
 
 
-def compute_regret(losses: Losses, lowest: Losses) -> float:
+def compute_median_regret(losses: Losses, lowest: Losses) -> float:
     """Return the median over sites of a site's loss divided by its lowest loss; 1 without sites.
 
     Of an even number of sites it is the upper median. :data:`SMALL` is added to both losses of a ratio.
@@ -246,7 +246,7 @@ _DTYPES = {
 """NumPy's dtype -> safetensors' dtype, the widest first, so that each tensor is aligned to its item size."""
 
 
-class _StateHeader(TomlSection):
+class _StoredStateHeader(TomlSection):
     """The header of a stored state: the fields that are not tensors, and the class names of the head rows."""
 
     round: int
@@ -275,7 +275,7 @@ def serialize_federation_state_parts(state: FederationState) -> Parts:
     This avoids a copy, which takes as long for a large model as writing the file.
     """
     facts: dict[str, Any] = {}
-    for name in _StateHeader.model_fields:
+    for name in _StoredStateHeader.model_fields:
         fact = state.model.head.class_names if name == "class_names" else getattr(state, name)
         facts[name] = dict(fact) if isinstance(fact, Mapping) else fact
     facts["sound_losses"] = dict(sorted(state.sound_losses.items()))  # the same bytes no matter who replied first
@@ -286,10 +286,10 @@ def serialize_federation_state_parts(state: FederationState) -> Parts:
     by_prefix |= {"moments": state.moments, "statistics": state.statistics}
     tensors = {f"{prefix}/{name}": array for prefix, arrays in by_prefix.items() for name, array in arrays.items()}
     tensors[_FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    return _lay_out_safetensors(tensors)
+    return _serialize_as_safetensors_parts(tensors)
 
 
-def _lay_out_safetensors(tensors: Mapping[str, NDArray[Any]]) -> Parts:
+def _serialize_as_safetensors_parts(tensors: Mapping[str, NDArray[Any]]) -> Parts:
     """Return the parts of a safetensors file: the header's length in 8 bytes, the header as JSON, the tensors."""
     widest_first = list(_DTYPES)
     ordered = sorted((widest_first.index(array.dtype.str), name) for name, array in tensors.items())
@@ -313,7 +313,7 @@ def deserialize_federation_state(content: bytes) -> FederationState:
     """
     try:
         tensors = load(content)
-        facts: dict[str, Any] = dict(_StateHeader.model_validate_json(tensors[_FACTS].tobytes()))
+        facts: dict[str, Any] = dict(_StoredStateHeader.model_validate_json(tensors[_FACTS].tobytes()))
         if unknown := sorted(name for name in tensors if name != _FACTS and name.partition("/")[0] not in _KINDS):
             raise ValueError(f"it holds {quote_names(unknown)}, which no state has")
         names = facts.pop("class_names")

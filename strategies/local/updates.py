@@ -18,14 +18,14 @@ from common.wire.codec import round_to_number_format
 from common.wire.records import Form, ModelGroups
 
 
-def measure_update_length(update: ModelGroups) -> float:
+def compute_whole_update_norm(update: ModelGroups) -> float:
     """Return the Euclidean length of an update: all model parts together as one vector."""
     return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in update.to_named_arrays().values())))
 
 
-def clip_update_to_length(update: ModelGroups, bound: float) -> ModelGroups:
+def clip_update_to_norm(update: ModelGroups, bound: float) -> ModelGroups:
     """Scale an update down to the Euclidean length ``bound`` if it is longer."""
-    length = measure_update_length(update)
+    length = compute_whole_update_norm(update)
     if length <= bound:
         return update
     return update.apply_to_arrays(lambda array: scale_array(array, bound / length))

@@ -34,7 +34,7 @@ from common.models.state import read_model_state, write_model_state
 from common.system.hashing import derive_seed
 from common.wire.records import Arrays, ModelGroups, select_arrays_with_prefix
 from strategies.aggregation.means import Float64, Weighting, Weights
-from strategies.aggregation.robust import compute_distances_from_mean, compute_update_inner_products
+from strategies.aggregation.robust import compute_distances_from_mean_model, compute_update_inner_products
 from strategies.local.losses import compute_positive_weights, partial_loss
 from strategies.local.objective import (
     Batch,
@@ -102,7 +102,7 @@ def compute_consensus_weights(
 
 def weigh_group_by_distance(products: Float64, weights: Float64, images: Float64, scale: float) -> Float64:
     """Return the site weights in one sub-consensus, lower with the distance from its mean; they sum to 1."""
-    distances = scale * compute_distances_from_mean(products, weights) / images
+    distances = scale * compute_distances_from_mean_model(products, weights) / images
     raw = weights * np.exp(distances.min() - distances)  # 1 for the closest site: a large beta leaves one
     return np.asarray(raw / raw.sum(), np.float64)
 

@@ -31,7 +31,7 @@ from common.models.zoo.registry import build_meta_backbone
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Arrays, ModelGroups
 from strategies.local.site_method import SiteMethod
-from strategies.local.updates import clip_update_to_length, scale_array
+from strategies.local.updates import clip_update_to_norm, scale_array
 from strategies.privacy.gradients import PrivateEpochTrainer
 from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource
 
@@ -145,7 +145,7 @@ class ReplyNoise:
         spread = 2 * self.noise_multiplier * parts**0.5
         if not all(np.isfinite(array).all() for array in update.to_named_arrays().values()):
             update = update.apply_to_arrays(np.zeros_like)  # that training diverged says something too
-        short = clip_update_to_length(update, self.max_update_norm * SHRUNK)
+        short = clip_update_to_norm(update, self.max_update_norm * SHRUNK)
         numbers = {name: np.nan_to_num(array, nan=0.0) for name, array in sorted(statistics.items())}
         bounded = clip_arrays(numbers, self.max_statistics_norm * SHRUNK)
         of_update = NoiseQuantizationGrid(spread * self.max_update_norm, self.max_update_norm)

@@ -91,9 +91,9 @@ def test_waiting_updates_lie_in_files_by_name(in_memory: int, tmp_path: Path, mo
     waiting.skip_site("south")
     waiting.skip_site("nobody")
     with pytest.raises(KeyError):
-        waiting.restore_updates({"south": REPLIES["south"]})
+        waiting.restore_stored_updates({"south": REPLIES["south"]})
     stripped = {site: replace(REPLIES[site], update=ModelGroups()) for site in ("east", "north", "west")}
-    updates = {site: reply.update for site, reply in waiting.restore_updates(stripped).items()}
+    updates = {site: reply.update for site, reply in waiting.restore_stored_updates(stripped).items()}
     assert not list(tmp_path.iterdir())
     for site, update in updates.items():
         sent = REPLIES[site].update.to_named_arrays()
@@ -124,7 +124,7 @@ def test_many_that_wait_take_no_more_open_files_than_few(tmp_path: Path, monkeyp
     replies = {f"site-{number:03d}": replace(REPLIES["north"], site=f"site-{number:03d}") for number in range(300)}
     for each in replies.values():
         waiting.collect_update(each)
-    updates = waiting.restore_updates(replies)
+    updates = waiting.restore_stored_updates(replies)
     trunks = {site: each.update.trunk for site, each in updates.items()}
 
     def open_files() -> int:

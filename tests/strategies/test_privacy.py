@@ -23,7 +23,7 @@ from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import LabelledExamples, plain
 from strategies.local.optimisation import make_optimizer
 from strategies.local.training import FrozenNetworkParts, TrainingTask, train_epoch
-from strategies.local.updates import clip_update_to_length
+from strategies.local.updates import clip_update_to_norm
 from strategies.privacy.gradients import (
     PrivateEpochTrainer,
     compute_losses_by_image,
@@ -128,7 +128,7 @@ def test_no_clipped_update_is_longer_than_its_bound(bound: float, noise_multipli
         values = torch.full((1, numbers), size)
         (total,) = sum_clipped_gradients([values], grid)
         assert float(total.norm()) * grid.step_size <= bound
-        update = clip_update_to_length(ModelGroups(values[0].numpy()), bound * SHRUNK)
+        update = clip_update_to_norm(ModelGroups(values[0].numpy()), bound * SHRUNK)
         assert np.linalg.norm(update.trunk.astype(np.float64)) <= bound
         shortened = clip_arrays({"x": values[0].numpy()}, bound * SHRUNK)["x"]
         assert np.linalg.norm(shortened.astype(np.float64)) <= bound

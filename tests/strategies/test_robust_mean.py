@@ -17,7 +17,7 @@ from strategies.aggregation.robust import (
     average_updates_robustly,
     choose_sites_by_krum,
     compute_robust_mean,
-    compute_squared_distances,
+    compute_squared_site_distances,
 )
 
 MEDIAN = RobustMeanRule(kind="coordinate_median")
@@ -59,14 +59,14 @@ def test_a_fraction_cuts_off_at_least_one_and_leaves_at_least_one(fraction: floa
 
 
 def test_multi_krum_never_keeps_more_sites_than_are_right() -> None:
-    distances = compute_squared_distances([[np.array(point, np.float32) for point in POINTS]])
+    distances = compute_squared_site_distances([[np.array(point, np.float32) for point in POINTS]])
     assert choose_sites_by_krum(distances, 1, keep=9) == [0, 1, 2, 3]
 
 
 def test_distances_are_those_of_all_parts_together_and_stay_exact_beside_an_enormous_one() -> None:
     columns = ([[0, 1], [3, 1], [1e30, 0]], [[2], [-2], [0]])
     parts = [[np.array(site, np.float32) for site in part] for part in columns]
-    distances = compute_squared_distances(parts)
+    distances = compute_squared_site_distances(parts)
     assert distances[0, 1] == distances[1, 0] == 9 + 16
     assert distances[0, 2] == pytest.approx(1e60)
     np.testing.assert_array_equal(np.diag(distances), 0)
