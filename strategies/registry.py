@@ -14,7 +14,7 @@ from common.plugins import METHODS, PLUGIN, load_plugin_entry_point
 from common.system.toml import describe_validation_error, suggest_nearest_literal
 from strategies.aggregation.robust import RobustMeanRule
 from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.local.losses import find_loss_faults
+from strategies.local.losses import find_loss_setting_faults
 from strategies.local.site_method import SiteMethod
 from strategies.method_list import CLASSES, find_unknown_method_fault
 from strategies.methods.base import Method
@@ -123,7 +123,7 @@ def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
     """
     strategy = build_strategy(experiment.run.method, experiment.method, experiment.model.task)
     method, training, level = strategy.site, experiment.training, experiment.privacy.level
-    raise_faults(find_loss_faults(training, experiment.model.task, method.chooses_loss, level))
+    raise_faults(find_loss_setting_faults(training, experiment.model.task, method.chooses_loss, level))
     model, evaluation, faults = experiment.model, experiment.evaluation, list[Fault]()
     if method.freezes_batch_norm and model.norm == "batch":
         # A plan names no weights, because its reader starts from what it gets; a plug-in may bring some.

@@ -49,7 +49,7 @@ from server.runs.tracking import TrackingService
 from server.simulation.backends.inline import import_site_app, run_with_inline_grid
 from server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
 from server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
-from strategies.local.arithmetic import choose_arithmetic, copy_with_arithmetic
+from strategies.local.arithmetic import choose_number_format, copy_with_number_format
 from strategies.local.plugin_calls import find_plugin_faults
 from strategies.method_list import prefix_fault_with_file
 from strategies.methods.base import Method, find_missing_coordinator_images
@@ -134,9 +134,9 @@ class SimulationBackend:
         experiment, folder, data = self.experiment, opening.folder, self.data
         if experiment.training.precision == "fastest":  # the same for all sites; a resumed run keeps its choice
             plan = make_hospital_plan(experiment)
-            arithmetic = choose_arithmetic(plan, self._device, folder.path, durable=False)
+            arithmetic = choose_number_format(plan, self._device, folder.path, durable=False)
             self.tell(f"fastest on this machine: {arithmetic}")
-            experiment = copy_with_arithmetic(experiment, arithmetic)
+            experiment = copy_with_number_format(experiment, arithmetic)
         server_data = data.server if experiment.server_data else None  # a partition's own images are of the data set
         record_data_hashes_or_refuse(opening, hash_data_sets_by_table(data.splits, server_data, self.external))
         setting = self._make_run_context(opening, experiment.training.precision)

@@ -31,12 +31,12 @@ from strategies.local.objective import LabelledExamples, pair_pixels_with_labels
 from strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
+    EarlyStopCriterion,
     FrozenNetworkParts,
-    StopCriterion,
     TrainingTask,
     make_training_reproducible,
     refuse_diverged_training,
-    train_until_settled,
+    train_until_loss_settles,
     validate_network,
 )
 from strategies.methods.base import Method, SequentialMethod, ServerTrainingSettings
@@ -94,11 +94,11 @@ class CoordinatorTraining:
         frozen = FrozenNetworkParts(norm=self.method.freezes_batch_norm)
         objective = plain(self.method.training_loss(self.train, spec))
         task = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen)
-        criterion = StopCriterion(self.validation, self.method.loss, server.early_stopping)
+        criterion = EarlyStopCriterion(self.validation, self.method.loss, server.early_stopping)
         with make_training_reproducible(
             derive_seed(self.plan.run.seed, server_round, "\0", COORDINATOR), spec.threads
         ) as generator:
-            done = train_until_settled(self.network, task, optimizer, generator, criterion)
+            done = train_until_loss_settles(self.network, task, optimizer, generator, criterion)
         record = CoordinatorTrainingRecord(done.last_loss, done.epochs, time.monotonic() - began)
         state = read_model_state(self.network)
         refuse_diverged_training(state, done.last_loss)

@@ -151,7 +151,7 @@ def add_proximal_term(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> 
         norm: True if the distance includes batch normalisation, because it comes from the federation.
     """
 
-    def shared_parameters(model: Model) -> list[Tensor]:
+    def list_shared_parameters(model: Model) -> list[Tensor]:
         own = set() if head else set(model.head.parameters())
         if not norm:
             own |= {value for part in model.modules() if is_batch_norm(part) for value in part.parameters()}
@@ -159,10 +159,10 @@ def add_proximal_term(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> 
 
     def make_proximal_round(context: ClientContext) -> LocalRound:
         inner = half(context)
-        received = [value.detach().clone() for value in shared_parameters(context.network)]
+        received = [value.detach().clone() for value in list_shared_parameters(context.network)]
 
         def objective(model: Model, batch: Batch) -> Tensor:
-            pairs = zip(shared_parameters(model), received, strict=True)
+            pairs = zip(list_shared_parameters(model), received, strict=True)
             distance = torch.stack([(now - before).square().sum() for now, before in pairs]).sum()
             return inner.objective(model, batch) + mu / 2 * distance
 

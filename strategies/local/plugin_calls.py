@@ -38,9 +38,13 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *
     """
     training, transform = experiment.training, experiment.augmentation.transform or ""
     calls: list[tuple[str, str, Callable[[], object]]] = [
-        ("loss", training.loss, partial(_try_plugin_loss, experiment, classes, missing, has_unknown=has_unknown)),
+        (
+            "loss",
+            training.loss,
+            partial(_test_plugin_loss, experiment, classes, missing, has_unknown=has_unknown),
+        ),
         *(
-            (argument, name, partial(_try_plugin, argument, name, experiment))
+            (argument, name, partial(_test_plugin, argument, name, experiment))
             for argument, name in (
                 ("transform", transform),
                 ("optimizer", training.optimizer),
@@ -67,7 +71,7 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *
     return faults
 
 
-def _try_plugin_loss(experiment: Experiment, classes: int, missing: Missing, *, has_unknown: bool) -> None:
+def _test_plugin_loss(experiment: Experiment, classes: int, missing: Missing, *, has_unknown: bool) -> None:
     task: Task = experiment.model.task
     labels = torch.eye(classes)[torch.arange(_IMAGES) % classes]
     if has_unknown and task == "multi_label":
@@ -82,7 +86,7 @@ def _try_plugin_loss(experiment: Experiment, classes: int, missing: Missing, *, 
         raise BadInput([Fault("", "returns a value that does not depend on the logits, so nothing is trained.")])
 
 
-def _try_plugin(argument: str, name: str, experiment: Experiment) -> None:
+def _test_plugin(argument: str, name: str, experiment: Experiment) -> None:
     model, training = experiment.model, experiment.training
     match argument:
         case "transform":

@@ -165,7 +165,7 @@ def train_fixed_epochs(
 
 
 @dataclass(frozen=True)
-class StopCriterion:
+class EarlyStopCriterion:
     """The data, loss and rule that decide when local training stops.
 
     Attributes:
@@ -193,12 +193,12 @@ class StopCriterion:
         return np.nan if loss is None else loss
 
 
-def train_until_settled(
+def train_until_loss_settles(
     network: SplitNetwork,
     exercise: TrainingTask,
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
-    criterion: StopCriterion,
+    criterion: EarlyStopCriterion,
 ) -> LocalTrainingMetrics:
     """Train until the loss settles, and restore the weights of the lowest loss (specs 2.4, step 4).
 

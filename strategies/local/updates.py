@@ -38,7 +38,7 @@ def scale_array(array: NDArray[np.float32], factor: float) -> NDArray[np.float32
     return array * np.float32(factor)
 
 
-def compress_trunk(update: ModelGroups, unsent: ModelGroups, form: Form) -> tuple[ModelGroups, ModelGroups]:
+def compress_update_trunk(update: ModelGroups, unsent: ModelGroups, form: Form) -> tuple[ModelGroups, ModelGroups]:
     """Return the update with a rounded trunk, and the rounding error, which is added to the next update.
 
     Args:

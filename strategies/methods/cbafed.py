@@ -103,7 +103,7 @@ def compute_pseudo_label_thresholds(entries: Floats, base: float, lowest: float,
     return np.asarray(np.clip(share + base - spread, lowest, highest), np.float64)
 
 
-def count_trained_entries(reply: SiteReply) -> Float64:
+def count_trained_label_entries(reply: SiteReply) -> Float64:
     """Return how many labels and pseudo-labels of each class a site says it trained on, ``(classes,)``.
 
     Each count is limited to the site's number of training images.
@@ -118,7 +118,7 @@ def mix_with_earlier_model(model: ModelState, earlier: ModelGroups, share: float
     return ModelGroups.from_named_arrays(values, model.head.class_names).to_model()
 
 
-def loss_over_labels_and_tags(
+def compute_label_and_tag_loss(
     logits: Tensor, targets: Tensor, annotated: Tensor, positive_weight: Tensor | None
 ) -> Tensor:
     """Return the mean cross-entropy over labels, plus one mean over the pseudo-labels of each unlabelled class.
@@ -172,7 +172,7 @@ class CBAFedSite(SiteMethod):
         def objective(model: Model, batch: Batch) -> Tensor:
             logits = batch.logits(model, batch.view())
             entries = parameters.pseudo_label_reduction == "entries" or batch.annotated.all()
-            loss = partial_loss if entries else loss_over_labels_and_tags
+            loss = partial_loss if entries else compute_label_and_tag_loss
             return loss(logits, targets[batch.rows], batch.annotated, positive_weight)
 
         def statistics(model: Model, losses: Losses) -> Arrays:
@@ -217,7 +217,7 @@ class CBAFed(Method):
         parameters = self.site.parameters
         if context.round < parameters.stage_one_rounds:
             return context.statistics
-        entries = np.sum([count_trained_entries(reply) for reply in replies.values()], axis=0)  # (classes,)
+        entries = np.sum([count_trained_label_entries(reply) for reply in replies.values()], axis=0)  # (classes,)
         low, high = parameters.threshold_lowest, parameters.threshold_highest
         return {
             "thresholds": compute_pseudo_label_thresholds(entries, parameters.threshold_base, low, high).astype(
@@ -229,7 +229,7 @@ class CBAFed(Method):
         """Return in stage 2 each plain weight times the site's number of trained entries per image."""
         if context.round <= self.site.parameters.stage_one_rounds:
             return weights
-        sizes = [float(count_trained_entries(reply).sum()) / reply.train_samples for reply in replies.values()]
+        sizes = [float(count_trained_label_entries(reply).sum()) / reply.train_samples for reply in replies.values()]
         scaled = [weight * size for weight, size in zip(weights, sizes, strict=True)]
         return scaled if sum(scaled) > 0 else weights
 

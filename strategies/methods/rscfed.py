@@ -46,7 +46,7 @@ from strategies.local.objective import (
 )
 from strategies.local.site_method import Parameters, SiteMethod
 from strategies.methods.base import Method, RoundContext, SiteReply
-from strategies.methods.fedmlp import consistency_loss
+from strategies.methods.fedmlp import compute_teacher_consistency_loss
 
 
 class RSCFedParameters(Parameters):
@@ -96,11 +96,11 @@ def compute_consensus_weights(
     total = np.zeros(len(weights))
     for members in groups:
         inside = np.ix_(members, members)
-        total[members] += weigh_group_by_distance(products[inside], weights[members], images[members], scale)
+        total[members] += compute_group_weights_by_distance(products[inside], weights[members], images[members], scale)
     return total / len(groups)
 
 
-def weigh_group_by_distance(products: Float64, weights: Float64, images: Float64, scale: float) -> Float64:
+def compute_group_weights_by_distance(products: Float64, weights: Float64, images: Float64, scale: float) -> Float64:
     """Return the site weights in one sub-consensus, lower with the distance from its mean; they sum to 1."""
     distances = scale * compute_distances_from_mean_model(products, weights) / images
     raw = weights * np.exp(distances.min() - distances)  # 1 for the closest site: a large beta leaves one
@@ -149,7 +149,9 @@ class RSCFedRound:
         with torch.no_grad():
             teacher = batch.logits(self.teacher, batch.view()) / self.parameters.temperature
         supervised = partial_loss(student, batch.labels, batch.annotated, self.positive_weight)
-        return supervised + self.parameters.consistency_weight * consistency_loss([student], [teacher], batch.annotated)
+        return supervised + self.parameters.consistency_weight * compute_teacher_consistency_loss(
+            [student], [teacher], batch.annotated
+        )
 
     def method_state(self, model: Model) -> Arrays:
         """Return the teacher, and the number of training steps that it averages."""

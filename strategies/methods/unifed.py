@@ -148,7 +148,7 @@ class UniFed(SequentialMethod):
     @property
     def server_training_settings(self) -> ServerTrainingSettings | None:
         """Return the settings of the coordinator's training, which lasts until the loss settles in each round."""
-        return _make_server_training(self.site.parameters, self.site.parameters.alpha)
+        return _make_server_training_settings(self.site.parameters, self.site.parameters.alpha)
 
     def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return the sites sorted by their latest slope; sites without a slope come last."""
@@ -202,13 +202,13 @@ class ServerOnly(SequentialMethod):
     @property
     def server_training_settings(self) -> ServerTrainingSettings:
         """Return the settings of the coordinator's training, whose model is not mixed with models of sites."""
-        return _make_server_training(self.site.parameters, 0.0)
+        return _make_server_training_settings(self.site.parameters, 0.0)
 
     def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return no sites, because no hospital trains."""
         return ()
 
 
-def _make_server_training(parameters: ServerOnlyParameters, alpha: float) -> ServerTrainingSettings:
+def _make_server_training_settings(parameters: ServerOnlyParameters, alpha: float) -> ServerTrainingSettings:
     settling = EarlyStopping(parameters.server_patience, parameters.tolerance, parameters.epoch_cap)
     return ServerTrainingSettings(settling, alpha, parameters.global_patience)

@@ -228,10 +228,10 @@ class PrivateEpochTrainer:
 def compute_losses_by_image(loss: LossFunction, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     """Return the loss of each image alone, ``(batch,)``."""
 
-    def loss_of_image(row: Tensor, entries: Tensor) -> Tensor:
+    def compute_loss_of_image(row: Tensor, entries: Tensor) -> Tensor:
         return loss(row[None], entries[None], annotated)
 
-    return torch.vmap(loss_of_image)(logits, labels)
+    return torch.vmap(compute_loss_of_image)(logits, labels)
 
 
 def group_rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:

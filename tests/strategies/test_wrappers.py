@@ -18,7 +18,7 @@ from strategies.aggregation.server_optimizer import ServerOptimizer, compute_ser
 from strategies.engine.exchange import find_update_form_fault
 from strategies.engine.state import FederationState
 from strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound, add_proximal_term
-from strategies.local.updates import clip_update_to_norm, compress_trunk, compute_whole_update_norm
+from strategies.local.updates import clip_update_to_norm, compress_update_trunk, compute_whole_update_norm
 from strategies.registry import build_strategy
 from tests.federations import ALL_SHARED, Traffic, federation, finished
 from tests.strategies.few_images import FEW, few_needs_of
@@ -87,12 +87,14 @@ def test_what_rounding_loses_goes_with_the_next_update(form: Form) -> None:
     generator, unsent, sent = np.random.default_rng(1), ModelGroups(), np.zeros(2000)
     updates = [generator.normal(size=2000).astype(np.float32) for _ in range(50)]
     for trunk in updates:
-        update, unsent = compress_trunk(ModelGroups(trunk), unsent, form)
+        update, unsent = compress_update_trunk(ModelGroups(trunk), unsent, form)
         assert update.trunk is not None
         sent += update.trunk
     total = np.sum(updates, axis=0, dtype=np.float64)
     np.testing.assert_allclose(sent + unsent.trunk, total, atol=1e-5)
-    forgotten = np.sum([compress_trunk(ModelGroups(trunk), ModelGroups(), form)[0].trunk for trunk in updates], axis=0)
+    forgotten = np.sum(
+        [compress_update_trunk(ModelGroups(trunk), ModelGroups(), form)[0].trunk for trunk in updates], axis=0
+    )
     assert np.abs(sent - total).mean() < np.abs(forgotten - total).mean() / 3
 
 
