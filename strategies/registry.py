@@ -64,7 +64,7 @@ def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi
     return method
 
 
-def meanings_of_all_statistics() -> dict[str, str]:
+def list_statistic_meanings() -> dict[str, str]:
     """Return the statistics that sites send in any method: name -> meaning, with the methods in brackets."""
     sent: dict[str, tuple[str, list[str]]] = {}
     for method in (strategy.site_class for strategy in STRATEGIES.values()):
@@ -95,7 +95,7 @@ def build_site_method(experiment: Experiment | HospitalPlan) -> SiteMethod:
     return build_experiment_strategy(experiment).site
 
 
-def build_site_method_once(site: str, plan_text: str) -> SiteMethod:
+def get_cached_site_method(site: str, plan_text: str) -> SiteMethod:
     """Return the hospital's half of a plan's method for one site; cached for all requests of a run.
 
     Args:

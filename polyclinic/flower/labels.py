@@ -72,12 +72,12 @@ class UnknownLabels(ValueError):
     """Raised if the coordinator did not get usable labels from some nodes, with nodes and reasons."""
 
 
-def site_name_of_node(node: int) -> str:
+def format_node_as_site_name(node: int) -> str:
     """Return the site name that a method uses for a node; names sort in the order of node ids."""
     return f"{node:020d}"
 
 
-def ask_labels(
+def ask_sites_for_labels(
     grid: Grid, nodes: Iterable[int], timeout: float, classes: Sequence[str], method: SiteMethod
 ) -> tuple[dict[str, RollCallAnswer], str]:
     """Ask nodes which of the model's classes they label; wait at most ``timeout`` seconds.
@@ -99,7 +99,7 @@ def ask_labels(
         try:
             site = SiteLabels(**fields)
             names, positives, images = tuple(site.classes), tuple(site.positives), site.images
-            negatives, name = tuple(images - count for count in positives), site_name_of_node(node)
+            negatives, name = tuple(images - count for count in positives), format_node_as_site_name(node)
             answer = RollCallAnswer("", name, names, names, images, 0, 0, "", "", positives, negatives)
         except (TypeError, ValueError) as error:
             faults[node] = f"sent labels that cannot be read: {error}"

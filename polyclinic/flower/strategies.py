@@ -17,7 +17,13 @@ from common.models.network import Head
 from common.models.zoo.spec import Task
 from common.wire.records import Arrays, ModelGroups, RollCallAnswer
 from polyclinic.flower import records
-from polyclinic.flower.labels import SiteLabels, UnknownLabels, ask_labels, shorten_error, site_name_of_node
+from polyclinic.flower.labels import (
+    SiteLabels,
+    UnknownLabels,
+    ask_sites_for_labels,
+    format_node_as_site_name,
+    shorten_error,
+)
 from polyclinic.flower.site import ANNOTATED, CLASSES, HEAD, METHOD, PARAMETERS, START, STATISTICS, TASK
 from strategies.aggregation.means import WholeHeadMean
 from strategies.local.site_method import Parameters
@@ -39,7 +45,7 @@ SLOPE = "loss-slope"
 """Key of a site's ``MetricRecord``: :func:`polyclinic.flower.loss_slope` of its training."""
 
 
-class TrainingReply(NamedTuple):
+class SiteTrainingReply(NamedTuple):
     """A site's reply to training, as the method's rules read it (:class:`strategies.methods.base.SiteReply`)."""
 
     model: ArrayRecord
@@ -115,7 +121,7 @@ class LabelledSites(FedAvg):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Select sites like FedAvg, and tell each which rows of the model it labels."""
-        self.refuse_wrapping_strategy()
+        self.refuse_if_wrapped()
         self._extract_head(arrays)  # refuse a wrong name before a site trains for an hour
         if server_round <= self._round:  # a wrapper's start is not ours, rounds tell both
             self.reset_earlier_run()
@@ -130,7 +136,7 @@ class LabelledSites(FedAvg):
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
         """Aggregate the usable replies; log a warning with node and reason for each other reply."""
-        self.refuse_wrapping_strategy()
+        self.refuse_if_wrapped()
         ordered = sorted(replies, key=source_node)  # the same bits no matter who was first
         fit, trained = self.read_replies(server_round, ordered, self.read_reply, self._nodes)
         mean, metrics = super().aggregate_train(server_round, fit)
@@ -141,7 +147,7 @@ class LabelledSites(FedAvg):
         self._average_owners_rows(model, trained)
         return model, metrics
 
-    def _average_owners_rows(self, model: ArrayRecord, replies: Mapping[str, TrainingReply]) -> None:
+    def _average_owners_rows(self, model: ArrayRecord, replies: Mapping[str, SiteTrainingReply]) -> None:
         """Replace each head row that only some sites label by the mean over these sites, if the method does so."""
         owned = {site: self.answers[site].class_names for site in replies}
         partial_rows = [name for name in self.classes if not all(name in classes for classes in owned.values())]
@@ -169,7 +175,7 @@ class LabelledSites(FedAvg):
         """Skip Flower's own check, which ends the run without naming a node; the replies are checked already."""
         return super()._check_and_log_replies(*args, **{**options, "validate": False})
 
-    def refuse_wrapping_strategy(self) -> None:
+    def refuse_if_wrapped(self) -> None:
         """Raise ``TypeError`` if another strategy wraps this one and :attr:`not_wrapped` says why it must not."""
         if self.not_wrapped and not self._in_start:
             name = type(self).__name__
@@ -196,7 +202,7 @@ class LabelledSites(FedAvg):
                 fit.append(reply)
                 continue
             try:
-                contents[site_name_of_node(node)] = read(reply)
+                contents[format_node_as_site_name(node)] = read(reply)
                 fit.append(reply)
             except ValueError as fault:
                 faults[node] = str(fault)
@@ -206,7 +212,7 @@ class LabelledSites(FedAvg):
             raise RuntimeError("\n".join([f"round {server_round}: no reply can be used:", *reasons]))
         return fit, contents
 
-    def read_reply(self, reply: Message) -> TrainingReply:
+    def read_reply(self, reply: Message) -> SiteTrainingReply:
         """Read a reply to training; raise ``ValueError`` if it is unusable."""
         if len(reply.content.array_records) != 1 or len(reply.content.metric_records) != 1:
             raise ValueError("it needs one ArrayRecord and one MetricRecord")
@@ -214,12 +220,12 @@ class LabelledSites(FedAvg):
         if fault := records.find_model_fault(model, self._sent):
             raise ValueError(fault)
         features, statistics = self._extract_head(model).features, self.read_statistics(reply)
-        site = site_name_of_node(reply.metadata.src_node_id)
+        site = format_node_as_site_name(reply.metadata.src_node_id)
         for name, shape in self.method.statistics_shape(self.round_context(), site, features).items():
             sent = statistics[name].shape if name in statistics else ()
             if name not in statistics or sent != shape:
                 raise ValueError(f"its {name} have the shape {sent}, not {shape}")
-        return TrainingReply(model, weight, statistics)
+        return SiteTrainingReply(model, weight, statistics)
 
     def read_statistics(self, reply: Message) -> Arrays:
         """Return the method's statistics in a site's reply; raise ``ValueError`` if they are missing."""
@@ -230,7 +236,7 @@ class LabelledSites(FedAvg):
             raise ValueError(f"it sent no {STATISTICS!r}: {remedy}")
         return records.unpack_arrays(reply.content.config_records[STATISTICS])
 
-    def aggregate_reply_statistics(self, replies: Mapping[str, TrainingReply]) -> None:
+    def aggregate_reply_statistics(self, replies: Mapping[str, SiteTrainingReply]) -> None:
         """Aggregate the statistics in the sites' replies by the method's rules."""
         self.statistics = self.method.aggregate_statistics(self.round_context(), replies)
 
@@ -251,9 +257,13 @@ class LabelledSites(FedAvg):
         """
         if not messages:
             return []
-        nodes = {node for node in grid.get_node_ids() if site_name_of_node(node) not in self.answers} - self._asked
+        nodes = {
+            node for node in grid.get_node_ids() if format_node_as_site_name(node) not in self.answers
+        } - self._asked
         self._asked |= nodes  # once a round: a silent node holds up training, not evaluation, too
-        answers, faults = ask_labels(grid, nodes, min(ROLL_CALL_S, self._timeout), self.classes, self.method.site)
+        answers, faults = ask_sites_for_labels(
+            grid, nodes, min(ROLL_CALL_S, self._timeout), self.classes, self.method.site
+        )
         if faults and not self.answers:
             raise UnknownLabels(faults)
         if faults:
@@ -268,7 +278,7 @@ class LabelledSites(FedAvg):
         shared |= {METHOD: method.name, PARAMETERS: method.parameters.model_dump_json()}
         for message in messages:
             node, content = message.metadata.dst_node_id, RecordDict(dict(message.content))
-            if (site := site_name_of_node(node)) not in context.answers:
+            if (site := format_node_as_site_name(node)) not in context.answers:
                 continue
             own = {**shared, ANNOTATED: context.contract.annotated_class_mask(site).tolist()}
             content[self.configrecord_key] = ConfigRecord({**content.config_records[self.configrecord_key], **own})
@@ -363,7 +373,7 @@ class SequentialTraining(LabelledSites):
         messages, model, replies = list(messages), None, list[Message]()
         if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
             return self._grid.send_and_receive(messages, timeout=timeout)
-        by_site = {site_name_of_node(message.metadata.dst_node_id): message for message in messages}
+        by_site = {format_node_as_site_name(message.metadata.dst_node_id): message for message in messages}
         for site in self.method.order_sites(self.round_context(), sorted(by_site)):
             if model is not None:
                 by_site[site].content[self.arrayrecord_key] = model
@@ -383,7 +393,7 @@ class SequentialTraining(LabelledSites):
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
         """Return the model of the last usable reply, and the averaged metrics."""
-        self.refuse_wrapping_strategy()
+        self.refuse_if_wrapped()
         fit, trained = self.read_replies(server_round, replies, self.read_reply, self._nodes)
         if not trained:
             return None, None

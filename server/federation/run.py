@@ -27,7 +27,7 @@ from strategies.engine.events import RunStopped
 from strategies.engine.secure_aggregation import unmask_test_histograms
 from strategies.engine.sequential import make_coordinator
 from strategies.engine.state import make_model_array_record
-from strategies.privacy.mechanism import compute_epsilon, make_site_privacy
+from strategies.privacy.mechanism import compute_epsilon, make_site_privacy_settings
 from strategies.registry import build_experiment_strategy
 
 
@@ -188,9 +188,9 @@ def _summarize_privacy(experiment: Experiment, coordinator: Coordinator, totals:
     cost = {"level": section.level, "delta": section.delta, "accountant": section.accountant, "epsilon": epsilon}
     if section.noise == "local":
         return cost
-    protection = make_site_privacy(coordinator.plan, coordinator.method.site, 1)
+    protection = make_site_privacy_settings(coordinator.plan, coordinator.method.site, 1)
     assert protection is not None, "it has noise"
-    round_alone = protection.steps_with_honest_sites(1)
+    round_alone = protection.noisy_steps_with_honest_sites(1)
     alone = replace(round_alone, count=round_alone.count * coordinator.plan.run.rounds)
     of_one = compute_epsilon([alone], section.delta, section.accountant)
     return {**cost, "noise": section.noise, "honest_sites": section.honest_sites, "epsilon_of_one_share": of_one}

@@ -59,7 +59,7 @@ class SilentRunProgress:
         """Do nothing, because ``events.jsonl`` has the reason."""
 
     def show_rollback(self, rolled_back: RollbackEvent) -> None:
-        self.show_note(rolled_back.sentence)
+        self.show_note(rolled_back.rollback_sentence)
 
     def show_excluded_site(self, server_round: int, site: str, reason: str) -> None:
         self.show_note(describe_site_exclusion(server_round, site, reason))

@@ -53,7 +53,7 @@ from strategies.local.arithmetic import choose_number_format, copy_with_number_f
 from strategies.local.plugin_calls import find_plugin_faults
 from strategies.method_list import prefix_fault_with_file
 from strategies.methods.base import Method, find_missing_coordinator_images
-from strategies.privacy.gradients import find_private_network_faults
+from strategies.privacy.gradients import find_network_privacy_faults
 from strategies.registry import build_experiment_strategy
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
@@ -278,7 +278,7 @@ def check_simulation_experiment(
     if class_names and experiment.partition is not None:
         faults += find_partition_faults(class_names, experiment.partition)
     if not faults:
-        faults += find_private_network_faults(make_hospital_plan(experiment), method.site)
+        faults += find_network_privacy_faults(make_hospital_plan(experiment), method.site)
     raise_faults([prefix_fault_with_file(file, fault) for fault in faults])
     try:
         data = load_simulated_data(experiment, file.base_folder, tell)

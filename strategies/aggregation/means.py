@@ -125,7 +125,7 @@ class RunningMean(FlatMean):
         super().__init__(size)
         self.weight, self._sum = 0.0, np.zeros(size, np.float64)
 
-    def add(self, array: Float32, weight: float) -> None:
+    def add_array(self, array: Float32, weight: float) -> None:
         """Add an array with a weight; weights need not sum to one."""
         if array.shape != self._sum.shape:
             raise ValueError(f"expected shape {self._sum.shape}, got {array.shape}")
@@ -253,7 +253,7 @@ class UpdateMeans:
     norm: FlatMean | None = None
     head: HeadRowsMean | None = None
 
-    def add_to_model(self) -> ModelState:
+    def add_means_to_model(self) -> ModelState:
         """Return the model plus the mean updates; a part that no site sent is unchanged."""
         model = self.model
         return ModelState(
@@ -311,20 +311,20 @@ class RunningUpdateMeans:
         self._norm: RunningMean | None = None
         self._head: RunningHeadMean | None = None
 
-    def add(self, update: ModelGroups, weight: float) -> None:
+    def add_update(self, update: ModelGroups, weight: float) -> None:
         """Add a site's update to the means; the update is not stored."""
         if update.trunk is not None:
             self._trunk = self._trunk or RunningMean(len(self._model.trunk))
-            self._trunk.add(update.trunk, weight)
+            self._trunk.add_array(update.trunk, weight)
         if update.norm is not None:
             self._norm = self._norm or RunningMean(len(self._model.norm))
-            self._norm.add(update.norm, weight)
+            self._norm.add_array(update.norm, weight)
         if update.head is not None:
             self._head = self._head or self._head_mean(self._model.head.class_names, self._model.head.features)
             self._head.add(update.head, weight)
 
     @property
-    def means(self) -> UpdateMeans:
+    def current_means(self) -> UpdateMeans:
         """Return the means of the updates added so far."""
         return UpdateMeans(self._model, self._trunk, self._norm, self._head)
 

@@ -88,12 +88,12 @@ class StreamingAggregator:
         """Add the updates that still wait for missing sites, and return the means of all collected updates."""
         self._next = deque(sorted(self._waiting))
         self._add_next_updates()
-        return self._means.means
+        return self._means.current_means
 
     def _add_next_updates(self) -> None:
         while self._next and self._next[0] in self._waiting:
             site = self._next.popleft()
-            self._means.add(self._waiting.pop_update(site), self._weights[site])
+            self._means.add_update(self._waiting.pop_update(site), self._weights[site])
 
 
 class BufferedAggregator:
@@ -187,7 +187,9 @@ def update_global_model(
 ) -> tuple[ModelState, Moments]:
     """Apply a round's mean updates to the global model; return the new model and the moments for the next round."""
     optimizer = method.site.parameters.server_optimizer
-    stepped = (means.add_to_model(), moments) if optimizer is None else means.apply_server_optimizer(optimizer, moments)
+    stepped = (
+        (means.add_means_to_model(), moments) if optimizer is None else means.apply_server_optimizer(optimizer, moments)
+    )
     return method.finalize(server_round, *stepped)
 
 
@@ -238,7 +240,9 @@ def add_sequential_site_update(
         update, done = clip_update_by_median_norms(reply.update, own, usual, clip)
         reply = replace(reply, update=update)
         lengths = MappingProxyType({**lengths, reply.site: compute_update_part_norms(update)})
-    return SequentialSiteResult(average_updates(model, [reply], [1.0], WholeHeadMean).add_to_model(), lengths, done)
+    return SequentialSiteResult(
+        average_updates(model, [reply], [1.0], WholeHeadMean).add_means_to_model(), lengths, done
+    )
 
 
 IN_MEMORY = 2**29

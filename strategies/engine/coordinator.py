@@ -257,7 +257,7 @@ class Coordinator:
         requests = self.begin_message_exchange(server_round)
         chosen = self.sites.draw_training_sites(server_round, self.state.excluded)
         for layer in self.layers:
-            chosen = layer.choose_sites(chosen)
+            chosen = layer.choose_round_sites(chosen)
         statistics, messages = self.method.statistics_for(requests.context), list[Message]()
         for site in chosen:
             update = self._updates_in_replies

@@ -180,7 +180,7 @@ class RollbackEvent:
     because: str
 
     @property
-    def sentence(self) -> str:
+    def rollback_sentence(self) -> str:
         """Return a sentence for people: which model collapsed, why, and from which round the run continues."""
         return (
             f"round {self.collapsed}: {self.because}; the run goes back to the model of round {self.to} and does round "

@@ -120,7 +120,7 @@ class RequestSendTime:
     wall: float = field(default_factory=time.time)
 
     @property
-    def longest_possible_work_s(self) -> float:
+    def max_possible_work_s(self) -> float:
         """Return the longest time in seconds that a site can have worked on the request so far."""
         return SLACK * max(time.monotonic() - self.monotonic, time.time() - self.wall) + SLACK_S
 
@@ -481,7 +481,7 @@ def find_reply_mismatch(
                 return f"statistics are {shapes}, expected {due}"
         if record.epochs > (most := compute_largest_epoch_count(method.site, requests.plan)):
             return f"says that it trained {record.epochs:,} epochs, and was asked for at most {most:,}"
-        if record.seconds > (longest := requests.sent_at[site].longest_possible_work_s):
+        if record.seconds > (longest := requests.sent_at[site].max_possible_work_s):
             return f"says that it trained for {record.seconds:,.0f} s, and was asked at most {longest:,.0f} s ago"
         return ""
     masked = record.masked_classes if isinstance(record, EvaluateReply) else ()

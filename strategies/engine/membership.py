@@ -113,7 +113,7 @@ class RunMember:
     signed: SignedStatement | None = None
 
     @property
-    def declaration(self) -> LabelDeclaration:
+    def label_declaration(self) -> LabelDeclaration:
         """Return the labels that the site annotates, by the site's own names and by canonical names."""
         answer = self.answer
         return LabelDeclaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
@@ -144,9 +144,9 @@ class RollCaller:
         self._content = encode_record(self.call)  # the same for all
 
     @property
-    def declarations(self) -> list[LabelDeclaration]:
+    def label_declarations(self) -> list[LabelDeclaration]:
         """Return the label declarations of all members."""
-        return [member.declaration for member in self.members.values()]
+        return [member.label_declaration for member in self.members.values()]
 
     @property
     def missing_site_names(self) -> tuple[str, ...]:
@@ -411,9 +411,9 @@ class RunMembership:
         for rule in self.admission:
             self._refuse_faulty_sites(rule(roll.members.values()), "labels")
         if section.min_sites:  # else every site is needed: merging says all that is wrong at once
-            self._refuse_faulty_sites(find_label_faults(roll.declarations), "labels")
-            self._refuse_faulty_sites(find_minority_class_spellings(roll.declarations), "labels")
-            self._refuse_faulty_sites(find_class_coverage_faults(self.method, roll.declarations), "labels")
+            self._refuse_faulty_sites(find_label_faults(roll.label_declarations), "labels")
+            self._refuse_faulty_sites(find_minority_class_spellings(roll.label_declarations), "labels")
+            self._refuse_faulty_sites(find_class_coverage_faults(self.method, roll.label_declarations), "labels")
         return self._make_label_contract()
 
     def _refuse_faulty_sites(self, faults: Sequence[Fault], kind: str) -> None:
@@ -484,7 +484,7 @@ class RunMembership:
             if faults := find_model_layout_faults([member], self._layout):
                 self._roll.refuse_faulty_sites(faults, "version")
                 continue
-            declarations = [other.declaration for other in (*self.members.values(), member)]
+            declarations = [other.label_declaration for other in (*self.members.values(), member)]
             try:
                 raise_faults([fault for rule in self.admission for fault in rule([member])])
                 contract = merge_label_declarations(declarations, self.contract.class_names)

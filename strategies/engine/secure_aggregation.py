@@ -27,7 +27,7 @@ from strategies.privacy.secure_aggregation.coordinator import (
 from strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
 from strategies.privacy.secure_aggregation.vectors import (
     ONE,
-    SegmentLayout,
+    UpdateVectorLayout,
     choose_max_update_value,
     split_update_vector,
 )
@@ -105,7 +105,7 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
     def __init__(self, coordinator: "Coordinator") -> None:
         self._coordinator = coordinator
 
-    def choose_sites(self, sites: list[str]) -> list[str]:
+    def choose_round_sites(self, sites: list[str]) -> list[str]:
         """Return the sites whose updates can be masked together; the others are reported as absent.
 
         These are all sites, unless sites keep local model parts. Then they are the largest group of sites whose last
@@ -134,7 +134,7 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         coordinator, method = self._coordinator, self._coordinator.method.site
         model, replies, contract = coordinator.state.model, received.accepted, coordinator.sites.contract
         queries = MaskingQueries(coordinator, coordinator.requests.context.round)
-        layout = SegmentLayout(
+        layout = UpdateVectorLayout(
             len(model.trunk) if method.declared_payload.trunk else 0,
             len(model.norm) if method.sends_batch_norm else 0,
             model.head.features if method.declared_payload.head else 0,
@@ -182,7 +182,7 @@ def unmask_test_histograms(
         return {}
     queries = MaskingQueries(coordinator, TEST_ROUND)
     classes = tuple(sorted({name for names in rows.values() for name in names}))
-    layout = SegmentLayout(trunk=0, norm=0, features=2 * BINS - 1)
+    layout = UpdateVectorLayout(trunk=0, norm=0, features=2 * BINS - 1)
     try:
         opened = MaskedSummation(
             MaskedSumRequest(queries.run, TEST_ROUND, rows, classes, layout, float(ONE)), queries

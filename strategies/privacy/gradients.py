@@ -37,15 +37,15 @@ from strategies.local.objective import Losses
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import MiniBatch, TrainingTask
 from strategies.privacy.image_gradients import (
-    check_images_independent,
-    check_state_constant,
-    pop_image_gradients,
-    record_image_gradients,
+    check_image_gradients_separate,
+    check_network_state_constant,
+    pop_per_image_gradients,
+    record_per_image_gradients,
     refuse_plan_on_error,
     refuse_torch_random_draws,
-    replace_dropout,
+    replace_dropout_layers,
 )
-from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource, make_secret_noise
+from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource, make_secret_noise_source
 
 PACK = 16
 """Number of images that pass through a network at a time; fewer if a batch has fewer."""
@@ -56,7 +56,7 @@ def choose_micro_batch_size(batch_size: int) -> int:
     return min(batch_size, PACK)
 
 
-def find_private_network_faults(plan: HospitalPlan, method: SiteMethod) -> list[Fault]:
+def find_network_privacy_faults(plan: HospitalPlan, method: SiteMethod) -> list[Fault]:
     """Return the faults for which training with noise in each step would refuse a network from another package.
 
     As in training, random images go through a network of random weights, here two at a time. Without such noise, or
@@ -68,9 +68,9 @@ def find_private_network_faults(plan: HospitalPlan, method: SiteMethod) -> list[
     try:
         network = build_network(spec.model_copy(update={"weights": None}), ("",), seed=0)
         set_train_mode(network, frozen_batch_norm=method.freezes_batch_norm)
-        with replace_dropout(network, make_secret_noise()), refuse_plan_on_error():
-            check_images_independent(network, 2, shape := (spec.channels, spec.image_size, spec.image_size))
-            check_state_constant(network, 2, shape)
+        with replace_dropout_layers(network, make_secret_noise_source()), refuse_plan_on_error():
+            check_image_gradients_separate(network, 2, shape := (spec.channels, spec.image_size, spec.image_size))
+            check_network_state_constant(network, 2, shape)
     except BadInput as bad:
         return list(bad.faults)
     return []
@@ -113,13 +113,15 @@ class PrivateEpochTrainer:
         frozen = exercise.frozen
         set_train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
         losses = np.zeros(self.steps, np.float32)
-        rows = group_rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
+        rows = group_image_rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
         device = next(network.parameters()).device
         image = exercise.examples.images[torch.zeros(1, dtype=torch.int64)]
-        with replace_dropout(network, self.noise):
+        with replace_dropout_layers(network, self.noise):
             with refuse_plan_on_error():
-                check_images_independent(network, choose_micro_batch_size(exercise.spec.batch_size), image.shape[1:])
-            with refuse_torch_random_draws(device), record_image_gradients(network) as learning:
+                check_image_gradients_separate(
+                    network, choose_micro_batch_size(exercise.spec.batch_size), image.shape[1:]
+                )
+            with refuse_torch_random_draws(device), record_per_image_gradients(network) as learning:
                 with refuse_plan_on_error(), refuse_torch_random_draws(device):  # before any image is seen
                     self._try_network_with_zeros(network, exercise, learning, generator)
                 for step in range(self.steps):
@@ -151,7 +153,7 @@ class PrivateEpochTrainer:
         sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in learning]
         loss, images = 0.0, sum(map(len, drawn))
         for pack in split_into_micro_batches(drawn, choose_micro_batch_size(exercise.spec.batch_size)):
-            losses, each = self._compute_gradients_per_owner(network, exercise, pack, learning, generator)
+            losses, each = self._compute_gradients_per_patient(network, exercise, pack, learning, generator)
             loss += losses
             sums = [
                 before + more for before, more in zip(sums, sum_clipped_gradients(each, self._noise_grid), strict=True)
@@ -180,9 +182,9 @@ class PrivateEpochTrainer:
         batch = MiniBatch(rows, nothing, examples.labels[rows], examples.annotated, None, arithmetic, generator)
         batch.logits(network, batch.view()).sum().backward()  # type: ignore[no-untyped-call]
         for parameter in learning:
-            pop_image_gradients(parameter, len(rows))
+            pop_per_image_gradients(parameter, len(rows))
 
-    def _compute_gradients_per_owner(
+    def _compute_gradients_per_patient(
         self,
         network: SplitNetwork,
         exercise: TrainingTask,
@@ -204,7 +206,9 @@ class PrivateEpochTrainer:
             losses.sum().backward()  # type: ignore[no-untyped-call]
             loss += float(losses.detach().sum())
             for parameter, gradients in zip(learning, each, strict=True):
-                gradients.index_add_(0, whose.to(gradients.device), pop_image_gradients(parameter, size)[: len(part)])
+                gradients.index_add_(
+                    0, whose.to(gradients.device), pop_per_image_gradients(parameter, size)[: len(part)]
+                )
         return loss, each
 
     def _compute_loss_per_image(
@@ -234,7 +238,7 @@ def compute_losses_by_image(loss: LossFunction, logits: Tensor, labels: Tensor, 
     return torch.vmap(compute_loss_of_image)(logits, labels)
 
 
-def group_rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
+def group_image_rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
     """Return the rows of each owner (image or patient), in the order of the owners' numbers.
 
     Args:
@@ -286,5 +290,5 @@ def sum_clipped_gradients(gradients: Sequence[Tensor], grid: NoiseQuantizationGr
         short = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
         if not all_finite:  # 0 times infinity is no number
             short = short.nan_to_num(0.0, 0.0, 0.0)
-        sums.append(grid.round_to_steps(short).sum(dim=0, dtype=torch.float64))
+        sums.append(grid.round_values_to_grid_steps(short).sum(dim=0, dtype=torch.float64))
     return sums

@@ -103,15 +103,15 @@ def find_noise_multiplier(
     if accountant == "rdp":
         return enough
 
-    def epsilon_of_noise(noise_multiplier: float) -> float:
+    def compute_epsilon_of_noise(noise_multiplier: float) -> float:
         return compute_epsilon([NoisySteps(noise_multiplier, sample_rate, count)], delta, accountant)
 
     too_little = enough / 2
-    while epsilon_of_noise(too_little) <= epsilon:
+    while compute_epsilon_of_noise(too_little) <= epsilon:
         too_little /= 2
-    while epsilon - epsilon_of_noise(enough) > _TOLERANCE and enough - too_little > _TOLERANCE**2 * enough:
+    while epsilon - compute_epsilon_of_noise(enough) > _TOLERANCE and enough - too_little > _TOLERANCE**2 * enough:
         middle = (enough + too_little) / 2
-        enough, too_little = (middle, too_little) if epsilon_of_noise(middle) <= epsilon else (enough, middle)
+        enough, too_little = (middle, too_little) if compute_epsilon_of_noise(middle) <= epsilon else (enough, middle)
     return enough
 
 
@@ -147,18 +147,18 @@ class ReplyNoise:
             update = update.apply_to_arrays(np.zeros_like)  # that training diverged says something too
         short = clip_update_to_norm(update, self.max_update_norm * SHRUNK)
         numbers = {name: np.nan_to_num(array, nan=0.0) for name, array in sorted(statistics.items())}
-        bounded = clip_arrays(numbers, self.max_statistics_norm * SHRUNK)
+        bounded = clip_arrays_to_norm(numbers, self.max_statistics_norm * SHRUNK)
         of_update = NoiseQuantizationGrid(spread * self.max_update_norm, self.max_update_norm)
         of_statistics = NoiseQuantizationGrid(spread * self.max_statistics_norm, self.max_statistics_norm)
         noisy = {name: self._add_noise(array, of_statistics) for name, array in bounded.items()}
         return short.apply_to_arrays(lambda array: self._add_noise(array, of_update)), noisy
 
     def _add_noise(self, array: Array, grid: NoiseQuantizationGrid) -> Array:
-        steps = grid.round_to_steps(torch.from_numpy(np.array(array, np.float64)))
+        steps = grid.round_values_to_grid_steps(torch.from_numpy(np.array(array, np.float64)))
         return grid.add_noise_to_sum(steps, self.noise).numpy()
 
 
-def clip_arrays(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Array]:
+def clip_arrays_to_norm(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Array]:
     """Clip arrays, taken as one vector, to a length of at most ``bound``."""
     length = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays.values())))
     return arrays if length <= bound else {name: scale_array(array, bound / length) for name, array in arrays.items()}
@@ -192,7 +192,7 @@ class SitePrivacySettings:
         """Return the noisy steps of one round, for accounting."""
         return NoisySteps(self.noise_multiplier, self.sample_rate, self.steps * self.epochs)
 
-    def steps_with_honest_sites(self, honest: int) -> NoisySteps:
+    def noisy_steps_with_honest_sites(self, honest: int) -> NoisySteps:
         """Return the noisy steps of one round, for accounting, if only ``honest`` sites keep their noise shares secret.
 
         Dishonest sites tell the coordinator their noise shares, which it subtracts from the sum.
@@ -230,7 +230,7 @@ class SitePrivacySettings:
         )
 
 
-def make_site_privacy(plan: HospitalPlan, method: SiteMethod, images: int) -> SitePrivacySettings | None:
+def make_site_privacy_settings(plan: HospitalPlan, method: SiteMethod, images: int) -> SitePrivacySettings | None:
     """Return the noise of a plan at a site with this number of training images; None if the plan has no noise."""
     section, training = plan.privacy, plan.training
     if section.level == "none":

@@ -56,7 +56,7 @@ def test_any_order_has_the_same_bits(order: tuple[str, ...], in_memory: int, mon
         assert stripped.update == ModelGroups()
         assert stripped.train_samples == REPLIES[site].train_samples
     weights = [float(REPLIES[site].train_samples) for site in SITES]
-    assert bits(together.finish_update_means().add_to_model()) == bits(
+    assert bits(together.finish_update_means().add_means_to_model()) == bits(
         aggregated(MODEL, list(REPLIES.values()), weights)
     )
 
@@ -69,7 +69,7 @@ def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tupl
     for site in refused:
         some.skip_site(site)
     expected = aggregated(MODEL, [REPLIES["north"], REPLIES["south"]], [1.0, 1.0])
-    assert bits(some.finish_update_means().add_to_model()) == bits(expected)
+    assert bits(some.finish_update_means().add_means_to_model()) == bits(expected)
 
 
 def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monke
     together = StreamingAggregator(MODEL, SITES, "uniform", OwnersMean, tmp_path / "not-there")
     for site in SITES[::-1]:
         together.collect_update(REPLIES[site])
-    assert bits(together.finish_update_means().add_to_model()) == bits(
+    assert bits(together.finish_update_means().add_means_to_model()) == bits(
         aggregated(MODEL, list(REPLIES.values()), [1.0] * 4)
     )
 

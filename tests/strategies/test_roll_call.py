@@ -115,7 +115,7 @@ def test_a_site_that_is_not_waited_for_is_no_silent_one_and_may_join_later(clock
 
 def test_a_member_declares_its_names_and_counts_its_bytes(clock: Clock) -> None:
     (member,) = roll_of({7: hospital(7)}, clock).ask_new_sites_for_labels(DEADLINE_S)
-    declaration = member.declaration
+    declaration = member.label_declaration
     assert (declaration.site, declaration.names) == ("north", ("Node", "Fluid"))
     assert declaration.canonical_names == ("Nodule", "Effusion")
     assert member.bytes_down == count_payload_bytes(encode_record(CALL))
