@@ -132,7 +132,12 @@ def simulate(
     if (replaced or metrics) and file.experiment.simulation.backend == "ray":
         problem = "ray: its workers are other processes, which do not know what was given to this one."
         raise BadInput([Fault("simulation.backend", problem, 'Set "inline", or make a package of it.')])
-    folder = Path(out) if out is not None else _find_free_folder(file)
+    if out is None:
+        section = file.experiment.run
+        name = "".join(letter if letter.isalnum() else "-" for letter in section.name or section.method)
+        paths = (Path("runs", name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
+        out = next(path for path in paths if not path.exists())
+    folder = Path(out)
     if model is not None:
         # An object of an earlier call may have the same name, if they differ only in the code of an installed package.
         get_cached_networks.cache_clear()
@@ -407,13 +412,6 @@ def _read_experiment(
         tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
         return validate_experiment(tree, Path("experiment"), overrides, find_method_faults)
     return read_experiment(_find_experiment_path(experiment), overrides, find_method_faults)
-
-
-def _find_free_folder(file: ExperimentFile) -> Path:
-    run = file.experiment.run
-    name = "".join(letter if letter.isalnum() else "-" for letter in run.name or run.method)
-    paths = (Path("runs", name if number == 1 else f"{name}-{number}") for number in range(1, 10**6))
-    return next(path for path in paths if not path.exists())
 
 
 def _find_experiment_path(experiment: str | Path) -> Path:

@@ -366,30 +366,7 @@ class SequentialTraining(LabelledSites):
     def start(self, grid: Grid, *args: Any, **options: Any) -> Result:
         """Run all rounds; each site has ``timeout`` seconds for its training."""
         self._grid = grid
-        return super().start(cast(Grid, _ModelPassingGrid(grid, self._send_and_receive)), *args, **options)
-
-    def _send_and_receive(self, messages: Messages, *, timeout: float | None = None) -> Messages:
-        """Send messages and return the replies; in training, each site in turn receives the latest usable model."""
-        messages, model, replies = list(messages), None, list[Message]()
-        if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
-            return self._grid.send_and_receive(messages, timeout=timeout)
-        by_site = {format_node_as_site_name(message.metadata.dst_node_id): message for message in messages}
-        for site in self.method.order_sites(self.round_context(), sorted(by_site)):
-            if model is not None:
-                by_site[site].content[self.arrayrecord_key] = model
-            (reply,) = self._grid.send_and_receive([by_site[site]], timeout=timeout) or (None,)
-            replies += [] if reply is None else [reply]
-            if reply is None or reply.has_error():
-                reason = "no reply" if reply is None else shorten_error(reply.error.reason)
-                log.warning("round %s: node %s is skipped: %s", self._round, int(site), reason)
-                continue
-            try:
-                trained = self.read_reply(reply)
-            except ValueError:  # aggregate_train says why it is left out
-                continue
-            self.aggregate_reply_statistics({site: trained})
-            model = trained.model
-        return replies
+        return super().start(cast(Grid, _ModelPassingGrid(grid, self)), *args, **options)
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
         """Return the model of the last usable reply, and the averaged metrics."""
@@ -402,13 +379,38 @@ class SequentialTraining(LabelledSites):
 
 
 class _ModelPassingGrid:
-    """A Flower Grid with its own ``send_and_receive``; everything else is passed on to the wrapped grid."""
+    """A Flower Grid that sends training messages one after another, each with the model of the reply before."""
 
-    def __init__(self, grid: Grid, send_and_receive: Callable[..., Messages]) -> None:
-        self._grid, self.send_and_receive = grid, send_and_receive
+    def __init__(self, grid: Grid, strategy: SequentialTraining) -> None:
+        self._grid, self._strategy = grid, strategy
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
+
+    def send_and_receive(self, messages: Messages, *, timeout: float | None = None) -> Messages:
+        """Send messages and return the replies; in training, each site in turn receives the latest usable model."""
+        messages, model, replies = list(messages), None, list[Message]()
+        if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
+            return self._grid.send_and_receive(messages, timeout=timeout)
+        strategy, by_site = self._strategy, dict[str, Message]()
+        for message in messages:
+            by_site[format_node_as_site_name(message.metadata.dst_node_id)] = message
+        for site in strategy.method.order_sites(strategy.round_context(), sorted(by_site)):
+            if model is not None:
+                by_site[site].content[strategy.arrayrecord_key] = model
+            (reply,) = self._grid.send_and_receive([by_site[site]], timeout=timeout) or (None,)
+            replies += [] if reply is None else [reply]
+            if reply is None or reply.has_error():
+                reason = "no reply" if reply is None else shorten_error(reply.error.reason)
+                log.warning("round %s: node %s is skipped: %s", strategy.round_context().round, int(site), reason)
+                continue
+            try:
+                trained = strategy.read_reply(reply)
+            except ValueError:  # aggregate_train says why it is left out
+                continue
+            strategy.aggregate_reply_statistics({site: trained})
+            model = trained.model
+        return replies
 
 
 class UniFed(SequentialTraining):

@@ -48,8 +48,17 @@ def compute_update_part_norms(update: ModelGroups) -> dict[str, float]:
     """Return the Euclidean length of each part of an update: trunk, batch normalisation and the longest head row."""
     lengths = {}
     for part, values in ((TRUNK, update.trunk), (NORM, update.norm)):
-        if values is not None:
-            lengths[part] = _compute_array_norm(values)
+        if values is None:
+            continue
+        total, blocks = 0.0, [values[start : start + BLOCK] for start in range(0, len(values), BLOCK)]
+        with np.errstate(over="ignore"):
+            for block in blocks:
+                total += float(block @ block)
+        if not LEAST <= total < math.inf:  # a square that a float32 does not hold
+            total = 0.0
+            for block in blocks:
+                total += float(np.square(block, dtype=np.float64).sum())
+        lengths[part] = math.sqrt(total)
     if update.head is not None:
         lengths[ROW] = float(_compute_head_row_norms(update.head).max(initial=0.0))
     return lengths
@@ -143,19 +152,6 @@ def _compute_head_row_norms(head: Head) -> Float64:
     weight = head.weight.astype(np.float64)
     squares = np.einsum("cf,cf->c", weight, weight) + np.square(head.bias, dtype=np.float64)
     return np.asarray(np.sqrt(squares), np.float64)  # (classes,)
-
-
-def _compute_array_norm(values: Float32) -> float:
-    total, starts = 0.0, range(0, len(values), BLOCK)
-    with np.errstate(over="ignore"):
-        for start in starts:
-            block = values[start : start + BLOCK]
-            total += float(block @ block)
-    if not LEAST <= total < math.inf:  # a square that a float32 does not hold
-        total = 0.0
-        for start in starts:
-            total += float(np.square(values[start : start + BLOCK], dtype=np.float64).sum())
-    return math.sqrt(total)
 
 
 HEAVY = 0.9

@@ -215,7 +215,9 @@ class Coordinator:
                     loss = self._train_round(server_round).mean_train_loss
                     metrics = MetricRecord({} if loss is None else {"train-loss": loss})
                     result.train_metrics_clientapp[server_round] = metrics
-                self._validate_after_rounds()
+                if self._newest_validated_round < self.state.round:
+                    messages = self.configure_evaluate()
+                    self.aggregate_evaluate(self.exchange_messages(messages, "evaluate", self.state.round))
             except ModelCollapse as collapse:  # the round is done again
                 self.state, self.last_validation = collapse.state, self.callbacks.on_state_reset(collapse.state)
                 continue
@@ -243,11 +245,6 @@ class Coordinator:
         """Request training from all sites of a round, and aggregate the replies."""
         messages = self.configure_train(server_round, self.grid)
         return self.aggregate_train(server_round, self.exchange_messages(messages, "train", server_round))
-
-    def _validate_after_rounds(self) -> None:
-        """Request a validation of the last model from the sites, after the last round."""
-        messages = self.configure_evaluate()
-        self.aggregate_evaluate(self.exchange_messages(messages, "evaluate", self.state.round))
 
     # ------------------------------------------------------------------ a round
 

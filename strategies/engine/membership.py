@@ -430,7 +430,7 @@ class RunMembership:
     def _make_label_contract(self) -> LabelContract:
         """Make the run's label contract and list of members from the answers to the roll call."""
         try:
-            self.contract = merge_label_declarations(self._roll.declarations)
+            self.contract = merge_label_declarations(self._roll.label_declarations)
         except BadInput as error:
             self._roll.refuse_faulty_sites(error.faults, "labels")
             raise

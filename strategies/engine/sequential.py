@@ -179,9 +179,6 @@ class SequentialCoordinator(Coordinator):
         ranking = self.method.aggregate_statistics(requests.context, received.accepted)
         self.state = replace(self.state, statistics=ranking)
 
-    def _validate_after_rounds(self) -> None:
-        """Do nothing, because each round validates its own model."""
-
     def _choose_final_validation_sites(self) -> list[str]:
         """Return the sites that validate each round's model: the same in all rounds, so that losses are comparable."""
         if self._tests_on_site_sample:

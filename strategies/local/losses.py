@@ -192,7 +192,14 @@ def _compute_multi_label_loss(
     targets = fill_missing_labels(labels, annotated, missing)
     is_known, present = ~targets.isnan(), targets.nan_to_num()
     if spec.loss == "asymmetric":
-        entries = _compute_asymmetric_loss(spec, logits, present)
+        # Separate exponents for positives and negatives, whose probability is lowered by a margin (Ridnik et al., ICCV
+        # 2021, eq. 7).
+        of_positives, of_negatives = spec.asymmetric_gammas
+        p = torch.sigmoid(logits)
+        lowered = (p - spec.asymmetric_margin).clamp(min=0)
+        positive = -((1 - p) ** of_positives) * logsigmoid(logits)
+        negative = -(lowered**of_negatives) * torch.log1p(-lowered.clamp(max=1 - 1e-6))
+        entries = torch.where(present > 0, positive, negative)
     else:
         entries = binary_cross_entropy_with_logits(logits, present, reduction="none")
         if spec.loss == "focal":  # (1 - p_t) ** gamma, Lin et al., ICCV 2017, eq. 4
@@ -200,19 +207,6 @@ def _compute_multi_label_loss(
     if positive_weight is not None:
         entries = entries * torch.where(present > 0, positive_weight, 1.0)
     return torch.where(is_known, entries, 0.0).sum() / is_known.sum().clamp(min=1)
-
-
-def _compute_asymmetric_loss(spec: TrainingSection, logits: Tensor, present: Tensor) -> Tensor:
-    """Return each entry's asymmetric focal loss: separate exponents for positives and negatives, and a margin.
-
-    Ridnik et al., ICCV 2021, eq. 7; negatives use the lowered probability ``p_m = max(p - margin, 0)``.
-    """
-    of_positives, of_negatives = spec.asymmetric_gammas
-    p = torch.sigmoid(logits)
-    lowered = (p - spec.asymmetric_margin).clamp(min=0)
-    positive = -((1 - p) ** of_positives) * logsigmoid(logits)
-    negative = -(lowered**of_negatives) * torch.log1p(-lowered.clamp(max=1 - 1e-6))
-    return torch.where(present > 0, positive, negative)
 
 
 def _compute_multi_class_loss(

@@ -1,8 +1,5 @@
 """A trial call of each of a run's plug-ins before the first round, so that a faulty plug-in is reported early."""
 
-from collections.abc import Callable
-from functools import partial
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -36,31 +33,24 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *
         missing: How the loss treats classes that a site does not annotate.
         has_unknown: True if some labels of annotated classes are unknown.
     """
-    training, transform = experiment.training, experiment.augmentation.transform or ""
-    calls: list[tuple[str, str, Callable[[], object]]] = [
-        (
-            "loss",
-            training.loss,
-            partial(_test_plugin_loss, experiment, classes, missing, has_unknown=has_unknown),
-        ),
-        *(
-            (argument, name, partial(_test_plugin, argument, name, experiment))
-            for argument, name in (
-                ("transform", transform),
-                ("optimizer", training.optimizer),
-                ("schedule", training.schedule),
-                *(("metrics", name) for name in experiment.evaluation.metrics),
-            )
-        ),
+    named = [
+        ("loss", experiment.training.loss),
+        ("transform", experiment.augmentation.transform or ""),
+        ("optimizer", experiment.training.optimizer),
+        ("schedule", experiment.training.schedule),
+        *(("metrics", name) for name in experiment.evaluation.metrics),
     ]
     faults = []
-    for argument, name, call in calls:
+    for argument, name in named:
         if not name.startswith(PLUGIN):
             continue
         where, usage = format_plugin_user_name(argument, name), _SIGNATURES[argument]
         try:
             with torch.random.fork_rng(devices=[]):
-                call()
+                if argument == "loss":
+                    _test_plugin_loss(experiment, classes, missing, has_unknown=has_unknown)
+                else:
+                    _test_plugin(argument, name, experiment)
         except BadInput as bad:
             faults += [
                 Fault(where, fault.problem.replace(f'"{name}" ', ""), fault.remedy or usage) for fault in bad.faults

@@ -34,7 +34,7 @@ from common.config import TrainingSection
 from common.errors import Fault, quote_names
 from common.models.network import Model
 from common.models.zoo.spec import Task
-from common.wire.records import Arrays, RollCallAnswer
+from common.wire.records import Arrays
 from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
 from strategies.local.losses import (
     LossFunction,
@@ -129,25 +129,21 @@ def collect_label_counts(context: RoundContext) -> tuple[Float64, Float64]:
 
     In a multi-class task, the classes of which a site keeps the counts to itself share its remaining images equally.
     """
-    counts = [_complete_label_counts(answer, context) for _, answer in sorted(context.answers.items())]
-    return np.stack([positives for positives, _ in counts]), np.stack([images for _, images in counts])
-
-
-def _complete_label_counts(answer: RollCallAnswer, context: RoundContext) -> tuple[Float64, Float64]:
     names = context.contract.class_names
-    positives, images = np.full(len(names), np.nan), np.full(len(names), np.nan)
-    if not answer.positives:
-        return positives, images
-    columns = [names.index(name) for name in answer.class_names]
-    present, absent = np.array(answer.positives, np.float64), np.array(answer.negatives, np.float64)
-    is_known = (present >= 0) & (absent >= 0)
-    if context.task == "multi_class":
-        total = float((present + absent)[is_known].max()) if is_known.any() else float(answer.train_samples)
-        remaining = max(total - present[is_known].sum(), 0.0)
-        positives[columns], images[columns] = np.where(is_known, present, remaining / max((~is_known).sum(), 1)), total
-    else:
-        positives[columns] = np.where(is_known, present, np.nan)
-        images[columns] = np.where(is_known, present + absent, np.nan)
+    positives, images = (np.full((len(context.answers), len(names)), np.nan) for _ in range(2))
+    for site, (_, answer) in enumerate(sorted(context.answers.items())):
+        if not answer.positives:
+            continue
+        columns = [names.index(name) for name in answer.class_names]
+        present, absent = np.array(answer.positives, np.float64), np.array(answer.negatives, np.float64)
+        is_known = (present >= 0) & (absent >= 0)
+        if context.task == "multi_class":
+            total = float((present + absent)[is_known].max()) if is_known.any() else float(answer.train_samples)
+            remaining = max(total - present[is_known].sum(), 0.0) / max((~is_known).sum(), 1)
+            positives[site, columns], images[site, columns] = np.where(is_known, present, remaining), total
+        else:
+            positives[site, columns] = np.where(is_known, present, np.nan)
+            images[site, columns] = np.where(is_known, present + absent, np.nan)
     return positives, images
 
 
