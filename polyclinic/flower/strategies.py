@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, partialmethod
 from logging import getLogger
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast, get_args
@@ -144,19 +144,15 @@ class LabelledSites(FedAvg):
             return mean, metrics
         self.aggregate_reply_statistics(trained)
         model = records.restore_integer_entries(mean, [reply.model for reply in trained.values()])
-        self._average_owners_rows(model, trained)
-        return model, metrics
-
-    def _average_owners_rows(self, model: ArrayRecord, replies: Mapping[str, SiteTrainingReply]) -> None:
-        """Replace each head row that only some sites label by the mean over these sites, if the method does so."""
-        owned = {site: self.answers[site].class_names for site in replies}
-        partial_rows = [name for name in self.classes if not all(name in classes for classes in owned.values())]
+        owned = [self.answers[site].class_names for site in trained]
+        partial_rows = [name for name in self.classes if not all(name in classes for classes in owned)]
         if self.method.head_mean_class is WholeHeadMean or not partial_rows:
-            return
+            return model, metrics
+        # A row that only some sites label is averaged over these sites.
         head, before = self._extract_head(model), self._extract_head(self._sent)
         owners = self.method.head_mean_class(self.classes, head.features)
-        for site, reply in replies.items():
-            owners.add(self._extract_head(reply.model).select_rows(owned[site]), reply.train_samples)
+        for reply, classes in zip(trained.values(), owned, strict=True):
+            owners.add(self._extract_head(reply.model).select_rows(classes), reply.train_samples)
         weight, bias, is_sent = owners.mean
         for row in map(self.classes.index, partial_rows):
             head.weight[row] = weight[row] if is_sent[row] else before.weight[row]
@@ -164,6 +160,7 @@ class LabelledSites(FedAvg):
         for key, rows in ((f"{self.head}.weight", head.weight), (f"{self.head}.bias", head.bias)):
             if key in model:
                 model[key] = Array(rows.astype(model[key].numpy().dtype))
+        return model, metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Messages) -> MetricRecord | None:
         """Average the metrics of usable replies; log a warning with node and reason for each other reply."""
@@ -171,9 +168,8 @@ class LabelledSites(FedAvg):
         fit, _ = self.read_replies(server_round, sorted(replies, key=source_node), read, nodes=())
         return super().aggregate_evaluate(server_round, fit)
 
-    def _check_and_log_replies(self, *args: Any, **options: Any) -> tuple[list[Message], list[Message]]:
-        """Skip Flower's own check, which ends the run without naming a node; the replies are checked already."""
-        return super()._check_and_log_replies(*args, **{**options, "validate": False})
+    # Flower's own check of replies ends the run without naming a node; here the replies are checked already.
+    _check_and_log_replies = partialmethod(FedAvg._check_and_log_replies, validate=False)  # type: ignore[assignment]
 
     def refuse_if_wrapped(self) -> None:
         """Raise ``TypeError`` if another strategy wraps this one and :attr:`not_wrapped` says why it must not."""
@@ -295,7 +291,7 @@ class PartialLoss(LabelledSites):
 class VanillaFL(LabelledSites):
     """FedAvg with absent labels: a class that a site does not label counts as negative. A baseline for comparison."""
 
-    method_class = baselines.Vanilla
+    method_class = baselines.VanillaFedAvg
 
 
 class SurgicalAggregation(LabelledSites):

@@ -75,7 +75,7 @@ class RobustMeanRule(BaseModel):
         return self
 
     @property
-    def min_sites_of_rule(self) -> int:
+    def min_sites_for_robust_mean(self) -> int:
         """Return the number of sites that the rule needs; with fewer sites the plain mean is used."""
         return 2 * self.byzantine + 3 if self.kind == "krum" else 3
 
@@ -89,8 +89,8 @@ def compute_robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMeanRu
     """Return the robust mean of the sites' vectors, split into parts like the vectors.
 
     Args:
-        vectors: One vector for each site, at least :attr:`RobustMeanRule.min_sites_of_rule`; a vector is a list of flat
-            arrays, such as trunk and batch normalisation.
+        vectors: One vector for each site, at least :attr:`RobustMeanRule.min_sites_for_robust_mean`; a vector is a list
+            of flat arrays, such as trunk and batch normalisation.
     """
     parts = [[site[place] for site in vectors] for place in range(len(vectors[0]))]
     if rule.kind == "krum":
@@ -122,7 +122,7 @@ def average_updates_robustly(
     of_trunk = iter(map(PrecomputedMean, _compute_robust_or_plain_mean(flat, weights, rule)))
     trunk = None if updates[0].trunk is None else next(of_trunk)
     norm = None if updates[0].norm is None else next(of_trunk)
-    few = ["trunk"] if flat[0] and len(updates) < rule.min_sites_of_rule else []
+    few = ["trunk"] if flat[0] and len(updates) < rule.min_sites_for_robust_mean else []
     rows: dict[str, dict[int, Float32]] = {name: {} for name in model.head.class_names}
     for site, update in enumerate(updates):
         if update.head is not None:
@@ -134,7 +134,7 @@ def average_updates_robustly(
             shares = [weights[site] for site in owners]
             (mean[row],) = _compute_robust_or_plain_mean([[array] for array in owners.values()], shares, rule)
             sent[row] = True
-            few += [name] if len(owners) < rule.min_sites_of_rule else []
+            few += [name] if len(owners) < rule.min_sites_for_robust_mean else []
     head = None if updates[0].head is None else PrecomputedHeadMean((mean[:, :-1], mean[:, -1], sent))
     return MergedUpdates(UpdateMeans(model, trunk, norm, head), tuple(few))
 
@@ -145,7 +145,7 @@ def _compute_robust_or_plain_mean(
     """Return the robust mean if there are enough sites for it, otherwise the plain weighted mean."""
     if not vectors[0]:
         return []
-    if len(vectors) >= rule.min_sites_of_rule:
+    if len(vectors) >= rule.min_sites_for_robust_mean:
         return compute_robust_mean(vectors, rule)
     return [BlockwiseMean(list(zip(part, weights, strict=True))).mean for part in zip(*vectors, strict=True)]
 

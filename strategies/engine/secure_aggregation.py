@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -122,48 +123,43 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         return chosen
 
     def wrap_update_merge(self, merge: Merge) -> Merge:
-        """Return a function that unmasks the sum of the masked updates; it replaces ``merge``."""
-        return self._unmask_update_sum
+        """Return a function that replaces ``merge``: it unmasks the sum of the updates of sites that stay to the end.
 
-    def _unmask_update_sum(self, received: ExchangeReplies[TrainReply]) -> RoundOutcome:
-        """Return the mean of the masked updates of the sites that trained and answered all stages of masking.
-
-        Raises:
-            TooFewSites: If too few sites answer, or their answers do not fit together.
+        The function raises :class:`TooFewSites` if too few sites answer, or if their answers do not fit together.
         """
         coordinator, method = self._coordinator, self._coordinator.method.site
-        model, replies, contract = coordinator.state.model, received.accepted, coordinator.sites.contract
-        queries = MaskingQueries(coordinator, coordinator.requests.context.round)
-        layout = UpdateVectorLayout(
-            len(model.trunk) if method.declared_payload.trunk else 0,
-            len(model.norm) if method.sends_batch_norm else 0,
-            model.head.features if method.declared_payload.head else 0,
-        )
-        rows = {
-            site: method.select_sent_rows(method.select_own_rows(site, contract), contract.sites[site])
-            for site in replies
-        }
-        sent = {site: tuple(sorted(rows[site])) if method.declared_payload.head else () for site in replies}
-        classes = tuple(sorted({name for names in sent.values() for name in names}))
-        bound, shares = (
-            choose_max_update_value(coordinator.plan, method),
-            make_distributed_noise(coordinator.plan, method),
-        )
-        request = MaskedSumRequest(queries.run, queries.round, sent, classes, layout, bound, shares)
-        try:
-            opened = MaskedSummation(request, queries).unmask_sum()
-        except MaskingFailed as error:
-            reasons = "; ".join(f"{site}: {why}" for site, why in {**received.absent, **queries.absent}.items())
-            raise TooFewSites(f"round {queries.round}, secure aggregation: {error} {reasons}".strip()) from None
-        gone = {site: queries.absent.get(site, NOT_IN_THE_SUM) for site in replies if site not in opened.survivors}
-        summed_replies = {site: reply for site, reply in replies.items() if site in opened.survivors}
-        sizes = {site: size + queries.bytes_up.get(site, 0) for site, size in received.bytes_up.items()}
-        coordinator.sites.bytes_up.update(queries.bytes_up)
-        summed = ExchangeReplies(summed_replies, {**received.absent, **gone}, sizes)
-        coordinator.refuse_too_few_replies(queries.round, summed)
-        return RoundOutcome(
-            summed, MergedUpdates(convert_update_sum_to_means(opened, model)), time.monotonic(), opened.closed
-        )
+        payload = method.declared_payload
+
+        def merge_masked_updates(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
+            model, replies, contract = coordinator.state.model, received.accepted, coordinator.sites.contract
+            queries = MaskingQueries(coordinator, coordinator.requests.context.round)
+            layout = UpdateVectorLayout(
+                len(model.trunk) if payload.trunk else 0,
+                len(model.norm) if method.sends_batch_norm else 0,
+                model.head.features if payload.head else 0,
+            )
+            sent: dict[str, tuple[str, ...]] = dict.fromkeys(replies, ())
+            for site in replies if payload.head else ():
+                held = method.select_own_rows(site, contract)
+                sent[site] = tuple(sorted(method.select_sent_rows(held, contract.sites[site])))
+            classes = tuple(sorted({name for names in sent.values() for name in names}))
+            bound = choose_max_update_value(coordinator.plan, method)
+            shares = make_distributed_noise(coordinator.plan, method)
+            request = MaskedSumRequest(queries.run, queries.round, sent, classes, layout, bound, shares)
+            try:
+                opened = MaskedSummation(request, queries).unmask_sum()
+            except MaskingFailed as error:
+                reasons = "; ".join(f"{site}: {why}" for site, why in {**received.absent, **queries.absent}.items())
+                raise TooFewSites(f"round {queries.round}, secure aggregation: {error} {reasons}".strip()) from None
+            sizes = {site: size + queries.bytes_up.get(site, 0) for site, size in received.bytes_up.items()}
+            coordinator.sites.bytes_up.update(queries.bytes_up)
+            gone = {site: queries.absent.get(site, NOT_IN_THE_SUM) for site in replies if site not in opened.survivors}
+            summed = replace(received, bytes_up=sizes, unfit=frozenset()).drop_site_replies(gone)
+            coordinator.refuse_too_few_replies(queries.round, summed)
+            merged = MergedUpdates(convert_update_sum_to_means(opened, model))
+            return RoundOutcome(summed, merged, time.monotonic(), opened.closed)
+
+        return merge_masked_updates
 
 
 def unmask_test_histograms(

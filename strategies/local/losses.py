@@ -129,7 +129,15 @@ def make_training_loss(
         return plain
     if spec.loss.startswith(PLUGIN):
         loss = load_plugin_entry_point(plugins.LOSSES, spec.loss.removeprefix(PLUGIN))
-        return partial(_compute_plugin_loss, spec.loss, loss, missing)
+
+        def compute_plugin_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+            value = loss(logits, fill_missing_labels(labels, annotated, missing), annotated)
+            if not isinstance(value, Tensor) or value.ndim != 0:
+                kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise BadInput([Fault("training.loss", f'"{spec.loss}" returned {kind}, not a scalar tensor.')])
+            return value
+
+        return compute_plugin_loss
     if task == "multi_class":
         return partial(
             _compute_multi_class_loss, spec, missing, compute_class_weights(labels) if spec.class_weights else None
@@ -221,13 +229,3 @@ def _compute_multi_class_loss(
     if weights is not None:
         weighs = torch.where(is_known, weights[labels.nan_to_num().argmax(dim=1)], 0.0)
     return torch.where(is_known, losses * weighs, 0.0).sum() / weighs.sum().clamp(min=torch.finfo(torch.float32).tiny)
-
-
-def _compute_plugin_loss(
-    name: str, loss: LossFunction, missing: Missing, logits: Tensor, labels: Tensor, annotated: Tensor
-) -> Tensor:
-    value = loss(logits, fill_missing_labels(labels, annotated, missing), annotated)
-    if not isinstance(value, Tensor) or value.ndim != 0:
-        kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise BadInput([Fault("training.loss", f'"{name}" returned {kind}, not a scalar tensor.')])
-    return value

@@ -184,7 +184,7 @@ class SequentialTraining(SequentialMethod):
     site_class = SequentialTrainingSite
 
 
-class ServerOnlySite(SequentialSite):
+class ServerOnlyTrainingSite(SequentialSite):
     """The hospital's half of ``server_only``: it tests the coordinator's model and does not train."""
 
     name = "server_only"
@@ -193,11 +193,11 @@ class ServerOnlySite(SequentialSite):
     hospitals_train = False
 
 
-class ServerOnly(SequentialMethod):
+class ServerOnlyTraining(SequentialMethod):
     """The coordinator trains alone on its own images: UniFed's lower bound (specs 2.4, at the end)."""
 
-    site_class = ServerOnlySite
-    site: ServerOnlySite
+    site_class = ServerOnlyTrainingSite
+    site: ServerOnlyTrainingSite
 
     @property
     def server_training_settings(self) -> ServerTrainingSettings:

@@ -290,7 +290,7 @@ def _without_known_masks(
     vector = attempt.vectors[name].copy()
     for segment in group_rows_into_segments({site: rows[site] for site in attempt.statements}):
         if name in segment.owners and (name, segment.name) in masks:
-            places = LAYOUT.iterate_class_slices(rows[name], segment.classes, body=segment.is_body)
+            places = LAYOUT.iterate_class_slices(rows[name], segment.classes, body=segment.is_body_segment)
             crypto.add_mask_to_vector(vector, places, masks[(name, segment.name)], subtract=True)
     for other in attempt.fellows[name]:
         for ours, theirs in ((name, other), (other, name)):

@@ -47,7 +47,7 @@ class MaskingFailed(Exception):
     """Raised when the sum of a round cannot be unmasked; no single update is revealed."""
 
 
-class QueryFunction(Protocol):
+class SiteQueryFunction(Protocol):
     """A function that sends each site its request and yields (site, answer) on arrival; silent sites are omitted."""
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]: ...
@@ -101,7 +101,7 @@ class MaskedSummation:
     """Requests and unmasks the sum of one round's updates, stage by stage."""
 
     request: MaskedSumRequest
-    ask: QueryFunction
+    ask: SiteQueryFunction
     _statements: dict[str, MaskingStatement] = field(default_factory=dict)
     _members: tuple[str, ...] = ()
     _divisor: int = 0
@@ -247,7 +247,9 @@ class MaskedSummation:
             if may_unmask_segment(segment, set(survivors), self._statements):
                 for site in sorted(set(segment.owners) & set(survivors)):
                     secret = recover_secret_from_shares(masks.get((site, segment.name), [])[: self._needed_site_count])
-                    places = layout.iterate_class_slices(sum_request.classes, segment.classes, body=segment.is_body)
+                    places = layout.iterate_class_slices(
+                        sum_request.classes, segment.classes, body=segment.is_body_segment
+                    )
                     add_mask_to_vector(total, places, secret, subtract=True)
         for gone in sorted(set(taking_part) - set(survivors)):
             stated = self._statements[gone]

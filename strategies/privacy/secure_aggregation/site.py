@@ -371,7 +371,7 @@ class SiteMaskingRound:
     def _add_masks(self, vector: Integers, others: list[str]) -> None:
         for segment in self._segments:
             if self.site in segment.owners:
-                places = self._layout.iterate_class_slices(self._rows, segment.classes, body=segment.is_body)
+                places = self._layout.iterate_class_slices(self._rows, segment.classes, body=segment.is_body_segment)
                 add_mask_to_vector(vector, places, self._own[segment.name])
         for other in others:
             theirs = self._statements[other]

@@ -81,7 +81,7 @@ class UpdateVectorSegment:
     owners: tuple[str, ...]
 
     @property
-    def is_body(self) -> bool:
+    def is_body_segment(self) -> bool:
         return self.name == BODY
 
 
