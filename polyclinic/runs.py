@@ -351,14 +351,8 @@ def compare(
     if seeds < 1:
         raise BadInput([Fault("seeds", f"must be at least 1, not {seeds}.")])
     files = [_find_experiment_path(experiment) for experiment in experiments]
-    run_comparison(
-        files,
-        Path(out),
-        range(seeds),
-        jobs,
-        _convert_settings_to_overrides(settings or {}),
-        Console(quiet=quiet, emoji=False),
-    )
+    overrides, console = _convert_settings_to_overrides(settings or {}), Console(quiet=quiet, emoji=False)
+    run_comparison(files, Path(out), range(seeds), jobs, overrides, console)
     rows = []
     for stem, seed in itertools.product([path.stem for path in files], range(seeds)):
         run = load(Path(out) / f"{stem}-seed{seed}")

@@ -180,15 +180,12 @@ def check_schedule(name: str, rounds: int = 20) -> None:
         BadInput: If the plug-in is not installed, or returns something else.
     """
     spec = TrainingSection(schedule=PLUGIN + name)
+    factors = list[float]()
     for each in range(1, rounds + 1):
-        first, second = (
-            compute_learning_rate_factor(spec, each, rounds),
-            compute_learning_rate_factor(spec, each, rounds),
-        )
-        assert first == second, f"{name}: says something else the second time, for round {each} of {rounds}"
-    assert any(compute_learning_rate_factor(spec, each, rounds) for each in range(1, rounds + 1)), (
-        f"{name}: no round trains"
-    )
+        factors.append(compute_learning_rate_factor(spec, each, rounds))
+        same = factors[-1] == compute_learning_rate_factor(spec, each, rounds)
+        assert same, f"{name}: says something else the second time, for round {each} of {rounds}"
+    assert any(factors), f"{name}: no round trains"
 
 
 def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = None) -> None:

@@ -96,10 +96,7 @@ def build_site_method(experiment: Experiment | HospitalPlan) -> SiteMethod:
 
 
 def get_cached_site_method(site: str, plan_text: str) -> SiteMethod:
-    """Return the hospital's half of a plan's method for one site; cached for all requests of a run.
-
-    Args:
-        plan_text: The plan in JSON, as received.
+    """Return the hospital's half of the method of a plan in JSON for one site; cached for all requests of a run.
 
     Raises:
         BadInput: As :func:`build_experiment_strategy`.

@@ -462,10 +462,7 @@ class RunMembership:
         return RoundContext(self.plan.model.task, self.contract, answers, statistics, server_round, self.plan.run.seed)
 
     def fix_run_model_layout(self, layout: str) -> LabelContract:
-        """Fix the layout of the model; refuse sites whose software release would build another layout.
-
-        Args:
-            layout: Hash of the model's layout.
+        """Fix the model's layout, given by its hash; refuse sites whose software release would build another one.
 
         Returns:
             The contract of the remaining sites, which may have fewer classes.

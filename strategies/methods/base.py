@@ -229,13 +229,12 @@ class SequentialMethod(Method):
         return sites
 
     def result_after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
-        """Return the round's result after this site; by default the model that the site returned.
+        """Return the round's result after this site; by default ``passed``, the model that the site returned.
 
         Args:
             left: Number of rounds after this one.
             hops: Number of sites visited in this round, including this site.
             result: Result after the previous site; at the first site the model from the beginning of the round.
-            passed: The model after this site.
         """
         return passed
 

@@ -63,9 +63,7 @@ class CBAFedParameters(Parameters):
 
     Attributes:
         stage_one_rounds: Number of rounds before the first pseudo-labels.
-        threshold_base: Constant of the thresholds in the formula above.
-        threshold_lowest: Lower limit of all thresholds.
-        threshold_highest: Upper limit of all thresholds.
+        threshold_base, threshold_lowest, threshold_highest: Constant and limits of the thresholds in the formula above.
         residual_every: Number of rounds between two mixings with the earlier model; 0 never mixes.
         residual_stage_one: Share of the earlier model in stage 1.
         residual: Share of the earlier model in stage 2.
@@ -219,11 +217,8 @@ class CBAFed(Method):
             return context.statistics
         entries = np.sum([count_trained_label_entries(reply) for reply in replies.values()], axis=0)  # (classes,)
         low, high = parameters.threshold_lowest, parameters.threshold_highest
-        return {
-            "thresholds": compute_pseudo_label_thresholds(entries, parameters.threshold_base, low, high).astype(
-                np.float32
-            )
-        }
+        thresholds = compute_pseudo_label_thresholds(entries, parameters.threshold_base, low, high)
+        return {"thresholds": thresholds.astype(np.float32)}
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
         """Return in stage 2 each plain weight times the site's number of trained entries per image."""
@@ -244,9 +239,8 @@ class CBAFed(Method):
         if not parameters.residual_every or finished % parameters.residual_every:
             return model, moments
         if finished:
-            earlier = ModelGroups.from_named_arrays(
-                select_arrays_with_prefix("earlier", moments), model.head.class_names
-            )
+            stored = select_arrays_with_prefix("earlier", moments)
+            earlier = ModelGroups.from_named_arrays(stored, model.head.class_names)
             share = parameters.residual_stage_one if first else parameters.residual
             model = mix_with_earlier_model(model, earlier, share)
         named = ModelGroups.from_model(model).to_named_arrays()

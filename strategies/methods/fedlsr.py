@@ -66,12 +66,7 @@ def mix_view_predictions(first_logits: Tensor, second_logits: Tensor, share: Ten
 
 
 def jensen_shannon_divergence(first: Tensor, second: Tensor) -> Tensor:
-    """Return the Jensen-Shannon divergence of two views' predictions in nats, averaged over the entries.
-
-    Args:
-        first: Logits of one view ``(batch, rows)``.
-        second: Logits of the other view.
-    """
+    """Return the Jensen-Shannon divergence of two views' logits ``(batch, rows)`` in nats, averaged over entries."""
     divergence = first.new_zeros(())
     for sign in (1, -1):  # present, absent
         log_p, log_q = logsigmoid(sign * first), logsigmoid(sign * second)

@@ -132,14 +132,11 @@ def compute_target_logit_adjustment(targets: Tensor) -> Tensor:
 
 
 def compute_class_prototypes(features: Floats, labels: Floats) -> Float64:
-    """Return the mean feature of a site's negatives and of its positives for each class.
+    """Return the mean features of a site's negatives and positives of each class, ``(classes, 2, features)``.
 
     Args:
         features: ``(n, features)``.
         labels: True labels 1, 0 or NaN for unknown, ``(n, classes)``; all NaN for a class that the site does not label.
-
-    Returns:
-        Prototypes ``(classes, 2, features)``, negative first.
     """
     members = np.stack([labels == 0, labels == 1], axis=-1)  # (n, classes, 2)
     counts = members.sum(axis=0)  # (classes, 2)
@@ -190,8 +187,7 @@ def compute_prototype_margins(features: Floats, negative: Floats, positive: Floa
 
     Args:
         features: ``(n, features)``.
-        negative: P0, ``(features,)``; NaN if no site has one, and then the result is NaN.
-        positive: P1, ``(features,)``.
+        negative, positive: P0 and P1, ``(features,)``; NaN if no site has one, and then the result is NaN.
     """
 
     def cosine(prototype: Floats) -> Float64:  # 0 for a vector of zeros
@@ -217,9 +213,7 @@ def tag_surest_images(
     Args:
         z: Z of each image, ``(n,)``; see :func:`compute_prototype_margins`.
         untagged: Images that have no tag yet, ``(n,)``.
-        tau_negative: Share, 0 to 1, of the seemingly negative images to tag.
-        tau_positive: Share, 0 to 1, of the seemingly positive images to tag.
-        rounding: How the number of images to tag is rounded.
+        tau_negative, tau_positive: Shares, 0 to 1, of the seemingly negative and positive images to tag.
 
     Returns:
         This round's new tags, -1 for every other image, ``(n,)``.
@@ -482,10 +476,7 @@ class FedMLP(Method):
         }
         difficulty = {site: reply.statistics["difficulty"].clip(0, 1) for site, reply in sent.items()}
         sure = {site: np.where(annotated[site], np.nan, of_site) for site, of_site in difficulty.items()}
-        now = {
-            "prototypes": average_without_nan(local, weights),
-            "difficulty": average_without_nan(sure, images),
-        }
+        now = {"prototypes": average_without_nan(local, weights), "difficulty": average_without_nan(sure, images)}
         first = {"prototypes": now["prototypes"], "difficulty": np.ones(len(context.contract.class_names))}
         return {
             name: np.where(np.isnan(mean), context.statistics.get(name, first[name]), mean).astype(np.float32)

@@ -83,14 +83,11 @@ class FedNoRoParameters(Parameters):
 
 
 def compute_mean_loss_by_label(logits: Floats, labels: Floats) -> Float64:
-    """Return a site's mean cross-entropy over the negatives and over the positives of each class.
+    """Return a site's mean cross-entropy over negatives and positives of each class, ``(classes, 2)``; NaN without any.
 
     Args:
         logits: Logits without adjustment, ``(n, classes)``.
         labels: 1, 0, or NaN for omitted, ``(n, classes)``.
-
-    Returns:
-        Array ``(classes, 2)``; NaN if there is no such image.
     """
     losses = np.logaddexp(0.0, np.where(labels == 1, -1.0, 1.0) * logits.astype(np.float64))
     members = np.stack([labels == 0, labels == 1], axis=-1)  # (n, classes, 2)
@@ -165,8 +162,7 @@ def compute_distillation_divergence(student: Tensor, teacher: Tensor, chosen: Te
     """Return the Kullback-Leibler divergence of the student from the teacher, averaged over the chosen entries.
 
     Args:
-        student: Logits ``(batch, classes)``.
-        teacher: Logits, without gradient.
+        student, teacher: Logits ``(batch, classes)``; the teacher's get no gradient.
         chosen: Mask of the classes that count, bool ``(classes,)``.
     """
     student, teacher = student[:, chosen], teacher[:, chosen].detach()
@@ -202,10 +198,8 @@ class FedNoRoSite(SiteMethod):
         negative = parameters.missing == "negative"
         targets = torch.where(examples.annotated, examples.labels, 0.0) if negative else examples.labels  # (n, classes)
         indicators = self.compute_loss_by_label_statistics(context, targets)
-        adjustment, share = (
-            compute_target_logit_adjustment(targets),
-            compute_distillation_weight(context.round, parameters),
-        )
+        adjustment = compute_target_logit_adjustment(targets)
+        share = compute_distillation_weight(context.round, parameters)
         noisy = "noisy" in context.statistics and bool(context.statistics["noisy"][0])
         teacher = copy_model_as_teacher(context.network) if noisy else None
 

@@ -100,12 +100,7 @@ def compute_label_prior(positives: Float64, images: Float64) -> Float64:
 
 
 def compute_expected_label_weight(shares: Float64, prior: Float64) -> float:
-    """Return FedSLD's expected weight ``sum_c p(c)^2 / P(c)``, at least 1, for class shares p and prior P.
-
-    Args:
-        shares: p, which sums to one.
-        prior: P, which sums to one.
-    """
+    """Return FedSLD's expected weight ``sum_c p(c)^2 / P(c)``, at least 1; shares p and prior P sum to one."""
     there = prior > 0
     return float((shares[there] ** 2 / prior[there]).sum())
 
@@ -202,12 +197,7 @@ def _divide_by_prior(share: Tensor, prior: Tensor) -> Tensor:
 
 
 def compute_batch_image_weights(labels: Tensor, prior: Tensor) -> Tensor:
-    """Return the weight of every image ``(batch,)`` by its class; 0 if the class is unknown.
-
-    Args:
-        labels: ``(batch, rows)``, one 1 in each row.
-        prior: ``(rows,)``.
-    """
+    """Return the weight of every image ``(batch,)`` by its class; 0 if the class is unknown."""
     return labels.nan_to_num() @ compute_batch_class_weights(labels, prior)
 
 

@@ -88,8 +88,7 @@ def compute_consensus_weights(
 
     Args:
         products: Inner products of all sites' updates, ``(sites, sites)``.
-        weights: Plain weights, ``(sites,)``.
-        images: Training images of each site, ``(sites,)``.
+        weights, images: Plain weight and number of training images of each site, ``(sites,)``.
         groups: Indices of the sites of each sub-consensus.
         scale: The paper's beta.
     """

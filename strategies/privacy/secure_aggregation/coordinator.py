@@ -35,6 +35,7 @@ from strategies.privacy.secure_aggregation.masked_rounds import count_needed_sur
 from strategies.privacy.secure_aggregation.noise_shares import DistributedNoise
 from strategies.privacy.secure_aggregation.site import may_unmask_segment
 from strategies.privacy.secure_aggregation.vectors import (
+    ONE,
     UpdateVectorLayout,
     UpdateVectorSegment,
     convert_from_fixed_point,
@@ -131,7 +132,7 @@ class MaskedSummation:
         for place in sum_request.layout.iterate_class_slices(sum_request.classes, unopened, body=False):
             total[place] = 0
         grid = sum_request.shares.make_noise_share_grid(self._divisor) if sum_request.shares else None
-        if not (grid.is_plausible_sum(total) if grid else is_plausible_sum(total, self._divisor)):
+        if not is_plausible_sum(total, grid.limit if grid else ONE + self._divisor):
             raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
         vector = (
             grid.convert_integers_to_values(total) if grid else convert_from_fixed_point(total, sum_request.largest)

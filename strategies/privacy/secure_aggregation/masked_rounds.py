@@ -56,8 +56,6 @@ class MaskedRoundRecord:
     def with_unmasked_survivors(self, survivors: Collection[str]) -> "MaskedRoundRecord":
         """Return the record with ``survivors`` as the sites whose sum this site helps to unmask.
 
-        A site reveals the shares that unmask a sum for only one set of survivors in each round.
-
         Raises:
             SecretsError: If the site has already revealed its shares for the sum of other sites.
         """

@@ -59,11 +59,6 @@ class NoiseShareGrid:
         noisy = truncated + draw_discrete_gaussian(len(update), bits, self.scale_bits)
         return (noisy & 0xFFFFFFFF).astype(np.uint32)
 
-    def is_plausible_sum(self, total: Integers) -> bool:
-        """Return True if these integers can be a sum; if a mask was not removed, many are out of range."""
-        signed = total.view(np.int32).astype(np.int64)
-        return not len(signed) or bool(np.abs(signed).max() <= self.limit)
-
     def convert_integers_to_values(self, total: Integers) -> NDArray[np.float64]:
         """Convert a sum from grid steps to floats."""
         return total.view(np.int32) / np.float64(self.steps)

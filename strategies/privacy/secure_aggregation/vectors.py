@@ -158,13 +158,9 @@ def count_out_of_range_values(update: NDArray[np.float32], largest: float) -> in
     return int(np.count_nonzero(np.abs(update) > largest))
 
 
-def is_plausible_sum(total: Integers, sites: int) -> bool:
-    """Return False if a value is outside the range of a sum of ``sites`` updates.
-
-    If a mask was not removed, about half of all values are outside that range.
-    """
+def is_plausible_sum(total: Integers, limit: int) -> bool:
+    """Return True if no absolute value exceeds the limit of a sum; if a mask was not removed, about half of them do."""
     signed = total.view(np.int32)
-    limit = ONE + sites
     return not len(signed) or bool(-limit <= signed.min() and signed.max() <= limit)
 
 
