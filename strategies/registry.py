@@ -124,9 +124,8 @@ def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
     model, evaluation, faults = experiment.model, experiment.evaluation, list[Fault]()
     if method.freezes_batch_norm and model.norm == "batch":
         # A plan names no weights, because its reader starts from what it gets; a plug-in may bring some.
-        trained = (
-            model.weights is not None or model.architecture.startswith(PLUGIN) or isinstance(experiment, HospitalPlan)
-        )
+        trained = model.weights is not None or model.architecture.startswith(PLUGIN)
+        trained = trained or isinstance(experiment, HospitalPlan)
         if model.backbone_frozen:  # the layer that standardises features would never learn their mean and variance
             problem = f'"{model.train}" standardises features by batch normalisation, which {method.name} freezes.'
             hint = 'Set model.norm = "group", which standardises each image by itself.'
@@ -137,13 +136,11 @@ def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
             faults.append(Fault("model.weights", problem, hint))
     if evaluation.sites and not method.has_global_model:
         ends = "in this run each site ends with a model of its own, which its own test chooses"
-        faults.append(
-            Fault("evaluation.sites", f"is {evaluation.sites}, but {ends}.", "Leave it out: all sites are asked.")
-        )
+        problem, hint = f"is {evaluation.sites}, but {ends}.", "Leave it out: all sites are asked."
+        faults.append(Fault("evaluation.sites", problem, hint))
     if evaluation.compare_local and (method.pooled_missing_labels != "no" or method.trains_alone):
-        why = (
-            "every site trains alone already" if method.pooled_missing_labels == "no" else "all images are in one place"
-        )
+        alone = method.pooled_missing_labels == "no"
+        why = "every site trains alone already" if alone else "all images are in one place"
         faults.append(Fault("evaluation.compare_local", f"makes no sense in {method.name}: {why}.", "Leave it out."))
     raise_faults(faults)
     raise_faults(find_privacy_faults(method, experiment))

@@ -253,13 +253,10 @@ class LabelledSites(FedAvg):
         """
         if not messages:
             return []
-        nodes = {
-            node for node in grid.get_node_ids() if format_node_as_site_name(node) not in self.answers
-        } - self._asked
+        unknown = {node for node in grid.get_node_ids() if format_node_as_site_name(node) not in self.answers}
+        nodes, wait_s = unknown - self._asked, min(ROLL_CALL_S, self._timeout)
         self._asked |= nodes  # once a round: a silent node holds up training, not evaluation, too
-        answers, faults = ask_sites_for_labels(
-            grid, nodes, min(ROLL_CALL_S, self._timeout), self.classes, self.method.site
-        )
+        answers, faults = ask_sites_for_labels(grid, nodes, wait_s, self.classes, self.method.site)
         if faults and not self.answers:
             raise UnknownLabels(faults)
         if faults:

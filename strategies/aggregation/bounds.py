@@ -73,11 +73,7 @@ def compute_median_part_norms(lengths: Iterable[Lengths]) -> dict[str, float]:
     for of_site in lengths:
         for part, length in of_site.items():
             sent.setdefault(part, []).append(length)
-    medians = dict[str, float]()
-    for part, values in sent.items():
-        if len(values) >= FEWEST:
-            medians[part] = statistics.median(values)
-    return medians
+    return {part: statistics.median(values) for part, values in sent.items() if len(values) >= FEWEST}
 
 
 def clip_update_by_median_norms(
@@ -120,9 +116,7 @@ def clip_long_updates(
     Returns:
         All replies with bounded updates; and for each shortened site a sentence that says how.
     """
-    measured = dict[str, Lengths]()
-    for site, reply in replies.items():
-        measured[site] = lengths.get(site) or compute_update_part_norms(reply.update)
+    measured = {site: lengths.get(site) or compute_update_part_norms(reply.update) for site, reply in replies.items()}
     medians, result, done = compute_median_part_norms(measured.values()), dict(replies), dict[str, str]()
     for site, reply in replies.items():
         update, sentence = clip_update_by_median_norms(reply.update, measured[site], medians, clip)

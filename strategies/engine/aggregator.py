@@ -121,10 +121,7 @@ class BufferedAggregator:
 
     def restore_stored_updates(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
         """Return the replies with their stored updates."""
-        whole = dict[str, TrainReply]()
-        for site, reply in replies.items():
-            whole[site] = replace(reply, update=self._waiting[site])
-        return whole
+        return {site: replace(reply, update=self._waiting[site]) for site, reply in replies.items()}
 
     def compute_update_means(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
         """Return the means of the updates in the replies, by the method's weights or its robust mean."""
@@ -173,9 +170,8 @@ def merge_updates(
         model: The model that the sites started from.
         replies: Accepted replies, in the order of site names.
     """
-    parameters, weights = method.site.parameters, list[float]()
-    for reply in replies.values():
-        weights.append(compute_site_weight(reply, parameters.weighting))
+    parameters = method.site.parameters
+    weights = [compute_site_weight(reply, parameters.weighting) for reply in replies.values()]
     if parameters.mean is not None:
         return average_updates_robustly(model, [reply.update for reply in replies.values()], weights, parameters.mean)
     weighted = method.site_weights(context, replies, weights)
@@ -187,10 +183,9 @@ def update_global_model(
 ) -> tuple[ModelState, Moments]:
     """Apply a round's mean updates to the global model; return the new model and the moments for the next round."""
     optimizer = method.site.parameters.server_optimizer
-    stepped = (
-        (means.add_means_to_model(), moments) if optimizer is None else means.apply_server_optimizer(optimizer, moments)
-    )
-    return method.finalize(server_round, *stepped)
+    if optimizer is None:
+        return method.finalize(server_round, means.add_means_to_model(), moments)
+    return method.finalize(server_round, *means.apply_server_optimizer(optimizer, moments))
 
 
 UNTRAINED = 10.0
@@ -240,9 +235,8 @@ def add_sequential_site_update(
         update, done = clip_update_by_median_norms(reply.update, own, usual, clip)
         reply = replace(reply, update=update)
         lengths = MappingProxyType({**lengths, reply.site: compute_update_part_norms(update)})
-    return SequentialSiteResult(
-        average_updates(model, [reply], [1.0], WholeHeadMean).add_means_to_model(), lengths, done
-    )
+    trained = average_updates(model, [reply], [1.0], WholeHeadMean).add_means_to_model()
+    return SequentialSiteResult(trained, lengths, done)
 
 
 IN_MEMORY = 2**29

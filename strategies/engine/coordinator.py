@@ -80,6 +80,7 @@ class Coordinator:
         layers: The optional layers that this run uses around its rounds, outermost first.
         grid: Flower's connection to the sites; set when the run starts.
         deadline_s: Seconds after which an exchange ends without the sites that have not replied.
+        criterion: The criterion by which the best model is chosen.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Coordinator:
         self.requests: ExchangeRequests
         self.grid: Grid
         self.deadline_s = participation.round_deadline_s
+        self.criterion = method.site.choose_selection_criterion(plan.evaluation)
         self._set_round_layers(self._iterate_round_layers())
         self._resumed: FederationState | None = None
         self._plan_json = plan.model_dump_json()
@@ -202,9 +204,8 @@ class Coordinator:
         if not self.sites.members:
             connected = len(list(grid.get_node_ids()))
             contract = self.sites.call_roll(grid, max(connected, self.participation.min_sites, 1))
-            self.fix_run_model_layout(
-                make_model_layout(build_network(self.plan.model, contract.class_names, self.plan.run.seed))
-            )
+            network = build_network(self.plan.model, contract.class_names, self.plan.run.seed)
+            self.fix_run_model_layout(make_model_layout(network))
         initial = read_global_model(initial_arrays, self.sites.contract.class_names, self.plan)
         self.state, result = self._resumed or FederationState(0, initial), Result()
         if not self.state.round:
@@ -222,10 +223,8 @@ class Coordinator:
                 self.state, self.last_validation = collapse.state, self.callbacks.on_state_reset(collapse.state)
                 continue
             break
-        flat = not is_state_dict(initial_arrays)
-        result.arrays = (
-            make_model_array_record(self.result_model) if flat else make_state_dict_record(self.result_model, self.plan)
-        )
+        model, as_state_dict = self.result_model, is_state_dict(initial_arrays)
+        result.arrays = make_state_dict_record(model, self.plan) if as_state_dict else make_model_array_record(model)
         return result
 
     def _prepare_before_rounds(self) -> None:
@@ -274,25 +273,20 @@ class Coordinator:
         Raises:
             TooFewSites: If fewer than ``min_sites`` replies count.
         """
-        context, site_method = self.requests.context, self.method.site
-        aggregator = make_aggregator(
-            self.method, self.state.model, self.requests.expected, self._scratch, buffered=self._buffered
-        )
+        context, before, sites = self.requests.context, self.state.model, self.requests.expected
+        aggregator = make_aggregator(self.method, before, sites, self._scratch, buffered=self._buffered)
         received = self.collect_checked_replies(replies, TrainReply, aggregator)
         validation = FederationValidation.from_replies(received.accepted)
         for layer in self.layers:
             layer.on_validation(validation, received.absent)
         self.refuse_too_few_replies(server_round, received)
-        outcome = self._merge_updates(
-            replace(received, accepted=aggregator.restore_stored_updates(received.accepted)), aggregator, context
-        )
+        received = replace(received, accepted=aggregator.restore_stored_updates(received.accepted))
+        outcome = self._merge_updates(received, aggregator, context)
         accepted, absent = outcome.received.accepted, outcome.received.absent
         validation = FederationValidation.from_replies(accepted)
         model, moments = update_global_model(self.method, server_round, outcome.merged.means, self.state.moments)
         state = make_state_after_round(
-            record_model_validation(
-                self.state, validation, site_method.choose_selection_criterion(self.plan.evaluation)
-            ),
+            record_model_validation(self.state, validation, self.criterion),
             server_round,
             accepted,
             absent,
@@ -350,9 +344,8 @@ class Coordinator:
 
     def configure_evaluate(self) -> list[Message]:
         """Return the messages that request the validation loss of the model after the round just done."""
-        return self.make_evaluate_messages(
-            self.state.round, self.state.model, self._choose_final_validation_sites(), test=False
-        )
+        sites = self._choose_final_validation_sites()
+        return self.make_evaluate_messages(self.state.round, self.state.model, sites, test=False)
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> None:
         """Record the sites' validation figures of the last model, which may become the best model."""
@@ -361,8 +354,7 @@ class Coordinator:
         self.last_validation = FederationValidation.from_replies(received.accepted)
         for layer in self.layers:
             layer.on_validation(self.last_validation, received.absent)
-        criterion = self.method.site.choose_selection_criterion(self.plan.evaluation)
-        judged = record_model_validation(self.state, self.last_validation, criterion)
+        judged = record_model_validation(self.state, self.last_validation, self.criterion)
         self.state = record_absent_sites(judged, "evaluation", received.accepted, received.absent)
 
     def test_result_model(self, grid: Grid) -> ExchangeReplies[EvaluateReply]:
@@ -463,14 +455,11 @@ class Coordinator:
             waited_for = silent if len(sent) - len(lost) < good else set(silent) - set(lost)
             sites = tuple(sorted(map(names.__getitem__, waited_for)))
             gone = tuple(sorted(map(names.__getitem__, lost)))
-            self.callbacks.on_waiting_for_sites(
-                MissingReplyStatus(phase, server_round, sites, gone, ends - time.monotonic())
-            )
+            status = MissingReplyStatus(phase, server_round, sites, gone, ends - time.monotonic())
+            self.callbacks.on_waiting_for_sites(status)
 
-        registered = self.sites.registered
-        return send_and_receive(
-            self.grid, sent, report_missing_sites, deadline_s=seconds, enough=good, registered=registered
-        )
+        registered, report = self.sites.registered, report_missing_sites
+        return send_and_receive(self.grid, sent, report, deadline_s=seconds, enough=good, registered=registered)
 
     def collect_checked_replies(
         self, replies: Iterable[Message], expected: type[Reply], aggregator: Aggregator | None = None
@@ -484,8 +473,11 @@ class Coordinator:
         """
 
         layers, note = self.layers if expected is TrainReply else (), self.callbacks.on_reply
-        result = check_exchange_replies(
-            self.requests, replies, expected, on_reply=note, layers=layers, aggregator=aggregator
-        )
+        result = check_exchange_replies(self.requests, replies, expected, note, layers, aggregator)
         self.sites.bytes_up.update(result.bytes_up)
         return result
+
+    def collect_site_validation(self, messages: Collection[Message], server_round: int) -> FederationValidation:
+        """Send requests for an evaluation; return the validation figures in the accepted replies."""
+        replies = self.exchange_messages(messages, "evaluate", server_round)
+        return FederationValidation.from_replies(self.collect_checked_replies(replies, EvaluateReply).accepted)

@@ -169,9 +169,8 @@ class ExchangeRequests:
         """
         request = self.make_request_record(partial(TrainRequest, statistics=statistics), site, model)
         annotated = self.context.contract.sites[site]
-        self.expected[site] = (
-            select_reply_model_groups(request.model, self.method.site, annotated) if update else ModelGroups()
-        )
+        due = select_reply_model_groups(request.model, self.method.site, annotated) if update else ModelGroups()
+        self.expected[site] = due
         return self.make_flower_message(site, MessageType.TRAIN, encode_record(request, self.written))
 
     def make_evaluate_message(self, site: str, model: ModelState, *, test: bool) -> Message:
@@ -194,8 +193,10 @@ class ExchangeRequests:
         Args:
             make: Function that makes the record from its fields.
         """
-        rows = self.method.site.select_own_rows(site, self.context.contract)
-        held_before = self.context.answers[site].holds_frozen
+        rows, frozen = self.method.site.select_own_rows(site, self.context.contract), ModelGroups()
+        if self.frozen is not None:
+            held_before = self.context.answers[site].holds_frozen
+            frozen = self.frozen.get_frozen_part_for_site(site, held_before=held_before)
         return make(
             run=self.run,
             round=self.context.round,
@@ -206,9 +207,7 @@ class ExchangeRequests:
             best=self.best,
             left_out=self.state.left_out.get(site, ""),
             model=select_site_model_groups(model, rows),
-            frozen=ModelGroups()
-            if self.frozen is None
-            else self.frozen.get_frozen_part_for_site(site, held_before=held_before),
+            frozen=frozen,
         )
 
 
@@ -343,11 +342,9 @@ def push_flower_messages(grid: Grid, messages: Sequence[Message]) -> dict[str, M
 
     Flower does not accept a message to a site that is no longer registered, and no reply to the message will come.
     """
-    accepted, by_id = set(grid.push_messages(messages)) if messages else (), dict[str, Message]()
-    for message in messages:
-        if message.metadata.message_id in accepted:
-            by_id[message.metadata.message_id] = message
-    return by_id
+    accepted = set(grid.push_messages(messages)) if messages else ()
+    by_id = {message.metadata.message_id: message for message in messages}
+    return {name: message for name, message in by_id.items() if name in accepted}
 
 
 # ---------------------------------------------------------------------- replies
@@ -409,7 +406,6 @@ def check_exchange_replies(
     requests: ExchangeRequests,
     replies: Iterable[Message],
     expected: type[Reply],
-    *,
     on_reply: Callable[[ReplyArrival], None],
     layers: Sequence["CoordinatorRoundLayer"] = (),
     aggregator: "Aggregator | None" = None,
@@ -500,9 +496,8 @@ def find_update_form_fault(update: ModelGroups, sent: ModelGroups) -> str:
         update: The model groups that the site sent.
         sent: The model groups that the site received and must return an update for.
     """
-    if fault := _find_array_fault("trunk", update.trunk, sent.trunk) or _find_array_fault(
-        "norm", update.norm, sent.norm
-    ):
+    fault = _find_array_fault("trunk", update.trunk, sent.trunk) or _find_array_fault("norm", update.norm, sent.norm)
+    if fault:
         return fault
     if update.form != sent.form:
         return f"trunk travels as {update.form}, expected {sent.form}"
@@ -510,9 +505,8 @@ def find_update_form_fault(update: ModelGroups, sent: ModelGroups) -> str:
         return "" if update.head is sent.head else f"head was {'not ' if sent.head is None else ''}expected"
     if update.head.class_names != sent.head.class_names:
         return f"head rows are {list(update.head.class_names)}, expected {list(sent.head.class_names)}"
-    return _find_array_fault("head.weight", update.head.weight, sent.head.weight) or _find_array_fault(
-        "head.bias", update.head.bias, sent.head.bias
-    )
+    fault = _find_array_fault("head.weight", update.head.weight, sent.head.weight)
+    return fault or _find_array_fault("head.bias", update.head.bias, sent.head.bias)
 
 
 def _find_array_fault(name: str, array: NDArray[np.float32] | None, expected: NDArray[np.float32] | None) -> str:

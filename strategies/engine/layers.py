@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from common.wire.records import EvaluateReply, ModelGroups, TrainReply
+from common.wire.records import ModelGroups, TrainReply
 from strategies.aggregation.bounds import (
     Lengths,
     cap_image_counts,
@@ -149,10 +149,8 @@ class UpdateNormBoundLayer(CoordinatorRoundLayer):
         """Return True if any of the updates is longer than the bound."""
         lengths = list(map(self._lengths.__getitem__, replies))
         medians = compute_median_part_norms(lengths)
-        for measured in lengths:
-            if max(divide_norms_by_medians(measured, medians).values(), default=0.0) > self.clip:
-                return True
-        return False
+        ratios = [ratio for norms in lengths for ratio in divide_norms_by_medians(norms, medians).values()]
+        return max(ratios, default=0.0) > self.clip
 
     def wrap_update_merge(self, merge: Merge) -> Merge:
         """Return a function that shortens long updates before ``merge`` merges them."""
@@ -198,13 +196,9 @@ def describe_model_collapse(losses: Mapping[str, float], absent: Mapping[str, st
         absent: Site -> why its reply does not count.
         before: Site -> validation loss of the last model that had not collapsed.
     """
-    lost, worse = set[str](), list[float]()
-    for site, why in absent.items():
-        if any(words in why for words in CANNOT_GO_ON):
-            lost.add(site)
-    for site in losses.keys() & before.keys():
-        if (ratio := _compute_loss_ratio(losses[site], before[site])) > COLLAPSE:
-            worse.append(ratio)
+    lost = {site for site, why in absent.items() if any(words in why for words in CANNOT_GO_ON)}
+    ratios = [_compute_loss_ratio(losses[site], before[site]) for site in losses.keys() & before.keys()]
+    worse = [ratio for ratio in ratios if ratio > COLLAPSE]
     voters = len(lost | (before.keys() & (losses.keys() | absent.keys())))
     if 2 * (len(lost) + len(worse)) <= voters:
         return ""
@@ -214,10 +208,10 @@ def describe_model_collapse(losses: Mapping[str, float], absent: Mapping[str, st
 
 def has_model_stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
     """Return True if a model is no better than the one before at more than half of the sites."""
-    judges, no_better = losses.keys() & before.keys(), 0
-    for site in judges:
-        no_better += losses[site] > LEAST_LOSS and _compute_loss_ratio(losses[site], before[site]) > STALL
-    return 2 * no_better > len(judges) > 0
+    judges = losses.keys() & before.keys()
+    high = [site for site in judges if losses[site] > LEAST_LOSS]
+    no_better = [site for site in high if _compute_loss_ratio(losses[site], before[site]) > STALL]
+    return 2 * len(no_better) > len(judges) > 0
 
 
 def find_harmful_site(whole: FederationValidation, without: Mapping[str, FederationValidation]) -> tuple[str, str]:
@@ -235,9 +229,8 @@ def find_harmful_site(whole: FederationValidation, without: Mapping[str, Federat
     harm = dict[str, tuple[float, float]]()  # factor on most other sites' loss, and fall of their AUROC
     for site, trial in without.items():
         judges = (whole.loss.keys() | trial.loss.keys()) - {site}
-        ratios = [
-            _compute_loss_ratio(whole.loss.get(judge, math.inf), trial.loss.get(judge, math.inf)) for judge in judges
-        ]
+        pairs = [(whole.loss.get(judge, math.inf), trial.loss.get(judge, math.inf)) for judge in judges]
+        ratios = [_compute_loss_ratio(*pair) for pair in pairs]
         tested = (whole.auroc.keys() & trial.auroc.keys()) - {site}
         drops = [trial.auroc[judge] - whole.auroc[judge] for judge in tested]
         harm[site] = _compute_majority_bound(ratios, 1.0), _compute_majority_bound(drops, 0.0)
@@ -345,18 +338,14 @@ class RollbackLayer(CoordinatorRoundLayer):
             model, _ = update_global_model(coordinator.method, server_round, means, coordinator.state.moments)
             training = coordinator.requests
             messages = coordinator.make_evaluate_messages(server_round, model, sites, test=False)
-            replies = coordinator.exchange_messages(messages, "evaluate", server_round)
-            validation = FederationValidation.from_replies(
-                coordinator.collect_checked_replies(replies, EvaluateReply).accepted
-            )
+            validation = coordinator.collect_site_validation(messages, server_round)
             for receiver, size in coordinator.requests.bytes_down.items():
                 training.bytes_down[receiver] = training.bytes_down.get(receiver, 0) + size
             coordinator.requests = training
             return validation
 
-        site, reason = find_harmful_site(
-            validate_without_site(), {site: validate_without_site(out=site) for site in sites}
-        )
+        whole, without = validate_without_site(), {site: validate_without_site(out=site) for site in sites}
+        site, reason = find_harmful_site(whole, without)
         state = coordinator.state
         if not site:  # each pause is longer: a run of 100 rounds has a dozen trials in vain at most
             coordinator.state = replace(state, next_trial=server_round + max(server_round // 2, 1))

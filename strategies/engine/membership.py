@@ -195,9 +195,8 @@ class RollCaller:
             elif answer.run != self.call.run:
                 self.refused[node] = f"answer belongs to run {answer.run}, expected {self.call.run}"
             elif self.registered and (name := self.registered().get(node, "")) != answer.site:
-                self.refuse_site(
-                    node, "name", f'it calls itself "{answer.site}", but its key is registered for "{name}".'
-                )
+                reason = f'it calls itself "{answer.site}", but its key is registered for "{name}".'
+                self.refuse_site(node, "name", reason)
             else:
                 sizes = count_payload_bytes(self._content), count_payload_bytes(reply.content)
                 self.members[node] = RunMember(node, answer, *sizes, read_signature_or_none(reply.content))
@@ -265,9 +264,8 @@ class RollCaller:
                 pause_s = sleep_between_polls(pause_s)
         self.stop_waiting_for_answers(deadline_s)
         if len(self.members) < needed:
-            reasons = "; ".join(
-                f"{self.get_registered_site_name(node)}: {why}" for node, why in sorted(self.refused.items())
-            )
+            named = [(self.get_registered_site_name(node), why) for node, why in sorted(self.refused.items())]
+            reasons = "; ".join(f"{site}: {why}" for site, why in named)
             present = quote_names(sorted(member.answer.site for member in self.members.values())) or "none"
             absent = f" Not there: {quote_names(self.missing_site_names)}." if self.missing_site_names else ""
             answered = f"{len(self.members)} of {needed} sites answered the roll call ({present})."
@@ -452,9 +450,8 @@ class RunMembership:
     @property
     def left_out_sites(self) -> dict[str, str]:
         """Return the sites that were refused or did not answer the roll call, with the reasons."""
-        return {
-            self._roll.get_registered_site_name(node): reason for node, reason in sorted(self._roll.refused.items())
-        }
+        refused = sorted(self._roll.refused.items())
+        return {self._roll.get_registered_site_name(node): reason for node, reason in refused}
 
     def make_round_context(self, server_round: int, statistics: Arrays) -> RoundContext:
         """Return the data for the method's rules in a round: label contract, roll call answers and statistics."""
@@ -487,9 +484,8 @@ class RunMembership:
                 contract = merge_label_declarations(declarations, self.contract.class_names)
                 raise_faults(self.method.site.find_contract_faults(contract))
             except BadInput as error:
-                self._roll.refuse_faulty_sites(
-                    [replace(fault, site=member.answer.site) for fault in error.faults], "labels"
-                )
+                faults = [replace(fault, site=member.answer.site) for fault in error.faults]
+                self._roll.refuse_faulty_sites(faults, "labels")
                 continue
             self.contract = contract
             self._add_run_member(member)

@@ -75,9 +75,8 @@ class MaskingQueries:
         for request in requests.values():  # one that goes to many sites is written once
             if id(request) not in contents:
                 contents[id(request)] = encode_record(request)
-        messages = [
-            exchange.make_flower_message(site, kind, contents[id(request)]) for site, request in requests.items()
-        ]
+        make = exchange.make_flower_message
+        messages = [make(site, kind, contents[id(request)]) for site, request in requests.items()]
         enough = max(enough, min(coordinator.sites.count_needed_replies(len(exchange.expected)), len(messages)))
         for message in coordinator.exchange_messages(messages, "masking", exchange.context.round, enough=enough):
             site = names[message.metadata.src_node_id]
@@ -88,9 +87,8 @@ class MaskingQueries:
                 assert isinstance(record, Answer)
                 origin, expected_origin = (record.run, record.round, record.site), (self.run, self.round, site)
                 if origin != expected_origin:
-                    reason = make_printable_line(
-                        f"reply belongs to run, round, site {origin}, expected {expected_origin}"
-                    )
+                    problem = f"reply belongs to run, round, site {origin}, expected {expected_origin}"
+                    reason = make_printable_line(problem)
             if record is None or reason:
                 self.absent[site] = reason
                 continue
@@ -180,16 +178,14 @@ def unmask_test_histograms(
     classes = tuple(sorted({name for names in rows.values() for name in names}))
     layout = UpdateVectorLayout(trunk=0, norm=0, features=2 * BINS - 1)
     try:
-        opened = MaskedSummation(
-            MaskedSumRequest(queries.run, TEST_ROUND, rows, classes, layout, float(ONE)), queries
-        ).unmask_sum()
+        request = MaskedSumRequest(queries.run, TEST_ROUND, rows, classes, layout, float(ONE))
+        opened = MaskedSummation(request, queries).unmask_sum()
         counts = opened.vector.reshape(len(classes), 2, BINS).astype(np.int64)
         sums = {name: ScoreHistogram(*counts[row]) for row, name in enumerate(classes) if name in opened.rows}
     except (MaskingFailed, ValueError) as error:  # counts below 0 are no sum of histograms
         reasons = "; ".join(f"{site}: {why}" for site, why in queries.absent.items())
-        coordinator.callbacks.on_absent_sites(
-            "sum of test scores", dict.fromkeys(sorted(rows), f"{error} {reasons}".strip())
-        )
+        absent = dict.fromkeys(sorted(rows), f"{error} {reasons}".strip())
+        coordinator.callbacks.on_absent_sites("sum of test scores", absent)
         return {}
     finally:
         coordinator.sites.bytes_up.update(queries.bytes_up)

@@ -18,7 +18,7 @@ from common.models.gpu import move_network_to_device
 from common.models.network import SplitNetwork, build_network, unfreeze_network
 from common.models.state import FrozenPart, ModelState, read_model_state, write_model_state
 from common.system.hashing import derive_seed
-from common.wire.records import EvaluateReply, TrainReply
+from common.wire.records import TrainReply
 from strategies.aggregation.bounds import Lengths
 from strategies.aggregation.means import mix_models
 from strategies.aggregation.server_optimizer import Moments
@@ -58,9 +58,8 @@ class CoordinatorTraining:
     network: SplitNetwork = field(init=False)
 
     def __post_init__(self) -> None:
-        network = build_network(
-            self.plan.model.model_copy(update={"weights": None}), self.class_names, self.plan.run.seed
-        )
+        spec = self.plan.model.model_copy(update={"weights": None})
+        network = build_network(spec, self.class_names, self.plan.run.seed)
         if self.frozen is not None:
             self.frozen.write_to_network(network)
         self.network = move_network_to_device(network, self.device)
@@ -95,9 +94,8 @@ class CoordinatorTraining:
         objective = plain(self.method.training_loss(self.train, spec))
         task = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen)
         criterion = EarlyStopCriterion(self.validation, self.method.loss, server.early_stopping)
-        with make_training_reproducible(
-            derive_seed(self.plan.run.seed, server_round, "\0", COORDINATOR), spec.threads
-        ) as generator:
+        seed = derive_seed(self.plan.run.seed, server_round, "\0", COORDINATOR)
+        with make_training_reproducible(seed, spec.threads) as generator:
             done = train_until_loss_settles(self.network, task, optimizer, generator, criterion)
         record = CoordinatorTrainingRecord(done.last_loss, done.epochs, time.monotonic() - began)
         state = read_model_state(self.network)
@@ -168,9 +166,8 @@ class SequentialCoordinator(Coordinator):
             return
         requests = self.begin_message_exchange(0)
         statistics, sites = self.method.statistics_for(requests.context), sorted(self.sites.members)
-        messages = [
-            requests.make_train_message(site, self.state.model, statistics(site), update=False) for site in sites
-        ]
+        model = self.state.model
+        messages = [requests.make_train_message(site, model, statistics(site), update=False) for site in sites]
         received = self.collect_checked_replies(self.exchange_messages(messages, "train", 0), TrainReply)
         needed = self._count_needed_replies(received)
         if len(received.accepted) < needed:
@@ -191,9 +188,8 @@ class SequentialCoordinator(Coordinator):
         done = self._pass_model_through_sites(server_round)
         arrived, before, validated = time.monotonic(), self.state, self.last_validation
         model, moments, coordinator = self._mix_with_coordinator_model(done.result, server_round)
-        statistics = self.method.aggregate_statistics(
-            self.sites.make_round_context(server_round, before.statistics), done.replies
-        )
+        context = self.sites.make_round_context(server_round, before.statistics)
+        statistics = self.method.aggregate_statistics(context, done.replies)
         state = make_state_after_round(
             before, server_round, done.replies, done.absent, model=model, moments=moments, statistics=statistics
         )
@@ -203,16 +199,11 @@ class SequentialCoordinator(Coordinator):
         # each round, the sites also count correct predictions on their test images.
         own, validation = self._own, FederationValidation()
         if self.plan.evaluation.test_each_round or not (own and own.validation.has_known_labels):
-            replies = self.exchange_messages(self.configure_evaluate(), "evaluate", server_round)
-            validation = FederationValidation.from_replies(
-                self.collect_checked_replies(replies, EvaluateReply).accepted
-            )
+            validation = self.collect_site_validation(self.configure_evaluate(), server_round)
         if own and own.validation.has_known_labels:
             validation = replace(own.validate_model(self.state.model), tallies=validation.tallies)
         self.last_validation = validation
-        self.state = record_model_validation(
-            self.state, validation, self.method.site.choose_selection_criterion(self.plan.evaluation)
-        )
+        self.state = record_model_validation(self.state, validation, self.criterion)
         record = RoundRecord.from_replies(
             server_round,
             done.replies,
@@ -242,9 +233,8 @@ class SequentialCoordinator(Coordinator):
         needed, unfit = self.sites.count_needed_replies(len(order)), set[str]()
         clip = get_update_norm_limit(self.method.site, self.participation, self.plan.privacy)
         for place, site in enumerate(order):
-            message = self.begin_message_exchange(server_round).make_train_message(
-                site, done.model, statistics(site), update=True
-            )
+            requests = self.begin_message_exchange(server_round)
+            message = requests.make_train_message(site, done.model, statistics(site), update=True)
             dispensable = len(done.replies) + len(order) - place - 1 >= needed
             replies = self.exchange_messages([message], "train", server_round, enough=0 if dispensable else 1)
             received = self.collect_checked_replies(replies, TrainReply)

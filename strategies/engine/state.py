@@ -199,9 +199,8 @@ def update_best_model(state: FederationState, losses: Losses) -> FederationState
     """
     if not losses:
         return state
-    lowest = dict(state.lowest_losses)
-    for site, loss in losses.items():
-        lowest[site] = min(loss, lowest.get(site, loss))
+    earlier = state.lowest_losses
+    lowest = {**earlier, **{site: min(loss, earlier.get(site, loss)) for site, loss in losses.items()}}
     judged = replace(state, lowest_losses=MappingProxyType(lowest))
     if state.best is not None and not is_better_model(losses, state.best_losses, lowest):
         return judged
@@ -217,8 +216,7 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
         lowest: Site -> the lowest loss that it stated for any model so far.
     """
     judges = sorted(now.keys() & before.keys())
-    now = dict(zip(judges, map(now.__getitem__, judges), strict=True))
-    before = dict(zip(judges, map(before.__getitem__, judges), strict=True))
+    now, before = ({site: losses[site] for site in judges} for losses in (now, before))
     regrets = compute_median_regret(now, lowest), compute_median_regret(before, lowest)
     if len(judges) >= FEWEST and max(regrets) > TOLERATED:
         return regrets[0] < regrets[1]
@@ -230,10 +228,8 @@ def compute_median_regret(losses: Losses, lowest: Losses) -> float:
 
     Of an even number of sites it is the upper median. :data:`SMALL` is added to both losses of a ratio.
     """
-    ratios = list[float]()
-    for site, loss in losses.items():
-        ratios.append((loss + SMALL) / (lowest[site] + SMALL))
-    return sorted(ratios)[len(ratios) // 2] if ratios else 1.0
+    ratios = sorted((loss + SMALL) / (lowest[site] + SMALL) for site, loss in losses.items())
+    return ratios[len(ratios) // 2] if ratios else 1.0
 
 
 # ---------------------------------------------------------------------- as bytes: tensors by name, facts as JSON
@@ -318,13 +314,13 @@ def deserialize_federation_state(content: bytes) -> FederationState:
             raise ValueError(f"it holds {quote_names(unknown)}, which no state has")
         names = facts.pop("class_names")
         facts |= {name: MappingProxyType(fact) for name, fact in facts.items() if isinstance(fact, dict)}
+        arrays = {kind: select_arrays_with_prefix(kind, tensors) for kind in _KINDS}
+        best = ModelGroups.from_named_arrays(arrays["best"], names).to_model() if "best/trunk" in tensors else None
         return FederationState(
-            model=ModelGroups.from_named_arrays(select_arrays_with_prefix("model", tensors), names).to_model(),
-            best=ModelGroups.from_named_arrays(select_arrays_with_prefix("best", tensors), names).to_model()
-            if "best/trunk" in tensors
-            else None,
-            moments=MappingProxyType(select_arrays_with_prefix("moments", tensors)),
-            statistics=MappingProxyType(select_arrays_with_prefix("statistics", tensors)),
+            model=ModelGroups.from_named_arrays(arrays["model"], names).to_model(),
+            best=best,
+            moments=MappingProxyType(arrays["moments"]),
+            statistics=MappingProxyType(arrays["statistics"]),
             **facts,
         )
     except (SafetensorError, LookupError, TypeError) as error:

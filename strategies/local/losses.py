@@ -40,10 +40,8 @@ def partial_loss(logits: Tensor, labels: Tensor, annotated: Tensor, positive_wei
     Args:
         positive_weight: Weight of the positives of each class, ``(rows,)``; None weighs all by 1.
     """
-    is_known = ~labels.isnan()
-    entries = binary_cross_entropy_with_logits(
-        logits, labels.nan_to_num(), reduction="none", pos_weight=positive_weight
-    )
+    is_known, present = ~labels.isnan(), labels.nan_to_num()
+    entries = binary_cross_entropy_with_logits(logits, present, reduction="none", pos_weight=positive_weight)
     return torch.where(is_known, entries, 0.0).sum() / is_known.sum().clamp(min=1)
 
 
@@ -139,12 +137,10 @@ def make_training_loss(
 
         return compute_plugin_loss
     if task == "multi_class":
-        return partial(
-            _compute_multi_class_loss, spec, missing, compute_class_weights(labels) if spec.class_weights else None
-        )
-    return partial(
-        _compute_multi_label_loss, spec, missing, compute_positive_weights(labels) if spec.class_weights else None
-    )
+        weights = compute_class_weights(labels) if spec.class_weights else None
+        return partial(_compute_multi_class_loss, spec, missing, weights)
+    positive_weight = compute_positive_weights(labels) if spec.class_weights else None
+    return partial(_compute_multi_label_loss, spec, missing, positive_weight)
 
 
 def find_loss_setting_faults(training: TrainingSection, task: Task, chooses_loss: bool, level: str) -> list[Fault]:

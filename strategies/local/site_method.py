@@ -318,9 +318,8 @@ class SiteMethod:
         """Return the faults if the method does not support this label contract."""
         mean = self.parameters.mean
         if mean is not None and len(contract.sites) < mean.min_sites_for_robust_mean:
-            problem = (
-                f"{mean.kind} needs {mean.min_sites_for_robust_mean} sites or more; there are {len(contract.sites)}."
-            )
+            needed = mean.min_sites_for_robust_mean
+            problem = f"{mean.kind} needs {needed} sites or more; there are {len(contract.sites)}."
             return [Fault("method.mean", problem, "Leave it out, or choose another.")]
         partial = [name for name in contract.class_names if name not in contract.shared_classes]
         if not self.full_coverage or not partial:

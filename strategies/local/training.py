@@ -158,9 +158,7 @@ def train_fixed_epochs(
 ) -> LocalTrainingMetrics:
     """Train the experiment's number of epochs."""
     epoch = exercise.epoch or train_epoch
-    every = list[Losses]()
-    for _ in range(exercise.spec.epochs):
-        every.append(epoch(network, exercise, optimizer, generator))
+    every = [epoch(network, exercise, optimizer, generator) for _ in range(exercise.spec.epochs)]
     return LocalTrainingMetrics(np.concatenate(every), float(every[-1].mean()), len(every))
 
 

@@ -126,10 +126,8 @@ def compute_label_and_tag_loss(
         annotated: Classes that the site labels, bool ``(classes,)``.
         positive_weight: Weight of the positives of each class, ``(classes,)``; None weighs all by 1.
     """
-    entries = binary_cross_entropy_with_logits(
-        logits, targets.nan_to_num(), reduction="none", pos_weight=positive_weight
-    )
-    is_known = ~targets.isnan()
+    is_known, present = ~targets.isnan(), targets.nan_to_num()
+    entries = binary_cross_entropy_with_logits(logits, present, reduction="none", pos_weight=positive_weight)
     sums, counts = torch.where(is_known, entries, 0.0).sum(dim=0), is_known.sum(dim=0)  # (classes,)
     labelled = sums[annotated].sum() / counts[annotated].sum().clamp(min=1)
     return labelled + (sums[~annotated] / counts[~annotated].clamp(min=1)).sum()

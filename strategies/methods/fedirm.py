@@ -193,9 +193,8 @@ class FedIRMRound:
     def __init__(self, context: ClientContext, parameters: FedIRMParameters) -> None:
         self.context, self.parameters = context, parameters
         self.missing = ~context.examples.annotated
-        self.weight = parameters.unlabelled_weight * compute_unlabelled_loss_weight(
-            context.round - 1, parameters.ramp_rounds
-        )
+        ramp = compute_unlabelled_loss_weight(context.round - 1, parameters.ramp_rounds)
+        self.weight = parameters.unlabelled_weight * ramp
         positives = compute_positive_weights(context.examples.labels) if parameters.balanced else None
         self.supervised = partial(partial_loss, positive_weight=positives)
         self.matches = bool(context.round > parameters.supervised_rounds and self.missing.any())
@@ -208,9 +207,8 @@ class FedIRMRound:
     def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return the partial loss, plus weighted consistency with the teacher and divergence from global relations."""
         if self.steps:  # the teacher follows the step that the student has made since the last batch
-            update_teacher_average(
-                self.teacher, model, compute_teacher_decay(self.steps, self.parameters.teacher_decay)
-            )
+            decay = compute_teacher_decay(self.steps, self.parameters.teacher_decay)
+            update_teacher_average(self.teacher, model, decay)
         self.steps += 1
         student = batch.logits(model, batch.view())
         with torch.no_grad():
@@ -218,9 +216,8 @@ class FedIRMRound:
         likely = torch.stack([logits.sigmoid() for logits in teachers]).mean(dim=0)[:, self.missing]
         members = mask_confident_positives(likely, self.parameters.entropy_below)
         own = compute_log_relations(student, members, self.parameters.temperature)
-        unlabelled = compute_teacher_consistency_loss(
-            [student], teachers[:1], batch.annotated
-        ) + compute_relation_divergence(own, members, self.federation)
+        consistency = compute_teacher_consistency_loss([student], teachers[:1], batch.annotated)
+        unlabelled = consistency + compute_relation_divergence(own, members, self.federation)
         return self.supervised(student, batch.labels, batch.annotated) + self.weight * unlabelled
 
     def statistics(self, model: Model, losses: Losses) -> Arrays:

@@ -256,9 +256,8 @@ def compute_supervised_loss(views: Sequence[Tensor], targets: Tensor, adjustment
     The paper divides a row's sum by all classes, the authors' code by annotated classes and the nominal batch size.
     Here the sum is divided by the number of entries with a target (M6).
     """
-    is_known, losses = (~targets.isnan()).sum().clamp(min=1), []
-    for view in views:
-        losses.append(cross_entropy_per_entry(view, targets, adjustment).sum() / is_known)
+    known_entries = (~targets.isnan()).sum().clamp(min=1)
+    losses = [cross_entropy_per_entry(view, targets, adjustment).sum() / known_entries for view in views]
     return torch.stack(losses).mean()
 
 
@@ -395,13 +394,11 @@ class FedMLPRound:
     def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return the loss of a batch: on two views of the images in stage 1, on one view in stage 2."""
         views = [batch.view()] if self.second_stage else [batch.view(), batch.view()]
-        teachers, students = list[Tensor](), list[Tensor]()
+        teachers = list[Tensor]()
         if self.parameters.consistency and (self.second_stage or self.parameters.consistency_stage_one):
             with torch.no_grad():
-                for view in views:
-                    teachers.append(batch.logits(self.teacher, view))
-        for view in views:
-            students.append(batch.logits(model, view))
+                teachers = [batch.logits(self.teacher, view) for view in views]
+        students = [batch.logits(model, view) for view in views]
         targets, annotated = self.targets[batch.rows], batch.annotated
         if not self.second_stage:
             return compute_first_stage_loss(students, teachers or None, targets, annotated, self.adjustment)

@@ -221,9 +221,8 @@ class FedNoRoSite(SiteMethod):
         if self.parameters.noisy == "known" or context.round != self.parameters.stage_one_rounds:
             return {}
         logits = compute_logits(context.network, context.examples.images, context.spec.precision)
-        return {
-            "indicators": compute_mean_loss_by_label(logits.cpu().numpy(), targets.cpu().numpy()).astype(np.float32)
-        }
+        indicators = compute_mean_loss_by_label(logits.cpu().numpy(), targets.cpu().numpy())
+        return {"indicators": indicators.astype(np.float32)}
 
 
 # ---------------------------------------------------------------------- coordinator

@@ -148,23 +148,20 @@ class RSCFedRound:
         with torch.no_grad():
             teacher = batch.logits(self.teacher, batch.view()) / self.parameters.temperature
         supervised = partial_loss(student, batch.labels, batch.annotated, self.positive_weight)
-        return supervised + self.parameters.consistency_weight * compute_teacher_consistency_loss(
-            [student], [teacher], batch.annotated
-        )
+        consistency = compute_teacher_consistency_loss([student], [teacher], batch.annotated)
+        return supervised + self.parameters.consistency_weight * consistency
 
     def method_state(self, model: Model) -> Arrays:
         """Return the teacher, and the number of training steps that it averages."""
         self._update_teacher(model)
         arrays = ModelGroups.from_model(read_model_state(self.teacher)).to_named_arrays()
-        return {f"teacher/{name}": array for name, array in arrays.items()} | {
-            "steps": np.array([self.steps], np.float32)
-        }
+        teacher = {f"teacher/{name}": array for name, array in arrays.items()}
+        return teacher | {"steps": np.array([self.steps], np.float32)}
 
     def _update_teacher(self, model: Model) -> None:
         if self.teacher_is_behind:
-            update_teacher_average(
-                self.teacher, model, compute_teacher_decay(self.steps, self.parameters.teacher_decay)
-            )
+            decay = compute_teacher_decay(self.steps, self.parameters.teacher_decay)
+            update_teacher_average(self.teacher, model, decay)
             self.steps, self.teacher_is_behind = self.steps + 1, False
 
 
@@ -184,7 +181,5 @@ class RSCFed(Method):
         groups = [draw_consensus_group(list(replies), parameters.consensus_sites, (*seed, number)) for number in models]
         images = np.array([float(reply.train_samples) for reply in replies.values()])
         products = compute_update_inner_products([reply.update for reply in replies.values()])
-        shares = compute_consensus_weights(
-            products, np.asarray(weights, np.float64), images, groups, parameters.distance_scale
-        )
-        return [float(share) for share in shares]
+        plain = np.asarray(weights, np.float64)
+        return compute_consensus_weights(products, plain, images, groups, parameters.distance_scale).tolist()

@@ -118,16 +118,14 @@ class PrivateEpochTrainer:
         image = exercise.examples.images[torch.zeros(1, dtype=torch.int64)]
         with replace_dropout_layers(network, self.noise):
             with refuse_plan_on_error():
-                check_image_gradients_separate(
-                    network, choose_micro_batch_size(exercise.spec.batch_size), image.shape[1:]
-                )
+                size = choose_micro_batch_size(exercise.spec.batch_size)
+                check_image_gradients_separate(network, size, image.shape[1:])
             with refuse_torch_random_draws(device), record_per_image_gradients(network) as learning:
                 with refuse_plan_on_error(), refuse_torch_random_draws(device):  # before any image is seen
                     self._try_network_with_zeros(network, exercise, learning, generator)
                 for step in range(self.steps):
-                    drawn = [
-                        rows[number] for number in self.noise.draw_poisson_sample(len(rows), self.sample_rate).tolist()
-                    ]
+                    numbers = self.noise.draw_poisson_sample(len(rows), self.sample_rate).tolist()
+                    drawn = [rows[number] for number in numbers]
                     sums, losses[step] = self._compute_clipped_gradient_sums(network, exercise, drawn, generator)
                     optimizer.zero_grad(set_to_none=True)
                     for parameter, total in zip(learning, sums, strict=True):
@@ -155,9 +153,8 @@ class PrivateEpochTrainer:
         for pack in split_into_micro_batches(drawn, choose_micro_batch_size(exercise.spec.batch_size)):
             losses, each = self._compute_gradients_per_patient(network, exercise, pack, learning, generator)
             loss += losses
-            sums = [
-                before + more for before, more in zip(sums, sum_clipped_gradients(each, self._noise_grid), strict=True)
-            ]
+            clipped = sum_clipped_gradients(each, self._noise_grid)
+            sums = [before + more for before, more in zip(sums, clipped, strict=True)]
             del each  # before the next pack needs as much
         return sums, loss / max(images, 1)
 
@@ -174,9 +171,8 @@ class PrivateEpochTrainer:
             Exception: Any error of the network; :func:`refuse_plan_on_error` converts it.
         """
         examples = exercise.examples
-        rows = torch.zeros(
-            choose_micro_batch_size(exercise.spec.batch_size), dtype=torch.int64, device=examples.images.device
-        )
+        size = choose_micro_batch_size(exercise.spec.batch_size)
+        rows = torch.zeros(size, dtype=torch.int64, device=examples.images.device)
         nothing = torch.zeros_like(examples.images[rows])
         arithmetic = autocast(nothing.device, exercise.spec.precision)
         batch = MiniBatch(rows, nothing, examples.labels[rows], examples.annotated, None, arithmetic, generator)
@@ -206,9 +202,8 @@ class PrivateEpochTrainer:
             losses.sum().backward()  # type: ignore[no-untyped-call]
             loss += float(losses.detach().sum())
             for parameter, gradients in zip(learning, each, strict=True):
-                gradients.index_add_(
-                    0, whose.to(gradients.device), pop_per_image_gradients(parameter, size)[: len(part)]
-                )
+                by_image = pop_per_image_gradients(parameter, size)[: len(part)]
+                gradients.index_add_(0, whose.to(gradients.device), by_image)
         return loss, each
 
     def _compute_loss_per_image(

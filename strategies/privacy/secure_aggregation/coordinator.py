@@ -134,12 +134,9 @@ class MaskedSummation:
         grid = sum_request.shares.make_noise_share_grid(self._divisor) if sum_request.shares else None
         if not is_plausible_sum(total, grid.limit if grid else ONE + self._divisor):
             raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
-        vector = (
-            grid.convert_integers_to_values(total) if grid else convert_from_fixed_point(total, sum_request.largest)
-        )
-        return UnmaskedSum(
-            sum_request, vector, tuple(sorted(survivors)), self._divisor, rows, tuple(sorted(closed)), total
-        )
+        largest, still_masked = sum_request.largest, tuple(sorted(closed))
+        vector = grid.convert_integers_to_values(total) if grid else convert_from_fixed_point(total, largest)
+        return UnmaskedSum(sum_request, vector, tuple(sorted(survivors)), self._divisor, rows, still_masked, total)
 
     # ------------------------------------------------------------------ stages
 
@@ -157,12 +154,9 @@ class MaskedSummation:
         if earlier:
             self._members, self._divisor = min(earlier)
             if missing := sorted(set(self._members) - set(sum_request.rows)):
-                problem = (
-                    f"this round, or one from the same model, was masked before, among {quote_names(self._members)}"
-                )
-                raise MaskingFailed(
-                    f"{problem}: it can be done again with the same sites, and lacks {quote_names(missing)}."
-                )
+                members, lacking = quote_names(self._members), quote_names(missing)
+                problem = f"this round, or one from the same model, was masked before, among {members}"
+                raise MaskingFailed(f"{problem}: it can be done again with the same sites, and lacks {lacking}.")
             answers = self._request_site_keys()
         self._refuse_too_few_sites(answers, max(self._needed_site_count, 2), "stated their keys")
         ordered = [answers[site] for site in sorted(answers)]
@@ -193,13 +187,10 @@ class MaskedSummation:
     def _collect_encrypted_shares(self, request: SharesRequest) -> dict[str, dict[str, bytes]]:
         """Request encrypted shares of the sites' secrets; return sender -> recipient -> encrypted shares."""
         others = {site: set(self._statements) - {site} for site in self._statements}
-        by_sender = {
-            site: dict(zip(answer.recipients, answer.letters, strict=True))
-            for site, answer in self.ask(
-                dict.fromkeys(self._statements, request), SharesAnswer, self._needed_site_count
-            )
-            if set(answer.recipients) == others[site]
-        }
+        requests, by_sender = dict.fromkeys(self._statements, request), dict[str, dict[str, bytes]]()
+        for site, answer in self.ask(requests, SharesAnswer, self._needed_site_count):
+            if set(answer.recipients) == others[site]:
+                by_sender[site] = dict(zip(answer.recipients, answer.letters, strict=True))
         self._refuse_too_few_sites(by_sender, self._needed_site_count, "shared their secrets")
         return by_sender
 
@@ -248,15 +239,13 @@ class MaskedSummation:
             if may_unmask_segment(segment, set(survivors), self._statements):
                 for site in sorted(set(segment.owners) & set(survivors)):
                     secret = recover_secret_from_shares(masks.get((site, segment.name), [])[: self._needed_site_count])
-                    places = layout.iterate_class_slices(
-                        sum_request.classes, segment.classes, body=segment.is_body_segment
-                    )
+                    body = segment.is_body_segment
+                    places = layout.iterate_class_slices(sum_request.classes, segment.classes, body=body)
                     add_mask_to_vector(total, places, secret, subtract=True)
         for gone in sorted(set(taking_part) - set(survivors)):
             stated = self._statements[gone]
-            key = deserialize_private_key(
-                recover_secret_from_shares(keys.get(gone, [])[: self._needed_site_count]), stated.masking_key
-            )
+            secret = recover_secret_from_shares(keys.get(gone, [])[: self._needed_site_count])
+            key = deserialize_private_key(secret, stated.masking_key)
             for site in survivors:
                 theirs = self._statements[site]
                 common = tuple(name for name in theirs.rows if name in stated.rows)

@@ -110,9 +110,8 @@ class MaskedRoundStore:
         notes = [self._read_rounds_of_run(run).get(str(server_round), {})]
         if start and self._folder is not None:
             for path in sorted(self._folder.glob("*.json")):
-                notes += [
-                    note for note in self._read_rounds_of_run(path.stem).values() if start in note.get("starts", ())
-                ]
+                rounds = self._read_rounds_of_run(path.stem).values()
+                notes += [note for note in rounds if start in note.get("starts", ())]
         done = MaskedRoundRecord()
         for note in notes:
             done = done.with_masked_members(note["members"]) if note.get("members") else done

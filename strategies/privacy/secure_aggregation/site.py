@@ -186,12 +186,10 @@ class SiteMaskingRound:
             return earlier
         self._statements = self._check_statements(request)
         sites = sorted(self._statements)
-        self._segments = group_rows_into_segments(
-            {site: statement.rows for site, statement in self._statements.items()}
-        )
-        self._own = {
-            segment.name: os.urandom(SECRET_BYTES) for segment in self._segments if self.site in segment.owners
-        }
+        rows = {site: statement.rows for site, statement in self._statements.items()}
+        self._segments = group_rows_into_segments(rows)
+        own = [segment.name for segment in self._segments if self.site in segment.owners]
+        self._own = {name: os.urandom(SECRET_BYTES) for name in own}
         needed = self._needed_site_count
         keys = split_secret_into_shares(serialize_private_key(self._masking), needed, len(sites))
         masks = {name: split_secret_into_shares(secret, needed, len(sites)) for name, secret in self._own.items()}
@@ -377,9 +375,8 @@ class SiteMaskingRound:
             theirs = self._statements[other]
             common = tuple(name for name in self._rows if name in theirs.rows)
             places = self._layout.iterate_class_slices(self._rows, common, body=True)
-            add_mask_to_vector(
-                vector, places, compute_shared_secret(self._masking, theirs.masking_key), subtract=self.site > other
-            )
+            secret = compute_shared_secret(self._masking, theirs.masking_key)
+            add_mask_to_vector(vector, places, secret, subtract=self.site > other)
 
     @property
     def _needed_site_count(self) -> int:
@@ -391,10 +388,8 @@ class SiteMaskingRound:
         self._terms.masked.store_masked_round(self.run, self.round, self._done, self._terms.digest.start)
 
     def _refuse_too_few_sites(self, sites: int) -> None:
-        if sites < self._needed_site_count:
-            raise MaskingRefused(
-                f"{sites} of {len(self._members)} sites are left, {self._needed_site_count} are needed."
-            )
+        if sites < (needed := self._needed_site_count):
+            raise MaskingRefused(f"{sites} of {len(self._members)} sites are left, {needed} are needed.")
 
 
 def may_unmask_segment(
