@@ -169,7 +169,7 @@ class LabelledSites(FedAvg):
         return super().aggregate_evaluate(server_round, fit)
 
     # Flower's own check of replies ends the run without naming a node; here the replies are checked already.
-    _check_and_log_replies = partialmethod(FedAvg._check_and_log_replies, validate=False)  # type: ignore[assignment]
+    _check_and_log_replies = partialmethod(FedAvg._check_and_log_replies, validate=False)
 
     def refuse_if_wrapped(self) -> None:
         """Raise ``TypeError`` if another strategy wraps this one and :attr:`not_wrapped` says why it must not."""

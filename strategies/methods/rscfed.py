@@ -182,4 +182,5 @@ class RSCFed(Method):
         images = np.array([float(reply.train_samples) for reply in replies.values()])
         products = compute_update_inner_products([reply.update for reply in replies.values()])
         plain = np.asarray(weights, np.float64)
-        return compute_consensus_weights(products, plain, images, groups, parameters.distance_scale).tolist()
+        shares = compute_consensus_weights(products, plain, images, groups, parameters.distance_scale)
+        return [float(share) for share in shares]
