@@ -90,10 +90,9 @@ def restore_integer_entries(mean: ArrayRecord, models: Sequence[ArrayRecord]) ->
 
 def average_common_metrics(mean: MetricMean, contents: list[RecordDict], key: str) -> MetricRecord:
     """Average only the metrics that all sites sent, as lists of equal length; ``mean`` is Flower's function."""
-    metrics, forms = [get_reply_metrics(content) for content in contents], list[set[tuple[str, int]]]()
-    for record in metrics:
-        forms.append({(name, len(value) if isinstance(value, list) else -1) for name, value in record.items()})
-    common = {name for name, _ in set.intersection(*forms)}
+    metrics = [get_reply_metrics(content) for content in contents]
+    forms = [{name: len(value) if isinstance(value, list) else -1 for name, value in each.items()} for each in metrics]
+    common = dict(set.intersection(*(set(form.items()) for form in forms)))
     kept = [MetricRecord({name: record[name] for name in record if name in common}) for record in metrics]
     return mean([RecordDict({"metrics": record}) for record in kept], key)
 

@@ -142,12 +142,9 @@ def record_absent_sites(
         counted: The sites whose replies count.
         absent: Site -> why its reply does not count, for the other sites that got a request.
     """
-    left_out = dict(state.left_out)
-    for site in counted:
-        left_out.pop(site, None)
-    for site, why in absent.items():
-        left_out[site] = f"{where}: {why}"
-    return replace(state, left_out=MappingProxyType(left_out))
+    earlier = {site: why for site, why in state.left_out.items() if site not in counted}
+    now = {site: f"{where}: {why}" for site, why in absent.items()}
+    return replace(state, left_out=MappingProxyType(earlier | now))
 
 
 def make_state_after_round(

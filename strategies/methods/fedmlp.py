@@ -267,11 +267,9 @@ def compute_teacher_consistency_loss(views: Sequence[Tensor], teachers: Sequence
     Args:
         teachers: The received global model's logits for the same views.
     """
-    means = []
-    for view, teacher in zip(views, teachers, strict=True):
-        entries = compute_squared_probability_differences(view[:, ~annotated], teacher[:, ~annotated])
-        means.append(entries.sum() / max(1, entries.numel()))
-    return torch.stack(means).mean()
+    pairs = [(view[:, ~annotated], teacher[:, ~annotated]) for view, teacher in zip(views, teachers, strict=True)]
+    entries = [compute_squared_probability_differences(*pair) for pair in pairs]
+    return torch.stack([squares.sum() / max(1, squares.numel()) for squares in entries]).mean()
 
 
 def compute_first_stage_loss(

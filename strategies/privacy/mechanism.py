@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -95,11 +95,8 @@ def find_noise_multiplier(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        enough = float(
-            get_noise_multiplier(
-                target_epsilon=epsilon, target_delta=delta, sample_rate=sample_rate, steps=count, accountant="rdp"
-            )
-        )
+        goal: dict[str, Any] = {"target_epsilon": epsilon, "target_delta": delta, "sample_rate": sample_rate}
+        enough = float(get_noise_multiplier(**goal, steps=count, accountant="rdp"))
     if accountant == "rdp":
         return enough
 
