@@ -69,11 +69,7 @@ def run_in_blocks(n: int, work: Callable[[slice], None]) -> None:
 
 
 class FlatMean(ABC):
-    """The mean of flat arrays of equal length, computed block by block.
-
-    Args:
-        size: Length of the arrays.
-    """
+    """The mean of flat arrays of the length ``size``, computed block by block."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -200,12 +196,7 @@ class PrecomputedHeadMean:
 
 
 class WholeHeadMean:
-    """The weighted mean of whole heads: every site sends every row (FedAvg).
-
-    Args:
-        class_names: Rows of the result.
-        features: Width of a row.
-    """
+    """The weighted mean of whole heads, whose rows have the width ``features``: every site sends every row (FedAvg)."""
 
     def __init__(self, class_names: Sequence[str], features: int) -> None:
         self._names = tuple(class_names)
@@ -242,11 +233,7 @@ def add_mean_to_head(head: Head, mean: HeadArrays) -> Head:
 
 @dataclass(frozen=True)
 class UpdateMeans:
-    """The mean updates of trunk, batch normalisation and head; None for a part that no site sent.
-
-    Attributes:
-        model: The model that the sites started from.
-    """
+    """The mean updates of parts of ``model``, from which the sites started; None for a part that no site sent."""
 
     model: ModelState
     trunk: FlatMean | None = None
@@ -299,11 +286,7 @@ class MergedUpdates:
 
 
 class RunningUpdateMeans:
-    """Builds :class:`UpdateMeans` from updates that are added one by one.
-
-    Args:
-        model: The model that the sites started from.
-    """
+    """Builds :class:`UpdateMeans` from updates that are added one by one, of sites that started from ``model``."""
 
     def __init__(self, model: ModelState, head_mean: HeadMean) -> None:
         self._model, self._head_mean = model, head_mean
@@ -337,10 +320,9 @@ def compute_site_weight(reply: TrainReply, weighting: Weighting) -> float:
 def average_updates(
     model: ModelState, replies: Sequence[TrainReply], weights: Weights, head_mean: HeadMean
 ) -> UpdateMeans:
-    """Return the weighted means of the updates in the sites' replies.
+    """Return the weighted means of the updates of sites that started from ``model``.
 
     Args:
-        model: The model that the sites started from.
         replies: At least one accepted reply, in the order of site names.
         weights: One weight for each reply.
     """
@@ -356,11 +338,7 @@ def average_updates(
 
 
 def mix_tensors(clients: Float32, server: Float32, alpha: float) -> Float32:
-    """Return ``alpha * clients + (1 - alpha) * server`` for two arrays of one shape, computed in float64.
-
-    Args:
-        alpha: Share of ``clients``, 0 to 1.
-    """
+    """Return ``alpha * clients + (1 - alpha) * server`` for two arrays of one shape, computed in float64."""
     mixture = np.float64(alpha) * clients.astype(np.float64) + np.float64(1 - alpha) * server.astype(np.float64)
     return mixture.astype(np.float32)
 

@@ -137,9 +137,7 @@ def make_aggregator(
     """Return the aggregator for a round: streaming, or buffered if a rule needs all updates of the round together.
 
     Args:
-        model: The model that the sites started from.
         folder: Folder for files of updates that wait; None for the system's temporary folder.
-        buffered: True if some rule needs all updates of the round together.
     """
     if buffered or method.site.parameters.mean is not None:
         return BufferedAggregator(method, model, folder)
@@ -166,7 +164,6 @@ def merge_updates(
     """Return the means of a round's updates, by the method's weights or its robust mean.
 
     Args:
-        context: The coordinator's knowledge at the beginning of the round.
         model: The model that the sites started from.
         replies: Accepted replies, in the order of site names.
     """

@@ -97,11 +97,7 @@ class FrozenModelPartDelivery:
         return ModelGroups(trunk=self.part.values) if needed else ModelGroups()
 
     def record_frozen_part_at_site(self, site: str, fault: str) -> None:
-        """Record from a site's reply whether the site stores the frozen part.
-
-        Args:
-            fault: Why the reply does not count; empty if it counts.
-        """
+        """Record from the fault of a site's reply, empty if the reply counts, if the site stores the frozen part."""
         if not fault:
             self.held.add(site)
             self.lost.discard(site)
@@ -188,11 +184,7 @@ class ExchangeRequests:
         return Message(content, self.nodes[site], kind, group_id=str(self.context.round), ttl=self.deadline_s)
 
     def make_request_record(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
-        """Make a request record of this run and round, with the model and the head rows of one site.
-
-        Args:
-            make: Function that makes the record from its fields.
-        """
+        """Make a request record of this run and round with ``make``, with the model and the head rows of one site."""
         rows, frozen = self.method.site.select_own_rows(site, self.context.contract), ModelGroups()
         if self.frozen is not None:
             held_before = self.context.answers[site].holds_frozen
@@ -413,7 +405,6 @@ def check_exchange_replies(
     """Decode and check replies as they arrive, and separate accepted from rejected replies.
 
     Args:
-        requests: The requests of the exchange.
         replies: Messages in any order.
         expected: Record class of a valid reply.
         on_reply: Receives every reply of a site to a request.

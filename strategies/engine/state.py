@@ -208,8 +208,7 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
     """Return True if the current model is better than the previous best one, over the sites that validated both.
 
     Args:
-        now: Site -> validation loss of the current model.
-        before: Site -> validation loss of the previous best model.
+        now, before: Site -> validation loss of the current and of the previous best model.
         lowest: Site -> the lowest loss that it stated for any model so far.
     """
     judges = sorted(now.keys() & before.keys())

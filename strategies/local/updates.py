@@ -39,12 +39,11 @@ def scale_array(array: NDArray[np.float32], factor: float) -> NDArray[np.float32
 
 
 def compress_update_trunk(update: ModelGroups, unsent: ModelGroups, form: Form) -> tuple[ModelGroups, ModelGroups]:
-    """Return the update with a rounded trunk, and the rounding error, which is added to the next update.
+    """Return the update with a trunk rounded to the number format ``form``, and the rounding error for the next update.
 
     Args:
         update: Trained model minus received model.
         unsent: The rounding error of earlier rounds.
-        form: Number format of the rounded trunk.
     """
     if form == "float32" or update.trunk is None:
         return update, ModelGroups()

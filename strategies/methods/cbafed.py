@@ -123,7 +123,6 @@ def compute_label_and_tag_loss(
 
     Args:
         targets: Labels and pseudo-labels ``(batch, classes)``, NaN if there is neither.
-        annotated: Classes that the site labels, bool ``(classes,)``.
         positive_weight: Weight of the positives of each class, ``(classes,)``; None weighs all by 1.
     """
     is_known, present = ~targets.isnan(), targets.nan_to_num()

@@ -234,11 +234,7 @@ def compute_losses_by_image(loss: LossFunction, logits: Tensor, labels: Tensor, 
 
 
 def group_image_rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
-    """Return the rows of each owner (image or patient), in the order of the owners' numbers.
-
-    Args:
-        owners: ``(images,)``, the owner of each row.
-    """
+    """Return the rows of each owner (image or patient), in the order of the owners' numbers ``(images,)``."""
     return torch.split(torch.argsort(owners, stable=True), torch.bincount(owners).tolist())
 
 

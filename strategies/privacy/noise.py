@@ -202,18 +202,11 @@ class NoiseQuantizationGrid:
         return max(self.deviation / 2**SCALE_BITS, self.longest * _FINEST)
 
     def round_values_to_grid_steps(self, values: Tensor) -> Tensor:
-        """Return values as whole numbers of steps, in their own dtype.
-
-        They are truncated towards 0, which never makes a vector longer.
-        """
+        """Return values as whole numbers of steps in their own dtype, truncated so that no vector becomes longer."""
         return (values / self.step_size).trunc()
 
     def add_noise_to_sum(self, total: Tensor, noise: NoiseSource) -> Tensor:
-        """Return a sum with noise, converted from steps to values, float32.
-
-        Args:
-            total: The sum as an integer number of steps, float64.
-        """
+        """Return a sum, given in whole steps as float64, with noise; converted from steps to values, float32."""
         noisy = total + noise.draw_discrete_gaussian_noise(total.shape, total.device) if self.deviation else total
         return (noisy * self.step_size).float()
 

@@ -50,11 +50,7 @@ class NoiseShareGrid:
     limit: int
 
     def add_noise_share(self, update: NDArray[np.float32], bits: SecretBitStream) -> Integers:
-        """Return one site's addend before masking: the update on the grid plus a share of the noise.
-
-        Args:
-            update: An update whose length is at most the bound.
-        """
+        """Return a site's addend before masking: the update, not longer than the bound, plus a share of the noise."""
         truncated = np.trunc(update.astype(np.float64) * (1 / self.divisor * self.steps)).astype(np.int64)
         noisy = truncated + draw_discrete_gaussian(len(update), bits, self.scale_bits)
         return (noisy & 0xFFFFFFFF).astype(np.uint32)

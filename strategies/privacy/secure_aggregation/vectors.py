@@ -89,10 +89,7 @@ def group_rows_into_segments(rows: Mapping[str, Collection[str]]) -> tuple[Updat
     """Group head rows by the sites that send them, because each group is summed over its own sites.
 
     The first segment, the body, holds trunk, batch normalisation and the rows that all sites send. The others follow in
-    the order of their first class.
-
-    Args:
-        rows: Site -> classes whose head rows it sends.
+    the order of their first class. ``rows`` has the classes whose head rows each site sends.
     """
     everybody = tuple(sorted(rows))
     classes: dict[tuple[str, ...], list[str]] = {everybody: []}
