@@ -184,9 +184,9 @@ def test_training_until_it_settles_ends_with_the_weights_of_the_lowest_loss() ->
 def test_training_until_it_settles_uses_the_epochs_of_a_privacy_layer() -> None:
     model, calls = network(), list[int]()
 
-    def epoch(network: SplitNetwork, exercise: TrainingTask, *others: Any) -> Any:
+    def epoch(network: SplitNetwork, task: TrainingTask, *others: Any) -> Any:
         calls.append(len(calls))
-        return train_epoch(network, replace(exercise, epoch=None), *others)
+        return train_epoch(network, replace(task, epoch=None), *others)
 
     task = TrainingTask(EXAMPLES, plain(partial_loss), MOMENTUM, WEAK, NOTHING, epoch)
     criterion = EarlyStopCriterion(EXAMPLES, partial_loss, EarlyStopping(2, cap=3))
