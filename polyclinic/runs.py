@@ -122,9 +122,8 @@ def simulate(
         "training.optimizer": (OPTIMIZERS, optimizer),
         "training.schedule": (SCHEDULES, schedule),
     }
-    replaced: dict[str, Any] = {
-        key: PLUGIN + register_local_plugin(group, part) for key, (group, part) in own.items() if part is not None
-    }
+    given = {key: group_and_part for key, group_and_part in own.items() if group_and_part[1] is not None}
+    replaced: dict[str, Any] = {key: PLUGIN + register_local_plugin(*pair) for key, pair in given.items()}
     if dataset is not None:
         replaced["data"] = {"kind": "plugin", "name": register_local_plugin(DATASETS, _wrap_as_dataset_plugin(dataset))}
     changed = {**(settings or {}), **replaced, **({} if head is None else {"model.head": head})}

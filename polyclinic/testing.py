@@ -52,9 +52,8 @@ def check_network(name: str, channels: int = 3, image_size: int = 64, batch: int
         AssertionError: If a check fails, with the reason.
         BadInput: If the plug-in is not installed, or does not take such images.
     """
-    spec = ModelSpec.model_validate(
-        {"architecture": PLUGIN + name, "channels": channels, "image_size": image_size, "dropout": 0.0}
-    )
+    table = {"architecture": PLUGIN + name, "channels": channels, "image_size": image_size, "dropout": 0.0}
+    spec = ModelSpec.model_validate(table)
     first, second, other = (build_network(spec, CLASSES, seed) for seed in (1, 1, 2))
     same = _hash_network(first) == _hash_network(second)
     assert same, f"{name}: two networks of one seed differ; it must draw all its numbers from torch's generator"

@@ -85,9 +85,8 @@ def read_experiment_without_torch(path: Path, overrides: Iterable[str] = ()) -> 
             ("labels", find_missing_file_faults),
         ):
             if isinstance(name := getattr(data, key, None), str):  # of phantoms, images is their number
-                faults += [
-                    prefix_fault_with_file(file, fault) for fault in look(f"{section}.{key}", file.base_folder / name)
-                ]
+                missing = look(f"{section}.{key}", file.base_folder / name)
+                faults += [prefix_fault_with_file(file, fault) for fault in missing]
     raise_faults(faults)
     return file
 

@@ -75,9 +75,8 @@ def choose_number_format(plan: HospitalPlan, device: str, folder: Path, *, durab
     facts = spec, training.batch_size, training.threads, *machine  # all that a choice depends on
     about = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     try:
-        stored = {
-            key: TrainingNumberFormat(**fields) for key, fields in json.loads((folder / FILE).read_bytes()).items()
-        }
+        choices = json.loads((folder / FILE).read_bytes())
+        stored = {key: TrainingNumberFormat(**fields) for key, fields in choices.items()}
     except (OSError, ValueError, TypeError, AttributeError):  # a damaged file: the choices can be measured again
         stored = {}
     if about not in stored:

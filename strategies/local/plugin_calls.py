@@ -52,9 +52,8 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *
                 else:
                     _test_plugin(argument, name, experiment)
         except BadInput as bad:
-            faults += [
-                Fault(where, fault.problem.replace(f'"{name}" ', ""), fault.remedy or usage) for fault in bad.faults
-            ]
+            for fault in bad.faults:
+                faults.append(Fault(where, fault.problem.replace(f'"{name}" ', ""), fault.remedy or usage))
         except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
             problem = f"fails at its first call: {type(error).__name__}: {error}".rstrip(".") + "."
             faults.append(Fault(where, problem, usage))
@@ -91,6 +90,5 @@ def _test_plugin(argument: str, name: str, experiment: Experiment) -> None:
             for server_round in range(1, experiment.run.rounds + 1):
                 compute_learning_rate_factor(training, server_round, experiment.run.rounds)
         case "metrics":
-            compute_plugin_metric(
-                name, load_plugin_metrics([name])[name], np.linspace(0.1, 0.9, 40), np.arange(40) % 2.0
-            )
+            metric, scores, labels = load_plugin_metrics([name])[name], np.linspace(0.1, 0.9, 40), np.arange(40) % 2.0
+            compute_plugin_metric(name, metric, scores, labels)

@@ -291,6 +291,5 @@ def refuse_diverged_training(trained: ModelState, loss: float) -> None:
     """
     for values in (loss, trained.trunk, trained.norm, trained.head.weight, trained.head.bias):
         if not np.isfinite(values).all():
-            raise FloatingPointError(
-                "training diverged: not all numbers are finite. A lower training.lr usually helps."
-            )
+            problem = "training diverged: not all numbers are finite."
+            raise FloatingPointError(f"{problem} A lower training.lr usually helps.")

@@ -243,9 +243,8 @@ def make_site_privacy_settings(plan: HospitalPlan, method: SiteMethod, images: i
         assert section.noise_multiplier is not None, "one of them is set, the schema says"
         noise_multiplier = section.noise_multiplier
     else:
-        noise_multiplier = find_noise_multiplier(
-            section.epsilon, section.delta, sample_rate=rate, count=count, accountant=section.accountant
-        )
+        epsilon, delta, accountant = section.epsilon, section.delta, section.accountant
+        noise_multiplier = find_noise_multiplier(epsilon, delta, sample_rate=rate, count=count, accountant=accountant)
     return SitePrivacySettings(section, noise_multiplier, rate, steps, epochs, images)
 
 
@@ -258,36 +257,26 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | HospitalPla
     instead = "" if experiment.model.backbone_frozen else ', or method.trunk = "fedbn_plus"'
     if level not in BY_STEP:
         unsent = f'{instead} or "fedbn", which do not send it' if instead else ""
-        reasons = {
-            f'noise can make a running variance of batch normalisation negative; set model.norm = "group"{unsent}': (
-                trains_norm and method.sends_batch_norm
-            )
-        }
+        negative = "noise can make a running variance of batch normalisation negative"
+        reasons = {f'{negative}; set model.norm = "group"{unsent}': trains_norm and method.sends_batch_norm}
     else:
         frozen = f"{instead}, which freezes it" if instead else ""
+        early, mixes = method.early_stopping is not None, trains_norm and not method.freezes_batch_norm
+        pulls, low_rank = method.parameters.proximal_mu > 0, experiment.model.train.startswith("lora:")
+        augments = experiment.augmentation.transform is not None
         by_step = "each image's own gradient is clipped and the noise goes into each batch's step; leave out training."
         reasons = {
             f"{method.name} minimises more than each image's own loss, so that one image's gradient does not hold all "
             'that it changes; use "update"': not method.plain_client,
-            'the loss decides how many steps a site trains, so their noise cannot be planned; use "update"': (
-                method.early_stopping is not None
-            ),
+            'the loss decides how many steps a site trains, so their noise cannot be planned; use "update"': early,
             "method.warm_up_epochs are trained without noise; leave it out": method.parameters.warm_up_epochs > 0,
-            "the pull of method.proximal_mu would be clipped with each image's gradient; leave it out": (
-                bool(method.parameters.proximal_mu)
-            ),
-            f'batch normalisation mixes the images of a batch; set model.norm = "group"{frozen}': (
-                trains_norm and not method.freezes_batch_norm
-            ),
+            "the pull of method.proximal_mu would be clipped with each image's gradient; leave it out": pulls,
+            f'batch normalisation mixes the images of a batch; set model.norm = "group"{frozen}': mixes,
             f"{by_step}clip_gradients": training.clip_gradients is not None,
             f"{by_step}gradient_accumulation_steps": training.gradient_accumulation_steps > 1,
             f'{by_step}precision = "fp16"': training.precision == "fp16",
-            "a plug-in's transform may mix the images of a batch; leave out augmentation.transform": (
-                experiment.augmentation.transform is not None
-            ),
-            'of a product of matrices no image\'s own gradient is at hand; use "update"': (
-                experiment.model.train.startswith("lora:")
-            ),
+            "a plug-in's transform may mix the images of a batch; leave out augmentation.transform": augments,
+            'of a product of matrices no image\'s own gradient is at hand; use "update"': low_rank,
         }
     faults = [reason for reason, holds in reasons.items() if holds]
     if method.pooled_missing_labels != "no" or method.trains_alone or not method.hospitals_train:
@@ -310,6 +299,7 @@ def has_trained_batch_norm(spec: ModelSpec) -> bool:
 
 def find_secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
     """Return the reasons why this method cannot work with sums of updates alone; empty if it can."""
+    compresses = method.parameters.compress_update != "float32"
     reasons = {
         "there is one pseudo-site": method.pooled_missing_labels != "no",
         "the model is passed on from site to site": method.sequential,
@@ -317,9 +307,7 @@ def find_secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
         "it weighs each update by what that update is": method.weighs_updates,
         "a robust mean looks at each update by itself (method.mean)": method.parameters.mean is not None,
         "its statistics would travel beside the update, unmasked": bool(method.declared_payload.statistics),
-        "masked numbers take the same room however coarse they are (method.compress_update)": (
-            method.parameters.compress_update != "float32"
-        ),
+        "masked numbers take the same room however coarse they are (method.compress_update)": compresses,
     }
     where, problem = "privacy.secure_aggregation", f"cannot be had with {method.name}"
     faults = [Fault(where, f"{problem}: {why}.", "Leave it out.") for why, holds in reasons.items() if holds]
