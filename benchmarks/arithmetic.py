@@ -14,7 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from common.config import Experiment, HospitalPlan, make_hospital_plan
-from strategies.local.arithmetic import DEFAULT, find_fastest_arithmetic, list_cpu_arithmetics, time_training_steps
+from strategies.local.arithmetic import (
+    DEFAULT,
+    find_fastest_number_format,
+    list_cpu_number_formats,
+    time_training_steps,
+)
 
 MODELS = "tiny_cnn,fedsld_cnn,resnet18,densenet121,efficientnet_lite0"
 
@@ -35,11 +40,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    options, rows = list_cpu_arithmetics(), []
+    options, rows = list_cpu_number_formats(), []
     table = Table("model", *map(str, options), "chosen")
     for model in arguments.models.split(","):
         seconds = time_training_steps(plan(model, arguments.side, arguments.batch), options)
-        best = find_fastest_arithmetic(seconds)
+        best = find_fastest_number_format(seconds)
         table.add_row(model, *(f"{seconds[each] * 1e3:.0f} ms" for each in options), str(best))
         text = {str(each): seconds[each] for each in options}
         rows.append({"model": model, "seconds": text, "chosen": str(best), "times": seconds[DEFAULT] / seconds[best]})

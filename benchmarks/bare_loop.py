@@ -19,7 +19,7 @@ from common.models.network import autocast, build_network
 from common.models.state import hash_model_state, make_model_layout, read_model_state
 from common.simulation import load_simulated_data, select_simulated_site_images
 from common.system.hashing import derive_seed
-from strategies.engine.membership import draw_random_names
+from strategies.engine.membership import draw_random_site_names
 from strategies.local.training import shuffle_into_batches
 
 
@@ -71,7 +71,7 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     on_round()
     for server_round in range(1, experiment.run.rounds + 1):
         sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in state.items()}
-        taking_part = set(draw_random_names(every, experiment.participation.sites_per_round, [seed, server_round]))
+        taking_part = set(draw_random_site_names(every, experiment.participation.sites_per_round, [seed, server_round]))
         chosen = [site for site in sites if site.name in taking_part]
         images = float(sum(len(site.images) for site in chosen))
         for site in chosen:

@@ -23,7 +23,7 @@ from common.config import HospitalPlan, make_hospital_plan
 from common.models.network import build_network
 from common.models.state import ModelState, read_model_state
 from common.wire.records import ModelGroups, TrainReply, TrainRequest
-from strategies.local.updates import measure_update_length
+from strategies.local.updates import compute_whole_update_norm
 
 RATES = (1000.0, 10.0, 0.1)
 
@@ -58,7 +58,7 @@ class LaterAdversary(Adversary):
             ModelGroups.from_model(first).to_named_arrays().values(),
             strict=True,
         )
-        self.length = measure_update_length(honest.update)
+        self.length = compute_whole_update_norm(honest.update)
         self.distance = sum(float(((a - b).astype(float) ** 2).sum()) for a, b in change) ** 0.5
         facts = {**self._make_request_fields(plan, model, "run"), "round": 2}
         return self._exchange_records("train", TrainRequest(**facts), TrainReply)

@@ -261,7 +261,11 @@ def unlike(place: int, *, drift: bool) -> Answer:
 def seconds(sites: int) -> None:
     """CPU time that the rule takes of a round, beside that of the mean."""
     from common.models.state import ModelState
-    from strategies.aggregation.bounds import compute_median_lengths, measure_update_lengths, shorten_update
+    from strategies.aggregation.bounds import (
+        clip_update_by_median_norms,
+        compute_median_part_norms,
+        compute_update_part_norms,
+    )
     from strategies.aggregation.means import BlockwiseMean
 
     generator = np.random.default_rng(0)
@@ -274,9 +278,9 @@ def seconds(sites: int) -> None:
         for _ in range(sites)
     ]
     began = time.process_time()
-    lengths = [measure_update_lengths(update) for update in updates]
-    medians = compute_median_lengths(lengths)
-    [shorten_update(update, length, medians, 3.0) for update, length in zip(updates, lengths, strict=True)]
+    lengths = [compute_update_part_norms(update) for update in updates]
+    medians = compute_median_part_norms(lengths)
+    [clip_update_by_median_norms(update, length, medians, 3.0) for update, length in zip(updates, lengths, strict=True)]
     rule = time.process_time() - began
     began = time.process_time()
     trunks = [update.trunk for update in updates if update.trunk is not None]

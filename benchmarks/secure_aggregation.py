@@ -21,7 +21,7 @@ from common.wire.records import ModelGroups, Record
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskedSumRequest
 from strategies.privacy.secure_aggregation.site import MaskingConditions, SiteMaskingRound
-from strategies.privacy.secure_aggregation.vectors import SegmentLayout
+from strategies.privacy.secure_aggregation.vectors import UpdateVectorLayout
 
 CLASSES = tuple(f"class {number:02}" for number in range(14))
 SIZES = {"tiny_cnn": (50_000, 64), "ResNet-18": (11_170_000, 512)}
@@ -82,7 +82,7 @@ def measure(trunk: int, features: int, sites: int) -> tuple[float, float, float,
     }
     held = time.process_time() - began
     meter = Meter(rounds)
-    layout = SegmentLayout(trunk, 0, features)
+    layout = UpdateVectorLayout(trunk, 0, features)
     options = MaskedSumRequest(*ROUND, rows, CLASSES, layout, 16.0)
     began = time.process_time()
     MaskedSummation(options, meter).unmask_sum()

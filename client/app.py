@@ -31,8 +31,8 @@ from common.wire.records import (
     TrainRequest,
 )
 from common.wire.secure_aggregation import STAGES, KeysRequest, MaskedRequest, RevealRequest, SharesRequest
-from strategies.privacy.gradients import find_private_network_faults
-from strategies.registry import build_site_method_once
+from strategies.privacy.gradients import find_network_privacy_faults
+from strategies.registry import get_cached_site_method
 
 SiteOf = Callable[[Context], Site]
 
@@ -79,11 +79,11 @@ def make_client_app(
 def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     """Answer a run's roll call with the site's name, its classes and its numbers of images and patients."""
     plan, policy = parse_plan_json(call.plan), site.policy
-    method = build_site_method_once(site.name, call.plan)
+    method = get_cached_site_method(site.name, call.plan)
     site.refuse_too_few_patients()
     refuse_over_privacy_budget(site, plan, method)
     if not site.simulated:  # a simulation has asked this for all its sites before it starts
-        raise_faults(find_private_network_faults(plan, method))
+        raise_faults(find_network_privacy_faults(plan, method))
     if site.durable:
         store_last_plan(site.folder, call.plan)
     counts_leave = method.declared_payload.label_counts and policy.label_counts

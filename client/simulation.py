@@ -14,7 +14,7 @@ from client.site.policy import UNLIMITED
 from client.site.site import Site
 from common.config import Experiment
 from common.simulation import SimulatedData, load_simulated_data, select_simulated_site_images
-from strategies.local.arithmetic import read_arithmetic
+from strategies.local.arithmetic import read_number_format
 from strategies.registry import build_site_method
 
 MOST_SITES = 1000
@@ -49,7 +49,7 @@ class SimulatedSiteProvider:
             # measured.
             training = experiment.training
             use_gpu = torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0
-            arithmetic = None if use_gpu or training.precision == "fastest" else read_arithmetic(training, "cpu")
+            arithmetic = None if use_gpu or training.precision == "fastest" else read_number_format(training, "cpu")
             site = Site(
                 declaration=images.declaration,
                 train=images.train,

@@ -122,9 +122,8 @@ def simulate(
         "training.optimizer": (OPTIMIZERS, optimizer),
         "training.schedule": (SCHEDULES, schedule),
     }
-    replaced: dict[str, Any] = {
-        key: PLUGIN + register_local_plugin(group, part) for key, (group, part) in own.items() if part is not None
-    }
+    given = {key: group_and_part for key, group_and_part in own.items() if group_and_part[1] is not None}
+    replaced: dict[str, Any] = {key: PLUGIN + register_local_plugin(*pair) for key, pair in given.items()}
     if dataset is not None:
         replaced["data"] = {"kind": "plugin", "name": register_local_plugin(DATASETS, _wrap_as_dataset_plugin(dataset))}
     changed = {**(settings or {}), **replaced, **({} if head is None else {"model.head": head})}
@@ -132,7 +131,12 @@ def simulate(
     if (replaced or metrics) and file.experiment.simulation.backend == "ray":
         problem = "ray: its workers are other processes, which do not know what was given to this one."
         raise BadInput([Fault("simulation.backend", problem, 'Set "inline", or make a package of it.')])
-    folder = Path(out) if out is not None else _find_free_folder(file)
+    if out is None:
+        section = file.experiment.run
+        name = "".join(letter if letter.isalnum() else "-" for letter in section.name or section.method)
+        paths = (Path("runs", name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
+        out = next(path for path in paths if not path.exists())
+    folder = Path(out)
     if model is not None:
         # An object of an earlier call may have the same name, if they differ only in the code of an installed package.
         get_cached_networks.cache_clear()
@@ -346,14 +350,8 @@ def compare(
     if seeds < 1:
         raise BadInput([Fault("seeds", f"must be at least 1, not {seeds}.")])
     files = [_find_experiment_path(experiment) for experiment in experiments]
-    run_comparison(
-        files,
-        Path(out),
-        range(seeds),
-        jobs,
-        _convert_settings_to_overrides(settings or {}),
-        Console(quiet=quiet, emoji=False),
-    )
+    overrides, console = _convert_settings_to_overrides(settings or {}), Console(quiet=quiet, emoji=False)
+    run_comparison(files, Path(out), range(seeds), jobs, overrides, console)
     rows = []
     for stem, seed in itertools.product([path.stem for path in files], range(seeds)):
         run = load(Path(out) / f"{stem}-seed{seed}")
@@ -407,13 +405,6 @@ def _read_experiment(
         tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
         return validate_experiment(tree, Path("experiment"), overrides, find_method_faults)
     return read_experiment(_find_experiment_path(experiment), overrides, find_method_faults)
-
-
-def _find_free_folder(file: ExperimentFile) -> Path:
-    run = file.experiment.run
-    name = "".join(letter if letter.isalnum() else "-" for letter in run.name or run.method)
-    paths = (Path("runs", name if number == 1 else f"{name}-{number}") for number in range(1, 10**6))
-    return next(path for path in paths if not path.exists())
 
 
 def _find_experiment_path(experiment: str | Path) -> Path:

@@ -52,9 +52,8 @@ def check_network(name: str, channels: int = 3, image_size: int = 64, batch: int
         AssertionError: If a check fails, with the reason.
         BadInput: If the plug-in is not installed, or does not take such images.
     """
-    spec = ModelSpec.model_validate(
-        {"architecture": PLUGIN + name, "channels": channels, "image_size": image_size, "dropout": 0.0}
-    )
+    table = {"architecture": PLUGIN + name, "channels": channels, "image_size": image_size, "dropout": 0.0}
+    spec = ModelSpec.model_validate(table)
     first, second, other = (build_network(spec, CLASSES, seed) for seed in (1, 1, 2))
     same = _hash_network(first) == _hash_network(second)
     assert same, f"{name}: two networks of one seed differ; it must draw all its numbers from torch's generator"
@@ -180,15 +179,12 @@ def check_schedule(name: str, rounds: int = 20) -> None:
         BadInput: If the plug-in is not installed, or returns something else.
     """
     spec = TrainingSection(schedule=PLUGIN + name)
+    factors = list[float]()
     for each in range(1, rounds + 1):
-        first, second = (
-            compute_learning_rate_factor(spec, each, rounds),
-            compute_learning_rate_factor(spec, each, rounds),
-        )
-        assert first == second, f"{name}: says something else the second time, for round {each} of {rounds}"
-    assert any(compute_learning_rate_factor(spec, each, rounds) for each in range(1, rounds + 1)), (
-        f"{name}: no round trains"
-    )
+        factors.append(compute_learning_rate_factor(spec, each, rounds))
+        same = factors[-1] == compute_learning_rate_factor(spec, each, rounds)
+        assert same, f"{name}: says something else the second time, for round {each} of {rounds}"
+    assert any(factors), f"{name}: no round trains"
 
 
 def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = None) -> None:

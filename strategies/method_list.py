@@ -19,18 +19,18 @@ CLASSES: Mapping[str, str] = {
     "cbafed": "strategies.methods.cbafed:CBAFed",
     "fednoro": "strategies.methods.fednoro:FedNoRo",
     "unifed": "strategies.methods.unifed:UniFed",
-    "vanilla": "strategies.methods.baselines:Vanilla",
+    "vanilla": "strategies.methods.baselines:VanillaFedAvg",
     "partial_loss": "strategies.methods.baselines:PartialLoss",
     "pfl": "strategies.methods.baselines:PersonalisedHeads",
-    "individual": "strategies.methods.baselines:Individual",
-    "centralised": "strategies.methods.baselines:Centralised",
+    "individual": "strategies.methods.baselines:IndividualTraining",
+    "centralised": "strategies.methods.baselines:CentralisedTraining",
     "fedavg": "strategies.methods.baselines:FedAvg",
     "fedbn": "strategies.methods.baselines:FedBN",
     "fedbn_plus": "strategies.methods.baselines:FedBNPlus",
     "fedprox": "strategies.methods.baselines:FedProx",
     "fedavg_scaled": "strategies.methods.fedsld:ScaledFedAvg",
     "fedseq": "strategies.methods.unifed:SequentialTraining",
-    "server_only": "strategies.methods.unifed:ServerOnly",
+    "server_only": "strategies.methods.unifed:ServerOnlyTraining",
     "fedlsr": "strategies.methods.fedlsr:FedLSR",
     "fedfixmatch": "strategies.methods.fedfixmatch:FedFixMatch",
     "fedirm": "strategies.methods.fedirm:FedIRM",
@@ -85,9 +85,8 @@ def read_experiment_without_torch(path: Path, overrides: Iterable[str] = ()) -> 
             ("labels", find_missing_file_faults),
         ):
             if isinstance(name := getattr(data, key, None), str):  # of phantoms, images is their number
-                faults += [
-                    prefix_fault_with_file(file, fault) for fault in look(f"{section}.{key}", file.base_folder / name)
-                ]
+                missing = look(f"{section}.{key}", file.base_folder / name)
+                faults += [prefix_fault_with_file(file, fault) for fault in missing]
     raise_faults(faults)
     return file
 

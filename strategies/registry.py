@@ -14,7 +14,7 @@ from common.plugins import METHODS, PLUGIN, load_plugin_entry_point
 from common.system.toml import describe_validation_error, suggest_nearest_literal
 from strategies.aggregation.robust import RobustMeanRule
 from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.local.losses import find_loss_faults
+from strategies.local.losses import find_loss_setting_faults
 from strategies.local.site_method import SiteMethod
 from strategies.method_list import CLASSES, find_unknown_method_fault
 from strategies.methods.base import Method
@@ -64,7 +64,7 @@ def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi
     return method
 
 
-def meanings_of_all_statistics() -> dict[str, str]:
+def list_statistic_meanings() -> dict[str, str]:
     """Return the statistics that sites send in any method: name -> meaning, with the methods in brackets."""
     sent: dict[str, tuple[str, list[str]]] = {}
     for method in (strategy.site_class for strategy in STRATEGIES.values()):
@@ -95,11 +95,8 @@ def build_site_method(experiment: Experiment | HospitalPlan) -> SiteMethod:
     return build_experiment_strategy(experiment).site
 
 
-def build_site_method_once(site: str, plan_text: str) -> SiteMethod:
-    """Return the hospital's half of a plan's method for one site; cached for all requests of a run.
-
-    Args:
-        plan_text: The plan in JSON, as received.
+def get_cached_site_method(site: str, plan_text: str) -> SiteMethod:
+    """Return the hospital's half of the method of a plan in JSON for one site; cached for all requests of a run.
 
     Raises:
         BadInput: As :func:`build_experiment_strategy`.
@@ -123,13 +120,12 @@ def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
     """
     strategy = build_strategy(experiment.run.method, experiment.method, experiment.model.task)
     method, training, level = strategy.site, experiment.training, experiment.privacy.level
-    raise_faults(find_loss_faults(training, experiment.model.task, method.chooses_loss, level))
+    raise_faults(find_loss_setting_faults(training, experiment.model.task, method.chooses_loss, level))
     model, evaluation, faults = experiment.model, experiment.evaluation, list[Fault]()
     if method.freezes_batch_norm and model.norm == "batch":
         # A plan names no weights, because its reader starts from what it gets; a plug-in may bring some.
-        trained = (
-            model.weights is not None or model.architecture.startswith(PLUGIN) or isinstance(experiment, HospitalPlan)
-        )
+        trained = model.weights is not None or model.architecture.startswith(PLUGIN)
+        trained = trained or isinstance(experiment, HospitalPlan)
         if model.backbone_frozen:  # the layer that standardises features would never learn their mean and variance
             problem = f'"{model.train}" standardises features by batch normalisation, which {method.name} freezes.'
             hint = 'Set model.norm = "group", which standardises each image by itself.'
@@ -140,13 +136,11 @@ def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
             faults.append(Fault("model.weights", problem, hint))
     if evaluation.sites and not method.has_global_model:
         ends = "in this run each site ends with a model of its own, which its own test chooses"
-        faults.append(
-            Fault("evaluation.sites", f"is {evaluation.sites}, but {ends}.", "Leave it out: all sites are asked.")
-        )
+        problem, hint = f"is {evaluation.sites}, but {ends}.", "Leave it out: all sites are asked."
+        faults.append(Fault("evaluation.sites", problem, hint))
     if evaluation.compare_local and (method.pooled_missing_labels != "no" or method.trains_alone):
-        why = (
-            "every site trains alone already" if method.pooled_missing_labels == "no" else "all images are in one place"
-        )
+        alone = method.pooled_missing_labels == "no"
+        why = "every site trains alone already" if alone else "all images are in one place"
         faults.append(Fault("evaluation.compare_local", f"makes no sense in {method.name}: {why}.", "Leave it out."))
     raise_faults(faults)
     raise_faults(find_privacy_faults(method, experiment))

@@ -186,7 +186,7 @@ def test_the_page_on_new_methods_makes_one_that_trains(tmp_path: Path, monkeypat
 def test_the_page_on_new_methods_makes_a_rule_with_a_statistic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     test = add_method("fedfair", "FedFair", blocks("new-method", "python")[-2:], tmp_path, monkeypatch)
     test.test_a_site_weighs_its_loss_to_the_power_of_fairness()
-    assert "`fedfair`" in registry.meanings_of_all_statistics()["hardness"]
+    assert "`fedfair`" in registry.list_statistic_meanings()["hardness"]
     ran = [
         federation(tmp_path, "run.method=fedfair", "run.rounds=2", f"method.fairness={power}", out=f"at-{power}")
         for power in (0, 4)

@@ -29,7 +29,7 @@ from strategies.local.objective import LocalRound, pair_pixels_with_labels, plai
 from strategies.local.optimisation import make_optimizer
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import FrozenNetworkParts, TrainingTask, make_training_reproducible, train_epoch
-from strategies.local.updates import compress_trunk
+from strategies.local.updates import compress_update_trunk
 from strategies.registry import build_site_method
 
 PATIENCE_S = 15.0
@@ -187,7 +187,7 @@ def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
         train_s = train_s if train_s > PATIENCE_S else _measure_seconds(step)
         validate_s = _measure_seconds(lambda: compute_logits(network, pixels, plan.training.precision).cpu())
     update = compute_model_difference(read_model_state(network), received, trial.method, trial.images.class_names)
-    sent, _ = compress_trunk(update, ModelGroups(), trial.method.parameters.compress_update)
+    sent, _ = compress_update_trunk(update, ModelGroups(), trial.method.parameters.compress_update)
     down, up = (
         count_payload_bytes(encode_record(TrainReply("", 0, "", 1, 0.0, None, None, 0.0, groups)))
         for groups in (ModelGroups.from_model(received), sent)

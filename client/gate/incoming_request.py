@@ -46,7 +46,7 @@ from common.wire.canonical_bytes import read_small_fields
 from common.wire.codec import decode_record
 from common.wire.fleet_protocol import WIRE_VERSION
 from common.wire.records import ModelGroups, TrainRequest, is_valid_run_name
-from strategies.registry import build_site_method_once
+from strategies.registry import get_cached_site_method
 
 HOUR_S = 3600.0
 
@@ -153,7 +153,7 @@ def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork 
     if fault := find_method_policy_fault(site.policy, plan):  # before anything of a plug-in is imported
         raise PlanRefused("policy.methods", fault)
     try:
-        method = build_site_method_once(site.name, fields["plan"])
+        method = get_cached_site_method(site.name, fields["plan"])
     except BadInput as error:
         raise PlanRefused("plan.method", describe_first_plan_fault(error.faults)) from None
     names, server_round = fields.get("class_names"), fields.get("round", 0)

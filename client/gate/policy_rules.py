@@ -24,7 +24,7 @@ from common.plugins import LOSSES, METHODS, METRICS, MODELS, OPTIMIZERS, PLUGIN,
 from common.system.plain_text import format_bytes
 from common.wire.records import UNKNOWN_COUNT, BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
 from strategies.local.site_method import SiteMethod, compute_largest_epoch_count
-from strategies.local.updates import measure_update_length
+from strategies.local.updates import compute_whole_update_norm
 
 GB = 10**9
 PRIVACY_RANGES: Mapping[str, tuple[float, float]] = {
@@ -330,7 +330,7 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
             yield "policy.statistics", _find_unlisted_names_fault(sent, policy.statistics, "it does not have")
             bound = policy.maximum_update_norm
             if bound is not None and work.plan.privacy.level != "update":  # noise is added after clipping
-                length = measure_update_length(reply.update)
+                length = compute_whole_update_norm(reply.update)
                 reason = f"it is {bound:g}, and the update has length {length:g}"
                 yield "policy.maximum_update_norm", reason if length > bound * (1 + ROUNDING) else ""
             yield "policy.test_metrics", _find_test_metrics_fault(policy, work, reply)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from common.wire.codec import list_record_field_names
 from common.wire.records import BenefitReply, EvaluateReply, Record, RefusalNoted, RollCallAnswer, TrainReply
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
-from strategies.registry import meanings_of_all_statistics
+from strategies.registry import list_statistic_meanings
 
 SENT = (
     RollCallAnswer,
@@ -44,7 +44,7 @@ def read_field_meanings(record: type[Record]) -> dict[str, str]:
 
 
 MEANING: Mapping[str, Mapping[str, str]] = {record.__name__: read_field_meanings(record) for record in SENT}
-STATISTICS: Mapping[str, str] = meanings_of_all_statistics()
+STATISTICS: Mapping[str, str] = list_statistic_meanings()
 
 
 def find_field_meaning(record: str, field: str) -> str:

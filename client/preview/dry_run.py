@@ -133,7 +133,7 @@ def make_first_round_records(site: Site, experiment: Experiment) -> tuple[list[R
         with suppress(TooFewSites):  # the site declined, with a reason
             contract = coordinator.sites.call_roll(grid, 1)
             network = build_network(plan.model, contract.class_names, plan.run.seed)
-            coordinator.settle_model_layout(make_model_layout(network))
+            coordinator.fix_run_model_layout(make_model_layout(network))
             coordinator.state = FederationState(0, read_model_state(network))
             grid.send_and_receive(coordinator.configure_train(1, grid))
             coordinator.test_result_model(grid)

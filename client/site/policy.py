@@ -162,9 +162,9 @@ class SitePolicy(TomlSection):
         plugins = any(name.startswith(PLUGIN) for name in info.data.get("methods") or ())
         if plugins or not names:
             return names
-        from strategies.registry import meanings_of_all_statistics  # imports torch, so only if needed
+        from strategies.registry import list_statistic_meanings  # imports torch, so only if needed
 
-        return _refuse_unknown_names(names, meanings_of_all_statistics(), "statistics")
+        return _refuse_unknown_names(names, list_statistic_meanings(), "statistics")
 
 
 def _refuse_unknown_names(names: tuple[str, ...] | None, options: Iterable[str], noun: str) -> tuple[str, ...] | None:

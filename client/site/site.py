@@ -26,7 +26,7 @@ from common.data.base.image_set import ImageSet
 from common.data.images.pixels import ImageTensors, load_pixels_on_device
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import Task
-from strategies.local.arithmetic import TrainingArithmetic, choose_arithmetic
+from strategies.local.arithmetic import TrainingNumberFormat, choose_number_format
 from strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 
 
@@ -70,18 +70,18 @@ class Site:
     tell: Callable[[str], None] = lambda text: None
     frozen_folder: Path | None = None
     weights_folder: Path | None = None
-    arithmetic: TrainingArithmetic | None = None
+    arithmetic: TrainingNumberFormat | None = None
 
     @cached_property
     def has_no_limits(self) -> bool:
         """True for a simulated site without limits: it hides nothing, declines nothing and has no audit log."""
         return self.simulated and self.policy == UNLIMITED and not self.hidden
 
-    def choose_arithmetic_for(self, plan: HospitalPlan) -> TrainingArithmetic:
+    def choose_arithmetic_for(self, plan: HospitalPlan) -> TrainingNumberFormat:
         """Return the number formats and kernels, for instance bfloat16, with which this site trains by a plan."""
         if self.arithmetic is not None and plan.training.precision == "fastest":
             return self.arithmetic
-        return choose_arithmetic(plan, self.device, self.folder, durable=self.durable)
+        return choose_number_format(plan, self.device, self.folder, durable=self.durable)
 
     @cached_property
     def train_samples(self) -> int:

@@ -22,7 +22,7 @@ from common.data.images.pixels import ImageTensors
 from common.models.network import SplitNetwork, apply_doubling_single_image, autocast
 from common.security.identity import derive_storage_key
 from common.system.files import write_atomically
-from strategies.local.arithmetic import read_arithmetic
+from strategies.local.arithmetic import read_number_format
 from strategies.local.site_method import SiteMethod
 
 NONCE_BYTES = 12
@@ -67,7 +67,7 @@ class FeatureCache:
     ) -> Tensor:
         """Return the float32 features ``(n, width)`` of one part of the site's data, on the device of its pixels."""
         device = pixels.device.type
-        arithmetic = read_arithmetic(plan.training, device)
+        arithmetic = read_number_format(plan.training, device)
         about = f"{plan.model.frozen_sha256} {plan.model.model_dump_json()} {arithmetic} {device}"
         if about != self._frozen:
             self._frozen, self._parts = about, {}

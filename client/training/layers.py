@@ -24,7 +24,7 @@ from common.models.state import write_model_state
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Form, Request, TrainReply, TrainRequest
 from strategies.local.optimisation import make_optimizer
 from strategies.local.site_method import SiteMethod
-from strategies.local.updates import clip_update_to_length, compress_trunk
+from strategies.local.updates import clip_update_to_norm, compress_update_trunk
 
 
 def train_through_layers(site: Site, request: TrainRequest, masks: HeldUpdates | None = None) -> TrainReply:
@@ -80,7 +80,7 @@ class UpdateClippingLayer(SiteRoundLayer):
     def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
         """Train, and clip the update."""
         result = train(task, request)
-        return replace(result, update=clip_update_to_length(result.update, self.longest))
+        return replace(result, update=clip_update_to_norm(result.update, self.longest))
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class UpdateCompressionLayer(SiteRoundLayer):
     def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
         """Train, and compress the update."""
         result = train(task, request)
-        update, unsent = compress_trunk(result.update, task.memory.unsent, self.form)
+        update, unsent = compress_update_trunk(result.update, task.memory.unsent, self.form)
         return replace(result, update=update, unsent=unsent)
 
 

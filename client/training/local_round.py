@@ -40,16 +40,16 @@ from strategies.local.optimisation import (
 )
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
+    EarlyStopCriterion,
     FrozenNetworkParts,
     LocalTrainingMetrics,
-    StopCriterion,
     TrainingTask,
     ValidationMetrics,
     make_training_reproducible,
     refuse_diverged_training,
     train_epoch,
     train_fixed_epochs,
-    train_until_settled,
+    train_until_loss_settles,
     validate_network,
 )
 
@@ -97,7 +97,9 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
     with make_training_reproducible(
         derive_seed(plan.run.seed, request.round, task.site.name), plan.training.threads
     ) as generator:
-        validation = task.make_labelled_examples("validation") if task.validation_chooses else None  # see StopCriterion
+        validation = (
+            task.make_labelled_examples("validation") if task.validation_chooses else None
+        )  # see EarlyStopCriterion
         local = task.method.make_local_round(make_client_context(task, request))
         if task.warms_up:
             warm_up_head(task, validation, generator)
@@ -180,8 +182,8 @@ def train_local_epochs(
     if request.is_ranking_round:
         exercise = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
     elif method.early_stopping is not None:
-        criterion = StopCriterion(validation, method.loss, method.early_stopping)
-        return train_until_settled(network, exercise, optimizer, generator, criterion), optimizer
+        criterion = EarlyStopCriterion(validation, method.loss, method.early_stopping)
+        return train_until_loss_settles(network, exercise, optimizer, generator, criterion), optimizer
     return train_fixed_epochs(network, exercise, optimizer, generator), optimizer
 
 

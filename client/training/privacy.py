@@ -31,8 +31,14 @@ from common.system.hashing import derive_seed
 from common.wire.records import Arrays, ModelGroups, Request, TrainReply, TrainRequest, select_arrays_with_prefix
 from strategies.local.site_method import SiteMethod
 from strategies.privacy.image_gradients import CONSTANT_BUFFERS
-from strategies.privacy.mechanism import Accountant, NoisySteps, SitePrivacySettings, compute_epsilon, make_site_privacy
-from strategies.privacy.noise import NoiseSource, make_secret_noise, make_seeded_noise
+from strategies.privacy.mechanism import (
+    Accountant,
+    NoisySteps,
+    SitePrivacySettings,
+    compute_epsilon,
+    make_site_privacy_settings,
+)
+from strategies.privacy.noise import NoiseSource, make_secret_noise_source, make_seeded_noise_source
 
 FOLDER = "privacy"
 
@@ -173,7 +179,7 @@ def refuse_over_privacy_budget(site: Site, plan: HospitalPlan, method: SiteMetho
     Raises:
         BadInput: If the budget would be exceeded.
     """
-    protection, budget = make_site_privacy(plan, method, site.train_samples), site.policy.epsilon
+    protection, budget = make_site_privacy_settings(plan, method, site.train_samples), site.policy.epsilon
     if protection is None or budget is None:
         return
     after = open_privacy_ledger(site).compute_total_epsilon(site.policy.delta, [protection.noisy_steps_per_round])
@@ -224,7 +230,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
     @cached_property
     def site_privacy(self) -> SitePrivacySettings:
         """Return the noise and the cost of each round of the run at this site."""
-        protection = make_site_privacy(self.plan, self.method, self.site.train_samples)
+        protection = make_site_privacy_settings(self.plan, self.method, self.site.train_samples)
         assert protection is not None, "this layer is on for plans with privacy only"
         return protection
 
@@ -302,7 +308,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
     def _make_noise_source(self, request: Request) -> NoiseSource:
         site = self.site
         seed = derive_seed(self.plan.run.seed, request.round, site.name, "noise")
-        return make_seeded_noise(seed) if site.simulated else make_secret_noise()
+        return make_seeded_noise_source(seed) if site.simulated else make_secret_noise_source()
 
 
 def _finite_or_none(epsilon: float) -> float | None:

@@ -27,11 +27,11 @@ from common.models.network import (
 from common.models.state import FrozenPart, ModelState, write_model_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, ModelGroups, Request, TrainReply, TrainRequest
-from strategies.local.arithmetic import copy_with_arithmetic
+from strategies.local.arithmetic import copy_with_number_format
 from strategies.local.objective import LabelledExamples, pair_pixels_with_labels
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import EpochTrainer, ValidationMetrics, validate_network
-from strategies.registry import build_site_method_once
+from strategies.registry import get_cached_site_method
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def read_site_plan(site: Site, text: str) -> SitePlan:
         described = f"{arithmetic}{f', {site.gpus} GPUs' if site.gpus > 1 else ''}"
         read = (
             text,
-            SitePlan(copy_with_arithmetic(plan, arithmetic), build_site_method_once(site.name, text), described),
+            SitePlan(copy_with_number_format(plan, arithmetic), get_cached_site_method(site.name, text), described),
         )
         site.computed_results_cache["plan"] = read
     return read[1]

@@ -1,7 +1,4 @@
-"""Exchange of the classes that each site labels: the strategy asks once, a site's ``ClientApp`` answers.
-
-The question is a Flower query named ``labels``; the answer is one ``ConfigRecord``.
-"""
+"""Exchange of the classes that each site labels: the strategy asks once, a site's ``ClientApp`` answers."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +13,8 @@ from flwr.serverapp import Grid
 from common.wire.records import RollCallAnswer
 from strategies.local.site_method import SiteMethod
 
-QUERY, RECORD = "labels", "labels"
+QUERY = "labels"
+"""Name of the Flower query, and of the ``ConfigRecord`` in its answer."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callab
         @app.query(QUERY)
         def answer_label_query(message: Message, context: Context) -> Message:
             site = function(context)
-            fields: dict[str, Any] = {"classes": list(site.classes), "positives": list(site.positives)}
-            return Message(RecordDict({RECORD: ConfigRecord({**fields, "images": site.images})}), reply_to=message)
+            fields = dict[str, Any](classes=[*site.classes], positives=[*site.positives], images=site.images)
+            return Message(RecordDict({QUERY: ConfigRecord(fields)}), reply_to=message)
 
         return function
 
@@ -74,12 +72,12 @@ class UnknownLabels(ValueError):
     """Raised if the coordinator did not get usable labels from some nodes, with nodes and reasons."""
 
 
-def site_name_of_node(node: int) -> str:
+def format_node_as_site_name(node: int) -> str:
     """Return the site name that a method uses for a node; names sort in the order of node ids."""
     return f"{node:020d}"
 
 
-def ask_labels(
+def ask_sites_for_labels(
     grid: Grid, nodes: Iterable[int], timeout: float, classes: Sequence[str], method: SiteMethod
 ) -> tuple[dict[str, RollCallAnswer], str]:
     """Ask nodes which of the model's classes they label; wait at most ``timeout`` seconds.
@@ -97,11 +95,11 @@ def ask_labels(
         if reply.has_error():
             faults[node] = f"did not say which classes it labels: {shorten_error(reply.error.reason)}"
             continue
-        fields: dict[str, Any] = {"classes": (), **reply.content.config_records.get(RECORD, {})}
+        fields: dict[str, Any] = {"classes": (), **reply.content.config_records.get(QUERY, {})}
         try:
             site = SiteLabels(**fields)
             names, positives, images = tuple(site.classes), tuple(site.positives), site.images
-            negatives, name = tuple(images - count for count in positives), site_name_of_node(node)
+            negatives, name = tuple(images - count for count in positives), format_node_as_site_name(node)
             answer = RollCallAnswer("", name, names, names, images, 0, 0, "", "", positives, negatives)
         except (TypeError, ValueError) as error:
             faults[node] = f"sent labels that cannot be read: {error}"

@@ -32,14 +32,6 @@ def copy_head(arrays: ArrayRecord, head: str, classes: tuple[str, ...]) -> Head:
     return Head(classes, weight.astype(np.float32), bias.astype(np.float32))
 
 
-def replace_head(arrays: ArrayRecord, name: str, head: Head) -> ArrayRecord:
-    """Return a model with another head; its tensors keep their types."""
-    rows = {f"{name}.weight": head.weight, f"{name}.bias": head.bias}
-    return ArrayRecord(
-        {key: Array(rows[key].astype(array.numpy().dtype)) if key in rows else array for key, array in arrays.items()}
-    )
-
-
 # ---------------------------------------------------------------------- replies
 
 
@@ -98,14 +90,11 @@ def restore_integer_entries(mean: ArrayRecord, models: Sequence[ArrayRecord]) ->
 
 def average_common_metrics(mean: MetricMean, contents: list[RecordDict], key: str) -> MetricRecord:
     """Average only the metrics that all sites sent, as lists of equal length; ``mean`` is Flower's function."""
-    forms = []
-    for metrics in map(get_reply_metrics, contents):
-        forms.append({(name, len(value) if isinstance(value, list) else -1) for name, value in metrics.items()})
-    common = {name for name, _ in set.intersection(*forms)}
-    kept = (
-        {name: value for name, value in get_reply_metrics(content).items() if name in common} for content in contents
-    )
-    return mean([RecordDict({"metrics": MetricRecord(metrics)}) for metrics in kept], key)
+    metrics = [get_reply_metrics(content) for content in contents]
+    forms = [{name: len(value) if isinstance(value, list) else -1 for name, value in each.items()} for each in metrics]
+    common = dict(set.intersection(*(set(form.items()) for form in forms)))
+    kept = [MetricRecord({name: record[name] for name in record if name in common}) for record in metrics]
+    return mean([RecordDict({"metrics": record}) for record in kept], key)
 
 
 def mix_array_records(sites: ArrayRecord, server: ArrayRecord, alpha: float) -> ArrayRecord:

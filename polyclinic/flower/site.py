@@ -80,7 +80,7 @@ class Site:
                 site's ``SiteLabels``). The values in columns of classes that this site does not label are not read.
 
         Raises:
-            ValueError: If the targets are invalid (see :meth:`targets`) or differ from the logits in shape; under
+            ValueError: If :meth:`targets` rejects the targets, or they differ from the logits in shape; under
                 ``FedSLD`` also if they contradict the image counts of all sites.
         """
         labelled, annotated = self.targets(targets), self.annotated.to(logits.device)
@@ -93,10 +93,8 @@ class Site:
                 uncounted |= (labelled == 0) & (prior == 1)
             if names := [self.classes[column] for column in uncounted.any(dim=0).nonzero().flatten()]:
                 raise ValueError(f"targets hold labels of {names}, of which the sites' SiteLabels count none")
-        loss = self.method.local_loss(
-            self._statistics, LabelledExamples(logits, labelled, annotated), TrainingSection()
-        )
-        return loss(logits, labelled, annotated)
+        examples = LabelledExamples(logits, labelled, annotated)
+        return self.method.local_loss(self._statistics, examples, TrainingSection())(logits, labelled, annotated)
 
 
 class FedMLPSite(Site):
@@ -107,12 +105,10 @@ class FedMLPSite(Site):
     ``context.state`` at the site. Therefore pass the same images in the same order in every round.
 
     Args:
-        message: The message that the ``ClientApp``'s ``train`` function received.
-        context: The context that the same function received.
+        message, context: The arguments of the ``ClientApp``'s ``train`` function.
         model: A module into which the received model has been loaded.
         head: Name of the model's last layer, a submodule.
-        images: All training images in the form that the model takes, ``(n, ...)`` with n at least 1, without
-            augmentation.
+        images: All training images without augmentation, at least one, in the form that the model takes, ``(n, ...)``.
         targets: ``(n, classes)`` of 1, 0, or NaN for unknown.
 
     Raises:
@@ -139,8 +135,8 @@ class FedMLPSite(Site):
         self._context, self._fingerprints = context, torch.cat(parts).cpu().numpy()
         self._model = HeadedModel(model, head, self.classes)
         own, name = self._model.head.weight.detach().cpu(), self._config[HEAD]
-        key, models = f"{name}.weight", message.content.array_records.values()
-        (sent,) = (torch.from_numpy(model[key].numpy().copy()) for model in models if key in model)
+        models = [record for record in message.content.array_records.values() if f"{name}.weight" in record]
+        sent = torch.from_numpy(models[0][f"{name}.weight"].numpy().copy())
         if not torch.equal(own, sent.to(own.dtype)):
             reason = f"not that of the coordinator's head {name!r}: it is another layer"
             raise ValueError(f"the weight of {head!r} is {reason}, or the received model was not loaded before")
@@ -166,7 +162,7 @@ class FedMLPSite(Site):
             rows: Indices of the batch's images in ``images``, ``(batch,)``.
             views: Augmented views of these images in the form that the model takes; their number is :attr:`views`.
         """
-        if len(views) != self.views or [len(view) for view in views] != [len(rows)] * self.views:
+        if [len(view) for view in views] != [len(rows)] * self.views:
             raise ValueError(f"this round takes {self.views} views of a batch: write round_loss(rows, *views)")
         examples, drawn, plain = self._examples, iter(views), contextlib.nullcontext()
         labels, generator = examples.labels[rows], torch.default_generator
@@ -189,11 +185,7 @@ class FedMLPSite(Site):
 
 
 class HeadedModel(nn.Module):
-    """Adapts any classifier to :class:`common.models.network.Model`: features, and a linear head on them.
-
-    Raises:
-        ValueError: If the model has no linear layer with the head's name.
-    """
+    """Adapts any classifier to :class:`common.models.network.Model`; ``ValueError`` if it has no such linear layer."""
 
     frozen: tuple[str, ...] = ()
 
@@ -212,9 +204,6 @@ class HeadedModel(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Return the inputs of the head, ``(batch, features)``."""
         received = list[Tensor]()
-        hook = self.head.register_forward_pre_hook(lambda module, inputs: received.append(inputs[0].detach()))
-        try:
+        with self.head.register_forward_pre_hook(lambda module, inputs: received.append(inputs[0].detach())):
             self.model(images)
-        finally:
-            hook.remove()
         return received[-1]

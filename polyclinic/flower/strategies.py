@@ -2,13 +2,13 @@
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from logging import WARNING, getLogger
+from functools import partial, partialmethod
+from logging import getLogger
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast, get_args
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
@@ -17,7 +17,13 @@ from common.models.network import Head
 from common.models.zoo.spec import Task
 from common.wire.records import Arrays, ModelGroups, RollCallAnswer
 from polyclinic.flower import records
-from polyclinic.flower.labels import SiteLabels, UnknownLabels, ask_labels, shorten_error, site_name_of_node
+from polyclinic.flower.labels import (
+    SiteLabels,
+    UnknownLabels,
+    ask_sites_for_labels,
+    format_node_as_site_name,
+    shorten_error,
+)
 from polyclinic.flower.site import ANNOTATED, CLASSES, HEAD, METHOD, PARAMETERS, START, STATISTICS, TASK
 from strategies.aggregation.means import WholeHeadMean
 from strategies.local.site_method import Parameters
@@ -39,7 +45,7 @@ SLOPE = "loss-slope"
 """Key of a site's ``MetricRecord``: :func:`polyclinic.flower.loss_slope` of its training."""
 
 
-class TrainingReply(NamedTuple):
+class SiteTrainingReply(NamedTuple):
     """A site's reply to training, as the method's rules read it (:class:`strategies.methods.base.SiteReply`)."""
 
     model: ArrayRecord
@@ -99,13 +105,7 @@ class LabelledSites(FedAvg):
         self._nodes, self._asked, self._unowned = list[int](), set[int](), list[str]()
 
     def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        *args: Any,
-        **options: Any,
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600, *args: Any, **kw: Any
     ) -> Result:
         """Run all rounds, like Flower's ``Strategy.start``; at first ask all sites which classes they label.
 
@@ -115,13 +115,13 @@ class LabelledSites(FedAvg):
         """
         self._timeout, self._in_start = timeout, True
         try:
-            return super().start(grid, initial_arrays, num_rounds, timeout, *args, **options)
+            return super().start(grid, initial_arrays, num_rounds, timeout, *args, **kw)
         finally:
             self._in_start = False
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Select sites like FedAvg, and tell each which rows of the model it labels."""
-        self.refuse_wrapping_strategy()
+        self.refuse_if_wrapped()
         self._extract_head(arrays)  # refuse a wrong name before a site trains for an hour
         if server_round <= self._round:  # a wrapper's start is not ours, rounds tell both
             self.reset_earlier_run()
@@ -136,31 +136,31 @@ class LabelledSites(FedAvg):
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
         """Aggregate the usable replies; log a warning with node and reason for each other reply."""
-        self.refuse_wrapping_strategy()
+        self.refuse_if_wrapped()
         ordered = sorted(replies, key=source_node)  # the same bits no matter who was first
         fit, trained = self.read_replies(server_round, ordered, self.read_reply, self._nodes)
         mean, metrics = super().aggregate_train(server_round, fit)
         if mean is None or not trained:
             return mean, metrics
         self.aggregate_reply_statistics(trained)
-        restored = records.restore_integer_entries(mean, [reply.model for reply in trained.values()])
-        return self._average_owners_rows(restored, trained), metrics
-
-    def _average_owners_rows(self, model: ArrayRecord, replies: Mapping[str, TrainingReply]) -> ArrayRecord:
-        """Average a head row that only some sites label over these sites alone, if the method does so."""
-        owned = {site: self.answers[site].class_names for site in replies}
-        partial_rows = [name for name in self.classes if not all(name in classes for classes in owned.values())]
+        model = records.restore_integer_entries(mean, [reply.model for reply in trained.values()])
+        owned = [self.answers[site].class_names for site in trained]
+        partial_rows = [name for name in self.classes if not all(name in classes for classes in owned)]
         if self.method.head_mean_class is WholeHeadMean or not partial_rows:
-            return model
+            return model, metrics
+        # A row that only some sites label is averaged over these sites.
         head, before = self._extract_head(model), self._extract_head(self._sent)
         owners = self.method.head_mean_class(self.classes, head.features)
-        for site, reply in replies.items():
-            owners.add(self._extract_head(reply.model).select_rows(owned[site]), reply.train_samples)
+        for reply, classes in zip(trained.values(), owned, strict=True):
+            owners.add(self._extract_head(reply.model).select_rows(classes), reply.train_samples)
         weight, bias, is_sent = owners.mean
         for row in map(self.classes.index, partial_rows):
             head.weight[row] = weight[row] if is_sent[row] else before.weight[row]
             head.bias[row] = bias[row] if is_sent[row] else before.bias[row]
-        return records.replace_head(model, self.head, head)
+        for key, rows in ((f"{self.head}.weight", head.weight), (f"{self.head}.bias", head.bias)):
+            if key in model:
+                model[key] = Array(rows.astype(model[key].numpy().dtype))
+        return model, metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Messages) -> MetricRecord | None:
         """Average the metrics of usable replies; log a warning with node and reason for each other reply."""
@@ -168,13 +168,10 @@ class LabelledSites(FedAvg):
         fit, _ = self.read_replies(server_round, sorted(replies, key=source_node), read, nodes=())
         return super().aggregate_evaluate(server_round, fit)
 
-    def _check_and_log_replies(
-        self, replies: Messages, is_train: bool, validate: bool = True
-    ) -> tuple[list[Message], list[Message]]:
-        """Skip Flower's own check, which ends the run without naming a node; the replies are checked already."""
-        return super()._check_and_log_replies(replies, is_train, validate=False)
+    # Flower's own check of replies ends the run without naming a node; here the replies are checked already.
+    _check_and_log_replies = partialmethod(FedAvg._check_and_log_replies, validate=False)
 
-    def refuse_wrapping_strategy(self) -> None:
+    def refuse_if_wrapped(self) -> None:
         """Raise ``TypeError`` if another strategy wraps this one and :attr:`not_wrapped` says why it must not."""
         if self.not_wrapped and not self._in_start:
             name = type(self).__name__
@@ -183,12 +180,10 @@ class LabelledSites(FedAvg):
     def read_replies(
         self, server_round: int, replies: Messages, read: Callable[[Message], Content], nodes: Sequence[int]
     ) -> tuple[list[Message], dict[str, Content]]:
-        """Return the replies to pass on to Flower (usable ones and errors); and site -> content of each usable reply.
-
-        A warning with the node is logged for every unusable reply.
+        """Return the replies to pass on to Flower, usable ones and errors, and site -> content of each usable reply.
 
         Args:
-            read: Function that reads a reply, and raises ``ValueError`` if the reply is unusable.
+            read: Reads a reply, or raises ``ValueError`` if it is unusable; then a warning with the node is logged.
             nodes: Nodes of which at least one must send a usable reply; empty if none is required.
 
         Raises:
@@ -203,17 +198,17 @@ class LabelledSites(FedAvg):
                 fit.append(reply)
                 continue
             try:
-                contents[site_name_of_node(node)] = read(reply)
+                contents[format_node_as_site_name(node)] = read(reply)
                 fit.append(reply)
             except ValueError as fault:
                 faults[node] = str(fault)
-                log.log(WARNING, "round %s: the reply of node %s is left out: %s", server_round, node, fault)
+                log.warning("round %s: the reply of node %s is left out: %s", server_round, node, fault)
         if nodes and not contents:
             reasons = [f"node {node}: {fault}" for node, fault in sorted(faults.items())]
             raise RuntimeError("\n".join([f"round {server_round}: no reply can be used:", *reasons]))
         return fit, contents
 
-    def read_reply(self, reply: Message) -> TrainingReply:
+    def read_reply(self, reply: Message) -> SiteTrainingReply:
         """Read a reply to training; raise ``ValueError`` if it is unusable."""
         if len(reply.content.array_records) != 1 or len(reply.content.metric_records) != 1:
             raise ValueError("it needs one ArrayRecord and one MetricRecord")
@@ -221,12 +216,12 @@ class LabelledSites(FedAvg):
         if fault := records.find_model_fault(model, self._sent):
             raise ValueError(fault)
         features, statistics = self._extract_head(model).features, self.read_statistics(reply)
-        site = site_name_of_node(reply.metadata.src_node_id)
+        site = format_node_as_site_name(reply.metadata.src_node_id)
         for name, shape in self.method.statistics_shape(self.round_context(), site, features).items():
             sent = statistics[name].shape if name in statistics else ()
             if name not in statistics or sent != shape:
                 raise ValueError(f"its {name} have the shape {sent}, not {shape}")
-        return TrainingReply(model, weight, statistics)
+        return SiteTrainingReply(model, weight, statistics)
 
     def read_statistics(self, reply: Message) -> Arrays:
         """Return the method's statistics in a site's reply; raise ``ValueError`` if they are missing."""
@@ -237,7 +232,7 @@ class LabelledSites(FedAvg):
             raise ValueError(f"it sent no {STATISTICS!r}: {remedy}")
         return records.unpack_arrays(reply.content.config_records[STATISTICS])
 
-    def aggregate_reply_statistics(self, replies: Mapping[str, TrainingReply]) -> None:
+    def aggregate_reply_statistics(self, replies: Mapping[str, SiteTrainingReply]) -> None:
         """Aggregate the statistics in the sites' replies by the method's rules."""
         self.statistics = self.method.aggregate_statistics(self.round_context(), replies)
 
@@ -253,34 +248,33 @@ class LabelledSites(FedAvg):
     def _ask_and_add_labels(self, messages: Sequence[Message], grid: Grid) -> list[Message]:
         """Add each site's labelled classes and the method's data to Flower's messages; drop sites with unknown labels.
 
-        In the first round, a site without usable labels raises :class:`UnknownLabels`; later it causes a warning.
+        Raises:
+            UnknownLabels: If any site of the first round has no usable labels; later this causes a warning.
         """
         if not messages:
             return []
-        nodes = {node for node in grid.get_node_ids() if site_name_of_node(node) not in self.answers} - self._asked
+        unknown = {node for node in grid.get_node_ids() if format_node_as_site_name(node) not in self.answers}
+        nodes, wait_s = unknown - self._asked, min(ROLL_CALL_S, self._timeout)
         self._asked |= nodes  # once a round: a silent node holds up training, not evaluation, too
-        answers, faults = ask_labels(grid, nodes, min(ROLL_CALL_S, self._timeout), self.classes, self.method.site)
+        answers, faults = ask_sites_for_labels(grid, nodes, wait_s, self.classes, self.method.site)
         if faults and not self.answers:
             raise UnknownLabels(faults)
         if faults:
-            log.log(WARNING, "left out of this round: %s", faults)
+            log.warning("left out of this round: %s", faults)
         self.answers |= answers
         context, labelled = self.round_context(), list[Message]()
-        unowned = [name for name in self.classes if not context.contract.annotating_sites(name)]
-        if unowned != self._unowned:
-            log.log(WARNING, "no site labels %s", unowned)
-            self._unowned = unowned
+        before, self._unowned = self._unowned, [n for n in self.classes if not context.contract.annotating_sites(n)]
+        if self._unowned != before:
+            log.warning("no site labels %s", self._unowned)
         statistics_for, method = self.method.statistics_for(context), self.method.site
         shared = {CLASSES: list(self.classes), TASK: method.task, HEAD: self.head, START: self._start}
         shared |= {METHOD: method.name, PARAMETERS: method.parameters.model_dump_json()}
         for message in messages:
-            node, sent = message.metadata.dst_node_id, message.content
-            if (site := site_name_of_node(node)) not in context.answers:
+            node, content = message.metadata.dst_node_id, RecordDict(dict(message.content))
+            if (site := format_node_as_site_name(node)) not in context.answers:
                 continue
-            annotated = [name in context.contract.sites[site] for name in self.classes]
-            config = ConfigRecord({**sent.config_records[self.configrecord_key], **shared, ANNOTATED: annotated})
-            arrays = sent.array_records[self.arrayrecord_key]
-            content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+            own = {**shared, ANNOTATED: context.contract.annotated_class_mask(site).tolist()}
+            content[self.configrecord_key] = ConfigRecord({**content.config_records[self.configrecord_key], **own})
             if statistics := statistics_for(site):
                 content[STATISTICS] = records.pack_arrays(statistics)
             labelled.append(Message(content, message_type=message.metadata.message_type, dst_node_id=node))
@@ -294,7 +288,7 @@ class PartialLoss(LabelledSites):
 class VanillaFL(LabelledSites):
     """FedAvg with absent labels: a class that a site does not label counts as negative. A baseline for comparison."""
 
-    method_class = baselines.Vanilla
+    method_class = baselines.VanillaFedAvg
 
 
 class SurgicalAggregation(LabelledSites):
@@ -337,9 +331,6 @@ class FedMLP(LabelledSites):
         stage_one_rounds: Number of rounds of the first stage, before missing labels are detected.
         parameters: FedMLP's own parameters by name (:class:`strategies.methods.fedmlp.FedMLPParameters`).
         options: As for :class:`LabelledSites`; the task must be ``multi_label``.
-
-    Raises:
-        ValueError: If a parameter is invalid.
     """
 
     method_class = fedmlp.FedMLP
@@ -357,9 +348,8 @@ class FedMLP(LabelledSites):
 class SequentialTraining(LabelledSites):
     """Train one model at one site after the other in each round, in ascending order of node ids.
 
-    A site that does not reply is skipped; the next site receives the last model that was returned. A class that a site
-    does not label counts as negative, as in the paper. ``aggregate_train`` receives a round's replies in the order of
-    training and returns the last model; override it to save or replace that model.
+    A site that does not reply is skipped. A class that a site does not label counts as negative, as in the paper.
+    ``aggregate_train`` receives a round's replies in the order of training and returns the last model.
     """
 
     method_class: ClassVar[type[SequentialMethod]] = unifed.SequentialTraining
@@ -369,35 +359,11 @@ class SequentialTraining(LabelledSites):
     def start(self, grid: Grid, *args: Any, **options: Any) -> Result:
         """Run all rounds; each site has ``timeout`` seconds for its training."""
         self._grid = grid
-        return super().start(cast(Grid, _ModelPassingGrid(grid, self._send_and_receive)), *args, **options)
-
-    def _send_and_receive(self, messages: Messages, *, timeout: float | None = None) -> Messages:
-        """Send messages and return the replies; in training, each site in turn receives the latest usable model."""
-        messages, model, replies = list(messages), None, list[Message]()
-        if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
-            return self._grid.send_and_receive(messages, timeout=timeout)
-        by_site = {site_name_of_node(message.metadata.dst_node_id): message for message in messages}
-        for site in self.method.order_sites(self.round_context(), sorted(by_site)):
-            if model is not None:
-                by_site[site].content[self.arrayrecord_key] = model
-            (reply,) = self._grid.send_and_receive([by_site[site]], timeout=timeout) or (None,)
-            if reply is not None:
-                replies.append(reply)
-            if reply is None or reply.has_error():
-                reason = "no reply" if reply is None else shorten_error(reply.error.reason)
-                log.log(WARNING, "round %s: node %s is skipped: %s", self._round, int(site), reason)
-                continue
-            try:
-                trained = self.read_reply(reply)
-            except ValueError:  # aggregate_train says why it is left out
-                continue
-            self.aggregate_reply_statistics({site: trained})
-            model = trained.model
-        return replies
+        return super().start(cast(Grid, _ModelPassingGrid(grid, self)), *args, **options)
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
         """Return the model of the last usable reply, and the averaged metrics."""
-        self.refuse_wrapping_strategy()
+        self.refuse_if_wrapped()
         fit, trained = self.read_replies(server_round, replies, self.read_reply, self._nodes)
         if not trained:
             return None, None
@@ -406,13 +372,38 @@ class SequentialTraining(LabelledSites):
 
 
 class _ModelPassingGrid:
-    """A Flower Grid with its own ``send_and_receive``; everything else is passed on to the wrapped grid."""
+    """A Flower Grid that sends training messages one after another, each with the model of the reply before."""
 
-    def __init__(self, grid: Grid, send_and_receive: Callable[..., Messages]) -> None:
-        self._grid, self.send_and_receive = grid, send_and_receive
+    def __init__(self, grid: Grid, strategy: SequentialTraining) -> None:
+        self._grid, self._strategy = grid, strategy
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
+
+    def send_and_receive(self, messages: Messages, *, timeout: float | None = None) -> Messages:
+        """Send messages and return the replies; in training, each site in turn receives the latest usable model."""
+        messages, model, replies = list(messages), None, list[Message]()
+        if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
+            return self._grid.send_and_receive(messages, timeout=timeout)
+        strategy, by_site = self._strategy, dict[str, Message]()
+        for message in messages:
+            by_site[format_node_as_site_name(message.metadata.dst_node_id)] = message
+        for site in strategy.method.order_sites(strategy.round_context(), sorted(by_site)):
+            if model is not None:
+                by_site[site].content[strategy.arrayrecord_key] = model
+            (reply,) = self._grid.send_and_receive([by_site[site]], timeout=timeout) or (None,)
+            replies += [] if reply is None else [reply]
+            if reply is None or reply.has_error():
+                reason = "no reply" if reply is None else shorten_error(reply.error.reason)
+                log.warning("round %s: node %s is skipped: %s", strategy.round_context().round, int(site), reason)
+                continue
+            try:
+                trained = strategy.read_reply(reply)
+            except ValueError:  # aggregate_train says why it is left out
+                continue
+            strategy.aggregate_reply_statistics({site: trained})
+            model = trained.model
+        return replies
 
 
 class UniFed(SequentialTraining):
@@ -454,11 +445,7 @@ class UniFed(SequentialTraining):
         return {"slope": np.array([slope])}
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
-        """Return the sites' last model, mixed with the model of ``train_at_server`` if there is such a function.
-
-        Raises:
-            ValueError: If the model that ``train_at_server`` returns does not fit the sites' model.
-        """
+        """Return the sites' last model, mixed with that of ``train_at_server``; ``ValueError`` if that does not fit."""
         model, metrics = super().aggregate_train(server_round, replies)
         if self.train_at_server is None or model is None:
             return model, metrics

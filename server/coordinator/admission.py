@@ -20,7 +20,7 @@ from common.security.identity import (
 from common.system.toml import TomlSection, read_toml, validate_tables
 from server.coordinator.authority import read_authority_certificate
 from server.coordinator.folder import CoordinatorFolder
-from strategies.engine.claims import ClaimsBySite, SiteClaimLimits
+from strategies.engine.claims import ClaimsBySite, SiteAdmissionLimits
 
 MOST_CLASSES, LONGEST_NAME = 10_000, 100
 
@@ -107,14 +107,16 @@ def make_site_claim_limits_reader(coordinator: CoordinatorFolder) -> ClaimsBySit
 
     While a file is damaged, the function returns the limits of its last successful read.
     """
-    last = dict[str, SiteClaimLimits]()
+    last = dict[str, SiteAdmissionLimits]()
 
-    def read_claim_limits() -> Mapping[str, SiteClaimLimits]:
+    def read_claim_limits() -> Mapping[str, SiteAdmissionLimits]:
         try:
             sites = read_unrevoked_sites(coordinator)
         except BadInput:
             return last
-        last.update({name: SiteClaimLimits(frozenset(site.classes), site.max_images) for name, site in sites.items()})
+        last.update(
+            {name: SiteAdmissionLimits(frozenset(site.classes), site.max_images) for name, site in sites.items()}
+        )
         return last
 
     return read_claim_limits

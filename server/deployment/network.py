@@ -36,7 +36,7 @@ from server.runs.reporter import RunReporter
 from strategies.engine.events import RunStopped
 from strategies.method_list import prefix_fault_with_file
 from strategies.methods.base import find_missing_coordinator_images
-from strategies.privacy.gradients import find_private_network_faults
+from strategies.privacy.gradients import find_network_privacy_faults
 from strategies.registry import build_experiment_strategy
 
 Tell = Callable[[str], None]
@@ -111,7 +111,7 @@ class NetworkBackend:
         faults += find_network_build_faults(experiment.model, file.base_folder)
         faults += find_timer_order_faults(list_timer_settings(experiment))
         if not faults:
-            faults += find_private_network_faults(make_hospital_plan(experiment), method.site)
+            faults += find_network_privacy_faults(make_hospital_plan(experiment), method.site)
         raise_faults([prefix_fault_with_file(file, fault) for fault in faults])
         if not is_superlink_answering(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
             raise BadInput([make_no_superlink_fault(self.coordinator)])

@@ -18,7 +18,7 @@ from common.wire.codec import encode_record
 from common.wire.records import BenefitReply, BenefitRequest, ModelGroups
 from server.federation.recorder import RunTotals
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.state import select_site_groups
+from strategies.engine.state import select_site_model_groups
 
 QUERY = f"{MessageType.QUERY}.benefit"
 
@@ -46,16 +46,16 @@ def compare_with_local_training(
     seconds = compute_comparison_deadline_s(coordinator.deadline_s, totals.round_seconds, share)
     epochs = {site: totals.epochs[site] for site in tested if totals.epochs[site]}  # local epochs, of those asked
     server_round = coordinator.state.round
-    requests = coordinator.begin_exchange(server_round)
+    requests = coordinator.begin_message_exchange(server_round)
     requests.deadline_s, messages = seconds, list[Message]()
     for site, count in sorted(epochs.items()):
-        groups = select_site_groups(initial, requests.context.contract.sites[site])
+        groups = select_site_model_groups(initial, requests.context.contract.sites[site])
         record = partial(BenefitRequest, initial=groups, epochs=count)
         request = requests.make_request_record(record, site, coordinator.result_model)
         requests.expected[site] = ModelGroups()
         messages.append(requests.make_flower_message(site, QUERY, encode_record(request, requests.written)))
     exchange = coordinator.exchange_messages(messages, "benefit", server_round, deadline_s=seconds)
-    replies = coordinator.collect_replies(exchange, BenefitReply)
+    replies = coordinator.collect_checked_replies(exchange, BenefitReply)
     coordinator.callbacks.on_absent_sites("benefit", replies.absent)
     silent = {site: NOT_TRAINED if site in tested else NOT_TESTED for site in members if site not in epochs}
     benefits = {

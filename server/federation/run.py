@@ -21,13 +21,13 @@ from server.federation.benefit import compare_with_local_training
 from server.federation.evaluation import FinalTestOutcome, RunContext, save_and_test_model, unknown_count_to_none
 from server.federation.recorder import RunRecorder, RunTotals, collect_software_versions
 from server.runs.progress import SilentRunProgress
-from strategies.engine.claims import find_excess_claim_faults
+from strategies.engine.claims import find_admission_limit_faults
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RunStopped
 from strategies.engine.secure_aggregation import unmask_test_histograms
 from strategies.engine.sequential import make_coordinator
 from strategies.engine.state import make_model_array_record
-from strategies.privacy.mechanism import compute_epsilon, make_site_privacy
+from strategies.privacy.mechanism import compute_epsilon, make_site_privacy_settings
 from strategies.registry import build_experiment_strategy
 
 
@@ -51,7 +51,7 @@ def run_federation(
         setting.run,
         callbacks=recorder,
         registered=setting.registered,
-        admission=() if setting.claims is None else (partial(find_excess_claim_faults, setting.claims),),
+        admission=() if setting.claims is None else (partial(find_admission_limit_faults, setting.claims),),
         scratch=setting.folder.path,
         frozen=frozen,
     )
@@ -62,7 +62,7 @@ def run_federation(
         keeps_norm = coordinator.method.site.keeps_batch_norm_local
         raise_faults(find_plugin_network_faults(experiment.model, len(classes), keeps_norm=keeps_norm))
         network = build_network(experiment.model, classes, experiment.run.seed, setting.base)
-        before, contract = contract, coordinator.settle_model_layout(make_model_layout(network))
+        before, contract = contract, coordinator.fix_run_model_layout(make_model_layout(network))
         if contract == before:
             break
         # Sites that build another network were left out, and their classes with them: build anew.
@@ -179,9 +179,9 @@ def _summarize_privacy(experiment: Experiment, coordinator: Coordinator, totals:
     cost = {"level": section.level, "delta": section.delta, "accountant": section.accountant, "epsilon": epsilon}
     if section.noise == "local":
         return cost
-    protection = make_site_privacy(coordinator.plan, coordinator.method.site, 1)
+    protection = make_site_privacy_settings(coordinator.plan, coordinator.method.site, 1)
     assert protection is not None, "it has noise"
-    round_alone = protection.steps_with_honest_sites(1)
+    round_alone = protection.noisy_steps_with_honest_sites(1)
     alone = replace(round_alone, count=round_alone.count * coordinator.plan.run.rounds)
     of_one = compute_epsilon([alone], section.delta, section.accountant)
     return {**cost, "noise": section.noise, "honest_sites": section.honest_sites, "epsilon_of_one_share": of_one}

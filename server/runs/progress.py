@@ -20,7 +20,7 @@ from common.system.terminal import (
     make_event_printer,
     make_json_printer,
 )
-from strategies.engine.events import MissingReplyStatus, RollbackEvent, RoundRecord, describe_exclusion
+from strategies.engine.events import MissingReplyStatus, RollbackEvent, RoundRecord, describe_site_exclusion
 from strategies.engine.state import FederationState
 
 DRAWN_A_SECOND = 2
@@ -59,10 +59,10 @@ class SilentRunProgress:
         """Do nothing, because ``events.jsonl`` has the reason."""
 
     def show_rollback(self, rolled_back: RollbackEvent) -> None:
-        self.show_note(rolled_back.sentence)
+        self.show_note(rolled_back.rollback_sentence)
 
     def show_excluded_site(self, server_round: int, site: str, reason: str) -> None:
-        self.show_note(describe_exclusion(server_round, site, reason))
+        self.show_note(describe_site_exclusion(server_round, site, reason))
 
     def show_note(self, sentence: str) -> None:
         """Show a sentence about an event of the run; this class shows nothing."""

@@ -38,9 +38,14 @@ from server.runs.receipt import (
     make_run_receipt,
     read_run_receipt,
 )
-from strategies.aggregation.bounds import Lengths, shorten_long_updates
+from strategies.aggregation.bounds import Lengths, clip_long_updates
 from strategies.aggregation.server_optimizer import Moments
-from strategies.engine.aggregator import add_update_of_pass, get_update_length_limit, merge_updates, update_global_model
+from strategies.engine.aggregator import (
+    add_sequential_site_update,
+    get_update_norm_limit,
+    merge_updates,
+    update_global_model,
+)
 from strategies.engine.state import deserialize_federation_state as state_of_bytes
 from strategies.methods.base import Method, RoundContext, SequentialMethod
 from strategies.registry import build_experiment_strategy
@@ -260,7 +265,7 @@ class AggregationReplay:
     @property
     def update_clip_limit(self) -> float | None:
         """Return the clipping limit of updates as a multiple of their median length; None without clipping."""
-        return get_update_length_limit(self.method.site, self.experiment.participation, self.experiment.privacy)
+        return get_update_norm_limit(self.method.site, self.experiment.participation, self.experiment.privacy)
 
     @classmethod
     def make_initial_replay(cls, run_folder: Path, receipt: RunReceipt, experiment: Experiment) -> "AggregationReplay":
@@ -313,13 +318,13 @@ class AggregationReplay:
             if isinstance(self.method, SequentialMethod):
                 passed, left = self.model, self.experiment.run.rounds - expected.round
                 for hops, reply in enumerate(replies.values(), start=1):
-                    visited = add_update_of_pass(passed, reply, self.update_clip_limit, self.lengths)
+                    visited = add_sequential_site_update(passed, reply, self.update_clip_limit, self.lengths)
                     passed, self.lengths = visited.model, visited.lengths
                     self.model = self.method.result_after_hop(left, hops, self.model, passed)
             else:
                 bounded = replies
                 if self.update_clip_limit is not None:
-                    bounded, _ = shorten_long_updates(replies, self.update_clip_limit)
+                    bounded, _ = clip_long_updates(replies, self.update_clip_limit)
                 means = merge_updates(self.method, context, self.model, bounded).means
                 self.model, self.moments = update_global_model(self.method, expected.round, means, self.moments)
             self.statistics = self.method.aggregate_statistics(context, replies)

@@ -49,11 +49,11 @@ from server.runs.tracking import TrackingService
 from server.simulation.backends.inline import import_client_app, run_with_inline_grid
 from server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
 from server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
-from strategies.local.arithmetic import choose_arithmetic, copy_with_arithmetic
+from strategies.local.arithmetic import choose_number_format, copy_with_number_format
 from strategies.local.plugin_calls import find_plugin_faults
 from strategies.method_list import prefix_fault_with_file
 from strategies.methods.base import Method, find_missing_coordinator_images
-from strategies.privacy.gradients import find_private_network_faults
+from strategies.privacy.gradients import find_network_privacy_faults
 from strategies.registry import build_experiment_strategy
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
@@ -131,9 +131,9 @@ class SimulationBackend:
         experiment, folder, data = self.experiment, opening.folder, self.data
         if experiment.training.precision == "fastest":  # the same for all sites; a resumed run keeps its choice
             plan = make_hospital_plan(experiment)
-            arithmetic = choose_arithmetic(plan, self._evaluation_device, folder.path, durable=False)
+            arithmetic = choose_number_format(plan, self._evaluation_device, folder.path, durable=False)
             self.tell(f"fastest on this machine: {arithmetic}")
-            experiment = copy_with_arithmetic(experiment, arithmetic)
+            experiment = copy_with_number_format(experiment, arithmetic)
         server_data = data.server if experiment.server_data else None  # a partition's own images are of the data set
         record_data_hashes_or_refuse(opening, hash_run_data_sets(data.splits, server_data, self.external))
         setting = self._make_run_context(opening, experiment.training.precision)
@@ -267,7 +267,7 @@ def check_simulation_experiment(
     if class_names and experiment.partition is not None:
         faults += find_partition_faults(class_names, experiment.partition)
     if not faults:
-        faults += find_private_network_faults(make_hospital_plan(experiment), method.site)
+        faults += find_network_privacy_faults(make_hospital_plan(experiment), method.site)
     raise_faults([prefix_fault_with_file(file, fault) for fault in faults])
     try:
         data = load_simulated_data(experiment, file.base_folder, tell)

@@ -44,18 +44,27 @@ Lengths = Mapping[str, float]
 """Part of an update -> its Euclidean length; for head rows, that of the longest row."""
 
 
-def measure_update_lengths(update: ModelGroups) -> dict[str, float]:
+def compute_update_part_norms(update: ModelGroups) -> dict[str, float]:
     """Return the Euclidean length of each part of an update: trunk, batch normalisation and the longest head row."""
     lengths = {}
     for part, values in ((TRUNK, update.trunk), (NORM, update.norm)):
-        if values is not None:
-            lengths[part] = _measure_array_length(values)
+        if values is None:
+            continue
+        total, blocks = 0.0, [values[start : start + BLOCK] for start in range(0, len(values), BLOCK)]
+        with np.errstate(over="ignore"):
+            for block in blocks:
+                total += float(block @ block)
+        if not LEAST <= total < math.inf:  # a square that a float32 does not hold
+            total = 0.0
+            for block in blocks:
+                total += float(np.square(block, dtype=np.float64).sum())
+        lengths[part] = math.sqrt(total)
     if update.head is not None:
         lengths[ROW] = float(_compute_head_row_norms(update.head).max(initial=0.0))
     return lengths
 
 
-def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
+def compute_median_part_norms(lengths: Iterable[Lengths]) -> dict[str, float]:
     """Return the median over sites of each part's length: trunk, batch normalisation, the site's longest head row.
 
     A part that fewer than three sites sent has no median.
@@ -64,19 +73,17 @@ def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
     for of_site in lengths:
         for part, length in of_site.items():
             sent.setdefault(part, []).append(length)
-    medians = dict[str, float]()
-    for part, values in sent.items():
-        if len(values) >= FEWEST:
-            medians[part] = statistics.median(values)
-    return medians
+    return {part: statistics.median(values) for part, values in sent.items() if len(values) >= FEWEST}
 
 
-def shorten_update(update: ModelGroups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[ModelGroups, str]:
+def clip_update_by_median_norms(
+    update: ModelGroups, lengths: Lengths, medians: Lengths, clip: float
+) -> tuple[ModelGroups, str]:
     """Shorten parts longer than ``clip`` median lengths; return the update and a sentence on the part shortened most.
 
     The sentence is empty if no part was too long.
     """
-    relative = divide_lengths_by_medians(lengths, medians)
+    relative = divide_norms_by_medians(lengths, medians)
     if max(relative.values(), default=0.0) <= clip:
         return update, ""
     long = {part: times for part, times in relative.items() if times > clip}
@@ -96,7 +103,7 @@ def shorten_update(update: ModelGroups, lengths: Lengths, medians: Lengths, clip
     return update, f"its {worst} was {long[worst]:.3g} times the median length, and was shortened to {clip:g} times"
 
 
-def shorten_long_updates(
+def clip_long_updates(
     replies: Mapping[str, TrainReply], clip: float, lengths: Mapping[str, Lengths] = MappingProxyType({})
 ) -> tuple[dict[str, TrainReply], dict[str, str]]:
     """Shorten the updates of a round that are longer than ``clip`` times the median length.
@@ -109,18 +116,16 @@ def shorten_long_updates(
     Returns:
         All replies with bounded updates; and for each shortened site a sentence that says how.
     """
-    measured = dict[str, Lengths]()
+    measured = {site: lengths.get(site) or compute_update_part_norms(reply.update) for site, reply in replies.items()}
+    medians, result, done = compute_median_part_norms(measured.values()), dict(replies), dict[str, str]()
     for site, reply in replies.items():
-        measured[site] = lengths.get(site) or measure_update_lengths(reply.update)
-    medians, result, done = compute_median_lengths(measured.values()), dict(replies), dict[str, str]()
-    for site, reply in replies.items():
-        update, sentence = shorten_update(reply.update, measured[site], medians, clip)
+        update, sentence = clip_update_by_median_norms(reply.update, measured[site], medians, clip)
         if sentence:
             result[site], done[site] = replace(reply, update=update), sentence
     return result, done
 
 
-def divide_lengths_by_medians(lengths: Lengths, medians: Lengths) -> dict[str, float]:
+def divide_norms_by_medians(lengths: Lengths, medians: Lengths) -> dict[str, float]:
     """Return the length of each part of an update divided by the median length of that part.
 
     Parts without a median are omitted. If the median is 0, the result is infinite, or 0 for a length of 0.
@@ -141,19 +146,6 @@ def _compute_head_row_norms(head: Head) -> Float64:
     weight = head.weight.astype(np.float64)
     squares = np.einsum("cf,cf->c", weight, weight) + np.square(head.bias, dtype=np.float64)
     return np.asarray(np.sqrt(squares), np.float64)  # (classes,)
-
-
-def _measure_array_length(values: Float32) -> float:
-    total, starts = 0.0, range(0, len(values), BLOCK)
-    with np.errstate(over="ignore"):
-        for start in starts:
-            block = values[start : start + BLOCK]
-            total += float(block @ block)
-    if not LEAST <= total < math.inf:  # a square that a float32 does not hold
-        total = 0.0
-        for start in starts:
-            total += float(np.square(values[start : start + BLOCK], dtype=np.float64).sum())
-    return math.sqrt(total)
 
 
 HEAVY = 0.9

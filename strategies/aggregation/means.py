@@ -54,26 +54,22 @@ def add_update_to_values(state: Float32, update: Float64) -> Float32:
 def run_in_blocks(n: int, work: Callable[[slice], None]) -> None:
     """Call ``work`` with consecutive slices that together cover ``n`` numbers; two threads share long arrays."""
 
-    def run_stretch(begin: int) -> None:
+    def run_block_range(begin: int) -> None:
         for start in range(begin, min(begin + STRETCH, n), BLOCK):
             work(slice(start, min(start + BLOCK, n)))
 
     if n <= STRETCH:
-        run_stretch(0)
+        run_block_range(0)
         return
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(run_stretch, range(0, n, STRETCH)))
+        list(pool.map(run_block_range, range(0, n, STRETCH)))
 
 
 # ---------------------------------------------------------------------- means of flat arrays
 
 
 class FlatMean(ABC):
-    """The mean of flat arrays of equal length, computed block by block.
-
-    Args:
-        size: Length of the arrays.
-    """
+    """The mean of flat arrays of the length ``size``, computed block by block."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -125,7 +121,7 @@ class RunningMean(FlatMean):
         super().__init__(size)
         self.weight, self._sum = 0.0, np.zeros(size, np.float64)
 
-    def add(self, array: Float32, weight: float) -> None:
+    def add_array(self, array: Float32, weight: float) -> None:
         """Add an array with a weight; weights need not sum to one."""
         if array.shape != self._sum.shape:
             raise ValueError(f"expected shape {self._sum.shape}, got {array.shape}")
@@ -200,12 +196,7 @@ class PrecomputedHeadMean:
 
 
 class WholeHeadMean:
-    """The weighted mean of whole heads: every site sends every row (FedAvg).
-
-    Args:
-        class_names: Rows of the result.
-        features: Width of a row.
-    """
+    """The weighted mean of whole heads, whose rows have the width ``features``: every site sends every row (FedAvg)."""
 
     def __init__(self, class_names: Sequence[str], features: int) -> None:
         self._names = tuple(class_names)
@@ -242,18 +233,14 @@ def add_mean_to_head(head: Head, mean: HeadArrays) -> Head:
 
 @dataclass(frozen=True)
 class UpdateMeans:
-    """The mean updates of trunk, batch normalisation and head; None for a part that no site sent.
-
-    Attributes:
-        model: The model that the sites started from.
-    """
+    """The mean updates of parts of ``model``, from which the sites started; None for a part that no site sent."""
 
     model: ModelState
     trunk: FlatMean | None = None
     norm: FlatMean | None = None
     head: HeadRowsMean | None = None
 
-    def add_to_model(self) -> ModelState:
+    def add_means_to_model(self) -> ModelState:
         """Return the model plus the mean updates; a part that no site sent is unchanged."""
         model = self.model
         return ModelState(
@@ -299,11 +286,7 @@ class MergedUpdates:
 
 
 class RunningUpdateMeans:
-    """Builds :class:`UpdateMeans` from updates that are added one by one.
-
-    Args:
-        model: The model that the sites started from.
-    """
+    """Builds :class:`UpdateMeans` from updates that are added one by one, of sites that started from ``model``."""
 
     def __init__(self, model: ModelState, head_mean: HeadMean) -> None:
         self._model, self._head_mean = model, head_mean
@@ -311,20 +294,20 @@ class RunningUpdateMeans:
         self._norm: RunningMean | None = None
         self._head: RunningHeadMean | None = None
 
-    def add(self, update: ModelGroups, weight: float) -> None:
+    def add_update(self, update: ModelGroups, weight: float) -> None:
         """Add a site's update to the means; the update is not stored."""
         if update.trunk is not None:
             self._trunk = self._trunk or RunningMean(len(self._model.trunk))
-            self._trunk.add(update.trunk, weight)
+            self._trunk.add_array(update.trunk, weight)
         if update.norm is not None:
             self._norm = self._norm or RunningMean(len(self._model.norm))
-            self._norm.add(update.norm, weight)
+            self._norm.add_array(update.norm, weight)
         if update.head is not None:
             self._head = self._head or self._head_mean(self._model.head.class_names, self._model.head.features)
             self._head.add(update.head, weight)
 
     @property
-    def means(self) -> UpdateMeans:
+    def current_means(self) -> UpdateMeans:
         """Return the means of the updates added so far."""
         return UpdateMeans(self._model, self._trunk, self._norm, self._head)
 
@@ -337,21 +320,17 @@ def compute_site_weight(reply: TrainReply, weighting: Weighting) -> float:
 def average_updates(
     model: ModelState, replies: Sequence[TrainReply], weights: Weights, head_mean: HeadMean
 ) -> UpdateMeans:
-    """Return the weighted means of the updates in the sites' replies.
+    """Return the weighted means of the updates of sites that started from ``model``.
 
     Args:
-        model: The model that the sites started from.
         replies: At least one accepted reply, in the order of site names.
         weights: One weight for each reply.
     """
-    trunks, norms = list[tuple[Float32, float]](), list[tuple[Float32, float]]()
+    weighted = [(reply.update, weight) for reply, weight in zip(replies, weights, strict=True)]
+    trunks = [(update.trunk, weight) for update, weight in weighted if update.trunk is not None]
+    norms = [(update.norm, weight) for update, weight in weighted if update.norm is not None]
     head: RunningHeadMean | None = None
-    for reply, weight in zip(replies, weights, strict=True):
-        update = reply.update
-        if update.trunk is not None:
-            trunks.append((update.trunk, weight))
-        if update.norm is not None:
-            norms.append((update.norm, weight))
+    for update, weight in weighted:
         if update.head is not None:
             head = head or head_mean(model.head.class_names, model.head.features)
             head.add(update.head, weight)
@@ -359,11 +338,7 @@ def average_updates(
 
 
 def mix_tensors(clients: Float32, server: Float32, alpha: float) -> Float32:
-    """Return ``alpha * clients + (1 - alpha) * server`` for two arrays of one shape, computed in float64.
-
-    Args:
-        alpha: Share of ``clients``, 0 to 1.
-    """
+    """Return ``alpha * clients + (1 - alpha) * server`` for two arrays of one shape, computed in float64."""
     mixture = np.float64(alpha) * clients.astype(np.float64) + np.float64(1 - alpha) * server.astype(np.float64)
     return mixture.astype(np.float32)
 

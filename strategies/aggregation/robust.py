@@ -65,17 +65,17 @@ class RobustMeanRule(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _parse_name_only(cls, value: Any) -> Any:
+    def _parse_rule_name(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _check_own_keys(self) -> "RobustMeanRule":
+    def _refuse_keys_of_other_kinds(self) -> "RobustMeanRule":
         if others := sorted(self.model_fields_set - {"kind", *KEYS[self.kind]}):
             raise ValueError(f"{', '.join(others)} is no key of {self.kind}")
         return self
 
     @property
-    def fewest_sites(self) -> int:
+    def min_sites_for_robust_mean(self) -> int:
         """Return the number of sites that the rule needs; with fewer sites the plain mean is used."""
         return 2 * self.byzantine + 3 if self.kind == "krum" else 3
 
@@ -89,20 +89,20 @@ def compute_robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMeanRu
     """Return the robust mean of the sites' vectors, split into parts like the vectors.
 
     Args:
-        vectors: One vector for each site, at least :attr:`RobustMeanRule.fewest_sites`; a vector is a list of flat
-            arrays, such as trunk and batch normalisation.
+        vectors: One vector for each site, at least :attr:`RobustMeanRule.min_sites_for_robust_mean`; a vector is a list
+            of flat arrays, such as trunk and batch normalisation.
     """
     parts = [[site[place] for site in vectors] for place in range(len(vectors[0]))]
     if rule.kind == "krum":
-        chosen = choose_sites_by_krum(compute_squared_distances(parts), rule.byzantine, rule.keep)
-        return [apply_by_coordinate([part[site] for site in chosen], mean_by_coordinate) for part in parts]
+        chosen = choose_sites_by_krum(compute_squared_site_distances(parts), rule.byzantine, rule.keep)
+        return [apply_rule_by_coordinate([part[site] for site in chosen], compute_coordinate_mean) for part in parts]
     cut = rule.count_trimmed_values(len(vectors))
     of_block = (
-        median_by_coordinate
+        compute_coordinate_median
         if rule.kind == "coordinate_median"
-        else lambda values: trimmed_mean_by_coordinate(values, cut)
+        else lambda values: compute_coordinate_trimmed_mean(values, cut)
     )
-    return [apply_by_coordinate(part, of_block) for part in parts]
+    return [apply_rule_by_coordinate(part, of_block) for part in parts]
 
 
 def average_updates_robustly(
@@ -119,10 +119,10 @@ def average_updates_robustly(
         weights: One weight for each site; only plain means use the weights.
     """
     flat = [[array for array in (update.trunk, update.norm) if array is not None] for update in updates]
-    of_trunk = iter(map(PrecomputedMean, _robust_or_plain_mean(flat, weights, rule)))
+    of_trunk = iter(map(PrecomputedMean, _compute_robust_or_plain_mean(flat, weights, rule)))
     trunk = None if updates[0].trunk is None else next(of_trunk)
     norm = None if updates[0].norm is None else next(of_trunk)
-    few = ["trunk"] if flat[0] and len(updates) < rule.fewest_sites else []
+    few = ["trunk"] if flat[0] and len(updates) < rule.min_sites_for_robust_mean else []
     rows: dict[str, dict[int, Float32]] = {name: {} for name in model.head.class_names}
     for site, update in enumerate(updates):
         if update.head is not None:
@@ -132,37 +132,37 @@ def average_updates_robustly(
     for row, (name, owners) in enumerate(rows.items()):
         if owners:
             shares = [weights[site] for site in owners]
-            (mean[row],) = _robust_or_plain_mean([[array] for array in owners.values()], shares, rule)
+            (mean[row],) = _compute_robust_or_plain_mean([[array] for array in owners.values()], shares, rule)
             sent[row] = True
-            few += [name] if len(owners) < rule.fewest_sites else []
+            few += [name] if len(owners) < rule.min_sites_for_robust_mean else []
     head = None if updates[0].head is None else PrecomputedHeadMean((mean[:, :-1], mean[:, -1], sent))
     return MergedUpdates(UpdateMeans(model, trunk, norm, head), tuple(few))
 
 
-def _robust_or_plain_mean(
+def _compute_robust_or_plain_mean(
     vectors: Sequence[Sequence[Float32]], weights: Weights, rule: RobustMeanRule
 ) -> list[Float64]:
     """Return the robust mean if there are enough sites for it, otherwise the plain weighted mean."""
     if not vectors[0]:
         return []
-    if len(vectors) >= rule.fewest_sites:
+    if len(vectors) >= rule.min_sites_for_robust_mean:
         return compute_robust_mean(vectors, rule)
     return [BlockwiseMean(list(zip(part, weights, strict=True))).mean for part in zip(*vectors, strict=True)]
 
 
-def mean_by_coordinate(values: Float64) -> Float64:
+def compute_coordinate_mean(values: Float64) -> Float64:
     """Return the mean of each coordinate of ``(sites, n)``."""
     return np.asarray(values.mean(axis=0), np.float64)
 
 
-def median_by_coordinate(values: Float64) -> Float64:
+def compute_coordinate_median(values: Float64) -> Float64:
     """Return the median of each coordinate of ``(sites, n)`` (Yin et al., definition 1)."""
     return np.asarray(np.median(values, axis=0), np.float64)
 
 
-def trimmed_mean_by_coordinate(values: Float64, cut: int) -> Float64:
+def compute_coordinate_trimmed_mean(values: Float64, cut: int) -> Float64:
     """Return the mean of each coordinate of ``(sites, n)`` without ``cut`` values at either end (definition 2)."""
-    return mean_by_coordinate(np.sort(values, axis=0)[cut : len(values) - cut])
+    return compute_coordinate_mean(np.sort(values, axis=0)[cut : len(values) - cut])
 
 
 def choose_sites_by_krum(distances: Float64, byzantine: int, keep: int = 1) -> list[int]:
@@ -181,7 +181,7 @@ def choose_sites_by_krum(distances: Float64, byzantine: int, keep: int = 1) -> l
     return sorted(best.tolist())
 
 
-def compute_squared_distances(parts: Sequence[Sequence[Float32]]) -> Float64:
+def compute_squared_site_distances(parts: Sequence[Sequence[Float32]]) -> Float64:
     """Return the squared Euclidean distances between the sites' vectors, ``(sites, sites)``.
 
     Args:
@@ -191,13 +191,13 @@ def compute_squared_distances(parts: Sequence[Sequence[Float32]]) -> Float64:
     total = np.zeros((sites, sites), np.float64)
     for part in parts:
         for start in range(0, len(part[0]), BLOCK):
-            values = _stack_block(part, slice(start, start + BLOCK))
+            values = _stack_site_blocks(part, slice(start, start + BLOCK))
             for site in range(sites - 1):
                 total[site, site + 1 :] += np.square(values[site + 1 :] - values[site]).sum(axis=1)
     return total + total.T
 
 
-def apply_by_coordinate(part: Sequence[Float32], rule: Callable[[Float64], Float64]) -> Float64:
+def apply_rule_by_coordinate(part: Sequence[Float32], rule: Callable[[Float64], Float64]) -> Float64:
     """Apply a rule such as the median over sites to every coordinate of one part of the vectors, block by block.
 
     Args:
@@ -207,13 +207,13 @@ def apply_by_coordinate(part: Sequence[Float32], rule: Callable[[Float64], Float
     result = np.empty(part[0].shape, np.float64)
 
     def fill_block(block: slice) -> None:
-        result[block] = rule(_stack_block(part, block))
+        result[block] = rule(_stack_site_blocks(part, block))
 
     run_in_blocks(len(result), fill_block)
     return result
 
 
-def _stack_block(part: Sequence[Float32], block: slice) -> Float64:
+def _stack_site_blocks(part: Sequence[Float32], block: slice) -> Float64:
     return np.stack([values[block] for values in part]).astype(np.float64)  # (sites, block)
 
 
@@ -229,7 +229,7 @@ def compute_update_inner_products(updates: Sequence[ModelGroups]) -> Float64:
     return products
 
 
-def compute_distances_from_mean(products: Float64, weights: Float64) -> Float64:
+def compute_distances_from_mean_model(products: Float64, weights: Float64) -> Float64:
     """Return the distance of each site's model from the weighted mean model, ``(sites,)``.
 
     Args:
@@ -238,14 +238,14 @@ def compute_distances_from_mean(products: Float64, weights: Float64) -> Float64:
     """
     shares = weights / weights.sum()
     with_mean = products @ shares  # (sites,)
-    return _clipped_square_root(np.diag(products) - 2 * with_mean + shares @ with_mean)
+    return _compute_clipped_square_root(np.diag(products) - 2 * with_mean + shares @ with_mean)
 
 
 def compute_distances_between_models(products: Float64) -> Float64:
     """Return every two models' distance, ``(sites, sites)``, from :func:`compute_update_inner_products`."""
     squares = np.diag(products)
-    return _clipped_square_root(squares[:, None] + squares[None, :] - 2 * products)
+    return _compute_clipped_square_root(squares[:, None] + squares[None, :] - 2 * products)
 
 
-def _clipped_square_root(squares: Float64) -> Float64:
+def _compute_clipped_square_root(squares: Float64) -> Float64:
     return np.sqrt(np.maximum(squares, 0.0))  # rounding can take the square of a tiny distance below zero

@@ -22,10 +22,10 @@ from common.models.state import Array, ModelState
 from common.wire.records import ModelGroups, TrainReply
 from strategies.aggregation.bounds import (
     Lengths,
-    compute_median_lengths,
-    divide_lengths_by_medians,
-    measure_update_lengths,
-    shorten_update,
+    clip_update_by_median_norms,
+    compute_median_part_norms,
+    compute_update_part_norms,
+    divide_norms_by_medians,
 )
 from strategies.aggregation.means import (
     HeadMean,
@@ -76,7 +76,7 @@ class StreamingAggregator:
         self._next.remove(site)
         self._add_next_updates()
 
-    def restore_updates(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
+    def restore_stored_updates(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
         """Return the replies unchanged and without updates, because a streaming aggregator does not store updates."""
         return replies
 
@@ -88,12 +88,12 @@ class StreamingAggregator:
         """Add the updates that still wait for missing sites, and return the means of all collected updates."""
         self._next = deque(sorted(self._waiting))
         self._add_next_updates()
-        return self._means.means
+        return self._means.current_means
 
     def _add_next_updates(self) -> None:
         while self._next and self._next[0] in self._waiting:
             site = self._next.popleft()
-            self._means.add(self._waiting.pop_update(site), self._weights[site])
+            self._means.add_update(self._waiting.pop_update(site), self._weights[site])
 
 
 class BufferedAggregator:
@@ -119,12 +119,9 @@ class BufferedAggregator:
         if site in self._waiting:
             self._waiting.pop_update(site)
 
-    def restore_updates(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
+    def restore_stored_updates(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
         """Return the replies with their stored updates."""
-        whole = dict[str, TrainReply]()
-        for site, reply in replies.items():
-            whole[site] = replace(reply, update=self._waiting[site])
-        return whole
+        return {site: replace(reply, update=self._waiting[site]) for site, reply in replies.items()}
 
     def compute_update_means(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
         """Return the means of the updates in the replies, by the method's weights or its robust mean."""
@@ -140,9 +137,7 @@ def make_aggregator(
     """Return the aggregator for a round: streaming, or buffered if a rule needs all updates of the round together.
 
     Args:
-        model: The model that the sites started from.
         folder: Folder for files of updates that wait; None for the system's temporary folder.
-        buffered: True if some rule needs all updates of the round together.
     """
     if buffered or method.site.parameters.mean is not None:
         return BufferedAggregator(method, model, folder)
@@ -152,7 +147,7 @@ def make_aggregator(
 # ---------------------------------------------------------------------- the rules
 
 
-def get_update_length_limit(
+def get_update_norm_limit(
     method: SiteMethod, participation: ParticipationSection, privacy: PrivacySection
 ) -> float | None:
     """Return the largest length of an update that is not shortened, in median lengths of the round.
@@ -169,13 +164,11 @@ def merge_updates(
     """Return the means of a round's updates, by the method's weights or its robust mean.
 
     Args:
-        context: The coordinator's knowledge at the beginning of the round.
         model: The model that the sites started from.
         replies: Accepted replies, in the order of site names.
     """
-    parameters, weights = method.site.parameters, list[float]()
-    for reply in replies.values():
-        weights.append(compute_site_weight(reply, parameters.weighting))
+    parameters = method.site.parameters
+    weights = [compute_site_weight(reply, parameters.weighting) for reply in replies.values()]
     if parameters.mean is not None:
         return average_updates_robustly(model, [reply.update for reply in replies.values()], weights, parameters.mean)
     weighted = method.site_weights(context, replies, weights)
@@ -187,8 +180,9 @@ def update_global_model(
 ) -> tuple[ModelState, Moments]:
     """Apply a round's mean updates to the global model; return the new model and the moments for the next round."""
     optimizer = method.site.parameters.server_optimizer
-    stepped = (means.add_to_model(), moments) if optimizer is None else means.apply_server_optimizer(optimizer, moments)
-    return method.finalize(server_round, *stepped)
+    if optimizer is None:
+        return method.finalize(server_round, means.add_means_to_model(), moments)
+    return method.finalize(server_round, *means.apply_server_optimizer(optimizer, moments))
 
 
 UNTRAINED = 10.0
@@ -196,7 +190,7 @@ UNTRAINED = 10.0
 
 
 @dataclass(frozen=True)
-class SitePassResult:
+class SequentialSiteResult:
     """The result of passing a model through one site in sequential training.
 
     Attributes:
@@ -212,9 +206,9 @@ class SitePassResult:
     reason: str = ""
 
 
-def add_update_of_pass(
+def add_sequential_site_update(
     model: ModelState, reply: TrainReply, clip: float | None, lengths: Mapping[str, Lengths]
-) -> SitePassResult:
+) -> SequentialSiteResult:
     """Add one site's update to a model, shortened to at most ``clip`` times the median length of earlier updates.
 
     While ``lengths`` has fewer than three sites, each part of the update is limited to the length of the same part of
@@ -228,17 +222,18 @@ def add_update_of_pass(
     """
     done = ""
     if clip is not None:
-        own, usual = measure_update_lengths(reply.update), compute_median_lengths(lengths.values())
+        own, usual = compute_update_part_norms(reply.update), compute_median_part_norms(lengths.values())
         if not usual:
-            of_model = measure_update_lengths(ModelGroups.from_model(model))
+            of_model = compute_update_part_norms(ModelGroups.from_model(model))
             usual = {part: length / clip for part, length in of_model.items() if length}
-        if (times := max(divide_lengths_by_medians(own, usual).values(), default=0.0)) > UNTRAINED * clip:
+        if (times := max(divide_norms_by_medians(own, usual).values(), default=0.0)) > UNTRAINED * clip:
             reason = f"its update is {times:.3g} times as long as usual: no training moves so far"
-            return SitePassResult(model, lengths, reason=reason)
-        update, done = shorten_update(reply.update, own, usual, clip)
+            return SequentialSiteResult(model, lengths, reason=reason)
+        update, done = clip_update_by_median_norms(reply.update, own, usual, clip)
         reply = replace(reply, update=update)
-        lengths = MappingProxyType({**lengths, reply.site: measure_update_lengths(update)})
-    return SitePassResult(average_updates(model, [reply], [1.0], WholeHeadMean).add_to_model(), lengths, done)
+        lengths = MappingProxyType({**lengths, reply.site: compute_update_part_norms(update)})
+    trained = average_updates(model, [reply], [1.0], WholeHeadMean).add_means_to_model()
+    return SequentialSiteResult(trained, lengths, done)
 
 
 IN_MEMORY = 2**29
@@ -254,7 +249,7 @@ class StoredSiteUpdates(Mapping[str, ModelGroups]):
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._updates, self._bytes = folder, dict[str, ModelGroups](), 0
-        self._file, self._places = TrunkFile(folder), dict[str, slice]()
+        self._file, self._places = TrunkSpillFile(folder), dict[str, slice]()
 
     def store_update(self, site: str, update: ModelGroups, *, briefly: bool = False) -> None:
         """Store a site's update in memory, or the update's trunk on disk if memory is full.
@@ -278,7 +273,7 @@ class StoredSiteUpdates(Mapping[str, ModelGroups]):
         self._bytes -= _count_trunk_bytes(self._updates.pop(site))
         self._places.pop(site, None)
         if not self._places:
-            self._file = TrunkFile(self._folder)  # the old one goes with the last look at it
+            self._file = TrunkSpillFile(self._folder)  # the old one goes with the last look at it
         return update
 
     def __getitem__(self, site: str) -> ModelGroups:
@@ -297,7 +292,7 @@ def _count_trunk_bytes(update: ModelGroups) -> int:
     return 0 if update.trunk is None else update.trunk.nbytes
 
 
-class TrunkFile:
+class TrunkSpillFile:
     """A temporary file that holds the trunks of many updates in sequence; it is deleted when the process ends.
 
     All trunks share one file, because a process may open only a limited number of files.

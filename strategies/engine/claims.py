@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SiteClaimLimits:
+class SiteAdmissionLimits:
     """Limits on a site's statements at the roll call, set when the coordinator admitted the site.
 
     Attributes:
@@ -24,12 +24,12 @@ class SiteClaimLimits:
     images: int = 0
 
 
-ClaimsBySite = Callable[[], Mapping[str, SiteClaimLimits]]
+ClaimsBySite = Callable[[], Mapping[str, SiteAdmissionLimits]]
 """Returns the current limits of each site; they may change during a run."""
-ANYTHING = SiteClaimLimits()
+ANYTHING = SiteAdmissionLimits()
 
 
-def find_excess_claim_faults(claims: ClaimsBySite, members: Iterable["RunMember"]) -> list[Fault]:
+def find_admission_limit_faults(claims: ClaimsBySite, members: Iterable["RunMember"]) -> list[Fault]:
     """Return a fault for each site whose stated classes or images exceed its admission limits."""
     faults, limits = list[Fault](), claims()
     for member in members:

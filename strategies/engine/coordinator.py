@@ -20,12 +20,12 @@ from common.data.base.image_set import DatasetSplits
 from common.models.network import build_network
 from common.models.state import FrozenPart, ModelState, ModelStateLayout, make_model_layout
 from common.wire.records import EvaluateReply, TrainReply
-from strategies.engine.aggregator import Aggregator, get_update_length_limit, make_aggregator, update_global_model
+from strategies.engine.aggregator import Aggregator, get_update_norm_limit, make_aggregator, update_global_model
 from strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord, RunCallbacks
 from strategies.engine.exchange import (
     ExchangeReplies,
     ExchangeRequests,
-    FrozenPartDelivery,
+    FrozenModelPartDelivery,
     Reply,
     check_exchange_replies,
     make_too_few_sites_error,
@@ -38,8 +38,8 @@ from strategies.engine.layers import (
     ModelCollapse,
     RollbackLayer,
     RoundOutcome,
-    RunningVarianceLayer,
-    UpdateLengthBoundLayer,
+    RunningVarianceCheckLayer,
+    UpdateNormBoundLayer,
 )
 from strategies.engine.membership import AdmissionRule, Registered, RunMembership
 from strategies.engine.secure_aggregation import SecureAggregationLayer
@@ -59,8 +59,8 @@ from strategies.methods.base import Method, RoundContext
 class Coordinator:
     """Leads one run of a method: :meth:`start`, then :meth:`test_result_model`.
 
-    A caller that needs the run's classes before :meth:`start` calls ``sites.call_roll`` and :meth:`settle_model_layout`
-    first.
+    A caller that needs the run's classes before :meth:`start` first calls ``sites.call_roll`` and
+    :meth:`fix_run_model_layout`.
 
     Args:
         method: The coordinator's half of the method; it holds no state of the run.
@@ -80,6 +80,7 @@ class Coordinator:
         layers: The optional layers that this run uses around its rounds, outermost first.
         grid: Flower's connection to the sites; set when the run starts.
         deadline_s: Seconds after which an exchange ends without the sites that have not replied.
+        criterion: The criterion by which the best model is chosen.
     """
 
     def __init__(
@@ -99,45 +100,46 @@ class Coordinator:
         self.callbacks, self._scratch = callbacks or RunCallbacks(), scratch
         if plan.model.train != "all" and (frozen is None or frozen.sha256 != plan.model.frozen_sha256):
             raise ValueError("the plan's model has a frozen part; pass it as frozen, and name its hash in the plan")
-        self.frozen = None if frozen is None else FrozenPartDelivery(frozen)
+        self.frozen = None if frozen is None else FrozenModelPartDelivery(frozen)
         self.sites = RunMembership(method, plan, participation, run, self.callbacks, registered, admission)
         self.state: FederationState
         self.last_validation = FederationValidation()
         self.requests: ExchangeRequests
         self.grid: Grid
         self.deadline_s = participation.round_deadline_s
-        self._set_layers(self._iterate_layers())
+        self.criterion = method.site.choose_selection_criterion(plan.evaluation)
+        self._set_round_layers(self._iterate_round_layers())
         self._resumed: FederationState | None = None
         self._plan_json = plan.model_dump_json()
 
-    def _iterate_layers(self, variances: Sequence[slice] = ()) -> Iterator[CoordinatorRoundLayer]:
+    def _iterate_round_layers(self, variances: Sequence[slice] = ()) -> Iterator[CoordinatorRoundLayer]:
         """Yield the optional layers that this run uses around its rounds, such as secure aggregation."""
         privacy = self.plan.privacy
         if variances and privacy.level == "none":  # noise may make one negative
-            yield RunningVarianceLayer(variances)
+            yield RunningVarianceCheckLayer(variances)
         if self.participation.largest_share < 1:
             yield ImageShareCapLayer(self)
         if privacy.secure_aggregation:
             yield SecureAggregationLayer(self)
-        clip = get_update_length_limit(self.method.site, self.participation, privacy)
+        clip = get_update_norm_limit(self.method.site, self.participation, privacy)
         if clip is not None and not self.method.site.sequential:
-            bound = UpdateLengthBoundLayer(clip)
+            bound = UpdateNormBoundLayer(clip)
             if privacy.level == "none":
                 yield RollbackLayer(self, bound)
             yield bound
 
-    def _set_layers(self, layers: Iterable[CoordinatorRoundLayer]) -> None:
+    def _set_round_layers(self, layers: Iterable[CoordinatorRoundLayer]) -> None:
         self.layers = tuple(layers)
         self._updates_in_replies = all(layer.updates_in_replies for layer in self.layers)
         self._buffered = self.method.site.weighs_updates or any(layer.buffered for layer in self.layers)
 
-    def settle_model_layout(self, layout: ModelStateLayout) -> LabelContract:
+    def fix_run_model_layout(self, layout: ModelStateLayout) -> LabelContract:
         """Fix the model's layout after the roll call; refuse sites whose software would build another model.
 
         Return the label contract of the remaining sites.
         """
-        self._set_layers(self._iterate_layers(layout.running_variance_slices))
-        return self.sites.settle_model_layout(layout.layout_sha256)
+        self._set_round_layers(self._iterate_round_layers(layout.running_variance_slices))
+        return self.sites.fix_run_model_layout(layout.layout_sha256)
 
     def receive_coordinator_images(self, own: DatasetSplits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images; this class ignores the images, and a subclass trains on them."""
@@ -202,9 +204,8 @@ class Coordinator:
         if not self.sites.members:
             connected = len(list(grid.get_node_ids()))
             contract = self.sites.call_roll(grid, max(connected, self.participation.min_sites, 1))
-            self.settle_model_layout(
-                make_model_layout(build_network(self.plan.model, contract.class_names, self.plan.run.seed))
-            )
+            network = build_network(self.plan.model, contract.class_names, self.plan.run.seed)
+            self.fix_run_model_layout(make_model_layout(network))
         initial = read_global_model(initial_arrays, self.sites.contract.class_names, self.plan)
         self.state, result = self._resumed or FederationState(0, initial), Result()
         if not self.state.round:
@@ -215,15 +216,15 @@ class Coordinator:
                     loss = self._train_round(server_round).mean_train_loss
                     metrics = MetricRecord({} if loss is None else {"train-loss": loss})
                     result.train_metrics_clientapp[server_round] = metrics
-                self._validate_after_rounds()
+                if self._newest_validated_round < self.state.round:
+                    messages = self.configure_evaluate()
+                    self.aggregate_evaluate(self.exchange_messages(messages, "evaluate", self.state.round))
             except ModelCollapse as collapse:  # the round is done again
                 self.state, self.last_validation = collapse.state, self.callbacks.on_state_reset(collapse.state)
                 continue
             break
-        flat = not is_state_dict(initial_arrays)
-        result.arrays = (
-            make_model_array_record(self.result_model) if flat else make_state_dict_record(self.result_model, self.plan)
-        )
+        model, as_state_dict = self.result_model, is_state_dict(initial_arrays)
+        result.arrays = make_state_dict_record(model, self.plan) if as_state_dict else make_model_array_record(model)
         return result
 
     def _prepare_before_rounds(self) -> None:
@@ -244,25 +245,21 @@ class Coordinator:
         messages = self.configure_train(server_round, self.grid)
         return self.aggregate_train(server_round, self.exchange_messages(messages, "train", server_round))
 
-    def _validate_after_rounds(self) -> None:
-        """Request a validation of the last model from the sites, after the last round."""
-        messages = self.configure_evaluate()
-        self.aggregate_evaluate(self.exchange_messages(messages, "evaluate", self.state.round))
-
     # ------------------------------------------------------------------ a round
 
     def configure_train(self, server_round: int, grid: Grid) -> list[Message]:
         """Return the training messages of a round: one for each drawn site, with the head rows of that site."""
         self._begin_round(server_round, grid)
-        requests = self.begin_exchange(server_round)
+        requests = self.begin_message_exchange(server_round)
         chosen = self.sites.draw_training_sites(server_round, self.state.excluded)
         for layer in self.layers:
-            chosen = layer.choose_sites(chosen)
-        statistics, messages = self.method.statistics_for(requests.context), list[Message]()
-        for site in chosen:
-            update = self._updates_in_replies
-            messages.append(requests.make_train_message(site, self.state.model, statistics(site), update=update))
-        return messages
+            chosen = layer.choose_round_sites(chosen)
+        statistics, model, update = (
+            self.method.statistics_for(requests.context),
+            self.state.model,
+            self._updates_in_replies,
+        )
+        return [requests.make_train_message(site, model, statistics(site), update=update) for site in chosen]
 
     def _begin_round(self, server_round: int, grid: Grid) -> None:
         """Admit sites that have connected since the last round, and record the start time of the round."""
@@ -277,25 +274,20 @@ class Coordinator:
         Raises:
             TooFewSites: If fewer than ``min_sites`` replies count.
         """
-        context, site_method = self.requests.context, self.method.site
-        aggregator = make_aggregator(
-            self.method, self.state.model, self.requests.expected, self._scratch, buffered=self._buffered
-        )
-        received = self.collect_replies(replies, TrainReply, aggregator)
+        context, before, sites = self.requests.context, self.state.model, self.requests.expected
+        aggregator = make_aggregator(self.method, before, sites, self._scratch, buffered=self._buffered)
+        received = self.collect_checked_replies(replies, TrainReply, aggregator)
         validation = FederationValidation.from_replies(received.accepted)
         for layer in self.layers:
             layer.on_validation(validation, received.absent)
         self.refuse_too_few_replies(server_round, received)
-        outcome = self._merge_updates(
-            replace(received, accepted=aggregator.restore_updates(received.accepted)), aggregator, context
-        )
+        received = replace(received, accepted=aggregator.restore_stored_updates(received.accepted))
+        outcome = self._merge_updates(received, aggregator, context)
         accepted, absent = outcome.received.accepted, outcome.received.absent
         validation = FederationValidation.from_replies(accepted)
         model, moments = update_global_model(self.method, server_round, outcome.merged.means, self.state.moments)
         state = make_state_after_round(
-            record_model_validation(
-                self.state, validation, site_method.choose_selection_criterion(self.plan.evaluation)
-            ),
+            record_model_validation(self.state, validation, self.criterion),
             server_round,
             accepted,
             absent,
@@ -333,7 +325,7 @@ class Coordinator:
 
         merge: Merge = merge_by_method
         for layer in reversed(self.layers):
-            merge = layer.wrap_merge(merge)
+            merge = layer.wrap_update_merge(merge)
         return merge(received)
 
     def refuse_too_few_replies(self, server_round: int, received: ExchangeReplies[TrainReply]) -> None:
@@ -353,19 +345,17 @@ class Coordinator:
 
     def configure_evaluate(self) -> list[Message]:
         """Return the messages that request the validation loss of the model after the round just done."""
-        return self.make_evaluate_messages(
-            self.state.round, self.state.model, self._choose_final_validation_sites(), test=False
-        )
+        sites = self._choose_final_validation_sites()
+        return self.make_evaluate_messages(self.state.round, self.state.model, sites, test=False)
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> None:
         """Record the sites' validation figures of the last model, which may become the best model."""
-        received = self.collect_replies(replies, EvaluateReply)
+        received = self.collect_checked_replies(replies, EvaluateReply)
         self.callbacks.on_absent_sites("evaluate", received.absent)
         self.last_validation = FederationValidation.from_replies(received.accepted)
         for layer in self.layers:
             layer.on_validation(self.last_validation, received.absent)
-        criterion = self.method.site.choose_selection_criterion(self.plan.evaluation)
-        judged = record_model_validation(self.state, self.last_validation, criterion)
+        judged = record_model_validation(self.state, self.last_validation, self.criterion)
         self.state = record_absent_sites(judged, "evaluation", received.accepted, received.absent)
 
     def test_result_model(self, grid: Grid) -> ExchangeReplies[EvaluateReply]:
@@ -375,10 +365,10 @@ class Coordinator:
             TooFewSites: If fewer than ``min_sites`` answer and no global model exists that could be tested instead.
         """
         self.grid, drawn = grid, self.sites_drawn_for_test
-        sites = self._list_remaining_sites() if drawn is None else drawn
+        sites = self._list_sites_not_excluded() if drawn is None else drawn
         messages = self.make_evaluate_messages(self.state.round, self.result_model, sites, test=True)
         replies = self.exchange_messages(messages, "test", self.state.round)
-        received = self.collect_replies(replies, EvaluateReply)
+        received = self.collect_checked_replies(replies, EvaluateReply)
         needed = self._count_needed_replies(received)
         if not self.method.site.has_global_model and len(received.accepted) < needed:
             raise make_too_few_sites_error("test", received, needed)
@@ -387,19 +377,19 @@ class Coordinator:
     @property
     def sites_drawn_for_test(self) -> tuple[str, ...] | None:
         """Return the sites drawn for the final test, which cover all classes if possible; None if all sites test."""
-        if not self._is_test_sampled:
+        if not self._tests_on_site_sample:
             return None
         return tuple(self.sites.draw_evaluating_sites(self.state.round, self.state.excluded))
 
     @property
-    def _is_test_sampled(self) -> bool:
+    def _tests_on_site_sample(self) -> bool:
         """Return True if only a sample of the sites tests the model, False if all do.
 
         If sites keep local model parts, all sites test, because each site chooses and stores its model during the test.
         """
         return self.method.site.has_global_model and self.sites.evaluates_site_sample
 
-    def _list_remaining_sites(self) -> list[str]:
+    def _list_sites_not_excluded(self) -> list[str]:
         return sorted(set(self.sites.members) - set(self.state.excluded))
 
     def _choose_final_validation_sites(self) -> list[str]:
@@ -408,8 +398,8 @@ class Coordinator:
         If a sample is enough, these are the sites that validated the best model so far, because only they can compare
         it with the last model. If the run chooses no best model, they are the sites that the next round would draw.
         """
-        if not self._is_test_sampled:
-            return self._list_remaining_sites()
+        if not self._tests_on_site_sample:
+            return self._list_sites_not_excluded()
         excluded, judges = set(self.state.excluded), set[str]()
         if self.plan.evaluation.checkpoint == "best":
             judges = set(self.state.best_losses) & set(self.sites.members)
@@ -417,7 +407,7 @@ class Coordinator:
 
     # ------------------------------------------------------------------ one exchange
 
-    def begin_exchange(self, server_round: int) -> ExchangeRequests:
+    def begin_message_exchange(self, server_round: int) -> ExchangeRequests:
         """Start a new exchange, and return the object that makes its requests."""
         self.requests = ExchangeRequests(
             method=self.method,
@@ -438,7 +428,7 @@ class Coordinator:
         self, server_round: int, model: ModelState, sites: Collection[str], *, test: bool
     ) -> list[Message]:
         """Return messages that request an evaluation on the sites' validation images or test images."""
-        requests = self.begin_exchange(server_round)
+        requests = self.begin_message_exchange(server_round)
         return [requests.make_evaluate_message(site, model, test=test) for site in sorted(sites)]
 
     def exchange_messages(
@@ -462,20 +452,17 @@ class Coordinator:
         ends = time.monotonic() + seconds
         good = self.sites.count_needed_replies(len(sent)) if enough is None else enough
 
-        def report_waiting_sites(silent: Collection[int], lost: Collection[int]) -> None:
+        def report_missing_sites(silent: Collection[int], lost: Collection[int]) -> None:
             waited_for = silent if len(sent) - len(lost) < good else set(silent) - set(lost)
             sites = tuple(sorted(map(names.__getitem__, waited_for)))
             gone = tuple(sorted(map(names.__getitem__, lost)))
-            self.callbacks.on_waiting_for_sites(
-                MissingReplyStatus(phase, server_round, sites, gone, ends - time.monotonic())
-            )
+            status = MissingReplyStatus(phase, server_round, sites, gone, ends - time.monotonic())
+            self.callbacks.on_waiting_for_sites(status)
 
-        registered = self.sites.registered
-        return send_and_receive(
-            self.grid, sent, report_waiting_sites, deadline_s=seconds, enough=good, registered=registered
-        )
+        registered, report = self.sites.registered, report_missing_sites
+        return send_and_receive(self.grid, sent, report, deadline_s=seconds, enough=good, registered=registered)
 
-    def collect_replies(
+    def collect_checked_replies(
         self, replies: Iterable[Message], expected: type[Reply], aggregator: Aggregator | None = None
     ) -> ExchangeReplies[Reply]:
         """Check the replies to the current requests as they arrive, and count their bytes.
@@ -487,8 +474,11 @@ class Coordinator:
         """
 
         layers, note = self.layers if expected is TrainReply else (), self.callbacks.on_reply
-        result = check_exchange_replies(
-            self.requests, replies, expected, on_reply=note, layers=layers, aggregator=aggregator
-        )
+        result = check_exchange_replies(self.requests, replies, expected, note, layers, aggregator)
         self.sites.bytes_up.update(result.bytes_up)
         return result
+
+    def collect_site_validation(self, messages: Collection[Message], server_round: int) -> FederationValidation:
+        """Send requests for an evaluation; return the validation figures in the accepted replies."""
+        replies = self.exchange_messages(messages, "evaluate", server_round)
+        return FederationValidation.from_replies(self.collect_checked_replies(replies, EvaluateReply).accepted)

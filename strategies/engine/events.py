@@ -180,7 +180,7 @@ class RollbackEvent:
     because: str
 
     @property
-    def sentence(self) -> str:
+    def rollback_sentence(self) -> str:
         """Return a sentence for people: which model collapsed, why, and from which round the run continues."""
         return (
             f"round {self.collapsed}: {self.because}; the run goes back to the model of round {self.to} and does round "
@@ -188,7 +188,7 @@ class RollbackEvent:
         )
 
 
-def describe_exclusion(server_round: int, site: str, reason: str) -> str:
+def describe_site_exclusion(server_round: int, site: str, reason: str) -> str:
     """Return a sentence for people that a site is excluded for the rest of the run, with the reason."""
     return f"round {server_round}: {site} harms the model and is left out for the rest of the run: {reason}"
 

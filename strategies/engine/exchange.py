@@ -40,7 +40,7 @@ from common.wire.records import (
     TrainRequest,
 )
 from strategies.engine.events import ReplyArrival, TooFewSites
-from strategies.engine.state import FederationState, select_reply_groups, select_site_groups
+from strategies.engine.state import FederationState, select_reply_model_groups, select_site_model_groups
 from strategies.local.site_method import compute_largest_epoch_count
 from strategies.methods.base import Method, RoundContext
 
@@ -74,7 +74,7 @@ Waiting = Callable[[Collection[int], Collection[int]], None]
 
 
 @dataclass
-class FrozenPartDelivery:
+class FrozenModelPartDelivery:
     """Sends the frozen part of a model, which is not trained, only to sites that do not store it yet.
 
     Attributes:
@@ -87,7 +87,7 @@ class FrozenPartDelivery:
     held: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
 
-    def get_part_for_site(self, site: str, *, held_before: bool) -> ModelGroups:
+    def get_frozen_part_for_site(self, site: str, *, held_before: bool) -> ModelGroups:
         """Return the frozen part if a site still needs it, otherwise empty groups.
 
         Args:
@@ -96,12 +96,8 @@ class FrozenPartDelivery:
         needed = site in self.lost or not (held_before or site in self.held)
         return ModelGroups(trunk=self.part.values) if needed else ModelGroups()
 
-    def note_stored_at_site(self, site: str, fault: str) -> None:
-        """Record from a site's reply whether the site stores the frozen part.
-
-        Args:
-            fault: Why the reply does not count; empty if it counts.
-        """
+    def record_frozen_part_at_site(self, site: str, fault: str) -> None:
+        """Record from the fault of a site's reply, empty if the reply counts, if the site stores the frozen part."""
         if not fault:
             self.held.add(site)
             self.lost.discard(site)
@@ -110,7 +106,7 @@ class FrozenPartDelivery:
 
 
 @dataclass(frozen=True)
-class SendTime:
+class RequestSendTime:
     """The time when a request was sent, by two clocks.
 
     The monotonic clock may stop while a machine sleeps, and the wall clock may be changed by hand; so both are read.
@@ -120,7 +116,7 @@ class SendTime:
     wall: float = field(default_factory=time.time)
 
     @property
-    def longest_possible_work_s(self) -> float:
+    def max_possible_work_s(self) -> float:
         """Return the longest time in seconds that a site can have worked on the request so far."""
         return SLACK * max(time.monotonic() - self.monotonic, time.time() - self.wall) + SLACK_S
 
@@ -153,9 +149,9 @@ class ExchangeRequests:
     best: int
     nodes: Mapping[str, int]
     total_down: Counter[str]
-    frozen: FrozenPartDelivery | None = None
+    frozen: FrozenModelPartDelivery | None = None
     expected: dict[str, ModelGroups] = field(default_factory=dict)
-    sent_at: dict[str, SendTime] = field(default_factory=dict)
+    sent_at: dict[str, RequestSendTime] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
     written: WrittenArrays = field(default_factory=dict)  # the arrays as they travel, written once for all sites
 
@@ -169,9 +165,8 @@ class ExchangeRequests:
         """
         request = self.make_request_record(partial(TrainRequest, statistics=statistics), site, model)
         annotated = self.context.contract.sites[site]
-        self.expected[site] = (
-            select_reply_groups(request.model, self.method.site, annotated) if update else ModelGroups()
-        )
+        due = select_reply_model_groups(request.model, self.method.site, annotated) if update else ModelGroups()
+        self.expected[site] = due
         return self.make_flower_message(site, MessageType.TRAIN, encode_record(request, self.written))
 
     def make_evaluate_message(self, site: str, model: ModelState, *, test: bool) -> Message:
@@ -185,17 +180,15 @@ class ExchangeRequests:
         size = count_payload_bytes(content)
         self.bytes_down[site] = self.bytes_down.get(site, 0) + size
         self.total_down[site] += size
-        self.sent_at[site] = SendTime()
+        self.sent_at[site] = RequestSendTime()
         return Message(content, self.nodes[site], kind, group_id=str(self.context.round), ttl=self.deadline_s)
 
     def make_request_record(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
-        """Make a request record of this run and round, with the model and the head rows of one site.
-
-        Args:
-            make: Function that makes the record from its fields.
-        """
-        rows = self.method.site.select_own_rows(site, self.context.contract)
-        held_before = self.context.answers[site].holds_frozen
+        """Make a request record of this run and round with ``make``, with the model and the head rows of one site."""
+        rows, frozen = self.method.site.select_own_rows(site, self.context.contract), ModelGroups()
+        if self.frozen is not None:
+            held_before = self.context.answers[site].holds_frozen
+            frozen = self.frozen.get_frozen_part_for_site(site, held_before=held_before)
         return make(
             run=self.run,
             round=self.context.round,
@@ -205,10 +198,8 @@ class ExchangeRequests:
             counted=self.state.counted.get(site, 0),
             best=self.best,
             left_out=self.state.left_out.get(site, ""),
-            model=select_site_groups(model, rows),
-            frozen=ModelGroups()
-            if self.frozen is None
-            else self.frozen.get_part_for_site(site, held_before=held_before),
+            model=select_site_model_groups(model, rows),
+            frozen=frozen,
         )
 
 
@@ -343,11 +334,9 @@ def push_flower_messages(grid: Grid, messages: Sequence[Message]) -> dict[str, M
 
     Flower does not accept a message to a site that is no longer registered, and no reply to the message will come.
     """
-    accepted, by_id = set(grid.push_messages(messages)) if messages else (), dict[str, Message]()
-    for message in messages:
-        if message.metadata.message_id in accepted:
-            by_id[message.metadata.message_id] = message
-    return by_id
+    accepted = set(grid.push_messages(messages)) if messages else ()
+    by_id = {message.metadata.message_id: message for message in messages}
+    return {name: message for name, message in by_id.items() if name in accepted}
 
 
 # ---------------------------------------------------------------------- replies
@@ -369,7 +358,7 @@ class ExchangeReplies(Generic[Reply]):
     bytes_up: Mapping[str, int]
     unfit: frozenset[str] = frozenset()
 
-    def drop_sites(self, dropped: Mapping[str, str]) -> "ExchangeReplies[Reply]":
+    def drop_site_replies(self, dropped: Mapping[str, str]) -> "ExchangeReplies[Reply]":
         """Return the replies without those of the dropped sites, which are recorded as absent.
 
         Args:
@@ -409,7 +398,6 @@ def check_exchange_replies(
     requests: ExchangeRequests,
     replies: Iterable[Message],
     expected: type[Reply],
-    *,
     on_reply: Callable[[ReplyArrival], None],
     layers: Sequence["CoordinatorRoundLayer"] = (),
     aggregator: "Aggregator | None" = None,
@@ -417,7 +405,6 @@ def check_exchange_replies(
     """Decode and check replies as they arrive, and separate accepted from rejected replies.
 
     Args:
-        requests: The requests of the exchange.
         replies: Messages in any order.
         expected: Record class of a valid reply.
         on_reply: Receives every reply of a site to a request.
@@ -438,12 +425,12 @@ def check_exchange_replies(
         if record is not None:
             reason = find_reply_mismatch(requests, record, site)
             for layer in layers if isinstance(record, TrainReply) and not reason else ():
-                reason = reason or layer.find_update_rejection(record.update, requests.expected[site])
+                reason = reason or layer.find_update_rejection_reason(record.update, requests.expected[site])
             reason = reason and make_printable_line(reason)
             sizes[site] = count_payload_bytes(message.content)
         content = message.content if message.has_content() else None
         if requests.frozen is not None:
-            requests.frozen.note_stored_at_site(site, reason)
+            requests.frozen.record_frozen_part_at_site(site, reason)
         on_reply(ReplyArrival(expected.__name__, requests.context.round, site, content, reason))
         if record is not None and not reason:
             absent.pop(site, None)
@@ -472,7 +459,7 @@ def find_reply_mismatch(
     if isinstance(record, TrainReply):
         if record.train_samples != (stated := context.answers[site].train_samples):
             return f"trained on {record.train_samples} images, said {stated} at the roll call"
-        if fault := find_update_fault(record.update, requests.expected[site]):
+        if fault := find_update_form_fault(record.update, requests.expected[site]):
             return fault
         due = dict(method.statistics_shape(context, site, requests.state.model.head.features))
         if record.statistics or due:  # NaN in a statistic is "nothing to say"
@@ -481,7 +468,7 @@ def find_reply_mismatch(
                 return f"statistics are {shapes}, expected {due}"
         if record.epochs > (most := compute_largest_epoch_count(method.site, requests.plan)):
             return f"says that it trained {record.epochs:,} epochs, and was asked for at most {most:,}"
-        if record.seconds > (longest := requests.sent_at[site].longest_possible_work_s):
+        if record.seconds > (longest := requests.sent_at[site].max_possible_work_s):
             return f"says that it trained for {record.seconds:,.0f} s, and was asked at most {longest:,.0f} s ago"
         return ""
     masked = record.masked_classes if isinstance(record, EvaluateReply) else ()
@@ -493,16 +480,15 @@ def find_reply_mismatch(
     return f"sent the metrics {quote_names(extra)}, which the plan does not ask for" if extra else ""
 
 
-def find_update_fault(update: ModelGroups, sent: ModelGroups) -> str:
+def find_update_form_fault(update: ModelGroups, sent: ModelGroups) -> str:
     """Return why an update cannot count; empty if it can.
 
     Args:
         update: The model groups that the site sent.
         sent: The model groups that the site received and must return an update for.
     """
-    if fault := _find_array_fault("trunk", update.trunk, sent.trunk) or _find_array_fault(
-        "norm", update.norm, sent.norm
-    ):
+    fault = _find_array_fault("trunk", update.trunk, sent.trunk) or _find_array_fault("norm", update.norm, sent.norm)
+    if fault:
         return fault
     if update.form != sent.form:
         return f"trunk travels as {update.form}, expected {sent.form}"
@@ -510,9 +496,8 @@ def find_update_fault(update: ModelGroups, sent: ModelGroups) -> str:
         return "" if update.head is sent.head else f"head was {'not ' if sent.head is None else ''}expected"
     if update.head.class_names != sent.head.class_names:
         return f"head rows are {list(update.head.class_names)}, expected {list(sent.head.class_names)}"
-    return _find_array_fault("head.weight", update.head.weight, sent.head.weight) or _find_array_fault(
-        "head.bias", update.head.bias, sent.head.bias
-    )
+    fault = _find_array_fault("head.weight", update.head.weight, sent.head.weight)
+    return fault or _find_array_fault("head.bias", update.head.bias, sent.head.bias)
 
 
 def _find_array_fault(name: str, array: NDArray[np.float32] | None, expected: NDArray[np.float32] | None) -> str:

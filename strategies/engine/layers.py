@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from common.wire.records import EvaluateReply, ModelGroups, TrainReply
+from common.wire.records import ModelGroups, TrainReply
 from strategies.aggregation.bounds import (
     Lengths,
     cap_image_counts,
-    compute_median_lengths,
-    divide_lengths_by_medians,
-    measure_update_lengths,
-    shorten_long_updates,
+    clip_long_updates,
+    compute_median_part_norms,
+    compute_update_part_norms,
+    divide_norms_by_medians,
 )
 from strategies.aggregation.means import MergedUpdates
 from strategies.engine.aggregator import update_global_model
@@ -62,11 +62,11 @@ class CoordinatorRoundLayer:
     buffered: ClassVar[bool] = False
     updates_in_replies: ClassVar[bool] = True
 
-    def choose_sites(self, sites: list[str]) -> list[str]:
+    def choose_round_sites(self, sites: list[str]) -> list[str]:
         """Return those of the drawn sites that can take part in the round."""
         return sites
 
-    def find_update_rejection(self, update: ModelGroups, sent: ModelGroups) -> str:
+    def find_update_rejection_reason(self, update: ModelGroups, sent: ModelGroups) -> str:
         """Return why an update must be rejected, or an empty string; ``sent`` is the model that the site received."""
         return ""
 
@@ -77,7 +77,7 @@ class CoordinatorRoundLayer:
     def on_validation(self, validation: FederationValidation, absent: Mapping[str, str]) -> None:
         """Receive the sites' validation figures of the current model, and why other sites' replies do not count."""
 
-    def wrap_merge(self, merge: Merge) -> Merge:
+    def wrap_update_merge(self, merge: Merge) -> Merge:
         """Return a function that replaces ``merge``, the function that merges a round's updates, and may call it."""
         return merge
 
@@ -91,7 +91,7 @@ class CoordinatorRoundLayer:
 
 
 @dataclass
-class RunningVarianceLayer(CoordinatorRoundLayer):
+class RunningVarianceCheckLayer(CoordinatorRoundLayer):
     """Rejects updates that would make a running variance of batch normalisation negative.
 
     Attributes:
@@ -100,7 +100,7 @@ class RunningVarianceLayer(CoordinatorRoundLayer):
 
     variances: Sequence[slice]
 
-    def find_update_rejection(self, update: ModelGroups, sent: ModelGroups) -> str:
+    def find_update_rejection_reason(self, update: ModelGroups, sent: ModelGroups) -> str:
         """Return a fault if the update makes a variance negative by more than a rounding error."""
         if update.norm is None or sent.norm is None:
             return ""
@@ -127,7 +127,7 @@ class ImageShareCapLayer(CoordinatorRoundLayer):
         return replace(reply, train_samples=self._counted[1][reply.site])
 
 
-class UpdateLengthBoundLayer(CoordinatorRoundLayer):
+class UpdateNormBoundLayer(CoordinatorRoundLayer):
     """Shortens updates that are much longer than the median update (:mod:`strategies.aggregation.bounds`).
 
     Args:
@@ -142,23 +142,21 @@ class UpdateLengthBoundLayer(CoordinatorRoundLayer):
 
     def on_reply(self, reply: TrainReply) -> TrainReply:
         """Measure the update's length on arrival, before other sites have replied; return the reply unchanged."""
-        self._lengths[reply.site] = measure_update_lengths(reply.update)
+        self._lengths[reply.site] = compute_update_part_norms(reply.update)
         return reply
 
-    def has_long_updates(self, replies: Mapping[str, TrainReply]) -> bool:
+    def has_updates_over_norm_bound(self, replies: Mapping[str, TrainReply]) -> bool:
         """Return True if any of the updates is longer than the bound."""
         lengths = list(map(self._lengths.__getitem__, replies))
-        medians = compute_median_lengths(lengths)
-        for measured in lengths:
-            if max(divide_lengths_by_medians(measured, medians).values(), default=0.0) > self.clip:
-                return True
-        return False
+        medians = compute_median_part_norms(lengths)
+        ratios = [ratio for norms in lengths for ratio in divide_norms_by_medians(norms, medians).values()]
+        return max(ratios, default=0.0) > self.clip
 
-    def wrap_merge(self, merge: Merge) -> Merge:
+    def wrap_update_merge(self, merge: Merge) -> Merge:
         """Return a function that shortens long updates before ``merge`` merges them."""
 
         def merge_bounded_updates(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
-            replies, shortened = shorten_long_updates(received.accepted, self.clip, self._lengths)
+            replies, shortened = clip_long_updates(received.accepted, self.clip, self._lengths)
             outcome = merge(replace(received, accepted=replies))
             return replace(outcome, received=received, merged=replace(outcome.merged, shortened=shortened))
 
@@ -190,7 +188,7 @@ class ModelCollapse(Exception):
         self.state = state
 
 
-def describe_collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Mapping[str, float]) -> str:
+def describe_model_collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Mapping[str, float]) -> str:
     """Return why a model has collapsed (it is useless to more than half of the sites), or an empty string.
 
     Args:
@@ -198,13 +196,9 @@ def describe_collapse(losses: Mapping[str, float], absent: Mapping[str, str], be
         absent: Site -> why its reply does not count.
         before: Site -> validation loss of the last model that had not collapsed.
     """
-    lost, worse = set[str](), list[float]()
-    for site, why in absent.items():
-        if any(words in why for words in CANNOT_GO_ON):
-            lost.add(site)
-    for site in losses.keys() & before.keys():
-        if (ratio := _compute_loss_ratio(losses[site], before[site])) > COLLAPSE:
-            worse.append(ratio)
+    lost = {site for site, why in absent.items() if any(words in why for words in CANNOT_GO_ON)}
+    ratios = [_compute_loss_ratio(losses[site], before[site]) for site in losses.keys() & before.keys()]
+    worse = [ratio for ratio in ratios if ratio > COLLAPSE]
     voters = len(lost | (before.keys() & (losses.keys() | absent.keys())))
     if 2 * (len(lost) + len(worse)) <= voters:
         return ""
@@ -214,10 +208,10 @@ def describe_collapse(losses: Mapping[str, float], absent: Mapping[str, str], be
 
 def has_model_stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
     """Return True if a model is no better than the one before at more than half of the sites."""
-    judges, no_better = losses.keys() & before.keys(), 0
-    for site in judges:
-        no_better += losses[site] > LEAST_LOSS and _compute_loss_ratio(losses[site], before[site]) > STALL
-    return 2 * no_better > len(judges) > 0
+    judges = losses.keys() & before.keys()
+    high = [site for site in judges if losses[site] > LEAST_LOSS]
+    no_better = [site for site in high if _compute_loss_ratio(losses[site], before[site]) > STALL]
+    return 2 * len(no_better) > len(judges) > 0
 
 
 def find_harmful_site(whole: FederationValidation, without: Mapping[str, FederationValidation]) -> tuple[str, str]:
@@ -235,9 +229,8 @@ def find_harmful_site(whole: FederationValidation, without: Mapping[str, Federat
     harm = dict[str, tuple[float, float]]()  # factor on most other sites' loss, and fall of their AUROC
     for site, trial in without.items():
         judges = (whole.loss.keys() | trial.loss.keys()) - {site}
-        ratios = [
-            _compute_loss_ratio(whole.loss.get(judge, math.inf), trial.loss.get(judge, math.inf)) for judge in judges
-        ]
+        pairs = [(whole.loss.get(judge, math.inf), trial.loss.get(judge, math.inf)) for judge in judges]
+        ratios = [_compute_loss_ratio(*pair) for pair in pairs]
         tested = (whole.auroc.keys() & trial.auroc.keys()) - {site}
         drops = [trial.auroc[judge] - whole.auroc[judge] for judge in tested]
         harm[site] = _compute_majority_bound(ratios, 1.0), _compute_majority_bound(drops, 0.0)
@@ -282,7 +275,7 @@ class RollbackLayer(CoordinatorRoundLayer):
 
     buffered = True
 
-    def __init__(self, coordinator: "Coordinator", bound: UpdateLengthBoundLayer) -> None:
+    def __init__(self, coordinator: "Coordinator", bound: UpdateNormBoundLayer) -> None:
         self._coordinator, self._bound = coordinator, bound
 
     def is_leave_out_trial_due(
@@ -310,7 +303,7 @@ class RollbackLayer(CoordinatorRoundLayer):
         state = self._coordinator.state
         if len(self._coordinator.sites.members) not in SITES or state.round <= state.repeated:
             return
-        if because := describe_collapse(validation.loss, absent, state.sound_losses):
+        if because := describe_model_collapse(validation.loss, absent, state.sound_losses):
             earlier = self._coordinator.callbacks.on_rollback(RollbackEvent(state.round, state.round - 1, because))
             if earlier is not None:
                 raise ModelCollapse(replace(earlier, repeated=state.round, excluded=state.excluded))
@@ -319,17 +312,17 @@ class RollbackLayer(CoordinatorRoundLayer):
         """Store the losses of the model at the beginning of the round, for the next check for a collapse."""
         return replace(state, sound_losses=MappingProxyType({**state.sound_losses, **validation.loss}))
 
-    def wrap_merge(self, merge: Merge) -> Merge:
+    def wrap_update_merge(self, merge: Merge) -> Merge:
         """Return a function that merges the updates, after a trial of leave-one-site-out models if one is due."""
 
-        def merge_after_trial(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
+        def merge_after_leave_out_trial(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
             losses = FederationValidation.from_replies(received.accepted).loss
-            too_long = self._bound.has_long_updates(received.accepted)
+            too_long = self._bound.has_updates_over_norm_bound(received.accepted)
             if self.is_leave_out_trial_due(self._coordinator.state, losses, len(received.accepted), too_long=too_long):
                 received = self._exclude_harmful_site(merge, received)
             return merge(received)
 
-        return merge_after_trial
+        return merge_after_leave_out_trial
 
     def _exclude_harmful_site(self, merge: Merge, received: ExchangeReplies[TrainReply]) -> ExchangeReplies[TrainReply]:
         """Exclude the site whose update harms most from the run, and return the replies without that site.
@@ -345,22 +338,20 @@ class RollbackLayer(CoordinatorRoundLayer):
             model, _ = update_global_model(coordinator.method, server_round, means, coordinator.state.moments)
             training = coordinator.requests
             messages = coordinator.make_evaluate_messages(server_round, model, sites, test=False)
-            replies = coordinator.exchange_messages(messages, "evaluate", server_round)
-            validation = FederationValidation.from_replies(coordinator.collect_replies(replies, EvaluateReply).accepted)
+            validation = coordinator.collect_site_validation(messages, server_round)
             for receiver, size in coordinator.requests.bytes_down.items():
                 training.bytes_down[receiver] = training.bytes_down.get(receiver, 0) + size
             coordinator.requests = training
             return validation
 
-        site, reason = find_harmful_site(
-            validate_without_site(), {site: validate_without_site(out=site) for site in sites}
-        )
+        whole, without = validate_without_site(), {site: validate_without_site(out=site) for site in sites}
+        site, reason = find_harmful_site(whole, without)
         state = coordinator.state
         if not site:  # each pause is longer: a run of 100 rounds has a dozen trials in vain at most
             coordinator.state = replace(state, next_trial=server_round + max(server_round // 2, 1))
             return received
         coordinator.callbacks.on_exclusion(server_round, site, reason)
         coordinator.state = replace(state, excluded={**state.excluded, site: reason})
-        received = replace(received.drop_sites({site: reason}), unfit=received.unfit | {site})
+        received = replace(received.drop_site_replies({site: reason}), unfit=received.unfit | {site})
         coordinator.refuse_too_few_replies(server_round, received)
         return received

@@ -57,7 +57,7 @@ def count_evaluating_sites(configured: int | None, sites_per_round: int) -> int:
     return max(FEW, sites_per_round) if sites_per_round else 0
 
 
-def draw_random_names(names: Collection[str], size: int, seed: Sequence[int]) -> list[str]:
+def draw_random_site_names(names: Collection[str], size: int, seed: Sequence[int]) -> list[str]:
     """Draw ``size`` names uniformly at random and return them sorted; all names if ``size`` is 0 or too large."""
     ordered = sorted(names)
     if not 0 < size < len(ordered):
@@ -65,7 +65,7 @@ def draw_random_names(names: Collection[str], size: int, seed: Sequence[int]) ->
     return sorted(np.random.default_rng(seed).choice(ordered, size, replace=False).tolist())
 
 
-def draw_covering_sites(
+def draw_sites_covering_classes(
     annotated: Mapping[str, Collection[str]], size: int, seed: Sequence[int], excluded: Collection[str] = ()
 ) -> list[str]:
     """Draw ``size`` sites at random so that together they annotate every class, if possible; return them sorted.
@@ -113,7 +113,7 @@ class RunMember:
     signed: SignedStatement | None = None
 
     @property
-    def declaration(self) -> LabelDeclaration:
+    def label_declaration(self) -> LabelDeclaration:
         """Return the labels that the site annotates, by the site's own names and by canonical names."""
         answer = self.answer
         return LabelDeclaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
@@ -144,9 +144,9 @@ class RollCaller:
         self._content = encode_record(self.call)  # the same for all
 
     @property
-    def declarations(self) -> list[LabelDeclaration]:
+    def label_declarations(self) -> list[LabelDeclaration]:
         """Return the label declarations of all members."""
-        return [member.declaration for member in self.members.values()]
+        return [member.label_declaration for member in self.members.values()]
 
     @property
     def missing_site_names(self) -> tuple[str, ...]:
@@ -155,15 +155,15 @@ class RollCaller:
         known_nodes = self.members.keys() | self.refused.keys()
         return tuple(sorted(name for node, name in names.items() if node not in known_nodes))
 
-    def ask_newcomers(self, timeout_s: float) -> list[RunMember]:
+    def ask_new_sites_for_labels(self, timeout_s: float) -> list[RunMember]:
         """Make the roll call for sites that were not asked yet; return the sites that became members."""
         deadline, pause_s, new = time.monotonic() + timeout_s, FIRST_POLL_S, list[RunMember]()
         self.send_roll_call(timeout_s)
         while self._asked and time.monotonic() < deadline:
-            if not (members := self.receive_answers()) and self._asked:
+            if not (members := self.receive_roll_call_answers()) and self._asked:
                 pause_s = sleep_between_polls(pause_s)
             new += members
-        self.stop_waiting(timeout_s)
+        self.stop_waiting_for_answers(timeout_s)
         return new
 
     def send_roll_call(self, timeout_s: float) -> None:
@@ -181,7 +181,7 @@ class RollCaller:
         for name, message in push_flower_messages(self.grid, messages).items():
             self._asked[name] = message.metadata.dst_node_id
 
-    def receive_answers(self) -> list[RunMember]:
+    def receive_roll_call_answers(self) -> list[RunMember]:
         """Receive the answers that have arrived since the last call; return the sites that became members."""
         new = []
         for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
@@ -195,16 +195,15 @@ class RollCaller:
             elif answer.run != self.call.run:
                 self.refused[node] = f"answer belongs to run {answer.run}, expected {self.call.run}"
             elif self.registered and (name := self.registered().get(node, "")) != answer.site:
-                self.refuse_site(
-                    node, "name", f'it calls itself "{answer.site}", but its key is registered for "{name}".'
-                )
+                reason = f'it calls itself "{answer.site}", but its key is registered for "{name}".'
+                self.refuse_site(node, "name", reason)
             else:
                 sizes = count_payload_bytes(self._content), count_payload_bytes(reply.content)
                 self.members[node] = RunMember(node, answer, *sizes, read_signature_or_none(reply.content))
                 new.append(self.members[node])
         return new
 
-    def stop_waiting(self, timeout_s: float) -> None:
+    def stop_waiting_for_answers(self, timeout_s: float) -> None:
         """Stop waiting for sites that have not answered."""
         self.refused |= dict.fromkeys(self._asked.values(), f"no answer within {timeout_s:.0f} s")
         self._asked.clear()
@@ -253,7 +252,7 @@ class RollCaller:
         shown: tuple[str, ...] | None = None
         while (left := deadline - time.monotonic()) > 0:
             self.send_roll_call(left)
-            members = self.receive_answers()
+            members = self.receive_roll_call_answers()
             heard = len(self.members) + len(self.refused)
             if len(self.members) >= expected or (heard >= expected and not self._asked):
                 self._asked.clear()  # the others are asked again as late joiners
@@ -263,11 +262,10 @@ class RollCaller:
                 shown = missing
             if not members:
                 pause_s = sleep_between_polls(pause_s)
-        self.stop_waiting(deadline_s)
+        self.stop_waiting_for_answers(deadline_s)
         if len(self.members) < needed:
-            reasons = "; ".join(
-                f"{self.get_registered_site_name(node)}: {why}" for node, why in sorted(self.refused.items())
-            )
+            named = [(self.get_registered_site_name(node), why) for node, why in sorted(self.refused.items())]
+            reasons = "; ".join(f"{site}: {why}" for site, why in named)
             present = quote_names(sorted(member.answer.site for member in self.members.values())) or "none"
             absent = f" Not there: {quote_names(self.missing_site_names)}." if self.missing_site_names else ""
             answered = f"{len(self.members)} of {needed} sites answered the roll call ({present})."
@@ -277,7 +275,7 @@ class RollCaller:
         raise_faults([Fault(f"site {name}", "two sites use this name.", remedy) for name in twice])
 
 
-def find_layout_faults(members: Iterable[RunMember], layout: str) -> list[Fault]:
+def find_model_layout_faults(members: Iterable[RunMember], layout: str) -> list[Fault]:
     """Return a fault for each site whose software release builds a model of another layout from the same plan."""
     return [
         Fault(
@@ -301,7 +299,7 @@ def find_label_faults(declarations: Iterable[LabelDeclaration]) -> list[Fault]:
     faults = list[Fault]()
     for declaration in declarations:
         faults += [replace(fault, site=declaration.site) for fault in find_label_declaration_faults(declaration)]
-        for spellings in _count_spellings([declaration]).values():
+        for spellings in _count_class_spellings([declaration]).values():
             if len(spellings) > 1:
                 problem = f"{quote_names(sorted(spellings))} look like one class."
                 where = f"site.toml of {declaration.site}: data.annotates"
@@ -309,10 +307,10 @@ def find_label_faults(declarations: Iterable[LabelDeclaration]) -> list[Fault]:
     return faults
 
 
-def find_minority_spellings(declarations: Sequence[LabelDeclaration]) -> list[Fault]:
+def find_minority_class_spellings(declarations: Sequence[LabelDeclaration]) -> list[Fault]:
     """Return a fault for each site that spells a class differently from most sites that annotate it."""
     faults = list[Fault]()
-    for spellings in _count_spellings(declarations).values():
+    for spellings in _count_class_spellings(declarations).values():
         usual = _find_strict_majority(spellings)
         for declaration in declarations if usual else ():
             for local, name in zip(declaration.names, declaration.canonical_names, strict=True):
@@ -344,7 +342,7 @@ def find_class_coverage_faults(method: Method, declarations: Sequence[LabelDecla
     ]
 
 
-def _count_spellings(declarations: Iterable[LabelDeclaration]) -> dict[str, Counter[str]]:
+def _count_class_spellings(declarations: Iterable[LabelDeclaration]) -> dict[str, Counter[str]]:
     """Count the sites that use each spelling of a class name, grouped by the normalised class name."""
     spellings: dict[str, Counter[str]] = {}
     for declaration in declarations:
@@ -411,9 +409,9 @@ class RunMembership:
         for rule in self.admission:
             self._refuse_faulty_sites(rule(roll.members.values()), "labels")
         if section.min_sites:  # else every site is needed: merging says all that is wrong at once
-            self._refuse_faulty_sites(find_label_faults(roll.declarations), "labels")
-            self._refuse_faulty_sites(find_minority_spellings(roll.declarations), "labels")
-            self._refuse_faulty_sites(find_class_coverage_faults(self.method, roll.declarations), "labels")
+            self._refuse_faulty_sites(find_label_faults(roll.label_declarations), "labels")
+            self._refuse_faulty_sites(find_minority_class_spellings(roll.label_declarations), "labels")
+            self._refuse_faulty_sites(find_class_coverage_faults(self.method, roll.label_declarations), "labels")
         return self._make_label_contract()
 
     def _refuse_faulty_sites(self, faults: Sequence[Fault], kind: str) -> None:
@@ -430,7 +428,7 @@ class RunMembership:
     def _make_label_contract(self) -> LabelContract:
         """Make the run's label contract and list of members from the answers to the roll call."""
         try:
-            self.contract = merge_label_declarations(self._roll.declarations)
+            self.contract = merge_label_declarations(self._roll.label_declarations)
         except BadInput as error:
             self._roll.refuse_faulty_sites(error.faults, "labels")
             raise
@@ -439,11 +437,11 @@ class RunMembership:
         for site in self.members.keys() - on_roll.keys():
             del self.members[site]
         for site in on_roll.keys() - self.members.keys():
-            self._add_member(on_roll[site])
+            self._add_run_member(on_roll[site])
         raise_faults(self.method.find_roll_call_faults(self.make_round_context(0, NO_ARRAYS)))
         return self.contract
 
-    def _add_member(self, member: RunMember) -> None:
+    def _add_run_member(self, member: RunMember) -> None:
         site = member.answer.site
         self.members[site] = member
         self.bytes_down[site] += member.bytes_down
@@ -452,20 +450,16 @@ class RunMembership:
     @property
     def left_out_sites(self) -> dict[str, str]:
         """Return the sites that were refused or did not answer the roll call, with the reasons."""
-        return {
-            self._roll.get_registered_site_name(node): reason for node, reason in sorted(self._roll.refused.items())
-        }
+        refused = sorted(self._roll.refused.items())
+        return {self._roll.get_registered_site_name(node): reason for node, reason in refused}
 
     def make_round_context(self, server_round: int, statistics: Arrays) -> RoundContext:
         """Return the data for the method's rules in a round: label contract, roll call answers and statistics."""
         answers = {site: member.answer for site, member in sorted(self.members.items())}
         return RoundContext(self.plan.model.task, self.contract, answers, statistics, server_round, self.plan.run.seed)
 
-    def settle_model_layout(self, layout: str) -> LabelContract:
-        """Fix the layout of the model; refuse sites whose software release would build another layout.
-
-        Args:
-            layout: Hash of the model's layout.
+    def fix_run_model_layout(self, layout: str) -> LabelContract:
+        """Fix the model's layout, given by its hash; refuse sites whose software release would build another one.
 
         Returns:
             The contract of the remaining sites, which may have fewer classes.
@@ -474,34 +468,33 @@ class RunMembership:
             BadInput: Naming every refused site with its release, if too few sites are left.
         """
         self._layout = layout
-        faults = find_layout_faults(self.members.values(), layout)
+        faults = find_model_layout_faults(self.members.values(), layout)
         self._refuse_faulty_sites(faults, "version")
         return self._make_label_contract() if faults else self.contract
 
     def admit_late_joiners(self, server_round: int) -> None:
         """Make the roll call for newly connected sites, and admit those that fit the run's classes and model."""
-        for member in self._roll.ask_newcomers(JOIN_DEADLINE_S):
-            if faults := find_layout_faults([member], self._layout):
+        for member in self._roll.ask_new_sites_for_labels(JOIN_DEADLINE_S):
+            if faults := find_model_layout_faults([member], self._layout):
                 self._roll.refuse_faulty_sites(faults, "version")
                 continue
-            declarations = [other.declaration for other in (*self.members.values(), member)]
+            declarations = [other.label_declaration for other in (*self.members.values(), member)]
             try:
                 raise_faults([fault for rule in self.admission for fault in rule([member])])
                 contract = merge_label_declarations(declarations, self.contract.class_names)
                 raise_faults(self.method.site.find_contract_faults(contract))
             except BadInput as error:
-                self._roll.refuse_faulty_sites(
-                    [replace(fault, site=member.answer.site) for fault in error.faults], "labels"
-                )
+                faults = [replace(fault, site=member.answer.site) for fault in error.faults]
+                self._roll.refuse_faulty_sites(faults, "labels")
                 continue
             self.contract = contract
-            self._add_member(member)
+            self._add_run_member(member)
             self.callbacks.on_late_join(server_round, member.answer.site)
 
     def draw_training_sites(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
         """Return the sites of a round: all but the excluded ones, or ``sites_per_round`` of these drawn at random."""
         names = set(self.members) - set(excluded)
-        return draw_random_names(names, self.participation.sites_per_round, [self.plan.run.seed, server_round])
+        return draw_random_site_names(names, self.participation.sites_per_round, [self.plan.run.seed, server_round])
 
     @property
     def evaluates_site_sample(self) -> bool:
@@ -517,4 +510,4 @@ class RunMembership:
             return sorted(set(self.members) - set(excluded))
         annotated = {site: self.contract.sites[site] for site in self.members}
         seed = [self.plan.run.seed, server_round, EVALUATION]
-        return draw_covering_sites(annotated, self._evaluated, seed, excluded)
+        return draw_sites_covering_classes(annotated, self._evaluated, seed, excluded)

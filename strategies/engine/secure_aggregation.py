@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,7 @@ from strategies.privacy.secure_aggregation.coordinator import (
 from strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
 from strategies.privacy.secure_aggregation.vectors import (
     ONE,
-    SegmentLayout,
+    UpdateVectorLayout,
     choose_max_update_value,
     split_update_vector,
 )
@@ -74,9 +75,8 @@ class MaskingQueries:
         for request in requests.values():  # one that goes to many sites is written once
             if id(request) not in contents:
                 contents[id(request)] = encode_record(request)
-        messages = [
-            exchange.make_flower_message(site, kind, contents[id(request)]) for site, request in requests.items()
-        ]
+        make = exchange.make_flower_message
+        messages = [make(site, kind, contents[id(request)]) for site, request in requests.items()]
         enough = max(enough, min(coordinator.sites.count_needed_replies(len(exchange.expected)), len(messages)))
         for message in coordinator.exchange_messages(messages, "masking", exchange.context.round, enough=enough):
             site = names[message.metadata.src_node_id]
@@ -87,9 +87,8 @@ class MaskingQueries:
                 assert isinstance(record, Answer)
                 origin, expected_origin = (record.run, record.round, record.site), (self.run, self.round, site)
                 if origin != expected_origin:
-                    reason = make_printable_line(
-                        f"reply belongs to run, round, site {origin}, expected {expected_origin}"
-                    )
+                    problem = f"reply belongs to run, round, site {origin}, expected {expected_origin}"
+                    reason = make_printable_line(problem)
             if record is None or reason:
                 self.absent[site] = reason
                 continue
@@ -105,7 +104,7 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
     def __init__(self, coordinator: "Coordinator") -> None:
         self._coordinator = coordinator
 
-    def choose_sites(self, sites: list[str]) -> list[str]:
+    def choose_round_sites(self, sites: list[str]) -> list[str]:
         """Return the sites whose updates can be masked together; the others are reported as absent.
 
         These are all sites, unless sites keep local model parts. Then they are the largest group of sites whose last
@@ -121,47 +120,44 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
             coordinator.callbacks.on_absent_sites("training", dict.fromkeys(left, OTHER_PAST))
         return chosen
 
-    def wrap_merge(self, merge: Merge) -> Merge:
-        """Return a function that unmasks the sum of the masked updates; it replaces ``merge``."""
-        return self._unmask_update_sum
+    def wrap_update_merge(self, merge: Merge) -> Merge:
+        """Return a function that replaces ``merge``: it unmasks the sum of the updates of sites that stay to the end.
 
-    def _unmask_update_sum(self, received: ExchangeReplies[TrainReply]) -> RoundOutcome:
-        """Return the mean of the masked updates of the sites that trained and answered all stages of masking.
-
-        Raises:
-            TooFewSites: If too few sites answer, or their answers do not fit together.
+        The function raises :class:`TooFewSites` if too few sites answer, or if their answers do not fit together.
         """
         coordinator, method = self._coordinator, self._coordinator.method.site
-        model, replies, contract = coordinator.state.model, received.accepted, coordinator.sites.contract
-        queries = MaskingQueries(coordinator, coordinator.requests.context.round)
-        layout = SegmentLayout(
-            len(model.trunk) if method.declared_payload.trunk else 0,
-            len(model.norm) if method.sends_batch_norm else 0,
-            model.head.features if method.declared_payload.head else 0,
-        )
-        rows = {
-            site: method.select_sent_rows(method.select_own_rows(site, contract), contract.sites[site])
-            for site in replies
-        }
-        sent = {site: tuple(sorted(rows[site])) if method.declared_payload.head else () for site in replies}
-        classes = tuple(sorted({name for names in sent.values() for name in names}))
-        bound, shares = (
-            choose_max_update_value(coordinator.plan, method),
-            make_distributed_noise(coordinator.plan, method),
-        )
-        request = MaskedSumRequest(queries.run, queries.round, sent, classes, layout, bound, shares)
-        try:
-            opened = MaskedSummation(request, queries).unmask_sum()
-        except MaskingFailed as error:
-            reasons = "; ".join(f"{site}: {why}" for site, why in {**received.absent, **queries.absent}.items())
-            raise TooFewSites(f"round {queries.round}, secure aggregation: {error} {reasons}".strip()) from None
-        gone = {site: queries.absent.get(site, NOT_IN_THE_SUM) for site in replies if site not in opened.survivors}
-        summed_replies = {site: reply for site, reply in replies.items() if site in opened.survivors}
-        sizes = {site: size + queries.bytes_up.get(site, 0) for site, size in received.bytes_up.items()}
-        coordinator.sites.bytes_up.update(queries.bytes_up)
-        summed = ExchangeReplies(summed_replies, {**received.absent, **gone}, sizes)
-        coordinator.refuse_too_few_replies(queries.round, summed)
-        return RoundOutcome(summed, MergedUpdates(convert_sum_to_means(opened, model)), time.monotonic(), opened.closed)
+        payload = method.declared_payload
+
+        def merge_masked_updates(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
+            model, replies, contract = coordinator.state.model, received.accepted, coordinator.sites.contract
+            queries = MaskingQueries(coordinator, coordinator.requests.context.round)
+            layout = UpdateVectorLayout(
+                len(model.trunk) if payload.trunk else 0,
+                len(model.norm) if method.sends_batch_norm else 0,
+                model.head.features if payload.head else 0,
+            )
+            sent: dict[str, tuple[str, ...]] = dict.fromkeys(replies, ())
+            for site in replies if payload.head else ():
+                held = method.select_own_rows(site, contract)
+                sent[site] = tuple(sorted(method.select_sent_rows(held, contract.sites[site])))
+            classes = tuple(sorted({name for names in sent.values() for name in names}))
+            bound = choose_max_update_value(coordinator.plan, method)
+            shares = make_distributed_noise(coordinator.plan, method)
+            request = MaskedSumRequest(queries.run, queries.round, sent, classes, layout, bound, shares)
+            try:
+                opened = MaskedSummation(request, queries).unmask_sum()
+            except MaskingFailed as error:
+                reasons = "; ".join(f"{site}: {why}" for site, why in {**received.absent, **queries.absent}.items())
+                raise TooFewSites(f"round {queries.round}, secure aggregation: {error} {reasons}".strip()) from None
+            sizes = {site: size + queries.bytes_up.get(site, 0) for site, size in received.bytes_up.items()}
+            coordinator.sites.bytes_up.update(queries.bytes_up)
+            gone = {site: queries.absent.get(site, NOT_IN_THE_SUM) for site in replies if site not in opened.survivors}
+            summed = replace(received, bytes_up=sizes, unfit=frozenset()).drop_site_replies(gone)
+            coordinator.refuse_too_few_replies(queries.round, summed)
+            merged = MergedUpdates(convert_update_sum_to_means(opened, model))
+            return RoundOutcome(summed, merged, time.monotonic(), opened.closed)
+
+        return merge_masked_updates
 
 
 def unmask_test_histograms(
@@ -180,25 +176,23 @@ def unmask_test_histograms(
         return {}
     queries = MaskingQueries(coordinator, TEST_ROUND)
     classes = tuple(sorted({name for names in rows.values() for name in names}))
-    layout = SegmentLayout(trunk=0, norm=0, features=2 * BINS - 1)
+    layout = UpdateVectorLayout(trunk=0, norm=0, features=2 * BINS - 1)
     try:
-        opened = MaskedSummation(
-            MaskedSumRequest(queries.run, TEST_ROUND, rows, classes, layout, float(ONE)), queries
-        ).unmask_sum()
+        request = MaskedSumRequest(queries.run, TEST_ROUND, rows, classes, layout, float(ONE))
+        opened = MaskedSummation(request, queries).unmask_sum()
         counts = opened.vector.reshape(len(classes), 2, BINS).astype(np.int64)
         sums = {name: ScoreHistogram(*counts[row]) for row, name in enumerate(classes) if name in opened.rows}
     except (MaskingFailed, ValueError) as error:  # counts below 0 are no sum of histograms
         reasons = "; ".join(f"{site}: {why}" for site, why in queries.absent.items())
-        coordinator.callbacks.on_absent_sites(
-            "sum of test scores", dict.fromkeys(sorted(rows), f"{error} {reasons}".strip())
-        )
+        absent = dict.fromkeys(sorted(rows), f"{error} {reasons}".strip())
+        coordinator.callbacks.on_absent_sites("sum of test scores", absent)
         return {}
     finally:
         coordinator.sites.bytes_up.update(queries.bytes_up)
     return {name: SummedScoreHistogram(histogram, opened.rows[name]) for name, histogram in sums.items()}
 
 
-def convert_sum_to_means(opened: UnmaskedSum, model: ModelState) -> UpdateMeans:
+def convert_update_sum_to_means(opened: UnmaskedSum, model: ModelState) -> UpdateMeans:
     """Convert an unmasked sum of updates into mean updates of trunk, batch normalisation and head."""
     request, part = opened.request, 1 / opened.divisor
     trunk, norm, weight, bias = split_update_vector(request.layout, request.classes, opened.vector)

@@ -18,11 +18,11 @@ from common.models.gpu import move_network_to_device
 from common.models.network import SplitNetwork, build_network, unfreeze_network
 from common.models.state import FrozenPart, ModelState, read_model_state, write_model_state
 from common.system.hashing import derive_seed
-from common.wire.records import EvaluateReply, TrainReply
+from common.wire.records import TrainReply
 from strategies.aggregation.bounds import Lengths
 from strategies.aggregation.means import mix_models
 from strategies.aggregation.server_optimizer import Moments
-from strategies.engine.aggregator import add_update_of_pass, get_update_length_limit
+from strategies.engine.aggregator import add_sequential_site_update, get_update_norm_limit
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import CoordinatorTrainingRecord, FederationValidation, RoundRecord, RunStopped
 from strategies.engine.exchange import ExchangeReplies, make_too_few_sites_error
@@ -31,12 +31,12 @@ from strategies.local.objective import LabelledExamples, pair_pixels_with_labels
 from strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
+    EarlyStopCriterion,
     FrozenNetworkParts,
-    StopCriterion,
     TrainingTask,
     make_training_reproducible,
     refuse_diverged_training,
-    train_until_settled,
+    train_until_loss_settles,
     validate_network,
 )
 from strategies.methods.base import Method, SequentialMethod, ServerTrainingSettings
@@ -58,19 +58,21 @@ class CoordinatorTraining:
     network: SplitNetwork = field(init=False)
 
     def __post_init__(self) -> None:
-        network = build_network(
-            self.plan.model.model_copy(update={"weights": None}), self.class_names, self.plan.run.seed
-        )
+        spec = self.plan.model.model_copy(update={"weights": None})
+        network = build_network(spec, self.class_names, self.plan.run.seed)
         if self.frozen is not None:
             self.frozen.write_to_network(network)
         self.network = move_network_to_device(network, self.device)
 
-        def make_examples(images: ImageSet) -> LabelledExamples:
+        def load_labelled_examples(images: ImageSet) -> LabelledExamples:
             return pair_pixels_with_labels(images, load_pixels_on_device(images, self.device), self.class_names)
 
-        self.train, self.validation = make_examples(self.images.train), make_examples(self.images.validation)
+        self.train, self.validation = (
+            load_labelled_examples(self.images.train),
+            load_labelled_examples(self.images.validation),
+        )
 
-    def load_into_network(self, model: ModelState) -> None:
+    def load_model_into_network(self, model: ModelState) -> None:
         """Load a model into the network."""
         write_model_state(self.network, trunk=model.trunk, norm=model.norm, head=model.head)
 
@@ -83,7 +85,7 @@ class CoordinatorTraining:
             FloatingPointError: If training diverged.
         """
         began, spec = time.monotonic(), self.plan.training
-        self.load_into_network(model)
+        self.load_model_into_network(model)
         unfreeze_network(self.network)
         optimizer = make_optimizer(self.network, spec, spec.lr)
         if not spec.reset_optimizer:
@@ -91,11 +93,10 @@ class CoordinatorTraining:
         frozen = FrozenNetworkParts(norm=self.method.freezes_batch_norm)
         objective = plain(self.method.training_loss(self.train, spec))
         task = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen)
-        criterion = StopCriterion(self.validation, self.method.loss, server.early_stopping)
-        with make_training_reproducible(
-            derive_seed(self.plan.run.seed, server_round, "\0", COORDINATOR), spec.threads
-        ) as generator:
-            done = train_until_settled(self.network, task, optimizer, generator, criterion)
+        criterion = EarlyStopCriterion(self.validation, self.method.loss, server.early_stopping)
+        seed = derive_seed(self.plan.run.seed, server_round, "\0", COORDINATOR)
+        with make_training_reproducible(seed, spec.threads) as generator:
+            done = train_until_loss_settles(self.network, task, optimizer, generator, criterion)
         record = CoordinatorTrainingRecord(done.last_loss, done.epochs, time.monotonic() - began)
         state = read_model_state(self.network)
         refuse_diverged_training(state, done.last_loss)
@@ -103,7 +104,7 @@ class CoordinatorTraining:
 
     def validate_model(self, model: ModelState) -> FederationValidation:
         """Return loss and AUROC of a model on the coordinator's validation images."""
-        self.load_into_network(model)
+        self.load_model_into_network(model)
         with make_training_reproducible(0, self.plan.training.threads):
             validation = validate_network(self.network, self.validation, self.method.loss, self.plan.training)
         figures = validation.loss, validation.mean_auroc
@@ -112,7 +113,7 @@ class CoordinatorTraining:
 
 
 @dataclass
-class ModelPass:
+class SequentialModelPass:
     """The progress of one round, in which the model passes through the sites.
 
     Attributes:
@@ -163,12 +164,11 @@ class SequentialCoordinator(Coordinator):
         """Train one epoch at all sites from the same model, if the method orders sites by their losses."""
         if not self.method.site.ranks_sites:
             return
-        requests = self.begin_exchange(0)
+        requests = self.begin_message_exchange(0)
         statistics, sites = self.method.statistics_for(requests.context), sorted(self.sites.members)
-        messages = [
-            requests.make_train_message(site, self.state.model, statistics(site), update=False) for site in sites
-        ]
-        received = self.collect_replies(self.exchange_messages(messages, "train", 0), TrainReply)
+        model = self.state.model
+        messages = [requests.make_train_message(site, model, statistics(site), update=False) for site in sites]
+        received = self.collect_checked_replies(self.exchange_messages(messages, "train", 0), TrainReply)
         needed = self._count_needed_replies(received)
         if len(received.accepted) < needed:
             raise make_too_few_sites_error("ranking the sites", received, needed)
@@ -176,24 +176,20 @@ class SequentialCoordinator(Coordinator):
         ranking = self.method.aggregate_statistics(requests.context, received.accepted)
         self.state = replace(self.state, statistics=ranking)
 
-    def _validate_after_rounds(self) -> None:
-        """Do nothing, because each round validates its own model."""
-
     def _choose_final_validation_sites(self) -> list[str]:
         """Return the sites that validate each round's model: the same in all rounds, so that losses are comparable."""
-        if self._is_test_sampled:
+        if self._tests_on_site_sample:
             return self.sites.draw_evaluating_sites(0, self.state.excluded)
         return super()._choose_final_validation_sites()
 
     def _train_round(self, server_round: int) -> RoundRecord:
         """Pass the model through the sites, mix it with the coordinator's own model, and validate the mixture."""
         self._begin_round(server_round, self.grid)
-        done = self._pass_model(server_round)
+        done = self._pass_model_through_sites(server_round)
         arrived, before, validated = time.monotonic(), self.state, self.last_validation
         model, moments, coordinator = self._mix_with_coordinator_model(done.result, server_round)
-        statistics = self.method.aggregate_statistics(
-            self.sites.make_round_context(server_round, before.statistics), done.replies
-        )
+        context = self.sites.make_round_context(server_round, before.statistics)
+        statistics = self.method.aggregate_statistics(context, done.replies)
         state = make_state_after_round(
             before, server_round, done.replies, done.absent, model=model, moments=moments, statistics=statistics
         )
@@ -203,14 +199,11 @@ class SequentialCoordinator(Coordinator):
         # each round, the sites also count correct predictions on their test images.
         own, validation = self._own, FederationValidation()
         if self.plan.evaluation.test_each_round or not (own and own.validation.has_known_labels):
-            replies = self.exchange_messages(self.configure_evaluate(), "evaluate", server_round)
-            validation = FederationValidation.from_replies(self.collect_replies(replies, EvaluateReply).accepted)
+            validation = self.collect_site_validation(self.configure_evaluate(), server_round)
         if own and own.validation.has_known_labels:
             validation = replace(own.validate_model(self.state.model), tallies=validation.tallies)
         self.last_validation = validation
-        self.state = record_model_validation(
-            self.state, validation, self.method.site.choose_selection_criterion(self.plan.evaluation)
-        )
+        self.state = record_model_validation(self.state, validation, self.criterion)
         record = RoundRecord.from_replies(
             server_round,
             done.replies,
@@ -227,7 +220,7 @@ class SequentialCoordinator(Coordinator):
         self.callbacks.on_round_end(record, self.state)
         return record
 
-    def _pass_model(self, server_round: int) -> ModelPass:
+    def _pass_model_through_sites(self, server_round: int) -> SequentialModelPass:
         """Pass the model from site to site, and return the completed pass.
 
         Raises:
@@ -236,21 +229,20 @@ class SequentialCoordinator(Coordinator):
         context = self.sites.make_round_context(server_round, self.state.statistics)
         order = self.method.order_sites(context, self.sites.draw_training_sites(server_round, self.state.excluded))
         statistics = self.method.statistics_for(context)
-        done = ModelPass(self.state.model, self.state.model, self.state.lengths)
+        done = SequentialModelPass(self.state.model, self.state.model, self.state.lengths)
         needed, unfit = self.sites.count_needed_replies(len(order)), set[str]()
-        clip = get_update_length_limit(self.method.site, self.participation, self.plan.privacy)
+        clip = get_update_norm_limit(self.method.site, self.participation, self.plan.privacy)
         for place, site in enumerate(order):
-            message = self.begin_exchange(server_round).make_train_message(
-                site, done.model, statistics(site), update=True
-            )
+            requests = self.begin_message_exchange(server_round)
+            message = requests.make_train_message(site, done.model, statistics(site), update=True)
             dispensable = len(done.replies) + len(order) - place - 1 >= needed
             replies = self.exchange_messages([message], "train", server_round, enough=0 if dispensable else 1)
-            received = self.collect_replies(replies, TrainReply)
+            received = self.collect_checked_replies(replies, TrainReply)
             done.absent.update(received.absent)
             done.bytes_down.update(self.requests.bytes_down)
             done.bytes_up.update(received.bytes_up)
             for reply in received.accepted.values():
-                passed = add_update_of_pass(done.model, reply, clip, done.lengths)
+                passed = add_sequential_site_update(done.model, reply, clip, done.lengths)
                 if passed.reason:
                     done.absent[site] = passed.reason
                     continue

@@ -110,7 +110,7 @@ class FederationState:
         return self.model if self.best is None else self.best
 
 
-def select_site_groups(model: ModelState, rows: Sequence[str]) -> ModelGroups:
+def select_site_model_groups(model: ModelState, rows: Sequence[str]) -> ModelGroups:
     """Return the parts of the global model that a site with these head rows receives.
 
     Parts that sites keep local are included, because a site needs them in its first round, or after its disk was lost.
@@ -118,7 +118,7 @@ def select_site_groups(model: ModelState, rows: Sequence[str]) -> ModelGroups:
     return ModelGroups(model.trunk, model.norm, model.head.select_rows(tuple(rows)))
 
 
-def select_reply_groups(sent: ModelGroups, method: SiteMethod, annotated: Collection[str]) -> ModelGroups:
+def select_reply_model_groups(sent: ModelGroups, method: SiteMethod, annotated: Collection[str]) -> ModelGroups:
     """Return the model parts that a site with these classes sends back: those that the method averages."""
     head = sent.head.select_rows(method.select_sent_rows(sent.head.class_names, annotated)) if sent.head else None
     return ModelGroups(
@@ -142,12 +142,9 @@ def record_absent_sites(
         counted: The sites whose replies count.
         absent: Site -> why its reply does not count, for the other sites that got a request.
     """
-    left_out = dict(state.left_out)
-    for site in counted:
-        left_out.pop(site, None)
-    for site, why in absent.items():
-        left_out[site] = f"{where}: {why}"
-    return replace(state, left_out=MappingProxyType(left_out))
+    earlier = {site: why for site, why in state.left_out.items() if site not in counted}
+    now = {site: f"{where}: {why}" for site, why in absent.items()}
+    return replace(state, left_out=MappingProxyType(earlier | now))
 
 
 def make_state_after_round(
@@ -199,9 +196,8 @@ def update_best_model(state: FederationState, losses: Losses) -> FederationState
     """
     if not losses:
         return state
-    lowest = dict(state.lowest_losses)
-    for site, loss in losses.items():
-        lowest[site] = min(loss, lowest.get(site, loss))
+    earlier = state.lowest_losses
+    lowest = {**earlier, **{site: min(loss, earlier.get(site, loss)) for site, loss in losses.items()}}
     judged = replace(state, lowest_losses=MappingProxyType(lowest))
     if state.best is not None and not is_better_model(losses, state.best_losses, lowest):
         return judged
@@ -212,28 +208,24 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
     """Return True if the current model is better than the previous best one, over the sites that validated both.
 
     Args:
-        now: Site -> validation loss of the current model.
-        before: Site -> validation loss of the previous best model.
+        now, before: Site -> validation loss of the current and of the previous best model.
         lowest: Site -> the lowest loss that it stated for any model so far.
     """
     judges = sorted(now.keys() & before.keys())
-    now = dict(zip(judges, map(now.__getitem__, judges), strict=True))
-    before = dict(zip(judges, map(before.__getitem__, judges), strict=True))
-    regrets = compute_regret(now, lowest), compute_regret(before, lowest)
+    now, before = ({site: losses[site] for site in judges} for losses in (now, before))
+    regrets = compute_median_regret(now, lowest), compute_median_regret(before, lowest)
     if len(judges) >= FEWEST and max(regrets) > TOLERATED:
         return regrets[0] < regrets[1]
     return sum_in_order(now.values()) < sum_in_order(before.values())
 
 
-def compute_regret(losses: Losses, lowest: Losses) -> float:
+def compute_median_regret(losses: Losses, lowest: Losses) -> float:
     """Return the median over sites of a site's loss divided by its lowest loss; 1 without sites.
 
     Of an even number of sites it is the upper median. :data:`SMALL` is added to both losses of a ratio.
     """
-    ratios = list[float]()
-    for site, loss in losses.items():
-        ratios.append((loss + SMALL) / (lowest[site] + SMALL))
-    return sorted(ratios)[len(ratios) // 2] if ratios else 1.0
+    ratios = sorted((loss + SMALL) / (lowest[site] + SMALL) for site, loss in losses.items())
+    return ratios[len(ratios) // 2] if ratios else 1.0
 
 
 # ---------------------------------------------------------------------- as bytes: tensors by name, facts as JSON
@@ -246,7 +238,7 @@ _DTYPES = {
 """NumPy's dtype -> safetensors' dtype, the widest first, so that each tensor is aligned to its item size."""
 
 
-class _StateHeader(TomlSection):
+class _StoredStateHeader(TomlSection):
     """The header of a stored state: the fields that are not tensors, and the class names of the head rows."""
 
     round: int
@@ -275,7 +267,7 @@ def serialize_federation_state_parts(state: FederationState) -> Parts:
     This avoids a copy, which takes as long for a large model as writing the file.
     """
     facts: dict[str, Any] = {}
-    for name in _StateHeader.model_fields:
+    for name in _StoredStateHeader.model_fields:
         fact = state.model.head.class_names if name == "class_names" else getattr(state, name)
         facts[name] = dict(fact) if isinstance(fact, Mapping) else fact
     facts["sound_losses"] = dict(sorted(state.sound_losses.items()))  # the same bytes no matter who replied first
@@ -286,10 +278,10 @@ def serialize_federation_state_parts(state: FederationState) -> Parts:
     by_prefix |= {"moments": state.moments, "statistics": state.statistics}
     tensors = {f"{prefix}/{name}": array for prefix, arrays in by_prefix.items() for name, array in arrays.items()}
     tensors[_FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    return _lay_out_safetensors(tensors)
+    return _serialize_as_safetensors_parts(tensors)
 
 
-def _lay_out_safetensors(tensors: Mapping[str, NDArray[Any]]) -> Parts:
+def _serialize_as_safetensors_parts(tensors: Mapping[str, NDArray[Any]]) -> Parts:
     """Return the parts of a safetensors file: the header's length in 8 bytes, the header as JSON, the tensors."""
     widest_first = list(_DTYPES)
     ordered = sorted((widest_first.index(array.dtype.str), name) for name, array in tensors.items())
@@ -313,18 +305,18 @@ def deserialize_federation_state(content: bytes) -> FederationState:
     """
     try:
         tensors = load(content)
-        facts: dict[str, Any] = dict(_StateHeader.model_validate_json(tensors[_FACTS].tobytes()))
+        facts: dict[str, Any] = dict(_StoredStateHeader.model_validate_json(tensors[_FACTS].tobytes()))
         if unknown := sorted(name for name in tensors if name != _FACTS and name.partition("/")[0] not in _KINDS):
             raise ValueError(f"it holds {quote_names(unknown)}, which no state has")
         names = facts.pop("class_names")
         facts |= {name: MappingProxyType(fact) for name, fact in facts.items() if isinstance(fact, dict)}
+        arrays = {kind: select_arrays_with_prefix(kind, tensors) for kind in _KINDS}
+        best = ModelGroups.from_named_arrays(arrays["best"], names).to_model() if "best/trunk" in tensors else None
         return FederationState(
-            model=ModelGroups.from_named_arrays(select_arrays_with_prefix("model", tensors), names).to_model(),
-            best=ModelGroups.from_named_arrays(select_arrays_with_prefix("best", tensors), names).to_model()
-            if "best/trunk" in tensors
-            else None,
-            moments=MappingProxyType(select_arrays_with_prefix("moments", tensors)),
-            statistics=MappingProxyType(select_arrays_with_prefix("statistics", tensors)),
+            model=ModelGroups.from_named_arrays(arrays["model"], names).to_model(),
+            best=best,
+            moments=MappingProxyType(arrays["moments"]),
+            statistics=MappingProxyType(arrays["statistics"]),
             **facts,
         )
     except (SafetensorError, LookupError, TypeError) as error:

@@ -42,7 +42,7 @@ MOST_KEPT = 100
 
 
 @dataclass(frozen=True)
-class TrainingArithmetic:
+class TrainingNumberFormat:
     """A number format, such as bfloat16, and the memory layout of the network's tensors."""
 
     precision: Literal["float32", "bf16", "fp16"]
@@ -52,15 +52,15 @@ class TrainingArithmetic:
         return f"{self.precision}, {self.memory_format}"
 
 
-DEFAULT = TrainingArithmetic("float32", "channels_last")
+DEFAULT = TrainingNumberFormat("float32", "channels_last")
 
 
-def read_arithmetic(training: TrainingSection, device: str) -> TrainingArithmetic:
+def read_number_format(training: TrainingSection, device: str) -> TrainingNumberFormat:
     """Return the arithmetic of these training settings on ``cpu`` or ``cuda``, without measuring."""
-    return TrainingArithmetic(resolve_precision(device, training.precision), training.memory_format)
+    return TrainingNumberFormat(resolve_precision(device, training.precision), training.memory_format)
 
 
-def choose_arithmetic(plan: HospitalPlan, device: str, folder: Path, *, durable: bool) -> TrainingArithmetic:
+def choose_number_format(plan: HospitalPlan, device: str, folder: Path, *, durable: bool) -> TrainingNumberFormat:
     """Return the arithmetic of a plan on ``cpu`` or ``cuda``; for ``fastest`` on a CPU, measure once for each network.
 
     Args:
@@ -68,37 +68,38 @@ def choose_arithmetic(plan: HospitalPlan, device: str, folder: Path, *, durable:
         durable: True if the stored choice must survive a power cut.
     """
     if plan.training.precision != "fastest" or device != "cpu":
-        return read_arithmetic(plan.training, device)
+        return read_number_format(plan.training, device)
     training, (name, flags) = plan.training, read_cpu_info()
     spec = plan.model.model_dump_json(exclude={"weights", "weights_sha256", "frozen_sha256"})
     machine = torch.__version__, platform.machine(), f"{name} {sorted(flags)}"
     facts = spec, training.batch_size, training.threads, *machine  # all that a choice depends on
     about = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     try:
-        stored = {key: TrainingArithmetic(**fields) for key, fields in json.loads((folder / FILE).read_bytes()).items()}
+        choices = json.loads((folder / FILE).read_bytes())
+        stored = {key: TrainingNumberFormat(**fields) for key, fields in choices.items()}
     except (OSError, ValueError, TypeError, AttributeError):  # a damaged file: the choices can be measured again
         stored = {}
     if about not in stored:
-        stored[about] = find_fastest_arithmetic(time_training_steps(plan, list_cpu_arithmetics()))
+        stored[about] = find_fastest_number_format(time_training_steps(plan, list_cpu_number_formats()))
         newest = dict(list(stored.items())[-MOST_KEPT:])
         text = json.dumps({name: vars(arithmetic) for name, arithmetic in newest.items()}, indent=1)
         write_atomically(folder / FILE, text.encode(), durable=durable)
     return stored[about]
 
 
-def copy_with_arithmetic(request: Request, arithmetic: TrainingArithmetic) -> Request:
+def copy_with_number_format(request: Request, arithmetic: TrainingNumberFormat) -> Request:
     """Return a copy of a plan or an experiment whose training settings name this arithmetic."""
     return request.model_copy(update={"training": request.training.model_copy(update=vars(arithmetic))})
 
 
-def list_cpu_arithmetics() -> Sequence[TrainingArithmetic]:
+def list_cpu_number_formats() -> Sequence[TrainingNumberFormat]:
     """Return all kinds of arithmetic that this CPU offers, the default first."""
     precisions: Sequence[Literal["float32", "bf16"]] = ("float32", "bf16") if cpu_supports_bf16() else ("float32",)
     formats: Sequence[MemoryFormat] = ("channels_last", "contiguous")
-    return [TrainingArithmetic(precision, memory_format) for precision in precisions for memory_format in formats]
+    return [TrainingNumberFormat(precision, memory_format) for precision in precisions for memory_format in formats]
 
 
-def find_fastest_arithmetic(seconds: Mapping[TrainingArithmetic, float]) -> TrainingArithmetic:
+def find_fastest_number_format(seconds: Mapping[TrainingNumberFormat, float]) -> TrainingNumberFormat:
     """Return the arithmetic with the shortest step, or the default if no other is clearly faster.
 
     Args:
@@ -109,8 +110,8 @@ def find_fastest_arithmetic(seconds: Mapping[TrainingArithmetic, float]) -> Trai
 
 
 def time_training_steps(
-    plan: HospitalPlan, arithmetics: Sequence[TrainingArithmetic]
-) -> dict[TrainingArithmetic, float]:
+    plan: HospitalPlan, arithmetics: Sequence[TrainingNumberFormat]
+) -> dict[TrainingNumberFormat, float]:
     """Return the CPU seconds of a training step in each arithmetic, as the minimum of :data:`STEPS` steps.
 
     The arithmetics take turns, so that other programs on the machine slow all of them alike.
@@ -123,7 +124,7 @@ def time_training_steps(
         networks = {name: set_memory_format(build_network(spec, ("",), seed=0), name) for name in formats}
         for network in networks.values():
             unfreeze_network(network)
-        turns = list[dict[TrainingArithmetic, float]]()
+        turns = list[dict[TrainingNumberFormat, float]]()
         for _ in range(1 + STEPS):
             turns.append({})
             for arithmetic in arithmetics:

@@ -40,10 +40,8 @@ def partial_loss(logits: Tensor, labels: Tensor, annotated: Tensor, positive_wei
     Args:
         positive_weight: Weight of the positives of each class, ``(rows,)``; None weighs all by 1.
     """
-    is_known = ~labels.isnan()
-    entries = binary_cross_entropy_with_logits(
-        logits, labels.nan_to_num(), reduction="none", pos_weight=positive_weight
-    )
+    is_known, present = ~labels.isnan(), labels.nan_to_num()
+    entries = binary_cross_entropy_with_logits(logits, present, reduction="none", pos_weight=positive_weight)
     return torch.where(is_known, entries, 0.0).sum() / is_known.sum().clamp(min=1)
 
 
@@ -72,14 +70,14 @@ def missing_as_negative_loss(logits: Tensor, labels: Tensor, annotated: Tensor) 
     return partial_loss(logits, fill_missing_labels(labels, annotated, "negative"), annotated)
 
 
-def softmax_over_all_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+def softmax_loss_over_all_classes(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     """Return the mean cross-entropy over the images whose class is known, with a softmax over all classes."""
-    return mean_over_mask(known_class_mask(labels), cross_entropy_per_image(logits, labels))
+    return mean_over_mask(mask_images_of_known_class(labels), cross_entropy_per_image(logits, labels))
 
 
-def softmax_over_known_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+def softmax_loss_over_known_classes(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     """Return the mean cross-entropy over images of known class; the softmax omits classes with unknown label."""
-    return softmax_over_all_loss(mask_unknown_logits(logits, labels), labels, annotated)
+    return softmax_loss_over_all_classes(mask_unknown_logits(logits, labels), labels, annotated)
 
 
 def mask_unknown_logits(logits: Tensor, labels: Tensor) -> Tensor:
@@ -93,7 +91,7 @@ def cross_entropy_per_image(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits, labels.nan_to_num().argmax(dim=1), reduction="none")
 
 
-def known_class_mask(labels: Tensor) -> Tensor:
+def mask_images_of_known_class(labels: Tensor) -> Tensor:
     """Return a mask of the images whose class is known, bool ``(batch,)``."""
     return (labels == 1).any(dim=1)
 
@@ -106,8 +104,8 @@ def mean_over_mask(chosen: Tensor, values: Tensor) -> Tensor:
 PLAIN_LOSSES: Mapping[tuple[Task, Missing], LossFunction] = {
     ("multi_label", "masked"): partial_loss,
     ("multi_label", "negative"): missing_as_negative_loss,
-    ("multi_class", "masked"): softmax_over_known_loss,
-    ("multi_class", "negative"): softmax_over_all_loss,
+    ("multi_class", "masked"): softmax_loss_over_known_classes,
+    ("multi_class", "negative"): softmax_loss_over_all_classes,
 }
 """The plain loss by task and by the treatment of classes that the site does not annotate."""
 
@@ -129,13 +127,23 @@ def make_training_loss(
         return plain
     if spec.loss.startswith(PLUGIN):
         loss = load_plugin_entry_point(plugins.LOSSES, spec.loss.removeprefix(PLUGIN))
-        return partial(_plugin_loss, spec.loss, loss, missing)
+
+        def compute_plugin_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+            value = loss(logits, fill_missing_labels(labels, annotated, missing), annotated)
+            if not isinstance(value, Tensor) or value.ndim != 0:
+                kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise BadInput([Fault("training.loss", f'"{spec.loss}" returned {kind}, not a scalar tensor.')])
+            return value
+
+        return compute_plugin_loss
     if task == "multi_class":
-        return partial(_multi_class_loss, spec, missing, compute_class_weights(labels) if spec.class_weights else None)
-    return partial(_multi_label_loss, spec, missing, compute_positive_weights(labels) if spec.class_weights else None)
+        weights = compute_class_weights(labels) if spec.class_weights else None
+        return partial(_compute_multi_class_loss, spec, missing, weights)
+    positive_weight = compute_positive_weights(labels) if spec.class_weights else None
+    return partial(_compute_multi_label_loss, spec, missing, positive_weight)
 
 
-def find_loss_faults(training: TrainingSection, task: Task, chooses_loss: bool, level: str) -> list[Fault]:
+def find_loss_setting_faults(training: TrainingSection, task: Task, chooses_loss: bool, level: str) -> list[Fault]:
     """Return faults if the chosen loss or class weights make no sense with this method, task or privacy level.
 
     Args:
@@ -176,7 +184,7 @@ def compute_class_weights(labels: Tensor) -> Tensor:
     return torch.where(images > 0, images.sum() / (present * images.clamp(min=1)), 1.0)
 
 
-def _multi_label_loss(
+def _compute_multi_label_loss(
     spec: TrainingSection,
     missing: Missing,
     positive_weight: Tensor | None,
@@ -188,7 +196,14 @@ def _multi_label_loss(
     targets = fill_missing_labels(labels, annotated, missing)
     is_known, present = ~targets.isnan(), targets.nan_to_num()
     if spec.loss == "asymmetric":
-        entries = _asymmetric_loss(spec, logits, present)
+        # Separate exponents for positives and negatives, whose probability is lowered by a margin (Ridnik et al., ICCV
+        # 2021, eq. 7).
+        of_positives, of_negatives = spec.asymmetric_gammas
+        p = torch.sigmoid(logits)
+        lowered = (p - spec.asymmetric_margin).clamp(min=0)
+        positive = -((1 - p) ** of_positives) * logsigmoid(logits)
+        negative = -(lowered**of_negatives) * torch.log1p(-lowered.clamp(max=1 - 1e-6))
+        entries = torch.where(present > 0, positive, negative)
     else:
         entries = binary_cross_entropy_with_logits(logits, present, reduction="none")
         if spec.loss == "focal":  # (1 - p_t) ** gamma, Lin et al., ICCV 2017, eq. 4
@@ -198,38 +213,15 @@ def _multi_label_loss(
     return torch.where(is_known, entries, 0.0).sum() / is_known.sum().clamp(min=1)
 
 
-def _asymmetric_loss(spec: TrainingSection, logits: Tensor, present: Tensor) -> Tensor:
-    """Return each entry's asymmetric focal loss: separate exponents for positives and negatives, and a margin.
-
-    Ridnik et al., ICCV 2021, eq. 7; negatives use the lowered probability ``p_m = max(p - margin, 0)``.
-    """
-    of_positives, of_negatives = spec.asymmetric_gammas
-    p = torch.sigmoid(logits)
-    lowered = (p - spec.asymmetric_margin).clamp(min=0)
-    positive = -((1 - p) ** of_positives) * logsigmoid(logits)
-    negative = -(lowered**of_negatives) * torch.log1p(-lowered.clamp(max=1 - 1e-6))
-    return torch.where(present > 0, positive, negative)
-
-
-def _multi_class_loss(
+def _compute_multi_class_loss(
     spec: TrainingSection, missing: Missing, weights: Tensor | None, logits: Tensor, labels: Tensor, annotated: Tensor
 ) -> Tensor:
     """Return the weighted mean of cross-entropy or focal loss over the images of known class."""
     losses = cross_entropy_per_image(mask_unknown_logits(logits, labels) if missing == "masked" else logits, labels)
     if spec.loss == "focal":
         losses = losses * (1 - torch.exp(-losses)) ** spec.focal_gamma
-    is_known = known_class_mask(labels)
+    is_known = mask_images_of_known_class(labels)
     weighs = is_known.float()
     if weights is not None:
         weighs = torch.where(is_known, weights[labels.nan_to_num().argmax(dim=1)], 0.0)
     return torch.where(is_known, losses * weighs, 0.0).sum() / weighs.sum().clamp(min=torch.finfo(torch.float32).tiny)
-
-
-def _plugin_loss(
-    name: str, loss: LossFunction, missing: Missing, logits: Tensor, labels: Tensor, annotated: Tensor
-) -> Tensor:
-    value = loss(logits, fill_missing_labels(labels, annotated, missing), annotated)
-    if not isinstance(value, Tensor) or value.ndim != 0:
-        kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise BadInput([Fault("training.loss", f'"{name}" returned {kind}, not a scalar tensor.')])
-    return value

@@ -94,9 +94,7 @@ def pair_pixels_with_labels(
     images: ImageSet, pixels: Tensor | ImageTensors, class_names: tuple[str, ...]
 ) -> LabelledExamples:
     """Combine pixels with the images' labels for these classes, on the device of the pixels."""
-    annotated = torch.zeros(len(class_names), dtype=torch.bool)
-    for row, name in enumerate(class_names):
-        annotated[row] = name in images.class_names
+    annotated = torch.tensor([name in images.class_names for name in class_names], dtype=torch.bool)
     labels = select_head_row_labels(images, class_names)
     return LabelledExamples(pixels, labels.to(pixels.device), annotated.to(pixels.device))
 
@@ -151,7 +149,7 @@ def add_proximal_term(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> 
         norm: True if the distance includes batch normalisation, because it comes from the federation.
     """
 
-    def shared_parameters(model: Model) -> list[Tensor]:
+    def list_shared_parameters(model: Model) -> list[Tensor]:
         own = set() if head else set(model.head.parameters())
         if not norm:
             own |= {value for part in model.modules() if is_batch_norm(part) for value in part.parameters()}
@@ -159,10 +157,10 @@ def add_proximal_term(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> 
 
     def make_proximal_round(context: ClientContext) -> LocalRound:
         inner = half(context)
-        received = [value.detach().clone() for value in shared_parameters(context.network)]
+        received = [value.detach().clone() for value in list_shared_parameters(context.network)]
 
         def objective(model: Model, batch: Batch) -> Tensor:
-            pairs = zip(shared_parameters(model), received, strict=True)
+            pairs = zip(list_shared_parameters(model), received, strict=True)
             distance = torch.stack([(now - before).square().sum() for now, before in pairs]).sum()
             return inner.objective(model, batch) + mu / 2 * distance
 

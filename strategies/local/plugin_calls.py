@@ -1,8 +1,5 @@
 """A trial call of each of a run's plug-ins before the first round, so that a faulty plug-in is reported early."""
 
-from collections.abc import Callable
-from functools import partial
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -36,38 +33,34 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *
         missing: How the loss treats classes that a site does not annotate.
         has_unknown: True if some labels of annotated classes are unknown.
     """
-    training, transform = experiment.training, experiment.augmentation.transform or ""
-    calls: list[tuple[str, str, Callable[[], object]]] = [
-        ("loss", training.loss, partial(_try_plugin_loss, experiment, classes, missing, has_unknown=has_unknown)),
-        *(
-            (argument, name, partial(_try_plugin, argument, name, experiment))
-            for argument, name in (
-                ("transform", transform),
-                ("optimizer", training.optimizer),
-                ("schedule", training.schedule),
-                *(("metrics", name) for name in experiment.evaluation.metrics),
-            )
-        ),
+    named = [
+        ("loss", experiment.training.loss),
+        ("transform", experiment.augmentation.transform or ""),
+        ("optimizer", experiment.training.optimizer),
+        ("schedule", experiment.training.schedule),
+        *(("metrics", name) for name in experiment.evaluation.metrics),
     ]
     faults = []
-    for argument, name, call in calls:
+    for argument, name in named:
         if not name.startswith(PLUGIN):
             continue
         where, usage = format_plugin_user_name(argument, name), _SIGNATURES[argument]
         try:
             with torch.random.fork_rng(devices=[]):
-                call()
+                if argument == "loss":
+                    _test_plugin_loss(experiment, classes, missing, has_unknown=has_unknown)
+                else:
+                    _test_plugin(argument, name, experiment)
         except BadInput as bad:
-            faults += [
-                Fault(where, fault.problem.replace(f'"{name}" ', ""), fault.remedy or usage) for fault in bad.faults
-            ]
+            for fault in bad.faults:
+                faults.append(Fault(where, fault.problem.replace(f'"{name}" ', ""), fault.remedy or usage))
         except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
             problem = f"fails at its first call: {type(error).__name__}: {error}".rstrip(".") + "."
             faults.append(Fault(where, problem, usage))
     return faults
 
 
-def _try_plugin_loss(experiment: Experiment, classes: int, missing: Missing, *, has_unknown: bool) -> None:
+def _test_plugin_loss(experiment: Experiment, classes: int, missing: Missing, *, has_unknown: bool) -> None:
     task: Task = experiment.model.task
     labels = torch.eye(classes)[torch.arange(_IMAGES) % classes]
     if has_unknown and task == "multi_label":
@@ -82,7 +75,7 @@ def _try_plugin_loss(experiment: Experiment, classes: int, missing: Missing, *, 
         raise BadInput([Fault("", "returns a value that does not depend on the logits, so nothing is trained.")])
 
 
-def _try_plugin(argument: str, name: str, experiment: Experiment) -> None:
+def _test_plugin(argument: str, name: str, experiment: Experiment) -> None:
     model, training = experiment.model, experiment.training
     match argument:
         case "transform":
@@ -97,6 +90,5 @@ def _try_plugin(argument: str, name: str, experiment: Experiment) -> None:
             for server_round in range(1, experiment.run.rounds + 1):
                 compute_learning_rate_factor(training, server_round, experiment.run.rounds)
         case "metrics":
-            compute_plugin_metric(
-                name, load_plugin_metrics([name])[name], np.linspace(0.1, 0.9, 40), np.arange(40) % 2.0
-            )
+            metric, scores, labels = load_plugin_metrics([name])[name], np.linspace(0.1, 0.9, 40), np.arange(40) % 2.0
+            compute_plugin_metric(name, metric, scores, labels)

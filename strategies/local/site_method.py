@@ -317,8 +317,9 @@ class SiteMethod:
     def find_contract_faults(self, contract: LabelContract) -> list[Fault]:
         """Return the faults if the method does not support this label contract."""
         mean = self.parameters.mean
-        if mean is not None and len(contract.sites) < mean.fewest_sites:
-            problem = f"{mean.kind} needs {mean.fewest_sites} sites or more; there are {len(contract.sites)}."
+        if mean is not None and len(contract.sites) < mean.min_sites_for_robust_mean:
+            needed = mean.min_sites_for_robust_mean
+            problem = f"{mean.kind} needs {needed} sites or more; there are {len(contract.sites)}."
             return [Fault("method.mean", problem, "Leave it out, or choose another.")]
         partial = [name for name in contract.class_names if name not in contract.shared_classes]
         if not self.full_coverage or not partial:

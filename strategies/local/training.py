@@ -84,25 +84,25 @@ class EpochTrainer(Protocol):
     def __call__(
         self,
         network: SplitNetwork,
-        exercise: TrainingTask,
+        task: TrainingTask,
         optimizer: torch.optim.Optimizer,
         generator: torch.Generator,
     ) -> Losses: ...
 
 
 def train_epoch(
-    network: SplitNetwork, exercise: TrainingTask, optimizer: torch.optim.Optimizer, generator: torch.Generator
+    network: SplitNetwork, task: TrainingTask, optimizer: torch.optim.Optimizer, generator: torch.Generator
 ) -> Losses:
     """Train one epoch in newly shuffled order; return the loss of every batch.
 
     Args:
         generator: CPU generator for order and augmentation, so that these do not depend on the device.
     """
-    examples, spec, frozen = exercise.examples, exercise.spec, exercise.frozen
+    examples, spec, frozen = task.examples, task.spec, task.frozen
     set_train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
     device, augmented = examples.images.device, None
-    if exercise.augmentation != AugmentationSpec():
-        augmented = partial(augment_weakly, spec=exercise.augmentation, generator=generator)
+    if task.augmentation != AugmentationSpec():
+        augmented = partial(augment_weakly, spec=task.augmentation, generator=generator)
     losses, parts = [], shuffle_into_batches(len(examples), spec.batch_size, generator, device)
     scaler, arithmetic = make_gradient_scaler(device, spec.precision), autocast(device, spec.precision)
     # No CUDA graph for an external network: it would repeat the first decisions of the network's Python code. None for
@@ -124,7 +124,7 @@ def train_epoch(
                 begin_step()
             labels = examples.labels[rows]
             batch = MiniBatch(rows, images, labels, examples.annotated, augmented, arithmetic, generator)
-            value = exercise.objective(network, batch)
+            value = task.objective(network, batch)
             if (number - 1) % steps == 0:
                 optimizer.zero_grad(set_to_none=True)
             scaler.scale(value if steps == 1 else value / steps).backward()  # type: ignore[no-untyped-call]
@@ -154,18 +154,16 @@ class LocalTrainingMetrics:
 
 
 def train_fixed_epochs(
-    network: SplitNetwork, exercise: TrainingTask, optimizer: torch.optim.Optimizer, generator: torch.Generator
+    network: SplitNetwork, task: TrainingTask, optimizer: torch.optim.Optimizer, generator: torch.Generator
 ) -> LocalTrainingMetrics:
     """Train the experiment's number of epochs."""
-    epoch = exercise.epoch or train_epoch
-    every = list[Losses]()
-    for _ in range(exercise.spec.epochs):
-        every.append(epoch(network, exercise, optimizer, generator))
+    epoch = task.epoch or train_epoch
+    every = [epoch(network, task, optimizer, generator) for _ in range(task.spec.epochs)]
     return LocalTrainingMetrics(np.concatenate(every), float(every[-1].mean()), len(every))
 
 
 @dataclass(frozen=True)
-class StopCriterion:
+class EarlyStopCriterion:
     """The data, loss and rule that decide when local training stops.
 
     Attributes:
@@ -193,24 +191,24 @@ class StopCriterion:
         return np.nan if loss is None else loss
 
 
-def train_until_settled(
+def train_until_loss_settles(
     network: SplitNetwork,
-    exercise: TrainingTask,
+    task: TrainingTask,
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
-    criterion: StopCriterion,
+    criterion: EarlyStopCriterion,
 ) -> LocalTrainingMetrics:
     """Train until the loss settles, and restore the weights of the lowest loss (specs 2.4, step 4).
 
     Without validation labels the experiment's number of epochs is trained.
     """
     if criterion.lacks_validation_labels:
-        return train_fixed_epochs(network, exercise, optimizer, generator)
-    epoch = exercise.epoch or train_epoch
+        return train_fixed_epochs(network, task, optimizer, generator)
+    epoch = task.epoch or train_epoch
     every, settling, best = list[Losses](), criterion.early_stopping, read_model_state(network)
     while not settling.stopped:
-        every.append(epoch(network, exercise, optimizer, generator))
-        settling = settling.after(criterion.compute_loss_after_epoch(network, every[-1], exercise.spec))
+        every.append(epoch(network, task, optimizer, generator))
+        settling = settling.after(criterion.compute_loss_after_epoch(network, every[-1], task.spec))
         if settling.best_epoch == settling.epochs - 1:
             best = read_model_state(network)
     write_model_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
@@ -293,6 +291,5 @@ def refuse_diverged_training(trained: ModelState, loss: float) -> None:
     """
     for values in (loss, trained.trunk, trained.norm, trained.head.weight, trained.head.bias):
         if not np.isfinite(values).all():
-            raise FloatingPointError(
-                "training diverged: not all numbers are finite. A lower training.lr usually helps."
-            )
+            problem = "training diverged: not all numbers are finite."
+            raise FloatingPointError(f"{problem} A lower training.lr usually helps.")

@@ -18,14 +18,14 @@ from common.wire.codec import round_to_number_format
 from common.wire.records import Form, ModelGroups
 
 
-def measure_update_length(update: ModelGroups) -> float:
+def compute_whole_update_norm(update: ModelGroups) -> float:
     """Return the Euclidean length of an update: all model parts together as one vector."""
     return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in update.to_named_arrays().values())))
 
 
-def clip_update_to_length(update: ModelGroups, bound: float) -> ModelGroups:
+def clip_update_to_norm(update: ModelGroups, bound: float) -> ModelGroups:
     """Scale an update down to the Euclidean length ``bound`` if it is longer."""
-    length = measure_update_length(update)
+    length = compute_whole_update_norm(update)
     if length <= bound:
         return update
     return update.apply_to_arrays(lambda array: scale_array(array, bound / length))
@@ -38,13 +38,12 @@ def scale_array(array: NDArray[np.float32], factor: float) -> NDArray[np.float32
     return array * np.float32(factor)
 
 
-def compress_trunk(update: ModelGroups, unsent: ModelGroups, form: Form) -> tuple[ModelGroups, ModelGroups]:
-    """Return the update with a rounded trunk, and the rounding error, which is added to the next update.
+def compress_update_trunk(update: ModelGroups, unsent: ModelGroups, form: Form) -> tuple[ModelGroups, ModelGroups]:
+    """Return the update with a trunk rounded to the number format ``form``, and the rounding error for the next update.
 
     Args:
         update: Trained model minus received model.
         unsent: The rounding error of earlier rounds.
-        form: Number format of the rounded trunk.
     """
     if form == "float32" or update.trunk is None:
         return update, ModelGroups()

@@ -93,10 +93,9 @@ class Method(Strategy):
 
     @property
     def head_mean_class(self) -> HeadMean:
-        """Return the factory of the accumulator that averages head rows; in FedAvg the average is over all sites.
+        """Return the class that averages head rows; in FedAvg the average is over all sites.
 
-        The factory takes the class names and the width of a head row. The accumulator takes the sites' heads one by
-        one.
+        It takes the class names and the width of a head row; its objects take the sites' heads one by one.
         """
         return WholeHeadMean
 
@@ -108,25 +107,18 @@ class Method(Strategy):
         """Return the names and shapes of the statistics that a site's reply must contain.
 
         Args:
-            context: The coordinator's knowledge at the beginning of the round.
             features: Width of a head row.
         """
         return {}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return the statistics that the coordinator stores after a round.
-
-        Args:
-            context: The coordinator's knowledge at the beginning of the round.
-            replies: Accepted replies, in the order of site names.
-        """
+        """Return the statistics that the coordinator stores after a round; ``replies`` are sorted by site name."""
         return context.statistics
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
         """Convert each site's plain weight into the site's weight in this round's means.
 
         Args:
-            context: The coordinator's knowledge at the beginning of the round.
             replies: Accepted replies, in the order of site names.
             weights: One plain weight for each site; neither the plain nor the returned weights need to sum to one.
         """
@@ -158,9 +150,7 @@ class Method(Strategy):
     def prepare(self, plan: HospitalPlan, participation: ParticipationSection, run: str, **options: Any) -> Self:
         """Make the coordinator of one run, which handles all later calls.
 
-        Args:
-            plan: The part of the experiment that hospitals receive.
-            options: Options of :class:`strategies.engine.coordinator.Coordinator`.
+        The arguments are those of :class:`strategies.engine.coordinator.Coordinator`.
         """
         from strategies.engine.sequential import make_coordinator  # here: a hospital's process loads no engine
 
@@ -239,13 +229,12 @@ class SequentialMethod(Method):
         return sites
 
     def result_after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
-        """Return the round's result after this site; by default the model that the site returned.
+        """Return the round's result after this site; by default ``passed``, the model that the site returned.
 
         Args:
             left: Number of rounds after this one.
             hops: Number of sites visited in this round, including this site.
             result: Result after the previous site; at the first site the model from the beginning of the round.
-            passed: The model after this site.
         """
         return passed
 

@@ -35,7 +35,7 @@ class FedProxParameters(FedAvgParameters):
     missing: Missing = "masked"
 
 
-class CentralisedParameters(Parameters):
+class CentralisedTrainingParameters(Parameters):
     """The ``[method]`` table of ``centralised``.
 
     Attributes:
@@ -46,15 +46,15 @@ class CentralisedParameters(Parameters):
     missing: Literal["negative", "masked", "known"] = "negative"
 
 
-class VanillaSite(SiteMethod):
+class VanillaFedAvgSite(SiteMethod):
     name = "vanilla"
     missing = "negative"
 
 
-class Vanilla(Method):
+class VanillaFedAvg(Method):
     """FedAvg with all head rows at every site; classes that a site does not annotate count as negative."""
 
-    site_class = VanillaSite
+    site_class = VanillaFedAvgSite
 
 
 class PartialLossSite(SiteMethod):
@@ -82,22 +82,22 @@ class PersonalisedHeads(Method):
     site_class = PersonalisedHeadsSite
 
 
-class IndividualSite(SiteMethod):
+class IndividualTrainingSite(SiteMethod):
     name = "individual"
     declared = Payload(trunk=False, head=False, rows="own")
     selection = "site"
 
 
-class Individual(Method):
+class IndividualTraining(Method):
     """Training of each site alone, for the same number of epochs; metrics are sent to the coordinator, no updates."""
 
-    site_class = IndividualSite
+    site_class = IndividualTrainingSite
 
 
-class CentralisedSite(SiteMethod):
+class CentralisedTrainingSite(SiteMethod):
     name = "centralised"
-    table = CentralisedParameters
-    parameters: CentralisedParameters
+    table = CentralisedTrainingParameters
+    parameters: CentralisedTrainingParameters
 
     @cached_property
     def missing_labels_count_as(self) -> Missing:
@@ -110,10 +110,10 @@ class CentralisedSite(SiteMethod):
         return self.parameters.missing
 
 
-class Centralised(Method):
+class CentralisedTraining(Method):
     """Training on all sites' images pooled in one place, which no hospital allows: the upper bound of a federation."""
 
-    site_class = CentralisedSite
+    site_class = CentralisedTrainingSite
 
 
 class FedAvgSite(SiteMethod):

@@ -63,9 +63,7 @@ class CBAFedParameters(Parameters):
 
     Attributes:
         stage_one_rounds: Number of rounds before the first pseudo-labels.
-        threshold_base: Constant of the thresholds in the formula above.
-        threshold_lowest: Lower limit of all thresholds.
-        threshold_highest: Upper limit of all thresholds.
+        threshold_base, threshold_lowest, threshold_highest: Constant and limits of the thresholds in the formula above.
         residual_every: Number of rounds between two mixings with the earlier model; 0 never mixes.
         residual_stage_one: Share of the earlier model in stage 1.
         residual: Share of the earlier model in stage 2.
@@ -103,7 +101,7 @@ def compute_pseudo_label_thresholds(entries: Floats, base: float, lowest: float,
     return np.asarray(np.clip(share + base - spread, lowest, highest), np.float64)
 
 
-def count_trained_entries(reply: SiteReply) -> Float64:
+def count_trained_label_entries(reply: SiteReply) -> Float64:
     """Return how many labels and pseudo-labels of each class a site says it trained on, ``(classes,)``.
 
     Each count is limited to the site's number of training images.
@@ -118,20 +116,17 @@ def mix_with_earlier_model(model: ModelState, earlier: ModelGroups, share: float
     return ModelGroups.from_named_arrays(values, model.head.class_names).to_model()
 
 
-def loss_over_labels_and_tags(
+def compute_label_and_tag_loss(
     logits: Tensor, targets: Tensor, annotated: Tensor, positive_weight: Tensor | None
 ) -> Tensor:
     """Return the mean cross-entropy over labels, plus one mean over the pseudo-labels of each unlabelled class.
 
     Args:
         targets: Labels and pseudo-labels ``(batch, classes)``, NaN if there is neither.
-        annotated: Classes that the site labels, bool ``(classes,)``.
         positive_weight: Weight of the positives of each class, ``(classes,)``; None weighs all by 1.
     """
-    entries = binary_cross_entropy_with_logits(
-        logits, targets.nan_to_num(), reduction="none", pos_weight=positive_weight
-    )
-    is_known = ~targets.isnan()
+    is_known, present = ~targets.isnan(), targets.nan_to_num()
+    entries = binary_cross_entropy_with_logits(logits, present, reduction="none", pos_weight=positive_weight)
     sums, counts = torch.where(is_known, entries, 0.0).sum(dim=0), is_known.sum(dim=0)  # (classes,)
     labelled = sums[annotated].sum() / counts[annotated].sum().clamp(min=1)
     return labelled + (sums[~annotated] / counts[~annotated].clamp(min=1)).sum()
@@ -172,7 +167,7 @@ class CBAFedSite(SiteMethod):
         def objective(model: Model, batch: Batch) -> Tensor:
             logits = batch.logits(model, batch.view())
             entries = parameters.pseudo_label_reduction == "entries" or batch.annotated.all()
-            loss = partial_loss if entries else loss_over_labels_and_tags
+            loss = partial_loss if entries else compute_label_and_tag_loss
             return loss(logits, targets[batch.rows], batch.annotated, positive_weight)
 
         def statistics(model: Model, losses: Losses) -> Arrays:
@@ -217,19 +212,16 @@ class CBAFed(Method):
         parameters = self.site.parameters
         if context.round < parameters.stage_one_rounds:
             return context.statistics
-        entries = np.sum([count_trained_entries(reply) for reply in replies.values()], axis=0)  # (classes,)
+        entries = np.sum([count_trained_label_entries(reply) for reply in replies.values()], axis=0)  # (classes,)
         low, high = parameters.threshold_lowest, parameters.threshold_highest
-        return {
-            "thresholds": compute_pseudo_label_thresholds(entries, parameters.threshold_base, low, high).astype(
-                np.float32
-            )
-        }
+        thresholds = compute_pseudo_label_thresholds(entries, parameters.threshold_base, low, high)
+        return {"thresholds": thresholds.astype(np.float32)}
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
         """Return in stage 2 each plain weight times the site's number of trained entries per image."""
         if context.round <= self.site.parameters.stage_one_rounds:
             return weights
-        sizes = [float(count_trained_entries(reply).sum()) / reply.train_samples for reply in replies.values()]
+        sizes = [float(count_trained_label_entries(reply).sum()) / reply.train_samples for reply in replies.values()]
         scaled = [weight * size for weight, size in zip(weights, sizes, strict=True)]
         return scaled if sum(scaled) > 0 else weights
 
@@ -244,9 +236,8 @@ class CBAFed(Method):
         if not parameters.residual_every or finished % parameters.residual_every:
             return model, moments
         if finished:
-            earlier = ModelGroups.from_named_arrays(
-                select_arrays_with_prefix("earlier", moments), model.head.class_names
-            )
+            stored = select_arrays_with_prefix("earlier", moments)
+            earlier = ModelGroups.from_named_arrays(stored, model.head.class_names)
             share = parameters.residual_stage_one if first else parameters.residual
             model = mix_with_earlier_model(model, earlier, share)
         named = ModelGroups.from_model(model).to_named_arrays()

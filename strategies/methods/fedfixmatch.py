@@ -86,9 +86,8 @@ class FedFixMatchSite(SiteMethod):
                 return labelled
             strong = batch.logits(model, augment_strongly(batch.view(), batch.generator))
             pseudo = assign_confident_pseudo_labels(weak[:, ~batch.annotated], parameters.confidence)
-            return labelled + parameters.unlabelled_weight * compute_unlabelled_loss(
-                strong[:, ~batch.annotated], pseudo
-            )
+            unlabelled = compute_unlabelled_loss(strong[:, ~batch.annotated], pseudo)
+            return labelled + parameters.unlabelled_weight * unlabelled
 
         return LocalRound(objective)
 

@@ -58,7 +58,7 @@ from strategies.local.objective import (
 )
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.methods.base import Method, RoundContext, SiteReply
-from strategies.methods.fedmlp import consistency_loss
+from strategies.methods.fedmlp import compute_teacher_consistency_loss
 
 Floats = NDArray[np.floating]
 
@@ -128,7 +128,7 @@ def compute_relation_divergence(own: Tensor, members: Tensor, federation: Tensor
     return torch.where(both, divergences, 0.0).sum() / both.sum().clamp(min=1)
 
 
-def average_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
+def average_class_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
     """Return the unweighted mean of each relation over the sites that sent it; NaN if none did.
 
     Args:
@@ -142,7 +142,7 @@ def average_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def compute_unlabelled_weight(finished: int, rounds: int) -> float:
+def compute_unlabelled_loss_weight(finished: int, rounds: int) -> float:
     """Return the unlabelled terms' weight as a fraction: ``exp(-5 (1 - w / W)^2)`` after w of W rounds, then 1."""
     return math.exp(-5 * (1 - min(1.0, finished / rounds)) ** 2) if rounds else 1.0
 
@@ -193,9 +193,8 @@ class FedIRMRound:
     def __init__(self, context: ClientContext, parameters: FedIRMParameters) -> None:
         self.context, self.parameters = context, parameters
         self.missing = ~context.examples.annotated
-        self.weight = parameters.unlabelled_weight * compute_unlabelled_weight(
-            context.round - 1, parameters.ramp_rounds
-        )
+        ramp = compute_unlabelled_loss_weight(context.round - 1, parameters.ramp_rounds)
+        self.weight = parameters.unlabelled_weight * ramp
         positives = compute_positive_weights(context.examples.labels) if parameters.balanced else None
         self.supervised = partial(partial_loss, positive_weight=positives)
         self.matches = bool(context.round > parameters.supervised_rounds and self.missing.any())
@@ -208,9 +207,8 @@ class FedIRMRound:
     def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return the partial loss, plus weighted consistency with the teacher and divergence from global relations."""
         if self.steps:  # the teacher follows the step that the student has made since the last batch
-            update_teacher_average(
-                self.teacher, model, compute_teacher_decay(self.steps, self.parameters.teacher_decay)
-            )
+            decay = compute_teacher_decay(self.steps, self.parameters.teacher_decay)
+            update_teacher_average(self.teacher, model, decay)
         self.steps += 1
         student = batch.logits(model, batch.view())
         with torch.no_grad():
@@ -218,9 +216,8 @@ class FedIRMRound:
         likely = torch.stack([logits.sigmoid() for logits in teachers]).mean(dim=0)[:, self.missing]
         members = mask_confident_positives(likely, self.parameters.entropy_below)
         own = compute_log_relations(student, members, self.parameters.temperature)
-        unlabelled = consistency_loss([student], teachers[:1], batch.annotated) + compute_relation_divergence(
-            own, members, self.federation
-        )
+        consistency = compute_teacher_consistency_loss([student], teachers[:1], batch.annotated)
+        unlabelled = consistency + compute_relation_divergence(own, members, self.federation)
         return self.supervised(student, batch.labels, batch.annotated) + self.weight * unlabelled
 
     def statistics(self, model: Model, losses: Losses) -> Arrays:
@@ -266,6 +263,6 @@ class FedIRM(Method):
         }
         if not relations:
             return context.statistics
-        now = average_relations(relations)
+        now = average_class_relations(relations)
         before = context.statistics.get("relations", now)
         return {"relations": np.where(np.isnan(now), before, now).astype(np.float32)}

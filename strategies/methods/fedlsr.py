@@ -57,7 +57,7 @@ class FedLSRParameters(Parameters):
     balanced: bool = True
 
 
-def mix_predictions(first_logits: Tensor, second_logits: Tensor, share: Tensor) -> Tensor:
+def mix_view_predictions(first_logits: Tensor, second_logits: Tensor, share: Tensor) -> Tensor:
     """Return the logits of the probabilities ``share * first + (1 - share) * second``, of any shape."""
     first, second = share.log(), (1 - share).log()
     present = torch.logaddexp(logsigmoid(first_logits) + first, logsigmoid(second_logits) + second)
@@ -66,12 +66,7 @@ def mix_predictions(first_logits: Tensor, second_logits: Tensor, share: Tensor) 
 
 
 def jensen_shannon_divergence(first: Tensor, second: Tensor) -> Tensor:
-    """Return the Jensen-Shannon divergence of two views' predictions in nats, averaged over the entries.
-
-    Args:
-        first: Logits of one view ``(batch, rows)``.
-        second: Logits of the other view.
-    """
+    """Return the Jensen-Shannon divergence of two views' logits ``(batch, rows)`` in nats, averaged over entries."""
     divergence = first.new_zeros(())
     for sign in (1, -1):  # present, absent
         log_p, log_q = logsigmoid(sign * first), logsigmoid(sign * second)
@@ -80,12 +75,12 @@ def jensen_shannon_divergence(first: Tensor, second: Tensor) -> Tensor:
     return divergence
 
 
-def mean_entropy(logits: Tensor) -> Tensor:
+def compute_mean_prediction_entropy(logits: Tensor) -> Tensor:
     """Return the entropy of the predictions in nats, averaged over the entries."""
     return -sum((logsigmoid(side).exp() * logsigmoid(side)).mean() for side in (logits, -logits))  # type: ignore[return-value]
 
 
-def compute_distance_weight(finished: int, rounds: int) -> float:
+def compute_view_distance_weight(finished: int, rounds: int) -> float:
     """Return gamma as a fraction of its largest value: 0 in round 1, growing to 1 after ``rounds`` finished rounds."""
     return min(1.0, finished / rounds) if rounds else 1.0
 
@@ -103,15 +98,15 @@ class FedLSRSite(SiteMethod):
         """Return the local round: cross-entropy of the sharpened mixture plus the distance between both views."""
         parameters = self.parameters
         weight = compute_positive_weights(context.examples.labels) if parameters.balanced else None
-        gamma = parameters.distance_weight * compute_distance_weight(context.round - 1, parameters.ramp_rounds)
+        gamma = parameters.distance_weight * compute_view_distance_weight(context.round - 1, parameters.ramp_rounds)
 
         def objective(model: Model, batch: Batch) -> Tensor:
             original = batch.logits(model, batch.images.float())
             augmented = batch.logits(model, batch.view())
             share = torch.rand((), generator=batch.generator).to(original)  # Beta(1, 1)
-            sharpened = mix_predictions(original, augmented, share) / parameters.sharpening_temperature
+            sharpened = mix_view_predictions(original, augmented, share) / parameters.sharpening_temperature
             cooled = [view / parameters.distillation_temperature for view in (original, augmented)]
-            disorder = (mean_entropy(original) + mean_entropy(augmented)) / 2
+            disorder = (compute_mean_prediction_entropy(original) + compute_mean_prediction_entropy(augmented)) / 2
             targets = fill_missing_labels(batch.labels, batch.annotated, parameters.missing)
             supervised = partial_loss(sharpened, targets, batch.annotated, weight)
             return supervised + gamma * jensen_shannon_divergence(*cooled) + parameters.entropy_weight * disorder

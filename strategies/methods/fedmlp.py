@@ -85,7 +85,7 @@ class FedMLPParameters(Parameters):
     heads: Literal["all", "own"] = "all"
 
     @model_validator(mode="after")
-    def _check_key_combination(self) -> Self:
+    def _check_parameter_combination(self) -> Self:
         if self.sure_below > self.sure_above:
             raise ValueError(f"sure_below, {self.sure_below}, must not lie above sure_above, {self.sure_above}")
         if self.consistency and not self.weighted_partial_loss:
@@ -99,7 +99,7 @@ class FedMLPParameters(Parameters):
 # ---------------------------------------------------------------------- how often a site sees a class (eq. 3)
 
 
-def compute_positive_prior(positives: ArrayLike, images: int) -> Float64:
+def compute_positive_class_shares(positives: ArrayLike, images: int) -> Float64:
     """Return the share of a site's images in which each class is present, ``(classes,)``.
 
     Departs from the paper: the share is kept half an image away from 0 and 1, where its log odds are infinite.
@@ -124,22 +124,19 @@ def compute_target_logit_adjustment(targets: Tensor) -> Tensor:
         targets: All targets of the site, ``(n, classes)``; see :func:`compute_logit_adjustment`.
     """
     positives = (targets == 1).sum(dim=0).cpu().numpy()
-    values = compute_logit_adjustment(compute_positive_prior(positives, len(targets)))
+    values = compute_logit_adjustment(compute_positive_class_shares(positives, len(targets)))
     return torch.from_numpy(values.astype(np.float32)).to(targets.device)
 
 
 # ---------------------------------------------------------------------- prototypes and difficulty (eq. 6 and 10)
 
 
-def compute_prototypes(features: Floats, labels: Floats) -> Float64:
-    """Return the mean feature of a site's negatives and of its positives for each class.
+def compute_class_prototypes(features: Floats, labels: Floats) -> Float64:
+    """Return the mean features of a site's negatives and positives of each class, ``(classes, 2, features)``.
 
     Args:
         features: ``(n, features)``.
         labels: True labels 1, 0 or NaN for unknown, ``(n, classes)``; all NaN for a class that the site does not label.
-
-    Returns:
-        Prototypes ``(classes, 2, features)``, negative first.
     """
     members = np.stack([labels == 0, labels == 1], axis=-1)  # (n, classes, 2)
     counts = members.sum(axis=0)  # (classes, 2)
@@ -147,7 +144,7 @@ def compute_prototypes(features: Floats, labels: Floats) -> Float64:
     return np.where(counts[..., None] > 0, sums / np.maximum(counts, 1)[..., None], np.nan)
 
 
-def average_known_entries(local: Mapping[str, Floats], weights: Mapping[str, float]) -> Float64:
+def average_without_nan(local: Mapping[str, Floats], weights: Mapping[str, float]) -> Float64:
     """Average arrays of one shape over sites, entry by entry and without NaN; NaN where all are NaN.
 
     Args:
@@ -190,8 +187,7 @@ def compute_prototype_margins(features: Floats, negative: Floats, positive: Floa
 
     Args:
         features: ``(n, features)``.
-        negative: P0, ``(features,)``; NaN if no site has one, and then the result is NaN.
-        positive: P1, ``(features,)``.
+        negative, positive: P0 and P1, ``(features,)``; NaN if no site has one, and then the result is NaN.
     """
 
     def cosine(prototype: Floats) -> Float64:  # 0 for a vector of zeros
@@ -202,7 +198,7 @@ def compute_prototype_margins(features: Floats, negative: Floats, positive: Floa
     return cosine(negative) - cosine(positive)
 
 
-def compute_share_to_tag(difficulty: float, rate: float) -> float:
+def compute_share_of_images_to_tag(difficulty: float, rate: float) -> float:
     """Return tau = d T, the share of images to tag in a round, limited to 0 to 1 for any received difficulty."""
     return min(1.0, max(0.0, difficulty) * rate)
 
@@ -217,9 +213,7 @@ def tag_surest_images(
     Args:
         z: Z of each image, ``(n,)``; see :func:`compute_prototype_margins`.
         untagged: Images that have no tag yet, ``(n,)``.
-        tau_negative: Share, 0 to 1, of the seemingly negative images to tag.
-        tau_positive: Share, 0 to 1, of the seemingly positive images to tag.
-        rounding: How the number of images to tag is rounded.
+        tau_negative, tau_positive: Shares, 0 to 1, of the seemingly negative and positive images to tag.
 
     Returns:
         This round's new tags, -1 for every other image, ``(n,)``.
@@ -256,32 +250,29 @@ def compute_squared_probability_differences(student: Tensor, teacher: Tensor) ->
     return (student.sigmoid() - teacher.detach().sigmoid()).square()
 
 
-def supervised_loss(views: Sequence[Tensor], targets: Tensor, adjustment: Tensor | None) -> Tensor:
+def compute_supervised_loss(views: Sequence[Tensor], targets: Tensor, adjustment: Tensor | None) -> Tensor:
     """Return the mean cross-entropy over the entries that have a target, averaged over views of the same images.
 
     The paper divides a row's sum by all classes, the authors' code by annotated classes and the nominal batch size.
     Here the sum is divided by the number of entries with a target (M6).
     """
-    is_known, losses = (~targets.isnan()).sum().clamp(min=1), []
-    for view in views:
-        losses.append(cross_entropy_per_entry(view, targets, adjustment).sum() / is_known)
+    known_entries = (~targets.isnan()).sum().clamp(min=1)
+    losses = [cross_entropy_per_entry(view, targets, adjustment).sum() / known_entries for view in views]
     return torch.stack(losses).mean()
 
 
-def consistency_loss(views: Sequence[Tensor], teachers: Sequence[Tensor], annotated: Tensor) -> Tensor:
+def compute_teacher_consistency_loss(views: Sequence[Tensor], teachers: Sequence[Tensor], annotated: Tensor) -> Tensor:
     """Return the mean squared difference from the teacher, over views and the classes that the site does not label.
 
     Args:
         teachers: The received global model's logits for the same views.
     """
-    means = []
-    for view, teacher in zip(views, teachers, strict=True):
-        entries = compute_squared_probability_differences(view[:, ~annotated], teacher[:, ~annotated])
-        means.append(entries.sum() / max(1, entries.numel()))
-    return torch.stack(means).mean()
+    pairs = [(view[:, ~annotated], teacher[:, ~annotated]) for view, teacher in zip(views, teachers, strict=True)]
+    entries = [compute_squared_probability_differences(*pair) for pair in pairs]
+    return torch.stack([squares.sum() / max(1, squares.numel()) for squares in entries]).mean()
 
 
-def first_stage_loss(
+def compute_first_stage_loss(
     views: Sequence[Tensor],
     teachers: Sequence[Tensor] | None,
     targets: Tensor,
@@ -293,22 +284,22 @@ def first_stage_loss(
     The paper uses consistency only in the second stage; the authors' code uses it here, too. Without consistency, the
     head rows of classes that the site does not label drift with the shared features (M2).
     """
-    loss = supervised_loss(views, targets, adjustment)
-    return loss if teachers is None else loss + consistency_loss(views, teachers, annotated)
+    loss = compute_supervised_loss(views, targets, adjustment)
+    return loss if teachers is None else loss + compute_teacher_consistency_loss(views, teachers, annotated)
 
 
-def second_stage_loss(
+def compute_second_stage_loss(
     student: Tensor, teacher: Tensor | None, targets: Tensor, annotated: Tensor, adjustment: Tensor | None
 ) -> Tensor:
     """Return the loss of the rounds with tags, computed on one view of the images.
 
     Entries with a label or tag contribute cross-entropy, untagged entries of missing classes the squared distance from
     the teacher; the sum is divided by all entries of the batch. An annotated entry of unknown label adds 0. Without a
-    teacher (ablation CR), as in the authors' code, the loss is :func:`supervised_loss`, whose divisor is the number of
-    entries with a target.
+    teacher (ablation CR), as in the authors' code, the loss is :func:`compute_supervised_loss`, whose divisor is the
+    number of entries with a target.
     """
     if teacher is None:
-        return supervised_loss([student], targets, adjustment)
+        return compute_supervised_loss([student], targets, adjustment)
     untagged = targets.isnan() & ~annotated
     distilled = torch.where(untagged, compute_squared_probability_differences(student, teacher), 0.0)
     return (cross_entropy_per_entry(student, targets, adjustment) + distilled).sum() / targets.numel()
@@ -383,7 +374,7 @@ class FedMLPRound:
     def tag_missing_labels(self) -> Tags:
         """Return earlier and new tags; new ones follow from the received model's features (specs 3.5, steps 1 to 4)."""
         statistics, parameters = self.context.statistics, self.parameters
-        features, _ = self._features_and_probabilities(self.teacher)
+        features, _ = self._compute_features_and_probabilities(self.teacher)
         every = self.tags.copy()  # (n, classes)
         for column in np.flatnonzero(~self.annotated):
             ease = float(statistics["difficulty"][column]) if parameters.self_adaptive else 1.0
@@ -391,8 +382,8 @@ class FedMLPRound:
             new = tag_surest_images(
                 compute_prototype_margins(features, negative, positive),
                 every[:, column] < 0,
-                compute_share_to_tag(ease, parameters.tag_rate_negative),
-                compute_share_to_tag(ease, parameters.tag_rate_positive),
+                compute_share_of_images_to_tag(ease, parameters.tag_rate_negative),
+                compute_share_of_images_to_tag(ease, parameters.tag_rate_positive),
                 parameters.rounding,
             )
             every[:, column] = np.where(every[:, column] >= 0, every[:, column], new)  # an old tag never changes
@@ -401,18 +392,16 @@ class FedMLPRound:
     def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return the loss of a batch: on two views of the images in stage 1, on one view in stage 2."""
         views = [batch.view()] if self.second_stage else [batch.view(), batch.view()]
-        teachers, students = list[Tensor](), list[Tensor]()
+        teachers = list[Tensor]()
         if self.parameters.consistency and (self.second_stage or self.parameters.consistency_stage_one):
             with torch.no_grad():
-                for view in views:
-                    teachers.append(batch.logits(self.teacher, view))
-        for view in views:
-            students.append(batch.logits(model, view))
+                teachers = [batch.logits(self.teacher, view) for view in views]
+        students = [batch.logits(model, view) for view in views]
         targets, annotated = self.targets[batch.rows], batch.annotated
         if not self.second_stage:
-            return first_stage_loss(students, teachers or None, targets, annotated, self.adjustment)
+            return compute_first_stage_loss(students, teachers or None, targets, annotated, self.adjustment)
         teacher = teachers[0] if teachers else None
-        return second_stage_loss(students[0], teacher, targets, annotated, self.adjustment)
+        return compute_second_stage_loss(students[0], teacher, targets, annotated, self.adjustment)
 
     def statistics(self, model: Model, losses: Losses) -> Arrays:
         """Return the prototypes of the labelled classes and the difficulty of the other classes.
@@ -422,11 +411,11 @@ class FedMLPRound:
         """
         if not self.parameters.detection or self.context.round < self.parameters.stage_one_rounds:
             return {}
-        features, probabilities = self._features_and_probabilities(model)
+        features, probabilities = self._compute_features_and_probabilities(model)
         labels = np.where(self.annotated, self.labels, np.nan)
         sure = compute_class_difficulty(probabilities, self.parameters.sure_below, self.parameters.sure_above)
         return {
-            "prototypes": compute_prototypes(features, labels).astype(np.float32),
+            "prototypes": compute_class_prototypes(features, labels).astype(np.float32),
             "difficulty": np.where(self.annotated, np.nan, sure).astype(np.float32),
         }
 
@@ -434,7 +423,7 @@ class FedMLPRound:
         """Return the tags, which the site stores for the rest of the run."""
         return {"tags": self.tags.astype(np.float32)}
 
-    def _features_and_probabilities(self, model: Model) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _compute_features_and_probabilities(self, model: Model) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return features and unadjusted probabilities of all training images without augmentation."""
         features, logits = compute_features_and_logits(model, self.context.examples.images, self.context.spec.precision)
         return features.cpu().numpy(), logits.sigmoid().cpu().numpy()
@@ -482,7 +471,7 @@ class FedMLP(Method):
         }
         difficulty = {site: reply.statistics["difficulty"].clip(0, 1) for site, reply in sent.items()}
         sure = {site: np.where(annotated[site], np.nan, of_site) for site, of_site in difficulty.items()}
-        now = {"prototypes": average_known_entries(local, weights), "difficulty": average_known_entries(sure, images)}
+        now = {"prototypes": average_without_nan(local, weights), "difficulty": average_without_nan(sure, images)}
         first = {"prototypes": now["prototypes"], "difficulty": np.ones(len(context.contract.class_names))}
         return {
             name: np.where(np.isnan(mean), context.statistics.get(name, first[name]), mean).astype(np.float32)

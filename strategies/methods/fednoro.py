@@ -49,7 +49,7 @@ from strategies.local.losses import Missing
 from strategies.local.objective import Batch, ClientContext, LocalRound, copy_model_as_teacher
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.methods.base import Method, RoundContext, SiteReply
-from strategies.methods.fedmlp import compute_target_logit_adjustment, supervised_loss
+from strategies.methods.fedmlp import compute_supervised_loss, compute_target_logit_adjustment
 
 Floats = NDArray[np.floating]
 Flags = NDArray[np.bool_]
@@ -82,15 +82,12 @@ class FedNoRoParameters(Parameters):
 # ---------------------------------------------------------------------- noisy sites and their weights
 
 
-def compute_loss_indicators(logits: Floats, labels: Floats) -> Float64:
-    """Return a site's mean cross-entropy over the negatives and over the positives of each class.
+def compute_mean_loss_by_label(logits: Floats, labels: Floats) -> Float64:
+    """Return a site's mean cross-entropy over negatives and positives of each class, ``(classes, 2)``; NaN without any.
 
     Args:
         logits: Logits without adjustment, ``(n, classes)``.
         labels: 1, 0, or NaN for omitted, ``(n, classes)``.
-
-    Returns:
-        Array ``(classes, 2)``; NaN if there is no such image.
     """
     losses = np.logaddexp(0.0, np.where(labels == 1, -1.0, 1.0) * logits.astype(np.float64))
     members = np.stack([labels == 0, labels == 1], axis=-1)  # (n, classes, 2)
@@ -108,7 +105,7 @@ def find_noisy_sites(indicators: Floats) -> Flags:
     Args:
         indicators: ``(sites, indicators)``, NaN if a site has none.
     """
-    scaled = scale_over_sites(indicators)
+    scaled = scale_values_over_sites(indicators)
     if (scaled == scaled[0]).all():
         return np.zeros(len(scaled), np.bool_)
     from sklearn.exceptions import ConvergenceWarning
@@ -124,7 +121,7 @@ def find_noisy_sites(indicators: Floats) -> Flags:
     return max(votes, key=lambda vote: sum(np.array_equal(vote, other) for other in votes))  # the first of equals
 
 
-def scale_over_sites(indicators: Floats) -> Float64:
+def scale_values_over_sites(indicators: Floats) -> Float64:
     """Scale each column to the range 0 to 1 over the sites; a column that is equal at all sites becomes 0."""
     is_known = ~np.isnan(indicators)
     lowest = np.where(is_known, indicators, np.inf).min(axis=0)
@@ -165,8 +162,7 @@ def compute_distillation_divergence(student: Tensor, teacher: Tensor, chosen: Te
     """Return the Kullback-Leibler divergence of the student from the teacher, averaged over the chosen entries.
 
     Args:
-        student: Logits ``(batch, classes)``.
-        teacher: Logits, without gradient.
+        student, teacher: Logits ``(batch, classes)``; the teacher's get no gradient.
         chosen: Mask of the classes that count, bool ``(classes,)``.
     """
     student, teacher = student[:, chosen], teacher[:, chosen].detach()
@@ -201,18 +197,16 @@ class FedNoRoSite(SiteMethod):
         parameters, examples = self.parameters, context.examples
         negative = parameters.missing == "negative"
         targets = torch.where(examples.annotated, examples.labels, 0.0) if negative else examples.labels  # (n, classes)
-        indicators = self.make_loss_indicators(context, targets)
-        adjustment, share = (
-            compute_target_logit_adjustment(targets),
-            compute_distillation_weight(context.round, parameters),
-        )
+        indicators = self.compute_loss_by_label_statistics(context, targets)
+        adjustment = compute_target_logit_adjustment(targets)
+        share = compute_distillation_weight(context.round, parameters)
         noisy = "noisy" in context.statistics and bool(context.statistics["noisy"][0])
         teacher = copy_model_as_teacher(context.network) if noisy else None
 
         def objective(model: Model, batch: Batch) -> Tensor:
             view = batch.view()
             student = batch.logits(model, view)
-            labels = supervised_loss([student], targets[batch.rows], adjustment)
+            labels = compute_supervised_loss([student], targets[batch.rows], adjustment)
             if teacher is None:
                 return labels
             with torch.no_grad():
@@ -222,12 +216,13 @@ class FedNoRoSite(SiteMethod):
 
         return LocalRound(objective, lambda model, losses: indicators)
 
-    def make_loss_indicators(self, context: ClientContext, targets: Tensor) -> Arrays:
+    def compute_loss_by_label_statistics(self, context: ClientContext, targets: Tensor) -> Arrays:
         """Return the site's loss indicators in the last round of stage 1 if noisy sites are detected, else nothing."""
         if self.parameters.noisy == "known" or context.round != self.parameters.stage_one_rounds:
             return {}
         logits = compute_logits(context.network, context.examples.images, context.spec.precision)
-        return {"indicators": compute_loss_indicators(logits.cpu().numpy(), targets.cpu().numpy()).astype(np.float32)}
+        indicators = compute_mean_loss_by_label(logits.cpu().numpy(), targets.cpu().numpy())
+        return {"indicators": indicators.astype(np.float32)}
 
 
 # ---------------------------------------------------------------------- coordinator

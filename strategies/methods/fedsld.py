@@ -34,14 +34,14 @@ from common.config import TrainingSection
 from common.errors import Fault, quote_names
 from common.models.network import Model
 from common.models.zoo.spec import Task
-from common.wire.records import Arrays, RollCallAnswer
+from common.wire.records import Arrays
 from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
 from strategies.local.losses import (
     LossFunction,
     Missing,
     cross_entropy_per_image,
     fill_missing_labels,
-    known_class_mask,
+    mask_images_of_known_class,
     mask_unknown_logits,
     mean_over_mask,
 )
@@ -100,17 +100,12 @@ def compute_label_prior(positives: Float64, images: Float64) -> Float64:
 
 
 def compute_expected_label_weight(shares: Float64, prior: Float64) -> float:
-    """Return FedSLD's expected weight ``sum_c p(c)^2 / P(c)``, at least 1, for class shares p and prior P.
-
-    Args:
-        shares: p, which sums to one.
-        prior: P, which sums to one.
-    """
+    """Return FedSLD's expected weight ``sum_c p(c)^2 / P(c)``, at least 1; shares p and prior P sum to one."""
     there = prior > 0
     return float((shares[there] ** 2 / prior[there]).sum())
 
 
-def compute_site_prior(context: RoundContext, everywhere: Float64, site: str) -> NDArray[np.float32]:
+def compute_site_label_prior(context: RoundContext, everywhere: Float64, site: str) -> NDArray[np.float32]:
     """Return a site's prior over the run's classes; 0 for classes that the site does not annotate.
 
     In a multi-class task the prior sums to one: it is the class distribution of the images of the site's classes.
@@ -129,25 +124,21 @@ def collect_label_counts(context: RoundContext) -> tuple[Float64, Float64]:
 
     In a multi-class task, the classes of which a site keeps the counts to itself share its remaining images equally.
     """
-    counts = [_complete_label_counts(answer, context) for _, answer in sorted(context.answers.items())]
-    return np.stack([positives for positives, _ in counts]), np.stack([images for _, images in counts])
-
-
-def _complete_label_counts(answer: RollCallAnswer, context: RoundContext) -> tuple[Float64, Float64]:
     names = context.contract.class_names
-    positives, images = np.full(len(names), np.nan), np.full(len(names), np.nan)
-    if not answer.positives:
-        return positives, images
-    columns = [names.index(name) for name in answer.class_names]
-    present, absent = np.array(answer.positives, np.float64), np.array(answer.negatives, np.float64)
-    is_known = (present >= 0) & (absent >= 0)
-    if context.task == "multi_class":
-        total = float((present + absent)[is_known].max()) if is_known.any() else float(answer.train_samples)
-        remaining = max(total - present[is_known].sum(), 0.0)
-        positives[columns], images[columns] = np.where(is_known, present, remaining / max((~is_known).sum(), 1)), total
-    else:
-        positives[columns] = np.where(is_known, present, np.nan)
-        images[columns] = np.where(is_known, present + absent, np.nan)
+    positives, images = (np.full((len(context.answers), len(names)), np.nan) for _ in range(2))
+    for site, (_, answer) in enumerate(sorted(context.answers.items())):
+        if not answer.positives:
+            continue
+        columns = [names.index(name) for name in answer.class_names]
+        present, absent = np.array(answer.positives, np.float64), np.array(answer.negatives, np.float64)
+        is_known = (present >= 0) & (absent >= 0)
+        if context.task == "multi_class":
+            total = float((present + absent)[is_known].max()) if is_known.any() else float(answer.train_samples)
+            remaining = max(total - present[is_known].sum(), 0.0) / max((~is_known).sum(), 1)
+            positives[site, columns], images[site, columns] = np.where(is_known, present, remaining), total
+        else:
+            positives[site, columns] = np.where(is_known, present, np.nan)
+            images[site, columns] = np.where(is_known, present + absent, np.nan)
     return positives, images
 
 
@@ -162,7 +153,7 @@ def compute_mean_label_weight(context: RoundContext) -> float:
     for site, own_positives, own_images in zip(sorted(context.answers), positives, images, strict=True):
         if not np.nansum(own_images) > 0:
             continue
-        prior = compute_site_prior(context, everywhere, site).astype(np.float64)
+        prior = compute_site_label_prior(context, everywhere, site).astype(np.float64)
         shares = np.divide(own_positives, own_images, out=np.zeros_like(prior), where=own_images > 0)
         pairs = [(shares, prior)]
         if context.task == "multi_label":  # each class is a distribution of two
@@ -173,7 +164,7 @@ def compute_mean_label_weight(context: RoundContext) -> float:
     return float(np.average(factors, weights=weights))
 
 
-def find_uncounted_class_faults(context: RoundContext) -> list[Fault]:
+def find_uncounted_label_faults(context: RoundContext) -> list[Fault]:
     """Return a fault if a class's share in the federation is unknown, because its images would get the weight 0."""
     positives, images = collect_label_counts(context)
     owners = context.contract.annotation_matrix()
@@ -194,9 +185,9 @@ def find_uncounted_class_faults(context: RoundContext) -> list[Fault]:
 # Shapes: logits and labels (batch, rows), labels 1, 0 or NaN for unknown; prior (rows,).
 
 
-def weigh_classes(labels: Tensor, prior: Tensor) -> Tensor:
+def compute_batch_class_weights(labels: Tensor, prior: Tensor) -> Tensor:
     """Return the weight of every class, its share in the batch over its prior, ``(rows,)``; 0 if the prior is 0."""
-    is_known = known_class_mask(labels)
+    is_known = mask_images_of_known_class(labels)
     share = labels.nan_to_num().sum(dim=0) / is_known.sum().clamp(min=1)
     return _divide_by_prior(share, prior)
 
@@ -205,17 +196,12 @@ def _divide_by_prior(share: Tensor, prior: Tensor) -> Tensor:
     return torch.where(prior > 0, share / torch.where(prior > 0, prior, 1.0), 0.0)
 
 
-def weigh_images(labels: Tensor, prior: Tensor) -> Tensor:
-    """Return the weight of every image ``(batch,)`` by its class; 0 if the class is unknown.
-
-    Args:
-        labels: ``(batch, rows)``, one 1 in each row.
-        prior: ``(rows,)``.
-    """
-    return labels.nan_to_num() @ weigh_classes(labels, prior)
+def compute_batch_image_weights(labels: Tensor, prior: Tensor) -> Tensor:
+    """Return the weight of every image ``(batch,)`` by its class; 0 if the class is unknown."""
+    return labels.nan_to_num() @ compute_batch_class_weights(labels, prior)
 
 
-def weigh_label_entries(labels: Tensor, prior: Tensor) -> Tensor:
+def compute_label_entry_weights(labels: Tensor, prior: Tensor) -> Tensor:
     """Return the weight of every entry ``(batch, rows)`` of a multi-label task; 0 if its label is unknown."""
     is_known = ~labels.isnan()
     share = labels.nan_to_num().sum(dim=0) / is_known.sum(dim=0).clamp(min=1)
@@ -223,21 +209,21 @@ def weigh_label_entries(labels: Tensor, prior: Tensor) -> Tensor:
     return torch.where(is_known, torch.where(labels == 1, present, absent), 0.0)
 
 
-def weighted_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
+def compute_weighted_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
     """Return the cross-entropy of a multi-class task with a weight for each image (eq. 3).
 
     The weight is the share of the image's class in the batch divided by its ``prior``. The softmax omits classes whose
     label is unknown; an image without a known class counts 0.
     """
-    weights = weigh_images(labels, prior)
-    is_known = known_class_mask(labels)
+    weights = compute_batch_image_weights(labels, prior)
+    is_known = mask_images_of_known_class(labels)
     losses = torch.where(is_known, cross_entropy_per_image(mask_unknown_logits(logits, labels), labels), 0.0)
     return _reduce_losses(losses * weights, weights, is_known.sum(), reduction)
 
 
-def weighted_binary_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
+def compute_weighted_binary_loss(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
     """Return the extension of eq. 3 to multi-label tasks; ``sum`` adds over images and averages over classes."""
-    weights, is_known = weigh_label_entries(labels, prior), ~labels.isnan()
+    weights, is_known = compute_label_entry_weights(labels, prior), ~labels.isnan()
     losses = binary_cross_entropy_with_logits(logits, labels.nan_to_num(), reduction="none") * weights
     if reduction == "sum":
         return losses.sum() / is_known.any(dim=0).sum().clamp(min=1)
@@ -252,13 +238,13 @@ def _reduce_losses(weighted: Tensor, weights: Tensor, count: Tensor, reduction: 
 
 
 WEIGHTS: Mapping[Task, Callable[[Tensor, Tensor], Tensor]] = {
-    "multi_class": weigh_images,
-    "multi_label": weigh_label_entries,
+    "multi_class": compute_batch_image_weights,
+    "multi_label": compute_label_entry_weights,
 }
 
 WEIGHTED: Mapping[Task, Callable[[Tensor, Tensor, Tensor, Reduction], Tensor]] = {
-    "multi_class": weighted_cross_entropy,
-    "multi_label": weighted_binary_cross_entropy,
+    "multi_class": compute_weighted_cross_entropy,
+    "multi_label": compute_weighted_binary_loss,
 }
 
 
@@ -334,14 +320,14 @@ class FedSLD(Method):
 
     def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
         """Return a fault if a class's share in the federation is unknown."""
-        return find_uncounted_class_faults(context)
+        return find_uncounted_label_faults(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return for each site the federation's label prior over the classes of the site's head rows."""
         everywhere, contract = compute_label_prior(*collect_label_counts(context)), context.contract
 
         def select_prior_of_site(site: str) -> Arrays:
-            prior = compute_site_prior(context, everywhere, site)
+            prior = compute_site_label_prior(context, everywhere, site)
             rows = self.site.select_own_rows(site, contract)
             return {"prior": prior[[contract.class_names.index(name) for name in rows]]}
 
@@ -356,12 +342,12 @@ class ScaledFedAvg(Method):
 
     def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
         """Return a fault if a class's share in the federation is unknown."""
-        return find_uncounted_class_faults(context)
+        return find_uncounted_label_faults(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return one learning rate factor for all sites, or each site's prior for the factors of its batches."""
         if self.site.parameters.scale == "batch":
             everywhere = compute_label_prior(*collect_label_counts(context))
-            return lambda site: {"prior": compute_site_prior(context, everywhere, site)}
+            return lambda site: {"prior": compute_site_label_prior(context, everywhere, site)}
         factor = np.array([compute_mean_label_weight(context)], np.float32)
         return lambda site: {"factor": factor}

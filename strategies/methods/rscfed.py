@@ -34,7 +34,7 @@ from common.models.state import read_model_state, write_model_state
 from common.system.hashing import derive_seed
 from common.wire.records import Arrays, ModelGroups, select_arrays_with_prefix
 from strategies.aggregation.means import Float64, Weighting, Weights
-from strategies.aggregation.robust import compute_distances_from_mean, compute_update_inner_products
+from strategies.aggregation.robust import compute_distances_from_mean_model, compute_update_inner_products
 from strategies.local.losses import compute_positive_weights, partial_loss
 from strategies.local.objective import (
     Batch,
@@ -46,7 +46,7 @@ from strategies.local.objective import (
 )
 from strategies.local.site_method import Parameters, SiteMethod
 from strategies.methods.base import Method, RoundContext, SiteReply
-from strategies.methods.fedmlp import consistency_loss
+from strategies.methods.fedmlp import compute_teacher_consistency_loss
 
 
 class RSCFedParameters(Parameters):
@@ -88,21 +88,20 @@ def compute_consensus_weights(
 
     Args:
         products: Inner products of all sites' updates, ``(sites, sites)``.
-        weights: Plain weights, ``(sites,)``.
-        images: Training images of each site, ``(sites,)``.
+        weights, images: Plain weight and number of training images of each site, ``(sites,)``.
         groups: Indices of the sites of each sub-consensus.
         scale: The paper's beta.
     """
     total = np.zeros(len(weights))
     for members in groups:
         inside = np.ix_(members, members)
-        total[members] += weigh_group_by_distance(products[inside], weights[members], images[members], scale)
+        total[members] += compute_group_weights_by_distance(products[inside], weights[members], images[members], scale)
     return total / len(groups)
 
 
-def weigh_group_by_distance(products: Float64, weights: Float64, images: Float64, scale: float) -> Float64:
+def compute_group_weights_by_distance(products: Float64, weights: Float64, images: Float64, scale: float) -> Float64:
     """Return the site weights in one sub-consensus, lower with the distance from its mean; they sum to 1."""
-    distances = scale * compute_distances_from_mean(products, weights) / images
+    distances = scale * compute_distances_from_mean_model(products, weights) / images
     raw = weights * np.exp(distances.min() - distances)  # 1 for the closest site: a large beta leaves one
     return np.asarray(raw / raw.sum(), np.float64)
 
@@ -149,21 +148,20 @@ class RSCFedRound:
         with torch.no_grad():
             teacher = batch.logits(self.teacher, batch.view()) / self.parameters.temperature
         supervised = partial_loss(student, batch.labels, batch.annotated, self.positive_weight)
-        return supervised + self.parameters.consistency_weight * consistency_loss([student], [teacher], batch.annotated)
+        consistency = compute_teacher_consistency_loss([student], [teacher], batch.annotated)
+        return supervised + self.parameters.consistency_weight * consistency
 
     def method_state(self, model: Model) -> Arrays:
         """Return the teacher, and the number of training steps that it averages."""
         self._update_teacher(model)
         arrays = ModelGroups.from_model(read_model_state(self.teacher)).to_named_arrays()
-        return {f"teacher/{name}": array for name, array in arrays.items()} | {
-            "steps": np.array([self.steps], np.float32)
-        }
+        teacher = {f"teacher/{name}": array for name, array in arrays.items()}
+        return teacher | {"steps": np.array([self.steps], np.float32)}
 
     def _update_teacher(self, model: Model) -> None:
         if self.teacher_is_behind:
-            update_teacher_average(
-                self.teacher, model, compute_teacher_decay(self.steps, self.parameters.teacher_decay)
-            )
+            decay = compute_teacher_decay(self.steps, self.parameters.teacher_decay)
+            update_teacher_average(self.teacher, model, decay)
             self.steps, self.teacher_is_behind = self.steps + 1, False
 
 
@@ -183,7 +181,6 @@ class RSCFed(Method):
         groups = [draw_consensus_group(list(replies), parameters.consensus_sites, (*seed, number)) for number in models]
         images = np.array([float(reply.train_samples) for reply in replies.values()])
         products = compute_update_inner_products([reply.update for reply in replies.values()])
-        shares = compute_consensus_weights(
-            products, np.asarray(weights, np.float64), images, groups, parameters.distance_scale
-        )
+        plain = np.asarray(weights, np.float64)
+        shares = compute_consensus_weights(products, plain, images, groups, parameters.distance_scale)
         return [float(share) for share in shares]

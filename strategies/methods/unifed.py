@@ -148,7 +148,7 @@ class UniFed(SequentialMethod):
     @property
     def server_training_settings(self) -> ServerTrainingSettings | None:
         """Return the settings of the coordinator's training, which lasts until the loss settles in each round."""
-        return _make_server_training(self.site.parameters, self.site.parameters.alpha)
+        return _make_server_training_settings(self.site.parameters, self.site.parameters.alpha)
 
     def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return the sites sorted by their latest slope; sites without a slope come last."""
@@ -184,7 +184,7 @@ class SequentialTraining(SequentialMethod):
     site_class = SequentialTrainingSite
 
 
-class ServerOnlySite(SequentialSite):
+class ServerOnlyTrainingSite(SequentialSite):
     """The hospital's half of ``server_only``: it tests the coordinator's model and does not train."""
 
     name = "server_only"
@@ -193,22 +193,22 @@ class ServerOnlySite(SequentialSite):
     hospitals_train = False
 
 
-class ServerOnly(SequentialMethod):
+class ServerOnlyTraining(SequentialMethod):
     """The coordinator trains alone on its own images: UniFed's lower bound (specs 2.4, at the end)."""
 
-    site_class = ServerOnlySite
-    site: ServerOnlySite
+    site_class = ServerOnlyTrainingSite
+    site: ServerOnlyTrainingSite
 
     @property
     def server_training_settings(self) -> ServerTrainingSettings:
         """Return the settings of the coordinator's training, whose model is not mixed with models of sites."""
-        return _make_server_training(self.site.parameters, 0.0)
+        return _make_server_training_settings(self.site.parameters, 0.0)
 
     def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return no sites, because no hospital trains."""
         return ()
 
 
-def _make_server_training(parameters: ServerOnlyParameters, alpha: float) -> ServerTrainingSettings:
+def _make_server_training_settings(parameters: ServerOnlyParameters, alpha: float) -> ServerTrainingSettings:
     settling = EarlyStopping(parameters.server_patience, parameters.tolerance, parameters.epoch_cap)
     return ServerTrainingSettings(settling, alpha, parameters.global_patience)

@@ -37,15 +37,15 @@ from strategies.local.objective import Losses
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import MiniBatch, TrainingTask
 from strategies.privacy.image_gradients import (
-    check_images_independent,
-    check_state_constant,
-    pop_image_gradients,
-    record_image_gradients,
+    check_image_gradients_separate,
+    check_network_state_constant,
+    pop_per_image_gradients,
+    record_per_image_gradients,
     refuse_plan_on_error,
     refuse_torch_random_draws,
-    replace_dropout,
+    replace_dropout_layers,
 )
-from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource, make_secret_noise
+from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource, make_secret_noise_source
 
 PACK = 16
 """Number of images that pass through a network at a time; fewer if a batch has fewer."""
@@ -56,7 +56,7 @@ def choose_micro_batch_size(batch_size: int) -> int:
     return min(batch_size, PACK)
 
 
-def find_private_network_faults(plan: HospitalPlan, method: SiteMethod) -> list[Fault]:
+def find_network_privacy_faults(plan: HospitalPlan, method: SiteMethod) -> list[Fault]:
     """Return the faults for which training with noise in each step would refuse a network from another package.
 
     As in training, random images go through a network of random weights, here two at a time. Without such noise, or
@@ -68,9 +68,9 @@ def find_private_network_faults(plan: HospitalPlan, method: SiteMethod) -> list[
     try:
         network = build_network(spec.model_copy(update={"weights": None}), ("",), seed=0)
         set_train_mode(network, frozen_batch_norm=method.freezes_batch_norm)
-        with replace_dropout(network, make_secret_noise()), refuse_plan_on_error():
-            check_images_independent(network, 2, shape := (spec.channels, spec.image_size, spec.image_size))
-            check_state_constant(network, 2, shape)
+        with replace_dropout_layers(network, make_secret_noise_source()), refuse_plan_on_error():
+            check_image_gradients_separate(network, 2, shape := (spec.channels, spec.image_size, spec.image_size))
+            check_network_state_constant(network, 2, shape)
     except BadInput as bad:
         return list(bad.faults)
     return []
@@ -101,7 +101,7 @@ class PrivateEpochTrainer:
     def __call__(
         self,
         network: SplitNetwork,
-        exercise: TrainingTask,
+        task: TrainingTask,
         optimizer: torch.optim.Optimizer,
         generator: torch.Generator,
     ) -> Losses:
@@ -110,23 +110,23 @@ class PrivateEpochTrainer:
         Raises:
             BadInput: If the network mixes images, or draws its own random numbers, which depend on the run's seed.
         """
-        frozen = exercise.frozen
+        frozen = task.frozen
         set_train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
         losses = np.zeros(self.steps, np.float32)
-        rows = group_rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
+        rows = group_image_rows_by_owner(torch.arange(len(task.examples)) if self.owners is None else self.owners)
         device = next(network.parameters()).device
-        image = exercise.examples.images[torch.zeros(1, dtype=torch.int64)]
-        with replace_dropout(network, self.noise):
+        image = task.examples.images[torch.zeros(1, dtype=torch.int64)]
+        with replace_dropout_layers(network, self.noise):
             with refuse_plan_on_error():
-                check_images_independent(network, choose_micro_batch_size(exercise.spec.batch_size), image.shape[1:])
-            with refuse_torch_random_draws(device), record_image_gradients(network) as learning:
+                size = choose_micro_batch_size(task.spec.batch_size)
+                check_image_gradients_separate(network, size, image.shape[1:])
+            with refuse_torch_random_draws(device), record_per_image_gradients(network) as learning:
                 with refuse_plan_on_error(), refuse_torch_random_draws(device):  # before any image is seen
-                    self._try_network_with_zeros(network, exercise, learning, generator)
+                    self._try_network_with_zeros(network, task, learning, generator)
                 for step in range(self.steps):
-                    drawn = [
-                        rows[number] for number in self.noise.draw_poisson_sample(len(rows), self.sample_rate).tolist()
-                    ]
-                    sums, losses[step] = self._compute_clipped_gradient_sums(network, exercise, drawn, generator)
+                    numbers = self.noise.draw_poisson_sample(len(rows), self.sample_rate).tolist()
+                    drawn = [rows[number] for number in numbers]
+                    sums, losses[step] = self._compute_clipped_gradient_sums(network, task, drawn, generator)
                     optimizer.zero_grad(set_to_none=True)
                     for parameter, total in zip(learning, sums, strict=True):
                         noisy = self._noise_grid.add_noise_to_sum(total, self.noise)
@@ -140,7 +140,7 @@ class PrivateEpochTrainer:
         return NoiseQuantizationGrid(self.noise_multiplier * self.max_norm, self.max_norm)
 
     def _compute_clipped_gradient_sums(
-        self, network: SplitNetwork, exercise: TrainingTask, drawn: Sequence[Tensor], generator: torch.Generator
+        self, network: SplitNetwork, task: TrainingTask, drawn: Sequence[Tensor], generator: torch.Generator
     ) -> tuple[list[Tensor], float]:
         """Return each parameter's sum of clipped gradients, in steps of the noise's grid, and the mean loss.
 
@@ -150,19 +150,18 @@ class PrivateEpochTrainer:
         learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
         sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in learning]
         loss, images = 0.0, sum(map(len, drawn))
-        for pack in split_into_micro_batches(drawn, choose_micro_batch_size(exercise.spec.batch_size)):
-            losses, each = self._compute_gradients_per_owner(network, exercise, pack, learning, generator)
+        for pack in split_into_micro_batches(drawn, choose_micro_batch_size(task.spec.batch_size)):
+            losses, each = self._compute_gradients_per_patient(network, task, pack, learning, generator)
             loss += losses
-            sums = [
-                before + more for before, more in zip(sums, sum_clipped_gradients(each, self._noise_grid), strict=True)
-            ]
+            clipped = sum_clipped_gradients(each, self._noise_grid)
+            sums = [before + more for before, more in zip(sums, clipped, strict=True)]
             del each  # before the next pack needs as much
         return sums, loss / max(images, 1)
 
     def _try_network_with_zeros(
         self,
         network: SplitNetwork,
-        exercise: TrainingTask,
+        task: TrainingTask,
         learning: Sequence[nn.Parameter],
         generator: torch.Generator,
     ) -> None:
@@ -171,21 +170,20 @@ class PrivateEpochTrainer:
         Raises:
             Exception: Any error of the network; :func:`refuse_plan_on_error` converts it.
         """
-        examples = exercise.examples
-        rows = torch.zeros(
-            choose_micro_batch_size(exercise.spec.batch_size), dtype=torch.int64, device=examples.images.device
-        )
+        examples = task.examples
+        size = choose_micro_batch_size(task.spec.batch_size)
+        rows = torch.zeros(size, dtype=torch.int64, device=examples.images.device)
         nothing = torch.zeros_like(examples.images[rows])
-        arithmetic = autocast(nothing.device, exercise.spec.precision)
+        arithmetic = autocast(nothing.device, task.spec.precision)
         batch = MiniBatch(rows, nothing, examples.labels[rows], examples.annotated, None, arithmetic, generator)
         batch.logits(network, batch.view()).sum().backward()  # type: ignore[no-untyped-call]
         for parameter in learning:
-            pop_image_gradients(parameter, len(rows))
+            pop_per_image_gradients(parameter, len(rows))
 
-    def _compute_gradients_per_owner(
+    def _compute_gradients_per_patient(
         self,
         network: SplitNetwork,
-        exercise: TrainingTask,
+        task: TrainingTask,
         pack: Sequence[Tensor],
         learning: Sequence[nn.Parameter],
         generator: torch.Generator,
@@ -195,30 +193,31 @@ class PrivateEpochTrainer:
         The number of rows is the micro-batch size; unused rows are 0. The memory must not depend on how many patients a
         micro-batch contains, because running out of memory would reveal that number without noise.
         """
-        size = choose_micro_batch_size(exercise.spec.batch_size)
+        size = choose_micro_batch_size(task.spec.batch_size)
         loss, each = 0.0, [torch.zeros_like(parameter).repeat(size, *[1] * parameter.dim()) for parameter in learning]
         rows, owner = torch.cat(tuple(pack)), torch.repeat_interleave(torch.tensor([len(owned) for owned in pack]))
         for part, whose in zip(*(torch.split(numbers, size) for numbers in (rows, owner)), strict=True):
             filled = torch.cat([part, part[-1:].expand(size - len(part))])
-            losses = self._compute_loss_per_image(network, exercise, filled, generator)[: len(part)]
+            losses = self._compute_loss_per_image(network, task, filled, generator)[: len(part)]
             losses.sum().backward()  # type: ignore[no-untyped-call]
             loss += float(losses.detach().sum())
             for parameter, gradients in zip(learning, each, strict=True):
-                gradients.index_add_(0, whose.to(gradients.device), pop_image_gradients(parameter, size)[: len(part)])
+                by_image = pop_per_image_gradients(parameter, size)[: len(part)]
+                gradients.index_add_(0, whose.to(gradients.device), by_image)
         return loss, each
 
     def _compute_loss_per_image(
-        self, network: SplitNetwork, exercise: TrainingTask, rows: Tensor, generator: torch.Generator
+        self, network: SplitNetwork, task: TrainingTask, rows: Tensor, generator: torch.Generator
     ) -> Tensor:
         """Run the network on augmented images, and return the loss of each image, ``(batch,)``."""
-        examples, spec = exercise.examples, exercise.spec
+        examples, spec = task.examples, task.spec
         rows = rows.to(examples.images.device)
         labels, annotated = examples.labels[rows], examples.annotated
 
         def augment_images(images: Tensor) -> Tensor:
-            off = exercise.augmentation == AugmentationSpec()
+            off = task.augmentation == AugmentationSpec()
             draws = None if off else self.noise.draw_uniform((DRAWS, len(images)))
-            return images if draws is None else apply_weak_augmentation(images, exercise.augmentation, draws)
+            return images if draws is None else apply_weak_augmentation(images, task.augmentation, draws)
 
         arithmetic = autocast(rows.device, spec.precision)
         batch = MiniBatch(rows, examples.images[rows], labels, annotated, augment_images, arithmetic, generator)
@@ -228,18 +227,14 @@ class PrivateEpochTrainer:
 def compute_losses_by_image(loss: LossFunction, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     """Return the loss of each image alone, ``(batch,)``."""
 
-    def loss_of_image(row: Tensor, entries: Tensor) -> Tensor:
+    def compute_loss_of_image(row: Tensor, entries: Tensor) -> Tensor:
         return loss(row[None], entries[None], annotated)
 
-    return torch.vmap(loss_of_image)(logits, labels)
+    return torch.vmap(compute_loss_of_image)(logits, labels)
 
 
-def group_rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
-    """Return the rows of each owner (image or patient), in the order of the owners' numbers.
-
-    Args:
-        owners: ``(images,)``, the owner of each row.
-    """
+def group_image_rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
+    """Return the rows of each owner (image or patient), in the order of the owners' numbers ``(images,)``."""
     return torch.split(torch.argsort(owners, stable=True), torch.bincount(owners).tolist())
 
 
@@ -286,5 +281,5 @@ def sum_clipped_gradients(gradients: Sequence[Tensor], grid: NoiseQuantizationGr
         short = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
         if not all_finite:  # 0 times infinity is no number
             short = short.nan_to_num(0.0, 0.0, 0.0)
-        sums.append(grid.round_to_steps(short).sum(dim=0, dtype=torch.float64))
+        sums.append(grid.round_values_to_grid_steps(short).sum(dim=0, dtype=torch.float64))
     return sums

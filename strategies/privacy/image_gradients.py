@@ -33,7 +33,7 @@ from strategies.privacy.noise import NoiseSource
 DROPOUT: Final = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-class SecretDropout(nn.Module):
+class SecretMaskDropout(nn.Module):
     """Dropout whose masks come from a secret key; it drops whole channels if the replaced layer does.
 
     Attributes:
@@ -45,8 +45,8 @@ class SecretDropout(nn.Module):
         super().__init__()
         self.p, self.channels, self.noise, self.sizes = rate, channels, noise, sizes
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "SecretDropout":
-        return SecretDropout(self.p, self.channels, self.noise, self.sizes).train(self.training)
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SecretMaskDropout":
+        return SecretMaskDropout(self.p, self.channels, self.noise, self.sizes).train(self.training)
 
     def forward(self, values: Tensor) -> Tensor:
         if not self.training:
@@ -61,7 +61,7 @@ class SecretDropout(nn.Module):
 
 
 @contextlib.contextmanager
-def replace_dropout(network: nn.Module, noise: NoiseSource) -> Iterator[None]:
+def replace_dropout_layers(network: nn.Module, noise: NoiseSource) -> Iterator[None]:
     """Replace every dropout layer inside the context by one that draws from the secret noise source."""
     dropouts = [
         (parent, name, layer)
@@ -70,7 +70,7 @@ def replace_dropout(network: nn.Module, noise: NoiseSource) -> Iterator[None]:
         if isinstance(layer, DROPOUT) and layer.p
     ]
     for parent, name, layer in dropouts:
-        secret = SecretDropout(layer.p, not isinstance(layer, nn.Dropout), noise)
+        secret = SecretMaskDropout(layer.p, not isinstance(layer, nn.Dropout), noise)
         setattr(parent, name, secret.train(layer.training))
     try:
         yield
@@ -128,7 +128,7 @@ class _LayerForOpacus(nn.Module):
 
 
 @contextlib.contextmanager
-def record_image_gradients(network: SplitNetwork) -> Iterator[list[nn.Parameter]]:
+def record_per_image_gradients(network: SplitNetwork) -> Iterator[list[nn.Parameter]]:
     """Record each image's gradient in every backward pass inside the context, which yields the trainable parameters."""
     from opacus.grad_sample import GradSampleModule
 
@@ -161,7 +161,7 @@ def record_image_gradients(network: SplitNetwork) -> Iterator[list[nn.Parameter]
             setattr(module, "inplace", True)  # noqa: B010
 
 
-def pop_image_gradients(parameter: nn.Parameter, images: int) -> Tensor:
+def pop_per_image_gradients(parameter: nn.Parameter, images: int) -> Tensor:
     """Return each image's gradient of a parameter, ``(images, *its shape)``, and remove it from the parameter.
 
     If a layer saw several windows of each image, one image after the other, the windows' gradients are added.
@@ -183,7 +183,7 @@ _SEPARATE: WeakKeyDictionary[SplitNetwork, set[tuple[object, ...]]] = WeakKeyDic
 """Checks that a network has passed in this process: number of images, their shape, trainable parameters."""
 
 
-def check_images_independent(network: SplitNetwork, images: int, shape: Sequence[int]) -> None:
+def check_image_gradients_separate(network: SplitNetwork, images: int, shape: Sequence[int]) -> None:
     """Check with random weights and images that the gradient of an image depends on this image alone.
 
     Neither the received weights nor the hospital's images are used, so a refusal reveals nothing about them. The random
@@ -211,7 +211,7 @@ def check_images_independent(network: SplitNetwork, images: int, shape: Sequence
         probe.pixel_mean.fill_(127.5)
         probe.pixel_std.fill_(64.0)
         for module in probe.modules():
-            if isinstance(module, (*DROPOUT, SecretDropout)):
+            if isinstance(module, (*DROPOUT, SecretMaskDropout)):
                 module.p = 0.0
             elif isinstance(module, _BatchNorm):
                 module.reset_running_stats()
@@ -226,11 +226,11 @@ def check_images_independent(network: SplitNetwork, images: int, shape: Sequence
                 else:
                     parameter.copy_(0.1 * drawn + (0 if name.endswith("bias") else 1))
         first, second = (torch.randint(0, 256, (images, *shape), device=device).float() for _ in range(2))
-        _try_random_images(probe, first, second, seed)
+        _check_gradients_of_random_images(probe, first, second, seed)
     _SEPARATE.setdefault(network, set()).add(tried)
 
 
-def check_state_constant(network: SplitNetwork, images: int, shape: Sequence[int]) -> None:
+def check_network_state_constant(network: SplitNetwork, images: int, shape: Sequence[int]) -> None:
     """Check with random images that many calls in training and evaluation leave the network's state as it is.
 
     Args:
@@ -247,10 +247,10 @@ def check_state_constant(network: SplitNetwork, images: int, shape: Sequence[int
             if call == _CALLS - _EVALUATIONS:
                 probe.eval()
             probe(torch.randint(0, 256, (images, *shape), device=device).float())
-    _refuse_changed_state(state, probe)
+    _refuse_changed_network_state(state, probe)
 
 
-def _refuse_changed_state(state: Mapping[str, Tensor], probe: SplitNetwork) -> None:
+def _refuse_changed_network_state(state: Mapping[str, Tensor], probe: SplitNetwork) -> None:
     """Raise :class:`BadInput` if a network, which nothing has optimised, has another state than before."""
     after = probe.state_dict()
     for name, value in state.items():
@@ -259,7 +259,7 @@ def _refuse_changed_state(state: Mapping[str, Tensor], probe: SplitNetwork) -> N
             raise BadInput([Fault("model.architecture", problem, CONSTANT_BUFFERS)])
 
 
-def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed: int) -> None:
+def _check_gradients_of_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed: int) -> None:
     """Replace images in a series of trials, and check that the gradients of the unchanged images stay equal.
 
     For every two images some trial replaces only one of them. In a further trial with one more image, each layer must
@@ -274,10 +274,10 @@ def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed:
     weights = torch.randn(images + 1, len(probe.class_names), device=first.device)
     masks = list[int]()  # each dropout layer adds the size of its mask at every call
     for layer in probe.modules():
-        if isinstance(layer, SecretDropout):
+        if isinstance(layer, SecretMaskDropout):
             layer.sizes = masks
     state = {name: value.clone() for name, value in probe.state_dict().items() if isinstance(value, Tensor)}
-    with record_image_gradients(probe) as learning:
+    with record_per_image_gradients(probe) as learning:
 
         def compute_gradients(batch: Tensor, factors: Tensor) -> tuple[list[Tensor], list[float]]:
             """Return flat gradients by parameter and image, and the numbers of layer rows and mask values per image."""
@@ -286,9 +286,9 @@ def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed:
             (probe(batch) * factors).sum().backward()
             wholes = [parameter.grad for parameter in learning]
             rows = [len(parameter.grad_sample) for parameter in learning]  # type: ignore[attr-defined]
-            by_image = [pop_image_gradients(parameter, len(batch)) for parameter in learning]
+            by_image = [pop_per_image_gradients(parameter, len(batch)) for parameter in learning]
             sums = [gradients.sum(dim=0)[None].flatten(1) for gradients in by_image]
-            if not _are_gradients_alike([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
+            if not _are_gradients_almost_equal([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
                 raise _make_mixed_images_error()
             return [gradients.flatten(1) for gradients in by_image], [count / len(batch) for count in (*rows, *masks)]
 
@@ -301,14 +301,14 @@ def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed:
             stays = (numbers >> bit) % 2 == value
             mixed = torch.where(stays.view(-1, *[1] * (first.dim() - 1)), first, second)
             after, _ = compute_gradients(mixed, weights[:images])
-            if not _are_gradients_alike([rows[stays] for rows in before[0]], [rows[stays] for rows in after]):
+            if not _are_gradients_almost_equal([rows[stays] for rows in before[0]], [rows[stays] for rows in after]):
                 raise _make_mixed_images_error()
     with torch.no_grad():
         probe.eval()(second)
-    _refuse_changed_state(state, probe)
+    _refuse_changed_network_state(state, probe)
 
 
-def _are_gradients_alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+def _are_gradients_almost_equal(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
     """Return True if all gradients are finite, and those before and after differ by no more than rounding errors.
 
     A parameter whose gradients are all 0 tests nothing; then return False.

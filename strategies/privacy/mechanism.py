@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from common.models.zoo.registry import build_meta_backbone
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Arrays, ModelGroups
 from strategies.local.site_method import SiteMethod
-from strategies.local.updates import clip_update_to_length, scale_array
+from strategies.local.updates import clip_update_to_norm, scale_array
 from strategies.privacy.gradients import PrivateEpochTrainer
 from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource
 
@@ -95,23 +95,20 @@ def find_noise_multiplier(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        enough = float(
-            get_noise_multiplier(
-                target_epsilon=epsilon, target_delta=delta, sample_rate=sample_rate, steps=count, accountant="rdp"
-            )
-        )
+        goal: dict[str, Any] = {"target_epsilon": epsilon, "target_delta": delta, "sample_rate": sample_rate}
+        enough = float(get_noise_multiplier(**goal, steps=count, accountant="rdp"))
     if accountant == "rdp":
         return enough
 
-    def epsilon_of_noise(noise_multiplier: float) -> float:
+    def compute_epsilon_of_noise(noise_multiplier: float) -> float:
         return compute_epsilon([NoisySteps(noise_multiplier, sample_rate, count)], delta, accountant)
 
     too_little = enough / 2
-    while epsilon_of_noise(too_little) <= epsilon:
+    while compute_epsilon_of_noise(too_little) <= epsilon:
         too_little /= 2
-    while epsilon - epsilon_of_noise(enough) > _TOLERANCE and enough - too_little > _TOLERANCE**2 * enough:
+    while epsilon - compute_epsilon_of_noise(enough) > _TOLERANCE and enough - too_little > _TOLERANCE**2 * enough:
         middle = (enough + too_little) / 2
-        enough, too_little = (middle, too_little) if epsilon_of_noise(middle) <= epsilon else (enough, middle)
+        enough, too_little = (middle, too_little) if compute_epsilon_of_noise(middle) <= epsilon else (enough, middle)
     return enough
 
 
@@ -145,20 +142,20 @@ class ReplyNoise:
         spread = 2 * self.noise_multiplier * parts**0.5
         if not all(np.isfinite(array).all() for array in update.to_named_arrays().values()):
             update = update.apply_to_arrays(np.zeros_like)  # that training diverged says something too
-        short = clip_update_to_length(update, self.max_update_norm * SHRUNK)
+        short = clip_update_to_norm(update, self.max_update_norm * SHRUNK)
         numbers = {name: np.nan_to_num(array, nan=0.0) for name, array in sorted(statistics.items())}
-        bounded = clip_arrays(numbers, self.max_statistics_norm * SHRUNK)
+        bounded = clip_arrays_to_norm(numbers, self.max_statistics_norm * SHRUNK)
         of_update = NoiseQuantizationGrid(spread * self.max_update_norm, self.max_update_norm)
         of_statistics = NoiseQuantizationGrid(spread * self.max_statistics_norm, self.max_statistics_norm)
         noisy = {name: self._add_noise(array, of_statistics) for name, array in bounded.items()}
         return short.apply_to_arrays(lambda array: self._add_noise(array, of_update)), noisy
 
     def _add_noise(self, array: Array, grid: NoiseQuantizationGrid) -> Array:
-        steps = grid.round_to_steps(torch.from_numpy(np.array(array, np.float64)))
+        steps = grid.round_values_to_grid_steps(torch.from_numpy(np.array(array, np.float64)))
         return grid.add_noise_to_sum(steps, self.noise).numpy()
 
 
-def clip_arrays(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Array]:
+def clip_arrays_to_norm(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Array]:
     """Clip arrays, taken as one vector, to a length of at most ``bound``."""
     length = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays.values())))
     return arrays if length <= bound else {name: scale_array(array, bound / length) for name, array in arrays.items()}
@@ -192,7 +189,7 @@ class SitePrivacySettings:
         """Return the noisy steps of one round, for accounting."""
         return NoisySteps(self.noise_multiplier, self.sample_rate, self.steps * self.epochs)
 
-    def steps_with_honest_sites(self, honest: int) -> NoisySteps:
+    def noisy_steps_with_honest_sites(self, honest: int) -> NoisySteps:
         """Return the noisy steps of one round, for accounting, if only ``honest`` sites keep their noise shares secret.
 
         Dishonest sites tell the coordinator their noise shares, which it subtracts from the sum.
@@ -230,7 +227,7 @@ class SitePrivacySettings:
         )
 
 
-def make_site_privacy(plan: HospitalPlan, method: SiteMethod, images: int) -> SitePrivacySettings | None:
+def make_site_privacy_settings(plan: HospitalPlan, method: SiteMethod, images: int) -> SitePrivacySettings | None:
     """Return the noise of a plan at a site with this number of training images; None if the plan has no noise."""
     section, training = plan.privacy, plan.training
     if section.level == "none":
@@ -246,9 +243,8 @@ def make_site_privacy(plan: HospitalPlan, method: SiteMethod, images: int) -> Si
         assert section.noise_multiplier is not None, "one of them is set, the schema says"
         noise_multiplier = section.noise_multiplier
     else:
-        noise_multiplier = find_noise_multiplier(
-            section.epsilon, section.delta, sample_rate=rate, count=count, accountant=section.accountant
-        )
+        epsilon, delta, accountant = section.epsilon, section.delta, section.accountant
+        noise_multiplier = find_noise_multiplier(epsilon, delta, sample_rate=rate, count=count, accountant=accountant)
     return SitePrivacySettings(section, noise_multiplier, rate, steps, epochs, images)
 
 
@@ -261,36 +257,26 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | HospitalPla
     instead = "" if experiment.model.backbone_frozen else ', or method.trunk = "fedbn_plus"'
     if level not in BY_STEP:
         unsent = f'{instead} or "fedbn", which do not send it' if instead else ""
-        reasons = {
-            f'noise can make a running variance of batch normalisation negative; set model.norm = "group"{unsent}': (
-                trains_norm and method.sends_batch_norm
-            )
-        }
+        negative = "noise can make a running variance of batch normalisation negative"
+        reasons = {f'{negative}; set model.norm = "group"{unsent}': trains_norm and method.sends_batch_norm}
     else:
         frozen = f"{instead}, which freezes it" if instead else ""
+        early, mixes = method.early_stopping is not None, trains_norm and not method.freezes_batch_norm
+        pulls, low_rank = method.parameters.proximal_mu > 0, experiment.model.train.startswith("lora:")
+        augments = experiment.augmentation.transform is not None
         by_step = "each image's own gradient is clipped and the noise goes into each batch's step; leave out training."
         reasons = {
             f"{method.name} minimises more than each image's own loss, so that one image's gradient does not hold all "
             'that it changes; use "update"': not method.plain_client,
-            'the loss decides how many steps a site trains, so their noise cannot be planned; use "update"': (
-                method.early_stopping is not None
-            ),
+            'the loss decides how many steps a site trains, so their noise cannot be planned; use "update"': early,
             "method.warm_up_epochs are trained without noise; leave it out": method.parameters.warm_up_epochs > 0,
-            "the pull of method.proximal_mu would be clipped with each image's gradient; leave it out": (
-                bool(method.parameters.proximal_mu)
-            ),
-            f'batch normalisation mixes the images of a batch; set model.norm = "group"{frozen}': (
-                trains_norm and not method.freezes_batch_norm
-            ),
+            "the pull of method.proximal_mu would be clipped with each image's gradient; leave it out": pulls,
+            f'batch normalisation mixes the images of a batch; set model.norm = "group"{frozen}': mixes,
             f"{by_step}clip_gradients": training.clip_gradients is not None,
             f"{by_step}gradient_accumulation_steps": training.gradient_accumulation_steps > 1,
             f'{by_step}precision = "fp16"': training.precision == "fp16",
-            "a plug-in's transform may mix the images of a batch; leave out augmentation.transform": (
-                experiment.augmentation.transform is not None
-            ),
-            'of a product of matrices no image\'s own gradient is at hand; use "update"': (
-                experiment.model.train.startswith("lora:")
-            ),
+            "a plug-in's transform may mix the images of a batch; leave out augmentation.transform": augments,
+            'of a product of matrices no image\'s own gradient is at hand; use "update"': low_rank,
         }
     faults = [reason for reason, holds in reasons.items() if holds]
     if method.pooled_missing_labels != "no" or method.trains_alone or not method.hospitals_train:
@@ -313,6 +299,7 @@ def has_trained_batch_norm(spec: ModelSpec) -> bool:
 
 def find_secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
     """Return the reasons why this method cannot work with sums of updates alone; empty if it can."""
+    compresses = method.parameters.compress_update != "float32"
     reasons = {
         "there is one pseudo-site": method.pooled_missing_labels != "no",
         "the model is passed on from site to site": method.sequential,
@@ -320,9 +307,7 @@ def find_secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
         "it weighs each update by what that update is": method.weighs_updates,
         "a robust mean looks at each update by itself (method.mean)": method.parameters.mean is not None,
         "its statistics would travel beside the update, unmasked": bool(method.declared_payload.statistics),
-        "masked numbers take the same room however coarse they are (method.compress_update)": (
-            method.parameters.compress_update != "float32"
-        ),
+        "masked numbers take the same room however coarse they are (method.compress_update)": compresses,
     }
     where, problem = "privacy.secure_aggregation", f"cannot be had with {method.name}"
     faults = [Fault(where, f"{problem}: {why}.", "Leave it out.") for why, holds in reasons.items() if holds]

@@ -39,18 +39,18 @@ class SecretBitStream:
         """Start the stream of a key of ``KEY_BYTES`` bytes, which must never be used for another stream."""
         self._stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
 
-    def draw_words(self, count: int) -> Words:
+    def draw_random_integers(self, count: int) -> Words:
         """Return the next ``count`` uniform random integers of 64 bits."""
         return np.frombuffer(self._stream.update(bytes(8 * count)), "<u8").astype(np.uint64, copy=False)
 
     def draw_bernoulli_events(self, count: int, divisor: int) -> NDArray[np.bool_]:
         """Draw ``count`` random booleans that are True with probability 1 / ``divisor`` exactly."""
-        words = self.draw_words(count)
+        words = self.draw_random_integers(count)
         whole = (1 << WORD_BITS) // divisor * divisor
         if whole < 1 << WORD_BITS:
             while (outside := np.flatnonzero(words >= np.uint64(whole))).size:
                 words = words.copy()
-                words[outside] = self.draw_words(outside.size)
+                words[outside] = self.draw_random_integers(outside.size)
         happened: NDArray[np.bool_] = words % np.uint64(divisor) == 0
         return happened
 
@@ -75,7 +75,7 @@ def draw_discrete_gaussian(count: int, bits: SecretBitStream, scale_bits: int = 
 def _try_discrete_gaussian(count: int, bits: SecretBitStream, scale_bits: int) -> Integers:
     """Make ``count`` attempts to draw a discrete Gaussian (algorithm 3, with t = s); return the accepted values."""
     # Attempts at a discrete Laplace of scale s (algorithm 2).
-    words = bits.draw_words(count)
+    words = bits.draw_random_integers(count)
     fraction = words >> np.uint64(WORD_BITS - scale_bits) if scale_bits else np.zeros(count, np.uint64)
     accepted = _draw_exp_bernoulli_events(fraction, bits, scale_bits)
     words, fraction = words[accepted], fraction[accepted]
@@ -99,19 +99,21 @@ def _draw_exp_bernoulli_events(exponent: Words, bits: SecretBitStream, unit_bits
     shift = np.uint64(WORD_BITS - unit_bits)
 
     def draw_fractional_events(active: NDArray[np.intp]) -> NDArray[np.bool_]:
-        return bits.draw_words(active.size) >> shift < rest[active] if unit_bits else np.zeros(active.size, bool)
+        return (
+            bits.draw_random_integers(active.size) >> shift < rest[active] if unit_bits else np.zeros(active.size, bool)
+        )
 
-    survived = _draw_by_alternating_series(rest.size, draw_fractional_events, bits)
+    survived = _draw_exp_events_by_series(rest.size, draw_fractional_events, bits)
     active = np.flatnonzero(survived & (whole > 0))
     while active.size:  # exp(-1) for every whole unit of the exponent
-        once = _draw_by_alternating_series(active.size, lambda places: np.ones(places.size, bool), bits)
+        once = _draw_exp_events_by_series(active.size, lambda places: np.ones(places.size, bool), bits)
         survived[active[~once]] = False
         whole[active] -= np.uint64(1)
         active = active[once & (whole[active] > 0)]
     return survived
 
 
-def _draw_by_alternating_series(
+def _draw_exp_events_by_series(
     count: int, happened: Callable[[NDArray[np.intp]], NDArray[np.bool_]], bits: SecretBitStream
 ) -> NDArray[np.bool_]:
     """Draw ``count`` random booleans, each True with its own probability exp(-x), for x from 0 to 1 (algorithm 1).
@@ -158,14 +160,16 @@ class NoiseSource:
 
     bits: SecretBitStream
 
-    def draw_gaussian_steps(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
+    def draw_discrete_gaussian_noise(
+        self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu"
+    ) -> Tensor:
         """Draw discrete Gaussian noise of this shape with a standard deviation of 2^24, as integers in float64."""
         drawn = draw_discrete_gaussian(math.prod(shape), self.bits).astype(np.float64)
         return torch.from_numpy(drawn).reshape(shape).to(device)
 
     def draw_uniform(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
         """Draw uniform numbers in [0, 1) of this shape: float32 multiples of 2^-24."""
-        words = self.bits.draw_words(math.prod(shape)) >> np.uint64(64 - _FLOAT_BITS)
+        words = self.bits.draw_random_integers(math.prod(shape)) >> np.uint64(64 - _FLOAT_BITS)
         return torch.from_numpy(words.astype(np.float32) * np.float32(2.0**-_FLOAT_BITS)).reshape(shape).to(device)
 
     def draw_poisson_sample(self, n: int, rate: float) -> Tensor:
@@ -173,7 +177,7 @@ class NoiseSource:
 
         Each is drawn independently with probability ``rate``, rounded down to a multiple of 2^-53.
         """
-        words = self.bits.draw_words(n) >> np.uint64(64 - _RATE_BITS)
+        words = self.bits.draw_random_integers(n) >> np.uint64(64 - _RATE_BITS)
         return torch.from_numpy(np.flatnonzero(words < np.uint64(int(rate * 2**_RATE_BITS))))
 
 
@@ -197,28 +201,21 @@ class NoiseQuantizationGrid:
         """
         return max(self.deviation / 2**SCALE_BITS, self.longest * _FINEST)
 
-    def round_to_steps(self, values: Tensor) -> Tensor:
-        """Return values as whole numbers of steps, in their own dtype.
-
-        They are truncated towards 0, which never makes a vector longer.
-        """
+    def round_values_to_grid_steps(self, values: Tensor) -> Tensor:
+        """Return values as whole numbers of steps in their own dtype, truncated so that no vector becomes longer."""
         return (values / self.step_size).trunc()
 
     def add_noise_to_sum(self, total: Tensor, noise: NoiseSource) -> Tensor:
-        """Return a sum with noise, converted from steps to values, float32.
-
-        Args:
-            total: The sum as an integer number of steps, float64.
-        """
-        noisy = total + noise.draw_gaussian_steps(total.shape, total.device) if self.deviation else total
+        """Return a sum, given in whole steps as float64, with noise; converted from steps to values, float32."""
+        noisy = total + noise.draw_discrete_gaussian_noise(total.shape, total.device) if self.deviation else total
         return (noisy * self.step_size).float()
 
 
-def make_seeded_noise(seed: int) -> NoiseSource:
+def make_seeded_noise_source(seed: int) -> NoiseSource:
     """Return a noise source that a seed reproduces, for simulations, where nothing leaves a hospital."""
     return NoiseSource(SecretBitStream(seed.to_bytes(KEY_BYTES, "big")))
 
 
-def make_secret_noise() -> NoiseSource:
+def make_secret_noise_source() -> NoiseSource:
     """Return a noise source with a new secret key, for hospitals, because the coordinator knows the run's seeds."""
     return NoiseSource(SecretBitStream(secrets.token_bytes(KEY_BYTES)))

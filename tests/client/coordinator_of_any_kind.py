@@ -27,16 +27,16 @@ from common.wire.records import ModelGroups, TrainReply, TrainRequest
 from strategies.privacy.secure_aggregation import crypto
 from strategies.privacy.secure_aggregation.vectors import (
     BODY,
-    SegmentLayout,
+    UpdateVectorLayout,
     convert_from_fixed_point,
     convert_to_fixed_point,
-    list_segments,
+    group_rows_into_segments,
 )
 from tests.client.masked import NOBODY_HAS, Hospitals
 from tests.client.rounds import changed_plan
 
 SIDE, BACKGROUND, LIT_ROWS = 16, 128, 3
-LAYOUT = SegmentLayout(trunk=20 * SIDE * SIDE, norm=0, features=20)
+LAYOUT = UpdateVectorLayout(trunk=20 * SIDE * SIDE, norm=0, features=20)
 NO_NORM = np.zeros(0, np.float32)
 STRANGER = ec.generate_private_key(ec.SECP256R1())
 Found = tuple[str, frozenset[str]]
@@ -243,7 +243,7 @@ def _forged(
         if keys.site == to:
             yield keys
         elif how in changes:
-            text = stated.model_copy(update=changes[how]).text_to_sign()
+            text = stated.model_copy(update=changes[how]).bytes_to_sign()
             own = {
                 "signature": crypto.sign_masking_statement(text, STRANGER),
                 "identity": format_public_key_line(STRANGER, ""),
@@ -288,9 +288,9 @@ def _without_known_masks(
 ) -> wire.Integers:
     """Return a site's masked vector without those of its masks that shares make known."""
     vector = attempt.vectors[name].copy()
-    for segment in list_segments({site: rows[site] for site in attempt.statements}):
+    for segment in group_rows_into_segments({site: rows[site] for site in attempt.statements}):
         if name in segment.owners and (name, segment.name) in masks:
-            places = LAYOUT.iterate_class_slices(rows[name], segment.classes, body=segment.is_body)
+            places = LAYOUT.iterate_class_slices(rows[name], segment.classes, body=segment.is_body_segment)
             crypto.add_mask_to_vector(vector, places, masks[(name, segment.name)], subtract=True)
     for other in attempt.fellows[name]:
         for ours, theirs in ((name, other), (other, name)):

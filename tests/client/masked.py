@@ -26,7 +26,12 @@ from common.wire.secure_aggregation import STAGES, RevealRequest
 from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskedSumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
 from strategies.privacy.secure_aggregation.site import SiteSigningIdentity
-from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout, choose_max_update_value, flatten_update
+from strategies.privacy.secure_aggregation.vectors import (
+    ONE,
+    UpdateVectorLayout,
+    choose_max_update_value,
+    flatten_update,
+)
 from strategies.registry import build_site_method
 from tests.client.rounds import OWN, beginning, changed_plan, images, plan, request
 
@@ -173,7 +178,9 @@ class Hospitals:
         method = build_site_method(of)
         replies = self.trained(of, members or tuple(self.sites), server_round, change, run)
         model = beginning(of, OWN)
-        layout = SegmentLayout(len(model.trunk), len(model.norm) if method.sends_batch_norm else 0, model.head.features)
+        layout = UpdateVectorLayout(
+            len(model.trunk), len(model.norm) if method.sends_batch_norm else 0, model.head.features
+        )
         rows = {name: tuple(sorted(self.rows(name, of))) if method.declared_payload.head else () for name in replies}
         classes = tuple(sorted({row for own in rows.values() for row in own}))
         numbers = choose_max_update_value(of, method), make_distributed_noise(of, method)

@@ -42,7 +42,7 @@ from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
 from common.wire.codec import list_record_field_names
-from strategies.registry import meanings_of_all_statistics
+from strategies.registry import list_statistic_meanings
 
 CLASSES = PHANTOM_CLASSES[:3]
 
@@ -80,7 +80,7 @@ def test_every_field_that_can_leave_has_an_attack_or_a_reason() -> None:
     assert {name: set(fields) for name, fields in BY_FIELD.items()} == {
         record.__name__: set(list_record_field_names(record)) for record in SENT
     }
-    assert set(BY_STATISTIC) == set(meanings_of_all_statistics())
+    assert set(BY_STATISTIC) == set(list_statistic_meanings())
     by_field = [by for fields in BY_FIELD.values() for by in fields.values()]
     for covered in [*BY_STATISTIC.values(), *by_field]:
         assert set(covered) <= set(ATTACKS) if isinstance(covered, tuple) else len(covered.split()) > 2

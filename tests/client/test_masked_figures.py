@@ -12,7 +12,7 @@ from common.metrics.score_histograms import BINS
 from common.wire.records import EvaluateReply, TrainRequest
 from common.wire.secure_aggregation import TEST_ROUND, MaskedRequest
 from strategies.privacy.secure_aggregation.coordinator import MaskedSumRequest, MaskingFailed, UnmaskedSum
-from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout
+from strategies.privacy.secure_aggregation.vectors import ONE, UpdateVectorLayout
 from tests.client.masked import FOUR, Hospitals, masked_plan, of_training, with_trunk
 from tests.client.rounds import OWN, beginning, evaluate_request, evaluation, private_plan
 
@@ -26,7 +26,7 @@ def sum_of_test(here: Hospitals, members: Sequence[str], run: str = "run") -> Un
         assert (reply.class_names, reply.histogram_classes, reply.validation_classes) == ((), (), ())
         rows[name] = reply.masked_classes
     classes = tuple(sorted({row for own in rows.values() for row in own}))
-    layout = SegmentLayout(trunk=0, norm=0, features=2 * BINS - 1)
+    layout = UpdateVectorLayout(trunk=0, norm=0, features=2 * BINS - 1)
     return here.unmask(MaskedSumRequest(run, TEST_ROUND, rows, classes, layout, float(ONE)))
 
 

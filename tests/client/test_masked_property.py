@@ -97,7 +97,7 @@ def longest_shadow(
 
     Of head rows the biases are left out: also where nothing else is learned, they are.
     """
-    numbers = LAYOUT.numbers_in_body if part == BODY else LAYOUT.features
+    numbers = LAYOUT.body_size if part == BODY else LAYOUT.features
     sums = [value[:numbers] for sums in opened for (name, _), value in sums.items() if name == part]
     tried = [*sums, *(left - right for left, right in combinations(sums, 2))]
     single = [update[:numbers] for update in coordinator.updates_of(part)]

@@ -14,7 +14,7 @@ from client.site.site_file import make_site_folder
 from common.config import HospitalPlan
 from common.wire.codec import list_record_field_names
 from common.wire.records import EvaluateReply, TrainReply
-from strategies.registry import meanings_of_all_statistics
+from strategies.registry import list_statistic_meanings
 from tests.client.rounds import OWN, changed_plan, judged, plan, private_plan, record_of, site, trained
 
 SURGICAL = plan()
@@ -95,7 +95,7 @@ def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
     assert {name: set(fields) for name, fields in MEANING.items()} == {
         record.__name__: set(list_record_field_names(record)) for record in SENT
     }
-    assert set(STATISTICS) == set(meanings_of_all_statistics())
+    assert set(STATISTICS) == set(list_statistic_meanings())
 
 
 def test_the_page_says_the_same() -> None:

@@ -293,7 +293,7 @@ def test_a_network_that_gives_no_gradient_for_each_image_is_refused_and_costs_no
         raise AttributeError("no attribute 'weight'")
 
     with monkeypatch.context() as patched:
-        patched.setattr("strategies.privacy.gradients.check_images_independent", fails)
+        patched.setattr("strategies.privacy.gradients.check_image_gradients_separate", fails)
         with pytest.raises(BadInput, match="gives no gradient for each image: AttributeError"):
             first_round(at, of)
     assert entries(tmp_path) == 0

@@ -20,7 +20,7 @@ from common.models.network import build_network, freeze_backbone
 from common.models.saved import load_model
 from common.models.state import read_model_state, write_model_state
 from common.models.zoo.spec import ModelSpec
-from strategies.engine.state import select_site_groups
+from strategies.engine.state import select_site_model_groups
 from strategies.local.objective import plain
 from strategies.local.optimisation import make_optimizer
 from strategies.local.training import (
@@ -199,7 +199,7 @@ def test_a_wide_head_learns_from_the_sites_own_classes_only(tmp_path: Path) -> N
 
 def test_a_site_receives_the_rows_it_holds_in_its_own_order_and_refuses_others(tmp_path: Path) -> None:
     model = beginning(SURGICAL, EVERY)
-    np.testing.assert_array_equal(select_site_groups(model, OWN).head.weight, model.head.weight[[1, 0]])
+    np.testing.assert_array_equal(select_site_model_groups(model, OWN).head.weight, model.head.weight[[1, 0]])
     with pytest.raises(ValueError, match=r'"a", "b", "c", this site has "b", "a"\.'):
         train_through_layers(site(tmp_path), request(SURGICAL, model))
 

@@ -23,7 +23,7 @@ from common.models.gpu import (
 from common.models.network import SplitNetwork, build_network, set_train_mode
 from common.models.zoo.spec import ModelSpec
 from server.simulation import simulate
-from strategies.privacy.image_gradients import pop_image_gradients, record_image_gradients
+from strategies.privacy.image_gradients import pop_per_image_gradients, record_per_image_gradients
 from strategies.registry import STRATEGIES
 from tests.federations import federation
 from tests.hashed_runs import cases
@@ -199,9 +199,9 @@ def test_gradients_of_single_images_are_as_without() -> None:
     of = network().float()
     gradients = []
     for model in (doubled(of), of):
-        with record_image_gradients(model) as learning:
+        with record_per_image_gradients(model) as learning:
             model(images(6).float()).square().sum().backward()
-            gradients.append([pop_image_gradients(parameter, 6) for parameter in learning])
+            gradients.append([pop_per_image_gradients(parameter, 6) for parameter in learning])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
     assert Calls.divided == 0
     assert is_data_parallel(of.backbone)

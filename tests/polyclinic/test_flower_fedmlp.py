@@ -14,7 +14,7 @@ from polyclinic.flower import FedMLP
 from polyclinic.flower.records import unpack_arrays
 from polyclinic.flower.strategies import FEDMLP_PARAMETERS
 from server.simulation.backends.inline import run_with_inline_grid
-from strategies.methods.fedmlp import FedMLPParameters, average_known_entries, compute_prototypes
+from strategies.methods.fedmlp import FedMLPParameters, average_without_nan, compute_class_prototypes
 from tests.polyclinic.apps import CLASSES, HALVES, HEAD, SITES, FedMLPApp, data, network, run
 
 RATES = {"tag_rate_negative": 0.1, "tag_rate_positive": 0.1, "self_adaptive": False}
@@ -59,9 +59,9 @@ def test_a_site_tells_the_prototypes_of_its_trained_model_and_receives_their_mea
         np.testing.assert_array_equal(np.isnan(values).all(axis=(1, 2)), ~own[node])
     images = {str(node): float(len(data(node - 2, SITES)[0])) for node in first}
     sent = unpack_arrays(app.sent[2]["polyclinic-statistics"])
-    np.testing.assert_allclose(sent["prototypes"], average_known_entries(prototypes, images), rtol=1e-5)
+    np.testing.assert_allclose(sent["prototypes"], average_without_nan(prototypes, images), rtol=1e-5)
     difficulty = {str(node): record["difficulty"] for node, record in first.items()}
-    mean = np.nan_to_num(average_known_entries(difficulty, images), nan=1.0)
+    mean = np.nan_to_num(average_without_nan(difficulty, images), nan=1.0)
     np.testing.assert_allclose(sent["difficulty"], mean, rtol=1e-5)
     # The features are those that the head sees: recomputed here from the last reply's model.
     trained = network()
@@ -71,7 +71,10 @@ def test_a_site_tells_the_prototypes_of_its_trained_model_and_receives_their_mea
         features = trained.eval()[:4](pixels).numpy()
     labelled = np.where(own_of(1), targets.numpy(), np.nan)
     np.testing.assert_allclose(
-        rounds[1][3]["prototypes"], compute_prototypes(features, labelled).astype(np.float32), rtol=1e-4, atol=1e-6
+        rounds[1][3]["prototypes"],
+        compute_class_prototypes(features, labelled).astype(np.float32),
+        rtol=1e-4,
+        atol=1e-6,
     )
 
 

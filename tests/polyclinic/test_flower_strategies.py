@@ -22,7 +22,7 @@ from polyclinic.flower import (
 )
 from polyclinic.flower.records import unpack_arrays
 from strategies.local.losses import partial_loss
-from strategies.methods.fedsld import compute_label_prior, weighted_binary_cross_entropy
+from strategies.methods.fedsld import compute_label_prior, compute_weighted_binary_loss
 from tests.polyclinic.apps import CLASSES, HALVES, HEAD, SITES, App, data, joins_late, network, received, run
 
 STRATEGIES = [FedSLD, PartialLoss, SequentialTraining, SurgicalAggregation, UniFed, VanillaFL]
@@ -142,7 +142,7 @@ def test_fedsld_sends_each_site_the_prior_of_its_own_classes_and_weighs_by_it() 
         logits, (_, targets) = torch.randn(6, 10), data()
         labels = torch.where(torch.tensor([name in own for name in CLASSES]), targets[:6], torch.nan)
         loss = Site(received(sent)).loss(logits, targets[:6])
-        weighted = weighted_binary_cross_entropy(logits, labels, torch.tensor(expected), "sum_over_batch")
+        weighted = compute_weighted_binary_loss(logits, labels, torch.tensor(expected), "sum_over_batch")
         assert float(loss) == pytest.approx(float(weighted))
 
 

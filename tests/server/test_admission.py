@@ -39,7 +39,7 @@ from server.coordinator.authority import (
     make_certificate_authority,
 )
 from server.coordinator.folder import CoordinatorFolder
-from strategies.engine.claims import SiteClaimLimits
+from strategies.engine.claims import SiteAdmissionLimits
 from tests.certificates import of_version_10, pem_of
 from tests.network.real import flwr_client, flwr_server
 from tests.server.superlinks import HOSTS, coordinator_in
@@ -211,11 +211,11 @@ def test_claims_are_written_shown_changed_and_removed(coordinator: CoordinatorFo
     assert 'north may claim "Pleural Effusion", "Nodule"; 500 training images at most' in status
     assert admit_again() == limits
     read = make_site_claim_limits_reader(coordinator)
-    assert read() == {"north": SiteClaimLimits(frozenset(limits[0]), 500)}
+    assert read() == {"north": SiteAdmissionLimits(frozenset(limits[0]), 500)}
     assert admit_again("--classes", "", "--max-images", "0") == ((), 0)
-    assert read() == {"north": SiteClaimLimits()}
+    assert read() == {"north": SiteAdmissionLimits()}
     (coordinator.sites_path / "north.toml").write_text("broken", encoding="utf-8")
-    assert read() == {"north": SiteClaimLimits()}
+    assert read() == {"north": SiteAdmissionLimits()}
 
 
 def test_names_that_cannot_be_classes_are_refused(coordinator: CoordinatorFolder, request_file: Path) -> None:

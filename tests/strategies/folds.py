@@ -25,7 +25,7 @@ def weighted_mean(arrays: Sequence[Float32], weights: Sequence[float]) -> NDArra
 def moved_by_mean(state: Float32, updates: Sequence[Float32], weights: Sequence[float]) -> Float32:
     running = RunningMean(len(state))
     for update, weight in zip(updates, weights, strict=True):
-        running.add(update, weight)
+        running.add_array(update, weight)
     return running.add_mean_to_values(state)
 
 
@@ -47,7 +47,7 @@ def moved_head(head: Head, updates: Sequence[Head], weights: Sequence[float]) ->
 
 
 def aggregated(model: ModelState, replies: Sequence[TrainReply], weights: Sequence[float]) -> ModelState:
-    return average_updates(model, replies, weights, OwnersMean).add_to_model()
+    return average_updates(model, replies, weights, OwnersMean).add_means_to_model()
 
 
 def stepped_by(

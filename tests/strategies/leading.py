@@ -125,7 +125,7 @@ def lead(
         ran.coordinator = coordinator
         contract = coordinator.sites.call_roll(wire(grid), sites)
         network = build_network(file.experiment.model, contract.class_names, file.experiment.run.seed)
-        coordinator.settle_model_layout(make_model_layout(network))
+        coordinator.fix_run_model_layout(make_model_layout(network))
         if data.server is not None:
             coordinator.receive_coordinator_images(data.server, contract.class_names, "cpu")
         if resumed is not None:

@@ -56,7 +56,7 @@ def test_any_order_has_the_same_bits(order: tuple[str, ...], in_memory: int, mon
         assert stripped.update == ModelGroups()
         assert stripped.train_samples == REPLIES[site].train_samples
     weights = [float(REPLIES[site].train_samples) for site in SITES]
-    assert bits(together.finish_update_means().add_to_model()) == bits(
+    assert bits(together.finish_update_means().add_means_to_model()) == bits(
         aggregated(MODEL, list(REPLIES.values()), weights)
     )
 
@@ -69,7 +69,7 @@ def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tupl
     for site in refused:
         some.skip_site(site)
     expected = aggregated(MODEL, [REPLIES["north"], REPLIES["south"]], [1.0, 1.0])
-    assert bits(some.finish_update_means().add_to_model()) == bits(expected)
+    assert bits(some.finish_update_means().add_means_to_model()) == bits(expected)
 
 
 def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monke
     together = StreamingAggregator(MODEL, SITES, "uniform", OwnersMean, tmp_path / "not-there")
     for site in SITES[::-1]:
         together.collect_update(REPLIES[site])
-    assert bits(together.finish_update_means().add_to_model()) == bits(
+    assert bits(together.finish_update_means().add_means_to_model()) == bits(
         aggregated(MODEL, list(REPLIES.values()), [1.0] * 4)
     )
 
@@ -91,9 +91,9 @@ def test_waiting_updates_lie_in_files_by_name(in_memory: int, tmp_path: Path, mo
     waiting.skip_site("south")
     waiting.skip_site("nobody")
     with pytest.raises(KeyError):
-        waiting.restore_updates({"south": REPLIES["south"]})
+        waiting.restore_stored_updates({"south": REPLIES["south"]})
     stripped = {site: replace(REPLIES[site], update=ModelGroups()) for site in ("east", "north", "west")}
-    updates = {site: reply.update for site, reply in waiting.restore_updates(stripped).items()}
+    updates = {site: reply.update for site, reply in waiting.restore_stored_updates(stripped).items()}
     assert not list(tmp_path.iterdir())
     for site, update in updates.items():
         sent = REPLIES[site].update.to_named_arrays()
@@ -124,7 +124,7 @@ def test_many_that_wait_take_no_more_open_files_than_few(tmp_path: Path, monkeyp
     replies = {f"site-{number:03d}": replace(REPLIES["north"], site=f"site-{number:03d}") for number in range(300)}
     for each in replies.values():
         waiting.collect_update(each)
-    updates = waiting.restore_updates(replies)
+    updates = waiting.restore_stored_updates(replies)
     trunks = {site: each.update.trunk for site, each in updates.items()}
 
     def open_files() -> int:

@@ -16,16 +16,16 @@ from strategies.local.arithmetic import (
     DEFAULT,
     FILE,
     MOST_KEPT,
-    TrainingArithmetic,
-    choose_arithmetic,
-    find_fastest_arithmetic,
-    list_cpu_arithmetics,
+    TrainingNumberFormat,
+    choose_number_format,
+    find_fastest_number_format,
+    list_cpu_number_formats,
     time_training_steps,
 )
 from tests.federations import experiment, federation, json_lines
 from tests.strategies.few_images import FEW
 
-BF16, CONTIGUOUS = TrainingArithmetic("bf16", "channels_last"), TrainingArithmetic("float32", "contiguous")
+BF16, CONTIGUOUS = TrainingNumberFormat("bf16", "channels_last"), TrainingNumberFormat("float32", "contiguous")
 needs_bf16 = pytest.mark.skipif(not cpu_supports_bf16(), reason="this CPU has no instructions for bfloat16")
 
 
@@ -47,8 +47,8 @@ def plan(tmp_path: Path, *overrides: str) -> HospitalPlan:
     return make_hospital_plan(experiment(tmp_path, "training.precision=fastest", *overrides).experiment)
 
 
-def choose(tmp_path: Path, *overrides: str, device: str = "cpu") -> TrainingArithmetic:
-    return choose_arithmetic(plan(tmp_path, *overrides), device, tmp_path, durable=False)
+def choose(tmp_path: Path, *overrides: str, device: str = "cpu") -> TrainingNumberFormat:
+    return choose_number_format(plan(tmp_path, *overrides), device, tmp_path, durable=False)
 
 
 def test_only_who_asks_for_it_gets_bfloat16_on_a_cpu_and_only_where_the_cpu_has_it(cpu: bool) -> None:
@@ -56,8 +56,8 @@ def test_only_who_asks_for_it_gets_bfloat16_on_a_cpu_and_only_where_the_cpu_has_
     on_cpu = [resolve_precision("cpu", precision) for precision in precisions]
     assert on_cpu == [*["float32"] * 4, "bf16" if cpu else "float32"]
     assert [resolve_precision("cuda", name) for name in precisions] == ["bf16", "float32", "fp16", "bf16", "bf16"]
-    assert {choice.precision for choice in list_cpu_arithmetics()} == ({"float32", "bf16"} if cpu else {"float32"})
-    assert list_cpu_arithmetics()[0] == DEFAULT
+    assert {choice.precision for choice in list_cpu_number_formats()} == ({"float32", "bf16"} if cpu else {"float32"})
+    assert list_cpu_number_formats()[0] == DEFAULT
 
 
 @needs_bf16
@@ -70,15 +70,15 @@ def test_bfloat16_is_computed_in_it() -> None:
 
 
 def test_another_choice_has_to_be_clearly_faster() -> None:
-    assert find_fastest_arithmetic({DEFAULT: 1.0, BF16: 0.95, CONTIGUOUS: 2.0}) == DEFAULT
-    assert find_fastest_arithmetic({DEFAULT: 1.0, BF16: 0.89, CONTIGUOUS: 0.5}) == CONTIGUOUS
-    assert find_fastest_arithmetic({DEFAULT: 1.0}) == DEFAULT
+    assert find_fastest_number_format({DEFAULT: 1.0, BF16: 0.95, CONTIGUOUS: 2.0}) == DEFAULT
+    assert find_fastest_number_format({DEFAULT: 1.0, BF16: 0.89, CONTIGUOUS: 0.5}) == CONTIGUOUS
+    assert find_fastest_number_format({DEFAULT: 1.0}) == DEFAULT
 
 
 def test_each_choice_is_timed_and_nothing_else_changes(tmp_path: Path) -> None:
     random, threads = torch.get_rng_state(), torch.get_num_threads()
-    seconds = time_training_steps(plan(tmp_path, "training.threads=2"), list_cpu_arithmetics())
-    assert seconds.keys() == set(list_cpu_arithmetics())
+    seconds = time_training_steps(plan(tmp_path, "training.threads=2"), list_cpu_number_formats())
+    assert seconds.keys() == set(list_cpu_number_formats())
     assert all(value > 0 for value in seconds.values())
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.get_num_threads() == threads
@@ -89,7 +89,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[HospitalPlan]:
     """The plans that were measured, each with contiguous memory ahead."""
     plans: list[HospitalPlan] = []
 
-    def seconds(plan: HospitalPlan, choices: Any) -> dict[TrainingArithmetic, float]:
+    def seconds(plan: HospitalPlan, choices: Any) -> dict[TrainingNumberFormat, float]:
         plans.append(plan)
         return {DEFAULT: 1.0, CONTIGUOUS: 0.5}
 

@@ -10,10 +10,10 @@ from common.wire.records import ModelGroups
 from strategies.aggregation.bounds import (
     Lengths,
     cap_image_counts,
-    compute_median_lengths,
+    clip_update_by_median_norms,
+    compute_median_part_norms,
+    compute_update_part_norms,
     find_dominant_sites,
-    measure_update_lengths,
-    shorten_update,
 )
 
 
@@ -29,13 +29,16 @@ def update(*, trunk: float = 1, norm: float = 1, rows: tuple[float, ...] = (1, 1
 
 
 def bounded(*updates: ModelGroups, clip: float = 3.0) -> list[tuple[ModelGroups, str]]:
-    lengths = [measure_update_lengths(groups) for groups in updates]
-    medians = compute_median_lengths(lengths)
-    return [shorten_update(groups, length, medians, clip) for groups, length in zip(updates, lengths, strict=True)]
+    lengths = [compute_update_part_norms(groups) for groups in updates]
+    medians = compute_median_part_norms(lengths)
+    return [
+        clip_update_by_median_norms(groups, length, medians, clip)
+        for groups, length in zip(updates, lengths, strict=True)
+    ]
 
 
 def test_the_length_of_a_head_is_that_of_its_longest_row_with_its_bias() -> None:
-    lengths = measure_update_lengths(update(trunk=5, norm=7, rows=(2, 9)))
+    lengths = compute_update_part_norms(update(trunk=5, norm=7, rows=(2, 9)))
     assert lengths == pytest.approx({"trunk": 5, "batch normalisation": 7, "head row": 9})
 
 
@@ -76,7 +79,7 @@ def test_what_nobody_else_moves_may_not_be_moved() -> None:
 def test_numbers_as_large_as_a_float32_holds_become_a_finite_update_of_the_bound(length: float) -> None:
     short, _ = bounded(update(), update(), update(trunk=length, norm=-length, rows=(length, 1)))[2]
     expected = {"trunk": 3, "batch normalisation": 3, "head row": 3}
-    assert measure_update_lengths(short) == pytest.approx(expected, rel=1e-5)
+    assert compute_update_part_norms(short) == pytest.approx(expected, rel=1e-5)
 
 
 lengths = st.floats(1e-3, 1e6)
@@ -85,9 +88,9 @@ lengths = st.floats(1e-3, 1e6)
 @given(st.lists(st.tuples(lengths, lengths, lengths), min_size=3, max_size=9), st.floats(1, 5))
 def test_no_part_ends_longer_than_the_bound_and_directions_stay(parts: list[tuple[float, ...]], clip: float) -> None:
     updates = [update(trunk=trunk, norm=norm, rows=(row, row / 2)) for trunk, norm, row in parts]
-    medians: Lengths = compute_median_lengths([measure_update_lengths(groups) for groups in updates])
+    medians: Lengths = compute_median_part_norms([compute_update_part_norms(groups) for groups in updates])
     for before, (after, reason) in zip(updates, bounded(*updates, clip=clip), strict=True):
-        now, then = measure_update_lengths(after), measure_update_lengths(before)
+        now, then = compute_update_part_norms(after), compute_update_part_norms(before)
         assert all(now[part] <= clip * medians[part] * (1 + 1e-6) for part in now)
         assert bool(reason) == any(then[part] > clip * medians[part] for part in then)
         assert before.trunk is not None

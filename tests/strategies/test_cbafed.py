@@ -18,8 +18,8 @@ from strategies.methods.base import RoundContext
 from strategies.methods.cbafed import (
     CBAFed,
     assign_pseudo_labels,
+    compute_label_and_tag_loss,
     compute_pseudo_label_thresholds,
-    loss_over_labels_and_tags,
 )
 from tests.federations import Traffic, federation, json_lines
 from tests.strategies.states import make_reply
@@ -178,7 +178,7 @@ def test_the_tags_of_each_missing_class_are_a_mean_of_their_own_beside_that_of_t
     nan = torch.nan
     targets = torch.tensor([[1.0, 1.0, nan], [0.0, 0.0, nan], [0.0, nan, nan], [nan, nan, 0.0]])
     weight = torch.tensor([2.0, 3.0, 1.0])
-    loss = loss_over_labels_and_tags(torch.zeros(4, 3), targets, torch.tensor([True, False, False]), weight)
+    loss = compute_label_and_tag_loss(torch.zeros(4, 3), targets, torch.tensor([True, False, False]), weight)
     labels, of_b, of_c = (2 + 1 + 1) / 3, (3 + 1) / 2, 1  # in units of ln 2
     assert float(loss) == pytest.approx(np.log(2) * (labels + of_b + of_c))
 
@@ -186,5 +186,5 @@ def test_the_tags_of_each_missing_class_are_a_mean_of_their_own_beside_that_of_t
 def test_without_any_tag_only_the_labels_count() -> None:
     targets = torch.tensor([[1.0, torch.nan], [0.0, torch.nan]])
     logits = torch.tensor([[2.0, 5.0], [-1.0, -7.0]])
-    loss = loss_over_labels_and_tags(logits, targets, torch.tensor([True, False]), None)
+    loss = compute_label_and_tag_loss(logits, targets, torch.tensor([True, False]), None)
     assert float(loss) == pytest.approx((np.log1p(np.exp(-2)) + np.log1p(np.exp(-1))) / 2, rel=1e-6)

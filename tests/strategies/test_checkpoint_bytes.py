@@ -13,7 +13,7 @@ from common.models.state import ModelState
 from strategies.engine.state import (
     _DTYPES,
     FederationState,
-    _lay_out_safetensors,
+    _serialize_as_safetensors_parts,
     deserialize_federation_state,
     serialize_federation_state,
     serialize_federation_state_parts,
@@ -31,7 +31,7 @@ def facts(tensors: dict[str, NDArray[np.generic]]) -> dict[str, object]:
 
 @given(st.dictionaries(NAMES.filter(lambda name: name != "__metadata__"), ARRAYS, max_size=5))
 def test_the_library_reads_what_was_written(tensors: dict[str, NDArray[np.generic]]) -> None:
-    read = load(b"".join(_lay_out_safetensors(tensors)))
+    read = load(b"".join(_serialize_as_safetensors_parts(tensors)))
     assert facts(read) == facts(load(save(tensors))) == facts(tensors)
 
 
@@ -61,4 +61,4 @@ def test_a_large_array_is_not_copied() -> None:
 
 def test_an_array_of_another_kind_is_an_error() -> None:
     with pytest.raises(ValueError, match="is not in list"):
-        _lay_out_safetensors({"x": np.zeros(3, complex)})
+        _serialize_as_safetensors_parts({"x": np.zeros(3, complex)})

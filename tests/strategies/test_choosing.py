@@ -14,7 +14,7 @@ from strategies.engine.state import (
     SMALL,
     TOLERATED,
     FederationState,
-    compute_regret,
+    compute_median_regret,
     deserialize_federation_state,
     is_better_model,
     record_model_validation,
@@ -142,8 +142,8 @@ def test_an_honest_course_is_judged_by_the_mean_alone(sites: int, seed: int, rou
 def test_the_regret_is_the_smallest_one_that_more_than_half_of_the_sites_stay_within() -> None:
     lowest = {"a": 0.18, "b": 0.38, "c": 0.08, "d": 0.48}  # each with 0.02 more: 0.2, 0.4, 0.1, 0.5
     losses = {"a": 0.18, "b": 0.48, "c": 0.18, "d": 0.98}  # over them: 1, 1.25, 2, 2
-    assert compute_regret(losses, lowest) == pytest.approx(2.0)
-    assert compute_regret({site: losses[site] for site in "abc"}, lowest) == pytest.approx(1.25)
+    assert compute_median_regret(losses, lowest) == pytest.approx(2.0)
+    assert compute_median_regret({site: losses[site] for site in "abc"}, lowest) == pytest.approx(1.25)
 
 
 def test_the_lowest_losses_are_of_each_site_by_itself() -> None:

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.engine.membership import FEW, count_evaluating_sites, draw_covering_sites, draw_random_names
+from strategies.engine.membership import (
+    FEW,
+    count_evaluating_sites,
+    draw_random_site_names,
+    draw_sites_covering_classes,
+)
 
 CLASSES = "abcdef"
 ANNOTATED = st.dictionaries(
@@ -28,20 +33,20 @@ Annotated = dict[str, set[str]]
 @SAMPLES
 def test_a_sample_follows_from_seed_and_sites(annotated: Annotated, size: int, seed: list[int]) -> None:
     turned = dict(reversed(annotated.items()))
-    assert draw_covering_sites(annotated, size, seed) == draw_covering_sites(turned, size, seed)
-    assert draw_random_names(annotated, size, seed) == draw_random_names(list(turned), size, seed)
+    assert draw_sites_covering_classes(annotated, size, seed) == draw_sites_covering_classes(turned, size, seed)
+    assert draw_random_site_names(annotated, size, seed) == draw_random_site_names(list(turned), size, seed)
 
 
 @SAMPLES
 def test_a_sample_has_its_size_and_no_site_twice(annotated: Annotated, size: int, seed: list[int]) -> None:
-    for sample in (draw_covering_sites(annotated, size, seed), draw_random_names(annotated, size, seed)):
+    for sample in (draw_sites_covering_classes(annotated, size, seed), draw_random_site_names(annotated, size, seed)):
         assert len(sample) == min(size, len(annotated))
         assert sample == sorted(set(sample) & set(annotated))
 
 
 @SAMPLES
 def test_each_class_is_tested_where_sites_suffice(annotated: Annotated, size: int, seed: list[int]) -> None:
-    sample, every = draw_covering_sites(annotated, size, seed), covered(annotated, list(annotated))
+    sample, every = draw_sites_covering_classes(annotated, size, seed), covered(annotated, list(annotated))
     if size >= len(every):
         assert covered(annotated, sample) == every
 
@@ -51,7 +56,7 @@ def test_a_plain_draw_that_covers_the_classes_stays_as_it_is(annotated: Annotate
     names = sorted(annotated)
     first = [names[place] for place in np.random.default_rng(seed).permutation(len(names))][:size]
     if covered(annotated, first) == covered(annotated, names):
-        assert draw_covering_sites(annotated, size, seed) == sorted(first)
+        assert draw_sites_covering_classes(annotated, size, seed) == sorted(first)
 
 
 @given(ANNOTATED, st.integers(1, 20), SEEDS, st.data())
@@ -59,10 +64,13 @@ def test_who_is_excluded_is_not_drawn_and_moves_nobody_else_from_a_sample_that_c
     annotated: Annotated, size: int, seed: list[int], data: st.DataObject
 ) -> None:
     gone = data.draw(st.sampled_from(sorted(annotated)))
-    whole, rest = draw_covering_sites(annotated, size, seed), draw_covering_sites(annotated, size, seed, {gone})
+    whole, rest = (
+        draw_sites_covering_classes(annotated, size, seed),
+        draw_sites_covering_classes(annotated, size, seed, {gone}),
+    )
     assert gone not in rest
     same = {site: {"a"} for site in annotated}
-    before, after = draw_covering_sites(same, size, seed), draw_covering_sites(same, size, seed, {gone})
+    before, after = draw_sites_covering_classes(same, size, seed), draw_sites_covering_classes(same, size, seed, {gone})
     assert set(before) - {gone} <= set(after)
     assert len(whole) - len(rest) in (0, 1)
 
@@ -71,7 +79,7 @@ def test_every_site_is_drawn_as_often_as_any_other_where_no_class_is_rare() -> N
     annotated = {f"site-{n:02d}": ("a",) for n in range(20)}
     counts = dict.fromkeys(annotated, 0)
     for server_round in range(2000):
-        for site in draw_covering_sites(annotated, 5, [7, server_round, 1]):
+        for site in draw_sites_covering_classes(annotated, 5, [7, server_round, 1]):
             counts[site] += 1
     # binomial: 2000 draws at 1/4: mean 500, standard deviation 19.4
     assert all(abs(count - 500) < 4.5 * 19.4 for count in counts.values())
@@ -79,7 +87,7 @@ def test_every_site_is_drawn_as_often_as_any_other_where_no_class_is_rare() -> N
 
 def test_the_only_owner_of_a_class_is_drawn_in_every_round() -> None:
     annotated = {f"site-{n:03d}": ("a", "b") for n in range(300)} | {"west": ("a", "rare")}
-    samples = [draw_covering_sites(annotated, 10, [7, server_round, 1]) for server_round in range(50)]
+    samples = [draw_sites_covering_classes(annotated, 10, [7, server_round, 1]) for server_round in range(50)]
     assert all("west" in sample for sample in samples)
     assert len(set(itertools.chain(*samples))) > 150  # the others change from round to round
 
@@ -94,4 +102,4 @@ def test_as_many_are_asked_as_stated_or_as_train(stated: int | None, a_round: in
 def test_the_draw_of_a_round_is_the_one_of_earlier_releases() -> None:
     names = [f"site-{n}" for n in range(9)]
     expected = sorted(np.random.default_rng([3, 4]).choice(names, 4, replace=False).tolist())
-    assert draw_random_names(names, 4, [3, 4]) == expected
+    assert draw_random_site_names(names, 4, [3, 4]) == expected

@@ -21,8 +21,8 @@ from strategies.privacy.noise import (
     _draw_exp_bernoulli_events,
     _try_discrete_gaussian,
     draw_discrete_gaussian,
-    make_secret_noise,
-    make_seeded_noise,
+    make_secret_noise_source,
+    make_seeded_noise_source,
 )
 
 SIGMA = 2**SCALE_BITS
@@ -56,7 +56,7 @@ class Choices(SecretBitStream):
             raise Undecided
         return option
 
-    def draw_words(self, count: int) -> NDArray[np.uint64]:
+    def draw_random_integers(self, count: int) -> NDArray[np.uint64]:
         """All that the sampler looks at in a word: its highest bits, and the lowest."""
         assert count == 1
         option = self._next([Fraction(1, 2 << self._top_bits)] * (2 << self._top_bits))
@@ -135,7 +135,7 @@ def test_at_the_scale_in_use_it_is_a_gaussian_on_every_place_of_the_grid() -> No
 
 
 def test_draws_of_images_are_independent_with_their_rate() -> None:
-    noise, draws = make_seeded_noise(5), np.zeros(1000)
+    noise, draws = make_seeded_noise_source(5), np.zeros(1000)
     for _ in range(400):
         draws[noise.draw_poisson_sample(1000, 0.3).numpy()] += 1
     assert stats.binomtest(int(draws.sum()), 400_000, 0.3).pvalue > 1e-4
@@ -149,7 +149,7 @@ def test_the_stream_is_aes_256_in_counter_mode() -> None:
     encryptor = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
     blocks = b"".join(encryptor.update(number.to_bytes(16, "big")) for number in range(10))
     stream = SecretBitStream(key)
-    parts = [stream.draw_words(1), stream.draw_words(5), stream.draw_words(14)]
+    parts = [stream.draw_random_integers(1), stream.draw_random_integers(5), stream.draw_random_integers(14)]
     assert b"".join(part.astype("<u8").tobytes() for part in parts) == blocks
 
 
@@ -170,7 +170,7 @@ def test_a_hospitals_key_is_256_bits_of_the_system(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(noise_module.secrets, "token_bytes", recorded)
     zero = draw_discrete_gaussian(4, SecretBitStream(bytes(32)))
-    assert make_secret_noise().draw_gaussian_steps((4,)).tolist() == zero.tolist()
+    assert make_secret_noise_source().draw_discrete_gaussian_noise((4,)).tolist() == zero.tolist()
     assert lengths == [32]
 
 
@@ -184,7 +184,7 @@ def test_trying_the_seeds_of_the_generator_of_torch_finds_no_noise(low: int, mon
     monkeypatch.setattr(noise_module.secrets, "randbits", nearly_known)
     monkeypatch.setattr(noise_module.secrets, "token_bytes", lambda number: nearly_known(8 * number).to_bytes(number))
     released = NoiseQuantizationGrid(1.0, 1.0).add_noise_to_sum(
-        torch.zeros(2000, dtype=torch.float64), make_secret_noise()
+        torch.zeros(2000, dtype=torch.float64), make_secret_noise_source()
     )
     for seed in range(200):
         generator = torch.Generator().manual_seed(seed)
@@ -197,11 +197,11 @@ def test_trying_the_seeds_of_the_generator_of_torch_finds_no_noise(low: int, mon
 def test_what_is_released_has_the_deviation_asked_for_and_lies_on_the_grid(deviation: float) -> None:
     grid = NoiseQuantizationGrid(deviation, 1.0)
     zeros = torch.zeros(200_000, dtype=torch.float64)
-    released = grid.add_noise_to_sum(zeros, make_seeded_noise(1)).numpy()
+    released = grid.add_noise_to_sum(zeros, make_seeded_noise_source(1)).numpy()
     assert released.std() == pytest.approx(deviation, rel=0.01)
     assert abs(released.mean()) < 5 * deviation / released.size**0.5
-    steps = (zeros + make_seeded_noise(1).draw_gaussian_steps(zeros.shape)).numpy()
+    steps = (zeros + make_seeded_noise_source(1).draw_discrete_gaussian_noise(zeros.shape)).numpy()
     np.testing.assert_array_equal(released, (steps * grid.step_size).astype(np.float32))
     assert (steps == np.round(steps)).all()
-    faint = NoiseQuantizationGrid(1e-9, 1.0).add_noise_to_sum(zeros[:1000], make_seeded_noise(1))
+    faint = NoiseQuantizationGrid(1e-9, 1.0).add_noise_to_sum(zeros[:1000], make_seeded_noise_source(1))
     assert faint.numpy().std() > 1e-9  # no less than asked

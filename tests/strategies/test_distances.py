@@ -8,7 +8,7 @@ from common.wire.records import ModelGroups
 from strategies.aggregation import robust
 from strategies.aggregation.robust import (
     compute_distances_between_models,
-    compute_distances_from_mean,
+    compute_distances_from_mean_model,
     compute_update_inner_products,
 )
 
@@ -40,7 +40,7 @@ def test_distances_are_those_of_the_models_themselves() -> None:
     products = compute_update_inner_products([ModelGroups(model.astype(np.float32)) for model in models])
     mean = (weights[:, None] * models).sum(axis=0) / weights.sum()
     np.testing.assert_allclose(
-        compute_distances_from_mean(products, weights), np.linalg.norm(models - mean, axis=1), rtol=1e-5
+        compute_distances_from_mean_model(products, weights), np.linalg.norm(models - mean, axis=1), rtol=1e-5
     )
     by_hand = [[np.linalg.norm(model - other) for other in models] for model in models]
     np.testing.assert_allclose(compute_distances_between_models(products), by_hand, rtol=1e-5, atol=1e-6)
@@ -49,4 +49,4 @@ def test_distances_are_those_of_the_models_themselves() -> None:
 def test_equal_models_are_at_no_distance() -> None:
     products = compute_update_inner_products([update(0.1, 0.2, 0.3, 0.4, 0.5)] * 3)
     assert (compute_distances_between_models(products) < 1e-7).all()
-    assert (compute_distances_from_mean(products, np.array([1.0, 2.0, 3.0])) < 1e-7).all()
+    assert (compute_distances_from_mean_model(products, np.array([1.0, 2.0, 3.0])) < 1e-7).all()

@@ -17,10 +17,10 @@ from strategies.local.objective import update_teacher_average
 from strategies.methods.base import RoundContext
 from strategies.methods.fedirm import (
     FedIRM,
-    average_relations,
+    average_class_relations,
     compute_log_relations,
     compute_relation_divergence,
-    compute_unlabelled_weight,
+    compute_unlabelled_loss_weight,
     copy_as_dropout_teacher,
     mask_confident_positives,
 )
@@ -85,13 +85,13 @@ def test_relations_are_averaged_over_who_tells_them_and_what_is_none_is_left_out
         "south": np.array([[0.5, 0.5], [0.2, 0.8], [NAN, NAN]]),
         "west": np.array([[2.0, -1.0], [0.7, 0.7], [NAN, NAN]]),
     }
-    np.testing.assert_allclose(average_relations(relations), [[0.7, 0.3], [0.2, 0.8], [NAN, NAN]])
+    np.testing.assert_allclose(average_class_relations(relations), [[0.7, 0.3], [0.2, 0.8], [NAN, NAN]])
 
 
 def test_the_unlabelled_terms_weight_ramps_up_as_a_gaussian() -> None:
-    shares = [compute_unlabelled_weight(rounds, 30) for rounds in (0, 15, 30, 99)]
+    shares = [compute_unlabelled_loss_weight(rounds, 30) for rounds in (0, 15, 30, 99)]
     np.testing.assert_allclose(shares, [math.exp(-5), math.exp(-1.25), 1.0, 1.0])
-    assert compute_unlabelled_weight(0, 0) == 1.0
+    assert compute_unlabelled_loss_weight(0, 0) == 1.0
 
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8, dropout=0.5)

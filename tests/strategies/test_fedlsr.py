@@ -17,7 +17,12 @@ from common.wire.records import NO_ARRAYS
 from strategies.local.losses import partial_loss
 from strategies.local.objective import ClientContext, LabelledExamples
 from strategies.local.training import MiniBatch
-from strategies.methods.fedlsr import compute_distance_weight, jensen_shannon_divergence, mean_entropy, mix_predictions
+from strategies.methods.fedlsr import (
+    compute_mean_prediction_entropy,
+    compute_view_distance_weight,
+    jensen_shannon_divergence,
+    mix_view_predictions,
+)
 from strategies.registry import build_strategy
 
 NAN = math.nan
@@ -31,14 +36,14 @@ def logits(*probabilities: float) -> torch.Tensor:
 
 def test_the_mixture_is_one_of_probabilities() -> None:
     # .25 * .8 + .75 * .4 = .5; .25 * .1 + .75 * .3 = .25
-    mixture = mix_predictions(logits(0.8, 0.1), logits(0.4, 0.3), torch.tensor(0.25, dtype=torch.float64))
+    mixture = mix_view_predictions(logits(0.8, 0.1), logits(0.4, 0.3), torch.tensor(0.25, dtype=torch.float64))
     np.testing.assert_allclose(mixture.sigmoid(), [0.5, 0.25])
 
 
 @given(some_logits, some_logits, shares)
 def test_a_mixture_and_its_gradient_are_finite_and_between_both(first: float, second: float, share: float) -> None:
     views = [torch.tensor(view, dtype=torch.float64, requires_grad=True) for view in (first, second)]
-    mixture = mix_predictions(*views, torch.tensor(share, dtype=torch.float64))
+    mixture = mix_view_predictions(*views, torch.tensor(share, dtype=torch.float64))
     mixture.backward()
     assert min(first, second) - 1e-9 <= float(mixture.detach()) <= max(first, second) + 1e-9
     assert all(view.grad is not None and view.grad.isfinite() for view in views)
@@ -59,7 +64,10 @@ def test_the_distance_is_the_mean_divergence_from_the_middle() -> None:
 @given(some_logits, some_logits)
 def test_the_distance_is_the_same_both_ways_and_at_most_ln_2(first: float, second: float) -> None:
     views = torch.tensor([[first]], dtype=torch.float64), torch.tensor([[second]], dtype=torch.float64)
-    there, back = float(jensen_shannon_divergence(*views)), float(jensen_shannon_divergence(*views[::-1]))
+    there, back = (
+        float(jensen_shannon_divergence(*views)),
+        float(jensen_shannon_divergence(*views[::-1])),
+    )
     assert there == pytest.approx(back, abs=1e-12)
     assert -1e-12 <= there <= math.log(2) + 1e-12
     assert float(jensen_shannon_divergence(views[0], views[0])) == pytest.approx(0, abs=1e-12)
@@ -68,12 +76,12 @@ def test_the_distance_is_the_same_both_ways_and_at_most_ln_2(first: float, secon
 def test_the_entropy_is_ln_2_where_nothing_is_known() -> None:
     # .9: -.9 ln .9 - .1 ln .1
     sure = -0.9 * math.log(0.9) - 0.1 * math.log(0.1)
-    assert float(mean_entropy(logits(0.5, 0.9))) == pytest.approx((math.log(2) + sure) / 2)
+    assert float(compute_mean_prediction_entropy(logits(0.5, 0.9))) == pytest.approx((math.log(2) + sure) / 2)
 
 
 def test_the_distances_weight_grows_evenly_from_nothing_and_then_stays() -> None:
-    assert [compute_distance_weight(rounds, 4) for rounds in (0, 1, 3, 4, 9)] == [0.0, 0.25, 0.75, 1.0, 1.0]
-    assert compute_distance_weight(0, 0) == 1.0
+    assert [compute_view_distance_weight(rounds, 4) for rounds in (0, 1, 3, 4, 9)] == [0.0, 0.25, 0.75, 1.0, 1.0]
+    assert compute_view_distance_weight(0, 0) == 1.0
 
 
 TINY = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
@@ -104,7 +112,7 @@ def objective_at(
 
 def test_of_two_equal_views_only_sharpening_and_entropy_are_left() -> None:
     value, plain, batch = objective_at(99, unchanged, entropy_weight=0.6, balanced=False)
-    expected = partial_loss(plain / 0.5, batch.labels, batch.annotated) + 0.6 * mean_entropy(plain)
+    expected = partial_loss(plain / 0.5, batch.labels, batch.annotated) + 0.6 * compute_mean_prediction_entropy(plain)
     assert value == pytest.approx(float(expected), rel=1e-5)
 
 

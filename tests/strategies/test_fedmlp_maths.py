@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from strategies.local.losses import partial_loss
 from strategies.methods.fedmlp import (
     Rounding,
-    average_known_entries,
+    average_without_nan,
     compute_class_difficulty,
+    compute_class_prototypes,
+    compute_first_stage_loss,
     compute_logit_adjustment,
     compute_pairwise_cosines,
-    compute_positive_prior,
+    compute_positive_class_shares,
     compute_prototype_margins,
-    compute_prototypes,
-    compute_share_to_tag,
+    compute_second_stage_loss,
+    compute_share_of_images_to_tag,
     compute_squared_probability_differences,
-    consistency_loss,
+    compute_supervised_loss,
+    compute_teacher_consistency_loss,
     cross_entropy_per_entry,
-    first_stage_loss,
-    second_stage_loss,
-    supervised_loss,
     tag_surest_images,
 )
 from tests.federations import read_vectors
@@ -47,7 +47,7 @@ def wpc() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The vector's logits and targets, both of the active classes only, and their adjustment."""
     vector = VECTOR["wpc"]
     active = vector["active"]
-    prior = compute_positive_prior(np.array(vector["class_pos_counts_local"])[active], vector["N_k"])
+    prior = compute_positive_class_shares(np.array(vector["class_pos_counts_local"])[active], vector["N_k"])
     np.testing.assert_allclose(prior, np.array(vector["pi_pos"])[active])
     logits = torch.logit(torch.tensor(vector["prob"], dtype=torch.float64)[:, active])
     return (
@@ -78,7 +78,7 @@ def test_adjusted_probabilities_and_both_cross_entropies_are_the_authors() -> No
 def test_the_supervised_loss_is_the_authors_and_the_papers_is_it_by_annotated_over_all_classes() -> None:
     logits, targets, adjusting = wpc()
     vector = VECTOR["wpc"]
-    loss = float(supervised_loss([logits], targets, adjusting))
+    loss = float(compute_supervised_loss([logits], targets, adjusting))
     paper = loss * len(vector["active"]) / len(vector["y"][0])
     assert loss == pytest.approx(vector["loss_code_1_over_AC_mean_over_batch"], rel=1e-5)
     assert paper == pytest.approx(vector["loss_paper_1_over_C_mean_over_batch"], rel=1e-5)
@@ -94,7 +94,7 @@ def test_adding_to_the_logit_is_the_papers_adjusted_probability(logit: float, pr
 
 def test_a_class_never_or_always_seen_is_taken_as_half_an_image_away() -> None:
     # 10 images: 0 -> 1/20, 10 -> 19/20, whose odds are 1 to 19 and 19 to 1
-    prior = compute_positive_prior([0, 10, 4], 10)
+    prior = compute_positive_class_shares([0, 10, 4], 10)
     np.testing.assert_allclose(prior, [0.05, 0.95, 0.4])
     np.testing.assert_allclose(compute_logit_adjustment(prior), [-math.log(19), math.log(19), math.log(2 / 3)])
 
@@ -112,8 +112,8 @@ def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Te
 def test_without_adjustment_and_teacher_both_stages_are_the_partial_loss(seed: int) -> None:
     student, _, targets, annotated = batch(seed)
     partial = pytest.approx(float(partial_loss(student, targets, annotated)), rel=1e-12)
-    assert float(first_stage_loss([student], None, targets, annotated, None)) == partial
-    assert float(second_stage_loss(student, None, targets, annotated, None)) == partial
+    assert float(compute_first_stage_loss([student], None, targets, annotated, None)) == partial
+    assert float(compute_second_stage_loss(student, None, targets, annotated, None)) == partial
 
 
 @given(seeds)
@@ -121,7 +121,7 @@ def test_two_equal_views_count_as_one_and_the_order_of_views_does_not_matter(see
     student, teacher, targets, annotated = batch(seed)
 
     def loss(students: list[torch.Tensor], teachers: list[torch.Tensor]) -> torch.Tensor:
-        return first_stage_loss(students, teachers, targets, annotated, None)
+        return compute_first_stage_loss(students, teachers, targets, annotated, None)
 
     torch.testing.assert_close(loss([student] * 2, [teacher] * 2), loss([student], [teacher]))
     forth, back = [student, teacher], [teacher, student * 2]
@@ -132,8 +132,10 @@ def test_consistency_is_the_mean_square_over_classes_without_labels() -> None:
     # Probabilities; class a annotated. b: (.9 - .4)^2 = .25, (.2 - .3)^2 = .01; mean .13
     student = torch.tensor([[0.1, 0.9], [0.6, 0.2]], dtype=torch.float64).logit()
     teacher = torch.tensor([[0.8, 0.4], [0.5, 0.3]], dtype=torch.float64).logit()
-    assert float(consistency_loss([student], [teacher], torch.tensor([True, False]))) == pytest.approx(0.13)
-    assert float(consistency_loss([student], [teacher], torch.tensor([True, True]))) == 0.0
+    assert float(compute_teacher_consistency_loss([student], [teacher], torch.tensor([True, False]))) == pytest.approx(
+        0.13
+    )
+    assert float(compute_teacher_consistency_loss([student], [teacher], torch.tensor([True, True]))) == 0.0
 
 
 def test_the_second_stage_weighs_every_entry_the_same_and_leaves_the_unknown_out_of_its_sum() -> None:
@@ -142,9 +144,9 @@ def test_the_second_stage_weighs_every_entry_the_same_and_leaves_the_unknown_out
     teacher = torch.tensor([[0.1, 0.2], [0.9, 0.4]], dtype=torch.float64).logit()
     targets = torch.tensor([[1.0, 0.0], [NAN, NAN]], dtype=torch.float64)
     annotated = torch.tensor([True, False])
-    full = second_stage_loss(student, teacher, targets, annotated, torch.zeros(2))
+    full = compute_second_stage_loss(student, teacher, targets, annotated, torch.zeros(2))
     assert float(full) == pytest.approx((-math.log(0.8) - math.log(0.5) + 0.09) / 4)
-    alone = second_stage_loss(student, None, targets, annotated, None)
+    alone = compute_second_stage_loss(student, None, targets, annotated, None)
     assert float(alone) == pytest.approx((-math.log(0.8) - math.log(0.5)) / 2)
 
 
@@ -152,8 +154,8 @@ def test_the_second_stage_weighs_every_entry_the_same_and_leaves_the_unknown_out
 def test_the_teacher_gets_no_gradient_and_unknown_entries_give_none(seed: int) -> None:
     student, teacher, targets, annotated = batch(seed)
     student.requires_grad_(), teacher.requires_grad_()
-    loss = first_stage_loss([student], [teacher], targets, annotated, None)
-    loss = loss + second_stage_loss(student, teacher, targets, annotated, None)
+    loss = compute_first_stage_loss([student], [teacher], targets, annotated, None)
+    loss = loss + compute_second_stage_loss(student, teacher, targets, annotated, None)
     loss.backward()
     assert teacher.grad is None
     assert student.grad.isfinite().all()
@@ -164,8 +166,8 @@ def test_the_teacher_gets_no_gradient_and_unknown_entries_give_none(seed: int) -
 def test_a_student_that_is_its_teacher_is_consistent(seed: int) -> None:
     student, _, targets, annotated = batch(seed)
     assert float(compute_squared_probability_differences(student, student).sum()) == 0.0
-    loss = first_stage_loss([student], [student], targets, annotated, None)
-    torch.testing.assert_close(loss, supervised_loss([student], targets, None))
+    loss = compute_first_stage_loss([student], [student], targets, annotated, None)
+    torch.testing.assert_close(loss, compute_supervised_loss([student], targets, None))
 
 
 # --- prototypes and difficulty ---
@@ -176,7 +178,7 @@ def test_local_prototypes_and_difficulty_are_the_authors() -> None:
     vector = VECTOR["local_prototypes_and_difficulty"]
     labels = np.array(vector["y_true"], float)
     labels[:, vector["negative"]] = NAN
-    prototypes = compute_prototypes(np.array(vector["features"]), labels)
+    prototypes = compute_class_prototypes(np.array(vector["features"]), labels)
     expected = np.array(vector["expected_prototypes_rows_2c_and_2c+1"]).reshape(3, 2, 4)
     expected[vector["negative"]] = NAN  # the authors' zeros
     np.testing.assert_allclose(prototypes, expected, rtol=1e-5, atol=ROUNDED)
@@ -202,8 +204,8 @@ def sizes(vector: dict[str, Any]) -> dict[str, float]:
 def test_global_prototypes_are_the_authors_weighted_and_the_papers_uniform() -> None:
     vector = VECTOR["proto_aggregation"]
     local = by_site(np.array(vector["local"]).reshape(4, 3, 2, 2), vector["owners_S"])
-    weighted = average_known_entries(local, sizes(vector)).reshape(6, 2)
-    uniform = average_known_entries(local, dict.fromkeys(local, 1.0)).reshape(6, 2)
+    weighted = average_without_nan(local, sizes(vector)).reshape(6, 2)
+    uniform = average_without_nan(local, dict.fromkeys(local, 1.0)).reshape(6, 2)
     np.testing.assert_allclose(weighted, vector["expected_code_sample_weighted"], rtol=1e-5)
     np.testing.assert_allclose(uniform, vector["expected_paper_uniform_eq6"], rtol=1e-5)
 
@@ -214,14 +216,14 @@ def test_global_difficulty_is_the_authors_over_the_sites_that_lack_the_class() -
     local = by_site(np.array(vector["d_local"]), vector["clients_missing_class"])
     assert vector["expected_code"][2] == 1.0  # every site labels it: the authors' code counts no difficulty there
     expected = [*vector["expected_code"][:2], NAN]
-    np.testing.assert_allclose(average_known_entries(local, sizes(vector)), expected, rtol=1e-5)
+    np.testing.assert_allclose(average_without_nan(local, sizes(vector)), expected, rtol=1e-5)
 
 
 def test_unknown_labels_belong_to_neither_prototype_and_a_sign_never_seen_has_none() -> None:
     # Class a: negative (1, 2), positives (3, -4) and (-5, 0) -> (-1, -2); class b: positive (1, 2) alone.
     features = np.array([[1, 2], [3, -4], [-5, 0], [9, 9]], np.float32)
     labels = np.array([[0, 1], [1, NAN], [1, NAN], [NAN, NAN]])
-    prototypes = compute_prototypes(features, labels)
+    prototypes = compute_class_prototypes(features, labels)
     np.testing.assert_array_equal(prototypes, [[[1, 2], [-1, -2]], [[NAN, NAN], [1, 2]]])
 
 
@@ -229,7 +231,7 @@ def test_an_empty_prototype_is_left_out_of_the_mean_and_nobodys_stays_empty() ->
     # Negative: (10 * 2 + 30 * -6) / 40 = -4; positive: north alone; class b: nobody
     north = np.array([[[2.0], [5.0]], [[NAN], [NAN]]])
     south = np.array([[[-6.0], [NAN]], [[NAN], [NAN]]])
-    mean = average_known_entries({"north": north, "south": south}, {"north": 10, "south": 30})
+    mean = average_without_nan({"north": north, "south": south}, {"north": 10, "south": 30})
     np.testing.assert_array_equal(mean, [[[-4], [5]], [[NAN], [NAN]]])
 
 
@@ -238,8 +240,8 @@ def test_prototypes_do_not_depend_on_the_order_of_images(seed: int) -> None:
     rng = np.random.default_rng(seed)
     features, labels = rng.normal(size=(30, 3)), rng.choice([0.0, 1.0, NAN], (30, 4))
     shuffled = rng.permutation(30)
-    again = compute_prototypes(features[shuffled], labels[shuffled])
-    np.testing.assert_allclose(again, compute_prototypes(features, labels), rtol=1e-12, atol=1e-12)
+    again = compute_class_prototypes(features[shuffled], labels[shuffled])
+    np.testing.assert_allclose(again, compute_class_prototypes(features, labels), rtol=1e-12, atol=1e-12)
 
 
 @given(seeds)
@@ -248,7 +250,7 @@ def test_means_over_sites_do_not_depend_on_who_answered_first_to_the_bit(seed: i
     local = {f"site {k}": rng.choice([NAN, *rng.normal(size=4)], (3, 2, 2)) for k in range(5)}
     weights = {site: float(rng.integers(1, 99)) for site in local}
     backwards = dict(reversed(local.items()))
-    np.testing.assert_array_equal(average_known_entries(backwards, weights), average_known_entries(local, weights))
+    np.testing.assert_array_equal(average_without_nan(backwards, weights), average_without_nan(local, weights))
 
 
 @given(seeds)
@@ -256,7 +258,7 @@ def test_two_sites_equal_prototypes_are_the_global_ones(seed: int) -> None:
     rng = np.random.default_rng(seed)
     own = rng.normal(size=(3, 2, 4))
     weights = {"north": float(rng.integers(1, 99)), "south": float(rng.integers(1, 99))}
-    np.testing.assert_allclose(average_known_entries({"north": own, "south": own}, weights), own, rtol=1e-12)
+    np.testing.assert_allclose(average_without_nan({"north": own, "south": own}, weights), own, rtol=1e-12)
 
 
 def test_difficulty_is_the_share_of_images_outside_the_bounds_which_themselves_are_inside() -> None:
@@ -350,7 +352,7 @@ def test_rounding_up_tags_at_least_one_and_never_more_than_there_are(images: int
     [(0.6, 0.005, 0.003), (0.8, 2.0, 1.0), (-0.5, 0.2, 0.0), (0.25, 0.2, 0.05), (1e30, 0.2, 1.0)],
 )
 def test_the_share_tagged_is_difficulty_times_rate(difficulty: float, rate: float, share: float) -> None:
-    assert compute_share_to_tag(difficulty, rate) == pytest.approx(share)
+    assert compute_share_of_images_to_tag(difficulty, rate) == pytest.approx(share)
 
 
 @authors

@@ -15,10 +15,10 @@ from strategies.methods.fednoro import (
     FedNoRoParameters,
     compute_distillation_divergence,
     compute_distillation_weight,
-    compute_loss_indicators,
+    compute_mean_loss_by_label,
     find_noisy_sites,
     lower_noisy_site_weights,
-    scale_over_sites,
+    scale_values_over_sites,
 )
 from tests.federations import Traffic, federation
 from tests.strategies.states import make_reply
@@ -39,14 +39,14 @@ def test_indicators_are_mean_losses_of_what_is_labelled_negative_and_positive() 
     # log(1 + e^z) for a negative of logit z, log(1 + e^-z) for a positive.
     logits = np.array([[0.0, 2.0], [1.0, -1.0], [-2.0, 3.0]])
     labels = np.array([[0.0, NAN], [1.0, 0.0], [0.0, 0.0]])
-    indicators = compute_loss_indicators(logits, labels)
+    indicators = compute_mean_loss_by_label(logits, labels)
     first = [(np.log(2) + np.log1p(np.exp(-2.0))) / 2, np.log1p(np.exp(-1.0))]
     second = [(np.log1p(np.exp(-1.0)) + np.log1p(np.exp(3.0))) / 2, NAN]
     np.testing.assert_allclose(indicators, [first, second])
 
 
 def test_indicators_are_scaled_over_sites_and_who_has_none_is_the_lowest() -> None:
-    scaled = scale_over_sites(np.array([[1.0, NAN, 5.0, NAN], [3.0, 2.0, 5.0, NAN], [2.0, 6.0, 5.0, NAN]]))
+    scaled = scale_values_over_sites(np.array([[1.0, NAN, 5.0, NAN], [3.0, 2.0, 5.0, NAN], [2.0, 6.0, 5.0, NAN]]))
     np.testing.assert_allclose(scaled, [[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.5, 1.0, 0.0, 0.0]])
 
 

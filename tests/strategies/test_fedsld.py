@@ -13,20 +13,20 @@ from common.contract import LabelContract
 from common.errors import BadInput
 from common.models.zoo.spec import Task
 from common.wire.records import NO_ARRAYS, UNKNOWN_COUNT, RollCallAnswer
-from strategies.local.losses import partial_loss, softmax_over_all_loss
+from strategies.local.losses import partial_loss, softmax_loss_over_all_classes
 from strategies.methods.base import RoundContext
 from strategies.methods.fedsld import (
     collect_label_counts,
+    compute_batch_class_weights,
+    compute_batch_image_weights,
     compute_expected_label_weight,
+    compute_label_entry_weights,
     compute_label_prior,
     compute_mean_label_weight,
-    compute_site_prior,
-    find_uncounted_class_faults,
-    weigh_classes,
-    weigh_images,
-    weigh_label_entries,
-    weighted_binary_cross_entropy,
-    weighted_cross_entropy,
+    compute_site_label_prior,
+    compute_weighted_binary_loss,
+    compute_weighted_cross_entropy,
+    find_uncounted_label_faults,
 )
 from tests.federations import federation, json_lines, read_vectors
 from tests.strategies.few_images import FEW
@@ -47,7 +47,7 @@ def test_the_prior_and_the_weights_of_a_batch_of_one_class_are_the_vectors() -> 
     images = np.repeat(counts.sum(axis=1, keepdims=True), counts.shape[1], axis=1)
     np.testing.assert_allclose(compute_label_prior(counts, images), vector["expected_prior"], rtol=1e-5, atol=1e-7)
     vector = VECTOR["one_class_batch"]
-    weights = weigh_images(one_hot(vector["y"], 4), torch.tensor(vector["prior"]))
+    weights = compute_batch_image_weights(one_hot(vector["y"], 4), torch.tensor(vector["prior"]))
     np.testing.assert_allclose(weights, [vector["expected_weight_each"]] * 3, rtol=1e-5)
 
 
@@ -57,16 +57,22 @@ def test_weights_losses_and_gradient_are_the_vectors() -> None:
     logits = torch.tensor(vector["logits"], dtype=torch.float64, requires_grad=True)
     prior = torch.tensor(vector["prior"], dtype=torch.float64)
     labels = one_hot(vector["y"], len(prior)).double()
-    np.testing.assert_allclose(weigh_classes(labels, prior), vector["class_weight_pb_over_prior"], rtol=1e-5)
-    np.testing.assert_allclose(weigh_images(labels, prior), vector["sample_weight"], rtol=1e-5)
-    losses = {r: weighted_cross_entropy(logits, labels, prior, r) for r in ("sum", "sum_over_batch", "weighted_mean")}
+    np.testing.assert_allclose(
+        compute_batch_class_weights(labels, prior), vector["class_weight_pb_over_prior"], rtol=1e-5
+    )
+    np.testing.assert_allclose(compute_batch_image_weights(labels, prior), vector["sample_weight"], rtol=1e-5)
+    losses = {
+        r: compute_weighted_cross_entropy(logits, labels, prior, r) for r in ("sum", "sum_over_batch", "weighted_mean")
+    }
     values = {reduction: float(loss.detach()) for reduction, loss in losses.items()}
     assert values["sum"] == pytest.approx(vector["expected_sum_eq3"], rel=1e-5)
     assert values["sum_over_batch"] == pytest.approx(vector["expected_mean_over_B"], rel=1e-5)
     assert values["weighted_mean"] == pytest.approx(vector["expected_torch_weighted_mean"], rel=1e-5)
     losses["sum"].backward()
     np.testing.assert_allclose(logits.grad, vector["grad_logits_sum_eq3"], rtol=1e-4, atol=1e-6)
-    assert float(weigh_images(labels, prior).mean()) == pytest.approx(vector["chi2_factor_sum_pb2_over_prior"])
+    assert float(compute_batch_image_weights(labels, prior).mean()) == pytest.approx(
+        vector["chi2_factor_sum_pb2_over_prior"]
+    )
     shares = np.array(vector["p_b"])
     assert compute_expected_label_weight(shares, prior.numpy()) == pytest.approx(
         vector["chi2_factor_sum_pb2_over_prior"]
@@ -75,29 +81,33 @@ def test_weights_losses_and_gradient_are_the_vectors() -> None:
 
 def test_a_batch_that_is_like_the_federation_weighs_every_image_one() -> None:
     labels = one_hot([0] * 5 + [1] * 3 + [2] * 2, 3)
-    torch.testing.assert_close(weigh_images(labels, UNEVEN), torch.ones(10))
+    torch.testing.assert_close(compute_batch_image_weights(labels, UNEVEN), torch.ones(10))
     logits = torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
-    plain = softmax_over_all_loss(logits, labels, torch.ones(3, dtype=torch.bool))
-    torch.testing.assert_close(weighted_cross_entropy(logits, labels, UNEVEN, "sum_over_batch"), plain)
+    plain = softmax_loss_over_all_classes(logits, labels, torch.ones(3, dtype=torch.bool))
+    torch.testing.assert_close(compute_weighted_cross_entropy(logits, labels, UNEVEN, "sum_over_batch"), plain)
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40))
 def test_the_mean_weight_is_never_below_one(classes: list[int]) -> None:
-    assert float(weigh_images(one_hot(classes, 3), UNEVEN).mean()) >= 1 - 1e-5
+    assert float(compute_batch_image_weights(one_hot(classes, 3), UNEVEN).mean()) >= 1 - 1e-5
 
 
 def test_an_image_of_unknown_class_weighs_nothing_and_is_not_counted() -> None:
     labels = torch.cat([one_hot([0, 0, 1, 2], 3), torch.full((2, 3), torch.nan)])
-    torch.testing.assert_close(weigh_images(labels, UNEVEN), torch.tensor([1.0, 1.0, 0.25 / 0.3, 0.25 / 0.2, 0, 0]))
+    torch.testing.assert_close(
+        compute_batch_image_weights(labels, UNEVEN), torch.tensor([1.0, 1.0, 0.25 / 0.3, 0.25 / 0.2, 0, 0])
+    )
     logits = torch.zeros(6, 3)
     expected = (2 * 1 + 0.25 / 0.3 + 0.25 / 0.2) / 4 * np.log(3)
-    assert float(weighted_cross_entropy(logits, labels, UNEVEN, "sum_over_batch")) == pytest.approx(expected, rel=1e-5)
+    assert float(compute_weighted_cross_entropy(logits, labels, UNEVEN, "sum_over_batch")) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_in_a_multi_label_task_presence_and_absence_are_weighed_class_by_class() -> None:
     labels = torch.tensor([[1.0, torch.nan], [0.0, 1.0], [0.0, torch.nan], [0.0, torch.nan]])
     # class 0: 1 of 4 present against a prior of 0.1, 3 of 4 absent against 0.9; class 1: all that is known is present
-    weights = weigh_label_entries(labels, torch.tensor([0.1, 0.5]))
+    weights = compute_label_entry_weights(labels, torch.tensor([0.1, 0.5]))
     torch.testing.assert_close(weights, torch.tensor([[2.5, 0], [0.75 / 0.9, 2], [0.75 / 0.9, 0], [0.75 / 0.9, 0]]))
 
 
@@ -106,7 +116,7 @@ def test_a_multi_label_batch_that_is_like_the_federation_has_the_plain_loss() ->
     logits = torch.tensor([[0.5, -1.0], [2.0, 0.25], [-0.75, 3.0], [1.0, 0.0]])
     prior = torch.tensor([0.25, 2 / 3])
     plain = partial_loss(logits, labels, torch.ones(2, dtype=torch.bool))
-    torch.testing.assert_close(weighted_binary_cross_entropy(logits, labels, prior, "sum_over_batch"), plain)
+    torch.testing.assert_close(compute_weighted_binary_loss(logits, labels, prior, "sum_over_batch"), plain)
 
 
 def context(task: Task, **sites: tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]) -> RoundContext:
@@ -121,7 +131,7 @@ def context(task: Task, **sites: tuple[tuple[str, ...], tuple[int, ...], tuple[i
 
 
 def prior_for(counted: RoundContext, site: str) -> np.ndarray:
-    return compute_site_prior(counted, compute_label_prior(*collect_label_counts(counted)), site)
+    return compute_site_label_prior(counted, compute_label_prior(*collect_label_counts(counted)), site)
 
 
 def test_an_unknown_count_is_left_out_and_is_not_zero() -> None:
@@ -139,13 +149,13 @@ def test_the_prior_of_a_site_runs_over_its_own_classes() -> None:
 
 def test_a_class_that_nobody_counts_or_that_is_kept_where_others_have_none_stops_the_run_with_what_to_do() -> None:
     north = (("a", "b"), (3, UNKNOWN_COUNT), (7, UNKNOWN_COUNT))
-    (fault,) = find_uncounted_class_faults(context("multi_label", north=north, south=(("b",), (), ())))
+    (fault,) = find_uncounted_label_faults(context("multi_label", north=north, south=(("b",), (), ())))
     assert '"b"' in fault.problem
     assert "label_counts = true under [policy]" in fault.remedy
     assert "smallest_count" in fault.remedy
     # else the images of the site that keeps its counts would weigh nothing
     counted = context("multi_label", north=(("a",), (0,), (10,)), south=(("a",), (UNKNOWN_COUNT,), (UNKNOWN_COUNT,)))
-    assert [fault.where for fault in find_uncounted_class_faults(counted)] == ["run.method"]
+    assert [fault.where for fault in find_uncounted_label_faults(counted)] == ["run.method"]
 
 
 def test_in_a_multi_class_task_the_counts_that_a_site_keeps_share_what_is_left_of_its_images() -> None:
@@ -154,7 +164,7 @@ def test_in_a_multi_class_task_the_counts_that_a_site_keeps_share_what_is_left_o
     counted = context("multi_class", north=north, south=south)
     # north: 60 of 90 counted, 15 each left
     np.testing.assert_allclose(prior_for(counted, "north"), [60 / 100, 19 / 100, 21 / 100], rtol=1e-6)
-    assert find_uncounted_class_faults(counted) == []
+    assert find_uncounted_label_faults(counted) == []
 
 
 def test_the_controls_factor_is_the_mean_over_sites_by_images_without_those_that_have_no_label() -> None:

@@ -16,14 +16,14 @@ from strategies.local.objective import LabelledExamples, plain
 from strategies.local.training import FrozenNetworkParts, TrainingTask
 from strategies.privacy.gradients import PrivateEpochTrainer, sum_clipped_gradients
 from strategies.privacy.image_gradients import (
-    check_images_independent,
-    check_state_constant,
-    pop_image_gradients,
-    record_image_gradients,
+    check_image_gradients_separate,
+    check_network_state_constant,
+    pop_per_image_gradients,
+    record_per_image_gradients,
     refuse_plan_on_error,
-    replace_dropout,
+    replace_dropout_layers,
 )
-from strategies.privacy.noise import NoiseQuantizationGrid, make_seeded_noise
+from strategies.privacy.noise import NoiseQuantizationGrid, make_seeded_noise_source
 
 SIDE, CLASSES = 8, ("a", "b")
 BCE = PLAIN_LOSSES["multi_label", "masked"]
@@ -100,9 +100,9 @@ def network(backbone: nn.Module, neck: nn.Module | None = None) -> SplitNetwork:
 
 
 def gradients(of: SplitNetwork, images: Tensor) -> list[Tensor]:
-    with record_image_gradients(of) as learning:
+    with record_per_image_gradients(of) as learning:
         of(images).square().sum().backward()
-        return [pop_image_gradients(parameter, len(images)) for parameter in learning]
+        return [pop_per_image_gradients(parameter, len(images)) for parameter in learning]
 
 
 def some(images: int, side: int = SIDE) -> Tensor:
@@ -117,7 +117,7 @@ def task(images: Tensor) -> TrainingTask:
 
 
 def refuse(of: SplitNetwork, images: int, side: int = SIDE) -> None:
-    check_images_independent(of, images, (1, side, side))
+    check_image_gradients_separate(of, images, (1, side, side))
 
 
 def influence(of: SplitNetwork, images: Tensor, bound: float) -> float:
@@ -181,8 +181,8 @@ def test_a_network_that_mixes_images_is_refused(mixed: Callable[[Tensor], Tensor
 @pytest.mark.parametrize("place", ["seen", "weight"])
 def test_a_state_that_keeps_images_from_the_first_call_on_or_after_some_is_refused(place: str) -> None:
     with pytest.raises(BadInput, match=rf'changes "[a-z.]*{place}" by itself'):
-        check_state_constant(network(KeepsPixels(place, 12)), 2, (1, SIDE, SIDE))
-    check_state_constant(network(Windows(windows_first=False)), 2, (1, SIDE, SIDE))
+        check_network_state_constant(network(KeepsPixels(place, 12)), 2, (1, SIDE, SIDE))
+    check_network_state_constant(network(Windows(windows_first=False)), 2, (1, SIDE, SIDE))
     with pytest.raises(BadInput, match='changes "seen" by itself'):
         refuse(network(KeepsPixels("seen", 0)), 4)
     refuse(network(KeepsPixels("seen", 0, persistent=False)), 4)  # never leaves
@@ -239,7 +239,7 @@ def test_private_training_of_such_a_network_ends_before_any_image_is_seen() -> N
         return values.roll(1, dims=0)
 
     of = network(Mixing(mixed, 0.0))
-    epoch = PrivateEpochTrainer(BCE, 1.0, 1.0, 1.0, 1, 6, make_seeded_noise(3))
+    epoch = PrivateEpochTrainer(BCE, 1.0, 1.0, 1.0, 1, 6, make_seeded_noise_source(3))
     images = torch.full((6, 1, SIDE, SIDE), 255, dtype=torch.uint8)
     with pytest.raises(BadInput, match="mixes the images"):
         epoch(of, task(images), torch.optim.SGD(of.parameters(), lr=0.1), torch.Generator())
@@ -273,7 +273,7 @@ class DroppedWindows(Windows):
 
 def masks_of_equal_images(of: SplitNetwork, images: int) -> int:
     """How many images of a pack of the same image have a gradient of their own."""
-    with replace_dropout(of, make_seeded_noise(1)):
+    with replace_dropout_layers(of, make_seeded_noise_source(1)):
         refuse(of, images)
         rows = gradients(of, some(1).expand(images, -1, -1, -1).contiguous())
     return len({tuple(row.tolist()) for row in torch.cat([of_layer.flatten(1) for of_layer in rows], dim=1)})
@@ -313,7 +313,7 @@ def test_a_step_holds_as_many_gradients_no_matter_whose_images_were_drawn(
     owners = torch.repeat_interleave(torch.arange(len(images)), torch.tensor(images))
     of, count = network(Windows(windows_first=False)), sum(images)
     epoch = PrivateEpochTrainer(
-        BCE, 1.0, 1.0, 1.0, 1, count, make_seeded_noise(3), owners if level == "patient" else None
+        BCE, 1.0, 1.0, 1.0, 1, count, make_seeded_noise_source(3), owners if level == "patient" else None
     )
     pixels = torch.randint(0, 256, (count, 1, SIDE, SIDE), dtype=torch.uint8)
     epoch(of, task(pixels), torch.optim.SGD(of.parameters(), lr=0.1), torch.Generator())

@@ -11,7 +11,7 @@ from common.config import ParticipationSection
 from common.errors import BadInput
 from common.wire.fleet_protocol import REFUSAL
 from common.wire.records import RefusalNoted, RollCallAnswer
-from strategies.engine.claims import SiteClaimLimits, find_excess_claim_faults
+from strategies.engine.claims import SiteAdmissionLimits, find_admission_limit_faults
 from strategies.engine.membership import RunMembership
 from strategies.registry import build_experiment_strategy
 from tests.client.rounds import plan
@@ -38,7 +38,7 @@ def gathered(
     *answers: RollCallAnswer,
     min_sites: int,
     method: str = "surgical",
-    claims: Mapping[str, SiteClaimLimits] | None = None,
+    claims: Mapping[str, SiteAdmissionLimits] | None = None,
 ) -> tuple[RunMembership, Any]:
     """The members of a run after the roll call, and the network that carried it."""
     of = plan(method, {})
@@ -50,7 +50,7 @@ def gathered(
         ParticipationSection(min_sites=min_sites),
         "run-1",
         registered=lambda: nodes,
-        admission=[partial(find_excess_claim_faults, lambda: claims or {})],
+        admission=[partial(find_admission_limit_faults, lambda: claims or {})],
     )
     members.call_roll(grid, len(answers))
     return members, grid
@@ -61,17 +61,17 @@ def gathered(
     [
         (
             {"classes": (*HONEST, "Mass")},
-            SiteClaimLimits(frozenset(HONEST)),
+            SiteAdmissionLimits(frozenset(HONEST)),
             'claims "Mass", which it was not admitted',
         ),
-        ({"train_samples": 10**9}, SiteClaimLimits(images=5000), "claims 1,000,000,000 training images"),
+        ({"train_samples": 10**9}, SiteAdmissionLimits(images=5000), "claims 1,000,000,000 training images"),
     ],
     ids=["a_class", "images"],
 )
 def test_a_site_that_claims_more_than_it_was_admitted_for_is_told_and_the_others_go_on(
-    changes: dict[str, Any], limits: SiteClaimLimits, reason: str, clock: Clock
+    changes: dict[str, Any], limits: SiteAdmissionLimits, reason: str, clock: Clock
 ) -> None:
-    lists = {"west": limits, "north": SiteClaimLimits(frozenset(HONEST), images=10)}
+    lists = {"west": limits, "north": SiteAdmissionLimits(frozenset(HONEST), images=10)}
     answers = answer("north"), answer("south"), answer("west", **changes)
     members, grid = gathered(clock, *answers, min_sites=2, claims=lists)
     assert members.members.keys() == {"north", "south"}
@@ -132,12 +132,12 @@ def test_sites_that_build_another_model_are_left_out_with_their_classes(clock: C
     west = answer("west", (*HONEST, "Mass"), layout="other")
     members, _ = gathered(clock, answer("north"), answer("south"), west, min_sites=2)
     assert members.contract.class_names == ("Effusion", "Mass", "Nodule")
-    settled = members.settle_model_layout("layout")
+    settled = members.fix_run_model_layout("layout")
     assert members.members.keys() == {"north", "south"} == set(settled.sites)
     assert settled.class_names == HONEST
     assert "builds another model" in members.left_out_sites["west"]
     sent = members.bytes_down["north"]
-    assert members.settle_model_layout("layout") == settled
+    assert members.fix_run_model_layout("layout") == settled
     assert members.bytes_down["north"] == sent
 
 
@@ -145,4 +145,4 @@ def test_where_most_build_another_model_than_the_coordinator_the_run_stops(clock
     others = [answer(name, layout="other") for name in NAMES[:2]]
     members, _ = gathered(clock, *others, answer("west"), min_sites=2)
     with pytest.raises(BadInput, match="builds another model"):
-        members.settle_model_layout("layout")
+        members.fix_run_model_layout("layout")

@@ -35,7 +35,11 @@ from strategies.privacy.secure_aggregation.crypto import (
     encode_public_key_hex,
     read_masking_statement,
 )
-from strategies.privacy.secure_aggregation.masked_rounds import MaskedRound, MaskedRoundStore, count_needed_survivors
+from strategies.privacy.secure_aggregation.masked_rounds import (
+    MaskedRoundRecord,
+    MaskedRoundStore,
+    count_needed_survivors,
+)
 from strategies.privacy.secure_aggregation.site import (
     MaskingConditions,
     MaskingRefused,
@@ -45,16 +49,16 @@ from strategies.privacy.secure_aggregation.site import (
 from strategies.privacy.secure_aggregation.vectors import (
     BODY,
     ONE,
-    SegmentLayout,
+    UpdateVectorLayout,
     compute_share_threshold,
     convert_from_fixed_point,
     convert_to_fixed_point,
     count_out_of_range_values,
     flatten_update,
-    list_segments,
+    group_rows_into_segments,
 )
 
-LAYOUT = SegmentLayout(trunk=5, norm=2, features=3)
+LAYOUT = UpdateVectorLayout(trunk=5, norm=2, features=3)
 STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)
 NEVER = len(STAGES)
 NAMES = ("ash", "birch", "cedar", "elm", "fir", "oak", "yew")
@@ -190,7 +194,7 @@ def test_what_is_sent_shows_nothing_of_an_update() -> None:
     ward.sites = {
         site: SiteMaskingRound("run", 3, site, ModelGroups(np.zeros(20_000, np.float32)), TERMS) for site in THREE
     }
-    request = replace(ward.request, layout=SegmentLayout(20_000, 0, 0))
+    request = replace(ward.request, layout=UpdateVectorLayout(20_000, 0, 0))
     assert not MaskedSummation(request, ward).unmask_sum().integers.any()
     # 80,000 bytes of each site: were they all alike likely, each of 256 would be there 312 times, give or take 18.
     counts = np.stack([np.bincount(vector.view(np.uint8), minlength=256) for vector in ward.masked_vectors])
@@ -234,7 +238,7 @@ def test_a_later_attempt_with_fewer_sites_needs_no_fewer_shares(first: int) -> N
 def test_a_site_that_goes_on_with_fewer_counts_by_those_that_were_asked_first(tmp_path: Path) -> None:
     members = NAMES[:5]
     memory = MaskedRoundStore(tmp_path, durable=False)
-    memory.store_round("run", 3, MaskedRound(members, divisor=6))
+    memory.store_masked_round("run", 3, MaskedRoundRecord(members, divisor=6))
     site = SiteMaskingRound("run", 3, "ash", update_of(0, ()), replace(TERMS, masked=memory))
     stated = read_masking_statement(site.answer_with_keys(KeysRequest("run", 3, members, 5)).statement)
     assert (stated.members, stated.divisor) == (members, 6)
@@ -323,7 +327,7 @@ def test_the_owner_may_let_it_be_opened() -> None:
 
 
 def test_rows_of_the_same_owners_are_one_segment_and_those_of_all_go_with_the_trunk() -> None:
-    segments = list_segments({"ash": "abcd", "birch": "bcd", "cedar": "d"})
+    segments = group_rows_into_segments({"ash": "abcd", "birch": "bcd", "cedar": "d"})
     assert [(segment.name, segment.classes, segment.owners) for segment in segments] == [
         ("", ("d",), THREE),
         ("a", ("a",), ("ash",)),

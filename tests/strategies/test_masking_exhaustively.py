@@ -1,9 +1,9 @@
 """Secure aggregation, every order of messages: in a small model no coordinator opens less than a cohort's sum.
 
-The model has the site's own rules (:class:`MaskedRound`, :func:`compute_share_threshold`) and perfect cryptography: a
-secret is known with as many shares of one attempt as the threshold says, and not at all with fewer. The coordinator
-relays each site's statement as it was signed, and otherwise tells each site anything, in two attempts at the same
-round.
+The model has the site's own rules (:class:`MaskedRoundRecord`, :func:`compute_share_threshold`) and perfect
+cryptography: a secret is known with as many shares of one attempt as the threshold says, and not at all with fewer.
+The coordinator relays each site's statement as it was signed, and otherwise tells each site anything, in two attempts
+at the same round.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from itertools import chain, combinations, product
 import pytest
 
 from strategies.privacy.secure_aggregation.crypto import SecretsError
-from strategies.privacy.secure_aggregation.masked_rounds import MaskedRound, count_needed_survivors
+from strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundRecord, count_needed_survivors
 from strategies.privacy.secure_aggregation.vectors import compute_share_threshold
 
 Sites = frozenset[str]
@@ -39,7 +39,9 @@ def subsets(sites: Sites, least: int) -> list[Sites]:
     return [frozenset(names) for names in chosen]
 
 
-def attempts_of(site: str, sites: Sites, cohort: int, done: MaskedRound) -> Iterator[tuple[Attempt, MaskedRound]]:
+def attempts_of(
+    site: str, sites: Sites, cohort: int, done: MaskedRoundRecord
+) -> Iterator[tuple[Attempt, MaskedRoundRecord]]:
     """All that a site can be brought to do in one attempt, and what it then remembers."""
     yield Attempt(), done
     for requested in subsets(sites, 2):
@@ -55,7 +57,9 @@ def attempts_of(site: str, sites: Sites, cohort: int, done: MaskedRound) -> Iter
                 yield from _openings(site, Attempt(members, took_part), begun, least)
 
 
-def _openings(site: str, masked: Attempt, begun: MaskedRound, least: int) -> Iterator[tuple[Attempt, MaskedRound]]:
+def _openings(
+    site: str, masked: Attempt, begun: MaskedRoundRecord, least: int
+) -> Iterator[tuple[Attempt, MaskedRoundRecord]]:
     for survivors in subsets(masked.took_part, least):
         try:
             after = begun.with_unmasked_survivors(survivors)
@@ -67,7 +71,7 @@ def _openings(site: str, masked: Attempt, begun: MaskedRound, least: int) -> Ite
 
 def histories(site: str, sites: Sites, cohort: int, attempts: int) -> set[tuple[Attempt, ...]]:
     """All sequences of attempts at one site."""
-    states: set[tuple[tuple[Attempt, ...], MaskedRound]] = {((), MaskedRound())}
+    states: set[tuple[tuple[Attempt, ...], MaskedRoundRecord]] = {((), MaskedRoundRecord())}
     for _ in range(attempts):
         states = {
             ((*history, attempt), after)

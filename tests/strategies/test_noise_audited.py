@@ -22,7 +22,7 @@ from strategies.local.objective import LabelledExamples, plain
 from strategies.local.training import FrozenNetworkParts, TrainingTask
 from strategies.privacy.gradients import PrivateEpochTrainer
 from strategies.privacy.mechanism import NoisySteps, compute_epsilon
-from strategies.privacy.noise import make_seeded_noise
+from strategies.privacy.noise import make_seeded_noise_source
 
 SIZE = 64
 CANARIES = SIZE * SIZE
@@ -60,7 +60,7 @@ def scores(
     training = TrainingSection(batch_size=256, lr=1.0, optimizer="sgd")
     exercise = TrainingTask(canaries(present), plain(BCE), training, AugmentationSpec(), FrozenNetworkParts())
     owners = torch.from_numpy(np.unique(present, return_inverse=True)[1]) if hides_patients else None
-    step = PrivateEpochTrainer(BCE, 1.0, noise_multiplier, 1.0, 1, 1.0, make_seeded_noise(11), owners)
+    step = PrivateEpochTrainer(BCE, 1.0, noise_multiplier, 1.0, 1, 1.0, make_seeded_noise_source(11), owners)
     step(network, exercise, torch.optim.SGD(network.parameters(), lr=1.0), torch.Generator())
     return head.weight.detach()[0]
 

@@ -33,7 +33,7 @@ from strategies.privacy.secure_aggregation.noise_shares import (
     bound_log_probability_gap,
 )
 from strategies.privacy.secure_aggregation.site import MaskingConditions, SiteMaskingRound
-from strategies.privacy.secure_aggregation.vectors import SegmentLayout, flatten_update
+from strategies.privacy.secure_aggregation.vectors import UpdateVectorLayout, flatten_update
 
 STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)
 NUMBERS = 4_000
@@ -104,7 +104,7 @@ def test_shares_of_sites_add_up_to_the_exact_distribution_of_their_sum() -> None
 
 def test_as_many_shares_as_are_promised_make_the_promised_noise() -> None:
     """Six sites of equal weight: 1.5 x 2 x 0.8 x 1/6 = 0.4, from the shares of four."""
-    grid = DistributedNoise(bound=0.8, noise_multiplier=1.5, honest=4).make_grid(6)
+    grid = DistributedNoise(bound=0.8, noise_multiplier=1.5, honest=4).make_noise_share_grid(6)
     assert 2.0**grid.scale_bits * math.sqrt(4) / grid.steps == pytest.approx(0.4, rel=1e-12)
 
 
@@ -114,7 +114,7 @@ def test_an_update_is_on_the_grid_no_longer_than_its_bound_and_a_sum_stays_in_ra
     seed: int, bound: float, sites: int, noise_multiplier: float
 ) -> None:
     generator = np.random.default_rng(seed)
-    grid = DistributedNoise(bound, noise_multiplier, 2).make_grid(sites)
+    grid = DistributedNoise(bound, noise_multiplier, 2).make_noise_share_grid(sites)
     update = generator.normal(size=50)
     update = (update / np.linalg.norm(update) * bound * (1 - 2.0**-20)).astype(np.float32)
     noise = draw_discrete_gaussian(50, stream(1), grid.scale_bits)
@@ -127,7 +127,7 @@ def test_an_update_is_on_the_grid_no_longer_than_its_bound_and_a_sum_stays_in_ra
 
 def test_too_little_noise_leaves_no_room_and_is_refused() -> None:
     with pytest.raises(SecretsError, match="no room"):
-        DistributedNoise(1.0, 1e-6, 2).make_grid(3)
+        DistributedNoise(1.0, 1e-6, 2).make_noise_share_grid(3)
 
 
 def opened(
@@ -156,7 +156,7 @@ def opened(
                 )
 
     classes = tuple(sorted({name for names in rows.values() for name in names}))
-    layout = SegmentLayout(NUMBERS, 0, 3)
+    layout = UpdateVectorLayout(NUMBERS, 0, 3)
     request = MaskedSumRequest("run", 3, {k: tuple(v) for k, v in rows.items()}, classes, layout, shares.bound, shares)
     vectors = {site: flatten_update(update)[2].astype(np.float64) for site, update in updates.items()}
     return MaskedSummation(request, ask).unmask_sum(), vectors
@@ -205,10 +205,12 @@ def protection(honest_sites: int) -> SitePrivacySettings:
 
 def test_sites_that_side_with_the_coordinator_take_their_shares_off_and_it_is_counted() -> None:
     """Of four shares one is left: half the deviation."""
-    alone = protection(4).steps_with_honest_sites(1)
+    alone = protection(4).noisy_steps_with_honest_sites(1)
     assert alone == NoisySteps(2.0, 1.0, 1)
     assert (
-        protection(4).steps_with_honest_sites(4) == protection(4).steps_with_honest_sites(9) == NoisySteps(4.0, 1.0, 1)
+        protection(4).noisy_steps_with_honest_sites(4)
+        == protection(4).noisy_steps_with_honest_sites(9)
+        == NoisySteps(4.0, 1.0, 1)
     )
     assert compute_epsilon([alone], 1e-5, "rdp") > 2 * compute_epsilon(
         [protection(4).noisy_steps_per_round], 1e-5, "rdp"

@@ -23,24 +23,24 @@ from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import LabelledExamples, plain
 from strategies.local.optimisation import make_optimizer
 from strategies.local.training import FrozenNetworkParts, TrainingTask, train_epoch
-from strategies.local.updates import clip_update_to_length
+from strategies.local.updates import clip_update_to_norm
 from strategies.privacy.gradients import (
     PrivateEpochTrainer,
     compute_losses_by_image,
     sum_clipped_gradients,
 )
-from strategies.privacy.image_gradients import record_image_gradients, replace_dropout
+from strategies.privacy.image_gradients import record_per_image_gradients, replace_dropout_layers
 from strategies.privacy.mechanism import (
     Accountant,
     NoisySteps,
     ReplyNoise,
-    clip_arrays,
+    clip_arrays_to_norm,
     compute_epsilon,
     find_noise_multiplier,
     has_trained_batch_norm,
-    make_site_privacy,
+    make_site_privacy_settings,
 )
-from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, make_seeded_noise
+from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, make_seeded_noise_source
 from strategies.registry import build_site_method
 from tests.federations import experiment, federation, given_weights
 from tests.strategies.few_images import FEW
@@ -75,7 +75,7 @@ def test_every_images_gradient_is_that_of_a_batch_of_it_alone(architecture: str,
     labels = batch.labels.clone()
     labels[1, 0] = torch.nan
     set_train_mode(trained)
-    with record_image_gradients(trained) as learning:
+    with record_per_image_gradients(trained) as learning:
         compute_losses_by_image(BCE, trained(batch.images), labels, EVERY).sum().backward()
         gradients = [parameter.grad_sample for parameter in learning]
     for image in range(3):
@@ -88,7 +88,7 @@ def test_every_images_gradient_is_that_of_a_batch_of_it_alone(architecture: str,
 def test_a_network_is_as_before_once_its_gradients_were_looked_at() -> None:
     trained = network()
     before = [(name, type(module)) for name, module in trained.named_modules()]
-    with record_image_gradients(trained):
+    with record_per_image_gradients(trained):
         pass
     assert [(name, type(module)) for name, module in trained.named_modules()] == before
     assert not any(hasattr(parameter, "grad_sample") for parameter in trained.parameters())
@@ -96,7 +96,9 @@ def test_a_network_is_as_before_once_its_gradients_were_looked_at() -> None:
 
 def released_sum(gradients: list[torch.Tensor], max_norm: float) -> list[torch.Tensor]:
     grid = NoiseQuantizationGrid(0.0, max_norm)
-    return [grid.add_noise_to_sum(total, make_seeded_noise(0)) for total in sum_clipped_gradients(gradients, grid)]
+    return [
+        grid.add_noise_to_sum(total, make_seeded_noise_source(0)) for total in sum_clipped_gradients(gradients, grid)
+    ]
 
 
 def test_a_long_gradient_is_shortened_over_all_parameters_together_and_a_short_one_stays() -> None:
@@ -128,9 +130,9 @@ def test_no_clipped_update_is_longer_than_its_bound(bound: float, noise_multipli
         values = torch.full((1, numbers), size)
         (total,) = sum_clipped_gradients([values], grid)
         assert float(total.norm()) * grid.step_size <= bound
-        update = clip_update_to_length(ModelGroups(values[0].numpy()), bound * SHRUNK)
+        update = clip_update_to_norm(ModelGroups(values[0].numpy()), bound * SHRUNK)
         assert np.linalg.norm(update.trunk.astype(np.float64)) <= bound
-        shortened = clip_arrays({"x": values[0].numpy()}, bound * SHRUNK)["x"]
+        shortened = clip_arrays_to_norm({"x": values[0].numpy()}, bound * SHRUNK)["x"]
         assert np.linalg.norm(shortened.astype(np.float64)) <= bound
 
 
@@ -163,7 +165,7 @@ def test_an_image_whose_gradient_is_not_finite_adds_nothing(odd: float) -> None:
 
 
 def private(noise_multiplier: float, max_norm: float, *, rate: float, steps: int, images: int) -> PrivateEpochTrainer:
-    return PrivateEpochTrainer(BCE, max_norm, noise_multiplier, rate, steps, rate * images, make_seeded_noise(3))
+    return PrivateEpochTrainer(BCE, max_norm, noise_multiplier, rate, steps, rate * images, make_seeded_noise_source(3))
 
 
 def exercise(of: LabelledExamples, batch_size: int) -> TrainingTask:
@@ -195,7 +197,7 @@ def test_images_are_taken_a_few_at_a_time_without_changing_the_step() -> None:
 def test_a_patients_images_are_clipped_together() -> None:
     of, trained = exercise(examples(20), 6), network()
     owners = torch.tensor([0] * 9 + [1] * 4 + [2] * 7)  # the first is more than a batch
-    with record_image_gradients(trained) as learning:
+    with record_per_image_gradients(trained) as learning:
         compute_losses_by_image(BCE, trained(of.examples.images), of.examples.labels, EVERY).sum().backward()
         each = [parameter.grad_sample for parameter in learning]
     sums = [torch.stack([gradient[owners == owner].sum(dim=0) for owner in range(3)]) for gradient in each]
@@ -248,7 +250,7 @@ def test_a_network_that_fails_does_so_no_matter_whether_anybody_is_drawn(images:
 
 
 def reply(noise_multiplier: float, update_norm: float, statistics_norm: float) -> ReplyNoise:
-    return ReplyNoise(update_norm, statistics_norm, noise_multiplier, make_seeded_noise(2))
+    return ReplyNoise(update_norm, statistics_norm, noise_multiplier, make_seeded_noise_source(2))
 
 
 def test_update_and_statistics_are_each_shortened_to_their_own_bound() -> None:
@@ -320,7 +322,7 @@ def test_an_epsilon_is_spent_over_all_steps_of_the_run(tmp_path: Path) -> None:
     private = ("privacy.level=sample", "privacy.epsilon=3", "model.norm=group", "evaluation.checkpoint=last")
     length = ("run.rounds=4", "training.epochs=2", "training.batch_size=30")
     plan = make_hospital_plan(experiment(tmp_path, *private, *length).experiment)
-    privacy = make_site_privacy(plan, build_site_method(plan), images=100)
+    privacy = make_site_privacy_settings(plan, build_site_method(plan), images=100)
     # 100 images in batches of 30: four steps an epoch, two epochs a round.
     assert (privacy.noisy_steps_per_round.count, privacy.noisy_steps_per_round.sample_rate) == (8, 0.3)
     run = NoisySteps(privacy.noise_multiplier, 0.3, 4 * 8)
@@ -396,7 +398,7 @@ def test_a_run_ends_in_the_same_model_again_and_tells_what_it_cost(level: str, t
 def test_secret_dropout_drops_at_its_rate_whole_channels_where_the_layer_does_and_nothing_in_evaluation() -> None:
     network = nn.Sequential(nn.Dropout(0.25), nn.Dropout2d(0.5), nn.Dropout(1.0))
     values = torch.ones(20, 50, 4, 4)
-    with replace_dropout(network, make_seeded_noise(1)):
+    with replace_dropout_layers(network, make_seeded_noise_source(1)):
         each, channels, none = network[0](values), network[1](values), network[2](values)
         evaluated = network.eval()(values)
     assert [type(layer) for layer in network] == [nn.Dropout, nn.Dropout2d, nn.Dropout]
@@ -409,7 +411,7 @@ def test_secret_dropout_drops_at_its_rate_whole_channels_where_the_layer_does_an
 
 
 def test_uniform_numbers_are_even_and_never_one() -> None:
-    drawn = make_seeded_noise(1).draw_uniform((200_000,))
+    drawn = make_seeded_noise_source(1).draw_uniform((200_000,))
     assert 0 <= drawn.min().item() < 1e-4
     assert 1 - 1e-4 < drawn.max().item() < 1
     counts = np.histogram(drawn.numpy(), bins=50, range=(0, 1))[0]

@@ -17,7 +17,7 @@ from strategies.aggregation.robust import (
     average_updates_robustly,
     choose_sites_by_krum,
     compute_robust_mean,
-    compute_squared_distances,
+    compute_squared_site_distances,
 )
 
 MEDIAN = RobustMeanRule(kind="coordinate_median")
@@ -59,14 +59,14 @@ def test_a_fraction_cuts_off_at_least_one_and_leaves_at_least_one(fraction: floa
 
 
 def test_multi_krum_never_keeps_more_sites_than_are_right() -> None:
-    distances = compute_squared_distances([[np.array(point, np.float32) for point in POINTS]])
+    distances = compute_squared_site_distances([[np.array(point, np.float32) for point in POINTS]])
     assert choose_sites_by_krum(distances, 1, keep=9) == [0, 1, 2, 3]
 
 
 def test_distances_are_those_of_all_parts_together_and_stay_exact_beside_an_enormous_one() -> None:
     columns = ([[0, 1], [3, 1], [1e30, 0]], [[2], [-2], [0]])
     parts = [[np.array(site, np.float32) for site in part] for part in columns]
-    distances = compute_squared_distances(parts)
+    distances = compute_squared_site_distances(parts)
     assert distances[0, 1] == distances[1, 0] == 9 + 16
     assert distances[0, 2] == pytest.approx(1e60)
     np.testing.assert_array_equal(np.diag(distances), 0)
@@ -138,7 +138,7 @@ def merged(rule: RobustMeanRule, updates: Sequence[ModelGroups] = UPDATES) -> Me
 
 def test_each_row_has_the_median_of_its_owners_and_with_too_few_of_them_their_plain_mean() -> None:
     result = merged(MEDIAN)
-    after = result.means.add_to_model()
+    after = result.means.add_means_to_model()
     np.testing.assert_array_equal(after.trunk, [2, 1])
     np.testing.assert_array_equal(after.norm, [2])
     # a: the median of 4, -2, 1; b: two owners, of weight 1 and 3: (1 + 3 * 7) / 4; c: nobody's
@@ -149,7 +149,7 @@ def test_each_row_has_the_median_of_its_owners_and_with_too_few_of_them_their_pl
 
 def test_with_fewer_sites_than_the_rule_needs_all_is_the_plain_mean_and_said_to_be() -> None:
     result = merged(KRUM)
-    np.testing.assert_allclose(result.means.add_to_model().trunk, [(1 + 2 + 180) / 5, (5 - 9 + 3) / 5])
+    np.testing.assert_allclose(result.means.add_means_to_model().trunk, [(1 + 2 + 180) / 5, (5 - 9 + 3) / 5])
     assert result.plain == ("trunk", "a", "b")
 
 
@@ -158,13 +158,13 @@ def test_krum_takes_trunk_and_batch_normalisation_of_one_site_together() -> None
     at = [(0, 9), (1, 9), (2, 0), (4, 4), (5, 4)]
     result = merged(KRUM, [update([trunk, 0], norm, a=trunk) for trunk, norm in at])
     # squared distances of (4, 4): 1, 20, 34, 41; two nearest: 21. Of (5, 4): 1, 25: 26. Of (1, 9): 1, 34: 35.
-    after = result.means.add_to_model()
+    after = result.means.add_means_to_model()
     assert (after.trunk[0], after.norm[0]) == (4, 4)
     assert result.plain == ()
 
 
 def test_groups_that_nobody_sent_stay() -> None:
-    after = merged(MEDIAN, [ModelGroups(trunk=groups.trunk) for groups in UPDATES]).means.add_to_model()
+    after = merged(MEDIAN, [ModelGroups(trunk=groups.trunk) for groups in UPDATES]).means.add_means_to_model()
     np.testing.assert_array_equal(after.trunk, [2, 1])
     np.testing.assert_array_equal(after.norm, MODEL.norm)
     assert after.head is MODEL.head

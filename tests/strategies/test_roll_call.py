@@ -11,7 +11,7 @@ from common.wire.codec import count_payload_bytes, decode_record, encode_record
 from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
 from strategies.engine.events import MissingReplyStatus, TooFewSites
-from strategies.engine.membership import RollCaller, RunMember, find_layout_faults
+from strategies.engine.membership import RollCaller, RunMember, find_model_layout_faults
 from tests.strategies.scripted import Answer, Clock, Makes, ScriptedGrid, Site, at, failed, lost, record
 
 CALL = RollCall("run-1", "{}")
@@ -109,13 +109,13 @@ def test_a_site_that_is_not_waited_for_is_no_silent_one_and_may_join_later(clock
     called(roll, expected=2)
     assert roll.members.keys() == {7, 8}
     assert roll.refused == {}
-    roll.ask_newcomers(DEADLINE_S)
+    roll.ask_new_sites_for_labels(DEADLINE_S)
     assert sent_to(roll, 9) == [[ROLL_CALL, ROLL_CALL]]
 
 
 def test_a_member_declares_its_names_and_counts_its_bytes(clock: Clock) -> None:
-    (member,) = roll_of({7: hospital(7)}, clock).ask_newcomers(DEADLINE_S)
-    declaration = member.declaration
+    (member,) = roll_of({7: hospital(7)}, clock).ask_new_sites_for_labels(DEADLINE_S)
+    declaration = member.label_declaration
     assert (declaration.site, declaration.names) == ("north", ("Node", "Fluid"))
     assert declaration.canonical_names == ("Nodule", "Effusion")
     assert member.bytes_down == count_payload_bytes(encode_record(CALL))
@@ -125,10 +125,10 @@ def test_a_member_declares_its_names_and_counts_its_bytes(clock: Clock) -> None:
 def test_only_who_has_not_been_asked_is_asked(clock: Clock) -> None:
     broken = at(1, failed(2, "disk full"))
     roll = roll_of({7: hospital(7), 8: broken, 9: replace(hospital(9), away=(0, 10))}, clock)
-    assert [member.answer.site for member in roll.ask_newcomers(5)] == ["north"]
+    assert [member.answer.site for member in roll.ask_new_sites_for_labels(5)] == ["north"]
     clock.now = 10
-    assert [member.answer.site for member in roll.ask_newcomers(5)] == ["east"]
-    assert roll.ask_newcomers(5) == []
+    assert [member.answer.site for member in roll.ask_new_sites_for_labels(5)] == ["east"]
+    assert roll.ask_new_sites_for_labels(5) == []
     assert sent_to(roll, 7, 8, 9) == [[ROLL_CALL]] * 3
 
 
@@ -143,12 +143,12 @@ def test_only_who_has_not_been_asked_is_asked(clock: Clock) -> None:
 )
 def test_a_site_without_a_good_answer_is_asked_again_when_it_is_back(first: Answer, why: str, clock: Clock) -> None:
     roll = roll_of({7: Site([first, Answer(1, present("north"))], away=(20, 30))}, clock)
-    assert roll.ask_newcomers(5) == []
+    assert roll.ask_new_sites_for_labels(5) == []
     assert roll.refused == {7: why}
     for clock.now in (15, 25):  # still there; away
-        assert roll.ask_newcomers(5) == []
+        assert roll.ask_new_sites_for_labels(5) == []
     clock.now = 35
-    assert [member.node_id for member in roll.ask_newcomers(5)] == [7]
+    assert [member.node_id for member in roll.ask_new_sites_for_labels(5)] == [7]
     assert roll.refused == {}
 
 
@@ -157,7 +157,7 @@ def test_a_site_without_a_good_answer_is_asked_again_when_it_is_back(first: Answ
 )
 def test_a_site_under_another_name_is_told_so(names: Mapping[int, str], registered: str, clock: Clock) -> None:
     roll = roll_of({7: Site([Answer(1, present("south")), Answer(0, NOTED)])}, clock, names)
-    assert roll.ask_newcomers(5) == []
+    assert roll.ask_new_sites_for_labels(5) == []
     reason = f'it calls itself "south", but its key is registered for "{registered}".'
     assert (roll.members, roll.refused) == ({}, {7: reason})
     assert refusal_to(roll, 7) == Refusal("run-1", "name", reason)
@@ -165,7 +165,7 @@ def test_a_site_under_another_name_is_told_so(names: Mapping[int, str], register
 
 def test_in_a_simulation_a_site_is_who_it_says_it_is(clock: Clock) -> None:
     roll = roll_of({7: Site([Answer(1, present("anybody"))])}, clock, names=None)
-    assert [member.answer.site for member in roll.ask_newcomers(5)] == ["anybody"]
+    assert [member.answer.site for member in roll.ask_new_sites_for_labels(5)] == ["anybody"]
     assert roll.get_registered_site_name(7) == "node 7"
 
 
@@ -224,7 +224,7 @@ def member(node: int, layout: str, version: str) -> RunMember:
 
 def test_every_site_that_builds_another_model_is_named_with_its_release() -> None:
     members = [member(7, "layout", "0.1.0"), member(8, "other", "0.0.9"), member(9, "third", "0.2.0")]
-    faults = find_layout_faults(members, "layout")
+    faults = find_model_layout_faults(members, "layout")
     assert [fault.site for fault in faults] == ["east", "south"]
     for fault, version in zip(faults, ("0.2.0", "0.0.9"), strict=True):
         assert f"its release is {version}" in str(fault)
@@ -232,7 +232,7 @@ def test_every_site_that_builds_another_model_is_named_with_its_release() -> Non
 
 def test_a_faulty_site_is_told_all_faults_in_one_message(clock: Clock) -> None:
     roll = roll_of({node: hospital(node) for node in NAMES}, clock)
-    roll.ask_newcomers(DEADLINE_S)
+    roll.ask_new_sites_for_labels(DEADLINE_S)
     faults: Sequence[Fault] = [
         Fault("site.toml of south", "first.", "", "south"),
         Fault("run", "of nobody."),

@@ -16,7 +16,7 @@ from strategies.engine.events import FederationValidation, RollbackEvent, RunCal
 from strategies.engine.layers import (
     ModelCollapse,
     RollbackLayer,
-    describe_collapse,
+    describe_model_collapse,
     find_harmful_site,
     has_model_stalled,
 )
@@ -31,15 +31,15 @@ STATE = FederationState(4, MODEL, sound_losses=BEFORE)
 
 
 def test_a_model_has_collapsed_where_more_than_half_have_three_times_the_loss() -> None:
-    reason = describe_collapse({"a": 1.6, "b": 1.9, "c": 0.7}, {}, BEFORE)
+    reason = describe_model_collapse({"a": 1.6, "b": 1.9, "c": 0.7}, {}, BEFORE)
     assert reason.startswith("2 of 3 sites have a validation loss 3.17 times")  # 1.9 / 0.6
-    assert describe_collapse({"a": 1.6, "b": 1.7, "c": 0.7}, {}, BEFORE) == ""
+    assert describe_model_collapse({"a": 1.6, "b": 1.7, "c": 0.7}, {}, BEFORE) == ""
 
 
 def test_sites_that_diverged_count_as_ruined_and_those_that_are_away_do_not() -> None:
     diverged = dict.fromkeys("ab", "training diverged in epoch 1")
-    assert describe_collapse({"c": 0.7}, diverged, BEFORE) == "2 of 3 sites have no finite loss"
-    assert describe_collapse({"c": 0.7}, dict.fromkeys("ab", "no reply within 60 s"), BEFORE) == ""
+    assert describe_model_collapse({"c": 0.7}, diverged, BEFORE) == "2 of 3 sites have no finite loss"
+    assert describe_model_collapse({"c": 0.7}, dict.fromkeys("ab", "no reply within 60 s"), BEFORE) == ""
 
 
 def test_a_model_has_stalled_where_it_is_not_better_by_two_percent_at_more_than_half() -> None:
@@ -50,7 +50,7 @@ def test_a_model_has_stalled_where_it_is_not_better_by_two_percent_at_more_than_
 
 def test_small_losses_may_vary() -> None:
     settled = dict.fromkeys("abc", 0.01)
-    assert describe_collapse(dict.fromkeys("abc", 0.09), {}, settled) == ""
+    assert describe_model_collapse(dict.fromkeys("abc", 0.09), {}, settled) == ""
     assert not has_model_stalled(dict.fromkeys("abc", 0.09), settled)
 
 

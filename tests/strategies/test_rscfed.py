@@ -11,7 +11,12 @@ from common.contract import LabelContract
 from common.wire.records import ModelGroups
 from strategies.local.objective import compute_teacher_decay
 from strategies.methods.base import RoundContext
-from strategies.methods.rscfed import RSCFed, compute_consensus_weights, draw_consensus_group, weigh_group_by_distance
+from strategies.methods.rscfed import (
+    RSCFed,
+    compute_consensus_weights,
+    compute_group_weights_by_distance,
+    draw_consensus_group,
+)
 from tests.federations import federation
 from tests.strategies.leading import site_notes
 from tests.strategies.states import make_reply
@@ -47,8 +52,8 @@ def test_weights_in_a_sub_consensus_fall_with_the_distance_an_image_and_the_clos
     # Models at 0 and 4, weights 3 and 1: mean 1, distances 1 and 3. beta 2, images 4 and 2: exp(-1/2), exp(-3).
     group = np.array([[0.0, 0.0], [0.0, 16.0]]), np.array([3.0, 1.0]), np.array([4.0, 2.0])
     raw = np.array([3 * np.exp(-0.5), np.exp(-3.0)])
-    np.testing.assert_allclose(weigh_group_by_distance(*group, 2.0), raw / raw.sum())
-    np.testing.assert_allclose(weigh_group_by_distance(*group, 1e9), [1.0, 0.0])
+    np.testing.assert_allclose(compute_group_weights_by_distance(*group, 2.0), raw / raw.sum())
+    np.testing.assert_allclose(compute_group_weights_by_distance(*group, 1e9), [1.0, 0.0])
 
 
 def test_the_sub_consensus_models_are_averaged_plainly() -> None:

@@ -30,14 +30,14 @@ from strategies.local.optimisation import (
     save_optimizer_state,
 )
 from strategies.local.training import (
+    EarlyStopCriterion,
     FrozenNetworkParts,
     LocalTrainingMetrics,
-    StopCriterion,
     TrainingTask,
     make_training_reproducible,
     shuffle_into_batches,
     train_epoch,
-    train_until_settled,
+    train_until_loss_settles,
     validate_network,
 )
 from tests.federations import federation, finished
@@ -165,9 +165,9 @@ def settled(losses: list[float]) -> tuple[SplitNetwork, LocalTrainingMetrics, li
         return torch.tensor(next(script))
 
     task = TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, NOTHING)
-    criterion = StopCriterion(EXAMPLES, loss, EarlyStopping(2))
+    criterion = EarlyStopCriterion(EXAMPLES, loss, EarlyStopping(2))
     with make_training_reproducible(1, threads=1) as generator:
-        figures = train_until_settled(model, task, make_optimizer(model, spec, spec.lr), generator, criterion)
+        figures = train_until_loss_settles(model, task, make_optimizer(model, spec, spec.lr), generator, criterion)
     return model, figures, hashes
 
 
@@ -184,23 +184,23 @@ def test_training_until_it_settles_ends_with_the_weights_of_the_lowest_loss() ->
 def test_training_until_it_settles_uses_the_epochs_of_a_privacy_layer() -> None:
     model, calls = network(), list[int]()
 
-    def epoch(network: SplitNetwork, exercise: TrainingTask, *others: Any) -> Any:
+    def epoch(network: SplitNetwork, task: TrainingTask, *others: Any) -> Any:
         calls.append(len(calls))
-        return train_epoch(network, replace(exercise, epoch=None), *others)
+        return train_epoch(network, replace(task, epoch=None), *others)
 
     task = TrainingTask(EXAMPLES, plain(partial_loss), MOMENTUM, WEAK, NOTHING, epoch)
-    criterion = StopCriterion(EXAMPLES, partial_loss, EarlyStopping(2, cap=3))
+    criterion = EarlyStopCriterion(EXAMPLES, partial_loss, EarlyStopping(2, cap=3))
     with make_training_reproducible(1, threads=1) as generator:
-        figures = train_until_settled(model, task, make_optimizer(model, MOMENTUM, 0.1), generator, criterion)
+        figures = train_until_loss_settles(model, task, make_optimizer(model, MOMENTUM, 0.1), generator, criterion)
     assert figures.epochs == len(calls) > 0
 
 
 def test_without_validation_images_training_takes_the_experiments_epochs() -> None:
     model, spec = network(), TrainingSection(batch_size=8, epochs=3)
     task = TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, NOTHING)
-    criterion = StopCriterion(EMPTY, partial_loss, EarlyStopping(2))
+    criterion = EarlyStopCriterion(EMPTY, partial_loss, EarlyStopping(2))
     with make_training_reproducible(1, threads=1) as generator:
-        figures = train_until_settled(model, task, make_optimizer(model, spec, spec.lr), generator, criterion)
+        figures = train_until_loss_settles(model, task, make_optimizer(model, spec, spec.lr), generator, criterion)
     assert (figures.epochs, len(figures.losses)) == (3, 12)
 
 

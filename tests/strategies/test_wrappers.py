@@ -15,10 +15,10 @@ from common.models.state import ModelState, make_model_layout
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import NO_ARRAYS, Form, ModelGroups, TrainReply
 from strategies.aggregation.server_optimizer import ServerOptimizer, compute_server_step
-from strategies.engine.exchange import find_update_fault
+from strategies.engine.exchange import find_update_form_fault
 from strategies.engine.state import FederationState
 from strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound, add_proximal_term
-from strategies.local.updates import clip_update_to_length, compress_trunk, measure_update_length
+from strategies.local.updates import clip_update_to_norm, compress_update_trunk, compute_whole_update_norm
 from strategies.registry import build_strategy
 from tests.federations import ALL_SHARED, Traffic, federation, finished
 from tests.strategies.few_images import FEW, few_needs_of
@@ -67,10 +67,10 @@ def update(trunk: list[float], head: list[float]) -> ModelGroups:
 
 def test_an_update_that_is_too_long_keeps_its_direction() -> None:
     long = update([3, 0], [0, -4, 12])  # length 13
-    short = clip_update_to_length(long, 6.5)
-    assert measure_update_length(short) == pytest.approx(6.5, rel=1e-6)
+    short = clip_update_to_norm(long, 6.5)
+    assert compute_whole_update_norm(short) == pytest.approx(6.5, rel=1e-6)
     np.testing.assert_allclose([*short.trunk, *short.head.weight[0], *short.head.bias], [1.5, 0, 0, -2, 6], rtol=1e-6)
-    assert clip_update_to_length(long, 13.5) is long
+    assert clip_update_to_norm(long, 13.5) is long
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_an_update_that_is_too_long_keeps_its_direction() -> None:
 )
 def test_no_site_sends_more_than_the_bound(method: str, tmp_path: Path, traffic: Traffic) -> None:
     federation(tmp_path, f"run.method={method}", *few_needs_of(method), "method.clip_update=0.05")
-    lengths = [measure_update_length(reply.update) for reply in traffic.replies]
+    lengths = [compute_whole_update_norm(reply.update) for reply in traffic.replies]
     assert lengths == [pytest.approx(0.05, rel=1e-5)] * 6
 
 
@@ -87,12 +87,14 @@ def test_what_rounding_loses_goes_with_the_next_update(form: Form) -> None:
     generator, unsent, sent = np.random.default_rng(1), ModelGroups(), np.zeros(2000)
     updates = [generator.normal(size=2000).astype(np.float32) for _ in range(50)]
     for trunk in updates:
-        update, unsent = compress_trunk(ModelGroups(trunk), unsent, form)
+        update, unsent = compress_update_trunk(ModelGroups(trunk), unsent, form)
         assert update.trunk is not None
         sent += update.trunk
     total = np.sum(updates, axis=0, dtype=np.float64)
     np.testing.assert_allclose(sent + unsent.trunk, total, atol=1e-5)
-    forgotten = np.sum([compress_trunk(ModelGroups(trunk), ModelGroups(), form)[0].trunk for trunk in updates], axis=0)
+    forgotten = np.sum(
+        [compress_update_trunk(ModelGroups(trunk), ModelGroups(), form)[0].trunk for trunk in updates], axis=0
+    )
     assert np.abs(sent - total).mean() < np.abs(forgotten - total).mean() / 3
 
 
@@ -112,8 +114,8 @@ def test_a_compressed_update_takes_fewer_bytes(form: str, bytes_a_number: float,
 def test_an_update_in_another_form_than_requested_does_not_count() -> None:
     trunk = np.array([1.0, -2.0], np.float32)
     requested = ModelGroups(trunk, form="int8")
-    assert find_update_fault(ModelGroups(trunk), requested) == "trunk travels as float32, expected int8"
-    assert find_update_fault(requested, requested) == ""
+    assert find_update_form_fault(ModelGroups(trunk), requested) == "trunk travels as float32, expected int8"
+    assert find_update_form_fault(requested, requested) == ""
 
 
 UPDATES = (np.array([0.5, -2.0]), np.array([-1.0, 0.25]))

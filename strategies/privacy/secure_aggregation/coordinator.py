@@ -23,8 +23,8 @@ from common.wire.secure_aggregation import (
 )
 from strategies.privacy.secure_aggregation.crypto import (
     MaskingStatement,
+    MaskingStatementError,
     SecretsError,
-    StatementError,
     add_mask_to_vector,
     compute_shared_secret,
     deserialize_private_key,
@@ -35,11 +35,12 @@ from strategies.privacy.secure_aggregation.masked_rounds import count_needed_sur
 from strategies.privacy.secure_aggregation.noise_shares import DistributedNoise
 from strategies.privacy.secure_aggregation.site import may_unmask_segment
 from strategies.privacy.secure_aggregation.vectors import (
-    MaskedSegment,
-    SegmentLayout,
+    ONE,
+    UpdateVectorLayout,
+    UpdateVectorSegment,
     convert_from_fixed_point,
+    group_rows_into_segments,
     is_plausible_sum,
-    list_segments,
 )
 
 
@@ -47,7 +48,7 @@ class MaskingFailed(Exception):
     """Raised when the sum of a round cannot be unmasked; no single update is revealed."""
 
 
-class QueryFunction(Protocol):
+class SiteQueryFunction(Protocol):
     """A function that sends each site its request and yields (site, answer) on arrival; silent sites are omitted."""
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]: ...
@@ -69,7 +70,7 @@ class MaskedSumRequest:
     round: int
     rows: Mapping[str, tuple[str, ...]]
     classes: tuple[str, ...]
-    layout: SegmentLayout
+    layout: UpdateVectorLayout
     largest: float
     shares: DistributedNoise | None = None
 
@@ -101,7 +102,7 @@ class MaskedSummation:
     """Requests and unmasks the sum of one round's updates, stage by stage."""
 
     request: MaskedSumRequest
-    ask: QueryFunction
+    ask: SiteQueryFunction
     _statements: dict[str, MaskingStatement] = field(default_factory=dict)
     _members: tuple[str, ...] = ()
     _divisor: int = 0
@@ -112,9 +113,9 @@ class MaskedSummation:
         Raises:
             MaskingFailed: If too few sites answer at any stage, or their answers do not fit together.
         """
-        letters = self._collect_encrypted_shares(self._collect_keys())
+        letters = self._collect_encrypted_shares(self._collect_site_keys())
         total, survivors = self._collect_masked_updates(letters)
-        segments = list_segments({site: statement.rows for site, statement in self._statements.items()})
+        segments = group_rows_into_segments({site: statement.rows for site, statement in self._statements.items()})
         try:
             self._remove_masks(total, sorted(letters), survivors, segments)
         except SecretsError as error:
@@ -130,17 +131,16 @@ class MaskedSummation:
         unopened = [name for name in sum_request.classes if name not in rows]
         for place in sum_request.layout.iterate_class_slices(sum_request.classes, unopened, body=False):
             total[place] = 0
-        grid = sum_request.shares.make_grid(self._divisor) if sum_request.shares else None
-        if not (grid.is_plausible_sum(total) if grid else is_plausible_sum(total, self._divisor)):
+        grid = sum_request.shares.make_noise_share_grid(self._divisor) if sum_request.shares else None
+        if not is_plausible_sum(total, grid.limit if grid else ONE + self._divisor):
             raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
-        vector = grid.integers_to_values(total) if grid else convert_from_fixed_point(total, sum_request.largest)
-        return UnmaskedSum(
-            sum_request, vector, tuple(sorted(survivors)), self._divisor, rows, tuple(sorted(closed)), total
-        )
+        largest, still_masked = sum_request.largest, tuple(sorted(closed))
+        vector = grid.convert_integers_to_values(total) if grid else convert_from_fixed_point(total, largest)
+        return UnmaskedSum(sum_request, vector, tuple(sorted(survivors)), self._divisor, rows, still_masked, total)
 
     # ------------------------------------------------------------------ stages
 
-    def _collect_keys(self) -> SharesRequest:
+    def _collect_site_keys(self) -> SharesRequest:
         """Collect the sites' signed keys, and return the request that relays them to all sites.
 
         After an earlier attempt at this round, only that attempt's sites are asked.
@@ -148,19 +148,16 @@ class MaskedSummation:
         sum_request = self.request
         self._members = tuple(sorted(sum_request.rows))
         self._divisor = len(self._members)
-        answers = self._ask_for_keys()
+        answers = self._request_site_keys()
         now = self._members, self._divisor
         earlier = {(statement.members, statement.divisor) for statement in self._statements.values()} - {now}
         if earlier:
             self._members, self._divisor = min(earlier)
             if missing := sorted(set(self._members) - set(sum_request.rows)):
-                problem = (
-                    f"this round, or one from the same model, was masked before, among {quote_names(self._members)}"
-                )
-                raise MaskingFailed(
-                    f"{problem}: it can be done again with the same sites, and lacks {quote_names(missing)}."
-                )
-            answers = self._ask_for_keys()
+                members, lacking = quote_names(self._members), quote_names(missing)
+                problem = f"this round, or one from the same model, was masked before, among {members}"
+                raise MaskingFailed(f"{problem}: it can be done again with the same sites, and lacks {lacking}.")
+            answers = self._request_site_keys()
         self._refuse_too_few_sites(answers, max(self._needed_site_count, 2), "stated their keys")
         ordered = [answers[site] for site in sorted(answers)]
         return SharesRequest(
@@ -171,7 +168,7 @@ class MaskedSummation:
             tuple(answer.identity for answer in ordered),
         )
 
-    def _ask_for_keys(self) -> dict[str, KeysAnswer]:
+    def _request_site_keys(self) -> dict[str, KeysAnswer]:
         """Request the members' keys, and store the statements that fit the request."""
         sum_request, answers = self.request, dict[str, KeysAnswer]()
         request = KeysRequest(sum_request.run, sum_request.round, self._members, self._divisor)
@@ -179,7 +176,7 @@ class MaskedSummation:
         for site, answer in self.ask(dict.fromkeys(self._members, request), KeysAnswer, 2):
             try:
                 statement = read_masking_statement(answer.statement)
-            except StatementError:
+            except MaskingStatementError:
                 continue
             if (statement.run, statement.round, statement.site) != (sum_request.run, sum_request.round, site):
                 continue
@@ -190,13 +187,10 @@ class MaskedSummation:
     def _collect_encrypted_shares(self, request: SharesRequest) -> dict[str, dict[str, bytes]]:
         """Request encrypted shares of the sites' secrets; return sender -> recipient -> encrypted shares."""
         others = {site: set(self._statements) - {site} for site in self._statements}
-        by_sender = {
-            site: dict(zip(answer.recipients, answer.letters, strict=True))
-            for site, answer in self.ask(
-                dict.fromkeys(self._statements, request), SharesAnswer, self._needed_site_count
-            )
-            if set(answer.recipients) == others[site]
-        }
+        requests, by_sender = dict.fromkeys(self._statements, request), dict[str, dict[str, bytes]]()
+        for site, answer in self.ask(requests, SharesAnswer, self._needed_site_count):
+            if set(answer.recipients) == others[site]:
+                by_sender[site] = dict(zip(answer.recipients, answer.letters, strict=True))
         self._refuse_too_few_sites(by_sender, self._needed_site_count, "shared their secrets")
         return by_sender
 
@@ -226,7 +220,7 @@ class MaskedSummation:
     # ------------------------------------------------------------------ unmasking
 
     def _remove_masks(
-        self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[MaskedSegment]
+        self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[UpdateVectorSegment]
     ) -> None:
         """Request shares of secrets; subtract survivors' own masks, and those that they share with dropped sites."""
         sum_request, layout = self.request, self.request.layout
@@ -245,13 +239,13 @@ class MaskedSummation:
             if may_unmask_segment(segment, set(survivors), self._statements):
                 for site in sorted(set(segment.owners) & set(survivors)):
                     secret = recover_secret_from_shares(masks.get((site, segment.name), [])[: self._needed_site_count])
-                    places = layout.iterate_class_slices(sum_request.classes, segment.classes, body=segment.is_body)
+                    body = segment.is_body_segment
+                    places = layout.iterate_class_slices(sum_request.classes, segment.classes, body=body)
                     add_mask_to_vector(total, places, secret, subtract=True)
         for gone in sorted(set(taking_part) - set(survivors)):
             stated = self._statements[gone]
-            key = deserialize_private_key(
-                recover_secret_from_shares(keys.get(gone, [])[: self._needed_site_count]), stated.masking_key
-            )
+            secret = recover_secret_from_shares(keys.get(gone, [])[: self._needed_site_count])
+            key = deserialize_private_key(secret, stated.masking_key)
             for site in survivors:
                 theirs = self._statements[site]
                 common = tuple(name for name in theirs.rows if name in stated.rows)

@@ -74,10 +74,10 @@ def compute_shared_secret(key: ec.EllipticCurvePrivateKey, other: str) -> bytes:
     Raises:
         SecretsError: If the other key is not a point of the curve.
     """
-    return base64.urlsafe_b64decode(_derive_shared_key(key, other))
+    return base64.urlsafe_b64decode(_derive_shared_encryption_key(key, other))
 
 
-def _derive_shared_key(key: ec.EllipticCurvePrivateKey, other: str) -> bytes:
+def _derive_shared_encryption_key(key: ec.EllipticCurvePrivateKey, other: str) -> bytes:
     try:
         public = ec.EllipticCurvePublicKey.from_encoded_point(CURVE, bytes.fromhex(other))
     except ValueError:
@@ -85,30 +85,30 @@ def _derive_shared_key(key: ec.EllipticCurvePrivateKey, other: str) -> bytes:
     return generate_shared_key(key, public)
 
 
-def encrypt_for_site(letter: bytes, key: ec.EllipticCurvePrivateKey, recipient: str) -> bytes:
+def encrypt_message_for_site(letter: bytes, key: ec.EllipticCurvePrivateKey, recipient: str) -> bytes:
     """Encrypt a message so that only the owner of the public key ``recipient`` can read it."""
-    return encrypt(_derive_shared_key(key, recipient), letter)
+    return encrypt(_derive_shared_encryption_key(key, recipient), letter)
 
 
-def decrypt_from_site(letter: bytes, key: ec.EllipticCurvePrivateKey, sender: str) -> bytes:
-    """Decrypt a message of :func:`encrypt_for_site`.
+def decrypt_message_from_site(letter: bytes, key: ec.EllipticCurvePrivateKey, sender: str) -> bytes:
+    """Decrypt a message of :func:`encrypt_message_for_site`.
 
     Raises:
         SecretsError: If the message was not encrypted by the owner of ``sender`` for this key.
     """
     try:
-        return decrypt(_derive_shared_key(key, sender), letter)
+        return decrypt(_derive_shared_encryption_key(key, sender), letter)
     except InvalidToken:
         raise SecretsError("a letter cannot be opened") from None
 
 
-def split_secret(secret: bytes, threshold: int, sites: int) -> list[bytes]:
+def split_secret_into_shares(secret: bytes, threshold: int, sites: int) -> list[bytes]:
     """Split a secret into one share for each site; any ``threshold`` shares recover it, fewer reveal nothing."""
     return create_shares(secret, threshold, sites)
 
 
 def recover_secret_from_shares(shares: Sequence[bytes]) -> bytes:
-    """Recover a secret from at least as many shares of :func:`split_secret` as its threshold.
+    """Recover a secret from at least as many shares of :func:`split_secret_into_shares` as its threshold.
 
     Raises:
         SecretsError: If the shares do not fit together.
@@ -176,7 +176,7 @@ def read_secret_shares(text: bytes, expected: tuple[str, int, str, str]) -> Secr
 SIGNED_WITH = ec.ECDSA(hashes.SHA256())
 
 
-class StatementError(ValueError):
+class MaskingStatementError(ValueError):
     """Raised when a site's statement is invalid; the message gives the reason."""
 
 
@@ -217,7 +217,7 @@ class MaskingStatement(BaseModel):
     masking_key: str
 
     @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def _check_statement_fields(self) -> Self:
         if list(self.rows) != sorted(set(self.rows)):
             raise ValueError("rows must be sorted, once each")
         if not len(self.members) <= self.divisor:
@@ -226,11 +226,11 @@ class MaskingStatement(BaseModel):
             raise ValueError("keys must be points of NIST P-256, compressed, in hexadecimal digits")
         return self
 
-    def text_to_sign(self) -> bytes:
+    def bytes_to_sign(self) -> bytes:
         """Return the statement as the bytes that are signed."""
         return self.model_dump_json().encode()
 
-    def describe_disagreement(self, other: "MaskingStatement") -> str:
+    def describe_request_disagreement(self, other: "MaskingStatement") -> str:
         """Return a phrase on how another site's request differs from this site's; empty if they agree.
 
         With different requests, a malicious coordinator could make another site add nothing to the sum, or find this
@@ -252,12 +252,12 @@ def read_masking_statement(text: bytes) -> MaskingStatement:
     """Read a site's statement from JSON.
 
     Raises:
-        StatementError: If the text is no statement.
+        MaskingStatementError: If the text is no statement.
     """
     try:
         return MaskingStatement.model_validate_json(text)
     except ValidationError as error:
-        raise StatementError(f"is no statement of a site's keys: {error.errors()[0]['msg']}") from None
+        raise MaskingStatementError(f"is no statement of a site's keys: {error.errors()[0]['msg']}") from None
 
 
 def sign_masking_statement(statement: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -266,13 +266,13 @@ def sign_masking_statement(statement: bytes, key: ec.EllipticCurvePrivateKey) ->
 
 
 def refuse_unsigned_statement(statement: bytes, signature: bytes, identity: str) -> None:
-    """Raise :class:`StatementError` if a statement is not signed by this key."""
+    """Raise :class:`MaskingStatementError` if a statement is not signed by this key."""
     try:
         key = load_ssh_public_key(identity.encode())
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise StatementError("the site's key is not on an elliptic curve")
+            raise MaskingStatementError("the site's key is not on an elliptic curve")
         key.verify(signature, statement, SIGNED_WITH)
     except InvalidSignature:
-        raise StatementError("is not signed by the site's key") from None
+        raise MaskingStatementError("is not signed by the site's key") from None
     except ValueError as error:
-        raise StatementError(f"has a key that cannot be read: {error}") from None
+        raise MaskingStatementError(f"has a key that cannot be read: {error}") from None

@@ -28,7 +28,7 @@ KEPT = 5_000
 
 
 @dataclass(frozen=True)
-class MaskedRound:
+class MaskedRoundRecord:
     """A site's record of one round that it masked.
 
     Attributes:
@@ -43,7 +43,7 @@ class MaskedRound:
     noise: str = ""
     divisor: int = 0
 
-    def with_masked_members(self, members: Collection[str]) -> "MaskedRound":
+    def with_masked_members(self, members: Collection[str]) -> "MaskedRoundRecord":
         """Return the record with ``members`` as the sites that masked together.
 
         Raises:
@@ -53,10 +53,8 @@ class MaskedRound:
             raise SecretsError(f"this round was masked among {quote_names(self.members)}, and is among no others")
         return replace(self, members=masking)
 
-    def with_unmasked_survivors(self, survivors: Collection[str]) -> "MaskedRound":
+    def with_unmasked_survivors(self, survivors: Collection[str]) -> "MaskedRoundRecord":
         """Return the record with ``survivors`` as the sites whose sum this site helps to unmask.
-
-        A site reveals the shares that unmask a sum for only one set of survivors in each round.
 
         Raises:
             SecretsError: If the site has already revealed its shares for the sum of other sites.
@@ -65,7 +63,7 @@ class MaskedRound:
             raise SecretsError(f"the sum of {quote_names(self.opened)} was opened in this round, and no other is")
         return replace(self, opened=opened)
 
-    def with_noise_hash(self, drawn_for: str) -> "MaskedRound":
+    def with_noise_hash(self, drawn_for: str) -> "MaskedRoundRecord":
         """Return the record with the hash of the data that a share of noise is added to.
 
         Raises:
@@ -99,7 +97,7 @@ class MaskedRoundStore:
     def __init__(self, folder: Path | None = None, *, durable: bool = True) -> None:
         self._folder, self._durable = folder, durable
 
-    def read_round(self, run: str, server_round: int, start: str = "") -> MaskedRound:
+    def read_masked_round(self, run: str, server_round: int, start: str = "") -> MaskedRoundRecord:
         """Return the record of this round, merged with those of all rounds that started from the same model.
 
         Args:
@@ -112,17 +110,16 @@ class MaskedRoundStore:
         notes = [self._read_rounds_of_run(run).get(str(server_round), {})]
         if start and self._folder is not None:
             for path in sorted(self._folder.glob("*.json")):
-                notes += [
-                    note for note in self._read_rounds_of_run(path.stem).values() if start in note.get("starts", ())
-                ]
-        done = MaskedRound()
+                rounds = self._read_rounds_of_run(path.stem).values()
+                notes += [note for note in rounds if start in note.get("starts", ())]
+        done = MaskedRoundRecord()
         for note in notes:
             done = done.with_masked_members(note["members"]) if note.get("members") else done
             done = done.with_unmasked_survivors(note["opened"]) if note.get("opened") else done
         divisors = [int(note.get("divisor") or len(note["members"])) for note in notes if note.get("members")]
         return replace(done, noise=str(notes[0].get("noise", "")), divisor=next(iter(divisors), 0))
 
-    def store_round(self, run: str, server_round: int, done: MaskedRound, start: str = "") -> None:
+    def store_masked_round(self, run: str, server_round: int, done: MaskedRoundRecord, start: str = "") -> None:
         """Store the record of a round on disk, before the site answers.
 
         Raises:
@@ -130,7 +127,7 @@ class MaskedRoundStore:
         """
         if self._folder is None:
             return
-        path, before = self._path_of_run(run), self._read_rounds_of_run(run)
+        path, before = self._find_file_of_run(run), self._read_rounds_of_run(run)
         starts = sorted({*before.get(str(server_round), {}).get("starts", ()), start} - {""})
         named = {"members": list(done.members), "opened": list(done.opened), "divisor": done.divisor}
         noted = {**named, "starts": starts, "noise": done.noise}
@@ -142,13 +139,13 @@ class MaskedRoundStore:
         write_atomically(path, json.dumps({**before, str(server_round): noted}).encode(), durable=self._durable)
 
     def _read_rounds_of_run(self, run: str) -> dict[str, Any]:
-        if self._folder is None or not self._path_of_run(run).exists():
+        if self._folder is None or not self._find_file_of_run(run).exists():
             return {}
-        rounds = json.loads(self._path_of_run(run).read_bytes())
+        rounds = json.loads(self._find_file_of_run(run).read_bytes())
         if not isinstance(rounds, dict):
-            raise ValueError(f"{self._path_of_run(run).name} holds no masked rounds")
+            raise ValueError(f"{self._find_file_of_run(run).name} holds no masked rounds")
         return rounds
 
-    def _path_of_run(self, run: str) -> Path:
+    def _find_file_of_run(self, run: str) -> Path:
         assert self._folder is not None, "checked before"
         return self._folder / f"{run}.json"

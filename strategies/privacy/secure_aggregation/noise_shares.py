@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from common.config import HospitalPlan
 from common.wire.secure_aggregation import Integers
 from strategies.local.site_method import SiteMethod
-from strategies.privacy.mechanism import make_site_privacy
+from strategies.privacy.mechanism import make_site_privacy_settings
 from strategies.privacy.noise import SCALE_BITS, SecretBitStream, draw_discrete_gaussian
 from strategies.privacy.secure_aggregation.crypto import SecretsError
 
@@ -50,21 +50,12 @@ class NoiseShareGrid:
     limit: int
 
     def add_noise_share(self, update: NDArray[np.float32], bits: SecretBitStream) -> Integers:
-        """Return one site's addend before masking: the update on the grid plus a share of the noise.
-
-        Args:
-            update: An update whose length is at most the bound.
-        """
+        """Return a site's addend before masking: the update, not longer than the bound, plus a share of the noise."""
         truncated = np.trunc(update.astype(np.float64) * (1 / self.divisor * self.steps)).astype(np.int64)
         noisy = truncated + draw_discrete_gaussian(len(update), bits, self.scale_bits)
         return (noisy & 0xFFFFFFFF).astype(np.uint32)
 
-    def is_plausible_sum(self, total: Integers) -> bool:
-        """Return True if these integers can be a sum; if a mask was not removed, many are out of range."""
-        signed = total.view(np.int32).astype(np.int64)
-        return not len(signed) or bool(np.abs(signed).max() <= self.limit)
-
-    def integers_to_values(self, total: Integers) -> NDArray[np.float64]:
+    def convert_integers_to_values(self, total: Integers) -> NDArray[np.float64]:
         """Convert a sum from grid steps to floats."""
         return total.view(np.int32) / np.float64(self.steps)
 
@@ -83,7 +74,7 @@ class DistributedNoise:
     noise_multiplier: float
     honest: int
 
-    def make_grid(self, divisor: int) -> NoiseShareGrid:
+    def make_noise_share_grid(self, divisor: int) -> NoiseShareGrid:
         """Return the finest possible grid for ``divisor`` sites; two updates differ by at most twice the bound.
 
         All sites of a round use the same grid, even if sites drop out: noise on a coarser grid would protect less.
@@ -105,7 +96,7 @@ def make_distributed_noise(plan: HospitalPlan, method: SiteMethod) -> Distribute
     section = plan.privacy
     if section.noise != "distributed":
         return None
-    protection = make_site_privacy(plan, method, 1)
+    protection = make_site_privacy_settings(plan, method, 1)
     assert protection is not None, "it has a level"
     assert section.honest_sites is not None, "the schema says"
     return DistributedNoise(section.max_update_norm, protection.noise_multiplier, section.honest_sites)

@@ -36,30 +36,30 @@ from strategies.privacy.noise import SecretBitStream
 from strategies.privacy.secure_aggregation.crypto import (
     SECRET_BYTES,
     MaskingStatement,
+    MaskingStatementError,
     SecretShares,
-    StatementError,
     add_mask_to_vector,
     compute_shared_secret,
-    decrypt_from_site,
+    decrypt_message_from_site,
     encode_public_key_hex,
-    encrypt_for_site,
+    encrypt_message_for_site,
     make_key_pair,
     read_masking_statement,
     read_secret_shares,
     refuse_unsigned_statement,
     serialize_private_key,
     sign_masking_statement,
-    split_secret,
+    split_secret_into_shares,
 )
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundStore, count_needed_survivors
 from strategies.privacy.secure_aggregation.noise_shares import DistributedNoise
 from strategies.privacy.secure_aggregation.vectors import (
-    MaskedSegment,
+    UpdateVectorSegment,
     compute_share_threshold,
     convert_to_fixed_point,
     count_out_of_range_values,
     flatten_update,
-    list_segments,
+    group_rows_into_segments,
 )
 
 Request = KeysRequest | SharesRequest | MaskedRequest | RevealRequest
@@ -140,11 +140,11 @@ class SiteMaskingRound:
         self._update: NDArray[np.float32] | None = vector
         self.cut = count_out_of_range_values(vector, terms.largest)
         self._sealing, self._masking = make_key_pair(), make_key_pair()
-        self._done = terms.masked.read_round(run, server_round, terms.digest.start)
+        self._done = terms.masked.read_masked_round(run, server_round, terms.digest.start)
         self._members: tuple[str, ...] = ()
         self._divisor = 0
         self._statements: Mapping[str, MaskingStatement] = {}
-        self._segments: tuple[MaskedSegment, ...] = ()
+        self._segments: tuple[UpdateVectorSegment, ...] = ()
         self._own: dict[str, bytes] = {}  # segment -> secret of this site's own mask
         self._letters: dict[str, SecretShares] = {}  # sender -> shares, this site's own too
         self._answered: dict[type, tuple[Request, MaskingAnswer]] = {}
@@ -168,7 +168,7 @@ class SiteMaskingRound:
         if self._divisor < len(self._members) or compute_share_threshold(self._divisor) > len(self._members):
             raise MaskingRefused(f"of {self._divisor} sites, {len(self._members)} are too few to go on with.")
         self._refuse_too_few_sites(len(self._members))
-        statement = self._own_statement.text_to_sign()
+        statement = self._own_masking_statement.bytes_to_sign()
         identity = self._terms.identity
         signature = sign_masking_statement(statement, identity.key) if identity else b""
         line = identity.line if identity else ""
@@ -186,13 +186,13 @@ class SiteMaskingRound:
             return earlier
         self._statements = self._check_statements(request)
         sites = sorted(self._statements)
-        self._segments = list_segments({site: statement.rows for site, statement in self._statements.items()})
-        self._own = {
-            segment.name: os.urandom(SECRET_BYTES) for segment in self._segments if self.site in segment.owners
-        }
+        rows = {site: statement.rows for site, statement in self._statements.items()}
+        self._segments = group_rows_into_segments(rows)
+        own = [segment.name for segment in self._segments if self.site in segment.owners]
+        self._own = {name: os.urandom(SECRET_BYTES) for name in own}
         needed = self._needed_site_count
-        keys = split_secret(serialize_private_key(self._masking), needed, len(sites))
-        masks = {name: split_secret(secret, needed, len(sites)) for name, secret in self._own.items()}
+        keys = split_secret_into_shares(serialize_private_key(self._masking), needed, len(sites))
+        masks = {name: split_secret_into_shares(secret, needed, len(sites)) for name, secret in self._own.items()}
         letters = {
             site: SecretShares(
                 run=self.run,
@@ -206,7 +206,7 @@ class SiteMaskingRound:
         }
         self._letters[self.site] = letters.pop(self.site)
         written = [
-            encrypt_for_site(letters[to].to_json_bytes(), self._sealing, self._statements[to].sealing_key)
+            encrypt_message_for_site(letters[to].to_json_bytes(), self._sealing, self._statements[to].sealing_key)
             for to in letters
         ]
         answer = SharesAnswer(self.run, self.round, self.site, tuple(letters), tuple(written))
@@ -232,7 +232,7 @@ class SiteMaskingRound:
             raise MaskingRefused(f"the update has {len(self._update)} numbers, not {request.numbers}.")
         letters = dict[str, SecretShares]()
         for sender, sealed in zip(request.senders, request.letters, strict=True):
-            text = decrypt_from_site(sealed, self._sealing, self._statements[sender].sealing_key)
+            text = decrypt_message_from_site(sealed, self._sealing, self._statements[sender].sealing_key)
             letters[sender] = read_secret_shares(text, (self.run, self.round, sender, self.site))
             if set(letters[sender].masks) != {segment.name for segment in self._segments if sender in segment.owners}:
                 raise MaskingRefused(f"{sender} knows other sites, or other head rows, than this site does.")
@@ -241,7 +241,7 @@ class SiteMaskingRound:
         if terms.shares is None:
             vector = convert_to_fixed_point(self._update, 1 if terms.counts else self._divisor, terms.largest)
         else:  # a share of the noise is added; a repeated round gets the same share
-            grid = terms.shares.make_grid(self._divisor)
+            grid = terms.shares.make_noise_share_grid(self._divisor)
             covered = hashlib.sha256(json.dumps([self.run, self.round, self._done.members, vars(grid)]).encode())
             covered.update(self._update.tobytes())
             self._done = self._done.with_noise_hash(covered.hexdigest())
@@ -292,14 +292,14 @@ class SiteMaskingRound:
     @property
     def agreement_hash(self) -> str:
         """Return a hash of all sites' signed keys and of the sites in the unmasked sum, equal at all honest sites."""
-        stated = [self._statements[site].text_to_sign().decode() for site in sorted(self._statements)]
+        stated = [self._statements[site].bytes_to_sign().decode() for site in sorted(self._statements)]
         return hashlib.sha256(json.dumps([stated, self._done.opened]).encode()).hexdigest()
 
     @property
     def classes_of_few_sites(self) -> tuple[str, ...]:
         """Return the classes of this site that too few sites own; complete once the sites' statements are received."""
         own = [segment for segment in self._segments if self.site in segment.owners]
-        needed = [count_needed_owners(segment.owners, self._statements) for segment in own]
+        needed = [count_needed_segment_owners(segment.owners, self._statements) for segment in own]
         few = [segment for segment, least in zip(own, needed, strict=True) if len(segment.owners) < least]
         return tuple(name for segment in few for name in segment.classes)
 
@@ -319,7 +319,7 @@ class SiteMaskingRound:
         return reply
 
     @property
-    def _own_statement(self) -> MaskingStatement:
+    def _own_masking_statement(self) -> MaskingStatement:
         return MaskingStatement(
             run=self.run,
             round=self.round,
@@ -348,16 +348,16 @@ class SiteMaskingRound:
                     peers = self._terms.peers
                     if peers and peers.get(statement.site, "").split()[:2] != identity.split()[:2]:
                         problem = "is signed with a key that this site's policy does not know"
-                        raise StatementError(f"of {statement.site} {problem}")
-            except StatementError as error:
+                        raise MaskingStatementError(f"of {statement.site} {problem}")
+            except MaskingStatementError as error:
                 raise MaskingRefused(f"a relayed statement {error}.") from None
             if (statement.run, statement.round) != (self.run, self.round) or statement.site in by_site:
                 raise MaskingRefused("the relayed statements are not one a site, of this round.")
-            if why := self._own_statement.describe_disagreement(statement):
+            if why := self._own_masking_statement.describe_request_disagreement(statement):
                 raise MaskingRefused(f"{statement.site} {why}: its update may not hide that of {self.site}.")
             by_site[statement.site] = statement
         keys = [key for statement in by_site.values() for key in (statement.sealing_key, statement.masking_key)]
-        if by_site.get(self.site) != self._own_statement or len(set(keys)) < len(keys):
+        if by_site.get(self.site) != self._own_masking_statement or len(set(keys)) < len(keys):
             raise MaskingRefused(f"the relayed statements lack that of {self.site}, or one key is stated twice.")
         if not set(by_site) <= set(self._members):
             raise MaskingRefused("a relayed statement is of a site that was not to mask with the others.")
@@ -369,15 +369,14 @@ class SiteMaskingRound:
     def _add_masks(self, vector: Integers, others: list[str]) -> None:
         for segment in self._segments:
             if self.site in segment.owners:
-                places = self._layout.iterate_class_slices(self._rows, segment.classes, body=segment.is_body)
+                places = self._layout.iterate_class_slices(self._rows, segment.classes, body=segment.is_body_segment)
                 add_mask_to_vector(vector, places, self._own[segment.name])
         for other in others:
             theirs = self._statements[other]
             common = tuple(name for name in self._rows if name in theirs.rows)
             places = self._layout.iterate_class_slices(self._rows, common, body=True)
-            add_mask_to_vector(
-                vector, places, compute_shared_secret(self._masking, theirs.masking_key), subtract=self.site > other
-            )
+            secret = compute_shared_secret(self._masking, theirs.masking_key)
+            add_mask_to_vector(vector, places, secret, subtract=self.site > other)
 
     @property
     def _needed_site_count(self) -> int:
@@ -386,24 +385,24 @@ class SiteMaskingRound:
         return count_needed_survivors(self._divisor, self._terms.cohort, honest)
 
     def _store_masked_round(self) -> None:
-        self._terms.masked.store_round(self.run, self.round, self._done, self._terms.digest.start)
+        self._terms.masked.store_masked_round(self.run, self.round, self._done, self._terms.digest.start)
 
     def _refuse_too_few_sites(self, sites: int) -> None:
-        if sites < self._needed_site_count:
-            raise MaskingRefused(
-                f"{sites} of {len(self._members)} sites are left, {self._needed_site_count} are needed."
-            )
+        if sites < (needed := self._needed_site_count):
+            raise MaskingRefused(f"{sites} of {len(self._members)} sites are left, {needed} are needed.")
 
 
-def may_unmask_segment(segment: MaskedSegment, survivors: set[str], statements: Mapping[str, MaskingStatement]) -> bool:
+def may_unmask_segment(
+    segment: UpdateVectorSegment, survivors: set[str], statements: Mapping[str, MaskingStatement]
+) -> bool:
     """Return True if a segment's sum may be unmasked: enough of its owners survive, or all of these allow fewer."""
     left = [site for site in segment.owners if site in survivors]
     if not left:
         return False
-    return len(left) >= count_needed_owners(left, statements) or all(statements[site].alone for site in left)
+    return len(left) >= count_needed_segment_owners(left, statements) or all(statements[site].alone for site in left)
 
 
-def count_needed_owners(owners: Collection[str], statements: Mapping[str, MaskingStatement]) -> int:
+def count_needed_segment_owners(owners: Collection[str], statements: Mapping[str, MaskingStatement]) -> int:
     """Return the smallest number of sites whose sum these sites all help to unmask."""
     return max(2, *(statements[site].cohort for site in owners))
 

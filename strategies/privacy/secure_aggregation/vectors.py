@@ -38,7 +38,7 @@ def compute_share_threshold(sites: int, honest: int = 0) -> int:
 
 
 @dataclass(frozen=True)
-class SegmentLayout:
+class UpdateVectorLayout:
     """Positions of values in the masked vector: the body, then a row for each class that a site sends, by class name.
 
     Attributes:
@@ -51,29 +51,29 @@ class SegmentLayout:
     features: int
 
     @property
-    def numbers_in_body(self) -> int:
+    def body_size(self) -> int:
         return self.trunk + self.norm
 
     @property
-    def numbers_per_row(self) -> int:
+    def row_size(self) -> int:
         return self.features + 1
 
     def compute_vector_size(self, rows: Sequence[str]) -> int:
         """Return the length of the vector of a site with these head rows."""
-        return self.numbers_in_body + len(rows) * self.numbers_per_row
+        return self.body_size + len(rows) * self.row_size
 
     def iterate_class_slices(self, rows: Sequence[str], classes: Sequence[str], *, body: bool) -> Iterator[slice]:
         """Yield the slices of the body and of these classes in the vector of a site with these head rows."""
         if body:
-            yield slice(0, self.numbers_in_body)
+            yield slice(0, self.body_size)
         position = {name: place for place, name in enumerate(rows)}
         for name in classes:
-            start = self.numbers_in_body + position[name] * self.numbers_per_row
-            yield slice(start, start + self.numbers_per_row)
+            start = self.body_size + position[name] * self.row_size
+            yield slice(start, start + self.row_size)
 
 
 @dataclass(frozen=True)
-class MaskedSegment:
+class UpdateVectorSegment:
     """Values that the same sites send; each of these sites covers them with a separate mask."""
 
     name: str
@@ -81,18 +81,15 @@ class MaskedSegment:
     owners: tuple[str, ...]
 
     @property
-    def is_body(self) -> bool:
+    def is_body_segment(self) -> bool:
         return self.name == BODY
 
 
-def list_segments(rows: Mapping[str, Collection[str]]) -> tuple[MaskedSegment, ...]:
+def group_rows_into_segments(rows: Mapping[str, Collection[str]]) -> tuple[UpdateVectorSegment, ...]:
     """Group head rows by the sites that send them, because each group is summed over its own sites.
 
     The first segment, the body, holds trunk, batch normalisation and the rows that all sites send. The others follow in
-    the order of their first class.
-
-    Args:
-        rows: Site -> classes whose head rows it sends.
+    the order of their first class. ``rows`` has the classes whose head rows each site sends.
     """
     everybody = tuple(sorted(rows))
     classes: dict[tuple[str, ...], list[str]] = {everybody: []}
@@ -100,12 +97,12 @@ def list_segments(rows: Mapping[str, Collection[str]]) -> tuple[MaskedSegment, .
         owners = tuple(site for site in everybody if name in rows[site])
         classes.setdefault(owners, []).append(name)
     return tuple(
-        MaskedSegment(BODY if owners == everybody else names[0], tuple(names), owners)
+        UpdateVectorSegment(BODY if owners == everybody else names[0], tuple(names), owners)
         for owners, names in classes.items()
     )
 
 
-def flatten_update(update: ModelGroups) -> tuple[SegmentLayout, tuple[str, ...], NDArray[np.float32]]:
+def flatten_update(update: ModelGroups) -> tuple[UpdateVectorLayout, tuple[str, ...], NDArray[np.float32]]:
     """Return the layout, the classes of the head rows, and the values of an update as one vector."""
     head = update.head
     rows = tuple(sorted(head.class_names)) if head else ()
@@ -114,15 +111,15 @@ def flatten_update(update: ModelGroups) -> tuple[SegmentLayout, tuple[str, ...],
         ordered = head.select_rows(rows)
         arrays.append(np.column_stack([ordered.weight, ordered.bias]).ravel())
     sizes = (0 if update.trunk is None else len(update.trunk), 0 if update.norm is None else len(update.norm))
-    return SegmentLayout(*sizes, head.features if head else 0), rows, np.concatenate(arrays, dtype=np.float32)
+    return UpdateVectorLayout(*sizes, head.features if head else 0), rows, np.concatenate(arrays, dtype=np.float32)
 
 
 def split_update_vector(
-    layout: SegmentLayout, rows: tuple[str, ...], vector: NDArray[np.float64]
+    layout: UpdateVectorLayout, rows: tuple[str, ...], vector: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], ...]:
     """Return trunk, norm, weights ``(rows, features)`` and biases from a vector."""
-    head = vector[layout.numbers_in_body :].reshape(len(rows), layout.numbers_per_row)
-    return vector[: layout.trunk], vector[layout.trunk : layout.numbers_in_body], head[:, :-1], head[:, -1]
+    head = vector[layout.body_size :].reshape(len(rows), layout.row_size)
+    return vector[: layout.trunk], vector[layout.trunk : layout.body_size], head[:, :-1], head[:, -1]
 
 
 # ---------------------------------------------------------------------- numbers as integers
@@ -158,13 +155,9 @@ def count_out_of_range_values(update: NDArray[np.float32], largest: float) -> in
     return int(np.count_nonzero(np.abs(update) > largest))
 
 
-def is_plausible_sum(total: Integers, sites: int) -> bool:
-    """Return False if a value is outside the range of a sum of ``sites`` updates.
-
-    If a mask was not removed, about half of all values are outside that range.
-    """
+def is_plausible_sum(total: Integers, limit: int) -> bool:
+    """Return True if no absolute value exceeds the limit of a sum; if a mask was not removed, about half of them do."""
     signed = total.view(np.int32)
-    limit = ONE + sites
     return not len(signed) or bool(-limit <= signed.min() and signed.max() <= limit)
 
 
