@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.data.base.image_set import is_placeholder_patient
+from common.data.base.image_set import find_placeholder_patients
 from common.data.base.names import is_blank_cell, normalize_name
 from common.data.base.spec import NO_FINDING, FolderDatasetSpec
 from common.data.images.reading import (
@@ -144,7 +144,7 @@ class InspectedDataset:
         """Where patient names come from, and the number of patients; None if patients are not named."""
         if self.roles.patient is not None:
             return f"column {self.roles.patient}", len(set(self.checked.patients.tolist()))
-        named = self.checked.patients[~is_placeholder_patient(self.checked.patients)]
+        named = self.checked.patients[~find_placeholder_patients(self.checked.patients)]
         return ("PatientID of the DICOM files", len(set(named))) if len(named) else None
 
 

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import is_placeholder_patient
+from common.data.base.image_set import find_placeholder_patients
 from common.data.base.names import make_class_spelling_key, make_name_similarity_key
 from common.data.tables.csv import CsvColumns
 from common.data.tables.judgement import is_metadata_column_name, judge_column, split_diagnosis_code
@@ -183,7 +183,7 @@ def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | No
         annotated = (positives > 0) | ((positives.sum(axis=1) == 0)[:, None] & (labelled > 0))
     people, persons = np.unique(table.patients, return_inverse=True)
     pairs = np.unique(persons.reshape(-1) * count + places)  # each patient at each hospital
-    is_named = not is_placeholder_patient(people).any()
+    is_named = not find_placeholder_patients(people).any()
     return TableHospitals(
         column=roles.source,
         by_label=roles.finding is None,

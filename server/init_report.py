@@ -7,7 +7,7 @@ from shlex import quote
 
 import numpy as np
 
-from common.data.base.image_set import PARTS, SkippedImage, has_known_patients
+from common.data.base.image_set import PARTS, SkippedImage, are_all_patients_known
 from common.data.base.names import make_class_spelling_key
 from common.data.base.spec import NO_FINDING
 from common.data.images.reading import make_conversion_remedy
@@ -119,7 +119,7 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
             ]
         return lines
     source, count = data.patient_source_and_count
-    whose = "no patient" if has_known_patients(data.checked.patients) else "none of these"
+    whose = "no patient" if are_all_patients_known(data.checked.patients) else "none of these"
     lines = [f"patients: {source}, {count} of them; {whose} is split over two parts."]
     patient = data.roles.patient
     others = list_possible_patient_columns(data.columns, [name for name in (patient, *data.roles.unused) if name])

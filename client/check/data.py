@@ -16,7 +16,7 @@ from client.connection.exit_codes import ClientExitCode
 from client.site.policy import TRUST, SitePolicy
 from client.site.settings import find_data_faults, make_label_declaration
 from client.site.site_file import FILE, SiteSettings
-from common.data.base.image_set import PARTS, describe_uniform_pictures, is_placeholder_patient
+from common.data.base.image_set import PARTS, describe_blank_pictures, find_placeholder_patients
 from common.data.base.spec import ChexpertDatasetSpec, LabelColumnsSpec, MimicDatasetSpec
 from common.data.images.headers import DicomHeader, describe_display_problems
 from common.data.images.pixel_cache import hash_image_file
@@ -166,7 +166,7 @@ def _check_picture_appearance(
     form = source.form
     for problem in describe_display_problems(heads if form is None or form.rendering.window is None else []):
         area.add_note(problem, "Look at the images with flwr-client preview-data.")
-    if blank := describe_uniform_pictures([source.names[facts.row] for facts in decoded if facts.blank]):
+    if blank := describe_blank_pictures([source.names[facts.row] for facts in decoded if facts.blank]):
         area.add_note(blank, "Look at them with flwr-client preview-data.")
     deep = [facts.pixels for facts in decoded if facts.mode == "16 bit" and facts.pixels is not None]
     brightest = max((int(pixels.max()) for pixels in deep), default=255)
@@ -206,7 +206,7 @@ def _add_policy_and_label_notes(
     if not source.patients_known:
         problem = "no column says whose images they are: one patient's may stand on two sides of a split."
         if source.patients_from:
-            nameless = int(is_placeholder_patient(source.patients).sum())
+            nameless = int(find_placeholder_patients(source.patients).sum())
             problem = (
                 f"{format_count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a "
                 "patient of "

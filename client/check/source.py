@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.site_file import SiteSettings
-from common.data.base.image_set import PARTS, ImageSet, SkippedImage, has_known_patients, is_placeholder_patient
+from common.data.base.image_set import PARTS, ImageSet, SkippedImage, are_all_patients_known, find_placeholder_patients
 from common.data.base.spec import (
     CompositesDatasetSpec,
     DicomwebDatasetSpec,
@@ -115,7 +115,7 @@ def open_image_source(settings: SiteSettings) -> SiteImageSource:
         )
         archive += "; its certificate is accepted" if server.context else ", without TLS"
         if answer.patients_from_archive:
-            named, total = int((~is_placeholder_patient(table.patients)).sum()), len(table.files)
+            named, total = int((~find_placeholder_patients(table.patients)).sum()), len(table.files)
             patients_from = f"PatientID of {named:,} of {total:,} images, as {server.name} says"
     else:
         table = open_label_table(spec, settings.folder)
@@ -135,7 +135,7 @@ def open_image_source(settings: SiteSettings) -> SiteImageSource:
         files=files,
         archive=archive,
         form=DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering),
-        patients_known=has_known_patients(table.patients),
+        patients_known=are_all_patients_known(table.patients),
         patients_from=patients_from,
         heads=tuple(heads),
         missing=table.missing,
@@ -163,7 +163,7 @@ def _open_array_source(settings: SiteSettings) -> SiteImageSource:
         patients=patients,
         parts=np.repeat(np.array(PARTS), [len(images) for images in sets]),
         read=read_row,
-        patients_known=has_known_patients(patients),
+        patients_known=are_all_patients_known(patients),
         skipped=tuple(skip for images in sets for skip in images.skipped),
     )
 

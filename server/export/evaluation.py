@@ -16,9 +16,9 @@ from rich.text import Text
 from common.data.base.image_set import (
     ImageSet,
     SkippedImage,
+    are_all_patients_known,
     concatenate_image_sets,
     describe_skipped_images,
-    has_known_patients,
 )
 from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec
 from common.data.images.store import open_user_image_store
@@ -95,7 +95,7 @@ def evaluate_saved_model(folder: Path, labelled: EvaluationInput) -> SavedModelE
     )
     return SavedModelEvaluation(
         images=len(test),
-        patients=len(np.unique(test.patients)) if has_known_patients(test.patients) else None,
+        patients=len(np.unique(test.patients)) if are_all_patients_known(test.patients) else None,
         results=compute_metrics_per_class(scores, labels, shared),
         decisions={name: count_decisions(scores[:, c], labels[:, c]) for c, name in enumerate(shared)},
         intervals=bootstrap_auroc_intervals(scores, labels, test.patients, shared, np.random.default_rng(0)),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.data.base.spec import Axis, BitDepth, DataSpec, Frame, NpzDatasetSpec, PictureRendering, Window
+from common.data.base.spec import Axis, BitDepth, DataSpec, Frame, NpzDatasetSpec, PictureRenderingOptions, Window
 from common.data.sources.npz import find_array_key_faults
 from common.data.sources.npz_file import read_npz_headers
 from common.data.tables.csv import CsvColumns, find_missing_column_faults, read_csv_columns
@@ -75,7 +75,7 @@ _EXPECTED = {
 
 def make_rendering_from_options(
     frame: str | None, axis: str | None, window: str | None, bit_depth: str | None
-) -> PictureRendering | None:
+) -> PictureRenderingOptions | None:
     """Return the image rendering that the options describe; None if no option is used.
 
     Raises:
@@ -91,7 +91,7 @@ def make_rendering_from_options(
         wrong = {str(each["loc"][0]) for each in error.errors()}
         named = {key: f"--{key.replace('_', '-')} {texts[key]}" for key in _EXPECTED if key in wrong}
         raise BadInput([Fault(where, f"expected {_EXPECTED[key]}.") for key, where in named.items()]) from None
-    return PictureRendering(rendering.frame, rendering.axis, rendering.window, bit_depth=rendering.bit_depth)
+    return PictureRenderingOptions(rendering.frame, rendering.axis, rendering.window, bit_depth=rendering.bit_depth)
 
 
 @dataclass(frozen=True)

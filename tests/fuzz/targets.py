@@ -35,7 +35,7 @@ from client.connection.service import PendingMessage
 from client.site.memory import LostRoundState, RoundStateFolder, SiteRoundState
 from client.site.settings import load_site, read_site_settings
 from common.config import read_experiment
-from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRendering
+from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
 from common.data.images.headers import (
     DicomHeader,
     estimate_jpeg_2000_memory,
@@ -483,7 +483,7 @@ def volume_seeds() -> list[bytes]:
 
 @target("volume", volume_seeds)
 def volume(data: bytes) -> None:
-    form = replace(EIGHT, rendering=PictureRendering("middle", "coronal"))
+    form = replace(EIGHT, rendering=PictureRenderingOptions("middle", "coronal"))
     for content in (data, gzip.compress(data, 1)):
         with folder_with({"it": content}) as folder:
             decoded = decode_pictures(["it"], lambda row, file=folder / "it": file, form)

@@ -53,7 +53,7 @@ class BaseDatasetSpec(BaseModel):
 
 
 @dataclass(frozen=True)
-class PictureRendering:
+class PictureRenderingOptions:
     """Options for rendering an image file as one 8-bit picture: which frame or slice, and which grey values.
 
     Attributes:
@@ -74,7 +74,7 @@ class PictureRendering:
     jpeg_draft: bool = False
 
 
-AS_IN_FILE = PictureRendering()
+AS_IN_FILE = PictureRenderingOptions()
 
 
 class PictureTableSpec(BaseDatasetSpec):
@@ -113,8 +113,10 @@ class PictureTableSpec(BaseDatasetSpec):
     split_seed: LegacySeed = SPLIT_SEED
 
     @property
-    def rendering(self) -> PictureRendering:
-        return PictureRendering(self.frame, self.axis, self.window, self.largest_mb, self.bit_depth, self.jpeg_draft)
+    def rendering(self) -> PictureRenderingOptions:
+        return PictureRenderingOptions(
+            self.frame, self.axis, self.window, self.largest_mb, self.bit_depth, self.jpeg_draft
+        )
 
 
 class PictureFolderSpec(PictureTableSpec):
@@ -204,7 +206,7 @@ class LabelColumnsSpec(PictureTableSpec):
         return self
 
 
-def add_label_names(own: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+def inherit_label_settings(own: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table's settings; settings for the names in cells that it lacks are added from those of another table.
 
     Args:
@@ -291,7 +293,7 @@ class DicomwebDatasetSpec(LabelColumnsSpec):
         return url.rstrip("/")
 
     @model_validator(mode="after")
-    def _check_key_columns(self) -> Self:
+    def _check_image_key_columns(self) -> Self:
         if self.study_column is not None and self.accession_column is not None:
             raise ValueError("give study_column or accession_column, not both")
         if not (self.instance_column or self.study_column or self.accession_column):
@@ -299,7 +301,7 @@ class DicomwebDatasetSpec(LabelColumnsSpec):
         return self
 
     @model_validator(mode="after")
-    def _check_secret(self) -> Self:
+    def _check_pacs_authentication(self) -> Self:
         sources = [key for key in ("secret_file", "secret_env") if getattr(self, key)]
         if len(sources) != (self.authentication is not None):
             raise ValueError("authentication needs secret_file or secret_env, and these need authentication")
@@ -372,7 +374,7 @@ class NihDatasetSpec(PictureFolderSpec):
     missing_files: Literal["ignore", "fault"] = "ignore"
 
     @model_validator(mode="after")
-    def _check_split_lists(self) -> Self:
+    def _check_nih_split_lists(self) -> Self:
         if (self.train_val_list is None) != (self.test_list is None):
             raise ValueError("train_val_list and test_list belong together: give both or neither")
         return self
@@ -494,7 +496,7 @@ class MixtureDatasetSpec(BaseDatasetSpec):
     color: bool = False
 
     @model_validator(mode="after")
-    def _check_image_sizes(self) -> Self:
+    def _check_task_image_sizes(self) -> Self:
         if sized := [task for task, spec in self.tasks.items() if spec.image_size not in (None, self.image_size)]:
             raise ValueError(f"image_size is the mixture's; take it out of {', '.join(sized)}")
         return self

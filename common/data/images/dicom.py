@@ -11,7 +11,7 @@ from pydicom.tag import Tag
 from pydicom.uid import UID, RLELossless
 
 from common.data.base.decoded_size import compute_decoded_picture_limit, refuse_oversized_file
-from common.data.base.spec import AS_IN_FILE, Frame, PictureRendering
+from common.data.base.spec import AS_IN_FILE, Frame, PictureRenderingOptions
 from common.data.images.bands import convert_by_row_bands, scale_to_8_bits
 from common.data.images.grey import (
     GreyscalePipeline,
@@ -109,12 +109,12 @@ _READ = convert_keywords_to_tags(
 )
 
 
-def decode_dicom_pixels(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> NDArray[np.uint8]:
+def decode_dicom_pixels(data: bytes, rendering: PictureRenderingOptions = AS_IN_FILE) -> NDArray[np.uint8]:
     """Decode a DICOM file to uint8 pixels, as :func:`decode_dicom` without its second result."""
     return decode_dicom(data, rendering)[0]
 
 
-def decode_dicom(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> tuple[NDArray[np.uint8], bool]:
+def decode_dicom(data: bytes, rendering: PictureRenderingOptions = AS_IN_FILE) -> tuple[NDArray[np.uint8], bool]:
     """Decode a DICOM file to uint8 pixels, ``(height, width)`` for grey or ``(height, width, 3)`` for colour.
 
     Returns:

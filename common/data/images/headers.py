@@ -22,7 +22,7 @@ from pydicom.tag import BaseTag, Tag
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from common.data.base.decoded_size import LARGEST_MB, compute_decoded_picture_limit, refuse_oversized_file
-from common.data.base.image_set import fill_patients_by_study
+from common.data.base.image_set import fill_missing_patients_by_study
 from common.data.base.names import is_anonymous_patient
 from common.data.images.jpeg import iterate_jpeg_segments
 from common.data.images.reading import is_dicom
@@ -342,7 +342,7 @@ def _defines_window(head: Any, tag: BaseTag) -> bool:
 
 
 def list_dicom_patient_ids(heads: Sequence[DicomHeader]) -> list[str] | None:
-    """Return the PatientID of each file, with gaps filled by :func:`fill_patients_by_study`.
+    """Return the PatientID of each file, with gaps filled by :func:`fill_missing_patients_by_study`.
 
     Returns:
         None if no file names a patient, or if there are several files with only one PatientID among them, which was
@@ -351,7 +351,7 @@ def list_dicom_patient_ids(heads: Sequence[DicomHeader]) -> list[str] | None:
     names = {head.patient for head in heads if not is_anonymous_patient(head.patient)}
     if not names or len(names) < min(2, len(heads)):
         return None
-    return fill_patients_by_study([head.patient for head in heads], [head.study for head in heads])
+    return fill_missing_patients_by_study([head.patient for head in heads], [head.study for head in heads])
 
 
 def describe_display_problems(heads: Sequence[DicomHeader]) -> list[str]:

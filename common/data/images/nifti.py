@@ -18,11 +18,11 @@ from nibabel.nifti2 import Nifti2Header
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import (
-    compute_decoded_content_limit,
+    compute_decoded_file_size_limit,
     compute_decoded_picture_limit,
     refuse_oversized_file,
 )
-from common.data.base.spec import Axis, PictureRendering
+from common.data.base.spec import Axis, PictureRenderingOptions
 from common.data.images.dicom import choose_frame_index
 from common.data.images.grey import apply_voi_window, rescale_to_unit_range
 
@@ -65,12 +65,12 @@ class NiftiHeader:
         return axis, bool(self.orientation[axis, 1] < 0)
 
 
-def decode_nifti_pixels(file: Path, rendering: PictureRendering) -> NDArray[np.uint8]:
+def decode_nifti_pixels(file: Path, rendering: PictureRenderingOptions) -> NDArray[np.uint8]:
     """Decode one slice of a NIfTI volume to uint8 pixels, as :func:`decode_nifti` without its second result."""
     return decode_nifti(file, rendering)[0]
 
 
-def decode_nifti(file: Path, rendering: PictureRendering) -> tuple[NDArray[np.uint8], bool]:
+def decode_nifti(file: Path, rendering: PictureRenderingOptions) -> tuple[NDArray[np.uint8], bool]:
     """Decode one slice of a NIfTI volume to uint8 grey ``(height, width)``.
 
     An axial slice shows the front at the top and the patient's right on the left, a coronal slice the head at the top
@@ -93,7 +93,7 @@ def decode_nifti(file: Path, rendering: PictureRendering) -> tuple[NDArray[np.ui
         axis, backwards = volume.find_file_axis(world)
         packed, pixels = file.stat().st_size, math.prod(volume.shape) // volume.shape[axis]
         unpacked = volume.start + volume.plane_bytes * volume.shape[2]
-        limit = max(packed, compute_decoded_content_limit(packed, rendering.largest_mb))
+        limit = max(packed, compute_decoded_file_size_limit(packed, rendering.largest_mb))
         refuse_oversized_file(unpacked, limit)
         refuse_oversized_file(
             max(volume.plane_bytes, _OF_A_PIXEL * pixels), compute_decoded_picture_limit(rendering.largest_mb)

@@ -102,7 +102,7 @@ class MappedPictures(LazyPictures):
         self._verify_checksums(rows)
         return self.array[rows]
 
-    def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+    def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         return _read_digests_from_records(self._records, rows)
 
     def verify_all_checksums(self) -> None:
@@ -159,7 +159,7 @@ class EncryptedPictures(LazyPictures):
             picture[...] = np.frombuffer(content, np.uint8).reshape(picture.shape)
         return pictures
 
-    def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+    def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         return _read_digests_from_records(self._records, rows)
 
 

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from common.data.base.decoded_size import LARGEST_MB, compute_decoded_picture_limit, refuse_oversized_file
 from common.data.base.image_set import SkippedImage
-from common.data.base.spec import AS_IN_FILE, PictureRendering, Resize
+from common.data.base.spec import AS_IN_FILE, PictureRenderingOptions, Resize
 from common.data.images.bands import scale_to_8_bits
 from common.data.images.jpeg import decode_jpeg
 from common.errors import BadInput, Fault, quote_names
@@ -110,7 +110,7 @@ class DecodedImageFormat:
     size: int
     color: bool
     resize: Resize
-    rendering: PictureRendering = AS_IN_FILE
+    rendering: PictureRenderingOptions = AS_IN_FILE
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -127,7 +127,9 @@ def explain_decoding_error(error: Exception) -> str:
     return "damaged, or of a kind that cannot be decoded here"
 
 
-def decode_picture(content: bytes | Path, rendering: PictureRendering = AS_IN_FILE, side: int = 0) -> Image.Image:
+def decode_picture(
+    content: bytes | Path, rendering: PictureRenderingOptions = AS_IN_FILE, side: int = 0
+) -> Image.Image:
     """Decode an image file into an 8-bit grey ("L") or colour ("RGB") picture; its content decides the file type.
 
     Args:
@@ -171,7 +173,7 @@ def _make_image_with_blank_flag(pixels: NDArray[np.uint8], is_blank: bool) -> Im
     return image
 
 
-def _decode_png(data: bytes, rendering: PictureRendering) -> Image.Image:
+def _decode_png(data: bytes, rendering: PictureRenderingOptions) -> Image.Image:
     if is_16_bit_png(data) and rendering.bit_depth is None:
         raise ValueError(DEPTH_UNKNOWN)
     if is_16_bit_png(data) and rendering.bit_depth != 16 and data.find(b"sBIT", 0, data.find(b"IDAT")) >= 0:

@@ -24,7 +24,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import SHARE_OF_MEMORY, measure_available_memory
+from common.data.base.decoded_size import SHARE_OF_MEMORY, measure_process_memory_limit
 from common.data.base.image_set import LazyPictures, SkippedImage
 from common.data.images.pixel_cache import (
     FORM,
@@ -394,7 +394,7 @@ class DecodingProgress:
 
 def allocate_picture_array(count: int, shape: tuple[int, ...], store: DecodedImageStore) -> NDArray[np.uint8]:
     """Allocate an array ``(count, *shape)``; raise :class:`BadInput` if it exceeds this process's memory limit."""
-    needed, room = count * math.prod(shape), int(SHARE_OF_MEMORY * measure_available_memory())
+    needed, room = count * math.prod(shape), int(SHARE_OF_MEMORY * measure_process_memory_limit())
     if needed > room:
         problem = (
             f"{format_count_with_noun(count, 'image')} take {format_bytes(needed)} once decoded, and only "

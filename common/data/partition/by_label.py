@@ -123,12 +123,12 @@ def partition_by_label(splits: DatasetSplits, spec: LabelPartitionSpec, seed: in
     held_out = [random.permutation(of_site)[: int(spec.validation_fraction * len(of_site))] for of_site in trains]
     rest = [np.setdiff1d(of_site, out) for of_site, out in zip(trains, held_out, strict=True)]
     train, train_rows = gather_site_images(
-        splits.train, [train_patients.list_patient_rows(of_site) for of_site in rest]
+        splits.train, [train_patients.list_rows_of_patients(of_site) for of_site in rest]
     )
-    validation_rows = [train_patients.list_patient_rows(of_site) for of_site in held_out]
+    validation_rows = [train_patients.list_rows_of_patients(of_site) for of_site in held_out]
     validation, validation_rows = gather_site_images(drop_skipped_list(splits.train), validation_rows)
     # The test part stays complete, even if rounding gives some images to no site.
-    test_rows = [test_patients.list_patient_rows(of_site) for of_site in tests]
+    test_rows = [test_patients.list_rows_of_patients(of_site) for of_site in tests]
     names = tuple(sorted(splits.class_names))
     rows = zip(sites, train_rows, validation_rows, test_rows, strict=True)
     parts = tuple(SitePartition(site, names, *of_site) for site, *of_site in rows)

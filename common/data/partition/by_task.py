@@ -10,7 +10,7 @@ image of a patient decides the patient's class; "moderate" limits each class to 
 import numpy as np
 
 from common.data.base.image_set import DatasetSplits
-from common.data.base.splits import Numbers, PatientIndex, PatientSplit, StratifiedSplitter
+from common.data.base.splits import Numbers, PatientIndex, PatientSplit, StratifiedPatientSplitter
 from common.data.partition.division import (
     PartitionedDataset,
     SitePartition,
@@ -32,40 +32,40 @@ def partition_by_task(splits: DatasetSplits, spec: TaskPartitionSpec) -> Partiti
     if "" in pool.sources:
         problem = "the data does not say which task each image belongs to."
         raise BadInput([Fault("partition.kind", problem, 'Take kind = "mixture" in [data].')])
-    splitter = StratifiedSplitter(patients.classes, pool.class_names, spec.seed)
+    splitter = StratifiedPatientSplitter(patients.classes, pool.class_names, spec.seed)
     sites, of_coordinator = dict[str, tuple[tuple[str, ...], PatientSplit]](), list[Numbers]()
     task_of = pool.sources[patients.first]  # (patients,)
     for task in dict.fromkeys(task_of.tolist()):
         members = _limit_task_patients(np.flatnonzero(task_of == task), splitter, spec)
-        rest, taken_off = splitter.split_off_fraction(members, spec.server_fraction, f'Task "{task}"')
+        rest, taken_off = splitter.split_off_patient_fraction(members, spec.server_fraction, f'Task "{task}"')
         of_coordinator.append(taken_off)
         # Classes that are labelled in at least one image of the task.
         annotated = ~np.isnan(pool.labels[pool.sources == task]).all(axis=0)  # (classes,)
         class_names = tuple(sorted(np.array(pool.class_names)[annotated].tolist()))
         of_sites = _distribute_task_patients(rest, splitter, spec)
         for site, of_site in zip(make_numbered_site_names(task, len(of_sites)), of_sites, strict=True):
-            sites[site] = class_names, splitter.split_train_validation_test(of_site, f'Site "{site}"')
+            sites[site] = class_names, splitter.split_patients_70_10_20(of_site, f'Site "{site}"')
     server, others = (
-        splitter.split_train_validation_test(np.concatenate(of_coordinator), "The coordinator"),
+        splitter.split_patients_70_10_20(np.concatenate(of_coordinator), "The coordinator"),
         drop_skipped_list(pool),
     )
     names = sorted(sites)
     shares = [sites[site][1] for site in names]
-    train, train_rows = gather_site_images(pool, [patients.list_patient_rows(share.train) for share in shares])
+    train, train_rows = gather_site_images(pool, [patients.list_rows_of_patients(share.train) for share in shares])
     validation, validation_rows = gather_site_images(
-        others, [patients.list_patient_rows(share.validation) for share in shares]
+        others, [patients.list_rows_of_patients(share.validation) for share in shares]
     )
-    test, test_rows = gather_site_images(others, [patients.list_patient_rows(share.test) for share in shares])
+    test, test_rows = gather_site_images(others, [patients.list_rows_of_patients(share.test) for share in shares])
     rows = zip(names, train_rows, validation_rows, test_rows, strict=True)
     parts = tuple(SitePartition(site, sites[site][0], *of_site) for site, *of_site in rows)
     server_sets = (
-        others.select_rows(patients.list_patient_rows(numbers))
+        others.select_rows(patients.list_rows_of_patients(numbers))
         for numbers in (server.train, server.validation, server.test)
     )
     return PartitionedDataset(DatasetSplits(train, validation, test), parts, DatasetSplits(*server_sets))
 
 
-def _limit_task_patients(members: Numbers, splitter: StratifiedSplitter, spec: TaskPartitionSpec) -> Numbers:
+def _limit_task_patients(members: Numbers, splitter: StratifiedPatientSplitter, spec: TaskPartitionSpec) -> Numbers:
     """Return at most ``spec.limit`` patients of a task; all if it is None.
 
     With ``spec.split = "strong"`` they are the first ones, else equally many of each class.
@@ -78,7 +78,9 @@ def _limit_task_patients(members: Numbers, splitter: StratifiedSplitter, spec: T
     return np.concatenate([of_class[:count] for of_class in by_class])
 
 
-def _distribute_task_patients(members: Numbers, splitter: StratifiedSplitter, spec: TaskPartitionSpec) -> list[Numbers]:
+def _distribute_task_patients(
+    members: Numbers, splitter: StratifiedPatientSplitter, spec: TaskPartitionSpec
+) -> list[Numbers]:
     """Distribute a task's patients over its sites; with "moderate", equally many of each class, and some to no site."""
     sites = spec.sites_per_task
     if spec.split == "strong":
@@ -88,6 +90,6 @@ def _distribute_task_patients(members: Numbers, splitter: StratifiedSplitter, sp
     return [np.concatenate([of_class[site * size :][:size] for of_class in by_class]) for site in range(sites)]
 
 
-def _group_patients_by_class(numbers: Numbers, splitter: StratifiedSplitter) -> list[Numbers]:
+def _group_patients_by_class(numbers: Numbers, splitter: StratifiedPatientSplitter) -> list[Numbers]:
     classes = splitter.classes[numbers]
     return [numbers[classes == column] for column in np.unique(classes)]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import DatasetSplits
-from common.data.base.splits import mask_positive_images, split_patients_over_sites
+from common.data.base.splits import find_positive_images, split_patients_over_sites
 from common.data.partition.by_label import partition_by_label
 from common.data.partition.by_task import partition_by_task
 from common.data.partition.checks import (
@@ -120,7 +120,7 @@ def partition_by_class(splits: DatasetSplits, spec: ClassPartitionSpec, seed: in
     else:
         random, dealt = np.random.RandomState(seed % (1 << 32)), []
         for part in (splits.train, splits.validation):  # in this order, with the same generator
-            abnormal = mask_positive_images(part.labels)
+            abnormal = find_positive_images(part.labels)
             of_sites = split_patients_over_sites(part.patients, abnormal, len(sites), random, spec.size_skew)
             dealt.append([np.flatnonzero(np.isin(part.patients, patients)) for patients in of_sites])
     rows = list(zip(*dealt, strict=True))

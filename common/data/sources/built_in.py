@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patients
+from common.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patient_names
 from common.data.base.spec import DigitsDatasetSpec, PhantomDatasetSpec
 from common.data.base.splits import split_images_by_patient
 from common.data.images.reading import resize_images
@@ -32,7 +32,7 @@ def load_digits(spec: DigitsDatasetSpec) -> DatasetSplits:
         stored=images,
         labels=np.asarray(digits[:, None] == np.arange(10), dtype=np.float32),
         class_names=tuple("0123456789"),
-        patients=make_placeholder_patients(len(images)),
+        patients=make_placeholder_patient_names(len(images)),
         sources=np.full(len(images), ""),
     )
     return split_images_by_patient(everything, spec.split_seed)

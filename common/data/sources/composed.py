@@ -13,7 +13,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, DatasetSplits, ImageSet, concatenate_image_sets, make_placeholder_patients
+from common.data.base.image_set import (
+    PARTS,
+    DatasetSplits,
+    ImageSet,
+    concatenate_image_sets,
+    make_placeholder_patient_names,
+)
 from common.data.base.spec import CompositesDatasetSpec, MixtureDatasetSpec, NpzDatasetSpec
 from common.data.images.reading import convert_color, resize_images
 from common.data.images.store import DecodedImageStore
@@ -74,7 +80,7 @@ def draw_composites(
         stored=resize_images(images, spec.image_size, "pad"),
         labels=labels,
         class_names=pictures.class_names,
-        patients=make_placeholder_patients(count),
+        patients=make_placeholder_patient_names(count),
         sources=np.full(count, ""),
     )
 

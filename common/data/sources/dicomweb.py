@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import fill_patients_by_study
-from common.data.base.names import convert_array_to_names
+from common.data.base.image_set import fill_missing_patients_by_study
+from common.data.base.names import normalize_name_array
 from common.data.base.spec import DicomwebDatasetSpec
 from common.data.dicomweb.archive import PacsArchive, PacsImageKey, open_pacs_archive
 from common.data.dicomweb.search import UID, ImageLocation
@@ -76,10 +76,8 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
         patients = cells.patients[rows]
     else:  # a row without an image counts as a patient
         of_archive = [image.patient if image and by_archive else "" for image in images]
-        names = fill_patients_by_study(of_archive, [image.study if image else "" for image in images])
-        patients = join_similar_patients(
-            convert_array_to_names(np.array(names, dtype=np.str_)), spec, "data.url", faults
-        )
+        names = fill_missing_patients_by_study(of_archive, [image.study if image else "" for image in images])
+        patients = join_similar_patients(normalize_name_array(np.array(names, dtype=np.str_)), spec, "data.url", faults)
         raise_faults(faults)
     table = LabelTable(
         files=LazyPicturePaths.from_names(

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import LARGEST_MB, compute_decoded_content_limit, make_oversized_file_message
-from common.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patients
-from common.data.base.names import convert_array_to_names
+from common.data.base.decoded_size import LARGEST_MB, compute_decoded_file_size_limit, make_oversized_file_message
+from common.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patient_names
+from common.data.base.names import normalize_name_array
 from common.data.base.spec import NpzDatasetSpec
 from common.data.base.splits import (
     Names,
     find_patient_name_faults,
+    find_positive_images,
     find_shared_patient_faults,
     hold_out_patients,
-    mask_positive_images,
 )
 from common.data.images.reading import (
     DecodedImageFormat,
@@ -154,7 +154,7 @@ def find_content_size_faults(
     Args:
         on_disk: True if the content goes to the disk piece by piece, so that memory sets no limit.
     """
-    limit = compute_decoded_content_limit(path.stat().st_size, largest_mb, in_memory=not on_disk)
+    limit = compute_decoded_file_size_limit(path.stat().st_size, largest_mb, in_memory=not on_disk)
     subject = "" if where.endswith(path.name) else f"{path.name}: "
     remedy = "If that is right, raise this key; else get the file again, or divide it."
     return [Fault(where, f"{subject}{make_oversized_file_message(claimed, limit)}.", remedy)] if claimed > limit else []
@@ -248,7 +248,7 @@ def open_npz_parts(spec: NpzDatasetSpec, base: Path) -> tuple[tuple[str, ...], t
     if len(parts) == 3:
         return class_names, (train.limit_rows(spec.train_limit, spec.split_seed), parts[1], test)
     held_out = hold_out_patients(
-        train.patients, mask_positive_images(train.labels), spec.validation_fraction, spec.split_seed
+        train.patients, find_positive_images(train.labels), spec.validation_fraction, spec.split_seed
     )
     rest = train.select_rows(np.flatnonzero(~held_out)).limit_rows(spec.train_limit, spec.split_seed)
     return class_names, (rest, train.select_rows(np.flatnonzero(held_out)), test)
@@ -290,7 +290,7 @@ def _make_parts(
         if key is None:
             return otherwise
         values = arrays[f"{prefix}_{key}"]
-        return convert_array_to_names(values.reshape(len(values)))
+        return normalize_name_array(values.reshape(len(values)))
 
     parts, start = [], 0
     for prefix, values in labels.items():
@@ -301,7 +301,7 @@ def _make_parts(
                 prefix,
                 rows=np.arange(count),
                 labels=matrix.astype(np.float32),
-                patients=read_column(prefix, spec.patient_key, make_placeholder_patients(count, start)),
+                patients=read_column(prefix, spec.patient_key, make_placeholder_patient_names(count, start)),
                 sources=read_column(prefix, spec.source_key, np.full(count, "")),
             )
         )

@@ -8,16 +8,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, DatasetSplits, ImageSet, LazyPictures, make_placeholder_patients
-from common.data.base.names import convert_array_to_names, is_anonymous_patient, is_blank_cell, normalize_name
+from common.data.base.image_set import PARTS, DatasetSplits, ImageSet, LazyPictures, make_placeholder_patient_names
+from common.data.base.names import is_anonymous_patient, is_blank_cell, normalize_name, normalize_name_array
 from common.data.base.spec import PluginDatasetSpec
 from common.data.base.splits import (
     VALIDATION,
-    divide_into_splits,
+    divide_images_into_splits,
     find_patient_name_faults,
+    find_positive_images,
     find_shared_patient_faults,
     hold_out_patients,
-    mask_positive_images,
     split_images_by_patient,
 )
 from common.data.images.reading import resize_images
@@ -114,7 +114,7 @@ def load_plugin_dataset(
             return check_picture_copies(where, split_images_by_patient(everything, spec.split_seed))
         parts = np.asarray(returned.parts)
         raise_faults(find_shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
-        return check_picture_copies(where, divide_into_splits(everything, parts))
+        return check_picture_copies(where, divide_images_into_splits(everything, parts))
     if not isinstance(returned, Mapping) or not all(isinstance(part, LabelledImages) for part in returned.values()):
         problem = f"returned {type(returned).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
@@ -149,14 +149,14 @@ def _join_plugin_parts(
         raise_faults(find_shared_item_faults(where, {name: part.images for name, part in images.items()}))
     raise_faults(
         [
-            *find_shared_picture_faults(where, {name: part.digests for name, part in opened.items()}),
+            *find_shared_picture_faults(where, {name: part.picture_digests for name, part in opened.items()}),
             *find_shared_patient_faults(where, {name: part.patients for name, part in opened.items()}),
             *find_patient_name_faults(where, np.concatenate([part.patients for part in opened.values()])),
         ]
     )
     if "validation" not in opened:
         train = opened["train"]
-        held_out = hold_out_patients(train.patients, mask_positive_images(train.labels), VALIDATION, spec.split_seed)
+        held_out = hold_out_patients(train.patients, find_positive_images(train.labels), VALIDATION, spec.split_seed)
         opened |= {
             "train": train.select_rows(np.flatnonzero(~held_out)),
             "validation": train.select_rows(np.flatnonzero(held_out)),
@@ -183,7 +183,7 @@ def _make_image_set(
     raise_faults([Fault(where, problem) for problem in _find_plugin_result_problems(pictures, stored)])
     count = len(stored)
     patients, sources = (
-        None if names is None else convert_array_to_names(np.asarray(names))
+        None if names is None else normalize_name_array(np.asarray(names))
         for names in (pictures.patients, pictures.sources)
     )
     brightest = stored.max() if isinstance(stored, np.ndarray) else stored.brightest
@@ -195,11 +195,11 @@ def _make_image_set(
         stored=stored if isinstance(stored, LazyPictures) else resize_images(stored, spec.image_size, spec.resize),
         labels=np.asarray(pictures.labels, np.float32),
         class_names=tuple(pictures.class_names),
-        patients=make_placeholder_patients(count, start) if patients is None else patients,
+        patients=make_placeholder_patient_names(count, start) if patients is None else patients,
         sources=np.full(count, "") if sources is None else sources,
     )
     if patients is None and pictures.parts is None:
-        raise_faults(find_repeated_picture_faults(where, images.digests))
+        raise_faults(find_repeated_picture_faults(where, images.picture_digests))
     return images
 
 

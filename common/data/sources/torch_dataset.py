@@ -204,7 +204,7 @@ class TorchDatasetPictures(LazyPictures):
         whole = np.round(scaled)
         return np.where(np.abs(scaled - whole) < _NEAR_INTEGER, whole, scaled).clip(0, 255).astype(np.float32)
 
-    def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+    def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         return self.picture_digests[rows]
 
     def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:

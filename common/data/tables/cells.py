@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import LARGEST_MB
-from common.data.base.names import is_blank_cell, is_nameless_text, make_name_similarity_key
+from common.data.base.names import is_blank_cell, is_missing_value, make_name_similarity_key
 from common.data.base.spec import NO_FINDING, LabelPolicy
 from common.data.base.splits import Names
 from common.data.base.vocabulary import NO_NAMES, NOT_ASSESSED, PART_NAMES, POOR_QUALITY
@@ -195,7 +195,7 @@ def parse_finding_column(
 def names_no_finding(part: str) -> bool:
     """Return True if a part of a cell names no finding: "-", "?", "[nan]", "#REF!", "unknown", "ungradable"."""
     bare = _strip_signs(part)
-    return is_nameless_text(part) or bool(NO_NAMES.fullmatch(bare) or NOT_ASSESSED.fullmatch(bare))
+    return is_missing_value(part) or bool(NO_NAMES.fullmatch(bare) or NOT_ASSESSED.fullmatch(bare))
 
 
 def says_not_assessed(part: str) -> bool:

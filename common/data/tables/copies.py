@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import GREY_DIGESTS, PARTS, DatasetSplits, has_known_patients
+from common.data.base.image_set import GREY_DIGESTS, PARTS, DatasetSplits, are_all_patients_known
 from common.data.base.splits import Names
 from common.errors import Fault, raise_faults
 from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
@@ -106,7 +106,7 @@ def check_picture_copies(where: str, splits: DatasetSplits, *, by_part: bool = F
     Raises:
         BadInput: If more than a few pictures of a part are in another part, too.
     """
-    digests = {part: images.digests for part, images in zip(PARTS, splits.parts, strict=True)}
+    digests = {part: images.picture_digests for part, images in zip(PARTS, splits.parts, strict=True)}
     raise_faults(find_shared_picture_faults(where, digests))
     names = list[str]()
     for part, images in zip(PARTS, splits.parts, strict=True):
@@ -117,7 +117,7 @@ def check_picture_copies(where: str, splits: DatasetSplits, *, by_part: bool = F
     labels, patients = (
         np.concatenate([getattr(images, key) for images in splits.parts]) for key in ("labels", "patients")
     )
-    if not has_known_patients(patients):
+    if not are_all_patients_known(patients):
         patients = np.full(len(patients), "")
     every = np.concatenate(list(digests.values()))
     groups = group_equal_contents((row, every[row]) for row in np.flatnonzero(every >= GREY_DIGESTS).tolist())

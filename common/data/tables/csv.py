@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import LARGEST_MB, compute_decoded_content_limit, make_oversized_file_message
+from common.data.base.decoded_size import LARGEST_MB, compute_decoded_file_size_limit, make_oversized_file_message
 from common.data.base.names import is_blank_cell, normalize_name, normalize_names_in_text
 from common.data.base.splits import Names
 from common.errors import (
@@ -198,7 +198,7 @@ def read_csv_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Cs
             key = path.absolute(), file.st_size, file.st_mtime_ns, file.st_ctime_ns, largest_mb
             if (columns := _in_use.get(key)) is None:
                 columns = _in_use[key] = _read_table_in_blocks(
-                    path, where, compute_decoded_content_limit(file.st_size, largest_mb)
+                    path, where, compute_decoded_file_size_limit(file.st_size, largest_mb)
                 )
             return columns
         except UnicodeDecodeError:

@@ -19,28 +19,28 @@ from common.data.base.image_set import (
     PARTS,
     DatasetSplits,
     ImageSet,
-    describe_uniform_pictures,
-    has_known_patients,
-    is_placeholder_patient,
-    make_placeholder_patients,
+    are_all_patients_known,
+    describe_blank_pictures,
+    find_placeholder_patients,
+    make_placeholder_patient_names,
 )
 from common.data.base.names import (
-    convert_array_to_names,
     find_similar_names,
     is_anonymous_patient,
     is_blank_cell,
-    is_nameless_text,
-    looks_like_nobody,
+    is_missing_value,
+    looks_like_dummy_patient,
     make_class_spelling_key,
-    map_to_group_name,
+    map_names_to_group_names,
+    normalize_name_array,
 )
 from common.data.base.spec import FolderDatasetSpec, LabelColumnsSpec, PictureFolderSpec, PictureTableSpec
 from common.data.base.splits import (
     Names,
     assign_images_to_parts,
+    find_positive_images,
     find_shared_patient_faults,
     hold_out_patients,
-    mask_positive_images,
     split_patients,
 )
 from common.data.images.reading import DecodedImageFormat, refuse_too_many_skipped
@@ -123,7 +123,7 @@ class LabelTable:
     def notes(self) -> tuple[str, ...]:
         """Remarks for the user about unusual contents of the table, such as many images of one patient."""
         notes = [self.other_findings_note] if self.other_findings else []
-        nameless = int(is_placeholder_patient(self.patients).sum())
+        nameless = int(find_placeholder_patients(self.patients).sum())
         if 0 < nameless < len(self.patients) or (nameless and self.reader is not FROM_DISK):
             notes.append(
                 f"{format_count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a "
@@ -148,7 +148,7 @@ class LabelTable:
             is_large = 2 * count > max(len(self.patients), _FEW_ROWS) or (
                 count > max(len(self.patients) * _LARGE_SHARE, _FEW_ROWS / 2) and count >= _FAR_MORE * usual
             )
-            if is_large or (looks_like_nobody(name) and count >= _FAR_MORE * max(usual, 1)):
+            if is_large or (looks_like_dummy_patient(name) and count >= _FAR_MORE * max(usual, 1)):
                 return name, count
         return None
 
@@ -174,7 +174,7 @@ class LabelTable:
 
 def split_label_table(table: LabelTable, seed: int) -> LabelTable:
     """Split a table 70/10/20 by patient; rows with missing images take part, so that they do not change the split."""
-    split = split_patients(table.patients, mask_positive_images(table.labels), seed)
+    split = split_patients(table.patients, find_positive_images(table.labels), seed)
     return replace(table, parts=assign_images_to_parts(table.patients, split))
 
 
@@ -183,7 +183,7 @@ def hold_out_validation_patients(table: LabelTable, fraction: float, seed: int) 
     if "validation" in table.parts:
         return table
     train = np.flatnonzero(table.parts == "train")
-    held_out = hold_out_patients(table.patients[train], mask_positive_images(table.labels[train]), fraction, seed)
+    held_out = hold_out_patients(table.patients[train], find_positive_images(table.labels[train]), fraction, seed)
     parts = table.parts.astype("<U10")
     parts[train[held_out]] = "validation"
     return replace(table, parts=parts)
@@ -260,7 +260,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
         sources=readable.sources,
         missing=table.missing,
         places=decoded.places,
-        notes=tuple(filter(None, (*table.notes, copies, describe_uniform_pictures(decoded.blank)))),
+        notes=tuple(filter(None, (*table.notes, copies, describe_blank_pictures(decoded.blank)))),
     )
     parts = []
     for part in PARTS:
@@ -309,9 +309,9 @@ def open_picture_folder(spec: FolderDatasetSpec, base: Path) -> LabelTable:
 
         ids = list_dicom_patient_ids(read_dicom_headers(files))
         if ids is None:  # each image counts as a patient
-            patients = make_placeholder_patients(len(files))
+            patients = make_placeholder_patient_names(len(files))
         else:
-            id_names = convert_array_to_names(np.array(ids, dtype=np.str_))
+            id_names = normalize_name_array(np.array(ids, dtype=np.str_))
             patients = join_similar_patients(id_names, spec, "data.images", faults)
     table = LabelTable(
         files=files,
@@ -359,7 +359,7 @@ def _drop_repeated_rows(
         differ = [name for name, *labels in pairs if labels[0] != labels[1] and not np.isnan(labels).all()]
         columns = {"patient": table.patients, "source": table.sources, "part": table.parts}
         differ += [name for name, of in columns.items() if of[row] != of[earlier]]
-        if "patient" in differ and not has_known_patients(table.patients[[row]]):
+        if "patient" in differ and not are_all_patients_known(table.patients[[row]]):
             differ.remove("patient")
         if differ:
             lines_of_both = f"lines {lines[earlier]} and {lines[row]}"
@@ -392,7 +392,7 @@ def find_blank_cell_faults(column: CsvColumn, key: str, what: str) -> list[Fault
         key: The configuration key that names ``column``.
         what: What the column names: "image", "study" or "patient".
     """
-    is_nothing = is_anonymous_patient if what == "patient" else is_nameless_text
+    is_nothing = is_anonymous_patient if what == "patient" else is_missing_value
     nothing = set(filter(is_nothing, set(column.cells)))
     if not nothing:
         return []
@@ -551,7 +551,9 @@ def join_similar_patients(
         remedy = 'Write each patient in one way. Or set similar_patients = "join": each pair counts as one patient and '
         remedy += "stays on one side of the split, which is right for the split also if they are two."
         faults.append(Fault(where, problem, remedy, cause="patients"))
-    joined = map_to_group_name(similar)  # the smallest name of each group, so that the order of rows does not matter
+    joined = map_names_to_group_names(
+        similar
+    )  # the smallest name of each group, so that the order of rows does not matter
     return np.array([joined.get(name, name) for name in distinct.tolist()], dtype=np.str_)[inverse.reshape(-1)]
 
 

@@ -11,9 +11,9 @@ from flwr.app import Error, Message
 from common.data.base.image_set import (
     DatasetSplits,
     LazyPictures,
-    array_types_and_shapes,
-    serialize_splits,
-    view_array_bytes,
+    list_array_dtypes_and_shapes,
+    serialize_dataset_splits,
+    view_array_as_bytes,
 )
 from common.data.images.pixel_cache import MappedPictures
 from common.system.resources import reuse_large_buffers
@@ -75,7 +75,7 @@ class RayGrid(LocalGrid):
                 else None
             )
 
-        facts, arrays = (None, list[Any]()) if draws else serialize_splits(run.images, describe)
+        facts, arrays = (None, list[Any]()) if draws else serialize_dataset_splits(run.images, describe)
         about = {
             "kind": "begin",
             "experiment": run.experiment,
@@ -83,9 +83,9 @@ class RayGrid(LocalGrid):
             "run_folder": str(run.run_folder.resolve()),
             "names": run.names,
             "facts": json.dumps(facts) if facts else "",
-            "shapes": array_types_and_shapes(arrays),
+            "shapes": list_array_dtypes_and_shapes(arrays),
         }
-        self.workers = process.begin_run(about, [view_array_bytes(array) for array in arrays])
+        self.workers = process.begin_run(about, [view_array_as_bytes(array) for array in arrays])
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
         """Send messages to the process that drives Ray; bytes that several messages share are sent once."""

@@ -15,7 +15,7 @@ import ray
 from flwr.clientapp import ClientApp
 
 from common.config import Experiment
-from common.data.base.image_set import deserialize_splits
+from common.data.base.image_set import deserialize_dataset_splits
 from common.data.images.pixel_cache import MappedPictures
 from common.errors import raise_faults
 from common.simulation import cache_received_data
@@ -75,7 +75,7 @@ class SiteWorker:
             cache_received_data(
                 experiment,
                 base,
-                deserialize_splits(json.loads(setup["facts"]), setup["images"], MappedPictures.open_described),
+                deserialize_dataset_splits(json.loads(setup["facts"]), setup["images"], MappedPictures.open_described),
             )
         self._app = import_site_app(setup["experiment"], base, self._folder)
         context = ray.get_runtime_context()

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from common.data.base.spec import NpzDatasetSpec, PictureRendering
+from common.data.base.spec import NpzDatasetSpec, PictureRenderingOptions
 from common.data.images.headers import read_dicom_headers
 from common.data.images.reading import DecodedImageFormat
 from common.data.images.store import decode_pictures
@@ -431,7 +431,7 @@ def read_head(file: Path) -> str:
 
 
 def read_picture(file: Path) -> str:
-    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRendering("middle", "coronal"))
+    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRenderingOptions("middle", "coronal"))
     decoded = decode_pictures([file.name], lambda row: file, form)
     return f"refused: {decoded.skipped[0].reason}" if decoded.skipped else "a picture"
 

@@ -17,7 +17,7 @@ import imagecodecs
 import pydicom
 from pydicom import uid
 
-from common.data.base.spec import PictureRendering
+from common.data.base.spec import PictureRenderingOptions
 from common.data.images.reading import DecodedImageFormat, is_dicom
 from common.data.images.store import decode_pictures
 from tests.common.data.dicom_syntaxes import as_jpeg, by_gdcm, by_pydicom, in_fragments, plain, saved, source
@@ -75,7 +75,7 @@ def main(first: int, count: int) -> None:
     warnings.simplefilter("ignore")
     logging.disable()
     pictures, refused = 0, 0
-    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRendering("middle"))
+    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRenderingOptions("middle"))
     with tempfile.TemporaryDirectory() as folder:
         files, file = [*valid_files(), *nifti_files(Path(folder))], Path(folder, "it")
         for seed in range(first, first + count):

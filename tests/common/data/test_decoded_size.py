@@ -17,10 +17,10 @@ from pydicom.dataset import Dataset
 from common.data.base.decoded_size import (
     LARGEST_MB,
     SHARE_OF_MEMORY,
-    compute_decoded_content_limit,
-    measure_available_memory,
+    compute_decoded_file_size_limit,
+    measure_process_memory_limit,
 )
-from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRendering
+from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
 from common.data.images import bands
 from common.data.images.dicom import decode_dicom_pixels
 from common.data.images.headers import estimate_jpeg_2000_memory
@@ -44,14 +44,14 @@ MIB = 1 << 20
     ],
 )
 def test_medmnist_may_be_read_where_three_quarters_of_the_memory_hold_it(packed: int, unpacked: int) -> None:
-    fits = unpacked <= max(LARGEST_MB * MIB, SHARE_OF_MEMORY * measure_available_memory())
-    assert (unpacked <= compute_decoded_content_limit(packed)) == fits
+    fits = unpacked <= max(LARGEST_MB * MIB, SHARE_OF_MEMORY * measure_process_memory_limit())
+    assert (unpacked <= compute_decoded_file_size_limit(packed)) == fits
 
 
 def test_a_file_may_grow_a_hundred_times_and_to_what_the_key_says_in_any_case() -> None:
-    assert compute_decoded_content_limit(3_000_000) == 300_000_000
-    assert compute_decoded_content_limit(1000) == 256 * MIB
-    assert compute_decoded_content_limit(1000, 5000) == 5000 * MIB
+    assert compute_decoded_file_size_limit(3_000_000) == 300_000_000
+    assert compute_decoded_file_size_limit(1000) == 256 * MIB
+    assert compute_decoded_file_size_limit(1000, 5000) == 5000 * MIB
 
 
 def png(mode: str, *size: int) -> bytes:
@@ -63,7 +63,7 @@ def png(mode: str, *size: int) -> bytes:
 @pytest.mark.parametrize(("mode", "needed"), [("L", 1), ("I;16", 2), ("RGB", 4), ("LA", 4)])
 def test_the_key_says_what_a_picture_may_take(mode: str, needed: int) -> None:
     content = png(mode, 1024, 1024)  # a MiB in grey of 8 bits
-    bound = PictureRendering(largest_mb=needed, bit_depth=16)
+    bound = PictureRenderingOptions(largest_mb=needed, bit_depth=16)
     assert decode_picture(content, bound).size == (1024, 1024)
     with pytest.raises(ValueError, match="largest_mb"):
         decode_picture(png(mode, 1024, 1025), bound)
@@ -72,7 +72,7 @@ def test_the_key_says_what_a_picture_may_take(mode: str, needed: int) -> None:
 def test_a_dicom_pictures_bytes_are_counted_with_samples_and_bits() -> None:
     content = plain(source(12), 12, Rows=1024, Columns=1024)  # two bytes a pixel
     with pytest.raises(ValueError, match="takes 2 MiB, 1 MiB are allowed"):
-        decode_dicom_pixels(content, PictureRendering(largest_mb=1))
+        decode_dicom_pixels(content, PictureRenderingOptions(largest_mb=1))
 
 
 def save_npz(folder: Path, side: int) -> None:

@@ -18,7 +18,7 @@ import pytest
 from pydantic import ValidationError
 
 from client.site.site_file import read_site_toml_only
-from common.data.base.image_set import DatasetSplits, has_known_patients
+from common.data.base.image_set import DatasetSplits, are_all_patients_known
 from common.data.base.spec import DicomwebDatasetSpec
 from common.data.dicomweb import client, search
 from common.data.dicomweb.archive import MARK, PacsImageCache
@@ -133,7 +133,7 @@ def test_patients_are_those_that_the_archive_names_and_else_one_for_each_study(s
     opened = site.open(cache="nameless")
     assert not opened.patients_from_archive
     assert len(set(opened.table.patients)) == STUDIES
-    assert not has_known_patients(opened.table.patients)
+    assert not are_all_patients_known(opened.table.patients)
 
 
 def answer_with(monkeypatch: pytest.MonkeyPatch, tag: str, element: Callable[[Picture], object]) -> None:

@@ -23,7 +23,7 @@ from PIL import Image
 
 import polyclinic as pc
 from common.data.base.image_set import ImageSet
-from common.data.base.spec import PictureRendering
+from common.data.base.spec import PictureRenderingOptions
 from common.data.images import store
 from common.data.images.pixel_cache import IN_USE, PIXELS, ROWS, CacheFolderLock, MappedPictures
 from common.data.images.pixels import load_pixels_on_device
@@ -151,8 +151,8 @@ OTHER_FORMS = {
     "size": replace(FORM, size=9),
     "color": replace(FORM, color=True),
     "resize": replace(FORM, resize="stretch"),
-    "window": replace(FORM, rendering=PictureRendering(window=(40.0, 80.0))),
-    "frame": replace(FORM, rendering=PictureRendering(frame=1)),
+    "window": replace(FORM, rendering=PictureRenderingOptions(window=(40.0, 80.0))),
+    "frame": replace(FORM, rendering=PictureRenderingOptions(frame=1)),
 }
 
 
@@ -336,7 +336,7 @@ def test_pictures_of_one_content_are_decoded_once_by_many_threads(monkeypatch: p
         copy.write_bytes(file.read_bytes())
     real, threads = store.decode_picture, list[int]()
 
-    def slow(content: bytes | Path, rendering: PictureRendering, side: int) -> Image.Image:
+    def slow(content: bytes | Path, rendering: PictureRenderingOptions, side: int) -> Image.Image:
         threads.append(threading.get_ident())
         time.sleep(0.05)
         return real(content, rendering, side)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from common.data.base.names import convert_array_to_names, find_similar_names, map_to_group_name, normalize_name
+from common.data.base.names import find_similar_names, map_names_to_group_names, normalize_name, normalize_name_array
 from common.data.base.spec import FolderDatasetSpec
 from common.data.images import store
 from common.data.images.store import DecodedImageStore
@@ -160,7 +160,7 @@ def test_numbers_of_one_form_are_not_similar(names: list[str]) -> None:
 def test_all_names_of_a_group_are_joined_in_any_order(names: list[str]) -> None:
     groups = dict.fromkeys(("1-2345", "12345", "12-345"), "1-2345")
     groups |= dict.fromkeys(("north/P9", "P9", "south/P9"), "P9")
-    assert map_to_group_name(find_similar_names(names)) == groups
+    assert map_names_to_group_names(find_similar_names(names)) == groups
 
 
 def test_a_text_in_a_formula_is_that_text() -> None:
@@ -179,7 +179,7 @@ def test_a_text_in_a_formula_is_that_text() -> None:
     ],
 )
 def test_names_come_from_arrays_of_any_kind(values: NDArray[Any], names: list[str]) -> None:
-    assert convert_array_to_names(values).tolist() == names
+    assert normalize_name_array(values).tolist() == names
 
 
 def test_a_table_in_use_is_not_read_again_unless_it_has_changed(tmp_path: Path) -> None:
