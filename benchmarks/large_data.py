@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from common.config import ExperimentFile, TrainingSection, validate_experiment
 from common.data.base.image_set import DatasetSplits, ImageSet
 from common.data.base.spec import AugmentationSpec, FolderDatasetSpec
-from common.data.images.pixel_cache import MappedPictures
+from common.data.images.pixel_cache import MemoryMappedPictures
 from common.data.images.pixels import convert_to_channels_first, load_pixels_on_device
 from common.data.images.store import open_user_image_store
 from common.data.load import load_dataset
@@ -86,7 +86,7 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
     """The cache's rows as a stock data set."""
 
     def __init__(self, images: ImageSet, count: int) -> None:
-        assert isinstance(images.stored, MappedPictures)
+        assert isinstance(images.stored, MemoryMappedPictures)
         assert images.places is not None
         self.stored, self.places, self.labels = images.stored.array, images.places[:count], images.labels
 

@@ -214,7 +214,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
         raise BadInput([_make_no_pictures_fault(columns.get_column(column), column, where, root, listings)])
     from common.data.images.headers import (  # once nothing is wrong with the call
-        describe_display_problems,
+        describe_incomparable_dicom_greys,
         read_dicom_headers,
     )
 
@@ -269,7 +269,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         color=any(look.color for look in looks),
         sizes=tuple(look.size for look in looks),
         depth=None if brightest is None else next(bits for bits in DEPTHS if brightest < 1 << bits),
-        display_problems=tuple(describe_display_problems(heads)),
+        display_problems=tuple(describe_incomparable_dicom_greys(heads)),
     )
 
 

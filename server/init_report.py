@@ -10,7 +10,7 @@ import numpy as np
 from common.data.base.image_set import PARTS, SkippedImage, are_all_patients_known
 from common.data.base.names import make_class_spelling_key
 from common.data.base.spec import NO_FINDING
-from common.data.images.reading import make_conversion_remedy
+from common.data.images.reading import describe_png_conversion
 from common.data.tables.csv import is_utf_8_table
 from common.data.tables.judgement import finding_certainty, is_metadata_column_name, names_id, split_diagnosis_code
 from common.data.tables.patient_columns import (
@@ -72,7 +72,7 @@ def describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) -
         lines.append(f"    {skip.name} cannot be read, and is left out: {skip.reason}.")
     if len(skipped) > MOST_NAMED:
         lines.append(f"    and {len(skipped) - MOST_NAMED} more.")
-    if remedy := make_conversion_remedy(skip.reason for skip in skipped):
+    if remedy := describe_png_conversion(skip.reason for skip in skipped):
         lines.append(f"    {remedy}")
     if data.depth is not None:
         lines.append(

@@ -18,10 +18,10 @@ from client.site.settings import find_data_faults, make_label_declaration
 from client.site.site_file import FILE, SiteSettings
 from common.data.base.image_set import PARTS, describe_blank_pictures, find_placeholder_patients
 from common.data.base.spec import ChexpertDatasetSpec, LabelColumnsSpec, MimicDatasetSpec
-from common.data.images.headers import DicomHeader, describe_display_problems
+from common.data.images.headers import DicomHeader, describe_incomparable_dicom_greys
 from common.data.images.pixel_cache import hash_image_file
 from common.data.images.reading import is_grey_picture
-from common.data.images.syntaxes import is_syntax_readable, name_transfer_syntax
+from common.data.images.syntaxes import get_transfer_syntax_name, is_transfer_syntax_readable
 from common.data.tables.cells import count_uncertain_blank_cells
 from common.data.tables.copies import describe_contradicting_copies, group_equal_contents
 from common.errors import BadInput, raise_faults
@@ -117,7 +117,7 @@ def _add_passed_checks(
     if source.patients_from:
         area.passed.append(f"PATIENTS: the table has no patient_column; the split is by {source.patients_from}")
     if syntaxes:
-        names = ", ".join(f"{count:,} {name_transfer_syntax(syntax)}" for syntax, count in syntaxes.most_common())
+        names = ", ".join(f"{count:,} {get_transfer_syntax_name(syntax)}" for syntax, count in syntaxes.most_common())
         which = f"the {syntaxes.total():,} images looked at" if source.archive else "the DICOM files"
         area.passed.append(f"transfer syntaxes of {which}: {names}")
     if decoded:
@@ -135,9 +135,9 @@ def _check_unreadable_files(
     budget, total = source.skip_budget, len(source)
     looked_at = len(pictures) if source.archive else total
     for syntax, count in syntaxes.items():
-        if not is_syntax_readable(syntax):
+        if not is_transfer_syntax_readable(syntax):
             files = format_count_with_noun(count, "DICOM file")
-            problem = f"{files} packed as {name_transfer_syntax(syntax)} ({syntax}), which cannot be read."
+            problem = f"{files} packed as {get_transfer_syntax_name(syntax)} ({syntax}), which cannot be read."
             remedy = (
                 "Export them as Explicit VR Little Endian, or in another transfer syntax that docs/recipes.md lists."
             )
@@ -164,7 +164,7 @@ def _check_picture_appearance(
 ) -> None:
     """Report pictures that the run would see wrongly: uniform, too dark, grey but read as colour, or inverted."""
     form = source.form
-    for problem in describe_display_problems(heads if form is None or form.rendering.window is None else []):
+    for problem in describe_incomparable_dicom_greys(heads if form is None or form.rendering.window is None else []):
         area.add_note(problem, "Look at the images with flwr-client preview-data.")
     if blank := describe_blank_pictures([source.names[facts.row] for facts in decoded if facts.blank]):
         area.add_note(blank, "Look at them with flwr-client preview-data.")

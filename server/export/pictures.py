@@ -12,8 +12,8 @@ from common.data.images.reading import (
     UNREAD_SUFFIXES,
     DecodedImageFormat,
     explain_decoding_error,
-    explain_unsupported_file,
-    is_supported_picture,
+    explain_unsupported_file_type,
+    is_supported_picture_file,
     read_first_bytes,
 )
 from common.data.images.store import decode_pictures
@@ -59,7 +59,7 @@ def refuse_without_pictures(data: Path) -> None:
     if len(files) <= MOST_EXAMINED and not any(map(_may_be_picture, files)):
         name = str(files[0].relative_to(data)) if data.is_dir() else data.name
         try:
-            reason = explain_unsupported_file(read_first_bytes(files[0])) if files[0].stat().st_size else "empty"
+            reason = explain_unsupported_file_type(read_first_bytes(files[0])) if files[0].stat().st_size else "empty"
         except OSError as error:
             reason = explain_decoding_error(error)
         raise_faults([make_unreadable_images_fault(data, name, reason)])
@@ -67,7 +67,7 @@ def refuse_without_pictures(data: Path) -> None:
 
 def _may_be_picture(file: Path) -> bool:
     try:
-        return is_supported_picture(read_first_bytes(file))
+        return is_supported_picture_file(read_first_bytes(file))
     except OSError:
         return False
 

@@ -38,10 +38,10 @@ from common.config import read_experiment
 from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
 from common.data.images.headers import (
     DicomHeader,
-    estimate_jpeg_2000_memory,
+    compute_rle_plane_sizes,
+    estimate_jpeg_2000_decoder_memory,
     read_dicom_headers,
     read_encoded_frame_shape,
-    read_rle_plane_sizes,
 )
 from common.data.images.reading import DecodedImageFormat
 from common.data.images.store import decode_pictures
@@ -516,7 +516,7 @@ def frame_seeds() -> list[bytes]:
 
 @target("packed-frame", frame_seeds)
 def frame(data: bytes) -> None:
-    for read in (read_encoded_frame_shape, estimate_jpeg_2000_memory, read_rle_plane_sizes):
+    for read in (read_encoded_frame_shape, estimate_jpeg_2000_decoder_memory, compute_rle_plane_sizes):
         with contextlib.suppress(ValueError):
             read(data)
 

@@ -21,9 +21,9 @@ from pydantic import BaseModel, ValidationError
 from common.data.base.spec import DicomwebDatasetSpec
 from common.data.dicomweb.client import DicomwebClient, PacsServer, PacsServerFailed, UnusablePacsResponse
 from common.data.dicomweb.search import SEARCHES, UID, ImageLocation
-from common.data.images.headers import convert_keywords_to_tags, read_dicom_elements
+from common.data.images.headers import convert_dicom_keywords_to_tags, read_dicom_elements
 from common.data.images.pixel_cache import MARK, MARK_TEXT
-from common.data.images.reading import is_dicom
+from common.data.images.reading import is_dicom_file
 from common.data.images.store import FileIdentity
 from common.errors import BadInput, Fault, raise_faults
 from common.system.files import is_disk_full, make_private_folder, remove_temporary_files, write_atomically
@@ -99,7 +99,7 @@ class PacsImageCache:
             os.utime(file)  # used just now
         except OSError:
             return None
-        return data if is_dicom(data) else None
+        return data if is_dicom_file(data) else None
 
     def store_image(self, uid: str, data: bytes) -> None:
         """Write an image to the cache, and remove the least recently used images if the size limit requires it.
@@ -221,7 +221,7 @@ class PacsArchive:
         response = self.client.get(self.places[uid].path, _AS_STORED, self.largest)
         data = extract_dicom_file(response.content, response.media_type)
         try:
-            head = read_dicom_elements(data, convert_keywords_to_tags("SOPInstanceUID"))
+            head = read_dicom_elements(data, convert_dicom_keywords_to_tags("SOPInstanceUID"))
             instance = str(head.get("SOPInstanceUID", "") or head.file_meta.get("MediaStorageSOPInstanceUID", ""))
         except Exception:  # pydicom raises many kinds of errors on damaged files
             raise UnusablePacsResponse("what the server sent is no DICOM file, or a damaged one") from None

@@ -8,7 +8,7 @@ the image.
 Strong augmentation is RandAugment (Cubuk et al., CVPR Workshops 2020) followed by Cutout, as in the appendix of Sohn et
 al., "FixMatch", NeurIPS 2020: each image gets two of fourteen operations (n = 2), each with a strength drawn uniformly
 from its whole range (m = 10), and then a grey square of half the image's side. Departure: reflection fills pixels from
-outside, where theirs become black. ``_change_saturation`` leaves grey images unchanged.
+outside, where theirs become black. ``_change_image_saturation`` leaves grey images unchanged.
 """
 
 import math
@@ -27,7 +27,7 @@ DRAWS = 7
 """Random numbers per image, also for changes that are off, so that turning one off does not alter the others."""
 
 
-def augment_weakly(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
+def augment_images_weakly(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
     """Apply weak random augmentation to float pixels 0..255, ``(batch, channels, height, width)``.
 
     The input tensor itself is returned if all changes are off.
@@ -104,7 +104,7 @@ _DRAWS = 2 * TIMES + 2  # operation and strength for each change, then the squar
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
-def augment_strongly(images: Tensor, generator: torch.Generator) -> Tensor:
+def augment_images_strongly(images: Tensor, generator: torch.Generator) -> Tensor:
     """Apply RandAugment and Cutout to float pixels ``(batch, channels, height, width)``, which are clamped to 0..255.
 
     Args:
@@ -165,23 +165,23 @@ def _solarize_images(images: Tensor, strengths: Tensor) -> Tensor:
     return torch.where(images >= 256 * strengths[:, None, None, None], 255 - images, images)
 
 
-def _blend_pictures(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
+def _blend_two_pictures(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
     """Blend images with other images; the original's weight is 0.05 to 0.95, depending on the strength."""
     return other + (images - other) * (0.05 + 0.9 * strengths[:, None, None, None])
 
 
-def _change_saturation(images: Tensor, strengths: Tensor) -> Tensor:
+def _change_image_saturation(images: Tensor, strengths: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images
     grey = (images * images.new_tensor(_LUMINANCE).reshape(1, 3, 1, 1)).sum(1, keepdim=True)
-    return _blend_pictures(grey, images, strengths)
+    return _blend_two_pictures(grey, images, strengths)
 
 
-def _change_sharpness(images: Tensor, strengths: Tensor) -> Tensor:
+def _change_image_sharpness(images: Tensor, strengths: Tensor) -> Tensor:
     """Blend images with a smoothed copy, whose kernel weighs the centre 5 and each of the eight neighbours 1."""
     sides = functional.pad(images, (1, 1, 1, 1), mode="replicate")
     smooth = (9 * functional.avg_pool2d(sides, 3, stride=1) + 4 * images) / 13
-    return _blend_pictures(smooth, images, strengths)
+    return _blend_two_pictures(smooth, images, strengths)
 
 
 def _rotate_images(images: Tensor, strengths: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def _rotate_images(images: Tensor, strengths: Tensor) -> Tensor:
     return apply_affine_transforms(images, torch.cat((linear, linear.new_zeros(len(images), 2, 1)), 2))
 
 
-def _shear_or_shift(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
+def _shear_or_shift_images(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
     """Shear or shift images: from an identity ``(2, 3)``, change one entry of each affine matrix by up to ``most``.
 
     Args:
@@ -203,18 +203,18 @@ def _shear_or_shift(images: Tensor, strengths: Tensor, place: tuple[int, int], m
 
 CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "autocontrast": _stretch_channel_contrast,
-    "brightness": lambda images, strengths: _blend_pictures(torch.zeros_like(images), images, strengths),
-    "colour": _change_saturation,
-    "contrast": lambda images, strengths: _blend_pictures(images.mean((1, 2, 3), keepdim=True), images, strengths),
+    "brightness": lambda images, strengths: _blend_two_pictures(torch.zeros_like(images), images, strengths),
+    "colour": _change_image_saturation,
+    "contrast": lambda images, strengths: _blend_two_pictures(images.mean((1, 2, 3), keepdim=True), images, strengths),
     "equalized": _equalize_histograms,
     "identity": lambda images, strengths: images,
     "posterized": _posterize_images,
     "rotated": _rotate_images,
-    "sharpness": _change_sharpness,
-    "sheared_x": partial(_shear_or_shift, place=(0, 1), most=0.3),
-    "sheared_y": partial(_shear_or_shift, place=(1, 0), most=0.3),
+    "sharpness": _change_image_sharpness,
+    "sheared_x": partial(_shear_or_shift_images, place=(0, 1), most=0.3),
+    "sheared_y": partial(_shear_or_shift_images, place=(1, 0), most=0.3),
     "solarized": _solarize_images,
-    "translated_x": partial(_shear_or_shift, place=(0, 2), most=2 * 0.3),  # a side is 2 wide
-    "translated_y": partial(_shear_or_shift, place=(1, 2), most=2 * 0.3),
+    "translated_x": partial(_shear_or_shift_images, place=(0, 2), most=2 * 0.3),  # a side is 2 wide
+    "translated_y": partial(_shear_or_shift_images, place=(1, 2), most=2 * 0.3),
 }
 """The fourteen operations: functions of images ``(batch, channels, height, width)`` and strengths ``(batch,)``."""

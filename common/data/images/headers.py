@@ -25,7 +25,7 @@ from common.data.base.decoded_size import LARGEST_MB, compute_decoded_picture_li
 from common.data.base.image_set import fill_missing_patients_by_study
 from common.data.base.names import is_anonymous_patient
 from common.data.images.jpeg import iterate_jpeg_segments
-from common.data.images.reading import is_dicom
+from common.data.images.reading import is_dicom_file
 from common.data.images.store import IN_MEMORY
 from common.system.plain_text import format_count_with_noun
 
@@ -45,7 +45,7 @@ _ITEMS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
 """The tag of a sequence item in both byte orders."""
 
 
-class _LimitedReader:
+class _ReadCountLimitedFile:
     """A binary file that limits the number of reads, and so the number of Python objects that pydicom creates."""
 
     def __init__(self, content: BinaryIO, largest_mb: int) -> None:
@@ -60,7 +60,7 @@ class _LimitedReader:
         return self._read(size)
 
 
-def convert_keywords_to_tags(*keywords: str) -> tuple[BaseTag, ...]:
+def convert_dicom_keywords_to_tags(*keywords: str) -> tuple[BaseTag, ...]:
     """Convert DICOM keywords such as "PatientID" to pydicom tags."""
     return tuple(map(Tag, keywords))
 
@@ -84,9 +84,9 @@ def read_dicom_elements(
         meta = filereader._read_file_meta_info(file)
     if meta is None or meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
         file.seek(0)
-        counted: Any = _LimitedReader(file, largest_mb)
+        counted: Any = _ReadCountLimitedFile(file, largest_mb)
         return pydicom.dcmread(counted, stop_before_pixels=tags is not None, specific_tags=only)
-    counted = _LimitedReader(_inflate_deflated_file(file.read(), largest_mb), largest_mb)
+    counted = _ReadCountLimitedFile(_inflate_deflated_file(file.read(), largest_mb), largest_mb)
     dataset = filereader.read_dataset(counted, is_implicit_VR=False, is_little_endian=True, specific_tags=only)
     dataset.file_meta = meta
     return dataset
@@ -107,7 +107,7 @@ def _inflate_deflated_file(packed: bytes, largest_mb: int) -> BinaryIO:
     return inflated
 
 
-def refuse_large_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int) -> None:
+def refuse_large_dicom_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int) -> None:
     """Refuse a data set with elements whose values would become too many Python objects.
 
     Args:
@@ -160,7 +160,7 @@ def is_jpeg_2000_signed(frame: bytes) -> bool:
     return not frame.startswith(b"\xff\xd8") and frame[frame.index(_SIZ) + 42] >= 0x80
 
 
-def estimate_jpeg_2000_memory(frame: bytes) -> int:
+def estimate_jpeg_2000_decoder_memory(frame: bytes) -> int:
     """Estimate the bytes that a JPEG 2000 decoder needs besides the pixels; 0 for other kinds of frames.
 
     A malicious frame may declare tiles and code blocks of one pixel, for each of which the decoder allocates memory.
@@ -178,15 +178,15 @@ def estimate_jpeg_2000_memory(frame: bytes) -> int:
         tiles = -(-width // tile_width) * -(-height // tile_height) if min(tile_width, tile_height) else 2**32
         sides = min(width, tile_width), min(height, tile_height)
         # Each tile may have its own header: assume the largest values of all headers for each.
-        styles: list[tuple[int, bytes]] = list(_parse_coding_styles(frame, place + 4, wide=samples > 256))
-        blocks = max((_count_code_blocks(*sides, style) for _, style in styles), default=0)
+        styles: list[tuple[int, bytes]] = list(_parse_jpeg_2000_coding_styles(frame, place + 4, wide=samples > 256))
+        blocks = max((_count_jpeg_2000_code_blocks(*sides, style) for _, style in styles), default=0)
         visits = max((2 * layers * (style[0] + 1) for layers, style in styles), default=0)
         return int(tiles * _OF_A_TILE + samples * blocks * (tiles * _OF_A_BLOCK + visits))
     except (struct.error, IndexError, ValueError):
         raise ValueError("its packed pixels are damaged or cut off") from None
 
 
-def _parse_coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tuple[int, bytes]]:
+def _parse_jpeg_2000_coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tuple[int, bytes]]:
     """Yield the number of layers and the coding parameters of each COD and COC marker (ITU-T T.800, A.6.1 and A.6.2).
 
     Args:
@@ -216,7 +216,7 @@ def _parse_coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tu
                 raise ValueError
 
 
-def _count_code_blocks(width: int, height: int, style: bytes) -> int:
+def _count_jpeg_2000_code_blocks(width: int, height: int, style: bytes) -> int:
     """Count the code blocks of one component of a tile over all resolution levels."""
     levels, exponents = style[0], (style[1] + 2, style[2] + 2)
     precincts, total = style[5:], 0
@@ -237,7 +237,7 @@ _QUICKLY_UNPACKED = 2**22
 larger ones is counted without decompression."""
 
 
-def read_rle_plane_sizes(frame: bytes) -> list[int]:
+def compute_rle_plane_sizes(frame: bytes) -> list[int]:
     """Return the decompressed bytes of each segment of an RLE frame, which holds a byte of each pixel (PS3.5, annex G).
 
     Raises:
@@ -273,10 +273,10 @@ def _compute_rle_segment_size(frame: bytes, place: int, end: int) -> int:
     return size
 
 
-_GROUPS = convert_keywords_to_tags("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
-_WINDOWS = (*convert_keywords_to_tags("WindowCenter", "VOILUTSequence"), *_GROUPS)
+_GROUPS = convert_dicom_keywords_to_tags("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
+_WINDOWS = (*convert_dicom_keywords_to_tags("WindowCenter", "VOILUTSequence"), *_GROUPS)
 _HEAD_TAGS = (
-    *convert_keywords_to_tags(
+    *convert_dicom_keywords_to_tags(
         "PatientID", "SpecificCharacterSet", "StudyInstanceUID", "Modality", "PhotometricInterpretation"
     ),
     *_WINDOWS,
@@ -316,11 +316,11 @@ def read_dicom_header(content: Path | bytes) -> DicomHeader:
     # Errors on damaged files are ignored here, and reported when the pixels are decoded.
     try:
         with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as opened:
-            if not is_dicom(opened.read(132)):
+            if not is_dicom_file(opened.read(132)):
                 return NO_DICOM
             opened.seek(0)
             head = read_dicom_elements(opened, _HEAD_TAGS)
-        refuse_large_elements(head, _HEAD_TAGS, LARGEST_MB)
+        refuse_large_dicom_elements(head, _HEAD_TAGS, LARGEST_MB)
         keywords = ("PatientID", "StudyInstanceUID", "Modality")
         patient, study, modality = (str(head.get(keyword) or "").strip() for keyword in keywords)
         grey = str(head.get("PhotometricInterpretation") or "").startswith("MONOCHROME")
@@ -354,7 +354,7 @@ def list_dicom_patient_ids(heads: Sequence[DicomHeader]) -> list[str] | None:
     return fill_missing_patients_by_study([head.patient for head in heads], [head.study for head in heads])
 
 
-def describe_display_problems(heads: Sequence[DicomHeader]) -> list[str]:
+def describe_incomparable_dicom_greys(heads: Sequence[DicomHeader]) -> list[str]:
     """Return warnings about DICOM files whose greys are not comparable: mixed modalities, or missing windows."""
     dicoms, problems = [head for head in heads if head.syntax], list[str]()
     modalities = Counter(head.modality or "unknown" for head in dicoms)

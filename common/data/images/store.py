@@ -30,14 +30,14 @@ from common.data.images.pixel_cache import (
     FORM,
     LAYOUT,
     SETTLED_S,
-    CacheRowWriter,
     PixelCache,
+    PixelCacheWriter,
     hash_image_file,
-    make_keyed_hash,
-    make_marked_folder,
+    make_keyed_blake3_hash,
+    make_marked_cache_folder,
     measure_cached_pixel_bytes,
-    remove_all_caches,
-    remove_unused_caches,
+    remove_all_pixel_caches,
+    remove_least_recent_unused_caches,
 )
 from common.data.images.reading import (
     BLANK,
@@ -45,7 +45,7 @@ from common.data.images.reading import (
     decode_picture,
     explain_decoding_error,
     fit_picture_to_format,
-    is_nifti,
+    is_nifti_file,
     read_first_bytes,
 )
 from common.errors import BadInput, Fault
@@ -191,8 +191,8 @@ def decode_pictures(
     small = None not in sizes and len(sizes) == len(names) and sum(filter(None, sizes)) < SMALL_BYTES
     if store.folder is not None and names and not small:
         with _handle_cache_errors(store):
-            return work.decode_into_cache(store.folder)
-    return work.decode_into_memory()
+            return work.decode_pictures_into_cache(store.folder)
+    return work.decode_pictures_into_memory()
 
 
 class _PictureListDecoder:
@@ -213,7 +213,7 @@ class _PictureListDecoder:
         self.places = np.full(len(names), -1, np.intp)
         self.reasons, self.blank = dict[int, str](), set[int]()
 
-    def decode_into_memory(self) -> DecodedPictures:
+    def decode_pictures_into_memory(self) -> DecodedPictures:
         """Decode all pictures into one array.
 
         Raises:
@@ -225,10 +225,10 @@ class _PictureListDecoder:
         self.blank.clear()
         keys, volumes = dict[int, bytes](), dict[int, Path]()
 
-        def decode(row: int) -> None:
+        def decode_row(row: int) -> None:
             try:
-                content = self.read_content(row)
-                images[row], is_blank = self.decode(content)
+                content = self.read_picture_content(row)
+                images[row], is_blank = self.decode_to_dataset_format(content)
                 self.places[row] = row
                 if isinstance(content, bytes):
                     keys[row] = hash_image_file(content)
@@ -239,7 +239,7 @@ class _PictureListDecoder:
             except Exception as error:  # any error of a decoder on a damaged file: continue with the others
                 self.reasons[row] = explain_decoding_error(error)
 
-        self._decode_in_threads(range(len(self.names)), decode)
+        self._decode_in_threads(range(len(self.names)), decode_row)
         # Only a slice of each volume was read: compare whole files of volumes with equal slices.
         slices = {row: hash_image_file(images[row].tobytes()) for row in volumes}
         counts, first = Counter(slices.values()), dict[bytes, int]()
@@ -248,7 +248,7 @@ class _PictureListDecoder:
             self.places[row] = first.setdefault(key, row)
         return self._collect_decoded_pictures(images)
 
-    def decode_into_cache(self, root: Path) -> DecodedPictures:
+    def decode_pictures_into_cache(self, root: Path) -> DecodedPictures:
         """Decode the pictures that the cache lacks, and return all of them from the cache.
 
         Raises:
@@ -257,37 +257,39 @@ class _PictureListDecoder:
         """
         open_cache = partial(_open_pixel_cache, self.store, root, asdict(self.form), self.form.shape)
         cache = open_cache()
-        if missing := self._find_cached_rows(cache, cache.load_rows_by_key()):
+        if missing := self._match_cached_pictures(cache, cache.load_rows_by_content_key()):
             cache = _make_cache_room(cache, len(missing), len(self.names), self.store, open_cache)
-            with cache.open_for_writing(
+            with cache.open_cache_writer(
                 lambda: self.store.tell("another program decodes these images: waiting for it")
             ) as out:
-                missing = self._find_cached_rows(cache, out.places)
-                out.reserve_rows(len(missing))
+                missing = self._match_cached_pictures(cache, out.places)
+                out.reserve_picture_rows(len(missing))
                 decoder = _CachingPictureDecoder(self, cache, out)
-                self._decode_in_threads(missing, decoder.decode)
+                self._decode_in_threads(missing, decoder.decode_unless_cached)
         _print_cache_location(self.store, cache.folder.parent, len(self.names), len(missing))
-        return self._collect_decoded_pictures(cache.map_all_pictures())
+        return self._collect_decoded_pictures(cache.open_cached_pictures())
 
-    def read_content(self, number: int) -> bytes | Path:
+    def read_picture_content(self, number: int) -> bytes | Path:
         """Return the bytes of a picture, or the path if it is a NIfTI volume, of which only a slice is read."""
         content = self.read(number)
         return (
-            content.read_bytes() if isinstance(content, Path) and not is_nifti(read_first_bytes(content)) else content
+            content.read_bytes()
+            if isinstance(content, Path) and not is_nifti_file(read_first_bytes(content))
+            else content
         )
 
-    def decode(self, content: bytes | Path) -> tuple[NDArray[np.uint8], bool]:
+    def decode_to_dataset_format(self, content: bytes | Path) -> tuple[NDArray[np.uint8], bool]:
         """Decode a picture to the data set's format; the second result is True if it is one uniform grey."""
         image = decode_picture(content, self.form.rendering, self.form.size)
         return fit_picture_to_format(image, self.form), image.info.get(BLANK, False)
 
-    def _find_cached_rows(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
+    def _match_cached_pictures(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
         """Set ``places`` of the pictures that are in the cache, and return the positions of the others.
 
         Args:
             rows: The row of each cached picture by its content key.
         """
-        files, blank, missing = cache.load_keys_by_file(), cache.load_blank_picture_keys(), list[int]()
+        files, blank, missing = cache.load_content_keys_by_file(), cache.load_blank_picture_keys(), list[int]()
         self.places[:] = -1
         self.blank.clear()
         for number, identity in enumerate(self.identities):
@@ -326,30 +328,30 @@ class _PictureListDecoder:
 class _CachingPictureDecoder:
     """Decodes pictures into a cache; of several identical files only one is decoded."""
 
-    def __init__(self, work: _PictureListDecoder, cache: PixelCache, out: CacheRowWriter) -> None:
+    def __init__(self, work: _PictureListDecoder, cache: PixelCache, out: PixelCacheWriter) -> None:
         self.work, self.cache, self.out, self.blank = work, cache, out, cache.load_blank_picture_keys()
         self._busy, self._changed = set[bytes](), threading.Condition()
 
-    def decode(self, number: int) -> None:
+    def decode_unless_cached(self, number: int) -> None:
         """Decode picture ``number``, unless the cache has a picture from an identical file."""
         work, began = self.work, time.time()
         try:
-            content = work.read_content(number)
+            content = work.read_picture_content(number)
             key = self.cache.hash_image_file(content)
         except Exception as error:  # any error of a disk or PACS: continue with the other pictures
             work.reasons[number] = explain_decoding_error(error)
             return
-        with self._lock_content(key):
+        with self._lock_file_content(key):
             if key not in self.out.places:
                 try:
-                    picture, is_blank = work.decode(content)
+                    picture, is_blank = work.decode_to_dataset_format(content)
                 except Exception as error:  # any error of a decoder on a damaged file
                     work.reasons[number] = explain_decoding_error(error)
                     return
                 if is_blank:
                     self.out.record_blank_picture(key)
                     self.blank.add(key)
-                self.out.add_picture(key, picture)
+                self.out.add_picture_to_cache(key, picture)
         work.places[number] = self.out.places[key]
         if key in self.blank:
             work.blank.add(number)
@@ -358,7 +360,7 @@ class _CachingPictureDecoder:
             self.out.record_file_content_key(self.cache.hash_file_identity(before.about), key)
 
     @contextmanager
-    def _lock_content(self, key: bytes) -> Iterator[None]:
+    def _lock_file_content(self, key: bytes) -> Iterator[None]:
         """Wait until no other thread decodes an identical file, and keep others waiting during the ``with`` block."""
         with self._changed:
             self._changed.wait_for(lambda: key not in self._busy)
@@ -430,27 +432,27 @@ def cache_large_file_pictures(
     with _handle_cache_errors(store):
         open_cache = partial(_open_pixel_cache, store, store.folder, form, tuple(form["shape"]))
         cache = open_cache()
-        whole, began = cache.load_keys_by_file().get(cache.hash_file_identity(identity.about)), time.time()
+        whole, began = cache.load_content_keys_by_file().get(cache.hash_file_identity(identity.about)), time.time()
         content = whole or cache.hash_image_file(file)
         keys = [blake3(content + name.encode()).digest() for name in names]
-        places, written = cache.load_rows_by_key(), list[int]()
+        places, written = cache.load_rows_by_content_key(), list[int]()
         if whole is None or not set(keys) <= places.keys():
             missing, count = len(set(keys) - places.keys()), len(set(keys))
             cache = _make_cache_room(cache, missing, count, store, open_cache)
-            with cache.open_for_writing(
+            with cache.open_cache_writer(
                 lambda: store.tell("another program reads these images: waiting for it")
             ) as out:
                 written = [number for number, key in enumerate(keys) if key not in out.places]
-                out.reserve_rows(len(written))
+                out.reserve_picture_rows(len(written))
                 progress, following = DecodingProgress(len(written), store.tell), iter(written)
                 for picture in chain.from_iterable(read(np.array(written, np.intp)) if written else ()):
-                    out.add_picture(keys[next(following)], picture)
+                    out.add_picture_to_cache(keys[next(following)], picture)
                     progress.count_decoded_picture()
                 if began - identity.changed > SETTLED_S and identity == FileIdentity.from_path(file):
                     out.record_file_content_key(cache.hash_file_identity(identity.about), content)
                 places = out.places
         _print_cache_location(store, cache.folder.parent, len(keys), len(written))
-        return cache.map_all_pictures(), np.array([places[key] for key in keys], np.intp)
+        return cache.open_cached_pictures(), np.array([places[key] for key in keys], np.intp)
     return None
 
 
@@ -476,10 +478,10 @@ def _open_pixel_cache(
     """Open the cache for one image format; a hash of format and decoder versions names its folder."""
     about = {"form": dict(form), "decoders": _list_decoder_versions(), "encrypted": store.secret is not None}
     text = format_as_json_text(about | {"layout": LAYOUT}, indent=1)
-    if not make_marked_folder(root):
+    if not make_marked_cache_folder(root):
         root = root / _INSIDE
-        make_marked_folder(root)
-    folder = root / make_keyed_hash(store.secret).update(text.encode()).hexdigest(16)
+        make_marked_cache_folder(root)
+    folder = root / make_keyed_blake3_hash(store.secret).update(text.encode()).hexdigest(16)
     cache = PixelCache(folder, shape, store.secret)
     if not (folder / FORM).exists():
         (folder / FORM).write_text(text, encoding="utf-8")
@@ -508,10 +510,10 @@ def _make_cache_room(
     """
     root, needed = cache.folder.parent, missing * cache.row_bytes
     free = min(store.limit_bytes - measure_cached_pixel_bytes(root), shutil.disk_usage(root).free - SPARE_BYTES)
-    if needed <= free or remove_unused_caches(root, needed - free, spare=cache.folder):
+    if needed <= free or remove_least_recent_unused_caches(root, needed - free, spare=cache.folder):
         return cache
     cache.close()
-    if remove_unused_caches(root, count * cache.row_bytes - free):
+    if remove_least_recent_unused_caches(root, count * cache.row_bytes - free):
         return open_cache()
     problem = (
         f"has room for {format_bytes(max(0, free))}, and {format_count_with_noun(missing, 'image')} take "
@@ -538,7 +540,7 @@ def remove_image_store(folder: Path) -> bool:
         OSError: If a file cannot be removed.
     """
     place = folder.resolve()
-    removed = [remove_all_caches(root) for root in (place / _INSIDE, place)]
+    removed = [remove_all_pixel_caches(root) for root in (place / _INSIDE, place)]
     if folder.is_symlink():
         folder.unlink()
     return any(removed)

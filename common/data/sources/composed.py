@@ -21,7 +21,7 @@ from common.data.base.image_set import (
     make_placeholder_patient_names,
 )
 from common.data.base.spec import CompositesDatasetSpec, MixtureDatasetSpec, NpzDatasetSpec
-from common.data.images.reading import convert_color, resize_images
+from common.data.images.reading import convert_image_colors, resize_images
 from common.data.images.store import DecodedImageStore
 from common.data.sources.npz import load_npz, open_npz_parts
 from common.data.tables.class_names import find_repeated_name_faults
@@ -137,7 +137,7 @@ def load_mixture(spec: MixtureDatasetSpec, base: Path, store: DecodedImageStore)
             [
                 replace(
                     part,
-                    stored=convert_color(part.images, spec.color),
+                    stored=convert_image_colors(part.images, spec.color),
                     places=None,
                     class_names=_prefix_class_names(task, part.class_names),
                     patients=np.array([f"{task}/{patient}" for patient in part.patients], dtype=np.str_),

@@ -27,7 +27,7 @@ from common.data.images.reading import (
     DecodedImageFormat,
     decode_picture,
     explain_decoding_error,
-    refuse_too_many_skipped,
+    refuse_too_many_skipped_images,
     resize_images,
 )
 from common.data.images.store import DecodedImageStore, cache_large_file_pictures, decode_pictures
@@ -371,7 +371,7 @@ def _read_npz_images(
             read = _read_jpeg_images if f"{part.prefix}_jpeg" in arrays else _read_array_images
             sets.append(read(spec, arrays, part, class_names, store))
     skipped = [skip for images in sets for skip in images.skipped]
-    refuse_too_many_skipped("data.path", skipped, sum(map(len, sets)) + len(skipped), spec.skip_budget)
+    refuse_too_many_skipped_images("data.path", skipped, sum(map(len, sets)) + len(skipped), spec.skip_budget)
     return sets
 
 

@@ -43,7 +43,7 @@ from common.data.base.splits import (
     hold_out_patients,
     split_patients,
 )
-from common.data.images.reading import DecodedImageFormat, refuse_too_many_skipped
+from common.data.images.reading import DecodedImageFormat, refuse_too_many_skipped_images
 from common.data.images.store import DecodedImageStore, FileIdentity, decode_pictures
 from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns, parse_split_column
 from common.data.tables.copies import describe_contradicting_copies, group_equal_contents
@@ -247,7 +247,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
         lambda row: reader.identify_content(files[row]),
     )
     raise_faults(table.reader.find_reading_faults())
-    refuse_too_many_skipped("data.images", decoded.skipped, len(files), spec.skip_budget)
+    refuse_too_many_skipped_images("data.images", decoded.skipped, len(files), spec.skip_budget)
     readable = table.select_rows(decoded.rows)
     groups = group_equal_contents(enumerate(decoded.places.tolist()))
     copies = describe_contradicting_copies(groups, readable.files.names.tolist(), readable.labels, readable.patients)

@@ -15,7 +15,7 @@ from common.data.base.image_set import (
     serialize_dataset_splits,
     view_array_as_bytes,
 )
-from common.data.images.pixel_cache import MappedPictures
+from common.data.images.pixel_cache import MemoryMappedPictures
 from common.system.resources import reuse_large_buffers
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, configure_flower
 from server.simulation.backends.ray_process import RayDriverHandle
@@ -70,8 +70,8 @@ class RayGrid(LocalGrid):
 
         def describe(stored: LazyPictures) -> dict[str, Any] | None:  # workers on this machine map the same file
             return (
-                stored.describe_for_process()
-                if isinstance(stored, MappedPictures) and not process.settings.address
+                stored.describe_for_other_process()
+                if isinstance(stored, MemoryMappedPictures) and not process.settings.address
                 else None
             )
 

@@ -23,7 +23,7 @@ from common.data.base.decoded_size import (
 from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
 from common.data.images import bands
 from common.data.images.dicom import decode_dicom_pixels
-from common.data.images.headers import estimate_jpeg_2000_memory
+from common.data.images.headers import estimate_jpeg_2000_decoder_memory
 from common.data.images.reading import decode_picture
 from common.data.load import load_dataset
 from common.data.sources.npz_file import open_npz_arrays
@@ -188,7 +188,7 @@ TILE, BLOCK = 9216, 768
     ],
 )
 def test_tables_of_jpeg_2000_are_counted_by_tiles_and_blocks(frame: bytes, expected: int) -> None:
-    assert estimate_jpeg_2000_memory(frame) == expected
+    assert estimate_jpeg_2000_decoder_memory(frame) == expected
 
 
 def test_the_style_of_a_later_tile_counts() -> None:
@@ -197,4 +197,4 @@ def test_the_style_of_a_later_tile_counts() -> None:
     style = b"\xff\x52\0\x0c" + bytes([0, 0, 0, 1, 0, 0, 0, 0, 0, 1])  # blocks of 4 x 4
     part = b"\xff\x90\0\x0a\0\0" + (14 + len(style)).to_bytes(4, "big") + b"\0\2" + style + b"\xff\x93"
     first = b"\xff\x90\0\x0a\0\0" + (14).to_bytes(4, "big") + b"\0\2\xff\x93"
-    assert estimate_jpeg_2000_memory(frame[:place] + first + part + b"\xff\xd9") == TILE + 256 * (BLOCK + 2)
+    assert estimate_jpeg_2000_decoder_memory(frame[:place] + first + part + b"\xff\xd9") == TILE + 256 * (BLOCK + 2)

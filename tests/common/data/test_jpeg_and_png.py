@@ -16,7 +16,7 @@ from pydicom import uid
 from common.data.base.spec import PictureRenderingOptions
 from common.data.images.dicom import decode_dicom_pixels
 from common.data.images.jpeg import END_OF_IMAGE
-from common.data.images.reading import DecodedImageFormat, decode_picture, decode_to_format
+from common.data.images.reading import DecodedImageFormat, decode_picture, decode_picture_to_format
 from tests.common.data.bombs import png
 from tests.common.data.conftest import long
 from tests.common.data.dicom_syntaxes import in_fragments, plain
@@ -201,13 +201,13 @@ def test_draft_decodes_a_jpeg_smaller_with_nearly_the_same_picture(size: tuple[i
     y, x = np.mgrid[: size[1], : size[0]]
     data = jpeg((127 + 100 * np.sin(x / 40) * np.cos(y / 30)).astype(np.uint8))
     full, draft = (
-        decode_to_format(data, DecodedImageFormat(64, False, "pad", PictureRenderingOptions(jpeg_draft=draft))).astype(
-            int
-        )
+        decode_picture_to_format(
+            data, DecodedImageFormat(64, False, "pad", PictureRenderingOptions(jpeg_draft=draft))
+        ).astype(int)
         for draft in (False, True)
     )
     assert np.abs(full - draft).mean() < 2
     with pytest.raises(ValueError, match="of the picture is missing"):
-        decode_to_format(
+        decode_picture_to_format(
             data[:-900] + END_OF_IMAGE, DecodedImageFormat(64, False, "pad", PictureRenderingOptions(jpeg_draft=True))
         )

@@ -25,7 +25,7 @@ import polyclinic as pc
 from common.data.base.image_set import ImageSet
 from common.data.base.spec import PictureRenderingOptions
 from common.data.images import store
-from common.data.images.pixel_cache import IN_USE, PIXELS, ROWS, CacheFolderLock, MappedPictures
+from common.data.images.pixel_cache import IN_USE, PIXELS, ROWS, CacheFolderLock, MemoryMappedPictures
 from common.data.images.pixels import load_pixels_on_device
 from common.data.images.reading import DecodedImageFormat
 from common.data.images.store import DecodedImageStore, DecodedPictures, DecodingProgress, FileIdentity, decode_pictures
@@ -120,7 +120,7 @@ def test_a_file_is_read_again_only_if_it_or_the_decoder_may_have_changed(monkeyp
     files = write_pictures(10)
     assert read_rows(files) == [*range(10)]
     assert read_rows(files) == []
-    assert isinstance(decode(files).stored, MappedPictures)
+    assert isinstance(decode(files).stored, MemoryMappedPictures)
     files += write_pictures(2, first=10)
     Image.fromarray(np.full((9, 7), 77, np.uint8)).save(files[4])
     assert read_rows(files) == [4, 10, 11]
