@@ -20,19 +20,19 @@ from common.data.images.reading import (
     is_grey_picture,
     open_png_or_jpeg,
 )
-from common.data.tables.csv import CsvColumn, CsvColumns, find_missing_column_faults, read_csv_columns
-from common.data.tables.files import PictureFileFinder, describe_other_endings, drop_picture_ending
+from common.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
+from common.data.tables.files import PictureFileFinder, describe_other_file_extensions, drop_picture_extension
 from common.data.tables.judgement import split_diagnosis_code
-from common.data.tables.labels import LabelTable, find_blank_cell_faults, open_picture_folder
+from common.data.tables.labels import LabelTable, find_blank_cell_faults, open_folder_label_table
 from common.data.tables.roles import (
     ColumnRoles,
-    absent_picture_columns,
+    find_absent_picture_columns,
+    find_ambiguous_picture_faults,
+    find_labels_of_other_pictures,
+    find_picture_columns,
     find_picture_folder,
     guess_column_roles,
-    labels_of_other_pictures,
-    labels_of_other_pictures_fault,
-    picture_columns,
-    several_picture_columns_faults,
+    make_other_picture_labels_fault,
 )
 from common.errors import BadInput, Fault, raise_faults
 from common.system.files import is_file, make_missing_input_fault
@@ -68,8 +68,8 @@ class InspectedDataset:
 
     table: Path
     images: Path
-    whole: CsvColumns
-    columns: CsvColumns
+    whole: CsvTable
+    columns: CsvTable
     roles: ColumnRoles
     spec: FolderDatasetSpec
     checked: LabelTable
@@ -106,7 +106,7 @@ class InspectedDataset:
         """The settings in the experiment file that a person has to decide on before a run."""
         keys = ["the names after other_findings"] if self.roles.doubtful else []
         keys += ["those after not_assessed"] if self.roles.not_assessed else []
-        keys += ["patient_column"] if self.checked.patient_of_many_images else []
+        keys += ["patient_column"] if self.checked.patient_with_too_many_images else []
         keys += ["split_column"] if self.roles.possible_splits and self.roles.split is None else []
         are_codes = any(map(split_diagnosis_code, self.synonyms))  # G behind a code means nothing else than the code
         keys += ["synonyms"] if are_codes or has_spelling_variants(self.synonyms) else []
@@ -122,7 +122,7 @@ class InspectedDataset:
         if self.roles.finding is None:
             return 0
         column, images = self.columns.get_column(self.roles.finding), self.columns.get_column(self.roles.image)
-        is_blank = column.mark_blank_rows()
+        is_blank = column.find_blank_rows()
         named = {*self.roles.classes, *self.roles.no_finding, *self.roles.doubtful, *self.roles.not_assessed}
         is_blank &= ~np.isin(column.places, [place for place, cell in enumerate(column.cells) if cell in named])
         return len(np.unique(images.places[is_blank]))
@@ -181,7 +181,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         problem = f"{table.name} holds arrays and is no table, for which init writes experiments."
         remedy = 'Write [data] with kind = "npz" yourself: docs/experiments.md, section [data].'
         raise BadInput([Fault("labels", problem, remedy)])
-    columns = whole = read_csv_columns(table, "labels")
+    columns = whole = read_csv_table(table, "labels")
     required = {
         "--image-column": hints.image,
         "--patient-column": hints.patient,
@@ -200,11 +200,11 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     listings, root = PictureFileFinder(), images or table.parent
     below = listings.walk_files(root)
     try:
-        column, *others = picture_columns(columns, (name for _, name in below), given[0])
+        column, *others = find_picture_columns(columns, (name for _, name in below), given[0])
     except BadInput as bad:
         hint = _suggest_remedy_for_folder_table(columns, {part for folder, _ in below for part in Path(folder).parts})
         raise BadInput([replace(fault, remedy=hint or fault.remedy) for fault in bad.faults]) from None
-    raise_faults([] if given[0] else several_picture_columns_faults((column, *others)))
+    raise_faults([] if given[0] else find_ambiguous_picture_faults((column, *others)))
     names = columns[column]
     folder = find_picture_folder(root, columns.get_column(column).cells, listings)
     on_disk = [None if folder is None else listings.find_file(str(folder), name) for name in names]
@@ -221,12 +221,16 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     pictures, missing = columns.get_column(column), names[~present].tolist()
     places = [place for place in dict.fromkeys(pictures.places[~present].tolist()) if pictures.cells[place]]
     absent = pictures.describe_cell_lines(places, 3)
-    absent += f". {hint}" if (hint := describe_other_endings(str(folder), missing, listings).rstrip(".")) else ""
+    absent += (
+        f". {hint}" if (hint := describe_other_file_extensions(str(folder), missing, listings).rstrip(".")) else ""
+    )
     columns = whole if present.all() else whole.select_rows(present)
     roles = guess_column_roles(columns, column, given[1], given[2], [normalize_name(name) for name in hints.findings])
-    others += absent_picture_columns(columns, column, others)
-    if not hints.findings and (foreign := labels_of_other_pictures(column, others, roles.label_columns, folder.name)):
-        raise BadInput([labels_of_other_pictures_fault(column, others, roles.label_columns, foreign)])
+    others += find_absent_picture_columns(columns, column, others)
+    if not hints.findings and (
+        foreign := find_labels_of_other_pictures(column, others, roles.label_columns, folder.name)
+    ):
+        raise BadInput([make_other_picture_labels_fault(column, others, roles.label_columns, foreign)])
     settings: dict[str, object] = {
         "kind": "folder",
         "images": str(folder.resolve()),
@@ -290,15 +294,15 @@ def _make_no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path
     for place, file in listings.walk_files(root):
         paths |= {"/".join((*Path(place).parts[-depth:], file)) for depth in range(len(ends))}
         paths.add(file)
-    stems = list(map(drop_picture_ending, column.cells))
+    stems = list(map(drop_picture_extension, column.cells))
     if (near := find_picture_folder(root, stems, listings)) is not None:
-        remedy = describe_other_endings(str(near), column.cells, listings) or remedy
+        remedy = describe_other_file_extensions(str(near), column.cells, listings) or remedy
     if end := next((end for end in ends if first[end:].replace("\\", "/") in paths), 0):
         remedy = f'"{first[end:]}" is there: remove the beginning "{first[:end]}" from the names in the table.'
     return Fault("--images", problem, remedy)
 
 
-def _suggest_remedy_for_folder_table(columns: CsvColumns, folders: Collection[str]) -> str:
+def _suggest_remedy_for_folder_table(columns: CsvTable, folders: Collection[str]) -> str:
     """Return a remedy for a table of which a column names folders, not pictures; empty text for other tables."""
     for name in columns:
         cells = [cell for cell in columns.get_column(name).cells if not is_blank_cell(cell)]
@@ -324,7 +328,7 @@ def _find_unnamed_pictures(folder: Path, named: Iterable[str], listings: Picture
     return tuple(sorted(name for name in below if name not in paths and Path(name).suffix.lower() in endings))
 
 
-def _read_checked_table(spec: FolderDatasetSpec, columns: CsvColumns) -> LabelTable:
+def _read_checked_table(spec: FolderDatasetSpec, columns: CsvTable) -> LabelTable:
     """Read and check the table as a run does, with remedies in terms of the command's options.
 
     Raises:
@@ -336,7 +340,7 @@ def _read_checked_table(spec: FolderDatasetSpec, columns: CsvColumns) -> LabelTa
             remedy = 'Fill them, name another column, or add --source-column "" to deal patients over invented sites.'
             faults.append(replace(fault, remedy=remedy))
     try:
-        table = open_picture_folder(spec, Path())
+        table = open_folder_label_table(spec, Path())
     except BadInput as bad:
         join = (
             "Write each patient in one way. Or add --join-patients: each pair counts as one patient and stays on one "

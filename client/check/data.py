@@ -23,7 +23,7 @@ from common.data.images.pixel_cache import hash_image_file
 from common.data.images.reading import is_grey_picture
 from common.data.images.syntaxes import get_transfer_syntax_name, is_transfer_syntax_readable
 from common.data.tables.cells import count_uncertain_blank_cells
-from common.data.tables.copies import describe_contradicting_copies, group_equal_contents
+from common.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
 from common.errors import BadInput, raise_faults
 from common.system.plain_text import format_count_with_noun, join_as_english_list, list_first_and_count_rest
 
@@ -284,7 +284,7 @@ def find_duplicate_images(source: SiteImageSource, rows: Sequence[int]) -> Dupli
     """
     if not source.files:
         with source.opened():
-            groups = group_equal_contents((row, _hash_image_content(source.read(row))) for row in rows)
+            groups = group_rows_with_equal_contents((row, _hash_image_content(source.read(row))) for row in rows)
         return DuplicateImages(groups, len(rows))
     by_size = defaultdict[int, list[int]](list)
     for row in rows:
@@ -298,7 +298,7 @@ def find_duplicate_images(source: SiteImageSource, rows: Sequence[int]) -> Dupli
             compared += len(same_size)
             to_read += same_size
     return DuplicateImages(
-        group_equal_contents((row, _hash_image_content(source.read(row))) for row in to_read), compared
+        group_rows_with_equal_contents((row, _hash_image_content(source.read(row))) for row in to_read), compared
     )
 
 

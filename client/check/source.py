@@ -129,7 +129,7 @@ def open_image_source(settings: SiteSettings) -> SiteImageSource:
         class_names=table.class_names,
         patients=table.patients,
         parts=table.parts,
-        read=lambda row: table.reader.read(table.files[row]),
+        read=lambda row: table.reader.read_picture_file(table.files[row]),
         opened=table.reader.keep_connection_open,
         reader_faults=table.reader.find_reading_faults,
         files=files,

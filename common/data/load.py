@@ -26,7 +26,7 @@ from common.data.sources.built_in import load_digits, load_phantom
 from common.data.sources.composed import find_composite_faults, find_mixture_faults, load_composites, load_mixture
 from common.data.sources.npz import load_npz, load_npz_test_part, open_npz_parts
 from common.data.sources.plugin import find_plugin_installation_faults, load_plugin_dataset
-from common.data.tables.labels import LabelTable, decode_table_pictures, open_picture_folder
+from common.data.tables.labels import LabelTable, decode_table_pictures, open_folder_label_table
 from common.data.tables.presets import open_chexpert_table, open_mimic_table, open_nih_table
 from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 
@@ -102,7 +102,7 @@ def open_label_table(
     """
     match spec:
         case FolderDatasetSpec():
-            return open_picture_folder(spec, base)
+            return open_folder_label_table(spec, base)
         case DicomwebDatasetSpec():
             from common.data.sources.dicomweb import open_dicomweb_table  # takes a second
 

@@ -25,7 +25,7 @@ from common.data.images.store import open_user_image_store
 from common.data.load import load_dataset, refuse_unknown_test_classes
 from common.data.sources.npz import load_npz_test_part
 from common.data.sources.npz_file import read_npz_headers
-from common.data.tables.csv import CsvColumns
+from common.data.tables.csv import CsvTable
 from common.data.tables.patient_columns import guess_patient_column
 from common.data.tables.roles import guess_image_column
 from common.errors import BadInput, Fault, quote_names, raise_faults
@@ -160,7 +160,7 @@ def _parse_run_data_spec(summary: RunSummary | None, kind: type[SpecT]) -> SpecT
 
 
 def _make_csv_spec(
-    network: SplitNetwork, of_run: FolderDatasetSpec | None, labelled: EvaluationInput, columns: CsvColumns
+    network: SplitNetwork, of_run: FolderDatasetSpec | None, labelled: EvaluationInput, columns: CsvTable
 ) -> FolderDatasetSpec:
     """Return the data spec of a csv.
 

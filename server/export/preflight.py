@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from common.data.base.spec import Axis, BitDepth, DataSpec, Frame, NpzDatasetSpec, PictureRenderingOptions, Window
 from common.data.sources.npz import find_array_key_faults
 from common.data.sources.npz_file import read_npz_headers
-from common.data.tables.csv import CsvColumns, find_missing_column_faults, read_csv_columns
+from common.data.tables.csv import CsvTable, find_missing_column_faults, read_csv_table
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.models.zoo.spec import DESCRIPTION, find_model_folder_faults
 from common.system.files import find_output_file_faults, is_file, make_missing_input_fault
@@ -162,7 +162,7 @@ def name_options_in_faults(labelled: EvaluationInput) -> Iterator[None]:
 
 
 def find_class_column_faults(
-    data: Path, columns: CsvColumns, class_names: Sequence[str], finding_column: str | None
+    data: Path, columns: CsvTable, class_names: Sequence[str], finding_column: str | None
 ) -> list[Fault]:
     """Return a fault if a csv file has no column that holds labels of the run's classes.
 
@@ -205,7 +205,7 @@ def make_npz_spec(labelled: EvaluationInput, of_run: NpzDatasetSpec | None = Non
     return spec.model_copy(update={key: getattr(of_run, key) for key in ("classes", "keep", "image_size", "resize")})
 
 
-def read_labelled_csv_columns(labelled: EvaluationInput) -> CsvColumns:
+def read_labelled_csv_columns(labelled: EvaluationInput) -> CsvTable:
     """Read the csv's columns, and check that those named by options exist.
 
     Raises:
@@ -213,7 +213,7 @@ def read_labelled_csv_columns(labelled: EvaluationInput) -> CsvColumns:
     """
     if not is_file(labelled.data):
         raise BadInput([make_missing_input_fault(labelled.data)])
-    columns = read_csv_columns(labelled.data, str(labelled.data))
+    columns = read_csv_table(labelled.data, str(labelled.data))
     options = {"--image-column": labelled.image_column, "--patient-column": labelled.patient_column}
     raise_faults(find_missing_column_faults(str(labelled.data), columns, options))
     return columns

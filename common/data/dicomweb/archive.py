@@ -207,7 +207,7 @@ class PacsArchive:
         self.places |= {image.instance: image for of_key in images.values() for image in of_key}
         return images
 
-    def read(self, file: Path) -> bytes | Path:
+    def read_picture_file(self, file: Path) -> bytes | Path:
         """Return an image file from the cache, or download it and store it in the cache.
 
         Raises:

@@ -121,7 +121,7 @@ class MemoryMappedPictures(LazyPictures):
             self._checked[row] = True
 
     def describe_for_other_process(self) -> dict[str, Any]:
-        """Return JSON from which :meth:`open_from_description` opens the pictures in another process of this machine."""
+        """Return JSON from which :meth:`open_from_description` opens the pictures in another local process."""
         return {"path": str(self.path), "file": self.path.stat().st_ino, "shape": list(self.shape)}
 
     @classmethod

@@ -12,7 +12,7 @@ from common.data.base.names import normalize_name_array
 from common.data.base.spec import DicomwebDatasetSpec
 from common.data.dicomweb.archive import PacsArchive, PacsImageKey, open_pacs_archive
 from common.data.dicomweb.search import UID, ImageLocation
-from common.data.tables.csv import CsvColumn, CsvColumns, find_missing_column_faults, read_csv_columns
+from common.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
 from common.data.tables.files import LazyPicturePaths
 from common.data.tables.labels import (
     LabelTable,
@@ -56,7 +56,7 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
         BadInput: With the faults of the first stage that fails: columns, cells, settings of the connection, PACS
             responses.
     """
-    columns = read_csv_columns(base / spec.labels, "data.labels", spec.largest_mb)
+    columns = read_csv_table(base / spec.labels, "data.labels", spec.largest_mb)
     named = {key: column for kind, key in _KEYS.items() if (column := getattr(spec, f"{kind}_column"))}
     raise_faults(
         find_missing_column_faults(Path(spec.labels).name, columns, {**named, **list_configured_columns(spec)})
@@ -98,7 +98,7 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
     return PacsLabelTable(_drop_rows_without_images(table, lines, images, spec), archive, len(cells.labels), by_archive)
 
 
-def _find_repeated_identifier_faults(columns: CsvColumns, key: str, name: str) -> list[Fault]:
+def _find_repeated_identifier_faults(columns: CsvTable, key: str, name: str) -> list[Fault]:
     """Return a fault if cells of the column ``name`` are blank, or if it names an image (or a study) more than once."""
     column, what = columns.get_column(name), "image" if key == _KEYS["instance"] else "study"
     if faults := find_blank_cell_faults(column, key, what):
@@ -133,7 +133,7 @@ def _find_identifier_faults(key: str, column: CsvColumn) -> list[Fault]:
 
 
 def _locate_images(
-    spec: DicomwebDatasetSpec, columns: CsvColumns, archive: PacsArchive
+    spec: DicomwebDatasetSpec, columns: CsvTable, archive: PacsArchive
 ) -> tuple[NDArray[np.intp], list[ImageLocation | None]]:
     """Search the PACS for the images of all table rows.
 

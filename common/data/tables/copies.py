@@ -20,7 +20,7 @@ _FEW = 4
 """Equal pictures that two parts may have in any case."""
 
 
-def group_equal_contents(contents: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
+def group_rows_with_equal_contents(contents: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
     """Group rows with equal content, given pairs of row and content; groups of a single row are left out."""
     rows = defaultdict[Hashable, list[int]](list)
     for row, content in contents:
@@ -120,7 +120,7 @@ def check_picture_copies(where: str, splits: DatasetSplits, *, by_part: bool = F
     if not are_all_patients_known(patients):
         patients = np.full(len(patients), "")
     every = np.concatenate(list(digests.values()))
-    groups = group_equal_contents((row, every[row]) for row in np.flatnonzero(every >= GREY_DIGESTS).tolist())
+    groups = group_rows_with_equal_contents((row, every[row]) for row in np.flatnonzero(every >= GREY_DIGESTS).tolist())
     if note := describe_contradicting_copies(groups, names, labels, patients):
         splits = DatasetSplits(*(replace(images, notes=(*images.notes, note)) for images in splits.parts))
     return splits

@@ -29,7 +29,7 @@ _SHORTEST_SIDE = 4
 
 
 @dataclass(frozen=True)
-class FlagColumns:
+class BinaryColumnKinds:
     """Columns of 0 and 1, in the order of the table.
 
     Attributes:
@@ -41,7 +41,7 @@ class FlagColumns:
     doubtful: tuple[str, ...]
 
 
-def sort_flag_columns(positive: Mapping[str, NDArray[np.bool_]]) -> FlagColumns:
+def classify_binary_columns(positive: Mapping[str, NDArray[np.bool_]]) -> BinaryColumnKinds:
     """Sort columns of 0 and 1 by their headings, by the form of neighbouring headings, and by their cells.
 
     Args:
@@ -79,11 +79,11 @@ def sort_flag_columns(positive: Mapping[str, NDArray[np.bool_]]) -> FlagColumns:
         and (2 * len(codes) >= len(classes) or min(map(len, codes)) == len(name) == 1)
     }
     classes, doubtful, flags = [*classes, *between], doubtful | alike, flags - between - alike
-    if classes and _have_one_1_in_each_row(positive, (*classes, *doubtful)):
+    if classes and _have_one_positive_per_row(positive, (*classes, *doubtful)):
         classes, doubtful = [*classes, *doubtful], set()
-    elif classes and _have_one_1_in_each_row(positive, names):
+    elif classes and _have_one_positive_per_row(positive, names):
         doubtful |= flags
-    return FlagColumns(tuple(n for n in names if n in classes), tuple(n for n in names if n in doubtful))
+    return BinaryColumnKinds(tuple(n for n in names if n in classes), tuple(n for n in names if n in doubtful))
 
 
 def _names_side(words: Sequence[str]) -> bool:
@@ -100,5 +100,5 @@ def is_letter_or_abbreviation(name: str) -> bool:
     return len(name) == 1 or (len(name) <= _LONGEST_CODE and name.isupper())
 
 
-def _have_one_1_in_each_row(positive: Mapping[str, NDArray[np.bool_]], names: Sequence[str]) -> bool:
+def _have_one_positive_per_row(positive: Mapping[str, NDArray[np.bool_]], names: Sequence[str]) -> bool:
     return len(names) > 1 and bool((np.sum([positive[name] for name in names], axis=0) == 1).all())

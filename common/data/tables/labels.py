@@ -46,21 +46,21 @@ from common.data.base.splits import (
 from common.data.images.reading import DecodedImageFormat, refuse_too_many_skipped_images
 from common.data.images.store import DecodedImageStore, FileIdentity, decode_pictures
 from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns, parse_split_column
-from common.data.tables.copies import describe_contradicting_copies, group_equal_contents
-from common.data.tables.csv import CsvColumn, CsvColumns, find_missing_column_faults, read_csv_columns
-from common.data.tables.files import LazyPicturePaths, PictureFileFinder, describe_other_endings
+from common.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
+from common.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
+from common.data.tables.files import LazyPicturePaths, PictureFileFinder, describe_other_file_extensions
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.files import find_missing_folder_faults, is_file
 from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 
 
 class PictureReader(Protocol):
-    """Interface for reading pictures from the disk or a PACS; threads call ``read`` in :meth:`keep_connection_open`."""
+    """Interface for reading pictures from the disk or a PACS; threads read in :meth:`keep_connection_open`."""
 
     def keep_connection_open(self) -> AbstractContextManager[object]:
         """Return a context manager inside which pictures can be read."""
 
-    def read(self, file: Path) -> bytes | Path:
+    def read_picture_file(self, file: Path) -> bytes | Path:
         """Return the bytes of an image file, or the path of a file on the disk."""
 
     def identify_content(self, file: Path) -> FileIdentity | None:
@@ -76,7 +76,7 @@ class DiskPictureReader:
     def keep_connection_open(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def read(self, file: Path) -> bytes | Path:
+    def read_picture_file(self, file: Path) -> bytes | Path:
         return file
 
     def identify_content(self, file: Path) -> FileIdentity | None:
@@ -131,7 +131,7 @@ class LabelTable:
                 "its "
                 "own, and may be of one who stands on the other side of the split."
             )
-        if shared := self.patient_of_many_images:
+        if shared := self.patient_with_too_many_images:
             share = f"{shared[1]:,} of {len(self.patients):,} images, which stay on one side of the split"
             notes.append(
                 f'"{shared[0]}" is the patient of {share}. Is it the name of a patient? If nobody knows the patients, '
@@ -140,7 +140,7 @@ class LabelTable:
         return tuple(notes)
 
     @property
-    def patient_of_many_images(self) -> tuple[str, int] | None:
+    def patient_with_too_many_images(self) -> tuple[str, int] | None:
         """A patient (or text for nobody) with far more images than others, and their number; None if there is none."""
         counts = Counter(self.patients.tolist())
         usual = float(np.median([*counts.values()])) if len(counts) > 1 else 0
@@ -204,14 +204,14 @@ def find_picture_files(
         ``spec.missing_files`` is "fault" or all are missing, and folders that cannot be listed.
     """
     listings, folder = PictureFileFinder(), str(files.folder)
-    names = listings.find_all_files(folder, files.names.tolist())
+    names = listings.find_files_in_order(folder, files.names.tolist())
     is_present = np.array([name is not None for name in names], dtype=np.bool_)
     absent, faults = np.flatnonzero(~is_present & (files.names != "")), listings.find_unlistable_folder_faults()
     if len(absent) and not faults and (spec.missing_files == "fault" or not is_present.any()):
         problem = f"{len(absent)} of {len(names)} images named in {spec.labels} are not in {spec.images}: "
         problem += f"{quote_names((files.names[row] for row in absent), 5)}."
         remedy = 'Add them, or set missing_files = "ignore" to leave them out.'
-        if hint := describe_other_endings(folder, (files.names[row] for row in absent), listings):
+        if hint := describe_other_file_extensions(folder, (files.names[row] for row in absent), listings):
             remedy = f"{hint} {remedy}"
         faults.append(Fault("data.images", problem, remedy))
     on_disk = [own if name is None else name for own, name in zip(files.names, names, strict=True)]
@@ -240,7 +240,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
     files, reader = table.files, table.reader
     decoded = decode_pictures(
         files.names.tolist(),
-        lambda row: reader.read(files[row]),
+        lambda row: reader.read_picture_file(files[row]),
         form,
         store,
         reader.keep_connection_open(),
@@ -249,7 +249,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
     raise_faults(table.reader.find_reading_faults())
     refuse_too_many_skipped_images("data.images", decoded.skipped, len(files), spec.skip_budget)
     readable = table.select_rows(decoded.rows)
-    groups = group_equal_contents(enumerate(decoded.places.tolist()))
+    groups = group_rows_with_equal_contents(enumerate(decoded.places.tolist()))
     copies = describe_contradicting_copies(groups, readable.files.names.tolist(), readable.labels, readable.patients)
     unreadable = table.parts[np.setdiff1d(np.arange(len(files)), decoded.rows)]
     images = ImageSet(
@@ -269,19 +269,19 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
     return DatasetSplits(*parts)
 
 
-def read_table_and_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvColumns, Path, list[Fault]]:
+def read_table_and_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvTable, Path, list[Fault]]:
     """Return the label table, the image folder, and the folder's faults, which the caller reports with its own.
 
     Raises:
         BadInput: If the table cannot be read; faults of the folder are included.
     """
     listings, table = PictureFileFinder(), base / spec.labels
-    folder = listings.find_folder_as_spelled(base, spec.images)
+    folder = listings.find_folder_ignoring_spelling(base, spec.images)
     faults = find_missing_folder_faults("data.images", folder)
     if not is_file(table) and (name := listings.find_file(str(base), spec.labels)) is not None:
         table = base / name
     try:
-        return read_csv_columns(table, "data.labels", spec.largest_mb), folder, faults
+        return read_csv_table(table, "data.labels", spec.largest_mb), folder, faults
     except BadInput as bad:
         raise BadInput([*faults, *bad.faults]) from bad
 
@@ -289,7 +289,7 @@ def read_table_and_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvColum
 # ---------------------------------------------------------------------- a hospital's own table
 
 
-def open_picture_folder(spec: FolderDatasetSpec, base: Path) -> LabelTable:
+def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
     """Read and check a hospital's own table for a folder of images, without reading an image.
 
     Raises:
@@ -322,7 +322,7 @@ def open_picture_folder(spec: FolderDatasetSpec, base: Path) -> LabelTable:
         parts=np.full(len(files), "train") if cells.parts is None else cells.parts,
         other_findings=cells.other_findings,
     )
-    distinct, repeated = _drop_repeated_rows(table, columns.lines, is_present)
+    distinct, repeated = _find_distinct_image_rows(table, columns.lines, is_present)
     raise_faults(faults + repeated + missing)
     table = assign_split_parts(replace(table.select_rows(distinct), repeated=len(files) - len(distinct)), spec)
     raise_faults(find_patient_overlap_faults("data.split_column", table))
@@ -330,7 +330,7 @@ def open_picture_folder(spec: FolderDatasetSpec, base: Path) -> LabelTable:
     return replace(table.select_rows(present), missing=len(distinct) - len(present))
 
 
-def _drop_repeated_rows(
+def _find_distinct_image_rows(
     table: LabelTable, lines: NDArray[np.int32], is_present: NDArray[np.bool_]
 ) -> tuple[NDArray[np.intp], list[Fault]]:
     """Return the first row of each image, and a fault if a later row of the same image contradicts it.
@@ -430,7 +430,7 @@ class ParsedTableCells:
     parts: Names | None
 
 
-def parse_table_cells(spec: LabelColumnsSpec, columns: CsvColumns, faults: list[Fault]) -> ParsedTableCells:
+def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fault]) -> ParsedTableCells:
     """Parse the cells of a hospital's own table.
 
     Args:
@@ -489,7 +489,7 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvColumns, faults: list[
 
 
 def _merge_synonym_labels(
-    labels: NDArray[np.float32], spec: LabelColumnsSpec, columns: CsvColumns, faults: list[Fault]
+    labels: NDArray[np.float32], spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fault]
 ) -> NDArray[np.float32]:
     """Merge label columns that are synonyms of one class, and append a fault for rows in which they contradict."""
     if not spec.synonyms:

@@ -15,7 +15,7 @@ from common.data.base.spec import ChexpertDatasetSpec, MimicDatasetSpec, NihData
 from common.data.base.splits import Names, find_patient_name_faults
 from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns
 from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
-from common.data.tables.csv import CsvColumns
+from common.data.tables.csv import CsvTable
 from common.data.tables.files import LazyPicturePaths, PictureFileFinder
 from common.data.tables.labels import (
     LabelTable,
@@ -151,7 +151,7 @@ def open_mimic_table(spec: MimicDatasetSpec, base: Path) -> LabelTable:
     return drop_missing_files(parted, spec)
 
 
-def _read_checked_columns(spec: PictureFolderSpec, base: Path, required: tuple[str, ...]) -> tuple[CsvColumns, Path]:
+def _read_checked_columns(spec: PictureFolderSpec, base: Path, required: tuple[str, ...]) -> tuple[CsvTable, Path]:
     """Read the table, locate the image folder, and raise one error with the faults of both."""
     columns, folder, faults = read_table_and_folder(spec, base)
     table = Path(spec.labels).name
@@ -168,7 +168,7 @@ def _read_checked_columns(spec: PictureFolderSpec, base: Path, required: tuple[s
     return columns, folder
 
 
-def _select_table_rows(columns: CsvColumns, index: NDArray[np.bool_], what: str) -> CsvColumns:
+def _select_table_rows(columns: CsvTable, index: NDArray[np.bool_], what: str) -> CsvTable:
     """Return the selected rows; if there are none, raise an error whose message ends with ``what``."""
     if not index.any():
         raise BadInput([Fault("data.labels", f"none of the {len(index)} rows {what}.")])

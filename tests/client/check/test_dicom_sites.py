@@ -16,7 +16,7 @@ from client.site.settings import read_site_settings
 from common.data.base.image_set import make_placeholder_patient_names
 from common.data.base.spec import FolderDatasetSpec
 from common.data.images.syntaxes import READ_BY
-from common.data.tables.labels import LabelTable, open_picture_folder
+from common.data.tables.labels import LabelTable, open_folder_label_table
 from tests.common.data.dicom_files import dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, in_fragments, plain, source
 
@@ -48,7 +48,7 @@ def of_patient(name: str, study: str = "0") -> bytes:
 def table_of(folder: Path, files: Sequence[bytes]) -> LabelTable:
     """The table of a site with these files."""
     write_site(folder, files)
-    return open_picture_folder(FolderDatasetSpec.model_validate(tomllib.loads(SPEC)), folder)
+    return open_folder_label_table(FolderDatasetSpec.model_validate(tomllib.loads(SPEC)), folder)
 
 
 @pytest.mark.parametrize(

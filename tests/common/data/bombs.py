@@ -26,7 +26,7 @@ from common.data.images.headers import read_dicom_headers
 from common.data.images.reading import DecodedImageFormat
 from common.data.images.store import decode_pictures
 from common.data.load import load_dataset
-from common.data.tables.csv import read_csv_columns
+from common.data.tables.csv import read_csv_table
 from common.errors import BadInput
 from common.models.weights import convert_checkpoint
 from server.export.pictures import read_unlabelled_pictures
@@ -450,7 +450,7 @@ READERS: Mapping[str, tuple[Callable[[Path], str], Bombs, str]] = {
         {"one large test image": one_array("test_images", LARGE)},
         ".npz",
     ),
-    "table": (lambda file: str(len(read_csv_columns(file, "data.labels"))), TABLES, ""),
+    "table": (lambda file: str(len(read_csv_table(file, "data.labels"))), TABLES, ""),
     "picture": (read_picture, {**PICTURES, **DICOM, **VOLUMES}, ""),
     "items": (read_picture, ITEMS, ""),
     "head": (read_head, {name: DICOM[name] for name in ("many patients", "items of a length")}, ""),

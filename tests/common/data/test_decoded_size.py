@@ -27,7 +27,7 @@ from common.data.images.headers import estimate_jpeg_2000_decoder_memory
 from common.data.images.reading import decode_picture
 from common.data.load import load_dataset
 from common.data.sources.npz_file import open_npz_arrays
-from common.data.tables.csv import read_csv_columns
+from common.data.tables.csv import read_csv_table
 from common.errors import BadInput
 from tests.common.data.bombs import jpeg_2000
 from tests.common.data.dicom_syntaxes import plain, source
@@ -123,7 +123,7 @@ def test_a_table_of_many_blocks_holds_the_cells_of_its_lines(tmp_path: Path) -> 
     lines = [[f"{row}.png", "x" * (row % 140), str(row % 3)] for row in range(30_000)]  # 2.4 MiB
     with (tmp_path / "a.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["image", "text", "label"], *lines])
-    columns = read_csv_columns(tmp_path / "a.csv", "data.labels")
+    columns = read_csv_table(tmp_path / "a.csv", "data.labels")
     assert [list(row) for row in zip(*columns.values(), strict=True)] == lines
     assert columns["text"].dtype == np.dtype("<U139")
     assert columns.lines.tolist() == list(range(2, 30_002))
@@ -134,7 +134,7 @@ def test_ragged_lines_are_counted_over_all_blocks(tmp_path: Path) -> None:
     lines[10], lines[140_000] = "a", "a,1,2"
     (tmp_path / "a.csv").write_text("\n".join(["image,label", *lines]), encoding="utf-8")
     with pytest.raises(BadInput, match=r"2 lines of a.csv .* line 12 first"):
-        read_csv_columns(tmp_path / "a.csv", "data.labels")
+        read_csv_table(tmp_path / "a.csv", "data.labels")
 
 
 @pytest.mark.parametrize(("largest_mb", "where"), [(1, "data.labels"), (4, "data.images")])
