@@ -110,13 +110,13 @@ def open_image_source(settings: SiteSettings) -> SiteImageSource:
         count = len({image.study for image in answer.archive.places.values()})
         studies, lines = format_count_with_noun(count, "study", "studies"), format_count_with_noun(answer.lines, "line")
         archive = (
-            f"{server.name} answers: {format_count_with_noun(len(table.files), 'image')} of {studies} for {lines} of "
+            f"{server.host_and_port} answers: {format_count_with_noun(len(table.files), 'image')} of {studies} for {lines} of "
             "the table"
         )
         archive += "; its certificate is accepted" if server.context else ", without TLS"
         if answer.patients_from_archive:
             named, total = int((~find_placeholder_patients(table.patients)).sum()), len(table.files)
-            patients_from = f"PatientID of {named:,} of {total:,} images, as {server.name} says"
+            patients_from = f"PatientID of {named:,} of {total:,} images, as {server.host_and_port} says"
     else:
         table = open_label_table(spec, settings.folder)
         heads, files = read_dicom_headers(table.files), table.files

@@ -22,9 +22,9 @@ from common.data.base.spec import (
     PluginDatasetSpec,
 )
 from common.data.images.store import IN_MEMORY, DecodedImageStore
-from common.data.sources.built_in import load_digits, load_phantom
+from common.data.sources.built_in import load_digits_dataset, load_phantom_dataset
 from common.data.sources.composed import find_composite_faults, find_mixture_faults, load_composites, load_mixture
-from common.data.sources.npz import load_npz, load_npz_test_part, open_npz_parts
+from common.data.sources.npz import load_npz_dataset, load_npz_test_part, open_npz_parts
 from common.data.sources.plugin import find_plugin_installation_faults, load_plugin_dataset
 from common.data.tables.labels import LabelTable, decode_table_pictures, open_folder_label_table
 from common.data.tables.presets import open_chexpert_table, open_mimic_table, open_nih_table
@@ -77,15 +77,15 @@ def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMOR
     opened = _opened.pop((spec.model_dump_json(), base), None)
     match spec:
         case NpzDatasetSpec():
-            return load_npz(spec, base, store, opened)
+            return load_npz_dataset(spec, base, store, opened)
         case CompositesDatasetSpec():
             return load_composites(spec, base, store)
         case MixtureDatasetSpec():
             return load_mixture(spec, base, store)
         case DigitsDatasetSpec():
-            return load_digits(spec)
+            return load_digits_dataset(spec)
         case PhantomDatasetSpec():
-            return load_phantom(spec)
+            return load_phantom_dataset(spec)
         case PluginDatasetSpec():
             return load_plugin_dataset(spec, base, store.tell)
         case _:
@@ -129,7 +129,7 @@ def find_external_test_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
     return (
         []
         if spec is None or isinstance(spec, NpzDatasetSpec)
-        else _rename_section_in_faults(find_dataset_faults(spec, base))
+        else _rename_data_section_in_faults(find_dataset_faults(spec, base))
     )
 
 
@@ -152,10 +152,10 @@ def load_external_test_images(
         images = concatenate_image_sets(load_dataset(spec, base, store).parts)
         return replace(images, notes=tuple(f"External test set: {note}" for note in images.notes))
     except BadInput as error:
-        raise BadInput(_rename_section_in_faults(error.faults)) from None
+        raise BadInput(_rename_data_section_in_faults(error.faults)) from None
 
 
-def refuse_unknown_test_classes(
+def refuse_test_set_without_model_class(
     images: ImageSet, class_names: Sequence[str], where: str = EXTERNAL_TEST, whose: str = "the sites label"
 ) -> None:
     """Raise an error if the test images have no class in common with the model.
@@ -173,7 +173,7 @@ def refuse_unknown_test_classes(
         raise BadInput([Fault(where, problem, " ".join(near))])
 
 
-def _rename_section_in_faults(faults: Iterable[Fault]) -> list[Fault]:
+def _rename_data_section_in_faults(faults: Iterable[Fault]) -> list[Fault]:
     """Replace the section ``data`` of the faults' keys by ``external_test``, also in the text of problem and remedy."""
     return [
         replace(

@@ -22,7 +22,7 @@ from common.data.base.image_set import (
 )
 from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec
 from common.data.images.store import open_user_image_store
-from common.data.load import load_dataset, refuse_unknown_test_classes
+from common.data.load import load_dataset, refuse_test_set_without_model_class
 from common.data.sources.npz import load_npz_test_part
 from common.data.sources.npz_file import read_npz_headers
 from common.data.tables.csv import CsvTable
@@ -86,7 +86,7 @@ def evaluate_saved_model(folder: Path, labelled: EvaluationInput) -> SavedModelE
     """
     network = load_model(folder)
     test, source = _read_test_images(network, folder, labelled)
-    refuse_unknown_test_classes(test, network.class_names, str(labelled.data), "the model knows")
+    refuse_test_set_without_model_class(test, network.class_names, str(labelled.data), "the model knows")
     shared = tuple(name for name in network.class_names if name in test.class_names)
     columns = [network.class_names.index(name) for name in shared]
     scores, labels = (

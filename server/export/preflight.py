@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.data.base.spec import Axis, BitDepth, DataSpec, Frame, NpzDatasetSpec, PictureRenderingOptions, Window
-from common.data.sources.npz import find_array_key_faults
+from common.data.sources.npz import find_npz_array_name_faults
 from common.data.sources.npz_file import read_npz_headers
 from common.data.tables.csv import CsvTable, find_missing_column_faults, read_csv_table
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
@@ -135,7 +135,7 @@ def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
     elif labelled.data.suffix == ".npz":
         with name_options_in_faults(labelled):
             headers, column = read_npz_headers(labelled.data), labelled.patient_column
-            raise_faults(find_array_key_faults(make_npz_spec(labelled), labelled.data, headers, ("test",)))
+            raise_faults(find_npz_array_name_faults(make_npz_spec(labelled), labelled.data, headers, ("test",)))
             if column is not None and (key := f"test_{column}") not in headers:
                 problem = f'{labelled.data.name} has no array "{key}"; its arrays are {quote_names(headers)}.'
                 raise BadInput([Fault("--patient-column", problem, suggest_nearest_name(key, headers))])

@@ -14,7 +14,7 @@ from common.data.base.splits import Numbers, PatientIndex, PatientSplit, Stratif
 from common.data.partition.division import (
     PartitionedDataset,
     SitePartition,
-    drop_skipped_list,
+    drop_skipped_images_list,
     gather_site_images,
     make_numbered_site_names,
 )
@@ -47,7 +47,7 @@ def partition_by_task(splits: DatasetSplits, spec: TaskPartitionSpec) -> Partiti
             sites[site] = class_names, splitter.split_patients_70_10_20(of_site, f'Site "{site}"')
     server, others = (
         splitter.split_patients_70_10_20(np.concatenate(of_coordinator), "The coordinator"),
-        drop_skipped_list(pool),
+        drop_skipped_images_list(pool),
     )
     names = sorted(sites)
     shares = [sites[site][1] for site in names]

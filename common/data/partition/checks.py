@@ -43,19 +43,19 @@ def find_partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> li
         case PaperTablePartitionSpec():
             return _find_paper_table_faults(class_names, spec)
         case RandomOwnersPartitionSpec():
-            return _find_site_count_faults(spec)
+            return _find_missing_site_count_faults(spec)
         case MissingClassesPartitionSpec():
             left = len(class_names) - spec.missing
             if left < 1:
                 problem = f"{spec.missing} missing classes leave none of {len(class_names)} to a site."
                 remedy = f"Take at most {len(class_names) - 1}."
-                return [*_find_site_count_faults(spec), Fault("partition.missing", problem, remedy)]
+                return [*_find_missing_site_count_faults(spec), Fault("partition.missing", problem, remedy)]
             return [
-                *_find_site_count_faults(spec),
-                *(_find_few_sites_faults(class_names, spec.sites, left) if spec.sites else []),
+                *_find_missing_site_count_faults(spec),
+                *(_find_too_few_sites_faults(class_names, spec.sites, left) if spec.sites else []),
             ]
         case LabelSkewPartitionSpec() if spec.shards == "pathological":
-            return _find_few_sites_faults(class_names, spec.sites, 2)
+            return _find_too_few_sites_faults(class_names, spec.sites, 2)
         case LabelSkewPartitionSpec() if spec.sites > 12:
             shares = "the shares of 80 %, 10 % and 1 % each of the others are more than all images"
             problem = f"with {spec.sites} sites {shares}."
@@ -64,7 +64,7 @@ def find_partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> li
             return []
 
 
-def _find_site_count_faults(
+def _find_missing_site_count_faults(
     spec: ClassSubsetsPartitionSpec | RandomOwnersPartitionSpec | MissingClassesPartitionSpec,
 ) -> list[Fault]:
     if spec.sites is None and spec.images == "patients":
@@ -73,7 +73,7 @@ def _find_site_count_faults(
 
 
 def _find_class_subset_faults(class_names: Sequence[str], spec: ClassSubsetsPartitionSpec) -> list[Fault]:
-    faults = _find_site_count_faults(spec)
+    faults = _find_missing_site_count_faults(spec)
     if isinstance(spec.shared, tuple):
         faults += find_unknown_class_faults("partition.shared", spec.shared, class_names)
         shared = len(set(spec.shared))
@@ -87,7 +87,7 @@ def _find_class_subset_faults(class_names: Sequence[str], spec: ClassSubsetsPart
     return faults
 
 
-def _find_few_sites_faults(class_names: Sequence[str], sites: int, classes_a_site: int) -> list[Fault]:
+def _find_too_few_sites_faults(class_names: Sequence[str], sites: int, classes_a_site: int) -> list[Fault]:
     """Return a fault if not every class can be annotated by some site, because there are too few sites."""
     if sites * classes_a_site >= len(class_names):
         return []
@@ -125,7 +125,7 @@ def _find_paper_table_faults(class_names: Sequence[str], spec: PaperTablePartiti
     return faults
 
 
-def find_site_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
+def find_partition_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
     """Check that the loaded data has a patient for each site or, if centres are sites, the centres that are named."""
     if spec.images != "source":
         patients = len(np.unique(splits.train.patients))
@@ -164,7 +164,7 @@ def find_empty_site_faults(sites: Sequence[str], rows: Sequence[Rows], part: str
     return [Fault("partition.sites", problem, remedy)] if empty else []
 
 
-def find_single_class_faults(part: str, images: ImageSet) -> list[Fault]:
+def find_multi_class_image_faults(part: str, images: ImageSet) -> list[Fault]:
     """Return a fault if some images do not have exactly one class."""
     count = int(((images.labels == 1).sum(axis=1) != 1).sum())
     problem = f"deals images by their one class, but {count} of {len(images)} {part} images have none or several."

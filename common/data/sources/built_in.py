@@ -25,9 +25,9 @@ from common.data.base.splits import split_images_by_patient
 from common.data.images.reading import resize_images
 
 
-def load_digits(spec: DigitsDatasetSpec) -> DatasetSplits:
+def load_digits_dataset(spec: DigitsDatasetSpec) -> DatasetSplits:
     """Load the 1,797 digits as 8x8 images in 0..255, split 70/10/20; each image counts as one patient."""
-    images, digits = _load_images_and_digits(spec.image_size)
+    images, digits = _load_digit_images_and_labels(spec.image_size)
     everything = ImageSet(
         stored=images,
         labels=np.asarray(digits[:, None] == np.arange(10), dtype=np.float32),
@@ -39,7 +39,7 @@ def load_digits(spec: DigitsDatasetSpec) -> DatasetSplits:
 
 
 @functools.lru_cache(maxsize=1)
-def _load_images_and_digits(size: int | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _load_digit_images_and_labels(size: int | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the images of handwritten digits at one size, and the digits; cached for further runs in this process."""
     package = importlib.util.find_spec("sklearn")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz" if package and package.origin else None
@@ -76,14 +76,14 @@ _WITH_HEART_FAILURE = {"Cardiomegaly": 0.75, "Edema": 0.7, "Effusion": 0.6, "Dev
 _BATCH = 100
 
 
-def load_phantom(spec: PhantomDatasetSpec) -> DatasetSplits:
+def load_phantom_dataset(spec: PhantomDatasetSpec) -> DatasetSplits:
     """Draw synthetic radiographs, with 1 to 3 images per patient, and split them by patient."""
     return split_images_by_patient(
-        draw_phantoms(spec.images, spec.image_size, np.random.default_rng(spec.seed)), spec.split_seed
+        draw_phantom_images(spec.images, spec.image_size, np.random.default_rng(spec.seed)), spec.split_seed
     )
 
 
-def draw_phantoms(count: int, size: int, random: Random) -> ImageSet:
+def draw_phantom_images(count: int, size: int, random: Random) -> ImageSet:
     """Draw ``count`` synthetic radiographs ``(count, size, size)`` with labels for nine findings."""
     patient = np.repeat(np.arange(count), random.integers(1, 4, size=count))[:count]
     # In patients drawn to have heart failure, some findings are more frequent.
@@ -93,9 +93,9 @@ def draw_phantoms(count: int, size: int, random: Random) -> ImageSet:
         chance = np.where(failing, _WITH_HEART_FAILURE.get(name, prevalence), prevalence)
         columns.append(random.random(len(patient)) < chance)
     findings = np.stack(columns, axis=1).astype(np.float32)  # (count, classes)
-    anatomy = PhantomAnatomy.draw(patient, random)
+    anatomy = PhantomAnatomy.draw_for_patients(patient, random)
     batches = [slice(start, start + _BATCH) for start in range(0, count, _BATCH)]
-    images = [_render_images(findings[batch], anatomy.select_rows(batch), size, random) for batch in batches]
+    images = [_render_phantom_images(findings[batch], anatomy.select_rows(batch), size, random) for batch in batches]
     return ImageSet(
         stored=np.concatenate(images),
         labels=findings,
@@ -124,7 +124,7 @@ class PhantomAnatomy:
     rib_spacing: Plane
 
     @classmethod
-    def draw(cls, patient: NDArray[np.intp], random: Random) -> "PhantomAnatomy":
+    def draw_for_patients(cls, patient: NDArray[np.intp], random: Random) -> "PhantomAnatomy":
         """Draw one anatomy per patient, and repeat it for each image of the patient."""
 
         def draw_per_patient(low: float, high: float) -> Plane:
@@ -167,7 +167,7 @@ class PhantomScene:
         return np.where(self.draw(-1, 1) < 0, np.float32(-1), np.float32(1))
 
 
-def _render_images(
+def _render_phantom_images(
     findings: NDArray[np.float32], anatomy: PhantomAnatomy, size: int, random: Random
 ) -> NDArray[np.uint8]:
     """Render a batch of images: body, lungs, findings of the lungs, heart, bones, findings on top, then exposure."""
@@ -177,22 +177,22 @@ def _render_images(
     def draw_uniform(low: float, high: float) -> Plane:
         return random.uniform(low, high, size=(count, 1, 1)).astype(np.float32)
 
-    def draw_texture(grains: int) -> Plane:
+    def draw_smooth_noise(grains: int) -> Plane:
         # Random values on a coarse grid, interpolated linearly by two matrix products.
         grid = random.standard_normal((count, grains + 1, grains + 1), dtype=np.float32)
         distance = np.linspace(0, grains, size, dtype=np.float32)[:, None] - np.arange(grains + 1, dtype=np.float32)
         weights = np.maximum(1 - np.abs(distance), 0)  # (size, grains + 1)
         return np.asarray(1.5 * (weights @ grid @ weights.T), dtype=np.float32)
 
-    x, y = _draw_pose(size, draw_uniform)
+    x, y = _draw_pose_coordinates(size, draw_uniform)
     emphysema = has["Emphysema"] * draw_uniform(0.2, 0.8)
-    scene = PhantomScene(x, y, _draw_lungs(x, y, anatomy, emphysema), draw_uniform, draw_texture)
+    scene = PhantomScene(x, y, _draw_lungs(x, y, anatomy, emphysema), draw_uniform, draw_smooth_noise)
     body = _soft_step(1 - np.square(np.square(x / anatomy.width)) - np.abs(np.minimum(y + 0.05, 0)) ** 6, 6)
     density = 0.62 * body
     density -= scene.lungs * (draw_uniform(0.31, 0.4) + 0.12 * emphysema)
     # The vessels are densest beside the upper border of the heart.
     hila = np.exp(-(((np.abs(x) - 0.24) / 0.17) ** 2) - ((y + 0.05) / 0.26) ** 2)
-    vessels = scene.lungs * (0.035 * draw_texture(16) + 0.05 * hila)
+    vessels = scene.lungs * (0.035 * draw_smooth_noise(16) + 0.05 * hila)
     vessels *= 1 - 0.6 * emphysema
     density += vessels
     density += has["Edema"] * _draw_edema(scene) + has["Consolidation"] * _draw_consolidation(scene)
@@ -210,11 +210,11 @@ def _render_images(
     density += has["Device"] * body * _draw_device(scene)
     grain = random.standard_normal(density.shape, dtype=np.float32)
     exposed = np.clip(density, 0, 1.2) ** draw_uniform(0.8, 1.25) * draw_uniform(0.85, 1.1) + draw_uniform(-0.02, 0.06)
-    exposed += draw_uniform(0.015, 0.045) * grain + 0.012 * draw_texture(3)  # scatter and noise
+    exposed += draw_uniform(0.015, 0.045) * grain + 0.012 * draw_smooth_noise(3)  # scatter and noise
     return np.asarray(np.round(255 * np.clip(exposed, 0, 1)), dtype=np.uint8)
 
 
-def _draw_pose(size: int, draw: Callable[[float, float], Plane]) -> tuple[Plane, Plane]:
+def _draw_pose_coordinates(size: int, draw: Callable[[float, float], Plane]) -> tuple[Plane, Plane]:
     """Return coordinates that are slightly shifted, rotated and scaled at random for each image."""
     axis = np.linspace(-1, 1, size, dtype=np.float32)
     column, row = axis[None, None, :] - draw(-0.06, 0.06), axis[None, :, None] - draw(-0.05, 0.05)

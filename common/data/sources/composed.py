@@ -23,7 +23,7 @@ from common.data.base.image_set import (
 from common.data.base.spec import CompositesDatasetSpec, MixtureDatasetSpec, NpzDatasetSpec
 from common.data.images.reading import convert_image_colors, resize_images
 from common.data.images.store import DecodedImageStore
-from common.data.sources.npz import load_npz, open_npz_parts
+from common.data.sources.npz import load_npz_dataset, open_npz_parts
 from common.data.tables.class_names import find_repeated_name_faults
 from common.errors import BadInput, Fault, raise_faults
 
@@ -37,7 +37,7 @@ def find_composite_faults(spec: CompositesDatasetSpec, base: Path) -> list[Fault
     Raises:
         BadInput: If the file itself is not valid.
     """
-    _, (train, _, test) = open_npz_parts(_make_single_pictures_spec(spec), base)
+    _, (train, _, test) = open_npz_parts(_make_source_npz_spec(spec), base)
     several = sum(int(((part.labels == 1).sum(axis=1) != 1).sum()) for part in (train, test))
     problem = f"composites are made of pictures with one class each; {several} have none or several."
     return [Fault("data.path", problem, "Take another file.")] if several else []
@@ -49,7 +49,7 @@ def load_composites(spec: CompositesDatasetSpec, base: Path, store: DecodedImage
     Raises:
         BadInput: If the file is not valid.
     """
-    pictures = load_npz(_make_single_pictures_spec(spec), base, store)
+    pictures = load_npz_dataset(_make_source_npz_spec(spec), base, store)
     composites = (
         draw_composites(part, getattr(spec, name), spec, np.random.default_rng((spec.seed, place)))
         for place, (name, part) in enumerate(zip(PARTS, pictures.parts, strict=True))
@@ -66,7 +66,7 @@ def draw_composites(
     """
     classes = len(pictures.class_names)
     share = spec.falling ** np.arange(classes)
-    pools = _EndlessClassPictures(pictures, random)
+    pools = _ShuffledClassPictures(pictures, random)
     height, width = pictures.stored.shape[1:3]
     images = np.zeros((count, 2 * height, 2 * width), np.uint8)
     labels = np.zeros((count, classes), np.float32)
@@ -85,7 +85,7 @@ def draw_composites(
     )
 
 
-class _EndlessClassPictures:
+class _ShuffledClassPictures:
     """Returns pictures of each class without end: in random order, and in a new order when all have been used."""
 
     def __init__(self, pictures: ImageSet, random: np.random.Generator) -> None:
@@ -100,7 +100,7 @@ class _EndlessClassPictures:
         return np.asarray(self._pictures[self._left[column].pop()])
 
 
-def _make_single_pictures_spec(spec: CompositesDatasetSpec) -> NpzDatasetSpec:
+def _make_source_npz_spec(spec: CompositesDatasetSpec) -> NpzDatasetSpec:
     """Return the settings for loading the single pictures; if the file has no validation part, 10 % are held out."""
     return NpzDatasetSpec(
         kind="npz", path=spec.path, classes=spec.classes, validation_fraction=0.1, largest_mb=spec.largest_mb
@@ -129,7 +129,7 @@ def load_mixture(spec: MixtureDatasetSpec, base: Path, store: DecodedImageStore)
     tasks = list[list[ImageSet]]()
     for task, file in spec.tasks.items():
         try:
-            splits = load_npz(file.model_copy(update={"image_size": spec.image_size}), base, store)
+            splits = load_npz_dataset(file.model_copy(update={"image_size": spec.image_size}), base, store)
         except BadInput as bad:
             raise BadInput(_prefix_fault_with_task(task, fault) for fault in bad.faults) from None
         # The task's name stands before class and patient names, and becomes the source of each image.

@@ -11,7 +11,7 @@ from common.data.base.image_set import fill_missing_patients_by_study
 from common.data.base.names import normalize_name_array
 from common.data.base.spec import DicomwebDatasetSpec
 from common.data.dicomweb.archive import PacsArchive, PacsImageKey, open_pacs_archive
-from common.data.dicomweb.search import UID, ImageLocation
+from common.data.dicomweb.search import UID, PacsImageLocation
 from common.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
 from common.data.tables.files import LazyPicturePaths
 from common.data.tables.labels import (
@@ -68,7 +68,7 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
     cells = parse_table_cells(spec, columns, faults)
     raise_faults(faults)
     archive = open_pacs_archive(spec, base)
-    rows, images = _locate_images(spec, columns, archive)
+    rows, images = _locate_pacs_images(spec, columns, archive)
     ids = {image.patient for image in images if image and image.patient}
     # If all images have the same PatientID, it replaces removed names.
     by_archive = cells.patients is None and len(ids) >= max(1, min(2, sum(image is not None for image in images)))
@@ -132,9 +132,9 @@ def _find_identifier_faults(key: str, column: CsvColumn) -> list[Fault]:
     return [Fault(key, problem, "Spreadsheets turn long numbers into others: export the column as text.")]
 
 
-def _locate_images(
+def _locate_pacs_images(
     spec: DicomwebDatasetSpec, columns: CsvTable, archive: PacsArchive
-) -> tuple[NDArray[np.intp], list[ImageLocation | None]]:
+) -> tuple[NDArray[np.intp], list[PacsImageLocation | None]]:
     """Search the PACS for the images of all table rows.
 
     Returns:
@@ -146,9 +146,9 @@ def _locate_images(
     """
     kind = "study" if spec.study_column else "accession" if spec.accession_column else "instance"
     keys = [PacsImageKey(kind, str(cell)) for cell in columns[str(getattr(spec, f"{kind}_column"))]]
-    results = archive.find_images(keys)
+    results = archive.find_images_by_keys(keys)
     instances = None if spec.instance_column is None else columns[spec.instance_column]
-    rows, images = list[int](), list[ImageLocation | None]()
+    rows, images = list[int](), list[PacsImageLocation | None]()
     for row, key in enumerate(keys):
         of_line = [
             image
@@ -167,7 +167,7 @@ def _locate_images(
 
 
 def _drop_rows_without_images(
-    table: LabelTable, lines: NDArray[np.int32], images: list[ImageLocation | None], spec: DicomwebDatasetSpec
+    table: LabelTable, lines: NDArray[np.int32], images: list[PacsImageLocation | None], spec: DicomwebDatasetSpec
 ) -> LabelTable:
     """Leave out table rows whose image the PACS does not have, and count them.
 

@@ -31,7 +31,7 @@ from common.data.images.reading import (
     resize_images,
 )
 from common.data.images.store import DecodedImageStore, cache_large_file_pictures, decode_pictures
-from common.data.sources.npz_file import NpyArrayHeader, NpzArrays, open_npz_arrays, read_npz_headers
+from common.data.sources.npz_file import NpyArrayHeader, NpzArrayReader, open_npz_arrays, read_npz_headers
 from common.data.tables.class_names import (
     find_repeated_name_faults,
     find_unknown_class_faults,
@@ -65,7 +65,9 @@ def _count_npz_images(headers: Headers, prefix: str) -> int:
     return (*headers[f"{prefix}_images"].shape, 0)[0]
 
 
-def find_array_key_faults(spec: NpzDatasetSpec, path: Path, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
+def find_npz_array_name_faults(
+    spec: NpzDatasetSpec, path: Path, headers: Headers, prefixes: Sequence[str]
+) -> list[Fault]:
     """Return faults for missing arrays of the parts ``prefixes``, and for arrays that hold Python objects."""
     pixels = ("jpeg", "offsets") if _has_jpeg_arrays(headers) else ("images",)
     extra = [(key, f"data.{field}") for field in ("patient_key", "source_key") if (key := getattr(spec, field))]
@@ -88,7 +90,7 @@ def find_array_key_faults(spec: NpzDatasetSpec, path: Path, headers: Headers, pr
     return faults
 
 
-def find_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
+def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
     """Return faults for arrays with a wrong type or shape, or a length that differs from the number of images."""
     problems = []
     for prefix in prefixes:
@@ -117,7 +119,7 @@ def find_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes: Se
     return [Fault("data.path", problem) for problem in problems]
 
 
-def find_array_memory_faults(
+def find_npz_memory_faults(
     spec: NpzDatasetSpec,
     path: Path,
     headers: Headers,
@@ -228,7 +230,7 @@ class NpzPart:
         """Return the images with these indices."""
         return NpzPart(self.prefix, self.rows[index], self.labels[index], self.patients[index], self.sources[index])
 
-    def limit_rows(self, limit: int | None, seed: int) -> "NpzPart":
+    def sample_stratified_rows(self, limit: int | None, seed: int) -> "NpzPart":
         """Return at most ``limit`` images, sampled in proportion to each combination of labels."""
         if limit is None or limit >= len(self.rows):
             return self
@@ -243,29 +245,29 @@ def open_npz_parts(spec: NpzDatasetSpec, base: Path) -> tuple[tuple[str, ...], t
     """
     headers = read_npz_headers(base / spec.path)
     prefixes = [prefix for prefix in _PREFIXES if prefix != "val" or "val_labels" in headers]
-    class_names, parts = _open_named_npz_parts(spec, base / spec.path, headers, prefixes)
-    train, test = parts[0], parts[-1].limit_rows(spec.test_limit, spec.split_seed)
+    class_names, parts = _open_npz_parts_by_prefix(spec, base / spec.path, headers, prefixes)
+    train, test = parts[0], parts[-1].sample_stratified_rows(spec.test_limit, spec.split_seed)
     if len(parts) == 3:
-        return class_names, (train.limit_rows(spec.train_limit, spec.split_seed), parts[1], test)
+        return class_names, (train.sample_stratified_rows(spec.train_limit, spec.split_seed), parts[1], test)
     held_out = hold_out_patients(
         train.patients, find_positive_images(train.labels), spec.validation_fraction, spec.split_seed
     )
-    rest = train.select_rows(np.flatnonzero(~held_out)).limit_rows(spec.train_limit, spec.split_seed)
+    rest = train.select_rows(np.flatnonzero(~held_out)).sample_stratified_rows(spec.train_limit, spec.split_seed)
     return class_names, (rest, train.select_rows(np.flatnonzero(held_out)), test)
 
 
-def _open_named_npz_parts(
+def _open_npz_parts_by_prefix(
     spec: NpzDatasetSpec, path: Path, headers: Headers, prefixes: Sequence[str]
 ) -> tuple[tuple[str, ...], list[NpzPart]]:
     """Read and check parts by prefix; return the class names (``spec.keep`` or all), and the parts with only these."""
-    raise_faults(find_array_key_faults(spec, path, headers, prefixes))
-    raise_faults(find_array_shape_faults(spec, headers, prefixes))
+    raise_faults(find_npz_array_name_faults(spec, path, headers, prefixes))
+    raise_faults(find_npz_array_shape_faults(spec, headers, prefixes))
     class_names = spec.classes or get_public_dataset_classes(path.stem)
-    raise_faults(find_array_memory_faults(spec, path, headers, prefixes, len(class_names)))
+    raise_faults(find_npz_memory_faults(spec, path, headers, prefixes, len(class_names)))
     with open_npz_arrays(path) as arrays:
         labels = {prefix: arrays[f"{prefix}_labels"] for prefix in prefixes}
         raise_faults(find_label_value_faults(labels, class_names))
-        parts = _make_parts(spec, arrays, labels, len(class_names))
+        parts = _make_npz_parts(spec, arrays, labels, len(class_names))
     raise_faults(
         [
             *find_repeated_name_faults("data.classes", class_names),
@@ -283,10 +285,10 @@ def _open_named_npz_parts(
     return selected, parts
 
 
-def _make_parts(
-    spec: NpzDatasetSpec, arrays: NpzArrays, labels: Mapping[str, NDArray[Any]], classes: int
+def _make_npz_parts(
+    spec: NpzDatasetSpec, arrays: NpzArrayReader, labels: Mapping[str, NDArray[Any]], classes: int
 ) -> list[NpzPart]:
-    def read_column(prefix: str, key: str | None, otherwise: Names) -> Names:
+    def read_name_array(prefix: str, key: str | None, otherwise: Names) -> Names:
         if key is None:
             return otherwise
         values = arrays[f"{prefix}_{key}"]
@@ -301,8 +303,8 @@ def _make_parts(
                 prefix,
                 rows=np.arange(count),
                 labels=matrix.astype(np.float32),
-                patients=read_column(prefix, spec.patient_key, make_placeholder_patient_names(count, start)),
-                sources=read_column(prefix, spec.source_key, np.full(count, "")),
+                patients=read_name_array(prefix, spec.patient_key, make_placeholder_patient_names(count, start)),
+                sources=read_name_array(prefix, spec.source_key, np.full(count, "")),
             )
         )
         start += count
@@ -329,7 +331,7 @@ OpenedNpz = tuple[tuple[str, ...], tuple[NpzPart, NpzPart, NpzPart]]
 """The class names and the parts of :func:`open_npz_parts`."""
 
 
-def load_npz(
+def load_npz_dataset(
     spec: NpzDatasetSpec, base: Path, store: DecodedImageStore, opened: OpenedNpz | None = None
 ) -> DatasetSplits:
     """Load an npz file with its images.
@@ -352,7 +354,9 @@ def load_npz_test_part(spec: NpzDatasetSpec, base: Path, store: DecodedImageStor
     Raises:
         BadInput: If a check fails; it lists all faults.
     """
-    class_names, parts = _open_named_npz_parts(spec, base / spec.path, read_npz_headers(base / spec.path), ("test",))
+    class_names, parts = _open_npz_parts_by_prefix(
+        spec, base / spec.path, read_npz_headers(base / spec.path), ("test",)
+    )
     (test,) = _read_npz_images(spec, base, parts, class_names, store)
     return test
 
@@ -364,40 +368,42 @@ def _read_npz_images(
     if store.folder is None:
         prefixes = list(dict.fromkeys(part.prefix for part in parts))
         raise_faults(
-            find_array_memory_faults(spec, path, read_npz_headers(path), prefixes, len(class_names), in_memory=True)
+            find_npz_memory_faults(spec, path, read_npz_headers(path), prefixes, len(class_names), in_memory=True)
         )
     with open_npz_arrays(path) as arrays:
         for part in parts:
-            read = _read_jpeg_images if f"{part.prefix}_jpeg" in arrays else _read_array_images
+            read = _read_npz_jpeg_images if f"{part.prefix}_jpeg" in arrays else _read_npz_array_images
             sets.append(read(spec, arrays, part, class_names, store))
     skipped = [skip for images in sets for skip in images.skipped]
     refuse_too_many_skipped_images("data.path", skipped, sum(map(len, sets)) + len(skipped), spec.skip_budget)
     return sets
 
 
-def _read_array_images(
-    spec: NpzDatasetSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
+def _read_npz_array_images(
+    spec: NpzDatasetSpec, arrays: NpzArrayReader, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
 ) -> ImageSet:
     key = f"{part.prefix}_images"
-    header = arrays.read_header(key)
+    header = arrays.read_array_header_by_name(key)
     shape = header.shape[1:] if spec.image_size is None else (spec.image_size, spec.image_size, *header.shape[3:])
     size = len(part.rows) * math.prod(shape)
     if size > KEPT_BYTES:
 
-        def read(numbers: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
-            for block in arrays.iterate_blocks(key, part.rows[numbers]):
+        def read_resized_blocks(numbers: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
+            for block in arrays.iterate_array_blocks(key, part.rows[numbers]):
                 yield resize_images(block, spec.image_size, spec.resize)
 
         form = {"shape": list(shape), "resize": spec.resize, "kind": "npz"}
-        if kept := cache_large_file_pictures(store, arrays.path, form, [f"{key}[{row}]" for row in part.rows], read):
+        if kept := cache_large_file_pictures(
+            store, arrays.path, form, [f"{key}[{row}]" for row in part.rows], read_resized_blocks
+        ):
             return ImageSet(kept[0], part.labels, class_names, part.patients, part.sources, places=kept[1])
     raise_faults(find_content_size_faults(arrays.path, max(size, header.byte_size), spec.largest_mb))
-    images = resize_images(arrays.read_rows(key, part.rows), spec.image_size, spec.resize)
+    images = resize_images(arrays.read_array_rows(key, part.rows), spec.image_size, spec.resize)
     return ImageSet(images, part.labels, class_names, part.patients, part.sources)
 
 
-def _read_jpeg_images(
-    spec: NpzDatasetSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
+def _read_npz_jpeg_images(
+    spec: NpzDatasetSpec, arrays: NpzArrayReader, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
 ) -> ImageSet:
     """Decode the JPEG pictures of a part; the first one decides the size and colour of all."""
     data, offsets = arrays[f"{part.prefix}_jpeg"], arrays[f"{part.prefix}_offsets"]
@@ -409,11 +415,11 @@ def _read_jpeg_images(
     form = DecodedImageFormat(spec.image_size or max(first.size), first.mode == "RGB", spec.resize)
     raise_faults(find_content_size_faults(arrays.path, len(part.rows) * math.prod(form.shape), spec.largest_mb))
 
-    def read(row: int) -> bytes:
+    def read_jpeg_bytes(row: int) -> bytes:
         start, end = offsets[part.rows[row] : part.rows[row] + 2]
         return bytes(data[start:end])
 
-    decoded = decode_pictures([f"{part.prefix}[{row}]" for row in part.rows], read, form, store)
+    decoded = decode_pictures([f"{part.prefix}[{row}]" for row in part.rows], read_jpeg_bytes, form, store)
     part = part.select_rows(decoded.rows)
     return ImageSet(
         decoded.stored, part.labels, class_names, part.patients, part.sources, decoded.skipped, places=decoded.places

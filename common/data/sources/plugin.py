@@ -21,7 +21,7 @@ from common.data.base.splits import (
     split_images_by_patient,
 )
 from common.data.images.reading import resize_images
-from common.data.sources.label_array import convert_labels_to_array, has_running_index
+from common.data.sources.label_array import convert_labels_to_array, has_consecutive_index
 from common.data.tables.class_names import find_repeated_name_faults
 from common.data.tables.copies import check_picture_copies, find_repeated_picture_faults, find_shared_picture_faults
 from common.errors import BadInput, Fault, quote_names, raise_faults
@@ -108,7 +108,7 @@ def load_plugin_dataset(
     except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
         raise BadInput([Fault(where, f"failed: {type(error).__name__}: {error}.")]) from error
     if isinstance(returned, LabelledImages):
-        everything = _make_image_set(spec, returned, where, tell)
+        everything = _make_plugin_image_set(spec, returned, where, tell)
         raise_faults(find_patient_name_faults(where, everything.patients))
         if returned.parts is None:
             return check_picture_copies(where, split_images_by_patient(everything, spec.split_seed))
@@ -131,7 +131,7 @@ def _join_plugin_parts(
     opened, faults, start = dict[str, ImageSet](), list[Fault](), 0
     for name, part in images.items():
         try:
-            opened[name] = _make_image_set(spec, part, f'{where}["{name}"]', tell, start)
+            opened[name] = _make_plugin_image_set(spec, part, f'{where}["{name}"]', tell, start)
             start += len(opened[name])
         except BadInput as bad:
             faults += bad.faults
@@ -164,7 +164,7 @@ def _join_plugin_parts(
     return check_picture_copies(where, DatasetSplits(*(opened[name] for name in PARTS)))
 
 
-def _make_image_set(
+def _make_plugin_image_set(
     spec: PluginDatasetSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object], start: int = 0
 ) -> ImageSet:
     """Check the images and labels of a plug-in, and convert them to an image set.
@@ -179,7 +179,7 @@ def _make_image_set(
     if not isinstance(stored, np.ndarray):
         stored, pictures = _open_torch_dataset(spec, pictures, where, tell)
     elif pictures.labels is not None:
-        pictures = replace(pictures, labels=_convert_to_labels_by_class(pictures.labels, pictures.class_names, where))
+        pictures = replace(pictures, labels=_convert_plugin_labels(pictures.labels, pictures.class_names, where))
     raise_faults([Fault(where, problem) for problem in _find_plugin_result_problems(pictures, stored)])
     count = len(stored)
     patients, sources = (
@@ -203,7 +203,7 @@ def _make_image_set(
     return images
 
 
-def _convert_to_labels_by_class(labels: Any, class_names: Sequence[str], where: str) -> NDArray[Any]:
+def _convert_plugin_labels(labels: Any, class_names: Sequence[str], where: str) -> NDArray[Any]:
     """Convert a user's labels to an array with columns in the order of the classes.
 
     Raises:
@@ -244,7 +244,7 @@ def _open_torch_dataset(
         remedy = 'Name them: dataset=pc.LabelledImages(dataset, class_names=["Effusion", ...]).'
         raise BadInput([Fault(where, f"{type(pictures.images).__name__} names no classes.", remedy)])
     if pictures.labels is not None:
-        labels = _convert_to_labels_by_class(pictures.labels, names, where)
+        labels = _convert_plugin_labels(pictures.labels, names, where)
         item = stored.first_item
         if pictures.patients is None and (item.patient is not None or "patient" in item.unclear):
             problem = "has items with patients, which are not read where labels are given."
@@ -296,7 +296,7 @@ def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.ui
 
 
 def _find_name_list_problems(name: str, entries: Any, count: int) -> Iterator[str]:
-    if not has_running_index(entries):
+    if not has_consecutive_index(entries):
         yield f"{name} must be in the order of the images; its index is not 0, 1, 2, ... Give {name}.to_numpy()."
     if entries is not None and np.shape(entries) != (count,):
         yield f"{name} must have one entry an image, {count}, not the shape {np.shape(entries)}."

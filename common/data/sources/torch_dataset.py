@@ -59,7 +59,7 @@ _NEAR_INTEGER = 1e-3
 
 
 @dataclass(frozen=True)
-class DatasetItem:
+class TorchDatasetItem:
     """One item as the data set returns it; fields that the item lacks are None.
 
     Attributes:
@@ -95,11 +95,11 @@ class TorchDatasetPictures(LazyPictures):
         self._first: NDArray[Any] | None = None
         self.labels: CollectedItemLabels | None = None
         self.picture_digests, self.brightest = np.empty(0, np.uint64), 0.0
-        self.first_item = self.read_item(0)
+        self.first_item = self.read_dataset_item(0)
         self._first = self.convert_item_image(0, self.first_item.image)
         self.shape = (len(dataset), *self._first.shape)
 
-    def read_item(self, row: int, seed: int | None = 0) -> DatasetItem:
+    def read_dataset_item(self, row: int, seed: int | None = 0) -> TorchDatasetItem:
         """Read one item, whose random transforms are determined by the seed.
 
         Args:
@@ -108,7 +108,7 @@ class TorchDatasetPictures(LazyPictures):
         Raises:
             BadInput: If the data set raises an error, or the item has no usable form.
         """
-        with _seed_random_numbers(0 if seed is None else derive_seed(seed, row)):
+        with _seed_global_random_generators(0 if seed is None else derive_seed(seed, row)):
             try:
                 item = self.dataset[row]
             except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
@@ -119,10 +119,10 @@ class TorchDatasetPictures(LazyPictures):
             if len(item) not in (2, 3):
                 remedy = "Return (image, labels), (image, labels, mask), or a dictionary."
                 raise self._make_item_error(row, f"has {len(item)} entries.", remedy)
-            return DatasetItem(*item)
-        return DatasetItem(item)
+            return TorchDatasetItem(*item)
+        return TorchDatasetItem(item)
 
-    def _parse_dictionary_item(self, row: int, item: Mapping[Any, Any]) -> DatasetItem:
+    def _parse_dictionary_item(self, row: int, item: Mapping[Any, Any]) -> TorchDatasetItem:
         plain = {key: _keep_letters_and_digits(key) for key in item}
         keys = {kind: [key for key in item if plain[key] in names] for kind, names in _KEYS.items()}
         if len(keys["image"]) != 1:
@@ -143,17 +143,17 @@ class TorchDatasetPictures(LazyPictures):
                 )
             values["mask"] = values["segmentation"]
         unread = {key: item[key] for key in item if not any(key in names for names in keys.values())}
-        unclear |= _find_unclear_entries(unread, keys, values["image"])
+        unclear |= _find_ambiguous_item_entries(unread, keys, values["image"])
         if not keys["labels"]:
             unclear["labels"] = f"has no labels among its keys, {quote_names(map(str, item))}. " + _GIVE_LABELS
         if unclear.keys() & {"mask", "segmentation"}:
             unclear["labels"] = unclear.get("mask") or unclear["segmentation"]
         patient = None
         try:
-            patient = _parse_patient_entry(values.get("patient"))
+            patient = _parse_item_patient_name(values.get("patient"))
         except ValueError as error:
             unclear["patient"] = str(error)
-        return DatasetItem(values["image"], values.get("labels"), values.get("mask"), patient, unclear, unread)
+        return TorchDatasetItem(values["image"], values.get("labels"), values.get("mask"), patient, unclear, unread)
 
     def convert_item_image(self, row: int, image: Any) -> NDArray[Any]:
         """Convert an item's image to ``(height, width[, 3])``, uint8 or float32 from 0 to 255.
@@ -210,12 +210,12 @@ class TorchDatasetPictures(LazyPictures):
     def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
         images = []
         for row in rows.tolist():
-            item = self.read_item(row, seed)
-            self.check_item_labels(row, item)
+            item = self.read_dataset_item(row, seed)
+            self.check_item_labels_unchanged(row, item)
             images.append(self.convert_item_image(row, item.image))
         return np.stack(images) if images else np.empty((0, *self.shape[1:]), np.uint8)
 
-    def check_item_labels(self, row: int, item: DatasetItem) -> None:
+    def check_item_labels_unchanged(self, row: int, item: TorchDatasetItem) -> None:
         """Check that an item has the same labels and patient as at its first reading; its image may differ.
 
         Raises:
@@ -224,7 +224,7 @@ class TorchDatasetPictures(LazyPictures):
         if self.labels is None:
             return
         try:
-            labels = _item_labels(item, self.labels.class_names)
+            labels = _parse_item_labels(item, self.labels.class_names)
         except ValueError as error:
             raise self._make_item_error(row, str(error)) from error
         patient = None if self.labels.patients is None else self.labels.patients[row]
@@ -245,7 +245,7 @@ class TorchDatasetPictures(LazyPictures):
             BadInput: If an item differs.
         """
         for row in np.unique(np.linspace(0, len(self) - 1, _REPEATED).astype(int)).tolist():
-            first, again, other = (self.read_item(row, seed) for seed in (0, 0, 1))
+            first, again, other = (self.read_dataset_item(row, seed) for seed in (0, 0, 1))
             pictures = [self.convert_item_image(row, item.image) for item in (first, again)]
             if not np.array_equal(pictures[0], pictures[1]):
                 remedy = (
@@ -254,8 +254,8 @@ class TorchDatasetPictures(LazyPictures):
                 raise self._make_item_error(
                     row, "has another picture when it is read again with the same seed.", remedy
                 )
-            self.check_item_labels(row, other)
-            if self.labels is None and not _is_alike(first.labels, other.labels):
+            self.check_item_labels_unchanged(row, other)
+            if self.labels is None and not _are_equal_labels(first.labels, other.labels):
                 remedy = "An item always has the same labels; only its picture may vary."
                 raise self._make_item_error(
                     row, f"has the labels {other.labels}, and had {first.labels} before.", remedy
@@ -410,11 +410,11 @@ def read_all_items(
     names, faults, brightest = list[str | None](), list[Fault](), 0.0
     for row in range(len(images)):
         try:
-            item = images.read_item(row, seed=None)
+            item = images.read_dataset_item(row, seed=None)
             pixels = images.convert_item_image(row, item.image)
             digests[row], brightest = compute_picture_digest(pixels), max(brightest, float(pixels.max()))
             if labels:
-                of_items[row] = _item_labels(item, class_names)
+                of_items[row] = _parse_item_labels(item, class_names)
             if patients and row == 0 and item.patient is None and item.unread:
                 keys = list(map(str, item.unread))
                 verb = "is" if len(keys) == 1 else "are"
@@ -443,7 +443,7 @@ def read_all_items(
     return read
 
 
-def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.float32]:
+def _parse_item_labels(item: TorchDatasetItem, class_names: Sequence[str]) -> NDArray[np.float32]:
     """Return the labels of an item as float32 ``(classes,)``; a single whole number is the index of its only class.
 
     Raises:
@@ -465,20 +465,20 @@ def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.fl
     if row.shape != (len(class_names),):
         raise ValueError(f"has labels of shape {row.shape}, and there are {len(class_names)} classes.")
     if item.mask is not None:
-        row = np.where(item_label_mask(item, len(class_names)), row, np.float32(np.nan))
+        row = np.where(parse_item_label_mask(item, len(class_names)), row, np.float32(np.nan))
     present = [name for name, value in zip(class_names, row, strict=True) if value == 1]
     for key, value in item.unread.items():
-        _refuse_possible_labels(f'"{key}"', key, value, class_names, present)
-        for nested_key, nested_value in _nested_entries(value):
+        _refuse_unread_label_entry(f'"{key}"', key, value, class_names, present)
+        for nested_key, nested_value in _iterate_nested_entries(value):
             if nested_key is not None:
                 name = f'"{nested_key}" in "{key}"'
-                _refuse_possible_labels(name, nested_key, nested_value, class_names, present, nested=True)
+                _refuse_unread_label_entry(name, nested_key, nested_value, class_names, present, nested=True)
     if not (np.isnan(row) | np.isin(row, (0, 1))).all():
         raise ValueError(f"has labels {row.tolist()}; they are 1 (present), 0 (absent) or NaN (unknown).")
     return row
 
 
-def item_label_mask(item: DatasetItem, classes: int) -> NDArray[np.bool_]:
+def parse_item_label_mask(item: TorchDatasetItem, classes: int) -> NDArray[np.bool_]:
     """Return the label mask of an item, ``(classes,)``, True where the label is known.
 
     Raises:
@@ -508,7 +508,7 @@ def _is_segmentation_mask(mask: Any, image: Any) -> bool:
     return len(shape) >= len(size) > 0 and len(shape) <= 3 and size in (shape, shape[1:], shape[:-1])
 
 
-def _refuse_possible_labels(
+def _refuse_unread_label_entry(
     name: str, key: Any, value: Any, class_names: Sequence[str], present: Sequence[str], *, nested: bool = False
 ) -> None:
     """Raise ``ValueError`` if an unread entry names a class, or has a number for each class that may be a label.
@@ -523,17 +523,17 @@ def _refuse_possible_labels(
         problem = f"has {name}, which names a class and is not read. "
         raise ValueError(problem + "Put it into the labels, or leave it out.")
     words = _split_key_into_words(key)
-    numbers = _read_vector(value)
+    numbers = _read_number_vector(value)
     if numbers is None or numbers.size != len(class_names) or not GEOMETRY_KEYS.isdisjoint(words):
         return
     is_mask = _is_label_key(words) and bool(np.isin(numbers, (0, 1)).all())
     is_label = len(class_names) > 1 and bool((np.isnan(numbers) | (np.abs(numbers) <= 1)).all())
-    if (is_mask and not _is_true(value)) if nested else is_label:
+    if (is_mask and not _is_boolean_true(value)) if nested else is_label:
         problem = f'has {name} with a value a class, which is not read. Call it "label_mask" if it says which '
         raise ValueError(problem + "labels are known (1) and unknown (0); else leave it out of the dictionary.")
 
 
-def _read_vector(value: Any) -> NDArray[np.float64] | None:
+def _read_number_vector(value: Any) -> NDArray[np.float64] | None:
     """Return the numbers of a value with at most one axis longer than 1, like labels or a mask; None for others."""
     if isinstance(value, str | Mapping) or value is None:
         return None
@@ -545,7 +545,7 @@ def _read_vector(value: Any) -> NDArray[np.float64] | None:
     return values.reshape(-1).astype(np.float64) if is_vector else None
 
 
-def _is_true(value: Any) -> bool:
+def _is_boolean_true(value: Any) -> bool:
     return isinstance(value, bool | np.bool_) and bool(value)
 
 
@@ -559,7 +559,9 @@ def _split_key_into_words(key: object) -> list[str]:
     return re.findall(r"[^\W\d_]+|\d+", spaced.lower())
 
 
-def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence[Any]], image: Any) -> dict[str, str]:
+def _find_ambiguous_item_entries(
+    unread: Mapping[Any, Any], keys: Mapping[str, Sequence[Any]], image: Any
+) -> dict[str, str]:
     """Return an error message for "labels", and one for "patient", if an unread entry may be or may contain them.
 
     Args:
@@ -569,44 +571,47 @@ def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence
     unclear = dict[str, str]()
     for key, value in unread.items():
         name = _keep_letters_and_digits(key)
-        if not keys["patient"] and _is_like_patient(name):
+        if not keys["patient"] and _is_patient_key(name):
             unclear["patient"] = f'has "{key}", which may name its patient. Call it "patient", or leave it out.'
         words = _split_key_into_words(key)
-        is_note = isinstance(value, str) and bool(_NOTES & {*words}) and _as_dictionary(value) is None
+        is_note = isinstance(value, str) and bool(_NOTES & {*words}) and _convert_to_named_entries(value) is None
         says_nothing = (
-            is_note or value is None or (_is_true(value) and "valid" in name) or _is_segmentation_mask(value, image)
+            is_note
+            or value is None
+            or (_is_boolean_true(value) and "valid" in name)
+            or _is_segmentation_mask(value, image)
         )
         if keys["labels"] and _is_label_key(words) and not says_nothing:
             problem = f'has "{key}" beside "{keys["labels"][0]}". '
             unclear["labels"] = problem + 'Call a mask "label_mask"; leave others out.'
-        for nested_key, nested_value in _nested_entries(value):
+        for nested_key, nested_value in _iterate_nested_entries(value):
             name = _keep_letters_and_digits(nested_key)
             remedy = f'Put it beside "{keys["image"][0]}", or leave it out.'
             problem = f'has "{nested_key}" in "{key}", whose entries are not read. {remedy}'
-            if not keys["patient"] and (name in _KEYS["patient"] or _is_like_patient(name)):
+            if not keys["patient"] and (name in _KEYS["patient"] or _is_patient_key(name)):
                 unclear["patient"] = problem
             if name in _KEYS["labels"] and nested_value is not None:
                 unclear["labels"] = problem
     return unclear
 
 
-def _nested_entries(value: Any, depth: int = _DEPTH) -> Iterator[tuple[Any, Any]]:
+def _iterate_nested_entries(value: Any, depth: int = _DEPTH) -> Iterator[tuple[Any, Any]]:
     """Yield key and value of the entries inside dictionaries, lists and objects, down to ``depth`` levels.
 
     Named tuples, data classes, objects with attributes, lists of pairs and JSON texts are searched as dictionaries.
     """
     if not depth:
         return
-    if (entries := _as_dictionary(value)) is not None:
+    if (entries := _convert_to_named_entries(value)) is not None:
         for key, entry in entries.items():
             yield key, entry
-            yield from _nested_entries(entry, depth - 1)
+            yield from _iterate_nested_entries(entry, depth - 1)
     elif isinstance(value, list | tuple):
         for entry in value:
-            yield from _nested_entries(entry, depth - 1)
+            yield from _iterate_nested_entries(entry, depth - 1)
 
 
-def _as_dictionary(value: Any) -> Mapping[Any, Any] | None:
+def _convert_to_named_entries(value: Any) -> Mapping[Any, Any] | None:
     """Return the named entries of a value as a dictionary; None if it has no names."""
     if isinstance(value, Mapping):
         return value
@@ -632,7 +637,7 @@ def _as_dictionary(value: Any) -> Mapping[Any, Any] | None:
     return None if is_plain else getattr(value, "__dict__", None)
 
 
-def _is_like_patient(name: str) -> bool:
+def _is_patient_key(name: str) -> bool:
     return bool(PATIENT_KEY.search(name)) and not NO_PATIENT_KEY.search(name)
 
 
@@ -648,10 +653,10 @@ def _entry_names_class(key: Any, value: Any, class_names: Sequence[str], present
     runs = ("".join(key_words[first:last]) for last in range(len(key_words) + 1) for first in range(last))
     contained = any(run in names and len(run) >= _CONTAINED for run in runs)
     if contained or _keep_letters_and_digits(key) in names:
-        numbers = _read_vector(value)
+        numbers = _read_number_vector(value)
         return numbers is None or not (np.abs(numbers) > 1).any()
     if not CLASS_LIST_KEYS.isdisjoint(key_words) and isinstance(value, list | tuple | set | np.ndarray | torch.Tensor):
-        numbers = _read_vector(list(value) if isinstance(value, set) else value)
+        numbers = _read_number_vector(list(value) if isinstance(value, set) else value)
         if numbers is not None and numbers.size and np.isin(numbers, range(len(class_names))).all():
             return True
     texts = [value] if isinstance(value, str) else value if isinstance(value, list | tuple | set) else []
@@ -665,7 +670,7 @@ def _keep_letters_and_digits(text: object) -> str:
     return "".join(filter(str.isalnum, str(text).lower()))
 
 
-def _is_alike(first: Any, other: Any) -> bool:
+def _are_equal_labels(first: Any, other: Any) -> bool:
     """Return True for two labels of equal numbers, or that are no arrays of numbers."""
     try:
         return np.array_equal(convert_to_numpy_array(first), convert_to_numpy_array(other), equal_nan=True)
@@ -673,7 +678,7 @@ def _is_alike(first: Any, other: Any) -> bool:
         return True
 
 
-def _parse_patient_entry(value: Any) -> str | None:
+def _parse_item_patient_name(value: Any) -> str | None:
     """Convert an item's patient entry to a name; None if the item names no patient.
 
     Raises:
@@ -705,7 +710,7 @@ def _convert_to_channels_last(image: Any) -> NDArray[Any]:
 
 
 @contextmanager
-def _seed_random_numbers(seed: int) -> Iterator[None]:
+def _seed_global_random_generators(seed: int) -> Iterator[None]:
     """Seed the global generators of Python, NumPy and torch inside the ``with`` block, and restore them afterwards."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)

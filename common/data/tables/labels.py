@@ -63,7 +63,7 @@ class PictureReader(Protocol):
     def read_picture_file(self, file: Path) -> bytes | Path:
         """Return the bytes of an image file, or the path of a file on the disk."""
 
-    def identify_content(self, file: Path) -> FileIdentity | None:
+    def identify_image_content(self, file: Path) -> FileIdentity | None:
         """Return an identity by which the content is recognised without reading it; None if it must be read."""
 
     def find_reading_faults(self) -> list[Fault]:
@@ -79,7 +79,7 @@ class DiskPictureReader:
     def read_picture_file(self, file: Path) -> bytes | Path:
         return file
 
-    def identify_content(self, file: Path) -> FileIdentity | None:
+    def identify_image_content(self, file: Path) -> FileIdentity | None:
         return FileIdentity.from_path(file)
 
     def find_reading_faults(self) -> list[Fault]:
@@ -244,7 +244,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
         form,
         store,
         reader.keep_connection_open(),
-        lambda row: reader.identify_content(files[row]),
+        lambda row: reader.identify_image_content(files[row]),
     )
     raise_faults(table.reader.find_reading_faults())
     refuse_too_many_skipped_images("data.images", decoded.skipped, len(files), spec.skip_budget)

@@ -116,7 +116,7 @@ def test_chosen_rows_are_those_of_the_whole_array(
     path = tmp_path_factory.mktemp("npz") / "a.npz"
     np.savez(path, a=array)
     with open_npz_arrays(path) as arrays:
-        np.testing.assert_array_equal(arrays.read_rows("a", rows), array[rows])
+        np.testing.assert_array_equal(arrays.read_array_rows("a", rows), array[rows])
 
 
 def test_a_table_of_many_blocks_holds_the_cells_of_its_lines(tmp_path: Path) -> None:

@@ -190,17 +190,17 @@ def test_lines_without_an_image_are_a_fault_or_left_out(site: Site) -> None:
 
 def test_the_cache_stays_within_its_limit_and_the_least_recently_used_goes(tmp_path: Path) -> None:
     cache = PacsImageCache(tmp_path / "cache", largest=10_000)
-    cache.open()
+    cache.open_cache_folder()
     data = MEMBERS[0].content[:132] + bytes(1868)  # 2,000 bytes
     for number in range(4):
-        cache.store_image(f"1.{number}", data)
-        os.utime(cache.image_path(f"1.{number}"), (number, number))
-    assert cache.read_image("1.0") == data  # used just now
+        cache.write_image_to_cache(f"1.{number}", data)
+        os.utime(cache.get_cached_image_path(f"1.{number}"), (number, number))
+    assert cache.read_cached_image("1.0") == data  # used just now
     for number in range(4, 30):
-        cache.store_image(f"1.{number}", data)
+        cache.write_image_to_cache(f"1.{number}", data)
         assert sum(file.stat().st_size for file in cache.folder.glob("*.dcm")) <= 10_000
-        assert cache.read_image("1.0") == data
-    assert cache.read_image("1.1") is None
+        assert cache.read_cached_image("1.0") == data
+    assert cache.read_cached_image("1.1") is None
 
 
 def test_a_cache_smaller_than_the_data_still_gives_all_of_it(site: Site) -> None:
