@@ -109,10 +109,8 @@ def open_image_source(settings: SiteSettings) -> SiteImageSource:
         table, server = answer.table, answer.archive.client.server
         count = len({image.study for image in answer.archive.places.values()})
         studies, lines = format_count_with_noun(count, "study", "studies"), format_count_with_noun(answer.lines, "line")
-        archive = (
-            f"{server.host_and_port} answers: {format_count_with_noun(len(table.files), 'image')} of {studies} for {lines} of "
-            "the table"
-        )
+        archive = f"{server.host_and_port} answers: {format_count_with_noun(len(table.files), 'image')} of {studies} "
+        archive += f"for {lines} of the table"
         archive += "; its certificate is accepted" if server.context else ", without TLS"
         if answer.patients_from_archive:
             named, total = int((~find_placeholder_patients(table.patients)).sum()), len(table.files)

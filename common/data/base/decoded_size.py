@@ -10,18 +10,13 @@ from functools import cache
 from common.system.resources import measure_physical_memory, read_container_memory_limit
 
 LARGEST_MB = 256
-"""MiB that one decoded picture may take: 2^26 pixels of 4 bytes (Pillow's colour), or twice as many of 16-bit grey. The
+"""MiB that one decoded picture and its decoder's memory may take: 2^26 pixels of 4 bytes (Pillow's colour), or twice as many of 16-bit grey. The
 largest medical pictures, scanned films and mammograms, take half of that."""
 MOST_GROWTH = 100
 """Largest decompression factor of a file with many pictures or lines. Pictures have 1 to 5, text tables 5 to 60;
 deflate reaches 1,030 with nothing but zeros."""
 SHARE_OF_MEMORY = 0.75
 """Fraction of the machine's memory that one large file may take; the rest is for the program and for training."""
-
-
-def compute_decoded_picture_limit(largest_mb: int = LARGEST_MB) -> int:
-    """Return the bytes that one decoded picture may take, the decoder's working memory included."""
-    return largest_mb << 20
 
 
 def compute_decoded_file_size_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_memory: bool = True) -> int:

@@ -10,7 +10,7 @@ from pydicom.pixels.utils import get_expected_length, pixel_array
 from pydicom.tag import Tag
 from pydicom.uid import UID, RLELossless
 
-from common.data.base.decoded_size import compute_decoded_picture_limit, refuse_oversized_file
+from common.data.base.decoded_size import refuse_oversized_file
 from common.data.base.spec import AS_IN_FILE, Frame, PictureRenderingOptions
 from common.data.images.bands import convert_row_bands_to_8_bits, scale_samples_to_8_bits
 from common.data.images.grey import (
@@ -131,7 +131,7 @@ def decode_dicom_and_blankness(
     layout = _read_dicom_pixel_layout(dataset)
     index = choose_frame_index(rendering.frame, layout.frames, f"the DICOM file has {layout.frames} frames")
     apply_frame_functional_groups(dataset, index)
-    limit = compute_decoded_picture_limit(rendering.largest_mb)
+    limit = rendering.largest_mb << 20
     refuse_oversized_file(layout.frame_byte_size, limit)
     meaning = _read_stored_pixel_bits(dataset, layout)
     if layout.kind in _COLOR:

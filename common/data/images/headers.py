@@ -21,7 +21,7 @@ from pydicom.dataelem import RawDataElement
 from pydicom.tag import BaseTag, Tag
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-from common.data.base.decoded_size import LARGEST_MB, compute_decoded_picture_limit, refuse_oversized_file
+from common.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
 from common.data.base.image_set import fill_missing_patients_by_study
 from common.data.base.names import is_anonymous_patient
 from common.data.images.jpeg import iterate_jpeg_segments
@@ -49,7 +49,7 @@ class _ReadCountLimitedFile:
     """A binary file that limits the number of reads, and so the number of Python objects that pydicom creates."""
 
     def __init__(self, content: BinaryIO, largest_mb: int) -> None:
-        self._read, self._limit = content.read, compute_decoded_picture_limit(largest_mb)
+        self._read, self._limit = content.read, largest_mb << 20
         self._claimed = 0
         self.seek, self.tell = content.seek, content.tell
 
@@ -99,7 +99,7 @@ def _inflate_deflated_file(packed: bytes, largest_mb: int) -> BinaryIO:
         ValueError: If the result exceeds the memory limit; ``zlib.error`` if the content is damaged.
     """
     inflater, inflated = zlib.decompressobj(-zlib.MAX_WBITS), io.BytesIO()
-    limit = compute_decoded_picture_limit(largest_mb)
+    limit = largest_mb << 20
     for start in range(0, len(packed), _PIECE):
         inflated.write(inflater.decompress(packed[start : start + _PIECE], limit + 1 - inflated.tell()))
         refuse_oversized_file(inflated.tell(), limit)
@@ -125,7 +125,7 @@ def refuse_large_dicom_elements(dataset: Any, tags: Iterable[BaseTag], largest_m
         claimed += len(element.value) * _OF_A_BYTE.get(element.VR or "", _OF_A_VALUES_BYTE)
         if element.VR == "SQ":
             claimed += sum(map(element.value.count, _ITEMS)) * _OF_AN_ITEM
-    refuse_oversized_file(claimed, compute_decoded_picture_limit(largest_mb))
+    refuse_oversized_file(claimed, largest_mb << 20)
 
 
 _SIZ, _END = b"\xff\x4f\xff\x51", b"\xff\xd9"

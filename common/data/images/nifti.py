@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from common.data.base.decoded_size import (
     compute_decoded_file_size_limit,
-    compute_decoded_picture_limit,
     refuse_oversized_file,
 )
 from common.data.base.spec import Axis, PictureRenderingOptions
@@ -95,9 +94,7 @@ def decode_nifti_and_blankness(file: Path, rendering: PictureRenderingOptions) -
         unpacked = volume.start + volume.plane_byte_size * volume.shape[2]
         limit = max(packed, compute_decoded_file_size_limit(packed, rendering.largest_mb))
         refuse_oversized_file(unpacked, limit)
-        refuse_oversized_file(
-            max(volume.plane_byte_size, _OF_A_PIXEL * pixels), compute_decoded_picture_limit(rendering.largest_mb)
-        )
+        refuse_oversized_file(max(volume.plane_byte_size, _OF_A_PIXEL * pixels), rendering.largest_mb << 20)
         count = volume.shape[axis]
         number = choose_frame_index(rendering.frame, count, f"the NIfTI file has {count} {rendering.axis} slices")
         at = count - 1 - number if backwards else number

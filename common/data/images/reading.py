@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from common.data.base.decoded_size import LARGEST_MB, compute_decoded_picture_limit, refuse_oversized_file
+from common.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
 from common.data.base.image_set import SkippedImage
 from common.data.base.spec import AS_IN_FILE, PictureRenderingOptions, Resize
 from common.data.images.bands import scale_samples_to_8_bits
@@ -158,7 +158,7 @@ def decode_picture(
         # A decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
         beside = 2 * len(opened.getbands()) if opened.info.get("progressive") else 0
         size = opened.width * opened.height * ((1 if opened.mode == "L" else _IN_PILLOW) + beside)
-        refuse_oversized_file(size, compute_decoded_picture_limit(rendering.largest_mb))
+        refuse_oversized_file(size, rendering.largest_mb << 20)
         if side and rendering.jpeg_draft:
             opened.draft(None, (side, side))
 
@@ -204,7 +204,7 @@ def decode_png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.
         pixels, samples = head.width * head.height, _SAMPLES.get(data[25], 4)
     of_a_pixel = samples * (2 if is_16_bit_png(data) else 1)
     of_a_pixel = of_a_pixel if samples == 1 else max(of_a_pixel, _IN_PILLOW)
-    refuse_oversized_file(pixels * of_a_pixel, compute_decoded_picture_limit(largest_mb))
+    refuse_oversized_file(pixels * of_a_pixel, largest_mb << 20)
     try:
         decoded = png_decode(data)
     except RuntimeError:
