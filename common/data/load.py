@@ -126,11 +126,9 @@ EXTERNAL_TEST = "external_test"
 
 def find_external_test_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
     """Check the external test set, if there is one, without reading its pictures, and return all faults."""
-    return (
-        []
-        if spec is None or isinstance(spec, NpzDatasetSpec)
-        else _rename_data_section_in_faults(find_dataset_faults(spec, base))
-    )
+    if spec is None or isinstance(spec, NpzDatasetSpec):
+        return []
+    return _rename_data_section_in_faults(find_dataset_faults(spec, base))
 
 
 def load_external_test_images(

@@ -10,8 +10,8 @@ from functools import cache
 from common.system.resources import measure_physical_memory, read_container_memory_limit
 
 LARGEST_MB = 256
-"""MiB that one decoded picture and its decoder's memory may take: 2^26 pixels of 4 bytes (Pillow's colour), or twice as many of 16-bit grey. The
-largest medical pictures, scanned films and mammograms, take half of that."""
+"""MiB that one decoded picture may take, its decoder's memory included: 2^26 pixels of 4 bytes (Pillow's colour), or
+twice as many of 16-bit grey. The largest medical pictures, scanned films and mammograms, take half of that."""
 MOST_GROWTH = 100
 """Largest decompression factor of a file with many pictures or lines. Pictures have 1 to 5, text tables 5 to 60;
 deflate reaches 1,030 with nothing but zeros."""

@@ -282,16 +282,11 @@ def _pair_reversed_person_names(similar: dict[str, str], names: Sequence[str]) -
     for name in names:
         if ("^" in name or "," in name) and _FAMILY_NAME_FIRST.fullmatch(name):
             by_words.setdefault(tuple(sorted(_fold_name_to_plain_words(name).split())), name)
-    if not by_words:
-        return
-    for name in names:
-        words = (
-            tuple(sorted(_fold_name_to_plain_words(name).split()))
-            if " " in name and not any(map(str.isdecimal, name))
-            else ()
-        )
-        if words in by_words and by_words[words] is not name:
-            _merge_name_groups(similar, name, by_words[words])
+    for name in names if by_words else ():
+        if " " in name and not any(map(str.isdecimal, name)):
+            words = tuple(sorted(_fold_name_to_plain_words(name).split()))
+            if words in by_words and by_words[words] is not name:
+                _merge_name_groups(similar, name, by_words[words])
 
 
 def _merge_name_groups(similar: dict[str, str], name: str, earlier: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from common.data.base.decoded_size import LARGEST_MB
 from common.data.base.names import Name
@@ -31,12 +31,6 @@ LargestMb = Annotated[int, Field(ge=1, le=2**20)]
 """Limit in MiB for a decoded file: see :mod:`common.data.base.decoded_size`."""
 LegacySeed = Annotated[int, Field(ge=0, lt=2**32)]
 """A seed in the range of numpy's legacy generator."""
-
-
-def _normalize_separator(separator: str) -> str:
-    """Replace each run of white space in a separator by one space; a separator that is one line end or tab stays."""
-    alone = {"\r\n": "\n", "\r": "\n", "\n": "\n", "\t": "\t"}
-    return alone.get(separator) or re.sub(r"\s+", " ", separator)
 
 
 ClassNames = Annotated[tuple[Name, ...], Field(min_length=1)]
@@ -149,7 +143,7 @@ class LabelColumnsSpec(PictureTableSpec):
 
     label_columns: tuple[Name, ...] = ()
     finding_column: Name | None = None
-    separator: Annotated[str, Field(min_length=1), AfterValidator(_normalize_separator)] = "|"
+    separator: Annotated[str, Field(min_length=1)] = "|"
     classes: tuple[Name, ...] = ()
     other_findings: tuple[Name, ...] = ()
     no_finding: tuple[Name, ...] = NO_FINDING
@@ -172,6 +166,13 @@ class LabelColumnsSpec(PictureTableSpec):
     def class_names(self) -> tuple[str, ...]:
         """The distinct classes, after synonyms are replaced."""
         return tuple(dict.fromkeys(self.synonyms.get(name, name) for name in self.class_names_in_table))
+
+    @field_validator("separator")
+    @classmethod
+    def _normalize_separator(cls, separator: str) -> str:
+        """Replace each run of white space by one space; a separator that is one line end or tab stays."""
+        alone = {"\r\n": "\n", "\r": "\n", "\n": "\n", "\t": "\t"}
+        return alone.get(separator) or re.sub(r"\s+", " ", separator)
 
     @model_validator(mode="after")
     def _check_synonyms(self) -> Self:
@@ -196,12 +197,11 @@ class LabelColumnsSpec(PictureTableSpec):
                 raise ValueError(f"a class or synonym, and in {key} too: {', '.join(both)}. Remove it from one of them")
         if divided := [name for name in self.classes if self.separator in name]:
             raise ValueError(f"names of classes may not contain the separator: {', '.join(divided)}")
-        useless = (
-            ("separator", "other_findings", "no_finding", "not_assessed") if self.label_columns else ("uncertain",)
-        )
+        owner, useless = "label_columns", ("uncertain",)
+        if self.label_columns:
+            owner, useless = "finding_column", ("separator", "other_findings", "no_finding", "not_assessed")
         for key in useless:
             if getattr(self, key) != type(self).model_fields[key].default:
-                owner = "finding_column" if self.label_columns else "label_columns"
                 raise ValueError(f"{key} has a meaning for {owner} only; leave it out")
         return self
 

@@ -150,10 +150,8 @@ def find_shared_patient_faults(where: str, patients: Mapping[str, Names]) -> lis
     for (first, of_first), (second, of_second) in combinations(patients.items(), 2):
         shared = sort_patient_names(np.intersect1d(of_first, of_second))
         if len(shared):
-            problem = (
-                f"{format_count_with_noun(len(shared), 'patient')} in both {first} and {second}: "
-                f"{quote_names(shared, limit=5)}."
-            )
+            problem = f"{format_count_with_noun(len(shared), 'patient')} in both {first} and {second}: "
+            problem += f"{quote_names(shared, limit=5)}."
             remedy = "Put all images of a patient on one side of the split."
             faults.append(Fault(where, problem, remedy, cause="patients"))
     return faults
@@ -167,10 +165,8 @@ def find_patient_name_faults(where: str, patients: Names) -> list[Fault]:
         faults.append(Fault(where, f"{quote_names(nameless)} names no patient.", "Name the patient of every image."))
     if similar := find_similar_names(names):
         pairs = [f'"{earlier}" and "{name}"' for name, earlier in similar.items()]
-        problem = (
-            f"{format_count_with_noun(len(similar), 'pair')} of patients may be one: "
-            f"{list_first_and_count_rest(pairs, 5)}."
-        )
+        problem = f"{format_count_with_noun(len(similar), 'pair')} of patients may be one: "
+        problem += f"{list_first_and_count_rest(pairs, 5)}."
         faults.append(Fault(where, problem, "Write each patient in one way.", cause="patients"))
     return faults
 

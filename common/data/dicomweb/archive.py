@@ -248,10 +248,8 @@ def extract_dicom_from_response(content: bytearray, media_type: str) -> bytes:
     if header.get_content_type() == "application/dicom":  # some servers omit the multipart envelope
         return bytes(content)
     if header.get_content_type() != "multipart/related":
-        problem = (
-            f"the answer is {_format_media_type(media_type)}, where multipart/related with a DICOM file was expected"
-        )
-        raise UnusablePacsResponse(problem)
+        expected = "where multipart/related with a DICOM file was expected"
+        raise UnusablePacsResponse(f"the answer is {_format_media_type(media_type)}, {expected}")
     boundary = header.get_boundary() or ""
     if not 0 < len(boundary) <= 200 or not boundary.isascii():
         raise UnusablePacsResponse("the answer does not say where its parts end (boundary)")
@@ -285,10 +283,21 @@ def open_pacs_archive(spec: DicomwebDatasetSpec, base: Path) -> PacsArchive:
     Raises:
         BadInput: If any of these fails; it lists all faults.
     """
-    faults, context, header = list[Fault](), None, ""
+    faults, header = list[Fault](), ""
+    context: ssl.SSLContext | None = None  # none for plain HTTP
     cache = PacsImageCache(base / spec.cache, int(spec.cache_gb * 1e9))
-    with _collect_bad_input_faults(faults):
-        context = _make_pacs_tls_context(spec, base)
+    if spec.url.startswith("http:"):
+        if spec.ca_file:
+            faults.append(Fault("data.ca_file", "needs an address that begins with https."))
+    elif spec.ca_file is None:
+        context = ssl.create_default_context()
+    else:
+        path = base / spec.ca_file
+        try:
+            context = ssl.create_default_context(cafile=str(path))
+        except (OSError, ValueError) as error:
+            reason = "holds no certificate (PEM)" if isinstance(error, ssl.SSLError) else "cannot be read"
+            faults.append(Fault("data.ca_file", f"{path} {reason}.", "Paths are relative to the folder of this file."))
     with _collect_bad_input_faults(faults):
         header = _make_authorization_header(spec, base)
     with _collect_bad_input_faults(faults):
@@ -305,27 +314,6 @@ def _collect_bad_input_faults(faults: list[Fault]) -> Iterator[None]:
         yield
     except BadInput as bad:
         faults += bad.faults
-
-
-def _make_pacs_tls_context(spec: DicomwebDatasetSpec, base: Path) -> ssl.SSLContext | None:
-    """Return the TLS context that checks the server's certificate; None for plain HTTP.
-
-    Raises:
-        BadInput: If the file of CA certificates cannot be used.
-    """
-    if spec.url.startswith("http:"):
-        if spec.ca_file:
-            raise BadInput([Fault("data.ca_file", "needs an address that begins with https.")])
-        return None
-    if spec.ca_file is None:
-        return ssl.create_default_context()
-    path = base / spec.ca_file
-    try:
-        return ssl.create_default_context(cafile=str(path))
-    except (OSError, ValueError) as error:
-        reason = "holds no certificate (PEM)" if isinstance(error, ssl.SSLError) else "cannot be read"
-        remedy = "Paths are relative to the folder of this file."
-        raise BadInput([Fault("data.ca_file", f"{path} {reason}.", remedy)]) from None
 
 
 def _make_authorization_header(spec: DicomwebDatasetSpec, base: Path) -> str:

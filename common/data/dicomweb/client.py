@@ -106,7 +106,18 @@ class DicomwebClient:
     def __enter__(self) -> Self:
         self._loop = start_blocking_portal(name="dicomweb")
         self._portal = self._loop.__enter__()
-        self._portal.call(self._open_http_client)
+        self._turns = self._portal.call(anyio.Semaphore, self.server.connections)
+        headers = {"Accept-Encoding": "identity", "User-Agent": "polyclinic"}
+        if self.server.authorization:
+            headers["Authorization"] = self.server.authorization
+        # Ignore proxies and passwords in the environment: the PACS is inside the hospital.
+        self._http = httpx.AsyncClient(
+            verify=self.server.context or False,
+            headers=headers,
+            follow_redirects=False,
+            trust_env=False,
+            timeout=self.server.timeout_s,
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -157,20 +168,6 @@ class DicomwebClient:
             self._pending.discard(future)
         self._silent = 0
         return response
-
-    async def _open_http_client(self) -> None:
-        headers = {"Accept-Encoding": "identity", "User-Agent": "polyclinic"}
-        if self.server.authorization:
-            headers["Authorization"] = self.server.authorization
-        self._turns = anyio.Semaphore(self.server.connections)
-        # Ignore proxies and passwords in the environment: the PACS is inside the hospital.
-        self._http = httpx.AsyncClient(
-            verify=self.server.context or False,
-            headers=headers,
-            follow_redirects=False,
-            trust_env=False,
-            timeout=self.server.timeout_s,
-        )
 
     async def _send_with_retries(self, request: httpx.Request, largest: int) -> PacsResponse:
         pauses = list(WAITS_S)
@@ -225,11 +222,9 @@ def _refuse_unusable_response(response: httpx.Response, server: str, largest: in
         raise PacsServerFailure(f"{server} refuses access (403).", _ADVICE_SECRET)
     if status == 407 or 300 <= status < 400:
         target = re.match(r"https?://([^/?#]{1,80})", response.headers.get("location", ""))
-        problem = (
-            f"{server} sends on to {target[1] if target else 'another address'} ({status}), where nothing is sent."
-        )
+        address = target[1] if target else "another address"
         remedy = "Give the address of the DICOMweb service itself in data.url, after all redirections."
-        raise PacsServerFailure(problem, remedy)
+        raise PacsServerFailure(f"{server} sends on to {address} ({status}), where nothing is sent.", remedy)
     if status in (429, 502, 503, 504):
         problem = f"{server} says that it is overloaded or not running ({status}), at each of several tries."
         remedy = "Try again later, or with fewer data.connections; what has arrived is kept."
@@ -264,9 +259,8 @@ def _explain_connection_failure(error: Exception, server: str) -> PacsServerFail
             remedy = "Is data.url right: https, and the port of the DICOMweb service?"
             return PacsServerFailure(f"{server} does not speak TLS as expected ({reason}).", remedy)
         if isinstance(cause, socket.gaierror | UnicodeError):
-            return PacsServerFailure(
-                f"the name of {server} is not known to this machine.", "Look into data.url, and the DNS."
-            )
+            problem = f"the name of {server} is not known to this machine."
+            return PacsServerFailure(problem, "Look into data.url, and the DNS.")
         cause = cause.__cause__ or cause.__context__
     problem = f"{server} cannot be reached: no connection at {len(WAITS_S) + 1} tries."
     remedy = "Is it running, is data.url right, and does the firewall let this machine through?"

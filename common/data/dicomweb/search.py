@@ -71,9 +71,8 @@ def find_images_by_accession_number(client: DicomwebClient, number: str) -> list
         PacsServerFailure: If the server gives no more responses.
     """
     results = list(_search_all_result_pages(client, "/studies", {"AccessionNumber": number}))
-    studies = {
-        _read_uid(result, "study") for result in results if _get_first_attribute_value(result, "accession") == number
-    }
+    same = [result for result in results if _get_first_attribute_value(result, "accession") == number]
+    studies = {_read_uid(result, "study") for result in same}
     if results and not studies:
         raise UnusablePacsResponse("the server answered a search for one AccessionNumber with others")
     if len(studies) > 1:
@@ -176,9 +175,8 @@ def _get_first_attribute_value(result: Json, name: str) -> str:
         if isinstance(text, float) and text.is_integer():
             text = int(text)
         if text is not None and (isinstance(text, bool) or not isinstance(text, str | int)):
-            raise UnusablePacsResponse(
-                f"the answer to a search holds a value ({name}) that is no text and no whole number"
-            )
+            problem = f"the answer to a search holds a value ({name}) that is no text and no whole number"
+            raise UnusablePacsResponse(problem)
         texts += [text for text in [str("" if text is None else text).strip()] if text]
     if name == "patient" and len(set(texts)) > 1:
         raise UnusablePacsResponse("the answer to a search names several PatientIDs of one image")
@@ -193,7 +191,6 @@ def _read_uid(result: Json, name: str) -> str:
     """
     uid = _get_first_attribute_value(result, name)
     if not UID.fullmatch(uid):
-        raise UnusablePacsResponse(
-            f"the answer to a search holds an object without the UID ({name}) of digits and dots"
-        )
+        problem = f"the answer to a search holds an object without the UID ({name}) of digits and dots"
+        raise UnusablePacsResponse(problem)
     return uid

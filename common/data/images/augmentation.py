@@ -160,11 +160,6 @@ def _posterize_images(images: Tensor, strengths: Tensor) -> Tensor:
     return (images / step).floor() * step
 
 
-def _solarize_images(images: Tensor, strengths: Tensor) -> Tensor:
-    """Invert the pixels at or above a threshold, which is 256 times the image's strength."""
-    return torch.where(images >= 256 * strengths[:, None, None, None], 255 - images, images)
-
-
 def _blend_two_pictures(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
     """Blend images with other images; the original's weight is 0.05 to 0.95, depending on the strength."""
     return other + (images - other) * (0.05 + 0.9 * strengths[:, None, None, None])
@@ -182,12 +177,6 @@ def _change_image_sharpness(images: Tensor, strengths: Tensor) -> Tensor:
     sides = functional.pad(images, (1, 1, 1, 1), mode="replicate")
     smooth = (9 * functional.avg_pool2d(sides, 3, stride=1) + 4 * images) / 13
     return _blend_two_pictures(smooth, images, strengths)
-
-
-def _rotate_images(images: Tensor, strengths: Tensor) -> Tensor:
-    """Rotate images by up to 30 degrees in either direction."""
-    linear = make_rotation_matrices((2 * strengths - 1) * 30 / 360, images)
-    return apply_affine_transforms(images, torch.cat((linear, linear.new_zeros(len(images), 2, 1)), 2))
 
 
 def _shear_or_shift_images(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
@@ -209,11 +198,17 @@ CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "equalized": _equalize_histograms,
     "identity": lambda images, strengths: images,
     "posterized": _posterize_images,
-    "rotated": _rotate_images,
+    # By up to 30 degrees in either direction, with a column of zeros for the shift.
+    "rotated": lambda images, strengths: apply_affine_transforms(
+        images, functional.pad(make_rotation_matrices((2 * strengths - 1) * 30 / 360, images), (0, 1))
+    ),
     "sharpness": _change_image_sharpness,
     "sheared_x": partial(_shear_or_shift_images, place=(0, 1), most=0.3),
     "sheared_y": partial(_shear_or_shift_images, place=(1, 0), most=0.3),
-    "solarized": _solarize_images,
+    # Invert the pixels at or above a threshold.
+    "solarized": lambda images, strengths: torch.where(
+        images >= 256 * strengths[:, None, None, None], 255 - images, images
+    ),
     "translated_x": partial(_shear_or_shift_images, place=(0, 2), most=2 * 0.3),  # a side is 2 wide
     "translated_y": partial(_shear_or_shift_images, place=(1, 2), most=2 * 0.3),
 }

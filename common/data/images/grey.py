@@ -237,12 +237,12 @@ class GreyscalePipeline:
         ]
         self.padding = (min(wrapped), max(wrapped)) if wrapped else None
         self.modality_table = read_dicom_lookup_table(dataset, "ModalityLUTSequence", signed=numbers.signed)
-        rescaling = (
-            None if self.modality_table else _read_dicom_number_pair(dataset, "RescaleSlope", "RescaleIntercept")
-        )
-        if rescaling and rescaling[0] == 0:
+        self.slope, self.intercept = 1.0, 0.0
+        if not self.modality_table:
+            rescaling = _read_dicom_number_pair(dataset, "RescaleSlope", "RescaleIntercept")
+            self.slope, self.intercept = rescaling or (1.0, 0.0)
+        if self.slope == 0:
             raise ValueError("RescaleSlope is 0, which makes all pixels the same")
-        self.slope, self.intercept = rescaling or (1.0, 0.0)
         lowest = self.slope * (-(1 << numbers.stored - 1) if numbers.signed else 0) + self.intercept
         self.window, self.voi_table, self.function = window, None, "LINEAR"
         if window is None:

@@ -86,25 +86,15 @@ def read_dicom_elements(
         file.seek(0)
         counted: Any = _ReadCountLimitedFile(file, largest_mb)
         return pydicom.dcmread(counted, stop_before_pixels=tags is not None, specific_tags=only)
-    counted = _ReadCountLimitedFile(_inflate_deflated_file(file.read(), largest_mb), largest_mb)
+    inflater, inflated, limit = zlib.decompressobj(-zlib.MAX_WBITS), io.BytesIO(), largest_mb << 20
+    while packed := file.read(_PIECE):
+        inflated.write(inflater.decompress(packed, limit + 1 - inflated.tell()))
+        refuse_oversized_file(inflated.tell(), limit)
+    inflated.seek(0)
+    counted = _ReadCountLimitedFile(inflated, largest_mb)
     dataset = filereader.read_dataset(counted, is_implicit_VR=False, is_little_endian=True, specific_tags=only)
     dataset.file_meta = meta
     return dataset
-
-
-def _inflate_deflated_file(packed: bytes, largest_mb: int) -> BinaryIO:
-    """Decompress the content of a deflated DICOM file.
-
-    Raises:
-        ValueError: If the result exceeds the memory limit; ``zlib.error`` if the content is damaged.
-    """
-    inflater, inflated = zlib.decompressobj(-zlib.MAX_WBITS), io.BytesIO()
-    limit = largest_mb << 20
-    for start in range(0, len(packed), _PIECE):
-        inflated.write(inflater.decompress(packed[start : start + _PIECE], limit + 1 - inflated.tell()))
-        refuse_oversized_file(inflated.tell(), limit)
-    inflated.seek(0)
-    return inflated
 
 
 def refuse_large_dicom_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int) -> None:
@@ -243,34 +233,29 @@ def compute_rle_plane_sizes(frame: bytes) -> list[int]:
     Raises:
         ValueError: If the header is damaged.
     """
+    from imagecodecs import packbits_decode  # imported here, because most tables have no DICOM
+
     try:
         segments, *starts = struct.unpack_from("<16I", frame)
     except struct.error:
         raise ValueError("its packed pixels are damaged or cut off") from None
-    stops = [*starts[1:segments], len(frame)]
-    return [
-        _compute_rle_segment_size(frame, start, min(stop, len(frame)))
-        for start, stop in zip(starts, stops, strict=False)
-    ]
-
-
-def _compute_rle_segment_size(frame: bytes, place: int, end: int) -> int:
-    """Return the decompressed size of the segment of an RLE frame between two positions."""
-    if end - place <= _QUICKLY_UNPACKED:
-        from imagecodecs import packbits_decode  # imported here, because most tables have no DICOM
-
-        with suppress(RuntimeError):  # data that end within a run: the loop below counts their size
-            return len(packbits_decode(frame[place:end]))
-    size = 0
-    while place < end:
-        control, place = frame[place], place + 1
-        if control < 128:  # literal run of control + 1 bytes
-            size += min(control + 1, end - place)
-            place += control + 1
-        elif control > 128:  # one byte, repeated 257 - control times
-            size += 257 - control
-            place += 1
-    return size
+    sizes = list[int]()
+    for place, stop in zip(starts, [*starts[1:segments], len(frame)], strict=False):
+        end, size = min(stop, len(frame)), 0
+        if end - place <= _QUICKLY_UNPACKED:
+            with suppress(RuntimeError):  # data that end within a run: the loop below counts their size
+                sizes.append(len(packbits_decode(frame[place:end])))
+                continue
+        while place < end:
+            control, place = frame[place], place + 1
+            if control < 128:  # literal run of control + 1 bytes
+                size += min(control + 1, end - place)
+                place += control + 1
+            elif control > 128:  # one byte, repeated 257 - control times
+                size += 257 - control
+                place += 1
+        sizes.append(size)
+    return sizes
 
 
 _GROUPS = convert_dicom_keywords_to_tags("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
@@ -324,13 +309,13 @@ def read_dicom_header(content: Path | bytes) -> DicomHeader:
         keywords = ("PatientID", "StudyInstanceUID", "Modality")
         patient, study, modality = (str(head.get(keyword) or "").strip() for keyword in keywords)
         grey = str(head.get("PhotometricInterpretation") or "").startswith("MONOCHROME")
-        by_range = grey and not any(_defines_window(head, tag) for tag in _WINDOWS)
+        by_range = grey and not any(_element_defines_window(head, tag) for tag in _WINDOWS)
         return DicomHeader(str(head.file_meta.get("TransferSyntaxUID", "")), patient, study, modality, by_range)
     except Exception:
         return NO_DICOM
 
 
-def _defines_window(head: Any, tag: BaseTag) -> bool:
+def _element_defines_window(head: Any, tag: BaseTag) -> bool:
     """Return True if an element defines a window or a VOI LUT, directly or for each frame."""
     element = head.get_item(tag)
     value = None if element is None else element.value

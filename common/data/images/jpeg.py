@@ -153,6 +153,16 @@ def parse_jpeg_header(data: bytes) -> JpegHeader:
     return JpegHeader(process, place, frame[0], frame[6::3], frame[7::3], jfif, adobe, tuple(scans))
 
 
+def _parse_huffman_tables(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the class and number of each Huffman table of a segment, and the table (ITU-T T.81, B.2.4.2)."""
+    while content:
+        size = 17 + sum(content[1:17])
+        if not 17 < size <= len(content):
+            raise ValueError
+        yield content[0], content[1:size]
+        content = content[size:]
+
+
 def _refuse_incomplete_jpeg_data(data: bytes, process: int, frame: bytes, scans: Sequence[JpegScan]) -> None:
     """Raise a ``ValueError`` if a part of the compressed data is missing or was overwritten with zeros.
 
@@ -172,32 +182,19 @@ def _refuse_incomplete_jpeg_data(data: bytes, process: int, frame: bytes, scans:
         restarts = [number[0] & 7 for number in _RESTART.findall(data, scan.start, scan.stop)]
         if restarts != [place % 8 for place in range(len(restarts))]:
             raise ValueError
-        sequential = process in (_BASELINE, _EXTENDED)
-        longest = (
-            _compute_max_plausible_zero_run(scan, dict(zip(frame[6::3], frame[7::3], strict=True))) if sequential else 0
-        )
-        if longest and data.find(bytes(longest), scan.start, scan.stop) >= 0:
-            raise ValueError
+        sequential, sampling = process in (_BASELINE, _EXTENDED), frame[7::3]
+        if sequential:
+            longest = _compute_max_plausible_zero_run(scan, dict(zip(frame[6::3], sampling, strict=True)))
+            if longest and data.find(bytes(longest), scan.start, scan.stop) >= 0:
+                raise ValueError
         if sequential and len(scans) == 1 and scan.interval:
-            height, width = (int.from_bytes(frame[start : start + 2]) for start in (1, 3))
-            sampling = frame[7::3]
+            height, width = struct.unpack_from(">HH", frame, 1)
             wide, high = (max(sampling) >> 4, max(each & 15 for each in sampling)) if len(sampling) > 1 else (1, 1)
             blocks = math.ceil(width / (8 * wide)) * math.ceil(height / (8 * high))
             if len(restarts) != math.ceil(blocks / scan.interval) - 1:
                 raise ValueError
     if not scans or (process != LOSSLESS and any(map(any, lowest.values()))):
         raise ValueError
-
-
-def _parse_huffman_tables(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the class and number of each Huffman table of a segment, and the table (ITU-T T.81, B.2.4.2)."""
-    place = 0
-    while place < len(content):
-        stop = place + 17 + sum(content[place + 1 : place + 17])
-        if not place + 17 < stop <= len(content):
-            raise ValueError
-        yield content[place], content[place + 1 : stop]
-        place = stop
 
 
 def _compute_max_plausible_zero_run(scan: JpegScan, sampling: Mapping[int, int]) -> int:
@@ -309,9 +306,8 @@ def refuse_incomplete_lossless_jpeg(data: bytes, pixels: NDArray[Any]) -> None:
             # The 16 bits of the largest size are not stored: it has one number alone.
             of_sizes = np.array([lengths.get(size, 99) + size % 16 for size in range(17)], np.uint8)
             bits = of_sizes[_count_prediction_error_bits()]  # of each prediction error modulo 2^16
-            for first, errors in _compute_prediction_errors(
-                plane, scan.header[-3], stretch, 1 << head.precision - shift - 1
-            ):
+            middle = 1 << head.precision - shift - 1
+            for first, errors in _compute_prediction_errors(plane, scan.header[-3], stretch, middle):
                 row_bits[first : first + len(errors)] += bits[errors].sum(axis=1, dtype=np.int64)
         expected = -(-np.add.reduceat(row_bits, np.arange(0, len(planes), stretch)) // 8)
         packed = data[scan.start : scan.stop]

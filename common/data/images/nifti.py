@@ -106,11 +106,10 @@ def decode_nifti_and_blankness(file: Path, rendering: PictureRenderingOptions) -
     with np.errstate(all="ignore"):
         scaled = np.nan_to_num(values * volume.slope + volume.intercept, posinf=0, neginf=0)
     grey = np.clip(scaled, -_LARGEST, _LARGEST)
-    shown = (
-        apply_voi_window(grey, *rendering.window)
-        if rendering.window
-        else rescale_to_unit_range(grey, grey.min(), grey.max())
-    )
+    if rendering.window:
+        shown = apply_voi_window(grey, *rendering.window)
+    else:
+        shown = rescale_to_unit_range(grey, grey.min(), grey.max())
     picture = np.round(255 * shown).astype(np.uint8)
     return picture, bool(picture.min() == picture.max() and grey.min() < grey.max())
 

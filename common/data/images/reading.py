@@ -246,12 +246,9 @@ def fit_picture_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArr
     mode = "RGB" if form.color else "L"
     # Grey is converted to colour after resizing.
     image = image if image.mode == "L" else _convert_pillow_mode(image, mode)
-    longer = max(image.size)
-    width, height = (
-        (form.size, form.size)
-        if form.resize == "stretch"
-        else (max(1, round(side * form.size / longer)) for side in image.size)
-    )
+    longer, width, height = max(image.size), form.size, form.size
+    if form.resize == "pad":
+        width, height = (max(1, round(side * form.size / longer)) for side in image.size)
     if (width, height) != image.size:
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     image = _convert_pillow_mode(image, mode)

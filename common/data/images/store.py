@@ -259,9 +259,8 @@ class _PictureListDecoder:
         cache = open_cache()
         if missing := self._match_cached_pictures(cache, cache.load_rows_by_content_key()):
             cache = _make_cache_room(cache, len(missing), len(self.names), self.store, open_cache)
-            with cache.open_cache_writer(
-                lambda: self.store.tell("another program decodes these images: waiting for it")
-            ) as out:
+            waiting = "another program decodes these images: waiting for it"
+            with cache.open_cache_writer(lambda: self.store.tell(waiting)) as out:
                 missing = self._match_cached_pictures(cache, out.places)
                 out.reserve_picture_rows(len(missing))
                 decoder = _CachingPictureDecoder(self, cache, out)
@@ -272,11 +271,9 @@ class _PictureListDecoder:
     def read_picture_content(self, number: int) -> bytes | Path:
         """Return the bytes of a picture, or the path if it is a NIfTI volume, of which only a slice is read."""
         content = self.read(number)
-        return (
-            content.read_bytes()
-            if isinstance(content, Path) and not is_nifti_file(read_first_bytes(content))
-            else content
-        )
+        if isinstance(content, Path) and not is_nifti_file(read_first_bytes(content)):
+            return content.read_bytes()
+        return content
 
     def decode_to_dataset_format(self, content: bytes | Path) -> tuple[NDArray[np.uint8], bool]:
         """Decode a picture to the data set's format; the second result is True if it is one uniform grey."""
@@ -398,11 +395,9 @@ def allocate_picture_array(count: int, shape: tuple[int, ...], store: DecodedIma
     """Allocate an array ``(count, *shape)``; raise :class:`BadInput` if it exceeds this process's memory limit."""
     needed, room = count * math.prod(shape), int(SHARE_OF_MEMORY * measure_process_memory_limit())
     if needed > room:
-        problem = (
-            f"{format_count_with_noun(count, 'image')} take {format_bytes(needed)} once decoded, and only "
-            f"{format_bytes(room)} of memory may be "
-        )
-        problem += "used for them: images are held in memory because no folder keeps them."
+        problem = f"{format_count_with_noun(count, 'image')} take {format_bytes(needed)} once decoded, and only "
+        problem += f"{format_bytes(room)} of memory may be used for them: images are held in memory because no folder "
+        problem += "keeps them."
         raise BadInput([Fault("data", problem, f"Let decoded images be kept on the disk: {store.limit_key}.")])
     return np.zeros((count, *shape), np.uint8)
 
@@ -439,9 +434,8 @@ def cache_large_file_pictures(
         if whole is None or not set(keys) <= places.keys():
             missing, count = len(set(keys) - places.keys()), len(set(keys))
             cache = _make_cache_room(cache, missing, count, store, open_cache)
-            with cache.open_cache_writer(
-                lambda: store.tell("another program reads these images: waiting for it")
-            ) as out:
+            waiting = "another program reads these images: waiting for it"
+            with cache.open_cache_writer(lambda: store.tell(waiting)) as out:
                 written = [number for number, key in enumerate(keys) if key not in out.places]
                 out.reserve_picture_rows(len(written))
                 progress, following = DecodingProgress(len(written), store.tell), iter(written)
@@ -515,15 +509,11 @@ def _make_cache_room(
     cache.close()
     if remove_least_recent_unused_caches(root, count * cache.row_bytes - free):
         return open_cache()
-    problem = (
-        f"has room for {format_bytes(max(0, free))}, and {format_count_with_noun(missing, 'image')} take "
-        f"{format_bytes(needed)} once decoded."
-    )
+    problem = f"has room for {format_bytes(max(0, free))}, and {format_count_with_noun(missing, 'image')} take "
+    problem += f"{format_bytes(needed)} once decoded."
     limit = f"All decoded images may take {format_bytes(store.limit_bytes)} ({store.limit_key}). "
-    limit += (
-        f"{format_bytes(shutil.disk_usage(root).free)} of the disk are free, of which {format_bytes(SPARE_BYTES)} stay "
-        "free. "
-    )
+    limit += f"{format_bytes(shutil.disk_usage(root).free)} of the disk are free, of which "
+    limit += f"{format_bytes(SPARE_BYTES)} stay free. "
     remedy = f"Raise the limit, make room, or decode images into memory at each start: {store.off}."
     raise BadInput([Fault(str(root), problem, limit + remedy)])
 

@@ -49,29 +49,16 @@ def register_pydicom_decoder() -> None:
 def decode_jpeg_frame_for_pydicom(frame: bytes, runner: Any) -> bytes:
     """Decode one JPEG or JPEG-LS frame; pydicom calls this with its ``DecodeRunner``.
 
+    The colour space is that of the DICOM header, but for lossy JPEG frames of 8 bits whose own markers state one.
+
     Raises:
         RuntimeError: The library's error for a damaged frame.
     """
+    color = runner.samples_per_pixel == 3
     if runner.transfer_syntax in JPEG_LS:
         # Without an end marker CharLS reads 2^31 zeros after the data, which takes seconds.
         pixels = import_module(_LIBRARY).jpegls_decode(frame + END_OF_IMAGE)
-    else:
-        pixels = _decode_dicom_jpeg_frame(frame, runner)
-    runner.set_option("planar_configuration", 0)
-    runner.set_option("bits_allocated", 8 * pixels.itemsize)
-    unused = 8 * pixels.itemsize - runner.bits_stored
-    if runner.pixel_representation and unused > 0:  # sign extension
-        pixels = (pixels << unused).view(np.dtype(f"i{pixels.itemsize}")) >> unused
-    return bytes(pixels.tobytes())
-
-
-def _decode_dicom_jpeg_frame(frame: bytes, runner: Any) -> Any:
-    """Decode a JPEG frame.
-
-    The colour space is that of the DICOM header, but for lossy frames of 8 bits whose own markers state one.
-    """
-    head, color = parse_jpeg_header(frame), runner.samples_per_pixel == 3
-    if head.process == LOSSLESS or head.precision != 8:
+    elif (head := parse_jpeg_header(frame)).process == LOSSLESS or head.precision != 8:
         # Colours are not converted: the photometric interpretation describes them.
         colors = {"colorspace": "rgb", "outcolorspace": "rgb"} if color else {}
         pixels = import_module(_LIBRARY).jpeg8_decode(frame, **colors)
@@ -79,16 +66,22 @@ def _decode_dicom_jpeg_frame(frame: bytes, runner: Any) -> Any:
             refuse_incomplete_lossless_jpeg(frame, pixels)
         else:  # at 8 bits the code words are the same, and Pillow sees where they end
             decode_jpeg(frame[: head.precision_place] + b"\x08" + frame[head.precision_place + 1 :])
-        return pixels
+    else:
 
-    def keep_file_colors(image: Image.Image) -> None:
-        if color and head.converts_ycbcr_to_rgb:
-            image.draft("YCbCr", image.size)  # keep the file's colour space, because pydicom converts it
+        def keep_file_colors(image: Image.Image) -> None:
+            if color and head.converts_ycbcr_to_rgb:
+                image.draft("YCbCr", image.size)  # keep the file's colour space, because pydicom converts it
 
-    if color:
-        has_ycbcr_colors = head.has_ycbcr_colors(stated="YBR" in runner.photometric_interpretation)
-        runner.set_option("photometric_interpretation", "YBR_FULL" if has_ycbcr_colors else "RGB")
-    return np.asarray(decode_jpeg(frame, keep_file_colors))
+        if color:
+            is_ycbcr = head.has_ycbcr_colors(stated="YBR" in runner.photometric_interpretation)
+            runner.set_option("photometric_interpretation", "YBR_FULL" if is_ycbcr else "RGB")
+        pixels = np.asarray(decode_jpeg(frame, keep_file_colors))
+    runner.set_option("planar_configuration", 0)
+    runner.set_option("bits_allocated", 8 * pixels.itemsize)
+    unused = 8 * pixels.itemsize - runner.bits_stored
+    if runner.pixel_representation and unused > 0:  # sign extension
+        pixels = (pixels << unused).view(np.dtype(f"i{pixels.itemsize}")) >> unused
+    return bytes(pixels.tobytes())
 
 
 READ_BY: Mapping[str, str] = {

@@ -110,10 +110,8 @@ def partition_by_label(splits: DatasetSplits, spec: LabelPartitionSpec, seed: in
     trains, tests = (
         distribute_patients_by_class(part.classes, shares, ends, random) for part in (train_patients, test_patients)
     )
-    sites, remedy = (
-        make_numbered_site_names("site", spec.sites),
-        "Take fewer sites, more images, another seed, or more even shares.",
-    )
+    sites = make_numbered_site_names("site", spec.sites)
+    remedy = "Take fewer sites, more images, another seed, or more even shares."
     empty_sites = tuple(site for site, of_site in zip(sites, trains, strict=True) if not len(of_site))
     if isinstance(spec, DirichletPartitionSpec) and len(empty_sites) < len(sites):
         dealt = [place for place, of_site in enumerate(trains) if len(of_site)]
@@ -124,13 +122,12 @@ def partition_by_label(splits: DatasetSplits, spec: LabelPartitionSpec, seed: in
         raise_faults(faults + find_empty_site_faults(sites, tests, "test", remedy))
     held_out = [random.permutation(of_site)[: int(spec.validation_fraction * len(of_site))] for of_site in trains]
     rest = [np.setdiff1d(of_site, out) for of_site, out in zip(trains, held_out, strict=True)]
-    train, train_rows = gather_site_images(
-        splits.train, [train_patients.list_rows_of_patients(of_site) for of_site in rest]
+    train, train_rows = gather_site_images(splits.train, list(map(train_patients.list_rows_of_patients, rest)))
+    validation, validation_rows = gather_site_images(
+        drop_skipped_images_list(splits.train), list(map(train_patients.list_rows_of_patients, held_out))
     )
-    validation_rows = [train_patients.list_rows_of_patients(of_site) for of_site in held_out]
-    validation, validation_rows = gather_site_images(drop_skipped_images_list(splits.train), validation_rows)
     # The test part stays complete, even if rounding gives some images to no site.
-    test_rows = [test_patients.list_rows_of_patients(of_site) for of_site in tests]
+    test_rows = map(test_patients.list_rows_of_patients, tests)
     names = tuple(sorted(splits.class_names))
     rows = zip(sites, train_rows, validation_rows, test_rows, strict=True)
     parts = tuple(SitePartition(site, names, *of_site) for site, *of_site in rows)

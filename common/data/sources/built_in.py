@@ -184,7 +184,11 @@ def _render_phantom_images(
         weights = np.maximum(1 - np.abs(distance), 0)  # (size, grains + 1)
         return np.asarray(1.5 * (weights @ grid @ weights.T), dtype=np.float32)
 
-    x, y = _draw_pose_coordinates(size, draw_uniform)
+    # Coordinates that are slightly shifted, rotated and scaled at random for each image.
+    axis = np.linspace(-1, 1, size, dtype=np.float32)
+    column, row = axis - draw_uniform(-0.06, 0.06), axis[:, None] - draw_uniform(-0.05, 0.05)
+    turn, scale = draw_uniform(-0.07, 0.07), draw_uniform(0.93, 1.07)
+    x, y = (np.cos(turn) * column + np.sin(turn) * row) * scale, (np.cos(turn) * row - np.sin(turn) * column) * scale
     emphysema = has["Emphysema"] * draw_uniform(0.2, 0.8)
     scene = PhantomScene(x, y, _draw_lungs(x, y, anatomy, emphysema), draw_uniform, draw_smooth_noise)
     body = _soft_step(1 - np.square(np.square(x / anatomy.width)) - np.abs(np.minimum(y + 0.05, 0)) ** 6, 6)
@@ -195,16 +199,13 @@ def _render_phantom_images(
     vessels = scene.lungs * (0.035 * draw_smooth_noise(16) + 0.05 * hila)
     vessels *= 1 - 0.6 * emphysema
     density += vessels
-    density += has["Edema"] * _draw_edema(scene) + has["Consolidation"] * _draw_consolidation(scene)
+    density += _draw_edema_and_consolidation(scene, has["Edema"], has["Consolidation"])
     air, rim = _draw_pneumothorax(scene)
     density -= has["Pneumothorax"] * air * (0.6 * vessels + 0.06)
     density += has["Pneumothorax"] * rim
-    density += body * (
-        _draw_ribs(scene, anatomy) + _draw_spine_and_heart(scene, anatomy, has["Cardiomegaly"], emphysema)
-    )
-    density += has["Nodule"] * _draw_round_shadow(scene, 0.06, 0.085, 0.3) + has["Mass"] * _draw_round_shadow(
-        scene, 0.15, 0.22, 0.3
-    )
+    density += body * _draw_bones_and_heart(scene, anatomy, has["Cardiomegaly"], emphysema)
+    nodules = has["Nodule"] * _draw_round_shadow(scene, 0.06, 0.085, 0.3)
+    density += nodules + has["Mass"] * _draw_round_shadow(scene, 0.15, 0.22, 0.3)
     effusion = has["Effusion"] * _draw_effusion(scene, anatomy) * body
     density += effusion * np.maximum(0.68 - density, 0)
     density += has["Device"] * body * _draw_device(scene)
@@ -212,14 +213,6 @@ def _render_phantom_images(
     exposed = np.clip(density, 0, 1.2) ** draw_uniform(0.8, 1.25) * draw_uniform(0.85, 1.1) + draw_uniform(-0.02, 0.06)
     exposed += draw_uniform(0.015, 0.045) * grain + 0.012 * draw_smooth_noise(3)  # scatter and noise
     return np.asarray(np.round(255 * np.clip(exposed, 0, 1)), dtype=np.uint8)
-
-
-def _draw_pose_coordinates(size: int, draw: Callable[[float, float], Plane]) -> tuple[Plane, Plane]:
-    """Return coordinates that are slightly shifted, rotated and scaled at random for each image."""
-    axis = np.linspace(-1, 1, size, dtype=np.float32)
-    column, row = axis[None, None, :] - draw(-0.06, 0.06), axis[None, :, None] - draw(-0.05, 0.05)
-    turn, scale = draw(-0.07, 0.07), draw(0.93, 1.07)
-    return (np.cos(turn) * column + np.sin(turn) * row) * scale, (np.cos(turn) * row - np.sin(turn) * column) * scale
 
 
 def _soft_step(signed: Plane, sharpness: float) -> Plane:
@@ -238,24 +231,23 @@ def _draw_lungs(x: Plane, y: Plane, anatomy: PhantomAnatomy, emphysema: Plane) -
     return _soft_step(outline, 9) * _soft_step(dome - y, 28)
 
 
-def _draw_ribs(scene: PhantomScene, anatomy: PhantomAnatomy) -> Plane:
-    """Draw the ribs as bright arcs that descend towards the sides, and the clavicles."""
-    phase = anatomy.rib_spacing * (scene.y - 0.42 * np.abs(scene.x) ** 1.5)
-    arcs = 0.055 * np.clip(np.cos(2 * np.pi * phase) - 0.25, 0, 1) * _soft_step(np.abs(scene.x) - 0.12, 30)
-    clavicles = 0.08 * np.exp(-(((scene.y + 0.68 + 0.12 * np.abs(scene.x)) / 0.035) ** 2))
-    return arcs * _soft_step(0.55 - scene.y, 10) + clavicles
+def _draw_bones_and_heart(scene: PhantomScene, anatomy: PhantomAnatomy, cardiomegaly: Plane, emphysema: Plane) -> Plane:
+    """Draw ribs (arcs that descend towards the sides), clavicles, spine, great vessels and heart.
 
-
-def _draw_spine_and_heart(scene: PhantomScene, anatomy: PhantomAnatomy, cardiomegaly: Plane, emphysema: Plane) -> Plane:
-    """Draw spine, great vessels and heart; cardiomegaly widens the heart, and emphysema narrows it."""
+    Cardiomegaly widens the heart, and emphysema narrows it.
+    """
     x, y = scene.x, scene.y
+    phase = anatomy.rib_spacing * (y - 0.42 * np.abs(x) ** 1.5)
+    arcs = 0.055 * np.clip(np.cos(2 * np.pi * phase) - 0.25, 0, 1) * _soft_step(np.abs(x) - 0.12, 30)
+    clavicles = 0.08 * np.exp(-(((y + 0.68 + 0.12 * np.abs(x)) / 0.035) ** 2))
+    ribs = arcs * _soft_step(0.55 - y, 10) + clavicles
     half_width = 0.13 + 0.03 * np.sin(5 * y)
     mediastinum = 0.22 * np.exp(-np.square(np.square(x / half_width))) * (1 - 0.5 * _soft_step(y - 0.6, 8))
     width = anatomy.heart * (1 + scene.draw(0.18, 0.5) * cardiomegaly) * (1 - 0.14 * emphysema)
     across = (x - 0.09 - 0.35 * (width - 0.22)) / (1.25 * width)
     along = (y - anatomy.diaphragm + 0.22 - 0.06 * emphysema) / (0.3 + 0.25 * (width - 0.22))
     heart = _soft_step(1 - across**2 - along**2 - 0.5 * across * along, 7)
-    return mediastinum + heart * (0.03 + 0.29 * scene.lungs)
+    return ribs + (mediastinum + heart * (0.03 + 0.29 * scene.lungs))
 
 
 def _draw_round_shadow(scene: PhantomScene, least: float, most: float, brightness: float) -> Plane:
@@ -267,19 +259,15 @@ def _draw_round_shadow(scene: PhantomScene, least: float, most: float, brightnes
     return scene.draw(0.75, 1.1) * brightness * disc
 
 
-def _draw_consolidation(scene: PhantomScene) -> Plane:
-    """Draw a patchy white area with blurred edges in one lung."""
+def _draw_edema_and_consolidation(scene: PhantomScene, edema: Plane, consolidation: Plane) -> Plane:
+    """Draw butterfly-shaped haze around both hila, and a patchy white area with blurred edges in one lung."""
+    wings = np.exp(-(((np.abs(scene.x) - 0.3) / 0.24) ** 2) - ((scene.y + 0.02) / 0.36) ** 2)
+    haze = wings * np.clip(1 + 0.25 * scene.texture(14), 0.3, 1.7)
+    haze = edema * (scene.draw(0.07, 0.2) * scene.lungs * haze)
     x, y = scene.draw_side() * scene.draw(0.36, 0.52), scene.draw(-0.3, 0.3)
     area = np.exp(-(((scene.x - x) / scene.draw(0.2, 0.28)) ** 2) - ((scene.y - y) / scene.draw(0.16, 0.26)) ** 2)
     patches: Plane = np.clip(0.75 + 0.5 * scene.texture(11), 0.1, 1.4)
-    return np.asarray(scene.draw(0.3, 0.42) * scene.lungs * area * patches)
-
-
-def _draw_edema(scene: PhantomScene) -> Plane:
-    """Draw butterfly-shaped haze around both hila."""
-    wings = np.exp(-(((np.abs(scene.x) - 0.3) / 0.24) ** 2) - ((scene.y + 0.02) / 0.36) ** 2)
-    haze = wings * np.clip(1 + 0.25 * scene.texture(14), 0.3, 1.7)
-    return np.asarray(scene.draw(0.07, 0.2) * scene.lungs * haze)
+    return np.asarray(haze + consolidation * (scene.draw(0.3, 0.42) * scene.lungs * area * patches))
 
 
 def _draw_pneumothorax(scene: PhantomScene) -> tuple[Plane, Plane]:
@@ -297,11 +285,8 @@ def _draw_effusion(scene: PhantomScene, anatomy: PhantomAnatomy) -> Plane:
     outward = scene.draw_side() * scene.x
     lateral = np.clip((outward - 0.15) / 0.6, 0, 1.2)
     level = anatomy.diaphragm - scene.draw(0.0, 0.26) - 0.2 * lateral**3
-    return (
-        _soft_step(scene.y - level, 22)
-        * _soft_step(outward - 0.06, 25)
-        * _soft_step(anatomy.diaphragm + 0.3 - scene.y, 12)
-    )
+    inner = _soft_step(scene.y - level, 22) * _soft_step(outward - 0.06, 25)
+    return inner * _soft_step(anatomy.diaphragm + 0.3 - scene.y, 12)
 
 
 def _draw_device(scene: PhantomScene) -> Plane:

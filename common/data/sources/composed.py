@@ -50,10 +50,9 @@ def load_composites(spec: CompositesDatasetSpec, base: Path, store: DecodedImage
         BadInput: If the file is not valid.
     """
     pictures = load_npz_dataset(_make_source_npz_spec(spec), base, store)
-    composites = (
-        draw_composites(part, getattr(spec, name), spec, np.random.default_rng((spec.seed, place)))
-        for place, (name, part) in enumerate(zip(PARTS, pictures.parts, strict=True))
-    )
+    composites = list[ImageSet]()
+    for place, (name, part) in enumerate(zip(PARTS, pictures.parts, strict=True)):
+        composites.append(draw_composites(part, getattr(spec, name), spec, np.random.default_rng((spec.seed, place))))
     return DatasetSplits(*composites)
 
 

@@ -1,6 +1,7 @@
 """Data sets with a hospital's own label table, and images in its PACS."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -58,13 +59,9 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
     """
     columns = read_csv_table(base / spec.labels, "data.labels", spec.largest_mb)
     named = {key: column for kind, key in _KEYS.items() if (column := getattr(spec, f"{kind}_column"))}
-    raise_faults(
-        find_missing_column_faults(Path(spec.labels).name, columns, {**named, **list_configured_columns(spec)})
-    )
-    row_kind = "instance" if spec.instance_column else "study" if spec.study_column else "accession"
-    faults = _find_repeated_identifier_faults(columns, _KEYS[row_kind], named[_KEYS[row_kind]])
-    for key, name in named.items():
-        faults += _find_identifier_faults(key, columns.get_column(name))
+    configured = {**named, **list_configured_columns(spec)}
+    raise_faults(find_missing_column_faults(Path(spec.labels).name, columns, configured))
+    faults = _find_identifier_faults({key: columns.get_column(name) for key, name in named.items()})
     cells = parse_table_cells(spec, columns, faults)
     raise_faults(faults)
     archive = open_pacs_archive(spec, base)
@@ -79,10 +76,9 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
         names = fill_missing_patients_by_study(of_archive, [image.study if image else "" for image in images])
         patients = join_similar_patients(normalize_name_array(np.array(names, dtype=np.str_)), spec, "data.url", faults)
         raise_faults(faults)
+    files = [f"{image.instance if image else 'missing'}.dcm" for image in images]
     table = LabelTable(
-        files=LazyPicturePaths.from_names(
-            archive.cache.folder, [f"{image.instance if image else 'missing'}.dcm" for image in images]
-        ),
+        files=LazyPicturePaths.from_names(archive.cache.folder, files),
         labels=cells.labels[rows],
         class_names=spec.class_names,
         patients=patients,
@@ -98,38 +94,36 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
     return PacsLabelTable(_drop_rows_without_images(table, lines, images, spec), archive, len(cells.labels), by_archive)
 
 
-def _find_repeated_identifier_faults(columns: CsvTable, key: str, name: str) -> list[Fault]:
-    """Return a fault if cells of the column ``name`` are blank, or if it names an image (or a study) more than once."""
-    column, what = columns.get_column(name), "image" if key == _KEYS["instance"] else "study"
-    if faults := find_blank_cell_faults(column, key, what):
-        return faults
-    repeated = np.flatnonzero(column.count_rows_per_cell() > 1).tolist()
-    if not repeated:
-        return []
-    problem = (
-        f"{format_count_with_noun(len(repeated), what, f'{what}s' if what == 'image' else 'studies')} in more than one "
-        "line: "
-    )
-    return [Fault(key, f"{problem}{column.describe_cell_lines(repeated)}.", f"Give each {what} one line.")]
+def _find_identifier_faults(columns: Mapping[str, CsvColumn]) -> list[Fault]:
+    """Return faults for cells that are no valid UID or AccessionNumber, which must be safe in URLs and file names.
 
+    Cells of the first column, each of which names the image or study of its row, may be neither blank nor repeated.
 
-def _find_identifier_faults(key: str, column: CsvColumn) -> list[Fault]:
-    """Return a fault for cells that are no valid UID or AccessionNumber, which must be safe in URLs and file names."""
-    if key == _KEYS["accession"]:
-        fits = [
-            0 < len(cell) <= _LONGEST_ACCESSION and cell.isprintable() and not set("*?\\") & set(cell)
-            for cell in column.cells
-        ]
-    else:
-        fits = [UID.fullmatch(cell) is not None for cell in column.cells]
-    bad = np.flatnonzero(~np.array(fits)).tolist()
-    if not bad:
-        return []
-    expected = "an AccessionNumber" if key == _KEYS["accession"] else "a UID: digits and dots, 64 at most"
-    lines = column.find_lines_of_cells(bad)
-    first = column.cells[column.places[np.flatnonzero(column.lines == lines[0])[0]]]
-    problem = f'{format_count_with_noun(len(lines), "line")} without {expected}; line {lines[0]} first, "{first[:70]}".'
-    return [Fault(key, problem, "Spreadsheets turn long numbers into others: export the column as text.")]
+    Args:
+        columns: The columns that name images and studies, by configuration key in the order of ``_KEYS``.
+    """
+    key, column = next(iter(columns.items()))
+    what, several = ("image", "images") if key == _KEYS["instance"] else ("study", "studies")
+    faults = find_blank_cell_faults(column, key, what)
+    if not faults and (repeated := np.flatnonzero(column.count_rows_per_cell() > 1).tolist()):
+        problem = f"{format_count_with_noun(len(repeated), what, several)} in more than one line: "
+        problem += f"{column.describe_cell_lines(repeated)}."
+        faults.append(Fault(key, problem, f"Give each {what} one line."))
+    for key, column in columns.items():
+        if key == _KEYS["accession"]:
+            expected, forbidden = "an AccessionNumber", set("*?\\")
+            fits = [0 < len(c) <= _LONGEST_ACCESSION and c.isprintable() and not forbidden & {*c} for c in column.cells]
+        else:
+            expected = "a UID: digits and dots, 64 at most"
+            fits = [UID.fullmatch(cell) is not None for cell in column.cells]
+        if bad := np.flatnonzero(~np.array(fits)).tolist():
+            lines = column.find_lines_of_cells(bad)
+            first = column.cells[column.places[np.flatnonzero(column.lines == lines[0])[0]]][:70]
+            problem = (
+                f'{format_count_with_noun(len(lines), "line")} without {expected}; line {lines[0]} first, "{first}".'
+            )
+            faults.append(Fault(key, problem, "Spreadsheets turn long numbers into others: export the column as text."))
+    return faults
 
 
 def _locate_pacs_images(

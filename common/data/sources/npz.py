@@ -173,10 +173,8 @@ def find_label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tup
             f"{prefix}_labels is {'text' if array.dtype.kind in 'US' else array.dtype}"
             for prefix, array in labels.items()
         )
-        remedy = (
-            "Number them: classes, numbers = numpy.unique(labels, return_inverse=True), for all parts together, and "
-        )
-        remedy += "write these classes in data.classes."
+        remedy = "Number them: classes, numbers = numpy.unique(labels, return_inverse=True), for all parts together, "
+        remedy += "and write these classes in data.classes."
         return [Fault("data.path", f"labels are numbers; {kinds}.", remedy)]
     faults = list[Fault]()
     for prefix, array in labels.items():
@@ -193,9 +191,10 @@ def find_label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tup
         shapes = ", ".join(f"{prefix}_labels is {array.shape}" for prefix, array in labels.items())
         return [Fault("data.path", f"labels are class numbers in one part and 0/1 per class in another: {shapes}.")]
     numbers = all(map(are_class_numbers, labels.values()))
-    widths = [
-        int(array.shape[1]) if not numbers else int(array.max()) + 1 if array.size else 0 for array in labels.values()
-    ]
+    if numbers:
+        widths = [int(array.max()) + 1 if array.size else 0 for array in labels.values()]
+    else:
+        widths = [int(array.shape[1]) for array in labels.values()]
     needed = max(widths)
     if not class_names:
         problem = f"the file names no classes, and its labels are of {needed} classes."

@@ -138,10 +138,8 @@ def _join_plugin_parts(
     raise_faults(faults)
     forms = {f"{part.class_names}, {part.stored.shape[1:]}" for part in opened.values()}
     if len(forms) > 1:
-        forms_by_part = "; ".join(
-            f"{name}: {quote_names(part.class_names)}, images {part.stored.shape[1:]}" for name, part in opened.items()
-        )
-        problem = f"has parts of different classes or sizes. {forms_by_part}."
+        listed = (f"{n}: {quote_names(of.class_names)}, images {of.stored.shape[1:]}" for n, of in opened.items())
+        problem = f"has parts of different classes or sizes. {'; '.join(listed)}."
         raise BadInput([Fault(where, problem, "All parts have the same classes in the same order, and one size.")])
     if not all(isinstance(part.images, np.ndarray) for part in images.values()):
         from common.data.sources.torch_dataset import find_shared_item_faults
@@ -157,10 +155,8 @@ def _join_plugin_parts(
     if "validation" not in opened:
         train = opened["train"]
         held_out = hold_out_patients(train.patients, find_positive_images(train.labels), VALIDATION, spec.split_seed)
-        opened |= {
-            "train": train.select_rows(np.flatnonzero(~held_out)),
-            "validation": train.select_rows(np.flatnonzero(held_out)),
-        }
+        opened["train"] = train.select_rows(np.flatnonzero(~held_out))
+        opened["validation"] = train.select_rows(np.flatnonzero(held_out))
     return check_picture_copies(where, DatasetSplits(*(opened[name] for name in PARTS)))
 
 
@@ -182,10 +178,8 @@ def _make_plugin_image_set(
         pictures = replace(pictures, labels=_convert_plugin_labels(pictures.labels, pictures.class_names, where))
     raise_faults([Fault(where, problem) for problem in _find_plugin_result_problems(pictures, stored)])
     count = len(stored)
-    patients, sources = (
-        None if names is None else normalize_name_array(np.asarray(names))
-        for names in (pictures.patients, pictures.sources)
-    )
+    given = (pictures.patients, pictures.sources)
+    patients, sources = (None if names is None else normalize_name_array(np.asarray(names)) for names in given)
     brightest = stored.max() if isinstance(stored, np.ndarray) else stored.brightest
     if pictures.value_range is None and 0 < brightest <= _DARK:  # after a wrong division, or a mask of 0 and 1
         problem = f"is nearly black: its brightest value is {brightest:.2g}, where 0 is black and 255 is white."
@@ -234,12 +228,10 @@ def _open_torch_dataset(
         problem = "cannot resize the images of a torch data set."
         raise BadInput([Fault("data.image_size", problem, "Leave it out, and resize them in its transform.")])
     stored = open_torch_dataset(pictures.images, where, pictures.value_range)
-    own_names = (
-        read_dataset_class_names(pictures.images, where)
-        if pictures.labels is None or not len(pictures.class_names)
-        else ()
-    )
-    names = pictures.class_names if len(pictures.class_names) else own_names
+    names = pictures.class_names
+    if pictures.labels is None or not len(names):  # also checks that joined data sets have the same classes
+        own_names = read_dataset_class_names(pictures.images, where)
+        names = names if len(names) else own_names
     if not len(names):
         remedy = 'Name them: dataset=pc.LabelledImages(dataset, class_names=["Effusion", ...]).'
         raise BadInput([Fault(where, f"{type(pictures.images).__name__} names no classes.", remedy)])
@@ -290,7 +282,8 @@ def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.ui
     elif labels.dtype.kind not in "biuf" or not (np.isnan(labels.astype(float)) | np.isin(labels, (0, 1))).all():
         yield "labels must be 1 (present), 0 (absent) or NaN (unknown)."
     for name in ("patients", "parts", "sources"):
-        yield from _find_name_list_problems(name, getattr(pictures, name), len(images))
+        if (entries := getattr(pictures, name)) is not None:
+            yield from _find_name_list_problems(name, entries, len(images))
     if pictures.parts is not None and (other := sorted(set(map(str, pictures.parts)) - set(PARTS))):
         yield f"parts must be {quote_names(PARTS)}, not {quote_names(other, limit=3)}."
 
@@ -298,14 +291,11 @@ def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.ui
 def _find_name_list_problems(name: str, entries: Any, count: int) -> Iterator[str]:
     if not has_consecutive_index(entries):
         yield f"{name} must be in the order of the images; its index is not 0, 1, 2, ... Give {name}.to_numpy()."
-    if entries is not None and np.shape(entries) != (count,):
+    if np.shape(entries) != (count,):
         yield f"{name} must have one entry an image, {count}, not the shape {np.shape(entries)}."
-    elif entries is not None and any(_is_missing_entry(entry, blank=name != "patients") for entry in entries):
+        return
+    texts = [entry for entry in entries if isinstance(entry, str)]
+    others = (entry for entry in entries if not isinstance(entry, str))  # None, NaN, NaT and masked entries
+    is_incomplete = any(entry is None or entry is np.ma.masked or is_blank_cell(str(entry)) for entry in others)
+    if is_incomplete or (name == "patients" and any(is_anonymous_patient(normalize_name(text)) for text in texts)):
         yield f"{name} must be a name for each image, or None for all of them together."
-
-
-def _is_missing_entry(entry: Any, *, blank: bool) -> bool:
-    """Return True for None, NaN, NaT and masked entries, and unless ``blank`` is True for texts that name nothing."""
-    if isinstance(entry, str):
-        return not blank and is_anonymous_patient(normalize_name(entry))
-    return entry is None or entry is np.ma.masked or is_blank_cell(str(entry))

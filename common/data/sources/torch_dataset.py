@@ -138,9 +138,8 @@ class TorchDatasetPictures(LazyPictures):
         }
         if "segmentation" in values and not _is_segmentation_mask(values["segmentation"], values["image"]):
             if "mask" in values:
-                unclear["mask"] = (
-                    f'has "{keys["segmentation"][0]}" and "{keys["mask"][0]}", neither of an image\'s size.'
-                )
+                names = f'"{keys["segmentation"][0]}" and "{keys["mask"][0]}"'
+                unclear["mask"] = f"has {names}, neither of an image's size."
             values["mask"] = values["segmentation"]
         unread = {key: item[key] for key in item if not any(key in names for names in keys.values())}
         unclear |= _find_ambiguous_item_entries(unread, keys, values["image"])
@@ -172,17 +171,15 @@ class TorchDatasetPictures(LazyPictures):
             except Exception as error:  # each library raises its own exceptions
                 raise self._make_item_error(row, f"is no image: {type(image).__name__}: {error}.") from error
         if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] != 3) or not values.size:
+            problem = f"is no image: {type(image).__name__} of shape {getattr(image, 'shape', ())}."
             remedy = "Images have 1 or 3 channels: a tensor (channels, height, width) or an array (height, width, 3)."
-            raise self._make_item_error(
-                row, f"is no image: {type(image).__name__} of shape {getattr(image, 'shape', ())}.", remedy
-            )
+            raise self._make_item_error(row, problem, remedy)
         values = self._scale_to_255(row, values)
         first = values if self._first is None else self._first
         if (values.shape, values.dtype) != (first.shape, first.dtype):
             problem = f"is {values.dtype} {values.shape}, and {self.name}[0] is {first.dtype} {first.shape}."
-            raise self._make_item_error(
-                row, problem, "Give all images one size and type, with Resize((224, 224)) for instance."
-            )
+            remedy = "Give all images one size and type, with Resize((224, 224)) for instance."
+            raise self._make_item_error(row, problem, remedy)
         return values
 
     def _scale_to_255(self, row: int, values: NDArray[Any]) -> NDArray[Any]:
@@ -234,9 +231,8 @@ class TorchDatasetPictures(LazyPictures):
             problem = "has another patient than at its first reading."
         else:
             return
-        raise self._make_item_error(
-            row, problem, "An item always has the same labels and patient; only its picture may vary."
-        )
+        remedy = "An item always has the same labels and patient; only its picture may vary."
+        raise self._make_item_error(row, problem, remedy)
 
     def check_items_repeatable(self) -> None:
         """Read some items again: the same seed has to give the same picture, and another one the same labels.
@@ -248,18 +244,16 @@ class TorchDatasetPictures(LazyPictures):
             first, again, other = (self.read_dataset_item(row, seed) for seed in (0, 0, 1))
             pictures = [self.convert_item_image(row, item.image) for item in (first, again)]
             if not np.array_equal(pictures[0], pictures[1]):
+                problem = "has another picture when it is read again with the same seed."
                 remedy = (
                     "Draw with torch, numpy.random or random and no generator of its own: the run sets their seeds."
                 )
-                raise self._make_item_error(
-                    row, "has another picture when it is read again with the same seed.", remedy
-                )
+                raise self._make_item_error(row, problem, remedy)
             self.check_item_labels_unchanged(row, other)
             if self.labels is None and not _are_equal_labels(first.labels, other.labels):
+                problem = f"has the labels {other.labels}, and had {first.labels} before."
                 remedy = "An item always has the same labels; only its picture may vary."
-                raise self._make_item_error(
-                    row, f"has the labels {other.labels}, and had {first.labels} before.", remedy
-                )
+                raise self._make_item_error(row, problem, remedy)
 
     def __getitem__(self, rows: NDArray[np.intp] | slice) -> NDArray[np.uint8]:
         """Return images rounded to uint8, for display."""
@@ -497,11 +491,8 @@ def _is_segmentation_mask(mask: Any, image: Any) -> bool:
     """Return True if a mask has the height and width of the image, so that it is a segmentation, not a label mask."""
     try:
         shape = convert_to_numpy_array(mask).squeeze().shape
-        size = (
-            (image.height, image.width)
-            if isinstance(image, Image.Image)
-            else _convert_to_channels_last(image).shape[:2]
-        )
+        is_pillow = isinstance(image, Image.Image)
+        size = (image.height, image.width) if is_pillow else _convert_to_channels_last(image).shape[:2]
     except Exception:  # the image itself is checked later
         return False
     size = tuple(length for length in size if length != 1)
@@ -575,13 +566,8 @@ def _find_ambiguous_item_entries(
             unclear["patient"] = f'has "{key}", which may name its patient. Call it "patient", or leave it out.'
         words = _split_key_into_words(key)
         is_note = isinstance(value, str) and bool(_NOTES & {*words}) and _convert_to_named_entries(value) is None
-        says_nothing = (
-            is_note
-            or value is None
-            or (_is_boolean_true(value) and "valid" in name)
-            or _is_segmentation_mask(value, image)
-        )
-        if keys["labels"] and _is_label_key(words) and not says_nothing:
+        is_note |= value is None or (_is_boolean_true(value) and "valid" in name) or _is_segmentation_mask(value, image)
+        if keys["labels"] and _is_label_key(words) and not is_note:
             problem = f'has "{key}" beside "{keys["labels"][0]}". '
             unclear["labels"] = problem + 'Call a mask "label_mask"; leave others out.'
         for nested_key, nested_value in _iterate_nested_entries(value):
