@@ -320,8 +320,8 @@ def _make_authorization_header(spec: DicomwebDatasetSpec, base: Path) -> str:
     """Return the value of the ``Authorization`` header; empty without authentication.
 
     Raises:
-        BadInput: If the secret's file or variable is missing, the secret is not valid, or other users can read the
-            file.
+        BadInput: If the secret's file or variable is missing, the secret is not valid or too long, or other users can
+            read the file.
     """
     if spec.authentication is None:
         return ""
@@ -332,7 +332,21 @@ def _make_authorization_header(spec: DicomwebDatasetSpec, base: Path) -> str:
             problem = f"the environment variable {spec.secret_env} is not set, or is empty."
             raise BadInput([Fault(where, problem, "Set it where this program is started.")])
     else:
-        secret = _read_secret_file(base / str(spec.secret_file)).strip()
+        path = base / str(spec.secret_file)
+        try:
+            with path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                content = b"" if mode & 0o077 else file.read(_LONGEST_SECRET + 1)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "no file can have this name"
+            problem, remedy = f"{path} cannot be read: {reason}.", "Paths are relative to the folder of this file."
+            raise BadInput([Fault(where, problem, remedy)]) from None
+        if mode & 0o077:
+            problem = f"{path} may be read by others (mode {mode & 0o777:o})."
+            raise BadInput([Fault(where, problem, f"Run: chmod 600 {path.name}")])
+        if len(content) > _LONGEST_SECRET:
+            raise BadInput([Fault(where, f"{path} is too large for a secret.")])
+        secret = content.decode("ascii", errors="replace").strip()
     if not re.fullmatch(r"[!-~](?:[ -~]*[!-~])?", secret):
         # The message does not quote the secret.
         raise BadInput([Fault(where, "must hold one line of letters, digits and signs (ASCII).")])
@@ -341,26 +355,3 @@ def _make_authorization_header(spec: DicomwebDatasetSpec, base: Path) -> str:
     if ":" not in secret:
         raise BadInput([Fault(where, 'must hold NAME:PASSWORD, because data.authentication is "basic".')])
     return f"Basic {base64.b64encode(secret.encode()).decode()}"
-
-
-def _read_secret_file(path: Path) -> str:
-    """Read a secret from a file, which only its owner may be able to read.
-
-    Raises:
-        BadInput: If the file cannot be read, is readable by others, or is too large.
-    """
-    where = "data.secret_file"
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            content = b"" if mode & 0o077 else file.read(_LONGEST_SECRET + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "no file can have this name"
-        problem, remedy = f"{path} cannot be read: {reason}.", "Paths are relative to the folder of this file."
-        raise BadInput([Fault(where, problem, remedy)]) from None
-    if mode & 0o077:
-        problem = f"{path} may be read by others (mode {mode & 0o777:o})."
-        raise BadInput([Fault(where, problem, f"Run: chmod 600 {path.name}")])
-    if len(content) > _LONGEST_SECRET:
-        raise BadInput([Fault(where, f"{path} is too large for a secret.")])
-    return content.decode("ascii", errors="replace")

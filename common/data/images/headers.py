@@ -309,21 +309,21 @@ def read_dicom_header(content: Path | bytes) -> DicomHeader:
         keywords = ("PatientID", "StudyInstanceUID", "Modality")
         patient, study, modality = (str(head.get(keyword) or "").strip() for keyword in keywords)
         grey = str(head.get("PhotometricInterpretation") or "").startswith("MONOCHROME")
-        by_range = grey and not any(_element_defines_window(head, tag) for tag in _WINDOWS)
+        has_window = False
+        for tag in (
+            _WINDOWS if grey else ()
+        ):  # an element that defines a window or a VOI LUT, directly or for each frame
+            value: Any = None if (element := head.get_item(tag)) is None else element.value
+            if value and tag in _GROUPS and isinstance(value, bytes):  # not parsed: there may be thousands of items
+                value = any(mark in value for mark in _FRAME_VOI)
+            elif value and tag in _GROUPS:
+                value = "FrameVOILUTSequence" in value[0]
+            if has_window := bool(value):
+                break
+        by_range = grey and not has_window
         return DicomHeader(str(head.file_meta.get("TransferSyntaxUID", "")), patient, study, modality, by_range)
     except Exception:
         return NO_DICOM
-
-
-def _element_defines_window(head: Any, tag: BaseTag) -> bool:
-    """Return True if an element defines a window or a VOI LUT, directly or for each frame."""
-    element = head.get_item(tag)
-    value = None if element is None else element.value
-    if tag not in _GROUPS or not value:
-        return bool(value)
-    if isinstance(value, bytes):  # not parsed, because there may be thousands of items
-        return any(mark in value for mark in _FRAME_VOI)
-    return "FrameVOILUTSequence" in value[0]
 
 
 def list_dicom_patient_ids(heads: Sequence[DicomHeader]) -> list[str] | None:

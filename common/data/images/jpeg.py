@@ -139,32 +139,24 @@ def parse_jpeg_header(data: bytes) -> JpegHeader:
                 adobe = content[11]
             elif marker == _RESTART_INTERVAL:
                 interval = struct.unpack(">H", content)[0]
-            elif marker == _HUFFMAN_TABLES:
-                tables |= _parse_huffman_tables(content)
+            elif marker == _HUFFMAN_TABLES:  # ITU-T T.81, B.2.4.2
+                while content:
+                    size = 17 + sum(content[1:17])
+                    if not 17 < size <= len(content):
+                        raise ValueError
+                    tables[content[0]], content = content[1:size], content[size:]
             elif marker == _SCAN:
                 scans.append(JpegScan(content, stop, stop, interval, dict(tables)))
             elif not marker and scans:
                 scans[-1] = replace(scans[-1], stop=start + len(data[start:stop].rstrip(b"\xff")))
-        if not frame or not int.from_bytes(frame[1:3]):
-            raise ValueError
         _refuse_incomplete_jpeg_data(data, process, frame, scans)
     except (struct.error, IndexError, KeyError, ValueError):
         raise ValueError(CUT_OFF) from None
     return JpegHeader(process, place, frame[0], frame[6::3], frame[7::3], jfif, adobe, tuple(scans))
 
 
-def _parse_huffman_tables(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the class and number of each Huffman table of a segment, and the table (ITU-T T.81, B.2.4.2)."""
-    while content:
-        size = 17 + sum(content[1:17])
-        if not 17 < size <= len(content):
-            raise ValueError
-        yield content[0], content[1:size]
-        content = content[size:]
-
-
 def _refuse_incomplete_jpeg_data(data: bytes, process: int, frame: bytes, scans: Sequence[JpegScan]) -> None:
-    """Raise a ``ValueError`` if a part of the compressed data is missing or was overwritten with zeros.
+    """Raise a ``ValueError`` if the frame or a part of its data is missing or was overwritten with zeros.
 
     It is if scans do not give all bits of the coefficients, if restart markers are missing or in a wrong order, or if a
     sequential scan contains too many zero bytes in a row.
@@ -174,6 +166,8 @@ def _refuse_incomplete_jpeg_data(data: bytes, process: int, frame: bytes, scans:
         frame: Content of the frame header.
         scans: The scans of the file.
     """
+    if not frame or not int.from_bytes(frame[1:3]):
+        raise ValueError
     lowest = {name: [99] * 64 for name in frame[6::3]}
     for scan in scans:
         header, (first, last, approximation) = scan.header, scan.header[-3:]

@@ -162,9 +162,20 @@ def decode_picture(
         if side and rendering.jpeg_draft:
             opened.draft(None, (side, side))
 
-    image = (
-        _decode_png_to_8_bits(data, rendering) if data.startswith(_PNG) else decode_jpeg(data, check_size_and_set_scale)
-    )
+    if data.startswith(_PNG):
+        if is_16_bit_png(data) and rendering.bit_depth is None:
+            raise ValueError(DEPTH_UNKNOWN)
+        if is_16_bit_png(data) and rendering.bit_depth != 16 and data.find(b"sBIT", 0, data.find(b"IDAT")) >= 0:
+            raise ValueError("a PNG file with an sBIT chunk, so its samples fill 16 bits; data.bit_depth must be 16")
+        samples = decode_png_samples(data, rendering.largest_mb)
+        if samples.dtype == np.uint16:
+            samples = scale_samples_to_8_bits(samples, rendering.bit_depth or 16, "data.bit_depth")
+        image = Image.fromarray(samples)
+        if any(mark in data for mark in _MAY_TURN):
+            with open_png_or_jpeg(data) as head:
+                image.getexif().update(head.getexif())
+    else:
+        image = decode_jpeg(data, check_size_and_set_scale)
     ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
     return _convert_pillow_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
 
@@ -172,21 +183,6 @@ def decode_picture(
 def _make_image_with_blank_flag(pixels: NDArray[np.uint8], is_blank: bool) -> Image.Image:
     image = Image.fromarray(pixels)
     image.info[BLANK] = is_blank
-    return image
-
-
-def _decode_png_to_8_bits(data: bytes, rendering: PictureRenderingOptions) -> Image.Image:
-    if is_16_bit_png(data) and rendering.bit_depth is None:
-        raise ValueError(DEPTH_UNKNOWN)
-    if is_16_bit_png(data) and rendering.bit_depth != 16 and data.find(b"sBIT", 0, data.find(b"IDAT")) >= 0:
-        raise ValueError("a PNG file with an sBIT chunk, so its samples fill 16 bits; data.bit_depth must be 16")
-    samples = decode_png_samples(data, rendering.largest_mb)
-    if samples.dtype == np.uint16:
-        samples = scale_samples_to_8_bits(samples, rendering.bit_depth or 16, "data.bit_depth")
-    image = Image.fromarray(samples)
-    if any(mark in data for mark in _MAY_TURN):
-        with open_png_or_jpeg(data) as head:
-            image.getexif().update(head.getexif())
     return image
 
 

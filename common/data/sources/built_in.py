@@ -11,7 +11,7 @@ All arrays are float32 ``(batch, size, size)``; anatomy and findings are ``(batc
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -194,21 +194,11 @@ def _render_phantom_images(
     body = _soft_step(1 - np.square(np.square(x / anatomy.width)) - np.abs(np.minimum(y + 0.05, 0)) ** 6, 6)
     density = 0.62 * body
     density -= scene.lungs * (draw_uniform(0.31, 0.4) + 0.12 * emphysema)
-    # The vessels are densest beside the upper border of the heart.
-    hila = np.exp(-(((np.abs(x) - 0.24) / 0.17) ** 2) - ((y + 0.05) / 0.26) ** 2)
-    vessels = scene.lungs * (0.035 * draw_smooth_noise(16) + 0.05 * hila)
-    vessels *= 1 - 0.6 * emphysema
-    density += vessels
-    density += _draw_edema_and_consolidation(scene, has["Edema"], has["Consolidation"])
-    air, rim = _draw_pneumothorax(scene)
-    density -= has["Pneumothorax"] * air * (0.6 * vessels + 0.06)
-    density += has["Pneumothorax"] * rim
+    density = _draw_vessels_and_lung_findings(density, scene, has, emphysema)
     density += body * _draw_bones_and_heart(scene, anatomy, has["Cardiomegaly"], emphysema)
     nodules = has["Nodule"] * _draw_round_shadow(scene, 0.06, 0.085, 0.3)
     density += nodules + has["Mass"] * _draw_round_shadow(scene, 0.15, 0.22, 0.3)
-    effusion = has["Effusion"] * _draw_effusion(scene, anatomy) * body
-    density += effusion * np.maximum(0.68 - density, 0)
-    density += has["Device"] * body * _draw_device(scene)
+    density = _draw_effusion_and_device(density, scene, anatomy, has, body)
     grain = random.standard_normal(density.shape, dtype=np.float32)
     exposed = np.clip(density, 0, 1.2) ** draw_uniform(0.8, 1.25) * draw_uniform(0.85, 1.1) + draw_uniform(-0.02, 0.06)
     exposed += draw_uniform(0.015, 0.045) * grain + 0.012 * draw_smooth_noise(3)  # scatter and noise
@@ -259,38 +249,48 @@ def _draw_round_shadow(scene: PhantomScene, least: float, most: float, brightnes
     return scene.draw(0.75, 1.1) * brightness * disc
 
 
-def _draw_edema_and_consolidation(scene: PhantomScene, edema: Plane, consolidation: Plane) -> Plane:
-    """Draw butterfly-shaped haze around both hila, and a patchy white area with blurred edges in one lung."""
-    wings = np.exp(-(((np.abs(scene.x) - 0.3) / 0.24) ** 2) - ((scene.y + 0.02) / 0.36) ** 2)
+def _draw_vessels_and_lung_findings(
+    density: Plane, scene: PhantomScene, has: Mapping[str, Plane], emphysema: Plane
+) -> Plane:
+    """Return the density with vessels, edema, consolidation and pneumothorax drawn into the lungs."""
+    x, y = scene.x, scene.y
+    # The vessels are densest beside the upper border of the heart.
+    hila = np.exp(-(((np.abs(x) - 0.24) / 0.17) ** 2) - ((y + 0.05) / 0.26) ** 2)
+    vessels = scene.lungs * (0.035 * scene.texture(16) + 0.05 * hila)
+    vessels *= 1 - 0.6 * emphysema
+    density = density + vessels
+    # Edema: butterfly-shaped haze around both hila.
+    wings = np.exp(-(((np.abs(x) - 0.3) / 0.24) ** 2) - ((y + 0.02) / 0.36) ** 2)
     haze = wings * np.clip(1 + 0.25 * scene.texture(14), 0.3, 1.7)
-    haze = edema * (scene.draw(0.07, 0.2) * scene.lungs * haze)
-    x, y = scene.draw_side() * scene.draw(0.36, 0.52), scene.draw(-0.3, 0.3)
-    area = np.exp(-(((scene.x - x) / scene.draw(0.2, 0.28)) ** 2) - ((scene.y - y) / scene.draw(0.16, 0.26)) ** 2)
+    haze = has["Edema"] * (scene.draw(0.07, 0.2) * scene.lungs * haze)
+    # Consolidation: a patchy white area with blurred edges in one lung.
+    center_x, center_y = scene.draw_side() * scene.draw(0.36, 0.52), scene.draw(-0.3, 0.3)
+    area = np.exp(-(((x - center_x) / scene.draw(0.2, 0.28)) ** 2) - ((y - center_y) / scene.draw(0.16, 0.26)) ** 2)
     patches: Plane = np.clip(0.75 + 0.5 * scene.texture(11), 0.1, 1.4)
-    return np.asarray(haze + consolidation * (scene.draw(0.3, 0.42) * scene.lungs * area * patches))
-
-
-def _draw_pneumothorax(scene: PhantomScene) -> tuple[Plane, Plane]:
-    """Draw air without lung markings beside a collapsed lung, and the thin white line of its pleura."""
+    density += haze + has["Consolidation"] * (scene.draw(0.3, 0.42) * scene.lungs * area * patches)
+    # Pneumothorax: air without vessels beside a collapsed lung, and the thin white line of its pleura.
     side = scene.draw_side()
-    across, along = (side * scene.x - 0.3) / scene.draw(0.26, 0.36), (scene.y - 0.25) / scene.draw(0.5, 0.8)
+    across, along = (side * x - 0.3) / scene.draw(0.26, 0.36), (y - 0.25) / scene.draw(0.5, 0.8)
     inside = 1 - across**2 - along**2
-    here = _soft_step(side * scene.x - 0.1, 30) * scene.lungs
-    rim = scene.draw(0.04, 0.14) * np.exp(-((inside / 0.14) ** 2)) * here * _soft_step(0.35 - scene.y, 12)
-    return here * _soft_step(-inside, 12), rim
+    here = _soft_step(side * x - 0.1, 30) * scene.lungs
+    rim = scene.draw(0.04, 0.14) * np.exp(-((inside / 0.14) ** 2)) * here * _soft_step(0.35 - y, 12)
+    density -= has["Pneumothorax"] * (here * _soft_step(-inside, 12)) * (0.6 * vessels + 0.06)
+    density += has["Pneumothorax"] * rim
+    return density
 
 
-def _draw_effusion(scene: PhantomScene, anatomy: PhantomAnatomy) -> Plane:
-    """Draw fluid above one side of the diaphragm, whose level rises towards the chest wall (meniscus)."""
+def _draw_effusion_and_device(
+    density: Plane, scene: PhantomScene, anatomy: PhantomAnatomy, has: Mapping[str, Plane], body: Plane
+) -> Plane:
+    """Return the density with pleural effusion and a lead or catheter drawn over the body."""
+    # Effusion: fluid above one side of the diaphragm, whose level rises towards the chest wall (meniscus).
     outward = scene.draw_side() * scene.x
     lateral = np.clip((outward - 0.15) / 0.6, 0, 1.2)
     level = anatomy.diaphragm - scene.draw(0.0, 0.26) - 0.2 * lateral**3
-    inner = _soft_step(scene.y - level, 22) * _soft_step(outward - 0.06, 25)
-    return inner * _soft_step(anatomy.diaphragm + 0.3 - scene.y, 12)
-
-
-def _draw_device(scene: PhantomScene) -> Plane:
-    """Draw a lead or catheter: a thin bright line from one shoulder down to the heart."""
+    fluid = _soft_step(scene.y - level, 22) * _soft_step(outward - 0.06, 25)
+    fluid = has["Effusion"] * (fluid * _soft_step(anatomy.diaphragm + 0.3 - scene.y, 12)) * body
+    density = density + fluid * np.maximum(0.68 - density, 0)
+    # Device: a thin bright line from one shoulder down to the heart.
     side, end = scene.draw_side(), scene.draw(-0.05, 0.35)
     start = scene.draw(0.4, 0.6)
     way = np.clip((scene.y + 0.75) / (end + 0.75), 0, 1)
@@ -299,4 +299,4 @@ def _draw_device(scene: PhantomScene) -> Plane:
     distance: Plane = np.abs(scene.x - line) / np.sqrt(1 + slope**2)
     on_way = _soft_step(scene.y + 0.75, 60) * _soft_step(end - scene.y, 60)
     line_density: Plane = scene.draw(0.06, 0.2) * np.exp(-((distance / 0.022) ** 2))
-    return line_density * on_way
+    return density + has["Device"] * body * (line_density * on_way)

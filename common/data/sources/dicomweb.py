@@ -90,8 +90,16 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
     # Rows without an image take part in the split, and are left out afterwards.
     table = assign_split_parts(table, spec)
     raise_faults(find_patient_overlap_faults("data.split_column", table))
+    is_present = np.array([image is not None for image in images], dtype=np.bool_)
     lines = columns.lines[rows]
-    return PacsLabelTable(_drop_rows_without_images(table, lines, images, spec), archive, len(cells.labels), by_archive)
+    absent = lines[~is_present]
+    if len(absent) and (spec.missing_files == "fault" or not is_present.any()):
+        problem = f"{len(absent)} of {len(np.unique(lines))} lines of {spec.labels} have no image in the PACS, "
+        problem += f"line {absent[0]} first."
+        remedy = 'Are the columns and data.modalities right? Or set missing_files = "ignore" to leave them out.'
+        raise BadInput([Fault("data.labels", problem, remedy)])
+    table = replace(table.select_rows(np.flatnonzero(is_present)), missing=len(absent))
+    return PacsLabelTable(table, archive, len(cells.labels), by_archive)
 
 
 def _find_identifier_faults(columns: Mapping[str, CsvColumn]) -> list[Fault]:
@@ -158,24 +166,3 @@ def _locate_pacs_images(
         problem = f"{format_count_with_noun(len(repeated), 'image')} of more than one line: {quote_names(repeated, 5)}."
         raise BadInput([Fault(_KEYS[kind], problem, "Do two lines name the same study?")])
     return np.array(rows, dtype=np.intp), images
-
-
-def _drop_rows_without_images(
-    table: LabelTable, lines: NDArray[np.int32], images: list[PacsImageLocation | None], spec: DicomwebDatasetSpec
-) -> LabelTable:
-    """Leave out table rows whose image the PACS does not have, and count them.
-
-    Args:
-        lines: The line number in the file for each image.
-
-    Raises:
-        BadInput: If there are such rows and ``spec.missing_files`` is "fault", or if no row has an image.
-    """
-    is_present = np.array([image is not None for image in images], dtype=np.bool_)
-    absent = lines[~is_present]
-    if len(absent) and (spec.missing_files == "fault" or not is_present.any()):
-        problem = f"{len(absent)} of {len(np.unique(lines))} lines of {spec.labels} have no image in the PACS, "
-        problem += f"line {absent[0]} first."
-        remedy = 'Are the columns and data.modalities right? Or set missing_files = "ignore" to leave them out.'
-        raise BadInput([Fault("data.labels", problem, remedy)])
-    return replace(table.select_rows(np.flatnonzero(is_present)), missing=len(absent))

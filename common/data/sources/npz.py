@@ -266,7 +266,17 @@ def _open_npz_parts_by_prefix(
     with open_npz_arrays(path) as arrays:
         labels = {prefix: arrays[f"{prefix}_labels"] for prefix in prefixes}
         raise_faults(find_label_value_faults(labels, class_names))
-        parts = _make_npz_parts(spec, arrays, labels, len(class_names))
+        parts, start = list[NpzPart](), 0
+        for prefix, values in labels.items():
+            count = len(values)
+            matrix = values.reshape(-1, 1) == np.arange(len(class_names)) if are_class_numbers(values) else values
+            patients, sources = make_placeholder_patient_names(count, start), np.full(count, "")
+            if spec.patient_key is not None:
+                patients = normalize_name_array(arrays[f"{prefix}_{spec.patient_key}"].reshape(count))
+            if spec.source_key is not None:
+                sources = normalize_name_array(arrays[f"{prefix}_{spec.source_key}"].reshape(count))
+            parts.append(NpzPart(prefix, np.arange(count), matrix.astype(np.float32), patients, sources))
+            start += count
     raise_faults(
         [
             *find_repeated_name_faults("data.classes", class_names),
@@ -282,32 +292,6 @@ def _open_npz_parts_by_prefix(
     if all(map(are_class_numbers, labels.values())):  # images of other classes have no positive label
         parts = [part.select_rows(np.flatnonzero((part.labels == 1).any(axis=1))) for part in parts]
     return selected, parts
-
-
-def _make_npz_parts(
-    spec: NpzDatasetSpec, arrays: NpzArrayReader, labels: Mapping[str, NDArray[Any]], classes: int
-) -> list[NpzPart]:
-    def read_name_array(prefix: str, key: str | None, otherwise: Names) -> Names:
-        if key is None:
-            return otherwise
-        values = arrays[f"{prefix}_{key}"]
-        return normalize_name_array(values.reshape(len(values)))
-
-    parts, start = [], 0
-    for prefix, values in labels.items():
-        count = len(values)
-        matrix = values.reshape(-1, 1) == np.arange(classes) if are_class_numbers(values) else values
-        parts.append(
-            NpzPart(
-                prefix,
-                rows=np.arange(count),
-                labels=matrix.astype(np.float32),
-                patients=read_name_array(prefix, spec.patient_key, make_placeholder_patient_names(count, start)),
-                sources=read_name_array(prefix, spec.source_key, np.full(count, "")),
-            )
-        )
-        start += count
-    return parts
 
 
 def draw_stratified_rows(labels: NDArray[np.float32], limit: int, seed: int) -> NDArray[np.intp]:

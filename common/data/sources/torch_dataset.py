@@ -250,7 +250,14 @@ class TorchDatasetPictures(LazyPictures):
                 )
                 raise self._make_item_error(row, problem, remedy)
             self.check_item_labels_unchanged(row, other)
-            if self.labels is None and not _are_equal_labels(first.labels, other.labels):
+            if self.labels is not None:
+                continue
+            try:
+                values = (convert_to_numpy_array(item.labels) for item in (first, other))
+                are_equal = np.array_equal(*values, equal_nan=True)
+            except Exception:  # each library has exceptions of its own for what is no array of numbers
+                continue
+            if not are_equal:
                 problem = f"has the labels {other.labels}, and had {first.labels} before."
                 remedy = "An item always has the same labels; only its picture may vary."
                 raise self._make_item_error(row, problem, remedy)
@@ -654,14 +661,6 @@ def _entry_names_class(key: Any, value: Any, class_names: Sequence[str], present
 
 def _keep_letters_and_digits(text: object) -> str:
     return "".join(filter(str.isalnum, str(text).lower()))
-
-
-def _are_equal_labels(first: Any, other: Any) -> bool:
-    """Return True for two labels of equal numbers, or that are no arrays of numbers."""
-    try:
-        return np.array_equal(convert_to_numpy_array(first), convert_to_numpy_array(other), equal_nan=True)
-    except Exception:  # each library has exceptions of its own for what is no array
-        return True
 
 
 def _parse_item_patient_name(value: Any) -> str | None:

@@ -182,10 +182,8 @@ def parse_finding_column(
     unlisted = {text: places for text, places in foreign.items() if not others.contains_name(" ".join(text.split()))}
     faults = _find_unlisted_finding_faults(column, name, rules, unlisted)
     if contradictions:
-        problem = (
-            f'column "{name}" names a class and says that there is no finding: '
-            f"{column.describe_cell_lines(contradictions)}."
-        )
+        problem = f'column "{name}" names a class and says that there is no finding: '
+        problem += f"{column.describe_cell_lines(contradictions)}."
         faults.append(Fault(rules.keys.get("column", "data.labels"), problem, "Correct these cells."))
     raise_faults(faults)
     counts, rows = column.count_rows_per_cell(), Counter[str]()
@@ -246,16 +244,6 @@ def _make_class_name_finder(rules: FindingColumnRules) -> Callable[[str], str | 
     return find_name_in_text
 
 
-def _find_class_with_words(part: str, classes: Sequence[str]) -> str | None:
-    """Return the first class whose name contains all words of a text, also in a slightly different spelling."""
-    words = _WORD.findall(part.casefold())
-    for label in classes:
-        class_words = _WORD.findall(label.casefold())
-        if all(difflib.get_close_matches(word, class_words, 1, _ALIKE) for word in words):
-            return label
-    return None
-
-
 def _find_unlisted_finding_faults(
     column: CsvColumn, name: str, rules: FindingColumnRules, unlisted: Mapping[str, Collection[int]]
 ) -> list[Fault]:
@@ -269,6 +257,7 @@ def _find_unlisted_finding_faults(
     find_within = _make_class_name_finder(rules)
     names, all_others = _ClassNameIndex([*rules.classes, *rules.no_finding]), "*" in rules.others
     are_numbers = not all(any(map(str.isalpha, label)) for label in rules.classes)
+    words_of = {label: _WORD.findall(label.casefold()) for label in rules.classes}
     faults, unlike, nothing = list[Fault](), dict[str, Collection[int]](), dict[str, Collection[int]]()
     for text, places in unlisted.items():
         part = " ".join(text.split())
@@ -281,7 +270,11 @@ def _find_unlisted_finding_faults(
         )
         problem = f'column "{name}" holds {column.describe_cell_part_lines({text: places})}, which is no class.'
         other = f" If it is another finding, list it in {rules.keys['others']}." if rules.keys else ""
-        shorter = None if within or not all_others else _find_class_with_words(part, rules.classes)
+        shorter = None
+        if all_others and not within:  # the first class with all words of the part, also spelled slightly differently
+            words = _WORD.findall(part.casefold())
+            has_words = (all(difflib.get_close_matches(w, of, 1, _ALIKE) for w in words) for of in words_of.values())
+            shorter = next((label for label, has in zip(words_of, has_words, strict=True) if has), None)
         if len(faults) == _MOST_FAULTS or not (near or mark or within or shorter):
             unlike[text] = places
         elif mark:
@@ -296,9 +289,7 @@ def _find_unlisted_finding_faults(
         remedy = "Correct the table: write what was found, or leave the cell blank where nobody looked."
         if rules.keys:
             remedy += f" If it says that there is no finding, list it in {rules.keys['no_finding']}; that nobody could "
-            remedy += (
-                f"assess the image, in {rules.keys['not_assessed']}; if it is a class, in {rules.keys['classes']}."
-            )
+            remedy += f"assess the image, in {rules.keys['not_assessed']}; if it is a class, in {keys['classes']}."
         faults.append(Fault(keys["classes"], problem, remedy))
     if unlike and not (all_others and len(faults) < _MOST_FAULTS):
         verb = "which is no class" if len(unlike) == 1 else "which are no classes"
@@ -316,10 +307,8 @@ def parse_split_column(column: CsvColumn, name: str, where: str) -> Names:
     """Parse a column with "train", "val" or "validation", and "test"; :class:`BadInput` lists all other values."""
     names = [cell.casefold() for cell in column.cells]
     if foreign := [place for place, part in enumerate(names) if part not in PART_NAMES]:
-        problem = (
-            f'column "{name}" holds {column.describe_cell_lines(foreign)}; expected "train", "val" or "validation", '
-            'and "test".'
-        )
+        expected = 'expected "train", "val" or "validation", and "test"'
+        problem = f'column "{name}" holds {column.describe_cell_lines(foreign)}; {expected}.'
         raise BadInput([Fault(where, problem)])
     return np.array([PART_NAMES[part] for part in names], dtype="<U10")[column.places]
 

@@ -49,9 +49,8 @@ def describe_contradicting_copies(
     if changed:
         sentences.append(
             f"{format_count_with_noun(len(changed), 'image')} with the very bytes of an earlier one of the same "
-            "patient, but "
-            f"other labels: {list_first_and_count_rest(changed, _LISTED)}. Write one line for each picture, with all "
-            "that it shows."
+            f"patient, but other labels: {list_first_and_count_rest(changed, _LISTED)}. Write one line for each "
+            "picture, with all that it shows."
         )
     if others:
         sentences.append(

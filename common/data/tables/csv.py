@@ -298,8 +298,7 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> CsvTable:
             problem = f"the row of {path.name} that begins in line {line} cannot be read: {error}."
             remedy = "A cell that begins with a quote ends with one, and quotes within it are written twice."
             raise BadInput([Fault(where, problem, remedy)]) from None
-    raise_faults(_find_table_form_faults(path.name, where, separator, table))
-    return table.build_csv_table()
+    return table.build_csv_table(path.name, where)
 
 
 def _count_lines_of_row(row: Sequence[str]) -> int:
@@ -419,12 +418,33 @@ class _CsvTableBuilder:
                 return [*enumerate(first, place), *(pair for cells in others for pair in enumerate(cells))]
         return []
 
-    def build_csv_table(self) -> CsvTable:
-        """Return all columns that have a name, as a table."""
+    def build_csv_table(self, name: str, where: str) -> CsvTable:
+        """Return all columns that have a heading, as a table.
+
+        Args:
+            name: The file's name, for error messages.
+            where: The configuration key that names the table, for error messages.
+
+        Raises:
+            BadInput: If a heading occurs twice, or there are no rows, or rows of other lengths than the header.
+        """
+        fault: Fault | None = None
+        if repeated := sorted(column for column, count in Counter(self.header).items() if column and count > 1):
+            problem = f"{name} has more than one column {quote_names(repeated)}."
+            fault = Fault(where, problem, "Rename or remove one; the first line must name the columns.")
+        elif not self.count:
+            fault = Fault(where, f"{name} has no rows below its header.")
+        elif self.ragged[0]:
+            width = format_count_with_noun(len(self.header), "cell")
+            kind = SEPARATORS.get(self._separator, f'"{self._separator}"')
+            problem = f"{format_count_with_noun(self.ragged[0], 'line')} of {name} without the header's {width}, line "
+            problem += f"{self.ragged[1]} first; its cells are separated by {kind}."
+            fault = Fault(where, problem, f"Quote cells that contain {kind}.")
+        raise_faults([fault] if fault else [])
         lines, columns, unnamed = np.concatenate(self._lines), {}, 0
-        for name, cells, places in zip(self.header, self._cells, self._places, strict=True):
-            if name:
-                columns[name] = CsvColumn(cells.distinct, np.concatenate(places), lines)
+        for heading, cells, places in zip(self.header, self._cells, self._places, strict=True):
+            if heading:
+                columns[heading] = CsvColumn(cells.distinct, np.concatenate(places), lines)
             else:
                 # pandas and R write row numbers, 0, 1, ... or 1, 2, ..., without a heading.
                 first = cells.distinct[0]
@@ -451,21 +471,6 @@ def _describe_non_text_file(path: Path) -> str:
                 pass
             return describe_non_utf8_file(head, number)
     return describe_non_utf8_file(head, 1)
-
-
-def _find_table_form_faults(name: str, where: str, separator: str, table: _CsvTableBuilder) -> list[Fault]:
-    if repeated := sorted(column for column, count in Counter(table.header).items() if column and count > 1):
-        remedy = "Rename or remove one; the first line must name the columns."
-        return [Fault(where, f"{name} has more than one column {quote_names(repeated)}.", remedy)]
-    if not table.count:
-        return [Fault(where, f"{name} has no rows below its header.")]
-    count, first = table.ragged
-    if not count:
-        return []
-    width = format_count_with_noun(len(table.header), "cell")
-    ragged = f"{format_count_with_noun(count, 'line')} of {name} without the header's {width}, line {first} first"
-    kind = SEPARATORS.get(separator, f'"{separator}"')
-    return [Fault(where, f"{ragged}; its cells are separated by {kind}.", f"Quote cells that contain {kind}.")]
 
 
 def find_missing_column_faults(table: str, columns: Iterable[str], required: Mapping[str, str | None]) -> list[Fault]:

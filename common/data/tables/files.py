@@ -52,9 +52,9 @@ class LazyPicturePaths(Sequence[Path]):
     @overload
     def __getitem__(self, row: slice) -> "LazyPicturePaths": ...
     def __getitem__(self, row: int | slice) -> "Path | LazyPicturePaths":
-        return (
-            LazyPicturePaths(self.folder, self.names[row]) if isinstance(row, slice) else self.folder / self.names[row]
-        )
+        if isinstance(row, slice):
+            return LazyPicturePaths(self.folder, self.names[row])
+        return self.folder / self.names[row]
 
     def select_files(self, index: NDArray[np.intp]) -> "LazyPicturePaths":
         """Return the files with these indices, in the given order."""

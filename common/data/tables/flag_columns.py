@@ -52,7 +52,11 @@ def classify_binary_columns(positive: Mapping[str, NDArray[np.bool_]]) -> Binary
         words = [word for word in list_column_name_words(name) if not BESIDE_FLAG.fullmatch(word)]
         # A flag has a word about person, view or split, and otherwise only words that add nothing. A heading is
         # doubtful if all words may be about the person or picture, or one is about sex, view or split.
-        if _names_side(words):
+        side_words = [word for word in words if any(word in side for side in SIDES)]
+        others = [word for word in words if word not in side_words]
+        # A short word for a side alone may be the code of a finding, such as RT for a retinal traction.
+        is_certain = len(side_words) > 1 or bool(others) or max(map(len, side_words), default=0) >= _SHORTEST_SIDE
+        if side_words and is_certain and (BESIDE_SIDE | BOTH_SIDES).issuperset(others):  # "eye left", "od os", "side r"
             sides.add(name)
         if words and all(word in NO_FINDINGS or NO_FINDING_HEADING.fullmatch(word) for word in words):
             flags.add(name)
@@ -84,15 +88,6 @@ def classify_binary_columns(positive: Mapping[str, NDArray[np.bool_]]) -> Binary
     elif classes and _have_one_positive_per_row(positive, names):
         doubtful |= flags
     return BinaryColumnKinds(tuple(n for n in names if n in classes), tuple(n for n in names if n in doubtful))
-
-
-def _names_side(words: Sequence[str]) -> bool:
-    """Return True if the words are sides and words beside them: "left", "eye left", "od os", "side r"."""
-    sides = [word for word in words if any(word in side for side in SIDES)]
-    others = [word for word in words if word not in sides]
-    # A short word for a side alone may be the code of a finding, such as RT for a retinal traction.
-    is_certain = len(sides) > 1 or bool(others) or max(map(len, sides), default=0) >= _SHORTEST_SIDE
-    return bool(sides) and is_certain and (BESIDE_SIDE | BOTH_SIDES).issuperset(others)
 
 
 def is_letter_or_abbreviation(name: str) -> bool:

@@ -125,12 +125,11 @@ class LabelTable:
         notes = [self.other_findings_note] if self.other_findings else []
         nameless = int(find_placeholder_patients(self.patients).sum())
         if 0 < nameless < len(self.patients) or (nameless and self.reader is not FROM_DISK):
-            notes.append(
-                f"{format_count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a "
-                "patient of "
-                "its "
-                "own, and may be of one who stands on the other side of the split."
+            count = format_count_with_noun(nameless, "image")
+            note = (
+                f"{count} without a PatientID: each study of these counts as a patient of its own, and may be of one "
             )
+            notes.append(f"{note}who stands on the other side of the split.")
         if shared := self.patient_with_too_many_images:
             share = f"{shared[1]:,} of {len(self.patients):,} images, which stay on one side of the split"
             notes.append(
@@ -402,13 +401,8 @@ def find_blank_cell_faults(column: CsvColumn, key: str, what: str) -> list[Fault
     remedy = "Fill them, or remove them."
     if what == "patient":
         remedy = "Fill them: the picture's name where nobody knows the patient. Or leave patient_column out."
-    return [
-        Fault(
-            key,
-            f"{format_count_with_noun(len(lines), 'line')} without {article} {what}, line {lines[0]} first.",
-            remedy,
-        )
-    ]
+    problem = f"{format_count_with_noun(len(lines), 'line')} without {article} {what}, line {lines[0]} first."
+    return [Fault(key, problem, remedy)]
 
 
 @dataclass(frozen=True)
@@ -483,9 +477,8 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fa
             parts = parse_split_column(columns.get_column(spec.split_column), spec.split_column, "data.split_column")
         except BadInput as bad:
             faults += bad.faults
-    return ParsedTableCells(
-        _merge_synonym_labels(labels, spec, columns, faults), other_findings, patients, sources, parts
-    )
+    labels = _merge_synonym_labels(labels, spec, columns, faults)
+    return ParsedTableCells(labels, other_findings, patients, sources, parts)
 
 
 def _merge_synonym_labels(
@@ -503,9 +496,8 @@ def _merge_synonym_labels(
         if spec.label_columns and (rows := np.flatnonzero(differ & ~np.isnan(joined[:, place]))).size:
             lines = f"{format_count_with_noun(len(rows), 'line')}, line {columns.lines[rows[0]]} first"
             problem = f'{quote_names(own_names)} mean "{name}" and say different things in {lines}.'
-            faults.append(
-                Fault("data.synonyms", problem, "Correct these lines; if they are two classes, rename a column.")
-            )
+            remedy = "Correct these lines; if they are two classes, rename a column."
+            faults.append(Fault("data.synonyms", problem, remedy))
     return joined
 
 
@@ -544,10 +536,8 @@ def join_similar_patients(
         faults.append(Fault(where, problem, "Export the table again with this column as text."))
     similar = find_similar_names(names)
     if similar and spec.similar_patients == "fault":
-        problem = (
-            f"{format_count_with_noun(len(similar), 'pair')} of patients may be one: "
-            f"{_describe_name_pairs(similar, column)}."
-        )
+        problem = f"{format_count_with_noun(len(similar), 'pair')} of patients may be one: "
+        problem += f"{_describe_name_pairs(similar, column)}."
         remedy = 'Write each patient in one way. Or set similar_patients = "join": each pair counts as one patient and '
         remedy += "stays on one side of the split, which is right for the split also if they are two."
         faults.append(Fault(where, problem, remedy, cause="patients"))
@@ -563,10 +553,8 @@ def _describe_name_pairs(similar: Mapping[str, str], column: CsvColumn | None = 
     def describe_line(name: str) -> str:
         return "" if column is None else f" (line {column.find_lines_of_cells([column.cells.index(name)])[0]})"
 
-    pairs = [
-        f'"{similar[name]}"{describe_line(similar[name])} and "{name}"{describe_line(name)}'
-        for name in list(similar)[:5]
-    ]
+    first = list(similar.items())[:5]
+    pairs = [f'"{other}"{describe_line(other)} and "{name}"{describe_line(name)}' for name, other in first]
     return "; ".join(pairs) + (f" and {len(similar) - 5:,} more" if len(similar) > 5 else "")
 
 

@@ -1,7 +1,7 @@
 """Guess which column of a label table names patients, from headings and cells."""
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import permutations
 from shlex import quote
 from typing import Literal
@@ -72,8 +72,12 @@ def guess_patient_column(columns: CsvTable, others: Collection[str] = (), image:
         return None
     blanks = {name: int(columns.get_column(name).find_blank_rows().sum()) for name in surest}
     best = min(surest, key=lambda name: blanks[name])
-    if not all(_group_rows_identically(columns.get_column(best), columns.get_column(name)) for name in surest):
-        raise BadInput([_make_ambiguous_patient_fault(columns, surest)])
+    first = columns.get_column(best)
+    for second in map(columns.get_column, surest):  # one-to-one with the best in the rows where both are filled
+        filled = ~first.find_blank_rows() & ~second.find_blank_rows()
+        one, other = first.places[filled], second.places[filled]
+        if not filled.any() or not count_distinct_pairs(one, other) == len(np.unique(one)) == len(np.unique(other)):
+            raise BadInput([_make_ambiguous_patient_fault(columns, surest)])
     return best
 
 
@@ -101,34 +105,24 @@ def _rank_patient_heading(name: str) -> Literal[0, 1, 2, 3]:
     return 1 if _contains_number_word(name) else 2
 
 
-def _group_rows_identically(first: CsvColumn, second: CsvColumn) -> bool:
-    """Return True if two columns are one-to-one in the rows where both are filled, and there are such rows."""
-    filled = ~first.find_blank_rows() & ~second.find_blank_rows()
-    one, other = first.places[filled], second.places[filled]
-    return bool(filled.any()) and count_distinct_pairs(one, other) == len(np.unique(one)) == len(np.unique(other))
-
-
 def _make_ambiguous_patient_fault(columns: CsvTable, names: Sequence[str]) -> Fault:
     """Return a fault for columns that may all name patients, with a value of which others differ."""
     problem = f"columns {quote_names(names)} may each name the patients, and group the images differently"
-    contradictions = (_describe_patient_contradiction(columns, name, other) for name, other in permutations(names, 2))
-    if example := next(filter(None, contradictions), ""):
+
+    def find_contradictions() -> Iterator[str]:
+        for name, other in permutations(names, 2):
+            one, second, first_row = columns.get_column(name), columns.get_column(other), dict[int, int]()
+            for row in np.flatnonzero(~one.find_blank_rows() & ~second.find_blank_rows()).tolist():
+                earlier = first_row.setdefault(int(one.places[row]), row)
+                if second.places[earlier] != second.places[row]:
+                    values = [second.cells[second.places[at]] for at in (earlier, row)]
+                    text = f'"{one.cells[one.places[row]]}" of "{name}" is "{values[0]}" of "{other}" in line '
+                    yield text + f'{one.lines[earlier]}, and "{values[1]}" in line {one.lines[row]}'
+
+    if example := next(find_contradictions(), ""):
         problem += f": {example}"
     options = " or ".join(f"--patient-column {quote(name)}" for name in names)
     return Fault("--patient-column", f"{problem}.", f"Say which, by adding to the command: {options}")
-
-
-def _describe_patient_contradiction(columns: CsvTable, name: str, other: str) -> str:
-    """Name a value of column ``name`` that has two values of column ``other`` beside it; empty if there is none."""
-    one, second = columns.get_column(name), columns.get_column(other)
-    first_row = dict[int, int]()
-    for row in np.flatnonzero(~one.find_blank_rows() & ~second.find_blank_rows()).tolist():
-        earlier = first_row.setdefault(int(one.places[row]), row)
-        if second.places[earlier] != second.places[row]:
-            values = [second.cells[second.places[at]] for at in (earlier, row)]
-            text = f'"{one.cells[one.places[row]]}" of "{name}" is "{values[0]}" of "{other}" in line '
-            return text + f'{one.lines[earlier]}, and "{values[1]}" in line {one.lines[row]}'
-    return ""
 
 
 def count_distinct_pairs(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
@@ -159,7 +153,13 @@ def list_possible_patient_columns(columns: CsvTable, names: Iterable[str]) -> li
 def _find_patient_columns(columns: CsvTable, names: Iterable[str]) -> list[str]:
     """Return the columns whose heading has a word for the patient and none for anything else, and whose cells fit."""
     fitting = list[str]()
-    for name in filter(_is_patient_heading, names):
+    for name in names:
+        words = PATIENT_IN_TWO_WORDS.sub("patient ", " ".join(list_column_name_words(name))).split()
+        first = next((place for place, word in enumerate(words) if PATIENT.fullmatch(word)), len(words))
+        beside = [word for word in words[:first] if not BEFORE_PATIENT.fullmatch(word)] + words[first:]
+        is_heading = all(PATIENT.fullmatch(word) or BESIDE_PATIENT.fullmatch(word) for word in beside)
+        if name.casefold() not in ("patients", "subjects") and (first == len(words) or not is_heading):
+            continue
         column = columns.get_column(name)
         filled = [cell for cell in column.cells if not is_blank_cell(cell)]
         kind = judge_column_content(column).kind
@@ -173,17 +173,6 @@ def _find_patient_columns(columns: CsvTable, names: Iterable[str]) -> list[str]:
             ):
                 fitting.append(name)
     return fitting
-
-
-def _is_patient_heading(name: str) -> bool:
-    if name.casefold() in ("patients", "subjects"):
-        return True
-    words = PATIENT_IN_TWO_WORDS.sub("patient ", " ".join(list_column_name_words(name))).split()
-    first = next((place for place, word in enumerate(words) if PATIENT.fullmatch(word)), None)
-    if first is None:
-        return False
-    before = [word for word in words[:first] if not BEFORE_PATIENT.fullmatch(word)]
-    return all(PATIENT.fullmatch(word) or BESIDE_PATIENT.fullmatch(word) for word in before + words[first:])
 
 
 def contains_patient_word(text: str) -> bool:

@@ -199,12 +199,11 @@ def find_ambiguous_picture_faults(names: Sequence[str]) -> list[Fault]:
     """Return a fault if several columns name pictures, because the labels of a row may be those of either."""
     if len(names) == 1:
         return []
-    problem = (
-        f"columns {quote_names(names, _MOST_COLUMNS)} name pictures, each other ones; a line's labels are learned "
-    )
+    problem = f"columns {quote_names(names, _MOST_COLUMNS)} name pictures, each other ones; a line's labels are "
+    problem += "learned for one picture only."
     remedy = 'Write a line for each picture, with its own labels: docs/recipes.md, "Two pictures in a line". '
     remedy += f"Or add to the command: {_join_command_alternatives('--image-column', names[:_MOST_COLUMNS])}"
-    return [Fault("--image-column", f"{problem}for one picture only.", remedy)]
+    return [Fault("--image-column", problem, remedy)]
 
 
 def guess_image_column(columns: CsvTable) -> str:
@@ -311,7 +310,7 @@ def guess_column_roles(
     """
     settled = (image, *([source] if source else []), *findings)
     patient = patient or guess_patient_column(columns, settled, image)
-    split = next((name for name in columns if name not in settled and _is_split(columns, name)), None)
+    split = next((name for name in columns if name not in settled and _is_split_column(columns, name)), None)
     rest = [name for name in columns if name not in (image, patient, split)]
     splits = tuple(name for name in rest if name not in settled and looks_like_split_column(columns.get_column(name)))
     if source is None:
@@ -331,8 +330,7 @@ def guess_column_roles(
     if not findings:
         _refuse_incomplete_label_columns(columns, unused, label_columns)
         if label_columns:
-            _refuse_labels_beside_finding_names(columns, flags, unused)
-            _refuse_doubtful_binary_columns(flags)
+            _refuse_unclear_label_columns(columns, flags, unused)
     if label_columns:
         counts = {name: int(judgements[name].positive.sum()) for name in label_columns}
         labelled = np.sum([judgements[name].positive for name in label_columns], axis=0)  # positive classes per row
@@ -348,17 +346,15 @@ def guess_column_roles(
         }
         return replace(roles, alone=alone, unused=unused)
     name = findings[0] if findings else _guess_finding_column(columns, unused)
-    _refuse_texts_or_numbers_as_findings(columns.get_column(name, with_line_ends=True), name)
-    _refuse_columns_with_same_words(columns, name, unused)
-    roles = _complete_roles_with_findings(
-        columns, name, ColumnRoles(image, patient, source or None, split, (), name, "|", {}, False)
-    )
+    _refuse_unusable_finding_column(columns, name, unused)
+    roles = ColumnRoles(image, patient, source or None, split, (), name, "|", {}, False)
+    roles = _complete_roles_with_findings(columns, name, roles)
     _refuse_diagnosis_certainty_column(columns, roles, unused)
     without_finding = {other: judgement for other, judgement in unused.items() if other != name}
     return replace(roles, unused=without_finding, possible_splits=splits)
 
 
-def _is_split(columns: CsvTable, name: str) -> bool:
+def _is_split_column(columns: CsvTable, name: str) -> bool:
     """Return True if all cells are names of parts and two parts occur, or the heading says that it is a split."""
     parts = columns.get_column(name).cells
     if len(parts) > MOST_WORDS:
@@ -390,29 +386,6 @@ def _refuse_diagnosis_certainty_column(
             raise BadInput([Fault("--findings", problem, remedy)])
 
 
-def _refuse_texts_or_numbers_as_findings(column: CsvColumn, name: str) -> None:
-    """Raise an error if a column that the user took for findings holds sentences, or the numbers 1 and 2 alone.
-
-    Raises:
-        BadInput: With a part of the first text, or with the lines of the numbers.
-    """
-    if is_free_text_column(column):
-        text = next(cell for cell in column.cells if not is_blank_cell(cell))
-        problem = f'column "{name}" holds texts ("{shorten_report_text(text)}"), and no names of findings.'
-        remedy = "Write the findings of each image in a column of their own: names with | between them, or 1 and 0."
-        raise BadInput([Fault("--findings", problem, remedy)])
-    if contains_only_one_and_two(column):
-        filled = [place for place, cell in enumerate(column.cells) if not is_blank_cell(cell)]
-        problem = f'column "{name}" holds {column.describe_cell_lines(filled)}: codes for yes and no, or for two kinds?'
-        remedy = (
-            "Write 1 (shows it), 0 (does not) or nothing (nobody looked), by the table's code book: factors of R are "
-        )
-        remedy += (
-            "often 1 = no and 2 = yes, other programs' codes the reverse. If they are two kinds, write their names."
-        )
-        raise BadInput([Fault("--findings", problem, remedy)])
-
-
 def shorten_report_text(text: str) -> str:
     """Return the first letters of a text that may be a report, on one line."""
     line = " ".join(text.split())
@@ -432,9 +405,8 @@ def describe_non_label_cells(
         for name, of in judged.items()
         if names is None or name in names
     ]
-    return "; ".join(texts[:_MOST_COLUMNS]) + (
-        f"; {len(texts) - _MOST_COLUMNS} more" if len(texts) > _MOST_COLUMNS else ""
-    )
+    more = f"; {len(texts) - _MOST_COLUMNS} more" if len(texts) > _MOST_COLUMNS else ""
+    return "; ".join(texts[:_MOST_COLUMNS]) + more
 
 
 def format_findings_options(names: Iterable[str]) -> str:
@@ -465,37 +437,31 @@ def _refuse_incomplete_label_columns(
         raise BadInput([Fault("labels", problem, remedy)])
 
 
-def _refuse_labels_beside_finding_names(
+def _refuse_unclear_label_columns(
     columns: CsvTable, flags: BinaryColumnKinds, unused: Mapping[str, ColumnJudgement]
 ) -> None:
-    """Raise an error if, beside label columns, another column names further findings: either may be the labels.
+    """Raise an error if another column names further findings, or columns of 0 and 1 may be something else.
 
-    It may if its heading speaks of findings, or if its cells surely name some, or name the label columns. Beside a
-    single label column that is no known finding and no abbreviation, it is enough that cells have one known finding,
-    several names, or a word for "nothing found".
+    A column may hold the labels, too, if its heading speaks of findings, or if its cells surely name some, or name the
+    label columns. Beside a single label column that is no known finding and no abbreviation, it is enough that cells
+    have one known finding, several names, or a word for "nothing found".
 
     Raises:
-        BadInput: With the columns of both kinds.
+        BadInput: With the columns of both kinds, and the command for either.
     """
     label_keys = set(map(make_class_spelling_key, (*flags.classes, *flags.doubtful)))
     is_lone = len(flags.classes + flags.doubtful) == 1
     is_lone &= not any(_is_known_finding(name) or is_letter_or_abbreviation(name) for name in flags.classes)
     for name, findings in _list_finding_columns(columns, unused).items():
-        others = [
-            finding
-            for finding in findings
-            if make_class_spelling_key(finding) not in label_keys and not _means_no_finding(finding)
-        ]
-        classes = [
-            finding
-            for finding in findings
-            if len(finding) > 1 and make_class_spelling_key(finding) in label_keys and not _means_no_finding(finding)
-        ]
+        real = [finding for finding in findings if not _means_no_finding(finding)]
+        others = [finding for finding in real if make_class_spelling_key(finding) not in label_keys]
+        classes = [finding for finding in real if len(finding) > 1 and finding not in others]
         is_meant = _is_findings_heading(name) or _contain_known_findings(findings, others)
         is_meant |= len(classes) > 1 or 2 * len(classes) >= len(findings)
-        is_meant |= _says_whose_findings(name) and all(
-            map(is_letter_or_abbreviation, filter(None, columns.get_column(name).cells))
-        )
+        # "Confirmed diagnosis" or "disease type", with codes.
+        is_type = _heading_mentions_findings(name)
+        is_type &= get_distinct_column_name_words(name) & BESIDE_FINDINGS <= WHOSE_FINDINGS
+        is_meant |= is_type and all(map(is_letter_or_abbreviation, filter(None, columns.get_column(name).cells)))
         if others and (is_meant or (is_lone and _may_name_findings(columns, name, findings))):
             problem = f'column "{name}" names findings ({quote_names(others, 3)}), and cells are 0 and 1 in '
             problem += f"{quote_names(flags.classes, _MOST_COLUMNS)}. Only one kind can be the labels."
@@ -504,6 +470,13 @@ def _refuse_labels_beside_finding_names(
                 options += f" (without {quote_names(flags.doubtful, _MOST_COLUMNS)}, which may be no finding: name it "
                 options += "too if it is)"
             raise BadInput([Fault("--findings", problem, f"Say which, by adding to the command: {options}")])
+    if flags.doubtful:
+        names = quote_names(flags.doubtful, _MOST_COLUMNS)
+        problem = f"cells are 0 and 1 in {names} too. By the name that may be a finding, or the sex, a side, the "
+        problem += "view, the picture's quality, the part of a split."
+        options = format_findings_options(flags.classes)
+        remedy = f"Say which, by adding to the command: {options} {format_findings_options(flags.doubtful)} "
+        raise BadInput([Fault("--findings", problem, f"{remedy}(all are findings) or {options} (without these)")])
 
 
 def list_possible_finding_columns(columns: CsvTable, roles: ColumnRoles) -> list[str]:
@@ -535,11 +508,6 @@ def _is_findings_heading(name: str) -> bool:
     return _heading_mentions_findings(name) and not get_distinct_column_name_words(name) & BESIDE_FINDINGS
 
 
-def _says_whose_findings(name: str) -> bool:
-    """Return True for a heading such as "confirmed diagnosis" or "disease type", whose cells may be findings."""
-    return _heading_mentions_findings(name) and get_distinct_column_name_words(name) & BESIDE_FINDINGS <= WHOSE_FINDINGS
-
-
 def _is_known_finding(name: str) -> bool:
     return name.casefold() in _CLASSES or FINDING_STEM.search(name.casefold()) is not None
 
@@ -550,42 +518,36 @@ def _contain_known_findings(names: Collection[str], others: Collection[str]) -> 
     return count > 1 or (count == 1 and any(map(_means_no_finding, names)))
 
 
-def _refuse_doubtful_binary_columns(flags: BinaryColumnKinds) -> None:
-    """Raise an error if columns of 0 and 1 may be findings or something else.
+def _refuse_unusable_finding_column(columns: CsvTable, finding: str, unused: Mapping[str, ColumnJudgement]) -> None:
+    """Raise an error if the column taken for findings holds sentences, only 1 and 2, or words that other columns share.
 
     Raises:
-        BadInput: With the command for either.
+        BadInput: With a part of the first text, the lines of the numbers, or the shared words and their columns.
     """
-    if flags.doubtful:
-        names = quote_names(flags.doubtful, _MOST_COLUMNS)
-        problem = f"cells are 0 and 1 in {names} too. By the name that may be a finding, or the sex, a side, the "
-        problem += "view, the picture's quality, the part of a split."
-        options = format_findings_options(flags.classes)
-        remedy = f"Say which, by adding to the command: {options} {format_findings_options(flags.doubtful)} "
-        raise BadInput([Fault("--findings", problem, f"{remedy}(all are findings) or {options} (without these)")])
+    column = columns.get_column(finding, with_line_ends=True)
+    if is_free_text_column(column):
+        text = next(cell for cell in column.cells if not is_blank_cell(cell))
+        problem = f'column "{finding}" holds texts ("{shorten_report_text(text)}"), and no names of findings.'
+        remedy = "Write the findings of each image in a column of their own: names with | between them, or 1 and 0."
+        raise BadInput([Fault("--findings", problem, remedy)])
+    if contains_only_one_and_two(column):
+        codes = column.describe_cell_lines([i for i, cell in enumerate(column.cells) if not is_blank_cell(cell)])
+        problem = f'column "{finding}" holds {codes}: codes for yes and no, or for two kinds?'
+        remedy = "Write 1 (shows it), 0 (does not) or nothing (nobody looked), by the table's code book: factors of R "
+        remedy += "are often 1 = no and 2 = yes, other programs' codes the reverse. If they are two kinds, write their "
+        raise BadInput([Fault("--findings", problem, f"{remedy}names.")])
 
+    def list_words(name: str) -> set[str]:
+        cells = columns.get_column(name).cells
+        return {cell for cell in cells if not is_placeholder_finding(cell) and not cell[0].isdecimal()}
 
-def _refuse_columns_with_same_words(columns: CsvTable, finding: str, unused: Mapping[str, ColumnJudgement]) -> None:
-    """Raise an error if other columns hold the same words as the column of findings: yes and no, or more findings.
-
-    Raises:
-        BadInput: With the other columns and the cells that they share.
-    """
-
-    def words(name: str) -> set[str]:
-        return {
-            cell
-            for cell in columns.get_column(name).cells
-            if not is_placeholder_finding(cell) and not cell[0].isdecimal()
-        }
-
-    finding_words = words(finding)
-    words_of = {name: words(name) for name, of in unused.items() if name != finding and of.kind == "other"}
+    finding_words = list_words(finding)
+    words_of = {name: list_words(name) for name, of in unused.items() if name != finding and of.kind == "other"}
     shared = {name: finding_words & others for name, others in words_of.items()}
-    shared = {name: cells for name, cells in shared.items() if len(cells) > 1 and 2 * len(cells) >= len(words_of[name])}
+    shared = {name: words for name, words in shared.items() if len(words) > 1 and 2 * len(words) >= len(words_of[name])}
     if shared:
-        cells = sorted(set.union(*shared.values()))
-        problem = f'"{finding}" and {quote_names(shared, _MOST_COLUMNS)} hold the same words: {quote_names(cells, 5)}.'
+        words = sorted(set.union(*shared.values()))
+        problem = f'"{finding}" and {quote_names(shared, _MOST_COLUMNS)} hold the same words: {quote_names(words, 5)}.'
         remedy = "If they say yes and no, write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked). "
         remedy += "If they name findings, write all findings of an image in one column, with | between them."
         raise BadInput([Fault("--findings", problem, remedy)])
@@ -619,11 +581,8 @@ def _guess_hospital_column_by_content(
     No patient may have two values, which excludes columns such as the view.
     """
     blank = []
-    for name in label_columns:
-        label_column = columns.get_column(name)
-        blank.append(
-            np.array([interpret_label_cell(cell) == "blank" for cell in label_column.cells])[label_column.places]
-        )
+    for column in map(columns.get_column, label_columns):
+        blank.append(np.array([interpret_label_cell(cell) == "blank" for cell in column.cells])[column.places])
     for name in names:
         column = columns.get_column(name)
         if (
@@ -640,9 +599,8 @@ def _guess_hospital_column_by_content(
                 continue
         # The fraction of blank cells per hospital, for each class.
         shares = [np.bincount(column.places, rows) / column.count_rows_per_cell() for rows in blank]
-        if any(share.max() == 1 and share.min() < 1 for share in shares) and all(
-            ((share == 1) | (share < 0.5)).all() for share in shares
-        ):
+        are_clear = all(((share == 1) | (share < 0.5)).all() for share in shares)
+        if are_clear and any(share.max() == 1 and share.min() < 1 for share in shares):
             return name
     return None
 
@@ -791,7 +749,13 @@ def _complete_roles_with_findings(columns: CsvTable, name: str, roles: ColumnRol
     named = [key for key in counts if key not in normal and not is_placeholder_finding(key)]
     unassessed = {*filter(says_image_not_assessed, counts), *find_missing_value_codes(named)}.difference(normal)
     unassessed |= {key for key in counts if UNREAD_CODE.fullmatch(key)}
-    real = _find_findings_like_placeholders(counts, named, together)
+    # A code such as nv is a finding if half of the findings are short codes too; a word such as "missing" (of a tooth)
+    # is one if it stands in one cell with a finding.
+    codes = [key for key in named if len(key) <= _LONGEST_CODE and key.isalnum()]
+    are_codes = len(codes) >= _FEW_CLASSES and 2 * len(codes) >= len(named)
+    with_findings = set[str]().union(*(names for names in together if not names.isdisjoint(named)))
+    real = {key for key in counts if are_codes and CODE_OR_PLACEHOLDER.fullmatch(key)}
+    real |= {key for key in with_findings if WORD_OR_PLACEHOLDER.fullmatch(key)}
     nothing = [key for key in counts if is_placeholder_finding(key) and key not in unassessed | real]
     doubtful = [key for key in counts if key in nothing or get_finding_certainty(key)]
     doubtful = [key for key in doubtful if key not in unassessed.union(normal)]
@@ -819,30 +783,6 @@ def _complete_roles_with_findings(columns: CsvTable, name: str, roles: ColumnRol
     )
 
 
-def _find_findings_like_placeholders(
-    names: Iterable[str], named: Collection[str], together: Iterable[frozenset[str]]
-) -> set[str]:
-    """Return the names that could mean a missing value, but are findings because of the names beside them.
-
-    A code such as nv is a finding if half of the findings are short codes too; a word such as "missing" (of a tooth) is
-    one if it stands in one cell with a finding.
-
-    Args:
-        names: The names to judge.
-        named: Those of ``names`` that are no placeholders and do not mean "nothing found".
-        together: The sets of names that stand in one cell.
-    """
-    codes = [name for name in named if len(name) <= _LONGEST_CODE and name.isalnum()]
-    are_codes = len(codes) >= _FEW_CLASSES and 2 * len(codes) >= len(named)
-    beside = set[str]().union(*(cell for cell in together if not cell.isdisjoint(named)))
-    return {
-        name
-        for name in names
-        if (are_codes and CODE_OR_PLACEHOLDER.fullmatch(name))
-        or (name in beside and WORD_OR_PLACEHOLDER.fullmatch(name))
-    }
-
-
 def _refuse_composed_finding_names(column: CsvColumn, name: str, separator: str, names: Collection[str]) -> None:
     """Raise an error if a name is composed of other names in the column, joined by signs or words such as "and".
 
@@ -859,9 +799,8 @@ def _refuse_composed_finding_names(column: CsvColumn, name: str, separator: str,
             if count > 1 and not re.sub(r"\b(?:and|und|et|y|e|og|och|with)\b|[\W_]", "", rest):
                 composed.setdefault(part, []).append(place)
     if composed:
-        problem = (
-            f'column "{name}" holds {column.describe_cell_part_lines(composed)}, which consists of names of the column.'
-        )
+        problem = f'column "{name}" holds {column.describe_cell_part_lines(composed)}, '
+        problem += "which consists of names of the column."
         remedy = "Write the same separator between all names, such as |, or give the finding a name of its own."
         raise BadInput([Fault("labels", problem, remedy)])
 
