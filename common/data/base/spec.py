@@ -51,13 +51,15 @@ class PictureRenderingOptions:
     """Options for rendering an image file as one 8-bit picture: which frame or slice, and which grey values.
 
     Attributes:
-        frame: Number of the DICOM frame or NIfTI slice, from 1, or ``"middle"``; None for a file with only one.
+        frame: Number of the frame in a multi-frame DICOM file, or of the slice in a NIfTI volume, from 1, or
+            ``"middle"``; without it such files are unreadable.
         axis: The axis at right angles to the slices of a NIfTI volume.
         window: Window centre and width that replace those of the file; None uses the file's own window, or else the
             image's range of values.
         largest_mb: MiB that one decoded picture may take.
-        bit_depth: Number of significant bits in 16-bit PNG samples; None refuses 16-bit PNG files.
-        jpeg_draft: True decodes a JPEG file at reduced scale if the picture is shrunk afterwards anyway.
+        bit_depth: Number of significant bits in 16-bit PNG samples, which a file does not state; None refuses them.
+        jpeg_draft: Decode JPEG files at a half, a quarter or an eighth of their size, but not below ``image_size``: two
+            to three times as fast, with slightly different pixels.
     """
 
     frame: Frame | None = None
@@ -81,15 +83,8 @@ class PictureTableSpec(BaseDatasetSpec):
         skip_budget: Fraction of unreadable images above which the data set is refused.
         missing_files: ``"fault"`` refuses a table with rows whose image file is missing; ``"ignore"`` leaves these rows
             out and counts them.
-        frame: Number of the frame in a multi-frame DICOM file, or of the slice in a NIfTI volume, from 1, or
-            ``"middle"``; without it such files are unreadable.
-        axis: The axis at right angles to the slices of NIfTI volumes.
-        window: Window centre and width for DICOM and NIfTI files, instead of the window in the file.
         largest_mb: MiB that one decoded picture may take, and that the table may always take.
-        bit_depth: Number of significant bits in 16-bit PNG samples, which a file does not state; without it 16-bit PNG
-            files are unreadable.
-        jpeg_draft: Decode JPEG files at a half, a quarter or an eighth of their size, but not below ``image_size``: two
-            to three times as fast, with slightly different pixels.
+        frame, axis, window, bit_depth, jpeg_draft: See :class:`PictureRenderingOptions`.
     """
 
     labels: str

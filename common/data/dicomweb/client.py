@@ -209,12 +209,7 @@ class DicomwebClient:
 
 
 def _refuse_unusable_response(response: httpx.Response, server: str, largest: int) -> None:
-    """Raise an error if the status or the headers of a response show that it cannot be used; its body is not yet read.
-
-    Raises:
-        PacsServerFailure: If further requests would fail in the same way.
-        UnusablePacsResponse: If only this response is unusable.
-    """
+    """Raise the error for a status or headers that make a response unusable, whose body is not yet read."""
     status = response.status_code
     if status == 401:
         raise PacsServerFailure(f"{server} does not accept the authentication (401).", _ADVICE_SECRET)

@@ -104,11 +104,7 @@ SEARCHES: Mapping[str, Callable[[DicomwebClient, str], list[PacsImageLocation]]]
 def _search_image_instances(
     client: DicomwebClient, path: str, parameters: Mapping[str, str], study: str
 ) -> Iterator[PacsImageLocation]:
-    """Search for instances, and yield those that are images; if ``study`` is not empty, all must belong to it.
-
-    Raises:
-        UnusablePacsResponse: If a result belongs to another study, or has no UID.
-    """
+    """Yield the found instances that are images; refuse one of another study than ``study``, unless that is empty."""
     results = list(_search_all_result_pages(client, path, parameters))
     # Some servers return the key without values.
     has_rows = any(_get_first_attribute_value(result, "rows") for result in results)
@@ -124,12 +120,9 @@ def _search_image_instances(
 
 
 def _search_all_result_pages(client: DicomwebClient, path: str, parameters: Mapping[str, str]) -> Iterator[Json]:
-    """Request one page of results after the other, and yield all results.
+    """Request one page of results after the other, and yield all results; refuse endless or damaged answers.
 
     The search stops at a page without new results, because some servers ignore the offset and repeat a page.
-
-    Raises:
-        UnusablePacsResponse: If there are too many pages, or a page is no DICOM JSON.
     """
     identity, uids = "study" if path == "/studies" else "instance", set[str]()
     for _ in range(MOST_PAGES):
@@ -184,11 +177,7 @@ def _get_first_attribute_value(result: Json, name: str) -> str:
 
 
 def _read_uid(result: Json, name: str) -> str:
-    """Return the UID of a search result whose name is "study", "series" or "instance".
-
-    Raises:
-        UnusablePacsResponse: If the result has no valid UID of that name.
-    """
+    """Return the UID of a result by its name, "study", "series" or "instance"; refuse a result without a valid one."""
     uid = _get_first_attribute_value(result, name)
     if not UID.fullmatch(uid):
         problem = f"the answer to a search holds an object without the UID ({name}) of digits and dots"

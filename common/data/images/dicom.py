@@ -12,7 +12,7 @@ from pydicom.tag import Tag
 from pydicom.uid import UID, RLELossless
 
 from common.data.base.decoded_size import refuse_oversized_file
-from common.data.base.spec import AS_IN_FILE, Frame, PictureRenderingOptions
+from common.data.base.spec import Frame, PictureRenderingOptions
 from common.data.images.bands import convert_row_bands_to_8_bits, scale_samples_to_8_bits
 from common.data.images.grey import (
     GreyscalePipeline,
@@ -109,14 +109,7 @@ _READ = convert_dicom_keywords_to_tags(
 )
 
 
-def decode_dicom_pixels(data: bytes, rendering: PictureRenderingOptions = AS_IN_FILE) -> NDArray[np.uint8]:
-    """Decode a DICOM file to uint8 pixels, as :func:`decode_dicom_and_blankness` without the flag."""
-    return decode_dicom_and_blankness(data, rendering)[0]
-
-
-def decode_dicom_and_blankness(
-    data: bytes, rendering: PictureRenderingOptions = AS_IN_FILE
-) -> tuple[NDArray[np.uint8], bool]:
+def decode_dicom_and_blankness(data: bytes, rendering: PictureRenderingOptions) -> tuple[NDArray[np.uint8], bool]:
     """Decode a DICOM file to uint8 pixels, ``(height, width)`` for grey or ``(height, width, 3)`` for colour.
 
     Returns:
@@ -185,11 +178,7 @@ class DicomPixelLayout:
 
 
 def _read_dicom_pixel_layout(dataset: Any) -> DicomPixelLayout:
-    """Read the pixel format, and refuse files without pixels or with a format that is not supported.
-
-    Raises:
-        ValueError: With the element that is missing or not supported.
-    """
+    """Read the pixel format; refuse a file without pixels, or with an element that is missing or not supported."""
     if not read_dicom_element_value(dataset, "PixelData"):
         raise ValueError("the DICOM file holds no pixels")
     syntax = dataset.file_meta.get("TransferSyntaxUID")

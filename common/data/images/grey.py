@@ -250,12 +250,8 @@ class GreyscalePipeline:
                 dataset, "VOILUTSequence", signed=not self.modality_table and lowest < 0
             )
         if self.voi_table:
-            self.top = (
-                1
-                << guess_lookup_table_bit_depth(
-                    int(self.voi_table.entries.max()), self.voi_table.bits, numbers.stored, "VOI LUT"
-                )
-            ) - 1
+            largest, stated = int(self.voi_table.entries.max()), self.voi_table.bits
+            self.top = (1 << guess_lookup_table_bit_depth(largest, stated, numbers.stored, "VOI LUT")) - 1
         elif window is None:
             # The first window, as in viewers.
             self.window = _read_dicom_number_pair(dataset, "WindowCenter", "WindowWidth")
@@ -310,11 +306,7 @@ class GreyscalePipeline:
 
 
 def _read_dicom_number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] | None:
-    """Return the first numbers of two DICOM elements that belong together; None if the file has neither.
-
-    Raises:
-        ValueError: If the file has only one of them.
-    """
+    """Return the first numbers of two elements that belong together; None if both are missing, refused if one is."""
     numbers = read_dicom_number(dataset, first), read_dicom_number(dataset, second)
     if numbers[0] is None and numbers[1] is None:
         return None
@@ -377,11 +369,7 @@ def _find_extreme_stored_numbers(
 
 
 def _find_modality_value_range(bands: Any, display: GreyscalePipeline) -> tuple[float, float]:
-    """Return the smallest and the largest modality value of a picture, padding excluded.
-
-    Raises:
-        ValueError: If all pixels are padding and there is no window.
-    """
+    """Return a picture's smallest and largest modality value, without padding; refuse one of nothing but padding."""
     if not display.has_no_window_or_voi_lut:
         return 0.0, 0.0
     limits = list[tuple[float, float]]()

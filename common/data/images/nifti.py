@@ -64,11 +64,6 @@ class NiftiHeader:
         return axis, bool(self.orientation[axis, 1] < 0)
 
 
-def decode_nifti_pixels(file: Path, rendering: PictureRenderingOptions) -> NDArray[np.uint8]:
-    """Decode one slice of a NIfTI volume to uint8 pixels, as :func:`decode_nifti_and_blankness` without the flag."""
-    return decode_nifti_and_blankness(file, rendering)[0]
-
-
 def decode_nifti_and_blankness(file: Path, rendering: PictureRenderingOptions) -> tuple[NDArray[np.uint8], bool]:
     """Decode one slice of a NIfTI volume to uint8 grey ``(height, width)``.
 

@@ -232,11 +232,6 @@ def _convert_pillow_mode(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def decode_picture_to_format(content: bytes | Path, form: DecodedImageFormat) -> NDArray[np.uint8]:
-    """Decode one image file and convert it to a data set's format; raises the errors of :func:`decode_picture`."""
-    return fit_picture_to_format(decode_picture(content, form.rendering, form.size), form)
-
-
 def fit_picture_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArray[np.uint8]:
     """Convert a picture to a data set's size and colour: bilinear resizing, padding with black unless stretched."""
     mode = "RGB" if form.color else "L"

@@ -198,11 +198,7 @@ def _make_plugin_image_set(
 
 
 def _convert_plugin_labels(labels: Any, class_names: Sequence[str], where: str) -> NDArray[Any]:
-    """Convert a user's labels to an array with columns in the order of the classes.
-
-    Raises:
-        BadInput: If the labels are not numeric, or a table lacks a class.
-    """
+    """Convert a user's labels to an array with columns in the order of the classes; refuse what is no such thing."""
     try:
         return convert_labels_to_array(labels, class_names)
     except ValueError as error:

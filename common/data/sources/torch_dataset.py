@@ -445,11 +445,7 @@ def read_all_items(
 
 
 def _parse_item_labels(item: TorchDatasetItem, class_names: Sequence[str]) -> NDArray[np.float32]:
-    """Return the labels of an item as float32 ``(classes,)``; a single whole number is the index of its only class.
-
-    Raises:
-        ValueError: If the labels do not fit the classes.
-    """
+    """Return the labels of an item as float32 ``(classes,)``; a single whole number is the index of its only class."""
     if "labels" in item.unclear:
         raise ValueError(item.unclear["labels"])
     if item.labels is None:
@@ -664,11 +660,7 @@ def _keep_letters_and_digits(text: object) -> str:
 
 
 def _parse_item_patient_name(value: Any) -> str | None:
-    """Convert an item's patient entry to a name; None if the item names no patient.
-
-    Raises:
-        ValueError: If the value is neither a text nor a whole number.
-    """
+    """Convert an item's patient, a text or a whole number, to a name; None if the item names no patient."""
     if (isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0) or isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bytes):

@@ -255,11 +255,7 @@ class _SizeCountingLineReader:
 
 
 def _read_table_in_blocks(path: Path, where: str, limit: int) -> CsvTable:
-    """Read a table in blocks of rows, because rows as Python objects take ten times the memory of columns.
-
-    Raises:
-        BadInput: If the table is malformed or too large. Errors of gzip and the text decoder are not caught.
-    """
+    """Read a table in blocks of rows, because rows as Python objects take ten times the memory of columns."""
 
     def check_memory_limit(claimed: int) -> None:
         if claimed > limit:

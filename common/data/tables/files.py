@@ -56,10 +56,6 @@ class LazyPicturePaths(Sequence[Path]):
             return LazyPicturePaths(self.folder, self.names[row])
         return self.folder / self.names[row]
 
-    def select_files(self, index: NDArray[np.intp]) -> "LazyPicturePaths":
-        """Return the files with these indices, in the given order."""
-        return LazyPicturePaths(self.folder, self.names[index])
-
 
 class PictureFileFinder:
     """Finds files by the names in a table, and lists each folder only once.

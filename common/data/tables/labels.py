@@ -163,7 +163,7 @@ class LabelTable:
         """Return the rows with these indices, in the given order."""
         return replace(
             self,
-            files=self.files.select_files(index),
+            files=LazyPicturePaths(self.files.folder, self.files.names[index]),
             labels=self.labels[index],
             patients=self.patients[index],
             sources=self.sources[index],

@@ -74,8 +74,7 @@ def open_nih_table(spec: NihDatasetSpec, base: Path) -> LabelTable:
 def _find_picture_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
     """Search all subfolders for files with these names, and return their paths relative to ``folder``.
 
-    Raises:
-        BadInput: If a folder cannot be listed, or different files have the same name.
+    A folder that cannot be listed, and different files of one name, are refused.
     """
     listings, paths, repeated = PictureFileFinder(), dict[str, str](), list[str]()
     for below, name in listings.walk_files(folder):
@@ -178,11 +177,7 @@ def _select_table_rows(columns: CsvTable, index: NDArray[np.bool_], what: str) -
 def _make_unsplit_table(
     files: LazyPicturePaths, labels: NDArray[np.float32], class_names: tuple[str, ...], patients: Names
 ) -> LabelTable:
-    """Create a label table without centres and not yet split; until then all rows are in the test part.
-
-    Raises:
-        BadInput: If patient names are so similar that they may mean the same patient.
-    """
+    """Create a table without centres, all in the test part until it is split; refuse patients who may be one."""
     count = len(files)
     raise_faults(find_patient_name_faults("data.labels", patients))
     return LabelTable(files, labels, class_names, patients, np.full(count, ""), np.full(count, "test"))

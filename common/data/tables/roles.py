@@ -366,11 +366,7 @@ def _is_split_column(columns: CsvTable, name: str) -> bool:
 def _refuse_diagnosis_certainty_column(
     columns: CsvTable, roles: ColumnRoles, unused: Mapping[str, ColumnJudgement]
 ) -> None:
-    """Raise an error if another column says how certain each finding is: "excluded", or A, V or Z of ICD-10 codes.
-
-    Raises:
-        BadInput: With the lines of the findings that are excluded, suspected or past.
-    """
+    """Refuse a column that says how certain each finding is: "excluded", or A, V or Z of ICD-10 codes."""
     has_codes = any(map(split_diagnosis_code, roles.classes))
     for name in unused:
         column = columns.get_column(name)
@@ -417,11 +413,7 @@ def format_findings_options(names: Iterable[str]) -> str:
 def _refuse_incomplete_label_columns(
     columns: CsvTable, judged: Mapping[str, ColumnJudgement], label_columns: Sequence[str]
 ) -> None:
-    """Raise an error if a column mixes labels with other cells, because skipping it would lose a class unnoticed.
-
-    Raises:
-        BadInput: With the cells that are no labels.
-    """
+    """Refuse columns that mix labels with other cells, because skipping one would lose a class unnoticed."""
     if broken := {
         name: of for name, of in judged.items() if of.kind == "almost labels" and not is_metadata_column_name(name)
     }:
@@ -440,14 +432,11 @@ def _refuse_incomplete_label_columns(
 def _refuse_unclear_label_columns(
     columns: CsvTable, flags: BinaryColumnKinds, unused: Mapping[str, ColumnJudgement]
 ) -> None:
-    """Raise an error if another column names further findings, or columns of 0 and 1 may be something else.
+    """Refuse another column that names further findings, and columns of 0 and 1 that may be something else.
 
     A column may hold the labels, too, if its heading speaks of findings, or if its cells surely name some, or name the
     label columns. Beside a single label column that is no known finding and no abbreviation, it is enough that cells
     have one known finding, several names, or a word for "nothing found".
-
-    Raises:
-        BadInput: With the columns of both kinds, and the command for either.
     """
     label_keys = set(map(make_class_spelling_key, (*flags.classes, *flags.doubtful)))
     is_lone = len(flags.classes + flags.doubtful) == 1
@@ -519,11 +508,7 @@ def _contain_known_findings(names: Collection[str], others: Collection[str]) -> 
 
 
 def _refuse_unusable_finding_column(columns: CsvTable, finding: str, unused: Mapping[str, ColumnJudgement]) -> None:
-    """Raise an error if the column taken for findings holds sentences, only 1 and 2, or words that other columns share.
-
-    Raises:
-        BadInput: With a part of the first text, the lines of the numbers, or the shared words and their columns.
-    """
+    """Refuse a column of findings that holds sentences, only 1 and 2, or words that other columns share."""
     column = columns.get_column(finding, with_line_ends=True)
     if is_free_text_column(column):
         text = next(cell for cell in column.cells if not is_blank_cell(cell))
@@ -655,11 +640,7 @@ def _guess_finding_separator(column: CsvColumn) -> str:
 
 
 def _guess_finding_column(columns: CsvTable, judged: Mapping[str, ColumnJudgement]) -> str:
-    """Return the column whose cells name findings, judged by the column's name, else by the cells.
-
-    Raises:
-        BadInput: If no column clearly does; the message describes the candidates.
-    """
+    """Return the column that names findings, by its heading, else by its cells; refuse a table without a clear one."""
     candidates = _list_finding_columns(columns, judged)
     for name, findings in candidates.items():
         if (
@@ -737,10 +718,7 @@ def _count_finding_names(
 def _complete_roles_with_findings(columns: CsvTable, name: str, roles: ColumnRoles) -> ColumnRoles:
     """Complete the roles with the classes and other names in the cells of the column of findings.
 
-    Spellings that differ only in case count as one name.
-
-    Raises:
-        BadInput: If a name is composed of other names, or there are no names.
+    Spellings that differ only in case count as one name; names composed of other names are refused.
     """
     column = columns.get_column(name, with_line_ends=True)
     separator = _guess_finding_separator(column)
@@ -784,11 +762,7 @@ def _complete_roles_with_findings(columns: CsvTable, name: str, roles: ColumnRol
 
 
 def _refuse_composed_finding_names(column: CsvColumn, name: str, separator: str, names: Collection[str]) -> None:
-    """Raise an error if a name is composed of other names in the column, joined by signs or words such as "and".
-
-    Raises:
-        BadInput: With the first such names and their lines.
-    """
+    """Refuse names that are composed of other names in the column, joined by signs or words such as "and"."""
     words = [re.escape(other) for other in sorted(names, key=len, reverse=True)]
     composed = dict[str, list[int]]()
     for place, cell in enumerate(column.cells):

@@ -15,8 +15,7 @@ from pydicom.pixels.processing import apply_modality_lut, apply_voi, apply_windo
 from pydicom.pixels.utils import pixel_array
 
 from common.data.base.spec import PictureRenderingOptions
-from common.data.images.dicom import decode_dicom_pixels
-from tests.common.data.dicom_files import dicom
+from tests.common.data.dicom_files import decode_dicom_pixels, dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, saved, unpacked_as
 
 PACKED_BY = {

@@ -11,8 +11,7 @@ import pytest
 from pydicom import uid
 
 from common.data.base.spec import PictureRenderingOptions
-from common.data.images.dicom import decode_dicom_pixels
-from tests.common.data.dicom_files import deflated
+from tests.common.data.dicom_files import decode_dicom_pixels, deflated
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
 
 ROOT = Path(__file__).parents[3]

@@ -13,11 +13,10 @@ from pydicom import dcmread, uid
 from pydicom.encaps import get_frame
 
 from common.data.base.spec import PictureRenderingOptions
-from common.data.images.dicom import decode_dicom_pixels
 from common.data.images.jpeg import END_OF_IMAGE
 from common.data.images.reading import decode_picture
 from tests.common.data.conftest import long
-from tests.common.data.dicom_files import dicom
+from tests.common.data.dicom_files import decode_dicom_pixels, dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, in_fragments
 
 VALUES = np.add.outer(np.arange(96), np.arange(80)) + np.random.default_rng(0).integers(0, 60, (96, 80))

@@ -22,7 +22,6 @@ from common.data.base.decoded_size import (
 )
 from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
 from common.data.images import bands
-from common.data.images.dicom import decode_dicom_pixels
 from common.data.images.headers import estimate_jpeg_2000_decoder_memory
 from common.data.images.reading import decode_picture
 from common.data.load import load_dataset
@@ -30,6 +29,7 @@ from common.data.sources.npz_file import open_npz_arrays
 from common.data.tables.csv import read_csv_table
 from common.errors import BadInput
 from tests.common.data.bombs import jpeg_2000
+from tests.common.data.dicom_files import decode_dicom_pixels
 from tests.common.data.dicom_syntaxes import plain, source
 
 MIB = 1 << 20

@@ -22,11 +22,10 @@ from common.data.base.image_set import DatasetSplits, are_all_patients_known
 from common.data.base.spec import DicomwebDatasetSpec
 from common.data.dicomweb import client, search
 from common.data.dicomweb.archive import MARK, PacsImageCache
-from common.data.images.dicom import decode_dicom_pixels
 from common.data.load import load_dataset
 from common.data.sources.dicomweb import PacsLabelTable, open_dicomweb_table
 from common.errors import BadInput
-from tests.common.data.dicom_files import deflated
+from tests.common.data.dicom_files import decode_dicom_pixels, deflated
 from tests.common.data.fake_pacs import BOUNDARY, FakePacs, Picture, as_json, drops, multipart, picture, reply, running
 
 STUDIES = 10

@@ -15,8 +15,7 @@ from pydicom.dataset import Dataset
 from pydicom.uid import ExplicitVRBigEndian
 
 from common.data.base.spec import PictureRenderingOptions
-from common.data.images.dicom import decode_dicom_pixels
-from tests.common.data.dicom_files import dicom
+from tests.common.data.dicom_files import decode_dicom_pixels, dicom
 from tests.common.data.dicom_syntaxes import by_pydicom, saved
 
 ROOT = Path(__file__).parents[3]

@@ -12,9 +12,8 @@ from pydicom.dataelem import DataElement
 from pydicom.dataset import Dataset
 
 from common.data.base.spec import PictureRenderingOptions
-from common.data.images.dicom import decode_dicom_pixels
 from tests.common.data.conftest import long
-from tests.common.data.dicom_files import dicom
+from tests.common.data.dicom_files import decode_dicom_pixels, dicom
 from tests.common.data.dicom_syntaxes import by_pydicom, saved
 from tests.common.data.second_readers import disagreement
 

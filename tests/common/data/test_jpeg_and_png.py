@@ -14,11 +14,11 @@ from PIL import Image
 from pydicom import uid
 
 from common.data.base.spec import PictureRenderingOptions
-from common.data.images.dicom import decode_dicom_pixels
 from common.data.images.jpeg import END_OF_IMAGE
-from common.data.images.reading import DecodedImageFormat, decode_picture, decode_picture_to_format
+from common.data.images.reading import DecodedImageFormat, decode_picture, fit_picture_to_format
 from tests.common.data.bombs import png
 from tests.common.data.conftest import long
+from tests.common.data.dicom_files import decode_dicom_pixels
 from tests.common.data.dicom_syntaxes import in_fragments, plain
 
 PHOTO = np.add.outer(np.arange(96), np.arange(72)).astype(np.uint8) + np.random.default_rng(0).integers(0, 60, (96, 72))
@@ -200,14 +200,11 @@ def test_a_png_with_rows_missing_is_refused_also_where_its_chunks_are_whole(rows
 def test_draft_decodes_a_jpeg_smaller_with_nearly_the_same_picture(size: tuple[int, int]) -> None:
     y, x = np.mgrid[: size[1], : size[0]]
     data = jpeg((127 + 100 * np.sin(x / 40) * np.cos(y / 30)).astype(np.uint8))
+    form = DecodedImageFormat(64, False, "pad")
     full, draft = (
-        decode_picture_to_format(
-            data, DecodedImageFormat(64, False, "pad", PictureRenderingOptions(jpeg_draft=draft))
-        ).astype(int)
+        fit_picture_to_format(decode_picture(data, PictureRenderingOptions(jpeg_draft=draft), 64), form).astype(int)
         for draft in (False, True)
     )
     assert np.abs(full - draft).mean() < 2
     with pytest.raises(ValueError, match="of the picture is missing"):
-        decode_picture_to_format(
-            data[:-900] + END_OF_IMAGE, DecodedImageFormat(64, False, "pad", PictureRenderingOptions(jpeg_draft=True))
-        )
+        decode_picture(data[:-900] + END_OF_IMAGE, PictureRenderingOptions(jpeg_draft=True), 64)
