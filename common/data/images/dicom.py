@@ -224,11 +224,7 @@ def _refuse_unsupported_palette(dataset: Any) -> None:
 
 
 def _decode_dicom_frame(dataset: Any, layout: DicomPixelLayout, index: int, limit: int) -> NDArray[Any]:
-    """Decode one frame to stored values ``(rows, columns[, samples])``; uncompressed and RLE pixels keep unused bits.
-
-    Raises:
-        ValueError: If the frame cannot be decoded here, or has another size than the header states.
-    """
+    """Decode a frame to stored values ``(rows, columns[, samples])``; uncompressed and RLE pixels keep unused bits."""
     _refuse_pixel_size_mismatch(dataset, layout, index, limit)
     syntax, size, is_grey, stored = layout.syntax, layout.allocated // 8, layout.samples == 1, dataset.BitsStored
     if is_grey and not syntax.is_encapsulated and syntax.is_little_endian and size in (1, 2, 4):  # faster than pydicom

@@ -110,11 +110,7 @@ def decode_nifti_and_blankness(file: Path, rendering: PictureRenderingOptions) -
 
 
 def _read_nifti_header(content: IO[bytes]) -> NiftiHeader:
-    """Read the header from the start of an open file.
-
-    Raises:
-        ValueError: If the header is damaged, or the kind of volume is not supported.
-    """
+    """Read the header from the start of an open file; refuse a damaged header or an unsupported kind of volume."""
     head = _read_exactly(content, Nifti1Header.template_dtype.itemsize)
     kind: Any = Nifti1Header
     if head[344:347] not in (b"n+1", b"ni1"):

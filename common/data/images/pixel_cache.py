@@ -29,7 +29,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -86,24 +86,32 @@ class CacheFolderLock:
         self.close()
 
 
-class MemoryMappedPictures(LazyPictures):
+class _CachedPictures(LazyPictures):
+    """Base class of pictures in a cache file, whose digests are in the file ``rows``."""
+
+    def __init__(self, path: Path, count: int, shape: tuple[int, ...], in_use: CacheFolderLock | None = None) -> None:
+        self.path, self.shape, self._in_use = path, (count, *shape), in_use
+        self._records = _read_fixed_size_records(path.parent / ROWS, _KEY + _DIGEST)
+
+    def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+        digests = b"".join(self._records[row][_KEY:] for row in rows.tolist())
+        return np.frombuffer(digests, ">u8").astype(np.uint64)
+
+
+class MemoryMappedPictures(_CachedPictures):
     """Pictures in an unencrypted cache file, mapped into memory that all processes share.
 
     Each picture is compared with its digest on first access.
     """
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], in_use: CacheFolderLock | None = None) -> None:
-        self.path, self.shape, self._in_use = path, (count, *shape), in_use
+        super().__init__(path, count, shape, in_use)
         self.array = _memory_map_pixel_rows(path, count, int(np.prod(shape))).reshape(self.shape)
-        self._records = _read_fixed_size_records(path.parent / ROWS, _KEY + _DIGEST)
         self._checked = np.zeros(count, np.bool_)
 
     def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
         self._verify_picture_digests(rows)
         return self.array[rows]
-
-    def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-        return _read_digests_from_records(self._records, rows)
 
     def verify_all_picture_digests(self) -> None:
         """Verify the digests of all pictures, for a caller that accesses the array directly.
@@ -139,13 +147,12 @@ class MemoryMappedPictures(LazyPictures):
         return cls(path, count, tuple(shape), in_use)
 
 
-class EncryptedPictures(LazyPictures):
+class EncryptedPictures(_CachedPictures):
     """Pictures in an encrypted cache file; each is decrypted and authenticated whenever it is read."""
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], secret: bytes, in_use: CacheFolderLock) -> None:
-        self.path, self.shape, self._in_use = path, (count, *shape), in_use
+        super().__init__(path, count, shape, in_use)
         self._sealed = _memory_map_pixel_rows(path, count, int(np.prod(shape)) + _NONCE + _TAG)
-        self._records = _read_fixed_size_records(path.parent / ROWS, _KEY + _DIGEST)
         self._cipher = AESGCM(secret)
 
     def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
@@ -158,9 +165,6 @@ class EncryptedPictures(LazyPictures):
                 raise _make_damaged_cache_error(self.path.parent) from None
             picture[...] = np.frombuffer(content, np.uint8).reshape(picture.shape)
         return pictures
-
-    def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-        return _read_digests_from_records(self._records, rows)
 
 
 class PixelCache:
@@ -459,11 +463,6 @@ def _memory_map_pixel_rows(path: Path, count: int, row_bytes: int) -> NDArray[np
 def _make_aes_gcm_associated_data(path: Path, row: int, key: bytes) -> bytes:
     """Return AES-GCM's associated data, which bind a row to its position and content key against swapping."""
     return f"{path.parent.name}/{row}/".encode() + key
-
-
-def _read_digests_from_records(records: Sequence[bytes], rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-    digests = b"".join(records[row][_KEY:] for row in rows.tolist())
-    return np.frombuffer(digests, ">u8").astype(np.uint64)
 
 
 def _make_damaged_cache_error(folder: Path) -> BadInput:

@@ -195,22 +195,20 @@ def decode_pictures(
     return work.decode_pictures_into_memory()
 
 
+@dataclass
 class _PictureListDecoder:
     """Decodes one list of pictures, either into memory or into a cache."""
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        read: Read,
-        form: DecodedImageFormat,
-        store: DecodedImageStore,
-        connection: AbstractContextManager[object],
-        identify: Callable[[int], FileIdentity | None],
-    ) -> None:
-        self.names, self.read, self.form, self.store, self.connection = names, read, form, store, connection
-        self.identify = identify
-        self.identities = [identify(row) for row in range(len(names))]
-        self.places = np.full(len(names), -1, np.intp)
+    names: Sequence[str]
+    read: Read
+    form: DecodedImageFormat
+    store: DecodedImageStore
+    connection: AbstractContextManager[object]
+    identify: Callable[[int], FileIdentity | None]
+
+    def __post_init__(self) -> None:
+        self.identities = [self.identify(row) for row in range(len(self.names))]
+        self.places = np.full(len(self.names), -1, np.intp)
         self.reasons, self.blank = dict[int, str](), set[int]()
 
     def decode_pictures_into_memory(self) -> DecodedPictures:

@@ -8,6 +8,7 @@ all tasks.
 """
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -125,34 +126,31 @@ def load_mixture(spec: MixtureDatasetSpec, base: Path, store: DecodedImageStore)
         BadInput: If a check fails; it lists all faults.
     """
     raise_faults(find_mixture_faults(spec, base))
-    tasks = list[list[ImageSet]]()
+    loaded = dict[str, DatasetSplits]()
     for task, file in spec.tasks.items():
         try:
-            splits = load_npz_dataset(file.model_copy(update={"image_size": spec.image_size}), base, store)
+            loaded[task] = load_npz_dataset(file.model_copy(update={"image_size": spec.image_size}), base, store)
         except BadInput as bad:
             raise BadInput(_prefix_fault_with_task(task, fault) for fault in bad.faults) from None
-        # The task's name stands before class and patient names, and becomes the source of each image.
-        tasks.append(
-            [
-                replace(
-                    part,
-                    stored=convert_image_colors(part.images, spec.color),
-                    places=None,
-                    class_names=_prefix_class_names(task, part.class_names),
-                    patients=np.array([f"{task}/{patient}" for patient in part.patients], dtype=np.str_),
-                    sources=np.full(len(part), task),
-                )
-                for part in splits.parts
-            ]
-        )
-    class_names = tuple(name for train, *_ in tasks for name in train.class_names)
+    names = {task: _prefix_class_names(task, splits.class_names) for task, splits in loaded.items()}
+    class_names = tuple(chain.from_iterable(names.values()))
     joined = list[ImageSet]()
-    for of_part in zip(*tasks, strict=True):
+    for parts in zip(*(splits.parts for splits in loaded.values()), strict=True):
         extended = list[ImageSet]()
-        for images in of_part:  # classes of other tasks are unknown
-            labels = np.full((len(images), len(class_names)), np.nan, dtype=np.float32)
-            labels[:, [class_names.index(name) for name in images.class_names]] = images.labels
-            extended.append(replace(images, labels=labels, class_names=class_names))
+        for task, images in zip(loaded, parts, strict=True):
+            labels = np.full((len(images), len(class_names)), np.nan, dtype=np.float32)  # other tasks' are unknown
+            labels[:, [class_names.index(name) for name in names[task]]] = images.labels
+            extended.append(
+                replace(
+                    images,
+                    stored=convert_image_colors(images.images, spec.color),
+                    places=None,
+                    labels=labels,
+                    class_names=class_names,
+                    patients=np.array([f"{task}/{patient}" for patient in images.patients], dtype=np.str_),
+                    sources=np.full(len(images), task),
+                )
+            )
         joined.append(concatenate_image_sets(extended))
     return DatasetSplits(*joined)
 
