@@ -198,7 +198,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     )
     given = [None if name is None else normalize_name(name) for name in (hints.image, hints.patient, hints.source)]
     listings, root = PictureFileFinder(), images or table.parent
-    below = listings.walk_files(root)
+    below = listings.list_files_recursively(root)
     try:
         column, *others = find_picture_columns(columns, (name for _, name in below), given[0])
     except BadInput as bad:
@@ -291,7 +291,7 @@ def _make_no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path
     problem = f'none of the {len(column.places)} pictures of column "{name}" is {where}; the first is "{first}".'
     remedy = "Name the folder that the column's names start from."
     ends, paths = [match.end() for match in re.finditer(r"[/\\]+", first)], set[str]()
-    for place, file in listings.walk_files(root):
+    for place, file in listings.list_files_recursively(root):
         paths |= {"/".join((*Path(place).parts[-depth:], file)) for depth in range(len(ends))}
         paths.add(file)
     stems = list(map(drop_picture_extension, column.cells))
@@ -324,7 +324,7 @@ def _find_unnamed_pictures(folder: Path, named: Iterable[str], listings: Picture
     """
     paths = {os.path.normpath(name) for name in named}
     endings = {Path(name).suffix.lower() for name in paths}.union(PICTURE_SUFFIXES)
-    below = (os.path.normpath(os.path.join(*place)) for place in listings.walk_files(folder))
+    below = (os.path.normpath(os.path.join(*place)) for place in listings.list_files_recursively(folder))
     return tuple(sorted(name for name in below if name not in paths and Path(name).suffix.lower() in endings))
 
 

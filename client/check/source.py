@@ -132,7 +132,7 @@ def open_image_source(settings: SiteSettings) -> SiteImageSource:
         reader_faults=table.reader.find_reading_faults,
         files=files,
         archive=archive,
-        form=DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering),
+        form=DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering_options),
         patients_known=are_all_patients_known(table.patients),
         patients_from=patients_from,
         heads=tuple(heads),

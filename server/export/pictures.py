@@ -17,7 +17,7 @@ from common.data.images.reading import (
     read_first_bytes,
 )
 from common.data.images.store import decode_pictures
-from common.data.sources.npz import find_content_size_faults
+from common.data.sources.npz import find_oversized_content_faults
 from common.data.sources.npz_file import open_npz_arrays, read_npz_headers
 from common.data.tables.files import PictureFileFinder
 from common.errors import BadInput, Fault, quote_names, raise_faults
@@ -87,7 +87,7 @@ def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> Unlabelled
     if _is_npz(data):
         key = _find_npz_images_key(data)
         raise_faults(
-            find_content_size_faults(
+            find_oversized_content_faults(
                 data, read_npz_headers(data, str(data))[key].byte_size, form.rendering.largest_mb, str(data)
             )
         )
@@ -115,7 +115,9 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
     """
     pictures, others, listings = [data] if is_file(data) else list[Path](), list[str](), PictureFileFinder()
     if data.is_dir():
-        paths = (data / below / name for below, name in listings.walk_files(data) if not name.startswith("."))
+        paths = (
+            data / below / name for below, name in listings.list_files_recursively(data) if not name.startswith(".")
+        )
         for file in (path for path in paths if path.is_file()):
             if (
                 not file.suffix

@@ -102,7 +102,7 @@ class PictureTableSpec(BaseDatasetSpec):
     split_seed: LegacySeed = SPLIT_SEED
 
     @property
-    def rendering(self) -> PictureRenderingOptions:
+    def rendering_options(self) -> PictureRenderingOptions:
         return PictureRenderingOptions(
             self.frame, self.axis, self.window, self.largest_mb, self.bit_depth, self.jpeg_draft
         )

@@ -187,7 +187,7 @@ class PatientIndex:
     classes: Numbers
 
     @classmethod
-    def from_images(cls, images: ImageSet) -> "PatientIndex":
+    def number_patients(cls, images: ImageSet) -> "PatientIndex":
         """Number the patients of a set of images in order of first appearance."""
         _, first, inverse = np.unique(images.patients, return_index=True, return_inverse=True)
         number = np.empty(len(first), dtype=np.intp)

@@ -111,11 +111,11 @@ def decode_nifti_and_blankness(file: Path, rendering: PictureRenderingOptions) -
 
 def _read_nifti_header(content: IO[bytes]) -> NiftiHeader:
     """Read the header from the start of an open file; refuse a damaged header or an unsupported kind of volume."""
-    head = _read_exactly(content, Nifti1Header.template_dtype.itemsize)
+    head = _read_exact_byte_count(content, Nifti1Header.template_dtype.itemsize)
     kind: Any = Nifti1Header
     if head[344:347] not in (b"n+1", b"ni1"):
         kind = Nifti2Header
-        head += _read_exactly(content, Nifti2Header.template_dtype.itemsize - len(head))
+        head += _read_exact_byte_count(content, Nifti2Header.template_dtype.itemsize - len(head))
     damaged = "the head of the NIfTI file is damaged"
     try:
         header = kind(head, check=False)
@@ -146,7 +146,7 @@ def _read_nifti_slice(content: IO[bytes], volume: NiftiHeader, world: int, at: i
     """
 
     def read_next_plane() -> NDArray[Any]:
-        plane = np.frombuffer(_read_exactly(content, volume.plane_byte_size), dtype=volume.kind)
+        plane = np.frombuffer(_read_exact_byte_count(content, volume.plane_byte_size), dtype=volume.kind)
         return plane.reshape(volume.shape[:2], order="F")  # (first axis, second axis)
 
     axis, _ = volume.find_nifti_file_axis(world)
@@ -173,7 +173,7 @@ def _read_nifti_bytes(content: IO[bytes], size: int) -> bytes:
         raise ValueError("damaged or cut off") from None
 
 
-def _read_exactly(content: IO[bytes], size: int) -> bytes:
+def _read_exact_byte_count(content: IO[bytes], size: int) -> bytes:
     """Read exactly ``size`` bytes; ``ValueError`` if the file ends earlier, or is damaged."""
     data = _read_nifti_bytes(content, size)
     if len(data) < size:

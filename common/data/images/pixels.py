@@ -43,7 +43,7 @@ class ImageTensors:
         return len(self.stored) if self.rows is None else len(self.rows)
 
     @property
-    def index_device(self) -> torch.device:
+    def index_tensor_device(self) -> torch.device:
         """The device on which index tensors must be."""
         return self.stored.device if isinstance(self.stored, Tensor) else torch.device("cpu")
 
@@ -85,7 +85,7 @@ class ImageTensors:
 
     def _read_picture_tensors(self, rows: Tensor, seed: int) -> Tensor:
         """Return the pictures with these indices, not yet moved to ``device``."""
-        rows = rows.to(self.index_device)
+        rows = rows.to(self.index_tensor_device)
         places = rows if self.rows is None else self.rows[rows]
         if isinstance(self.stored, Tensor):
             return self.stored[places]
@@ -96,7 +96,7 @@ def select_input_rows(inputs: Tensor | ImageTensors, rows: NDArray[np.intp]) -> 
     """Return the network inputs (images or features) with these indices, in order, without copying pictures."""
     if isinstance(inputs, Tensor):
         return inputs[torch.from_numpy(rows).to(inputs.device)]
-    index = torch.from_numpy(rows).to(inputs.index_device)
+    index = torch.from_numpy(rows).to(inputs.index_tensor_device)
     return replace(inputs, rows=index if inputs.rows is None else inputs.rows[index])
 
 

@@ -124,7 +124,7 @@ class FileIdentity:
     changed: float = 0.0
 
     @classmethod
-    def from_path(cls, path: Path) -> "FileIdentity | None":
+    def identify_file(cls, path: Path) -> "FileIdentity | None":
         """Return the identity of a file on this machine's disk; None if it does not exist."""
         try:
             status = path.stat()
@@ -190,7 +190,7 @@ def decode_pictures(
     sizes = [identity.size for identity in work.identities if identity]
     small = None not in sizes and len(sizes) == len(names) and sum(filter(None, sizes)) < SMALL_BYTES
     if store.folder is not None and names and not small:
-        with _handle_cache_errors(store):
+        with _warn_about_cache_errors(store):
             return work.decode_pictures_into_cache(store.folder)
     return work.decode_pictures_into_memory()
 
@@ -420,9 +420,9 @@ def cache_large_file_pictures(
     Raises:
         BadInput: If the cache has no room for the pictures.
     """
-    if store.folder is None or (identity := FileIdentity.from_path(file)) is None:
+    if store.folder is None or (identity := FileIdentity.identify_file(file)) is None:
         return None
-    with _handle_cache_errors(store):
+    with _warn_about_cache_errors(store):
         open_cache = partial(_open_pixel_cache, store, store.folder, form, tuple(form["shape"]))
         cache = open_cache()
         whole, began = cache.load_content_keys_by_file().get(cache.hash_file_identity(identity.about)), time.time()
@@ -440,7 +440,7 @@ def cache_large_file_pictures(
                 for picture in chain.from_iterable(read(np.array(written, np.intp)) if written else ()):
                     out.add_picture_to_cache(keys[next(following)], picture)
                     progress.count_decoded_picture()
-                if began - identity.changed > SETTLED_S and identity == FileIdentity.from_path(file):
+                if began - identity.changed > SETTLED_S and identity == FileIdentity.identify_file(file):
                     out.record_file_content_key(cache.hash_file_identity(identity.about), content)
                 places = out.places
         _print_cache_location(store, cache.folder.parent, len(keys), len(written))
@@ -449,7 +449,7 @@ def cache_large_file_pictures(
 
 
 @contextmanager
-def _handle_cache_errors(store: DecodedImageStore) -> Iterator[None]:
+def _warn_about_cache_errors(store: DecodedImageStore) -> Iterator[None]:
     """Catch errors of the cache folder inside the ``with`` block and print a warning; the caller then uses memory.
 
     Raises:

@@ -106,7 +106,10 @@ def partition_by_label(splits: DatasetSplits, spec: LabelPartitionSpec, seed: in
         random = legacy = np.random.RandomState(seed % (1 << 32))
         draw = draw_practical_label_shares if spec.shards == "practical" else draw_pathological_label_shares
         shares, ends = draw(classes, spec.sites, legacy), compute_rounded_down_share_ends
-    train_patients, test_patients = PatientIndex.from_images(splits.train), PatientIndex.from_images(splits.test)
+    train_patients, test_patients = (
+        PatientIndex.number_patients(splits.train),
+        PatientIndex.number_patients(splits.test),
+    )
     trains, tests = (
         distribute_patients_by_class(part.classes, shares, ends, random) for part in (train_patients, test_patients)
     )

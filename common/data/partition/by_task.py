@@ -28,7 +28,7 @@ def partition_by_task(splits: DatasetSplits, spec: TaskPartitionSpec) -> Partiti
     Raises:
         BadInput: If the data is no mixture, or a class has too few patients for so many sites.
     """
-    pool, patients = splits.train, PatientIndex.from_images(splits.train)
+    pool, patients = splits.train, PatientIndex.number_patients(splits.train)
     if "" in pool.sources:
         problem = "the data does not say which task each image belongs to."
         raise BadInput([Fault("partition.kind", problem, 'Take kind = "mixture" in [data].')])

@@ -93,7 +93,7 @@ def draw_phantom_images(count: int, size: int, random: Random) -> ImageSet:
         chance = np.where(failing, _WITH_HEART_FAILURE.get(name, prevalence), prevalence)
         columns.append(random.random(len(patient)) < chance)
     findings = np.stack(columns, axis=1).astype(np.float32)  # (count, classes)
-    anatomy = PhantomAnatomy.draw_for_patients(patient, random)
+    anatomy = PhantomAnatomy.draw_patient_anatomies(patient, random)
     batches = [slice(start, start + _BATCH) for start in range(0, count, _BATCH)]
     images = [_render_phantom_images(findings[batch], anatomy.select_rows(batch), size, random) for batch in batches]
     return ImageSet(
@@ -124,7 +124,7 @@ class PhantomAnatomy:
     rib_spacing: Plane
 
     @classmethod
-    def draw_for_patients(cls, patient: NDArray[np.intp], random: Random) -> "PhantomAnatomy":
+    def draw_patient_anatomies(cls, patient: NDArray[np.intp], random: Random) -> "PhantomAnatomy":
         """Draw one anatomy per patient, and repeat it for each image of the patient."""
 
         def draw_per_patient(low: float, high: float) -> Plane:
@@ -162,7 +162,7 @@ class PhantomScene:
     draw: Callable[[float, float], Plane]
     texture: Callable[[int], Plane]
 
-    def draw_side(self) -> Plane:
+    def draw_body_side(self) -> Plane:
         """Draw a side of the body per image: -1 (left in the image) or 1."""
         return np.where(self.draw(-1, 1) < 0, np.float32(-1), np.float32(1))
 
@@ -191,7 +191,7 @@ def _render_phantom_images(
     x, y = (np.cos(turn) * column + np.sin(turn) * row) * scale, (np.cos(turn) * row - np.sin(turn) * column) * scale
     emphysema = has["Emphysema"] * draw_uniform(0.2, 0.8)
     scene = PhantomScene(x, y, _draw_lungs(x, y, anatomy, emphysema), draw_uniform, draw_smooth_noise)
-    body = _soft_step(1 - np.square(np.square(x / anatomy.width)) - np.abs(np.minimum(y + 0.05, 0)) ** 6, 6)
+    body = _compute_smooth_step(1 - np.square(np.square(x / anatomy.width)) - np.abs(np.minimum(y + 0.05, 0)) ** 6, 6)
     density = 0.62 * body
     density -= scene.lungs * (draw_uniform(0.31, 0.4) + 0.12 * emphysema)
     density = _draw_vessels_and_lung_findings(density, scene, has, emphysema)
@@ -205,7 +205,7 @@ def _render_phantom_images(
     return np.asarray(np.round(255 * np.clip(exposed, 0, 1)), dtype=np.uint8)
 
 
-def _soft_step(signed: Plane, sharpness: float) -> Plane:
+def _compute_smooth_step(signed: Plane, sharpness: float) -> Plane:
     """Return 1 where ``signed`` is positive and 0 where it is negative, with a smooth transition."""
     return np.asarray(1 / (1 + np.exp(np.clip(-sharpness * signed, -30, 30))), dtype=np.float32)
 
@@ -218,7 +218,7 @@ def _draw_lungs(x: Plane, y: Plane, anatomy: PhantomAnatomy, emphysema: Plane) -
     outline -= 0.35 * np.clip(-y - 0.35, 0, 1) * (1 + from_center)
     dome = anatomy.diaphragm - 0.05 + 0.16 * emphysema + (0.22 - 0.2 * emphysema) * from_center**2
     dome -= 0.05 * (x < 0) * (1 - emphysema)
-    return _soft_step(outline, 9) * _soft_step(dome - y, 28)
+    return _compute_smooth_step(outline, 9) * _compute_smooth_step(dome - y, 28)
 
 
 def _draw_bones_and_heart(scene: PhantomScene, anatomy: PhantomAnatomy, cardiomegaly: Plane, emphysema: Plane) -> Plane:
@@ -228,24 +228,24 @@ def _draw_bones_and_heart(scene: PhantomScene, anatomy: PhantomAnatomy, cardiome
     """
     x, y = scene.x, scene.y
     phase = anatomy.rib_spacing * (y - 0.42 * np.abs(x) ** 1.5)
-    arcs = 0.055 * np.clip(np.cos(2 * np.pi * phase) - 0.25, 0, 1) * _soft_step(np.abs(x) - 0.12, 30)
+    arcs = 0.055 * np.clip(np.cos(2 * np.pi * phase) - 0.25, 0, 1) * _compute_smooth_step(np.abs(x) - 0.12, 30)
     clavicles = 0.08 * np.exp(-(((y + 0.68 + 0.12 * np.abs(x)) / 0.035) ** 2))
-    ribs = arcs * _soft_step(0.55 - y, 10) + clavicles
+    ribs = arcs * _compute_smooth_step(0.55 - y, 10) + clavicles
     half_width = 0.13 + 0.03 * np.sin(5 * y)
-    mediastinum = 0.22 * np.exp(-np.square(np.square(x / half_width))) * (1 - 0.5 * _soft_step(y - 0.6, 8))
+    mediastinum = 0.22 * np.exp(-np.square(np.square(x / half_width))) * (1 - 0.5 * _compute_smooth_step(y - 0.6, 8))
     width = anatomy.heart * (1 + scene.draw(0.18, 0.5) * cardiomegaly) * (1 - 0.14 * emphysema)
     across = (x - 0.09 - 0.35 * (width - 0.22)) / (1.25 * width)
     along = (y - anatomy.diaphragm + 0.22 - 0.06 * emphysema) / (0.3 + 0.25 * (width - 0.22))
-    heart = _soft_step(1 - across**2 - along**2 - 0.5 * across * along, 7)
+    heart = _compute_smooth_step(1 - across**2 - along**2 - 0.5 * across * along, 7)
     return ribs + (mediastinum + heart * (0.03 + 0.29 * scene.lungs))
 
 
 def _draw_round_shadow(scene: PhantomScene, least: float, most: float, brightness: float) -> Plane:
     """Draw a round shadow at a random place in a lung, with a slightly irregular rim if it is large."""
     radius = scene.draw(least, most)
-    x, y = scene.draw_side() * scene.draw(0.34, 0.6), scene.draw(-0.5, 0.25)
+    x, y = scene.draw_body_side() * scene.draw(0.34, 0.6), scene.draw(-0.5, 0.25)
     distance: Plane = np.hypot(scene.x - x, scene.y - y) * (1 + radius * scene.texture(8))
-    disc = _soft_step(1 - distance / radius, 7) * (0.25 + 0.75 * scene.lungs)
+    disc = _compute_smooth_step(1 - distance / radius, 7) * (0.25 + 0.75 * scene.lungs)
     return scene.draw(0.75, 1.1) * brightness * disc
 
 
@@ -264,17 +264,17 @@ def _draw_vessels_and_lung_findings(
     haze = wings * np.clip(1 + 0.25 * scene.texture(14), 0.3, 1.7)
     haze = has["Edema"] * (scene.draw(0.07, 0.2) * scene.lungs * haze)
     # Consolidation: a patchy white area with blurred edges in one lung.
-    center_x, center_y = scene.draw_side() * scene.draw(0.36, 0.52), scene.draw(-0.3, 0.3)
+    center_x, center_y = scene.draw_body_side() * scene.draw(0.36, 0.52), scene.draw(-0.3, 0.3)
     area = np.exp(-(((x - center_x) / scene.draw(0.2, 0.28)) ** 2) - ((y - center_y) / scene.draw(0.16, 0.26)) ** 2)
     patches: Plane = np.clip(0.75 + 0.5 * scene.texture(11), 0.1, 1.4)
     density += haze + has["Consolidation"] * (scene.draw(0.3, 0.42) * scene.lungs * area * patches)
     # Pneumothorax: air without vessels beside a collapsed lung, and the thin white line of its pleura.
-    side = scene.draw_side()
+    side = scene.draw_body_side()
     across, along = (side * x - 0.3) / scene.draw(0.26, 0.36), (y - 0.25) / scene.draw(0.5, 0.8)
     inside = 1 - across**2 - along**2
-    here = _soft_step(side * x - 0.1, 30) * scene.lungs
-    rim = scene.draw(0.04, 0.14) * np.exp(-((inside / 0.14) ** 2)) * here * _soft_step(0.35 - y, 12)
-    density -= has["Pneumothorax"] * (here * _soft_step(-inside, 12)) * (0.6 * vessels + 0.06)
+    here = _compute_smooth_step(side * x - 0.1, 30) * scene.lungs
+    rim = scene.draw(0.04, 0.14) * np.exp(-((inside / 0.14) ** 2)) * here * _compute_smooth_step(0.35 - y, 12)
+    density -= has["Pneumothorax"] * (here * _compute_smooth_step(-inside, 12)) * (0.6 * vessels + 0.06)
     density += has["Pneumothorax"] * rim
     return density
 
@@ -284,19 +284,19 @@ def _draw_effusion_and_device(
 ) -> Plane:
     """Return the density with pleural effusion and a lead or catheter drawn over the body."""
     # Effusion: fluid above one side of the diaphragm, whose level rises towards the chest wall (meniscus).
-    outward = scene.draw_side() * scene.x
+    outward = scene.draw_body_side() * scene.x
     lateral = np.clip((outward - 0.15) / 0.6, 0, 1.2)
     level = anatomy.diaphragm - scene.draw(0.0, 0.26) - 0.2 * lateral**3
-    fluid = _soft_step(scene.y - level, 22) * _soft_step(outward - 0.06, 25)
-    fluid = has["Effusion"] * (fluid * _soft_step(anatomy.diaphragm + 0.3 - scene.y, 12)) * body
+    fluid = _compute_smooth_step(scene.y - level, 22) * _compute_smooth_step(outward - 0.06, 25)
+    fluid = has["Effusion"] * (fluid * _compute_smooth_step(anatomy.diaphragm + 0.3 - scene.y, 12)) * body
     density = density + fluid * np.maximum(0.68 - density, 0)
     # Device: a thin bright line from one shoulder down to the heart.
-    side, end = scene.draw_side(), scene.draw(-0.05, 0.35)
+    side, end = scene.draw_body_side(), scene.draw(-0.05, 0.35)
     start = scene.draw(0.4, 0.6)
     way = np.clip((scene.y + 0.75) / (end + 0.75), 0, 1)
     line = side * (start * (1 - way) ** 2 + scene.draw(-0.04, 0.06) * way)
     slope = side * 2 * start * (1 - way) / (end + 0.75)
     distance: Plane = np.abs(scene.x - line) / np.sqrt(1 + slope**2)
-    on_way = _soft_step(scene.y + 0.75, 60) * _soft_step(end - scene.y, 60)
+    on_way = _compute_smooth_step(scene.y + 0.75, 60) * _compute_smooth_step(end - scene.y, 60)
     line_density: Plane = scene.draw(0.06, 0.2) * np.exp(-((distance / 0.022) ** 2))
     return density + has["Device"] * body * (line_density * on_way)

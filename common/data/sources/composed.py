@@ -113,7 +113,7 @@ def find_mixture_faults(spec: MixtureDatasetSpec, base: Path) -> list[Fault]:
     names: list[str] = []
     for task, file in spec.tasks.items():
         try:
-            names += _prefix_class_names(task, open_npz_parts(file, base)[0])
+            names += _prefix_class_names_with_task(task, open_npz_parts(file, base)[0])
         except BadInput as bad:
             faults += [_prefix_fault_with_task(task, fault) for fault in bad.faults]
     return faults + find_repeated_name_faults("data.tasks", names)
@@ -132,7 +132,7 @@ def load_mixture(spec: MixtureDatasetSpec, base: Path, store: DecodedImageStore)
             loaded[task] = load_npz_dataset(file.model_copy(update={"image_size": spec.image_size}), base, store)
         except BadInput as bad:
             raise BadInput(_prefix_fault_with_task(task, fault) for fault in bad.faults) from None
-    names = {task: _prefix_class_names(task, splits.class_names) for task, splits in loaded.items()}
+    names = {task: _prefix_class_names_with_task(task, splits.class_names) for task, splits in loaded.items()}
     class_names = tuple(chain.from_iterable(names.values()))
     joined = list[ImageSet]()
     for parts in zip(*(splits.parts for splits in loaded.values()), strict=True):
@@ -155,7 +155,7 @@ def load_mixture(spec: MixtureDatasetSpec, base: Path, store: DecodedImageStore)
     return DatasetSplits(*joined)
 
 
-def _prefix_class_names(task: str, class_names: tuple[str, ...]) -> tuple[str, ...]:
+def _prefix_class_names_with_task(task: str, class_names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{task} {name}" for name in class_names)
 
 

@@ -78,7 +78,7 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
         raise_faults(faults)
     files = [f"{image.instance if image else 'missing'}.dcm" for image in images]
     table = LabelTable(
-        files=LazyPicturePaths.from_names(archive.cache.folder, files),
+        files=LazyPicturePaths.from_folder_and_names(archive.cache.folder, files),
         labels=cells.labels[rows],
         class_names=spec.class_names,
         patients=patients,

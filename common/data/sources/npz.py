@@ -143,12 +143,12 @@ def find_npz_memory_faults(
             memory += images
         else:
             disk += images
-    return find_content_size_faults(path, memory, spec.largest_mb) or find_content_size_faults(
+    return find_oversized_content_faults(path, memory, spec.largest_mb) or find_oversized_content_faults(
         path, disk, spec.largest_mb, on_disk=True
     )
 
 
-def find_content_size_faults(
+def find_oversized_content_faults(
     path: Path, claimed: int, largest_mb: int = LARGEST_MB, where: str = "data.path", *, on_disk: bool = False
 ) -> list[Fault]:
     """Return a fault if the decoded content, ``claimed`` bytes, is too large for a file of this size.
@@ -162,7 +162,7 @@ def find_content_size_faults(
     return [Fault(where, f"{subject}{make_oversized_file_message(claimed, limit)}.", remedy)] if claimed > limit else []
 
 
-def find_label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
+def find_npz_label_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
     """Return faults if labels have a wrong type or value, differ in kind between parts, or do not fit the class names.
 
     Args:
@@ -178,7 +178,7 @@ def find_label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tup
         return [Fault("data.path", f"labels are numbers; {kinds}.", remedy)]
     faults = list[Fault]()
     for prefix, array in labels.items():
-        if are_class_numbers(array):
+        if are_labels_class_numbers(array):
             is_whole = array.dtype.kind in "biu" or bool((array == np.floor(array)).all())
             expected, fits = "whole class numbers from 0", is_whole and bool((array >= 0).all())
         else:
@@ -187,10 +187,10 @@ def find_label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tup
             faults.append(Fault("data.path", f"{prefix}_labels holds values other than {expected}."))
     if faults:
         return faults
-    if len({are_class_numbers(array) for array in labels.values()}) > 1:
+    if len({are_labels_class_numbers(array) for array in labels.values()}) > 1:
         shapes = ", ".join(f"{prefix}_labels is {array.shape}" for prefix, array in labels.items())
         return [Fault("data.path", f"labels are class numbers in one part and 0/1 per class in another: {shapes}.")]
-    numbers = all(map(are_class_numbers, labels.values()))
+    numbers = all(map(are_labels_class_numbers, labels.values()))
     if numbers:
         widths = [int(array.max()) + 1 if array.size else 0 for array in labels.values()]
     else:
@@ -205,7 +205,7 @@ def find_label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tup
     return [Fault("data.classes", problem, f"Give {needed} names in label order.")]
 
 
-def are_class_numbers(labels: NDArray[Any]) -> bool:
+def are_labels_class_numbers(labels: NDArray[Any]) -> bool:
     """Return True if labels are one class number per image, rather than 0 or 1 per class."""
     return labels.ndim == 1 or labels.shape[1] == 1
 
@@ -265,11 +265,13 @@ def _open_npz_parts_by_prefix(
     raise_faults(find_npz_memory_faults(spec, path, headers, prefixes, len(class_names)))
     with open_npz_arrays(path) as arrays:
         labels = {prefix: arrays[f"{prefix}_labels"] for prefix in prefixes}
-        raise_faults(find_label_value_faults(labels, class_names))
+        raise_faults(find_npz_label_faults(labels, class_names))
         parts, start = list[NpzPart](), 0
         for prefix, values in labels.items():
             count = len(values)
-            matrix = values.reshape(-1, 1) == np.arange(len(class_names)) if are_class_numbers(values) else values
+            matrix = (
+                values.reshape(-1, 1) == np.arange(len(class_names)) if are_labels_class_numbers(values) else values
+            )
             patients, sources = make_placeholder_patient_names(count, start), np.full(count, "")
             if spec.patient_key is not None:
                 patients = normalize_name_array(arrays[f"{prefix}_{spec.patient_key}"].reshape(count))
@@ -289,7 +291,7 @@ def _open_npz_parts_by_prefix(
     selected = spec.keep or class_names
     columns = [class_names.index(name) for name in selected]
     parts = [replace(part, labels=part.labels[:, columns]) for part in parts]
-    if all(map(are_class_numbers, labels.values())):  # images of other classes have no positive label
+    if all(map(are_labels_class_numbers, labels.values())):  # images of other classes have no positive label
         parts = [part.select_rows(np.flatnonzero((part.labels == 1).any(axis=1))) for part in parts]
     return selected, parts
 
@@ -380,7 +382,7 @@ def _read_npz_array_images(
             store, arrays.path, form, [f"{key}[{row}]" for row in part.rows], read_resized_blocks
         ):
             return ImageSet(kept[0], part.labels, class_names, part.patients, part.sources, places=kept[1])
-    raise_faults(find_content_size_faults(arrays.path, max(size, header.byte_size), spec.largest_mb))
+    raise_faults(find_oversized_content_faults(arrays.path, max(size, header.byte_size), spec.largest_mb))
     images = resize_images(arrays.read_array_rows(key, part.rows), spec.image_size, spec.resize)
     return ImageSet(images, part.labels, class_names, part.patients, part.sources)
 
@@ -396,7 +398,7 @@ def _read_npz_jpeg_images(
         problem = f"the first JPEG picture of {spec.path} cannot be read: {explain_decoding_error(error)}."
         raise BadInput([Fault("data.path", problem, "All pictures take its form: repair or remove it.")]) from None
     form = DecodedImageFormat(spec.image_size or max(first.size), first.mode == "RGB", spec.resize)
-    raise_faults(find_content_size_faults(arrays.path, len(part.rows) * math.prod(form.shape), spec.largest_mb))
+    raise_faults(find_oversized_content_faults(arrays.path, len(part.rows) * math.prod(form.shape), spec.largest_mb))
 
     def read_jpeg_bytes(row: int) -> bytes:
         start, end = offsets[part.rows[row] : part.rows[row] + 2]

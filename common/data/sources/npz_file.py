@@ -103,7 +103,9 @@ class NpzArrayReader:
             step = max(1, _BLOCK * header.shape[0] // header.byte_size)
             for start in range(0, header.shape[0], step):
                 count = min(step, header.shape[0] - start)
-                block = np.frombuffer(_read_exactly(member, count * header.byte_size // header.shape[0]), header.dtype)
+                block = np.frombuffer(
+                    _read_exact_byte_count(member, count * header.byte_size // header.shape[0]), header.dtype
+                )
                 first, last = np.searchsorted(rows, (start, start + count))
                 yield block.reshape(count, *header.shape[1:])[rows[first:last] - start]
 
@@ -166,17 +168,17 @@ def _parse_npy_header(member: IO[bytes]) -> NpyArrayHeader:
     """Parse an npy header; afterwards the file position is at the first byte of the array."""
     version = np.lib.format.read_magic(member)
     form = "<H" if version == (1, 0) else "<I"
-    prefix = _read_exactly(member, struct.calcsize(form))
+    prefix = _read_exact_byte_count(member, struct.calcsize(form))
     (length,) = struct.unpack(form, prefix)
     if length > _LONGEST_HEADER:
         raise ValueError("the header is too long")
-    text = io.BytesIO(prefix + _read_exactly(member, length))
+    text = io.BytesIO(prefix + _read_exact_byte_count(member, length))
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(text)
     return NpyArrayHeader(shape, dtype, fortran)
 
 
-def _read_exactly(member: IO[bytes], size: int) -> bytes:
+def _read_exact_byte_count(member: IO[bytes], size: int) -> bytes:
     """Read exactly ``size`` bytes; ``EOFError`` if the file ends earlier."""
     data = member.read(size)
     if len(data) < size:

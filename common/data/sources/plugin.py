@@ -37,7 +37,7 @@ _DARK = 12
 """Brightest value, of 255, of a data set that is refused as nearly black."""
 
 
-class MapDataset(Protocol):
+class MapStyleDataset(Protocol):
     """A map-style data set: anything with ``__getitem__`` and ``__len__``, such as a ``torch.utils.data.Dataset``."""
 
     def __len__(self) -> int: ...
@@ -64,7 +64,7 @@ class LabelledImages:
         value_range: The values of black and white if a data set returns floats; None means 0 and 1.
     """
 
-    images: NDArray[np.uint8] | MapDataset
+    images: NDArray[np.uint8] | MapStyleDataset
     labels: NDArray[np.float32] | None = None
     class_names: Sequence[str] = ()
     patients: Sequence[str] | NDArray[np.str_] | None = None

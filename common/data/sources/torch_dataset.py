@@ -26,7 +26,7 @@ from common.data.base.names import is_anonymous_patient, normalize_name
 from common.data.base.vocabulary import CLASS_LIST_KEYS, GEOMETRY_KEYS, LABEL_KEY, NO_PATIENT_KEY, PATIENT_KEY
 from common.data.images.store import DecodingProgress
 from common.data.sources.label_array import convert_labels_to_array, convert_to_numpy_array
-from common.data.sources.plugin import MapDataset
+from common.data.sources.plugin import MapStyleDataset
 from common.errors import BadInput, Fault, quote_names
 from common.system.hashing import derive_seed
 
@@ -90,7 +90,7 @@ class TorchDatasetPictures(LazyPictures):
 
     draws = True
 
-    def __init__(self, dataset: MapDataset, name: str, value_range: tuple[float, float]) -> None:
+    def __init__(self, dataset: MapStyleDataset, name: str, value_range: tuple[float, float]) -> None:
         self.dataset, self.name, self.value_range = dataset, name, value_range
         self._first: NDArray[Any] | None = None
         self.labels: CollectedItemLabels | None = None
@@ -174,7 +174,7 @@ class TorchDatasetPictures(LazyPictures):
             problem = f"is no image: {type(image).__name__} of shape {getattr(image, 'shape', ())}."
             remedy = "Images have 1 or 3 channels: a tensor (channels, height, width) or an array (height, width, 3)."
             raise self._make_item_error(row, problem, remedy)
-        values = self._scale_to_255(row, values)
+        values = self._scale_pixels_to_255(row, values)
         first = values if self._first is None else self._first
         if (values.shape, values.dtype) != (first.shape, first.dtype):
             problem = f"is {values.dtype} {values.shape}, and {self.name}[0] is {first.dtype} {first.shape}."
@@ -182,7 +182,7 @@ class TorchDatasetPictures(LazyPictures):
             raise self._make_item_error(row, problem, remedy)
         return values
 
-    def _scale_to_255(self, row: int, values: NDArray[Any]) -> NDArray[Any]:
+    def _scale_pixels_to_255(self, row: int, values: NDArray[Any]) -> NDArray[Any]:
         if values.dtype == np.uint8:
             return values
         if values.dtype == np.bool_:
@@ -278,7 +278,7 @@ def open_torch_dataset(dataset: Any, name: str, value_range: tuple[float, float]
     """
     if isinstance(dataset, torch.utils.data.DataLoader):
         raise BadInput([Fault(name, "is a DataLoader, which makes batches.", "Pass its data set: loader.dataset.")])
-    if isinstance(dataset, torch.utils.data.IterableDataset) or not is_map_dataset(dataset):
+    if isinstance(dataset, torch.utils.data.IterableDataset) or not is_map_style_dataset(dataset):
         remedy = "Pass a map-style data set, with __len__ and __getitem__, or pc.LabelledImages."
         raise BadInput([Fault(name, f"is {type(dataset).__name__}, whose items cannot be read by number.", remedy)])
     low, high = value_range or (0.0, 1.0)
@@ -293,7 +293,7 @@ def open_torch_dataset(dataset: Any, name: str, value_range: tuple[float, float]
     return TorchDatasetPictures(dataset, name, (low, high))
 
 
-def is_map_dataset(dataset: object) -> bool:
+def is_map_style_dataset(dataset: object) -> bool:
     """Return True if an object has ``__getitem__`` and ``__len__``."""
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
@@ -363,8 +363,8 @@ def _iterate_innermost_items(dataset: Any, rows: Iterable[int] | None = None) ->
     else:
         for attribute in ("dataset", "subset"):
             inner: Any = getattr(dataset, attribute, None)
-            is_wrapper = isinstance(inner, Dataset) and inner is not dataset and is_map_dataset(inner)
-            if is_wrapper and is_map_dataset(dataset) and len(inner) == len(dataset):  # a wrapper of all items
+            is_wrapper = isinstance(inner, Dataset) and inner is not dataset and is_map_style_dataset(inner)
+            if is_wrapper and is_map_style_dataset(dataset) and len(inner) == len(dataset):  # a wrapper of all items
                 yield from _iterate_innermost_items(inner, rows)
                 return
         yield from ((id(dataset), row) for row in rows)
@@ -513,7 +513,7 @@ def _refuse_unread_label_entry(
         nested: True for an entry inside another one, which is probably metadata. Its numbers are refused only if they
             may be a label mask: 0 or 1 per class under a name such as ``label_mask``, but not a single ``True``.
     """
-    if _entry_names_class(key, value, class_names, present):
+    if _entry_may_name_class(key, value, class_names, present):
         problem = f"has {name}, which names a class and is not read. "
         raise ValueError(problem + "Put it into the labels, or leave it out.")
     words = _split_key_into_words(key)
@@ -630,7 +630,7 @@ def _is_patient_key(name: str) -> bool:
     return bool(PATIENT_KEY.search(name)) and not NO_PATIENT_KEY.search(name)
 
 
-def _entry_names_class(key: Any, value: Any, class_names: Sequence[str], present: Sequence[str]) -> bool:
+def _entry_may_name_class(key: Any, value: Any, class_names: Sequence[str], present: Sequence[str]) -> bool:
     """Return True if an entry of an item probably says which classes are present.
 
     This is so if its key contains the name of a class, except if its value has numbers beyond -1 to 1, which are no

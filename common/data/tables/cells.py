@@ -128,14 +128,14 @@ class _ClassNameIndex:
         folded = Counter(name.casefold() for name in self._places)
         self._folded = {name.casefold(): at for name, at in self._places.items() if folded[name.casefold()] == 1}
 
-    def find_index(self, name: str) -> int | None:
+    def find_name_index(self, name: str) -> int | None:
         """Return the index of a name in the list; None if it is not in the list."""
         place = self._places.get(name)
         return self._folded.get(name.casefold()) if place is None else place
 
     def contains_name(self, name: str) -> bool:
         """Return True if a name is in the list."""
-        return self.find_index(name) is not None
+        return self.find_name_index(name) is not None
 
 
 def parse_finding_column(
@@ -167,7 +167,7 @@ def parse_finding_column(
         denied = not_assessed = False
         for text in parts:
             part = " ".join(text.split())
-            if (number := classes.find_index(part)) is not None:
+            if (number := classes.find_name_index(part)) is not None:
                 of_cell[place, number] = 1
             elif absent.contains_name(part):
                 denied = True

@@ -38,7 +38,7 @@ class LazyPicturePaths(Sequence[Path]):
     names: NDArray[np.object_]
 
     @classmethod
-    def from_names(cls, folder: Path, names: Sequence[str]) -> "LazyPicturePaths":
+    def from_folder_and_names(cls, folder: Path, names: Sequence[str]) -> "LazyPicturePaths":
         """Create the sequence from a folder and a list of names."""
         array = np.empty(len(names), dtype=object)
         array[:] = names
@@ -166,16 +166,16 @@ class PictureFileFinder:
         self._files[place] = frozenset(files).difference(*self._equal[place].values())
         self._folders[place] = frozenset(folders)
 
-    def walk_files(self, folder: Path) -> Sequence[tuple[str, str]]:
+    def list_files_recursively(self, folder: Path) -> Sequence[tuple[str, str]]:
         """Return all files below ``folder``: the relative path of the subfolder, and the file name."""
         if folder in self._below:
             return self._below[folder]
 
-        def record_failure(error: OSError) -> None:
+        def record_listing_failure(error: OSError) -> None:
             self.failures[str(error.filename)] = error.strerror or str(error)
 
         files = self._below[folder] = []
-        for parent, _, names in os.walk(folder, onerror=record_failure):
+        for parent, _, names in os.walk(folder, onerror=record_listing_failure):
             below = os.path.relpath(parent, folder)
             files += ((below, name) for name in names)
         return files

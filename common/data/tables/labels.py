@@ -80,7 +80,7 @@ class DiskPictureReader:
         return file
 
     def identify_image_content(self, file: Path) -> FileIdentity | None:
-        return FileIdentity.from_path(file)
+        return FileIdentity.identify_file(file)
 
     def find_reading_faults(self) -> list[Fault]:
         return []
@@ -214,7 +214,7 @@ def find_picture_files(
             remedy = f"{hint} {remedy}"
         faults.append(Fault("data.images", problem, remedy))
     on_disk = [own if name is None else name for own, name in zip(files.names, names, strict=True)]
-    return LazyPicturePaths.from_names(files.folder, on_disk), is_present, faults
+    return LazyPicturePaths.from_folder_and_names(files.folder, on_disk), is_present, faults
 
 
 def drop_missing_files(table: LabelTable, spec: PictureFolderSpec) -> LabelTable:
@@ -235,7 +235,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
     Raises:
         BadInput: If the fraction of unreadable images exceeds ``spec.skip_budget``, or the PACS stops responding.
     """
-    form = DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering)
+    form = DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering_options)
     files, reader = table.files, table.reader
     decoded = decode_pictures(
         files.names.tolist(),
@@ -268,7 +268,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
     return DatasetSplits(*parts)
 
 
-def read_table_and_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvTable, Path, list[Fault]]:
+def read_table_and_find_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvTable, Path, list[Fault]]:
     """Return the label table, the image folder, and the folder's faults, which the caller reports with its own.
 
     Raises:
@@ -294,12 +294,12 @@ def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
     Raises:
         BadInput: With the faults of the first stage that fails: folder and columns, then cells and files.
     """
-    columns, folder, faults = read_table_and_folder(spec, base)
+    columns, folder, faults = read_table_and_find_folder(spec, base)
     required = {"data.image_column": spec.image_column, **list_configured_columns(spec)}
     raise_faults(faults + find_missing_column_faults(Path(spec.labels).name, columns, required))
     names = columns.get_column(spec.image_column)
     faults = find_blank_cell_faults(names, "data.image_column", "image")
-    files = LazyPicturePaths.from_names(folder, [names.cells[place] for place in names.places])
+    files = LazyPicturePaths.from_folder_and_names(folder, [names.cells[place] for place in names.places])
     files, is_present, missing = find_picture_files(files, spec)
     cells = parse_table_cells(spec, columns, faults)
     patients = cells.patients
@@ -550,11 +550,13 @@ def join_similar_patients(
 def _describe_name_pairs(similar: Mapping[str, str], column: CsvColumn | None = None) -> str:
     """List pairs of similar names for an error message, with line numbers if ``column`` is given."""
 
-    def describe_line(name: str) -> str:
+    def describe_line_of_name(name: str) -> str:
         return "" if column is None else f" (line {column.find_lines_of_cells([column.cells.index(name)])[0]})"
 
     first = list(similar.items())[:5]
-    pairs = [f'"{other}"{describe_line(other)} and "{name}"{describe_line(name)}' for name, other in first]
+    pairs = [
+        f'"{other}"{describe_line_of_name(other)} and "{name}"{describe_line_of_name(name)}' for name, other in first
+    ]
     return "; ".join(pairs) + (f" and {len(similar) - 5:,} more" if len(similar) > 5 else "")
 
 

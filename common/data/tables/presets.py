@@ -22,7 +22,7 @@ from common.data.tables.labels import (
     drop_missing_files,
     find_patient_overlap_faults,
     hold_out_validation_patients,
-    read_table_and_folder,
+    read_table_and_find_folder,
     split_label_table,
 )
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
@@ -46,7 +46,7 @@ def open_nih_table(spec: NihDatasetSpec, base: Path) -> LabelTable:
         columns.get_column("Finding Labels"), "Finding Labels", FindingColumnRules(own_names)
     )
     table = _make_unsplit_table(
-        files=LazyPicturePaths.from_names(folder, [paths.get(name, name) for name in names.tolist()]),
+        files=LazyPicturePaths.from_folder_and_names(folder, [paths.get(name, name) for name in names.tolist()]),
         labels=labels,
         class_names=NIH_CLASSES,
         patients=columns["Patient ID"],
@@ -77,7 +77,7 @@ def _find_picture_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
     A folder that cannot be listed, and different files of one name, are refused.
     """
     listings, paths, repeated = PictureFileFinder(), dict[str, str](), list[str]()
-    for below, name in listings.walk_files(folder):
+    for below, name in listings.list_files_recursively(folder):
         if name in names:
             first = paths.setdefault(name, path := f"{below}/{name}")
             if first != path and (folder / first).resolve() != (folder / path).resolve():
@@ -116,7 +116,7 @@ def open_chexpert_table(spec: ChexpertDatasetSpec, base: Path) -> LabelTable:
         problem = f'{len(nameless)} paths have no part such as "patient00042": {quote_names(nameless, 5)}.'
         raise BadInput([Fault("data.labels", problem)])
     table = _make_unsplit_table(
-        files=LazyPicturePaths.from_names(folder, below),
+        files=LazyPicturePaths.from_folder_and_names(folder, below),
         labels=labels,
         class_names=CHEXPERT_CLASSES,
         patients=np.array([str(int(name[len("patient") :])) for name in patients]),
@@ -141,7 +141,7 @@ def open_mimic_table(spec: MimicDatasetSpec, base: Path) -> LabelTable:
         triples = zip(columns["subject_id"], columns["study_id"], columns["dicom_id"], strict=True)
         paths = [f"files/p{subject[:2]}/p{subject}/s{study}/{dicom}.jpg" for subject, study, dicom in triples]
     table = _make_unsplit_table(
-        files=LazyPicturePaths.from_names(folder, paths),
+        files=LazyPicturePaths.from_folder_and_names(folder, paths),
         labels=parse_label_columns(columns, classes, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
         class_names=classes,
         patients=columns["subject_id"],
@@ -152,7 +152,7 @@ def open_mimic_table(spec: MimicDatasetSpec, base: Path) -> LabelTable:
 
 def _read_checked_columns(spec: PictureFolderSpec, base: Path, required: tuple[str, ...]) -> tuple[CsvTable, Path]:
     """Read the table, locate the image folder, and raise one error with the faults of both."""
-    columns, folder, faults = read_table_and_folder(spec, base)
+    columns, folder, faults = read_table_and_find_folder(spec, base)
     table = Path(spec.labels).name
     faults += [
         Fault(

@@ -248,15 +248,15 @@ def find_labels_of_other_pictures(
     words = {name: _split_into_words_and_numbers(name) for name in (image, *others)}
     common = set.intersection(*words.values()) if others else words[image]
 
-    def marks(name: str) -> set[str]:
+    def list_distinguishing_words(name: str) -> set[str]:
         particular = words[name] - common
         return particular.union(*(side for side in SIDES if particular & side))
 
     image_sides = [side for side in SIDES if (words[image] | _split_into_words_and_numbers(folder)) & side]
     # In a label, "dx" is a diagnosis rather than the right side.
     opposite = {word for side in SIDES if len(image_sides) == 1 and side not in image_sides for word in side} - {"dx"}
-    foreign = opposite.union(*map(marks, others)) - marks(image)
-    image_marks = marks(image).union(*image_sides)
+    foreign = opposite.union(*map(list_distinguishing_words, others)) - list_distinguishing_words(image)
+    image_marks = list_distinguishing_words(image).union(*image_sides)
     sides = {name: _split_into_words_and_numbers(name) for name in labels}
     return [name for name, of in sides.items() if of & foreign and not of & image_marks]
 
@@ -522,12 +522,12 @@ def _refuse_unusable_finding_column(columns: CsvTable, finding: str, unused: Map
         remedy += "are often 1 = no and 2 = yes, other programs' codes the reverse. If they are two kinds, write their "
         raise BadInput([Fault("--findings", problem, f"{remedy}names.")])
 
-    def list_words(name: str) -> set[str]:
+    def list_cell_words(name: str) -> set[str]:
         cells = columns.get_column(name).cells
         return {cell for cell in cells if not is_placeholder_finding(cell) and not cell[0].isdecimal()}
 
-    finding_words = list_words(finding)
-    words_of = {name: list_words(name) for name, of in unused.items() if name != finding and of.kind == "other"}
+    finding_words = list_cell_words(finding)
+    words_of = {name: list_cell_words(name) for name, of in unused.items() if name != finding and of.kind == "other"}
     shared = {name: finding_words & others for name, others in words_of.items()}
     shared = {name: words for name, words in shared.items() if len(words) > 1 and 2 * len(words) >= len(words_of[name])}
     if shared:
@@ -829,7 +829,7 @@ def rank_name_similarity(name: str, other: str) -> int | None:
 
 def find_picture_folder(root: Path, names: Sequence[str], listings: PictureFileFinder) -> Path | None:
     """Return the folder, ``root`` or below it, that contains most of the named pictures; None if none contains any."""
-    below = {Path(folder) for folder, _ in listings.walk_files(root)}
+    below = {Path(folder) for folder, _ in listings.list_files_recursively(root)}
     below |= {parent for folder in below for parent in folder.parents}  # also folders that contain only folders
     folders = {root: 0} | {root / folder: 0 for folder in sorted(below)}
     for folder in folders:

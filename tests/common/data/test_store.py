@@ -69,7 +69,7 @@ def decode(
             reads.append(row)
         return files[row]
 
-    identities = [FileIdentity.from_path(file) for file in files]
+    identities = [FileIdentity.identify_file(file) for file in files]
     return decode_pictures([file.name for file in files], read, form, place, identify=identities.__getitem__)
 
 
@@ -275,7 +275,7 @@ def read(row):
     time.sleep(float(sys.argv[3]))
     return files[row]
 place = store.DecodedImageStore(Path(sys.argv[2]), workers=2)
-identities = [store.FileIdentity.from_path(file) for file in files]
+identities = [store.FileIdentity.identify_file(file) for file in files]
 form = DecodedImageFormat(8, color=False, resize="pad")
 names = [file.name for file in files]
 decoded = store.decode_pictures(names, read, form, place, identify=identities.__getitem__)
@@ -504,7 +504,7 @@ def test_a_file_is_another_one_if_its_place_size_or_times_differ(monkeypatch: py
     identities = []
     for status in (facts, facts, facts | {changed: 2}):
         monkeypatch.setattr(Path, "stat", lambda path, status=status: SimpleNamespace(**status))
-        identities.append(FileIdentity.from_path(Path("/image.png")))
+        identities.append(FileIdentity.identify_file(Path("/image.png")))
     assert identities[0] == identities[1] != identities[2]
 
 
