@@ -173,12 +173,9 @@ def refuse_test_set_without_model_class(
 
 def _rename_data_section_in_faults(faults: Iterable[Fault]) -> list[Fault]:
     """Replace the section ``data`` of the faults' keys by ``external_test``, also in the text of problem and remedy."""
-    return [
-        replace(
-            fault,
-            where=f"{EXTERNAL_TEST}.{fault.where.removeprefix('data.')}",
-            problem=_KEY_OF_DATA.sub(f"{EXTERNAL_TEST}.", fault.problem),
-            remedy=_KEY_OF_DATA.sub(f"{EXTERNAL_TEST}.", fault.remedy),
-        )
-        for fault in faults
-    ]
+    renamed = list[Fault]()
+    for fault in faults:
+        problem, remedy = (_KEY_OF_DATA.sub(f"{EXTERNAL_TEST}.", text) for text in (fault.problem, fault.remedy))
+        where = f"{EXTERNAL_TEST}.{fault.where.removeprefix('data.')}"
+        renamed.append(replace(fault, where=where, problem=problem, remedy=remedy))
+    return renamed

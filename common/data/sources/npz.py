@@ -75,15 +75,11 @@ def find_npz_array_name_faults(
     if any(kind in headers for kind in ("images", "labels")):  # the layout of one set that nobody has divided
         return [Fault("data.path", f"{path.name} is not divided into {quote_names(prefixes)}.", _DIVIDE)]
     required = {f"{prefix}_{kind}": where for kind, where in kinds for prefix in prefixes}
-    faults = [
-        Fault(
-            where,
-            f'{path.name} has no array "{name}"; its arrays are {quote_names(headers)}.',
-            suggest_nearest_name(name, headers.keys() - required.keys()),
-        )
-        for name, where in required.items()
-        if name not in headers
-    ]
+    faults = list[Fault]()
+    for name in [name for name in required if name not in headers]:
+        problem = f'{path.name} has no array "{name}"; its arrays are {quote_names(headers)}.'
+        remedy = suggest_nearest_name(name, headers.keys() - required.keys())
+        faults.append(Fault(required[name], problem, remedy))
     if objects := [name for name, header in headers.items() if header.dtype.hasobject]:
         problem = f"{path.name} holds Python objects in {quote_names(objects)}, which may run code when read."
         faults.append(Fault("data.path", problem, "Save them as plain arrays of numbers or strings."))
@@ -169,10 +165,8 @@ def find_npz_label_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple
         labels: The labels of each part, by the prefix of its arrays.
     """
     if any(array.dtype.kind not in "biuf" for array in labels.values()):
-        kinds = ", ".join(
-            f"{prefix}_labels is {'text' if array.dtype.kind in 'US' else array.dtype}"
-            for prefix, array in labels.items()
-        )
+        of = {prefix: "text" if array.dtype.kind in "US" else array.dtype for prefix, array in labels.items()}
+        kinds = ", ".join(f"{prefix}_labels is {kind}" for prefix, kind in of.items())
         remedy = "Number them: classes, numbers = numpy.unique(labels, return_inverse=True), for all parts together, "
         remedy += "and write these classes in data.classes."
         return [Fault("data.path", f"labels are numbers; {kinds}.", remedy)]

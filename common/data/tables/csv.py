@@ -475,14 +475,9 @@ def find_missing_column_faults(table: str, columns: Iterable[str], required: Map
     Args:
         required: For each configuration key, the name of the column; None if not set.
     """
-    names = list(columns)
-    return [
-        Fault(
-            where,
-            f'"{column}" is not a column of {table}, whose columns are {quote_names(names)}.',
-            suggest_nearest_name(column, names),
-            cause="column",
-        )
-        for where, column in required.items()
-        if column is not None and normalize_name(column) not in names
-    ]
+    names, faults = list(columns), list[Fault]()
+    for where, column in required.items():
+        if column is not None and normalize_name(column) not in names:
+            problem = f'"{column}" is not a column of {table}, whose columns are {quote_names(names)}.'
+            faults.append(Fault(where, problem, suggest_nearest_name(column, names), cause="column"))
+    return faults

@@ -75,13 +75,9 @@ def classify_binary_columns(positive: Mapping[str, NDArray[np.bool_]]) -> Binary
     # An abbreviation may be a class if at least half of the classes are abbreviations, or if one of them is a single
     # letter and it is one too.
     codes = [name for name in classes if is_letter_or_abbreviation(name)]
-    alike = {
-        name
-        for name in flags - between
-        if is_letter_or_abbreviation(name)
-        and codes
-        and (2 * len(codes) >= len(classes) or min(map(len, codes)) == len(name) == 1)
-    }
+    shortest, are_usual = min(map(len, codes), default=0), bool(codes) and 2 * len(codes) >= len(classes)
+    alike = {name for name in flags - between if is_letter_or_abbreviation(name)}
+    alike = {name for name in alike if are_usual or shortest == len(name) == 1}
     classes, doubtful, flags = [*classes, *between], doubtful | alike, flags - between - alike
     if classes and _have_one_positive_per_row(positive, (*classes, *doubtful)):
         classes, doubtful = [*classes, *doubtful], set()

@@ -87,10 +87,8 @@ def judge_column_content(column: CsvColumn) -> ColumnJudgement:
     kind: Kind = "other"
     cells = [column.cells[place].casefold() for place in foreign[:_LOOKED_AT]]
     spoken = [cell in YES_AND_NO or is_placeholder_finding(cell) for cell in cells]
-    meant = [
-        word or cell in NOT_LOOKED or cell in MISSING_CODES or bool(_PART_OF_ONE.fullmatch(cell))
-        for word, cell in zip(spoken, cells, strict=True)
-    ]
+    codes = NOT_LOOKED | MISSING_CODES
+    meant = [x or cell in codes or bool(_PART_OF_ONE.fullmatch(cell)) for x, cell in zip(spoken, cells, strict=True)]
     if _FEWEST_IDS <= len(column.places) == len(column.cells) and all(map(_NUMBER.fullmatch, column.cells)):
         kind = "other"
     elif not foreign:
@@ -189,20 +187,16 @@ def contains_only_one_and_two(column: CsvColumn) -> bool:
     if len(column.cells) > MOST_WORDS:
         return False
     filled = [cell for cell in column.cells if not is_blank_cell(cell) and not is_placeholder_finding(cell)]
-    return all(map(_is_whole_number, filled)) and {re.sub(r"[.,]0*$", "", cell) for cell in filled} - MISSING_CODES == {
-        "1",
-        "2",
-    }
+    numbers = {re.sub(r"[.,]0*$", "", cell) for cell in filled}
+    return all(map(_is_whole_number, filled)) and numbers - MISSING_CODES == {"1", "2"}
 
 
 def is_free_text_column(column: CsvColumn) -> bool:
     """Return True if most cells are long or have two sentences, or if many different cells have several words each."""
     texts = [cell for cell in column.cells if not is_blank_cell(cell)]
     counts = [[len(re.findall(r"[^\W_]+", part)) for part in _BETWEEN_NAMES.split(text)] for text in texts[:_LOOKED_AT]]
-    prose = [
-        len(_SENTENCE.findall(text)) > 1 or max(of_parts) >= _LONG_PIECE
-        for text, of_parts in zip(texts, counts, strict=False)
-    ]
+    pairs = zip(texts, counts, strict=False)
+    prose = [len(_SENTENCE.findall(text)) > 1 or max(of_parts) >= _LONG_PIECE for text, of_parts in pairs]
     has_many = len(texts) > max(_MANY_TEXTS, len(column.places) / 4)
     wordy = sum(max(of_parts) >= _FEW_WORDS for of_parts in counts)
     return bool(texts) and (2 * sum(prose) > len(prose) or (has_many and 2 * wordy > len(counts)))

@@ -141,11 +141,9 @@ def list_possible_patient_columns(columns: CsvTable, names: Iterable[str]) -> li
     for name in sorted(names, key=lambda name: not contains_patient_word(name)):
         cells, rows = columns.get_column(name).cells, len(columns.lines)
         repeats = len(cells) < rows <= _MOST_IMAGES * len(cells)
-        if (
-            repeats
-            and may_be_identifier_column(columns, name)
-            and (CASE.search(name.casefold()) or all(map(_ID.fullmatch, cells)))
-        ):
+        if not repeats or not may_be_identifier_column(columns, name):
+            continue
+        if CASE.search(name.casefold()) or all(map(_ID.fullmatch, cells)):
             return [name]
     return []
 

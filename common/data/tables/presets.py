@@ -154,15 +154,9 @@ def _read_checked_columns(spec: PictureFolderSpec, base: Path, required: tuple[s
     """Read the table, locate the image folder, and raise one error with the faults of both."""
     columns, folder, faults = read_table_and_find_folder(spec, base)
     table = Path(spec.labels).name
-    faults += [
-        Fault(
-            "data.labels",
-            f'{table} has no column "{name}"; its columns are {quote_names(columns)}.',
-            suggest_nearest_name(name, columns),
-        )
-        for name in required
-        if name not in columns
-    ]
+    for name in [name for name in required if name not in columns]:
+        problem = f'{table} has no column "{name}"; its columns are {quote_names(columns)}.'
+        faults.append(Fault("data.labels", problem, suggest_nearest_name(name, columns)))
     raise_faults(faults)
     return columns, folder
 

@@ -224,13 +224,9 @@ def _join_command_alternatives(option: str, names: Iterable[str]) -> str:
 
 def find_absent_picture_columns(columns: CsvTable, image: str, others: Collection[str]) -> list[str]:
     """Return the columns beside ``image`` and ``others`` that name pictures which are elsewhere, by their endings."""
-    names = (name for name in columns if name != image and name not in others)
-    return [
-        name
-        for name in names
-        if _have_picture_extensions(columns.get_column(name).cells, PICTURE_SUFFIXES + UNREAD_SUFFIXES)
-        and not _name_same_pictures(columns, name, image)
-    ]
+    endings, names = PICTURE_SUFFIXES + UNREAD_SUFFIXES, [name for name in columns if name not in (image, *others)]
+    named = [name for name in names if _have_picture_extensions(columns.get_column(name).cells, endings)]
+    return [name for name in named if not _name_same_pictures(columns, name, image)]
 
 
 def find_labels_of_other_pictures(
@@ -337,13 +333,10 @@ def guess_column_roles(
         exclusive = len(counts) > 1 and bool((labelled == 1).all())
         roles = ColumnRoles(image, patient, source or None, split, tuple(counts), None, "|", counts, exclusive)
         roles = replace(roles, possible_splits=splits)
-        alone = {
-            name: count
-            for name, count in counts.items()
-            if not exclusive
-            and len(counts) > _FEW_CLASSES
-            and (judgements[name].positive == (judgements[name].positive == labelled)).all()
-        }
+        alone = dict[str, int]()
+        if not exclusive and len(counts) > _FEW_CLASSES:
+            positives = {name: judgements[name].positive for name in counts}
+            alone = {n: counts[n] for n, positive in positives.items() if (positive == (positive == labelled)).all()}
         return replace(roles, alone=alone, unused=unused)
     name = findings[0] if findings else _guess_finding_column(columns, unused)
     _refuse_unusable_finding_column(columns, name, unused)
@@ -396,11 +389,8 @@ def describe_non_label_cells(
     Args:
         names: The columns to describe; None for all that are judged.
     """
-    texts = [
-        f'"{name}" ({columns.get_column(name).describe_cell_lines(of.foreign, 3)})'
-        for name, of in judged.items()
-        if names is None or name in names
-    ]
+    chosen = judged if names is None else [name for name in judged if name in names]
+    texts = [f'"{name}" ({columns.get_column(name).describe_cell_lines(judged[name].foreign, 3)})' for name in chosen]
     more = f"; {len(texts) - _MOST_COLUMNS} more" if len(texts) > _MOST_COLUMNS else ""
     return "; ".join(texts[:_MOST_COLUMNS]) + more
 
@@ -475,11 +465,8 @@ def list_possible_finding_columns(columns: CsvTable, roles: ColumnRoles) -> list
     """
     if not roles.label_columns or any(map(_is_known_finding, roles.label_columns)):
         return []
-    return [
-        name
-        for name, findings in _list_finding_columns(columns, roles.unused).items()
-        if _may_name_findings(columns, name, findings)
-    ]
+    candidates = _list_finding_columns(columns, roles.unused)
+    return [name for name, findings in candidates.items() if _may_name_findings(columns, name, findings)]
 
 
 def _may_name_findings(columns: CsvTable, name: str, findings: Collection[str]) -> bool:
@@ -545,14 +532,12 @@ def _has_few_distinct_cells(column: CsvColumn) -> bool:
 
 def _guess_hospital_column_by_name(columns: CsvTable, names: Iterable[str]) -> str | None:
     """Return the first column whose name suggests hospitals, and which has few distinct cells; None if none does."""
-    fit = [
-        name
-        for name in names
-        if _has_few_distinct_cells(column := columns.get_column(name))
-        and not get_distinct_column_name_words(name) & NO_SOURCE_WORDS
-        and not contains_patient_word(name)
-        and not is_free_text_column(column)
-    ]
+    fit = list[str]()
+    for name in names:
+        column = columns.get_column(name)
+        is_other = bool(get_distinct_column_name_words(name) & NO_SOURCE_WORDS) or contains_patient_word(name)
+        if _has_few_distinct_cells(column) and not is_other and not is_free_text_column(column):
+            fit.append(name)
     by_name = [name for name in fit if HOSPITAL.search(name.casefold())]
     return next(iter([*by_name, *(name for name in fit if get_distinct_column_name_words(name) & SOURCE_WORDS)]), None)
 
@@ -570,11 +555,9 @@ def _guess_hospital_column_by_content(
         blank.append(np.array([interpret_label_cell(cell) == "blank" for cell in column.cells])[column.places])
     for name in names:
         column = columns.get_column(name)
-        if (
-            not _has_few_distinct_cells(column)
-            or get_distinct_column_name_words(name) & NO_SOURCE_WORDS
-            or any(map(is_blank_cell, column.cells))
-        ):
+        if not _has_few_distinct_cells(column) or get_distinct_column_name_words(name) & NO_SOURCE_WORDS:
+            continue
+        if any(map(is_blank_cell, column.cells)):
             continue
         if sum(bool(HOSPITAL.search(cell.casefold())) for cell in column.cells) > len(column.cells) / 2:
             return name
