@@ -300,16 +300,11 @@ class DicomwebDatasetSpec(LabelColumnsSpec):
         sources = [key for key in ("secret_file", "secret_env") if getattr(self, key)]
         if len(sources) != (self.authentication is not None):
             raise ValueError("authentication needs secret_file or secret_env, and these need authentication")
-        if self.authentication and self.url.startswith("http:") and self.host not in _ALONE:
-            raise ValueError("with authentication the address must begin with https: anyone could read the secret")
-        return self
-
-    @property
-    def host(self) -> str:
-        """The host name or IP address in ``url``."""
         parts = _URL.fullmatch(self.url)
         assert parts
-        return parts[1]
+        if self.authentication and self.url.startswith("http:") and parts[1] not in _ALONE:
+            raise ValueError("with authentication the address must begin with https: anyone could read the secret")
+        return self
 
 
 TaskName = Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]

@@ -41,11 +41,6 @@ _FRAME_KEYWORDS = {
 }
 
 
-def read_dicom_frame_count(dataset: Any) -> int:
-    """Return the number of frames of a DICOM file; 1 if the file does not state it."""
-    return int(read_dicom_number(dataset, "NumberOfFrames") or 1)
-
-
 def choose_frame_index(frame: Frame | None, count: int, subject: str) -> int:
     """Return the index, from 0, of the frame or slice that the user chose.
 
@@ -206,9 +201,8 @@ def _read_dicom_pixel_layout(dataset: Any) -> DicomPixelLayout:
         dataset.PlanarConfiguration = 0  # compressed frames define their own order
     if kind == _PALETTE:
         _refuse_unsupported_palette(dataset)
-    return DicomPixelLayout(
-        syntax, kind, read_dicom_frame_count(dataset), rows, columns, samples, allocated, stored, bool(signed)
-    )
+    frames = int(read_dicom_number(dataset, "NumberOfFrames") or 1)
+    return DicomPixelLayout(syntax, kind, frames, rows, columns, samples, allocated, stored, bool(signed))
 
 
 def _refuse_unsupported_palette(dataset: Any) -> None:
