@@ -192,9 +192,9 @@ class LabelColumnsSpec(PictureTableSpec):
                 raise ValueError(f"a class or synonym, and in {key} too: {', '.join(both)}. Remove it from one of them")
         if divided := [name for name in self.classes if self.separator in name]:
             raise ValueError(f"names of classes may not contain the separator: {', '.join(divided)}")
-        owner, useless = "label_columns", ("uncertain",)
+        owner, useless = "label_columns", ["uncertain"]
         if self.label_columns:
-            owner, useless = "finding_column", ("separator", "other_findings", "no_finding", "not_assessed")
+            owner, useless = "finding_column", ["separator", "other_findings", "no_finding", "not_assessed"]
         for key in useless:
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} has a meaning for {owner} only; leave it out")

@@ -237,7 +237,7 @@ def _draw_bones_and_heart(scene: PhantomScene, anatomy: PhantomAnatomy, cardiome
     across = (x - 0.09 - 0.35 * (width - 0.22)) / (1.25 * width)
     along = (y - anatomy.diaphragm + 0.22 - 0.06 * emphysema) / (0.3 + 0.25 * (width - 0.22))
     heart = _compute_smooth_step(1 - across**2 - along**2 - 0.5 * across * along, 7)
-    return ribs + (mediastinum + heart * (0.03 + 0.29 * scene.lungs))
+    return np.asarray(ribs + (mediastinum + heart * (0.03 + 0.29 * scene.lungs)))
 
 
 def _draw_round_shadow(scene: PhantomScene, least: float, most: float, brightness: float) -> Plane:

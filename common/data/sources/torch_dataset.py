@@ -253,8 +253,8 @@ class TorchDatasetPictures(LazyPictures):
             if self.labels is not None:
                 continue
             try:
-                values = (convert_to_numpy_array(item.labels) for item in (first, other))
-                are_equal = np.array_equal(*values, equal_nan=True)
+                labels = convert_to_numpy_array(first.labels)
+                are_equal = np.array_equal(labels, convert_to_numpy_array(other.labels), equal_nan=True)
             except Exception:  # each library has exceptions of its own for what is no array of numbers
                 continue
             if not are_equal:

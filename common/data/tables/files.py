@@ -54,7 +54,7 @@ class LazyPicturePaths(Sequence[Path]):
     def __getitem__(self, row: int | slice) -> "Path | LazyPicturePaths":
         if isinstance(row, slice):
             return LazyPicturePaths(self.folder, self.names[row])
-        return self.folder / self.names[row]
+        return Path(self.folder, self.names[row])
 
 
 class PictureFileFinder:
