@@ -26,11 +26,11 @@ from torch.utils.data import DataLoader, Dataset
 from common.config import ExperimentFile, TrainingSection, validate_experiment
 from common.data.base.image_set import DatasetSplits, ImageSet
 from common.data.base.spec import AugmentationSpec, FolderDatasetSpec
-from common.data.images.pixel_cache import MappedPictures
+from common.data.images.pixel_cache import MemoryMappedPictures
 from common.data.images.pixels import convert_to_channels_first, load_pixels_on_device
 from common.data.images.store import open_user_image_store
 from common.data.load import load_dataset
-from common.data.sources.built_in import draw_phantoms
+from common.data.sources.built_in import draw_phantom_images
 from common.models.network import build_network
 from common.models.zoo.spec import ModelSpec
 from server.simulation.simulate import simulate
@@ -46,7 +46,7 @@ CLASSES = ("a", "b", "c")
 def make_files(folder: Path, images: int, side: int, quality: int) -> None:
     """Write the pictures and their table."""
     (folder / "images").mkdir(parents=True)
-    phantoms, random = draw_phantoms(TEMPLATES, 112, np.random.default_rng(0)).images, np.random.default_rng(1)
+    phantoms, random = draw_phantom_images(TEMPLATES, 112, np.random.default_rng(0)).images, np.random.default_rng(1)
     templates = []
     for phantom in phantoms:
         content = io.BytesIO()
@@ -86,7 +86,7 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
     """The cache's rows as a stock data set."""
 
     def __init__(self, images: ImageSet, count: int) -> None:
-        assert isinstance(images.stored, MappedPictures)
+        assert isinstance(images.stored, MemoryMappedPictures)
         assert images.places is not None
         self.stored, self.places, self.labels = images.stored.array, images.places[:count], images.labels
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from common import plugins
-from common.data.base.spec import AugmentationSpec, DataSpec, add_label_names
+from common.data.base.spec import AugmentationSpec, DataSpec, inherit_label_settings
 from common.data.partition.spec import ClassListsPartitionSpec, PartitionSpec
 from common.errors import BadInput, Fault, raise_faults
 from common.models.zoo.spec import ModelSpec, Sha256
@@ -286,7 +286,7 @@ class Experiment(TomlSection):
         external, data = tables.get("external_test"), tables.get("data")
         if not (isinstance(external, Mapping) and isinstance(data, Mapping)):
             return tables
-        return {**tables, "external_test": add_label_names(external, data)}
+        return {**tables, "external_test": inherit_label_settings(external, data)}
 
     @model_validator(mode="after")
     def _translate_partition_list_synonyms(self) -> Self:

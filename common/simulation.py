@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from common.config import Experiment
 from common.contract import LabelContract, LabelDeclaration, merge_label_declarations
-from common.data.base.image_set import DatasetSplits, ImageSet, concatenate_image_sets, has_known_patients
+from common.data.base.image_set import DatasetSplits, ImageSet, are_all_patients_known, concatenate_image_sets
 from common.data.base.spec import DataSpec
 from common.data.images.store import DecodedImageStore, open_user_image_store
 from common.data.load import load_dataset
@@ -48,7 +48,7 @@ class SimulatedData:
     def patients_known(self) -> bool:
         """True if the data names the patient of every image."""
         parts = (self.splits.train, self.splits.validation, self.splits.test)
-        return all(has_known_patients(part.patients) for part in parts)
+        return all(are_all_patients_known(part.patients) for part in parts)
 
     @property
     def has_unknown_labels(self) -> bool:

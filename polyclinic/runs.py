@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.config import ExperimentFile, read_experiment, validate_experiment
-from common.data.sources.plugin import DatasetPlugin, LabelledImages, MapDataset
+from common.data.sources.plugin import DatasetPlugin, LabelledImages, MapStyleDataset
 from common.errors import BadInput, Fault
 from common.metrics.measured import ValueWithError, format_value_with_error
 from common.plugins import (
@@ -61,7 +61,7 @@ OptimizerFactory = Callable[..., "torch.optim.Optimizer"]
 """``optimizer(parameters, lr=..., weight_decay=...)`` returns a ``torch.optim.Optimizer``."""
 RateSchedule = Callable[[int, int], float]
 """``schedule(server_round, rounds)`` returns a factor of 0 or more; rounds count from 1."""
-OwnImages = LabelledImages | MapDataset
+OwnImages = LabelledImages | MapStyleDataset
 """Images of your own with their labels."""
 ClassMetric = Callable[[NDArray[Any], NDArray[Any]], float]
 """``metric(scores, labels)`` returns the value of one class."""

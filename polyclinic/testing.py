@@ -29,7 +29,7 @@ from torch import Tensor
 
 from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec, PluginDatasetSpec
-from common.data.images.augmentation import augment_weakly
+from common.data.images.augmentation import augment_images_weakly
 from common.data.load import load_dataset
 from common.errors import BadInput
 from common.metrics.auroc import compute_plugin_metric, load_plugin_metrics
@@ -137,7 +137,7 @@ def check_transform(name: str, channels: int = 3, image_size: int = 32, batch: i
     spec, generator = AugmentationSpec(transform=PLUGIN + name), torch.Generator().manual_seed(1)
     images = 255 * torch.rand(batch, channels, image_size, image_size, generator=generator)
     before = images.clone()
-    first, second = (augment_weakly(images, spec, torch.Generator().manual_seed(2)) for _ in range(2))
+    first, second = (augment_images_weakly(images, spec, torch.Generator().manual_seed(2)) for _ in range(2))
     assert first.isfinite().all(), f"{name}: some pixels are not finite"
     assert torch.equal(first, second), f"{name}: two runs of one seed differ; draw from the generator that it is given"
     assert torch.equal(images, before), f"{name}: changes the images that it is given"

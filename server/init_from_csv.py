@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.data.base.image_set import is_placeholder_patient
+from common.data.base.image_set import find_placeholder_patients
 from common.data.base.names import is_blank_cell, normalize_name
 from common.data.base.spec import NO_FINDING, FolderDatasetSpec
 from common.data.images.reading import (
@@ -20,19 +20,19 @@ from common.data.images.reading import (
     is_grey_picture,
     open_png_or_jpeg,
 )
-from common.data.tables.csv import CsvColumn, CsvColumns, find_missing_column_faults, read_csv_columns
-from common.data.tables.files import PictureFileFinder, describe_other_endings, drop_picture_ending
+from common.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
+from common.data.tables.files import PictureFileFinder, describe_other_file_extensions, drop_picture_extension
 from common.data.tables.judgement import split_diagnosis_code
-from common.data.tables.labels import LabelTable, find_blank_cell_faults, open_picture_folder
+from common.data.tables.labels import LabelTable, find_blank_cell_faults, open_folder_label_table
 from common.data.tables.roles import (
     ColumnRoles,
-    absent_picture_columns,
+    find_absent_picture_columns,
+    find_ambiguous_picture_faults,
+    find_labels_of_other_pictures,
+    find_picture_columns,
     find_picture_folder,
     guess_column_roles,
-    labels_of_other_pictures,
-    labels_of_other_pictures_fault,
-    picture_columns,
-    several_picture_columns_faults,
+    make_other_picture_labels_fault,
 )
 from common.errors import BadInput, Fault, raise_faults
 from common.system.files import is_file, make_missing_input_fault
@@ -72,7 +72,7 @@ class InspectedDataset:
 
     table: Path
     images: Path
-    columns: CsvColumns
+    columns: CsvTable
     roles: ColumnRoles
     spec: FolderDatasetSpec
     checked: LabelTable
@@ -109,7 +109,7 @@ class InspectedDataset:
         """The settings in the experiment file that a person has to decide on before a run."""
         keys = ["the names after other_findings"] if self.roles.doubtful else []
         keys += ["those after not_assessed"] if self.roles.not_assessed else []
-        keys += ["patient_column"] if self.checked.patient_of_many_images else []
+        keys += ["patient_column"] if self.checked.patient_with_too_many_images else []
         keys += ["split_column"] if self.roles.possible_splits and self.roles.split is None else []
         are_codes = any(map(split_diagnosis_code, self.synonyms))  # G behind a code means nothing else than the code
         keys += ["synonyms"] if are_codes or has_spelling_variants(self.synonyms) else []
@@ -124,7 +124,7 @@ class InspectedDataset:
         if self.roles.finding is None:
             return 0
         column, images = self.columns.get_column(self.roles.finding), self.columns.get_column(self.roles.image)
-        is_blank = column.mark_blank_rows()
+        is_blank = column.find_blank_rows()
         named = {*self.roles.classes, *self.roles.no_finding, *self.roles.doubtful, *self.roles.not_assessed}
         is_blank &= ~np.isin(column.places, [place for place, cell in enumerate(column.cells) if cell in named])
         return len(np.unique(images.places[is_blank]))
@@ -146,7 +146,7 @@ class InspectedDataset:
         """Where patient names come from, and the number of patients; None if patients are not named."""
         if self.roles.patient is not None:
             return f"column {self.roles.patient}", len(set(self.checked.patients.tolist()))
-        named = self.checked.patients[~is_placeholder_patient(self.checked.patients)]
+        named = self.checked.patients[~find_placeholder_patients(self.checked.patients)]
         return ("PatientID of the DICOM files", len(set(named))) if len(named) else None
 
 
@@ -183,7 +183,7 @@ def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) ->
         problem = f"{table.name} holds arrays and is no table, for which init writes experiments."
         remedy = 'Write [data] with kind = "npz" yourself: docs/experiments.md, section [data].'
         raise BadInput([Fault("labels", problem, remedy)])
-    columns = read_csv_columns(table, "labels")
+    columns = read_csv_table(table, "labels")
     required = {"--image-column": hints.image, "--patient-column": hints.patient}
     faults = find_missing_column_faults(table.name, columns, {**required, "--source-column": hints.source or None})
     for name in hints.findings:
@@ -191,13 +191,13 @@ def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) ->
     raise_faults(faults)
     given = [None if name is None else normalize_name(name) for name in (hints.image, hints.patient, hints.source)]
     listings, root = PictureFileFinder(), images or table.parent
-    below = listings.walk_files(root)
+    below = listings.list_files_recursively(root)
     try:
-        column, *others = picture_columns(columns, (name for _, name in below), given[0])
+        column, *others = find_picture_columns(columns, (name for _, name in below), given[0])
     except BadInput as bad:
         hint = _suggest_remedy_for_folder_table(columns, {part for folder, _ in below for part in Path(folder).parts})
         raise BadInput([replace(fault, remedy=hint or fault.remedy) for fault in bad.faults]) from None
-    raise_faults([] if given[0] else several_picture_columns_faults((column, *others)))
+    raise_faults([] if given[0] else find_ambiguous_picture_faults((column, *others)))
     names = columns[column]
     folder = find_picture_folder(root, columns.get_column(column).cells, listings)
     on_disk = [None if folder is None else listings.find_file(str(folder), name) for name in names]
@@ -207,19 +207,22 @@ def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) ->
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
         raise BadInput([_make_no_pictures_fault(columns.get_column(column), column, where, root, listings)])
     from common.data.images.headers import (  # once nothing is wrong with the call
-        describe_display_problems,
+        describe_incomparable_dicom_greys,
         read_dicom_headers,
     )
 
     pictures, missing = columns.get_column(column), names[~present].tolist()
     places = [place for place in dict.fromkeys(pictures.places[~present].tolist()) if pictures.cells[place]]
     absent = pictures.describe_cell_lines(places, 3)
-    absent += f". {hint}" if (hint := describe_other_endings(str(folder), missing, listings).rstrip(".")) else ""
+    hint = describe_other_file_extensions(str(folder), missing, listings).rstrip(".")
+    absent += f". {hint}" if hint else ""
     columns = columns if present.all() else columns.select_rows(present)
     roles = guess_column_roles(columns, column, given[1], given[2], [normalize_name(name) for name in hints.findings])
-    others += absent_picture_columns(columns, column, others)
-    if not hints.findings and (foreign := labels_of_other_pictures(column, others, roles.label_columns, folder.name)):
-        raise BadInput([labels_of_other_pictures_fault(column, others, roles.label_columns, foreign)])
+    others += find_absent_picture_columns(columns, column, others)
+    if not hints.findings and (
+        foreign := find_labels_of_other_pictures(column, others, roles.label_columns, folder.name)
+    ):
+        raise BadInput([make_other_picture_labels_fault(column, others, roles.label_columns, foreign)])
     settings: dict[str, object] = {
         "kind": "folder",
         "images": str(folder.resolve()),
@@ -242,7 +245,7 @@ def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) ->
     raise_faults(hospitals.find_unlabelled_hospital_faults(columns, roles, hints.findings) if hospitals else [])
     paths = {os.path.normpath(name) for name in on_disk if name}
     endings = {Path(name).suffix.lower() for name in paths}.union(PICTURE_SUFFIXES)
-    files_below = (os.path.normpath(os.path.join(*place)) for place in listings.walk_files(folder))
+    files_below = (os.path.normpath(os.path.join(*place)) for place in listings.list_files_recursively(folder))
     unnamed = sorted(name for name in files_below if name not in paths and Path(name).suffix.lower() in endings)
     spread = np.unique(np.linspace(0, len(checked.files) - 1, LOOKED_AT).round().astype(int))
     files = [checked.files[row] for row in spread]
@@ -265,7 +268,7 @@ def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) ->
         color=any(look.color for look in looks),
         sizes=tuple(look.size for look in looks),
         depth=None if brightest is None else next(bits for bits in DEPTHS if brightest < 1 << bits),
-        display_problems=tuple(describe_display_problems(heads)),
+        display_problems=tuple(describe_incomparable_dicom_greys(heads)),
     )
 
 
@@ -278,18 +281,18 @@ def _make_no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path
     problem = f'none of the {len(column.places)} pictures of column "{name}" is {where}; the first is "{first}".'
     remedy = "Name the folder that the column's names start from."
     ends, paths = [match.end() for match in re.finditer(r"[/\\]+", first)], set[str]()
-    for place, file in listings.walk_files(root):
+    for place, file in listings.list_files_recursively(root):
         paths |= {"/".join((*Path(place).parts[-depth:], file)) for depth in range(len(ends))}
         paths.add(file)
-    stems = list(map(drop_picture_ending, column.cells))
+    stems = list(map(drop_picture_extension, column.cells))
     if (near := find_picture_folder(root, stems, listings)) is not None:
-        remedy = describe_other_endings(str(near), column.cells, listings) or remedy
+        remedy = describe_other_file_extensions(str(near), column.cells, listings) or remedy
     if end := next((end for end in ends if first[end:].replace("\\", "/") in paths), 0):
         remedy = f'"{first[end:]}" is there: remove the beginning "{first[:end]}" from the names in the table.'
     return Fault("--images", problem, remedy)
 
 
-def _suggest_remedy_for_folder_table(columns: CsvColumns, folders: Collection[str]) -> str:
+def _suggest_remedy_for_folder_table(columns: CsvTable, folders: Collection[str]) -> str:
     """Return a remedy for a table of which a column names folders, not pictures; empty text for other tables."""
     for name in columns:
         cells = [cell for cell in columns.get_column(name).cells if not is_blank_cell(cell)]
@@ -301,7 +304,7 @@ def _suggest_remedy_for_folder_table(columns: CsvColumns, folders: Collection[st
     return ""
 
 
-def _read_and_check_label_table(spec: FolderDatasetSpec, columns: CsvColumns) -> LabelTable:
+def _read_and_check_label_table(spec: FolderDatasetSpec, columns: CsvTable) -> LabelTable:
     """Read and check the table as a run does, with remedies in terms of the command's options."""
     faults = []
     if spec.source_column is not None:
@@ -309,7 +312,7 @@ def _read_and_check_label_table(spec: FolderDatasetSpec, columns: CsvColumns) ->
             remedy = 'Fill them, name another column, or add --source-column "" to deal patients over invented sites.'
             faults.append(replace(fault, remedy=remedy))
     try:
-        table = open_picture_folder(spec, Path())
+        table = open_folder_label_table(spec, Path())
     except BadInput as bad:
         join = (
             "Write each patient in one way. Or add --join-patients: each pair counts as one patient and stays on one "

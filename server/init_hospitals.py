@@ -8,12 +8,12 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import is_placeholder_patient
+from common.data.base.image_set import find_placeholder_patients
 from common.data.base.names import make_class_spelling_key, make_name_similarity_key
-from common.data.tables.csv import CsvColumns
-from common.data.tables.judgement import is_metadata_column_name, judge_column, split_diagnosis_code
+from common.data.tables.csv import CsvTable
+from common.data.tables.judgement import is_metadata_column_name, judge_column_content, split_diagnosis_code
 from common.data.tables.labels import LabelTable, make_site_name
-from common.data.tables.roles import ColumnRoles, describe_foreign_cells, find_class_synonyms, rank_name_similarity
+from common.data.tables.roles import ColumnRoles, describe_non_label_cells, find_class_synonyms, rank_name_similarity
 from common.errors import Fault, quote_names
 from common.system.plain_text import format_as_json_text, format_count_with_noun, list_first_and_count_rest
 
@@ -51,7 +51,7 @@ class HospitalsInTable:
     shared_patients: int
 
     def find_unlabelled_hospital_faults(
-        self, columns: CsvColumns, roles: ColumnRoles, findings: Sequence[str]
+        self, columns: CsvTable, roles: ColumnRoles, findings: Sequence[str]
     ) -> list[Fault]:
         """Return a fault for each hospital that has training images but no readable label.
 
@@ -67,7 +67,7 @@ class HospitalsInTable:
             places = [place for place, cell in enumerate(source.cells) if make_site_name(cell) == name]
             own = columns.select_rows(np.isin(source.places, places))
             others = [other for other, of in roles.unused.items() if of.may_be_labels]
-            judged = {other: judge_column(own.get_column(other)) for other in others}
+            judged = {other: judge_column_content(own.get_column(other)) for other in others}
             meant = {other: of for other, of in judged.items() if of.foreign and not is_metadata_column_name(other)}
             problem = f'"{name}" of column {self.column} has no label that can be read.'
             remedy = "Write its labels in the columns of the others: 1, 0, -1, or nothing where it does not look."
@@ -76,7 +76,7 @@ class HospitalsInTable:
                 problem += f", or {quote_names(roles.not_assessed)}: not assessed." if roles.not_assessed else "."
                 remedy = 'Take its lines out of the table, or add --source-column "" for sites that are made up.'
             elif meant:
-                problem += f" Its cells are no labels in {describe_foreign_cells(own, meant)}."
+                problem += f" Its cells are no labels in {describe_non_label_cells(own, meant)}."
                 remedy = "Write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked) in these cells."
             faults.append(Fault("--source-column", problem, remedy))
         return faults
@@ -182,7 +182,7 @@ def detect_hospitals_in_table(roles: ColumnRoles, table: LabelTable) -> Hospital
         annotated = (positives > 0) | ((positives.sum(axis=1) == 0)[:, None] & (labelled > 0))
     people, persons = np.unique(table.patients, return_inverse=True)
     pairs = np.unique(persons.reshape(-1) * count + places)  # each patient at each hospital
-    is_named = not is_placeholder_patient(people).any()
+    is_named = not find_placeholder_patients(people).any()
     return HospitalsInTable(
         column=roles.source,
         by_label=roles.finding is None,

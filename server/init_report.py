@@ -7,28 +7,33 @@ from shlex import quote
 
 import numpy as np
 
-from common.data.base.image_set import PARTS, SkippedImage, has_known_patients
+from common.data.base.image_set import PARTS, SkippedImage, are_all_patients_known
 from common.data.base.names import make_class_spelling_key
 from common.data.base.spec import NO_FINDING
-from common.data.images.reading import make_conversion_remedy
+from common.data.images.reading import describe_png_conversion
 from common.data.tables.csv import is_utf_8_table
-from common.data.tables.judgement import finding_certainty, is_metadata_column_name, names_id, split_diagnosis_code
+from common.data.tables.judgement import (
+    contains_id_word,
+    get_finding_certainty,
+    is_metadata_column_name,
+    split_diagnosis_code,
+)
 from common.data.tables.patient_columns import (
     compute_mean_images_per_value,
     guess_patients_by_filename,
     list_possible_patient_columns,
-    may_be_identifiers,
+    may_be_identifier_column,
 )
 from common.data.tables.roles import (
     ColumnRoles,
-    describe_foreign_cells,
+    describe_non_label_cells,
     describe_unnamed_columns,
+    find_labels_of_other_pictures,
     format_findings_options,
-    group_by_reader,
-    labels_of_other_pictures,
+    group_label_columns_by_reader,
     list_possible_finding_columns,
     list_possible_hospital_columns,
-    shorten,
+    shorten_report_text,
 )
 from common.errors import quote_names
 from common.system.plain_text import format_as_json_text, format_count_with_noun, list_first_and_count_rest
@@ -44,7 +49,7 @@ def describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) -
     lines = [f"images: column {data.roles.image}, in {data.images}"]
     if not is_utf_8_table(data.table):
         cells = chain(data.columns, *(data.columns.get_column(name).cells for name in data.columns))
-        texts = quote_names([shorten(cell) for cell in cells if not cell.isascii()], 3)
+        texts = quote_names([shorten_report_text(cell) for cell in cells if not cell.isascii()], 3)
         lines.append(f"    {data.table.name} is not UTF-8, and read as Windows-1252: {texts}. If letters are wrong,")
         lines.append("    save it as CSV UTF-8.")
     if max(map(max, data.sizes), default=0) > data.image_size:
@@ -71,7 +76,7 @@ def describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) -
         lines.append(f"    {skip.name} cannot be read, and is left out: {skip.reason}.")
     if len(skipped) > MOST_NAMED:
         lines.append(f"    and {len(skipped) - MOST_NAMED} more.")
-    if remedy := make_conversion_remedy(skip.reason for skip in skipped):
+    if remedy := describe_png_conversion(skip.reason for skip in skipped):
         lines.append(f"    {remedy}")
     if data.depth is not None:
         lines.append(
@@ -93,7 +98,7 @@ def _describe_other_pictures(data: InspectedDataset) -> list[str]:
         f"    NOT USED, though they name pictures too: {', '.join(names)}. A line's labels are learned for that of",
         f'    {data.roles.image} alone. A line for each picture: docs/recipes.md, "Two pictures in a line".',
     ]
-    if foreign := labels_of_other_pictures(data.roles.image, names, labels, data.images.name):
+    if foreign := find_labels_of_other_pictures(data.roles.image, names, labels, data.images.name):
         lines.append(f"    WRONG PICTURE, by their names: {', '.join(foreign)} say what {', '.join(names)} shows.")
         if right := [name for name in labels if name not in foreign]:
             options = f"--image-column {quote(data.roles.image)} {format_findings_options(right)}"
@@ -118,13 +123,13 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
             ]
         return lines
     source, count = data.patient_source_and_count
-    whose = "no patient" if has_known_patients(data.checked.patients) else "none of these"
+    whose = "no patient" if are_all_patients_known(data.checked.patients) else "none of these"
     lines = [f"patients: {source}, {count} of them; {whose} is split over two parts."]
     patient = data.roles.patient
     others = list_possible_patient_columns(data.columns, [name for name in (patient, *data.roles.unused) if name])
     if patient in others and len(others) > 1:
         lines.append(f"    Left out, though it may name patients too: {', '.join(set(others) - {patient})}.")
-    if data.roles.patient is not None and not may_be_identifiers(data.columns, data.roles.patient):
+    if data.roles.patient is not None and not may_be_identifier_column(data.columns, data.roles.patient):
         lines.append("    They look like dates, ages or counts. If they are no patients, the split is wrong.")
     return lines
 
@@ -159,7 +164,7 @@ def describe_label_data(data: InspectedDataset) -> list[str]:
         )
     elif (labels == 1).sum(axis=1).max(initial=0) <= 1:
         lines.append(f"    These are the words of column {roles.finding}. Words for yes and no are no findings.")
-    for group in group_by_reader(roles.label_columns):
+    for group in group_label_columns_by_reader(roles.label_columns):
         lines += [
             f"    one finding of several readers? {', '.join(group)}. Each is a class of its own. To use one,",
             f"    name it and the other findings: {format_findings_options([group[-1]])}",
@@ -172,7 +177,7 @@ def describe_label_data(data: InspectedDataset) -> list[str]:
             *lines,
             "hospitals: no column names them; patients are dealt over invented sites. Name it: --source-column",
             *(
-                f"    Is it {name} ({quote_names(map(shorten, data.columns.get_column(name).cells), 3)})? "
+                f"    Is it {name} ({quote_names(map(shorten_report_text, data.columns.get_column(name).cells), 3)})? "
                 f"--source-column {quote(name)}"
                 for name in list_possible_hospital_columns(data.columns, roles.unused)[:MOST_OFFERED]
             ),
@@ -235,7 +240,7 @@ def _describe_doubtful_names(roles: ColumnRoles) -> list[str]:
     ]
     for name in roles.doubtful:
         label = next((label for label in roles.classes if label.casefold() in name.casefold()), None)
-        if label and finding_certainty(name) != "denied":
+        if label and get_finding_certainty(name) != "denied":
             lines += [
                 f"    Or join it, such as synonyms.{format_as_json_text(name)} = "
                 f"{format_as_json_text(label)} in [data],",
@@ -263,9 +268,9 @@ def _describe_unused_columns(data: InspectedDataset) -> list[str]:
             f"    If the findings are the words of {', '.join(word_columns)}, name the column: "
             f"{format_findings_options(word_columns[:1])}"
         )
-    if suspicious := {name: of for name, of in unused.items() if of.may_be_labels and not names_id(name)}:
+    if suspicious := {name: of for name, of in unused.items() if of.may_be_labels and not contains_id_word(name)}:
         lines += [
-            f"    NOT USED, for cells that are no label: {describe_foreign_cells(data.columns, suspicious)}.",
+            f"    NOT USED, for cells that are no label: {describe_non_label_cells(data.columns, suspicious)}.",
             "    If these are findings, write 1 (shows it), 0 (does not), -1 (doubtful) or nothing, and try again.",
         ]
     return lines + ([f"    {describe_unnamed_columns(data.columns)}"] if data.columns.unnamed else [])

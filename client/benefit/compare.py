@@ -20,7 +20,7 @@ from client.site.site import Site
 from client.training.figures import has_protected_local_parts, score_data_part
 from client.training.local_round import load_best_local_parts
 from client.training.task import LocalTask, prepare_local_task
-from common.data.base.image_set import has_known_patients
+from common.data.base.image_set import are_all_patients_known
 from common.errors import WireError
 from common.metrics.auroc import compute_metrics_per_class
 from common.metrics.benefit import MODELS, OVER_ALONE, WORDS, FederationBenefit, SiteModel, format_benefit_sentence
@@ -79,7 +79,7 @@ class FourModelScores:
             rows = compute_metrics_per_class(scores[model], labels, names)
             aurocs[model] = {name: row.auroc for name, row in rows.items() if row.auroc is not None}
         by_model = dict(zip(MODELS, means, strict=True)), dict(zip(OVER_ALONE, gains, strict=True))
-        return FederationBenefit(aurocs, *by_model, "patients" if has_known_patients(self.patients) else "images")
+        return FederationBenefit(aurocs, *by_model, "patients" if are_all_patients_known(self.patients) else "images")
 
 
 def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitReply:

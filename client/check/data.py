@@ -16,14 +16,14 @@ from client.connection.exit_codes import ClientExitCode
 from client.site.policy import TRUST, SitePolicy
 from client.site.settings import find_data_faults, make_label_declaration
 from client.site.site_file import FILE, SiteSettings
-from common.data.base.image_set import PARTS, describe_uniform_pictures, is_placeholder_patient
+from common.data.base.image_set import PARTS, describe_blank_pictures, find_placeholder_patients
 from common.data.base.spec import ChexpertDatasetSpec, LabelColumnsSpec, MimicDatasetSpec
-from common.data.images.headers import DicomHeader, describe_display_problems
+from common.data.images.headers import DicomHeader, describe_incomparable_dicom_greys
 from common.data.images.pixel_cache import hash_image_file
 from common.data.images.reading import is_grey_picture
-from common.data.images.syntaxes import is_syntax_readable, name_transfer_syntax
+from common.data.images.syntaxes import get_transfer_syntax_name, is_transfer_syntax_readable
 from common.data.tables.cells import count_uncertain_blank_cells
-from common.data.tables.copies import describe_contradicting_copies, group_equal_contents
+from common.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
 from common.errors import BadInput, raise_faults
 from common.system.plain_text import format_count_with_noun, join_as_english_list, list_first_and_count_rest
 
@@ -117,7 +117,7 @@ def _add_passed_checks(
     if source.patients_from:
         area.passed.append(f"PATIENTS: the table has no patient_column; the split is by {source.patients_from}")
     if syntaxes:
-        names = ", ".join(f"{count:,} {name_transfer_syntax(syntax)}" for syntax, count in syntaxes.most_common())
+        names = ", ".join(f"{count:,} {get_transfer_syntax_name(syntax)}" for syntax, count in syntaxes.most_common())
         which = f"the {syntaxes.total():,} images looked at" if source.archive else "the DICOM files"
         area.passed.append(f"transfer syntaxes of {which}: {names}")
     if decoded:
@@ -135,9 +135,9 @@ def _check_unreadable_files(
     budget, total = source.skip_budget, len(source)
     looked_at = len(pictures) if source.archive else total
     for syntax, count in syntaxes.items():
-        if not is_syntax_readable(syntax):
+        if not is_transfer_syntax_readable(syntax):
             files = format_count_with_noun(count, "DICOM file")
-            problem = f"{files} packed as {name_transfer_syntax(syntax)} ({syntax}), which cannot be read."
+            problem = f"{files} packed as {get_transfer_syntax_name(syntax)} ({syntax}), which cannot be read."
             remedy = (
                 "Export them as Explicit VR Little Endian, or in another transfer syntax that docs/recipes.md lists."
             )
@@ -164,9 +164,9 @@ def _check_picture_appearance(
 ) -> None:
     """Report pictures that the run would see wrongly: uniform, too dark, grey but read as colour, or inverted."""
     form = source.form
-    for problem in describe_display_problems(heads if form is None or form.rendering.window is None else []):
+    for problem in describe_incomparable_dicom_greys(heads if form is None or form.rendering.window is None else []):
         area.add_note(problem, "Look at the images with flwr-client preview-data.")
-    if blank := describe_uniform_pictures([source.names[facts.row] for facts in decoded if facts.blank]):
+    if blank := describe_blank_pictures([source.names[facts.row] for facts in decoded if facts.blank]):
         area.add_note(blank, "Look at them with flwr-client preview-data.")
     deep = [facts.pixels for facts in decoded if facts.mode == "16 bit" and facts.pixels is not None]
     brightest = max((int(pixels.max()) for pixels in deep), default=255)
@@ -206,7 +206,7 @@ def _add_policy_and_label_notes(
     if not source.patients_known:
         problem = "no column says whose images they are: one patient's may stand on two sides of a split."
         if source.patients_from:
-            nameless = int(is_placeholder_patient(source.patients).sum())
+            nameless = int(find_placeholder_patients(source.patients).sum())
             problem = (
                 f"{format_count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a "
                 "patient of "
@@ -284,7 +284,7 @@ def find_duplicate_images(source: SiteImageSource, rows: Sequence[int]) -> Dupli
     """
     if not source.files:
         with source.opened():
-            groups = group_equal_contents((row, _hash_image_content(source.read(row))) for row in rows)
+            groups = group_rows_with_equal_contents((row, _hash_image_content(source.read(row))) for row in rows)
         return DuplicateImages(groups, len(rows))
     by_size = defaultdict[int, list[int]](list)
     for row in rows:
@@ -298,7 +298,7 @@ def find_duplicate_images(source: SiteImageSource, rows: Sequence[int]) -> Dupli
             compared += len(same_size)
             to_read += same_size
     return DuplicateImages(
-        group_equal_contents((row, _hash_image_content(source.read(row))) for row in to_read), compared
+        group_rows_with_equal_contents((row, _hash_image_content(source.read(row))) for row in to_read), compared
     )
 
 

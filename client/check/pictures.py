@@ -14,7 +14,7 @@ from common.data.base.spec import AS_IN_FILE
 from common.data.images.headers import (
     NO_DICOM,
     DicomHeader,
-    convert_keywords_to_tags,
+    convert_dicom_keywords_to_tags,
     read_dicom_elements,
     read_dicom_header,
 )
@@ -24,8 +24,8 @@ from common.data.images.reading import (
     explain_decoding_error,
     fit_picture_to_format,
     is_16_bit_png,
-    is_dicom,
-    is_nifti,
+    is_dicom_file,
+    is_nifti_file,
     open_png_or_jpeg,
     read_first_bytes,
 )
@@ -104,11 +104,11 @@ def _read_facts_of_picture(source: SiteImageSource, row: int) -> PictureFacts:
 def _read_format_and_mode(content: bytes | Path) -> tuple[str, str]:
     """Return format and colour mode of a file that could be decoded."""
     if isinstance(content, Path):
-        if is_nifti(read_first_bytes(content)):
+        if is_nifti_file(read_first_bytes(content)):
             return "NIfTI", "grey"
         content = content.read_bytes()
-    if is_dicom(content):
-        header = read_dicom_elements(content, convert_keywords_to_tags("PhotometricInterpretation"))
+    if is_dicom_file(content):
+        header = read_dicom_elements(content, convert_dicom_keywords_to_tags("PhotometricInterpretation"))
         return "DICOM", str(header.PhotometricInterpretation)
     with open_png_or_jpeg(content) as image:
         mode = "16 bit" if is_16_bit_png(content) else "grey" if image.mode in ("1", "L", "LA") else "colour"

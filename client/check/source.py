@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.site_file import SiteSettings
-from common.data.base.image_set import PARTS, ImageSet, SkippedImage, has_known_patients, is_placeholder_patient
+from common.data.base.image_set import PARTS, ImageSet, SkippedImage, are_all_patients_known, find_placeholder_patients
 from common.data.base.spec import (
     CompositesDatasetSpec,
     DicomwebDatasetSpec,
@@ -109,14 +109,12 @@ def open_image_source(settings: SiteSettings) -> SiteImageSource:
         table, server = answer.table, answer.archive.client.server
         count = len({image.study for image in answer.archive.places.values()})
         studies, lines = format_count_with_noun(count, "study", "studies"), format_count_with_noun(answer.lines, "line")
-        archive = (
-            f"{server.name} answers: {format_count_with_noun(len(table.files), 'image')} of {studies} for {lines} of "
-            "the table"
-        )
+        archive = f"{server.host_and_port} answers: {format_count_with_noun(len(table.files), 'image')} of {studies} "
+        archive += f"for {lines} of the table"
         archive += "; its certificate is accepted" if server.context else ", without TLS"
         if answer.patients_from_archive:
-            named, total = int((~is_placeholder_patient(table.patients)).sum()), len(table.files)
-            patients_from = f"PatientID of {named:,} of {total:,} images, as {server.name} says"
+            named, total = int((~find_placeholder_patients(table.patients)).sum()), len(table.files)
+            patients_from = f"PatientID of {named:,} of {total:,} images, as {server.host_and_port} says"
     else:
         table = open_label_table(spec, settings.folder)
         heads, files = read_dicom_headers(table.files), table.files
@@ -129,13 +127,13 @@ def open_image_source(settings: SiteSettings) -> SiteImageSource:
         class_names=table.class_names,
         patients=table.patients,
         parts=table.parts,
-        read=lambda row: table.reader.read(table.files[row]),
+        read=lambda row: table.reader.read_picture_file(table.files[row]),
         opened=table.reader.keep_connection_open,
         reader_faults=table.reader.find_reading_faults,
         files=files,
         archive=archive,
-        form=DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering),
-        patients_known=has_known_patients(table.patients),
+        form=DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering_options),
+        patients_known=are_all_patients_known(table.patients),
         patients_from=patients_from,
         heads=tuple(heads),
         missing=table.missing,
@@ -163,7 +161,7 @@ def _open_array_source(settings: SiteSettings) -> SiteImageSource:
         patients=patients,
         parts=np.repeat(np.array(PARTS), [len(images) for images in sets]),
         read=read_row,
-        patients_known=has_known_patients(patients),
+        patients_known=are_all_patients_known(patients),
         skipped=tuple(skip for images in sets for skip in images.skipped),
     )
 

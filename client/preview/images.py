@@ -17,9 +17,9 @@ from client.site.site_file import read_site_toml_only
 from common.config import Experiment, HospitalPlan
 from common.data.base.image_set import PARTS
 from common.data.base.spec import AugmentationSpec
-from common.data.images.augmentation import augment_weakly
+from common.data.images.augmentation import augment_images_weakly
 from common.data.images.pixels import convert_to_channels_first
-from common.data.images.reading import encode_png
+from common.data.images.reading import encode_png_thumbnail
 from common.errors import raise_faults
 from common.models.network import convert_backbone_pixels
 from common.system.files import write_atomically
@@ -119,7 +119,7 @@ def _choose_images_by_class(
             if facts.pixels is not None:
                 pixels = convert_to_channels_first(facts.pixels[None]).float()
                 count = VIEWS if plan.augmentation != AugmentationSpec() else 0
-                views = [augment_weakly(pixels, plan.augmentation, generator) for _ in range(count)]
+                views = [augment_images_weakly(pixels, plan.augmentation, generator) for _ in range(count)]
                 shown = [_encode_pixels_as_png(facts.pixels)]
                 for view in (pixels, *views):
                     # (1, channels, height, width); its augmented contrast may leave 0..255
@@ -132,4 +132,4 @@ def _choose_images_by_class(
 
 
 def _encode_pixels_as_png(pixels: NDArray[np.uint8]) -> str:
-    return base64.b64encode(encode_png(pixels, SIDE)).decode()
+    return base64.b64encode(encode_png_thumbnail(pixels, SIDE)).decode()

@@ -22,11 +22,11 @@ from common.data.base.spec import (
     PluginDatasetSpec,
 )
 from common.data.images.store import IN_MEMORY, DecodedImageStore
-from common.data.sources.built_in import load_digits, load_phantom
+from common.data.sources.built_in import load_digits_dataset, load_phantom_dataset
 from common.data.sources.composed import find_composite_faults, find_mixture_faults, load_composites, load_mixture
-from common.data.sources.npz import load_npz, load_npz_test_part, open_npz_parts
+from common.data.sources.npz import load_npz_dataset, load_npz_test_part, open_npz_parts
 from common.data.sources.plugin import find_plugin_installation_faults, load_plugin_dataset
-from common.data.tables.labels import LabelTable, decode_table_pictures, open_picture_folder
+from common.data.tables.labels import LabelTable, decode_table_pictures, open_folder_label_table
 from common.data.tables.presets import open_chexpert_table, open_mimic_table, open_nih_table
 from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 
@@ -77,15 +77,15 @@ def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMOR
     opened = _opened.pop((spec.model_dump_json(), base), None)
     match spec:
         case NpzDatasetSpec():
-            return load_npz(spec, base, store, opened)
+            return load_npz_dataset(spec, base, store, opened)
         case CompositesDatasetSpec():
             return load_composites(spec, base, store)
         case MixtureDatasetSpec():
             return load_mixture(spec, base, store)
         case DigitsDatasetSpec():
-            return load_digits(spec)
+            return load_digits_dataset(spec)
         case PhantomDatasetSpec():
-            return load_phantom(spec)
+            return load_phantom_dataset(spec)
         case PluginDatasetSpec():
             return load_plugin_dataset(spec, base, store.tell)
         case _:
@@ -102,7 +102,7 @@ def open_label_table(
     """
     match spec:
         case FolderDatasetSpec():
-            return open_picture_folder(spec, base)
+            return open_folder_label_table(spec, base)
         case DicomwebDatasetSpec():
             from common.data.sources.dicomweb import open_dicomweb_table  # takes a second
 
@@ -126,11 +126,9 @@ EXTERNAL_TEST = "external_test"
 
 def find_external_test_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
     """Check the external test set, if there is one, without reading its pictures, and return all faults."""
-    return (
-        []
-        if spec is None or isinstance(spec, NpzDatasetSpec)
-        else _rename_section_in_faults(find_dataset_faults(spec, base))
-    )
+    if spec is None or isinstance(spec, NpzDatasetSpec):
+        return []
+    return _rename_data_section_in_faults(find_dataset_faults(spec, base))
 
 
 def load_external_test_images(
@@ -152,10 +150,10 @@ def load_external_test_images(
         images = concatenate_image_sets(load_dataset(spec, base, store).parts)
         return replace(images, notes=tuple(f"External test set: {note}" for note in images.notes))
     except BadInput as error:
-        raise BadInput(_rename_section_in_faults(error.faults)) from None
+        raise BadInput(_rename_data_section_in_faults(error.faults)) from None
 
 
-def refuse_unknown_test_classes(
+def refuse_test_set_without_model_class(
     images: ImageSet, class_names: Sequence[str], where: str = EXTERNAL_TEST, whose: str = "the sites label"
 ) -> None:
     """Raise an error if the test images have no class in common with the model.
@@ -173,14 +171,11 @@ def refuse_unknown_test_classes(
         raise BadInput([Fault(where, problem, " ".join(near))])
 
 
-def _rename_section_in_faults(faults: Iterable[Fault]) -> list[Fault]:
+def _rename_data_section_in_faults(faults: Iterable[Fault]) -> list[Fault]:
     """Replace the section ``data`` of the faults' keys by ``external_test``, also in the text of problem and remedy."""
-    return [
-        replace(
-            fault,
-            where=f"{EXTERNAL_TEST}.{fault.where.removeprefix('data.')}",
-            problem=_KEY_OF_DATA.sub(f"{EXTERNAL_TEST}.", fault.problem),
-            remedy=_KEY_OF_DATA.sub(f"{EXTERNAL_TEST}.", fault.remedy),
-        )
-        for fault in faults
-    ]
+    renamed = list[Fault]()
+    for fault in faults:
+        problem, remedy = (_KEY_OF_DATA.sub(f"{EXTERNAL_TEST}.", text) for text in (fault.problem, fault.remedy))
+        where = f"{EXTERNAL_TEST}.{fault.where.removeprefix('data.')}"
+        renamed.append(replace(fault, where=where, problem=problem, remedy=remedy))
+    return renamed

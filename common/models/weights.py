@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from common.data.base.decoded_size import compute_decoded_content_limit, refuse_oversized_file
+from common.data.base.decoded_size import compute_decoded_file_size_limit, refuse_oversized_file
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.models.trained import merge_low_rank_tensors
 from common.models.zoo.registry import CLASSIFIERS, build_meta_backbone
@@ -163,7 +163,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         if zipfile.is_zipfile(file):  # torch takes the memory that the archive's directory states
             with zipfile.ZipFile(file) as archive:
                 stated = sum(info.file_size for info in archive.infolist())
-            refuse_oversized_file(stated, max(len(content), compute_decoded_content_limit(len(content))))
+            refuse_oversized_file(stated, max(len(content), compute_decoded_file_size_limit(len(content))))
         loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except SafetensorError as error:
         raise BadInput([Fault(str(path), f"this is no file of tensors ({error}).")]) from error

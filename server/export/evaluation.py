@@ -16,16 +16,16 @@ from rich.text import Text
 from common.data.base.image_set import (
     ImageSet,
     SkippedImage,
+    are_all_patients_known,
     concatenate_image_sets,
     describe_skipped_images,
-    has_known_patients,
 )
 from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec
 from common.data.images.store import open_user_image_store
-from common.data.load import load_dataset, refuse_unknown_test_classes
+from common.data.load import load_dataset, refuse_test_set_without_model_class
 from common.data.sources.npz import load_npz_test_part
 from common.data.sources.npz_file import read_npz_headers
-from common.data.tables.csv import CsvColumns
+from common.data.tables.csv import CsvTable
 from common.data.tables.patient_columns import guess_patient_column
 from common.data.tables.roles import guess_image_column
 from common.errors import BadInput, Fault, quote_names, raise_faults
@@ -86,14 +86,14 @@ def evaluate_saved_model(folder: Path, labelled: EvaluationInput) -> SavedModelE
     """
     network = load_model(folder)
     test, source = _read_test_images(network, folder, labelled)
-    refuse_unknown_test_classes(test, network.class_names, str(labelled.data), "the model knows")
+    refuse_test_set_without_model_class(test, network.class_names, str(labelled.data), "the model knows")
     shared = tuple(name for name in network.class_names if name in test.class_names)
     columns = [network.class_names.index(name) for name in shared]
     scores = compute_picture_probabilities(network, test)[:, columns]
     labels = select_head_row_labels(test, shared).numpy()
     return SavedModelEvaluation(
         images=len(test),
-        patients=len(np.unique(test.patients)) if has_known_patients(test.patients) else None,
+        patients=len(np.unique(test.patients)) if are_all_patients_known(test.patients) else None,
         results=compute_metrics_per_class(scores, labels, shared),
         decisions={name: count_decisions(scores[:, c], labels[:, c]) for c, name in enumerate(shared)},
         intervals=bootstrap_auroc_intervals(scores, labels, test.patients, shared, np.random.default_rng(0)),
@@ -154,7 +154,7 @@ def _parse_run_data_spec(summary: RunSummary | None, kind: type[SpecT]) -> SpecT
 
 
 def _make_csv_spec(
-    network: SplitNetwork, of_run: FolderDatasetSpec | None, labelled: EvaluationInput, columns: CsvColumns
+    network: SplitNetwork, of_run: FolderDatasetSpec | None, labelled: EvaluationInput, columns: CsvTable
 ) -> FolderDatasetSpec:
     """Return the data spec of a csv: columns by options, else by the run, else guessed; other settings by the run."""
 

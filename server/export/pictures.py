@@ -12,12 +12,12 @@ from common.data.images.reading import (
     UNREAD_SUFFIXES,
     DecodedImageFormat,
     explain_decoding_error,
-    explain_unsupported_file,
-    is_supported_picture,
+    explain_unsupported_file_type,
+    is_supported_picture_file,
     read_first_bytes,
 )
 from common.data.images.store import decode_pictures
-from common.data.sources.npz import find_content_size_faults
+from common.data.sources.npz import find_oversized_content_faults
 from common.data.sources.npz_file import open_npz_arrays, read_npz_headers
 from common.data.tables.files import PictureFileFinder
 from common.errors import BadInput, Fault, quote_names, raise_faults
@@ -59,7 +59,7 @@ def refuse_data_without_pictures(data: Path) -> None:
     if len(files) <= MOST_EXAMINED and not any(map(_may_be_picture, files)):
         name = str(files[0].relative_to(data)) if data.is_dir() else data.name
         try:
-            reason = explain_unsupported_file(read_first_bytes(files[0])) if files[0].stat().st_size else "empty"
+            reason = explain_unsupported_file_type(read_first_bytes(files[0])) if files[0].stat().st_size else "empty"
         except OSError as error:
             reason = explain_decoding_error(error)
         raise_faults([make_unreadable_images_fault(data, name, reason)])
@@ -67,7 +67,7 @@ def refuse_data_without_pictures(data: Path) -> None:
 
 def _may_be_picture(file: Path) -> bool:
     try:
-        return is_supported_picture(read_first_bytes(file))
+        return is_supported_picture_file(read_first_bytes(file))
     except OSError:
         return False
 
@@ -87,7 +87,7 @@ def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> Unlabelled
     if _is_npz_file(data):
         key = _find_npz_images_key(data)
         size = read_npz_headers(data, str(data))[key].byte_size
-        raise_faults(find_content_size_faults(data, size, form.rendering.largest_mb, str(data)))
+        raise_faults(find_oversized_content_faults(data, size, form.rendering.largest_mb, str(data)))
         with open_npz_arrays(data, str(data)) as arrays:
             images = arrays[key]
         return UnlabelledPictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
@@ -109,7 +109,9 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
     """
     pictures, others, listings = [data] if is_file(data) else list[Path](), list[str](), PictureFileFinder()
     if data.is_dir():
-        paths = (data / below / name for below, name in listings.walk_files(data) if not name.startswith("."))
+        paths = (
+            data / below / name for below, name in listings.list_files_recursively(data) if not name.startswith(".")
+        )
         for file in (path for path in paths if path.is_file()):
             if (
                 not file.suffix

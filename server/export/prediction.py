@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from common.data.base.decoded_size import LARGEST_MB
 from common.data.base.image_set import ImageSet
-from common.data.base.spec import AS_IN_FILE, Axis, BitDepth, Frame, LargestMb, PictureRendering, Resize, Window
+from common.data.base.spec import AS_IN_FILE, Axis, BitDepth, Frame, LargestMb, PictureRenderingOptions, Resize, Window
 from common.data.images.pixels import ImageTensors, convert_to_channels_first, load_pixels_on_device
 from common.data.images.reading import DecodedImageFormat
 from common.errors import BadInput, raise_faults
@@ -41,7 +41,7 @@ class _RunPictureSettings(BaseModel):
 
 
 def choose_model_image_format(
-    folder: Path, network: SplitNetwork, rendering: PictureRendering | None = None
+    folder: Path, network: SplitNetwork, rendering: PictureRenderingOptions | None = None
 ) -> DecodedImageFormat:
     """Return how files are converted to a saved model's input: as in its run, if the folder is that of a run.
 
@@ -54,7 +54,7 @@ def choose_model_image_format(
             shown = _RunPictureSettings.model_validate(read_run(folder).summary.experiment.get("data") or {})
     options = None if rendering is None or replace(rendering, bit_depth=None) == AS_IN_FILE else rendering
     shown_as = replace(
-        options or PictureRendering(shown.frame, shown.axis, shown.window),
+        options or PictureRenderingOptions(shown.frame, shown.axis, shown.window),
         largest_mb=shown.largest_mb,
         bit_depth=(rendering.bit_depth if rendering else None) or shown.bit_depth,
         jpeg_draft=shown.jpeg_draft,
@@ -63,7 +63,7 @@ def choose_model_image_format(
 
 
 def predict_to_csv(
-    folder: Path, data: Path, destination: Path, rendering: PictureRendering | None = None
+    folder: Path, data: Path, destination: Path, rendering: PictureRenderingOptions | None = None
 ) -> UnlabelledPictures:
     """Write a csv file with the probabilities of every image, one row per image; return the images.
 

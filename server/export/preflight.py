@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.data.base.spec import Axis, BitDepth, DataSpec, Frame, NpzDatasetSpec, PictureRendering, Window
-from common.data.sources.npz import find_array_key_faults
+from common.data.base.spec import Axis, BitDepth, DataSpec, Frame, NpzDatasetSpec, PictureRenderingOptions, Window
+from common.data.sources.npz import find_npz_array_name_faults
 from common.data.sources.npz_file import read_npz_headers
-from common.data.tables.csv import CsvColumns, find_missing_column_faults, read_csv_columns
+from common.data.tables.csv import CsvTable, find_missing_column_faults, read_csv_table
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.models.zoo.spec import DESCRIPTION, find_model_folder_faults
 from common.system.files import find_output_file_faults, is_file, make_missing_input_fault
@@ -75,7 +75,7 @@ _EXPECTED = {
 
 def parse_rendering_options(
     frame: str | None, axis: str | None, window: str | None, bit_depth: str | None
-) -> PictureRendering | None:
+) -> PictureRenderingOptions | None:
     """Return the image rendering that the options describe; None if no option is used.
 
     Raises:
@@ -91,7 +91,7 @@ def parse_rendering_options(
         wrong = {str(each["loc"][0]) for each in error.errors()}
         named = {key: f"--{key.replace('_', '-')} {texts[key]}" for key in _EXPECTED if key in wrong}
         raise BadInput([Fault(where, f"expected {_EXPECTED[key]}.") for key, where in named.items()]) from None
-    return PictureRendering(rendering.frame, rendering.axis, rendering.window, bit_depth=rendering.bit_depth)
+    return PictureRenderingOptions(rendering.frame, rendering.axis, rendering.window, bit_depth=rendering.bit_depth)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
     elif labelled.data.suffix == ".npz":
         with name_cli_options_in_faults(labelled):
             headers, column = read_npz_headers(labelled.data), labelled.patient_column
-            raise_faults(find_array_key_faults(make_npz_test_spec(labelled), labelled.data, headers, ("test",)))
+            raise_faults(find_npz_array_name_faults(make_npz_test_spec(labelled), labelled.data, headers, ("test",)))
             if column is not None and (key := f"test_{column}") not in headers:
                 problem = f'{labelled.data.name} has no array "{key}"; its arrays are {quote_names(headers)}.'
                 raise BadInput([Fault("--patient-column", problem, suggest_nearest_name(key, headers))])
@@ -161,7 +161,7 @@ def name_cli_options_in_faults(labelled: EvaluationInput) -> Iterator[None]:
 
 
 def find_class_column_faults(
-    data: Path, columns: CsvColumns, class_names: Sequence[str], finding_column: str | None
+    data: Path, columns: CsvTable, class_names: Sequence[str], finding_column: str | None
 ) -> list[Fault]:
     """Return a fault if a csv file has no column that holds labels of the run's classes.
 
@@ -202,7 +202,7 @@ def make_npz_test_spec(labelled: EvaluationInput, of_run: NpzDatasetSpec | None 
     return spec.model_copy(update={key: getattr(of_run, key) for key in ("classes", "keep", "image_size", "resize")})
 
 
-def read_labelled_csv_columns(labelled: EvaluationInput) -> CsvColumns:
+def read_labelled_csv_columns(labelled: EvaluationInput) -> CsvTable:
     """Read the csv's columns, and check that those named by options exist.
 
     Raises:
@@ -210,7 +210,7 @@ def read_labelled_csv_columns(labelled: EvaluationInput) -> CsvColumns:
     """
     if not is_file(labelled.data):
         raise BadInput([make_missing_input_fault(labelled.data)])
-    columns = read_csv_columns(labelled.data, str(labelled.data))
+    columns = read_csv_table(labelled.data, str(labelled.data))
     options = {"--image-column": labelled.image_column, "--patient-column": labelled.patient_column}
     raise_faults(find_missing_column_faults(str(labelled.data), columns, options))
     return columns

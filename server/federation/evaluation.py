@@ -10,7 +10,7 @@ import numpy as np
 
 from common.config import HospitalPlan
 from common.contract import LabelContract
-from common.data.base.image_set import DatasetSplits, ImageSet, SkippedImage, has_known_patients
+from common.data.base.image_set import DatasetSplits, ImageSet, SkippedImage, are_all_patients_known
 from common.data.images.pixels import load_pixels_on_device
 from common.metrics.auroc import (
     FIGURES,
@@ -272,7 +272,7 @@ def _test_global_model(
     labels = select_head_row_labels(images, names).numpy()
     generator = np.random.default_rng(derive_seed(plan.run.seed, "intervals"))
     more, patients = load_plugin_metrics(plan.evaluation.metrics), images.patients
-    resampled: Literal["patients", "images"] = "patients" if has_known_patients(patients) else "images"
+    resampled: Literal["patients", "images"] = "patients" if are_all_patients_known(patients) else "images"
     spread = {name: compute_score_histogram(scores[:, c], labels[:, c]) for c, name in enumerate(names)}
     test = replace(
         summarise_test_results(compute_metrics_per_class(scores, labels, names, more), *groups, GLOBAL_MODEL),

@@ -11,7 +11,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from common.config import Experiment, make_hospital_plan
-from common.data.load import refuse_unknown_test_classes
+from common.data.load import refuse_test_set_without_model_class
 from common.errors import BadInput, Fault, raise_faults
 from common.metrics.multi_class import find_best_client_accuracies
 from common.models.network import build_network
@@ -67,7 +67,7 @@ def run_federation(
             break
         # Sites that build another network were left out, and their classes with them: build anew.
     if setting.external is not None:
-        refuse_unknown_test_classes(setting.external, contract.class_names)
+        refuse_test_set_without_model_class(setting.external, contract.class_names)
     if setting.own is not None:
         coordinator.receive_coordinator_images(setting.own, contract.class_names, setting.device)
     initial = read_model_state(network)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from common.config import Experiment, ExperimentFile
-from common.data.base.image_set import DatasetSplits, ImageSet, hash_dataset, hash_dataset_contents
+from common.data.base.image_set import DatasetSplits, ImageSet, hash_dataset, hash_dataset_components
 from common.errors import BadInput, Fault, raise_faults
 from common.system.plain_text import join_as_english_list, list_first_and_count_rest
 from server.federation.checkpoints import (
@@ -111,14 +111,14 @@ def hash_run_data_sets(
     """Return for each data table of the experiment the hash of its data set, and a number or hash by kind of content.
 
     Tables whose data set the coordinator does not read are left out. Kinds of content are images, pictures, labels,
-    patients and hospitals (:func:`common.data.base.image_set.hash_dataset_contents`).
+    patients and hospitals (:func:`common.data.base.image_set.hash_dataset_components`).
     """
     sets = {
         "data": data and data.parts,
         "server_data": server and server.parts,
         "external_test": external and (external,),
     }
-    return {table: (hash_dataset(*parts), hash_dataset_contents(*parts)) for table, parts in sets.items() if parts}
+    return {table: (hash_dataset(*parts), hash_dataset_components(*parts)) for table, parts in sets.items() if parts}
 
 
 def record_data_hashes_or_refuse(opening: OpenedRunFolder, data: Mapping[str, tuple[str, dict[str, str]]]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from common.config import Experiment
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import load_pixels_on_device
-from common.data.images.reading import encode_png
+from common.data.images.reading import encode_png_thumbnail
 from common.metrics.score_histograms import THRESHOLD
 from common.models.gpu import move_network_to_device
 from common.models.network import Precision, SplitNetwork, compute_image_probabilities, select_head_row_labels
@@ -64,7 +64,7 @@ def write_sample_images(
     rows = sorted({row for of_class in chosen.values() for _, row in of_class})
     images = list(test.select_rows(np.array(rows, np.intp)).images)
     for side in SIDES:  # all at the largest size at which they fit, or at the smallest
-        files = [encode_png(image, side) for image in images]
+        files = [encode_png_thumbnail(image, side) for image in images]
         if sum(map(len, files)) <= BUDGET:
             break
     pictures = {row: base64.b64encode(file).decode() for row, file in zip(rows, files, strict=True)}

@@ -17,7 +17,7 @@ from common.data.load import (
     find_dataset_faults,
     find_external_test_faults,
     load_external_test_images,
-    refuse_unknown_test_classes,
+    refuse_test_set_without_model_class,
 )
 from common.data.partition.checks import find_partition_faults
 from common.errors import BadInput, Fault, raise_faults
@@ -306,7 +306,7 @@ def read_external_test_set(
         store = open_simulation_image_store(file.experiment, file.base_folder, tell)
         images = load_external_test_images(file.experiment.external_test, file.base_folder, store)
         if images is not None:
-            refuse_unknown_test_classes(images, data.label_contract.class_names)
+            refuse_test_set_without_model_class(images, data.label_contract.class_names)
     except BadInput as error:
         raise BadInput(prefix_fault_with_file(file, fault) for fault in error.faults) from None
     return images

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from common.config import Experiment
-from common.data.images.augmentation import augment_weakly
+from common.data.images.augmentation import augment_images_weakly
 from common.errors import BadInput, Fault
 from common.metrics.auroc import compute_plugin_metric, load_plugin_metrics
 from common.models.zoo.spec import Task
@@ -80,7 +80,7 @@ def _test_plugin(argument: str, name: str, experiment: Experiment) -> None:
     match argument:
         case "transform":
             images = torch.full((_IMAGES, model.channels, model.image_size, model.image_size), 127.0)
-            augment_weakly(images, experiment.augmentation, torch.Generator().manual_seed(0))
+            augment_images_weakly(images, experiment.augmentation, torch.Generator().manual_seed(0))
         case "optimizer":
             network = nn.Linear(2, 2, device="cpu")
             optimizer = make_optimizer(network, training, training.lr)

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec
-from common.data.images.augmentation import augment_weakly
+from common.data.images.augmentation import augment_images_weakly
 from common.metrics.auroc import compute_mean_auroc
 from common.models.gpu import GRAPH_DEVICES, is_data_parallel, use_cuda_graphs
 from common.models.network import Model, SplitNetwork, autocast, compute_logits, logits_to_probabilities, set_train_mode
@@ -102,7 +102,7 @@ def train_epoch(
     set_train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
     device, augmented = examples.images.device, None
     if task.augmentation != AugmentationSpec():
-        augmented = partial(augment_weakly, spec=task.augmentation, generator=generator)
+        augmented = partial(augment_images_weakly, spec=task.augmentation, generator=generator)
     losses, parts = [], shuffle_into_batches(len(examples), spec.batch_size, generator, device)
     scaler, arithmetic = make_gradient_scaler(device, spec.precision), autocast(device, spec.precision)
     # No CUDA graph for an external network: it would repeat the first decisions of the network's Python code. None for

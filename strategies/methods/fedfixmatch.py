@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.data.images.augmentation import augment_strongly
+from common.data.images.augmentation import augment_images_strongly
 from common.models.network import Model
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import compute_positive_weights, partial_loss
@@ -84,7 +84,7 @@ class FedFixMatchSite(SiteMethod):
             labelled = partial_loss(weak, batch.labels, batch.annotated, weight)
             if batch.annotated.all():
                 return labelled
-            strong = batch.logits(model, augment_strongly(batch.view(), batch.generator))
+            strong = batch.logits(model, augment_images_strongly(batch.view(), batch.generator))
             pseudo = assign_confident_pseudo_labels(weak[:, ~batch.annotated], parameters.confidence)
             unlabelled = compute_unlabelled_loss(strong[:, ~batch.annotated], pseudo)
             return labelled + parameters.unlabelled_weight * unlabelled

@@ -40,7 +40,7 @@ from client.site.site import Site
 from common.config import make_hospital_plan
 from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
-from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
+from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
 from common.wire.codec import list_record_field_names
 from strategies.registry import list_statistic_meanings
 
@@ -50,7 +50,7 @@ CLASSES = PHANTOM_CLASSES[:3]
 def draw_parts() -> tuple[ImageSet, ...]:
     """Phantoms of as many patients: 48 training, 40 validation and 40 test images; each class is in half of them."""
     random = np.random.default_rng(7)
-    phantoms = draw_phantoms(128, 28, random).select_label_columns(CLASSES)
+    phantoms = draw_phantom_images(128, 28, random).select_label_columns(CLASSES)
     labels = random.integers(0, 2, (128, len(CLASSES))).astype(np.float32)
     every = replace(phantoms, labels=labels, patients=np.arange(128).astype(str))
     rows = np.arange(128)

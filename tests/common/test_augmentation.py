@@ -12,8 +12,8 @@ from common.data.images.augmentation import (
     GREY,
     apply_strong_augmentation,
     apply_weak_augmentation,
-    augment_strongly,
-    augment_weakly,
+    augment_images_strongly,
+    augment_images_weakly,
 )
 
 SURGICAL = AugmentationSpec(rotation=0.2, horizontal_flip=True, zoom=0.5, contrast=0.75)
@@ -37,20 +37,24 @@ def every_image(
 
 def test_all_off_returns_the_very_same_tensor() -> None:
     pixels = images()
-    assert augment_weakly(pixels, AugmentationSpec(), seeded()) is pixels
+    assert augment_images_weakly(pixels, AugmentationSpec(), seeded()) is pixels
 
 
 def test_the_same_generator_gives_the_same_images_and_leaves_the_originals_alone() -> None:
     pixels = images()
     before = pixels.clone()
-    assert torch.equal(augment_weakly(pixels, SURGICAL, seeded()), augment_weakly(pixels, SURGICAL, seeded()))
-    assert not torch.equal(augment_weakly(pixels, SURGICAL, seeded()), augment_weakly(pixels, SURGICAL, seeded(1)))
+    assert torch.equal(
+        augment_images_weakly(pixels, SURGICAL, seeded()), augment_images_weakly(pixels, SURGICAL, seeded())
+    )
+    assert not torch.equal(
+        augment_images_weakly(pixels, SURGICAL, seeded()), augment_images_weakly(pixels, SURGICAL, seeded(1))
+    )
     assert torch.equal(pixels, before)
 
 
 def test_a_flip_alone_is_exact_and_takes_about_every_other_image() -> None:
     pixels = images(batch=400)
-    flipped = augment_weakly(pixels, AugmentationSpec(horizontal_flip=True), seeded())
+    flipped = augment_images_weakly(pixels, AugmentationSpec(horizontal_flip=True), seeded())
     mirrored = (flipped == pixels.flip(3)).flatten(1).all(1)
     same = (flipped == pixels).flatten(1).all(1)
     assert bool((mirrored ^ same).all())
@@ -59,14 +63,14 @@ def test_a_flip_alone_is_exact_and_takes_about_every_other_image() -> None:
 
 @pytest.mark.parametrize("change", [{"translate": 1e-9}, {"contrast": 1e-7}])
 def test_the_flips_are_the_same_beside_other_changes(change: dict[str, float]) -> None:
-    shortcut = augment_weakly(images(), AugmentationSpec(horizontal_flip=True), seeded())
-    beside = augment_weakly(images(), AugmentationSpec(horizontal_flip=True, **change), seeded())
+    shortcut = augment_images_weakly(images(), AugmentationSpec(horizontal_flip=True), seeded())
+    beside = augment_images_weakly(images(), AugmentationSpec(horizontal_flip=True, **change), seeded())
     torch.testing.assert_close(beside, shortcut, rtol=0, atol=0.01)
 
 
 def test_contrast_keeps_the_mean_of_every_channel_and_scales_by_at_most_its_factor() -> None:
     pixels = images(channels=3)
-    result = augment_weakly(pixels, AugmentationSpec(contrast=0.75), seeded())
+    result = augment_images_weakly(pixels, AugmentationSpec(contrast=0.75), seeded())
     torch.testing.assert_close(result.mean((2, 3)), pixels.mean((2, 3)))
     factors = result.std((2, 3)) / pixels.std((2, 3))
     assert bool(((factors > 0.25) & (factors < 1.75)).all())
@@ -113,7 +117,7 @@ def test_height_and_width_are_zoomed_independently() -> None:
 )
 def test_every_setting_keeps_shape_and_finite_values(channels: int, **settings: Any) -> None:
     pixels = images(channels=channels, height=9, width=14)
-    result = augment_weakly(pixels, AugmentationSpec(**settings), seeded())
+    result = augment_images_weakly(pixels, AugmentationSpec(**settings), seeded())
     assert result.shape == pixels.shape
     assert bool(result.isfinite().all())
 
@@ -122,7 +126,7 @@ def test_every_setting_keeps_shape_and_finite_values(channels: int, **settings: 
 @given(seed=st.integers(0, 2**31))
 def test_moving_pixels_about_makes_no_new_extremes(seed: int) -> None:
     for spec in (FEDMLP_WEAK, SURGICAL.model_copy(update={"contrast": 0.0})):
-        result = augment_weakly(images(), spec, seeded(seed))
+        result = augment_images_weakly(images(), spec, seeded(seed))
         assert float(result.min()) >= float(images().min()) - 0.01
         assert float(result.max()) <= float(images().max()) + 0.01
 
@@ -223,6 +227,6 @@ def test_an_images_changes_do_not_depend_on_its_neighbours() -> None:
 
 
 def test_the_generator_alone_decides() -> None:
-    first, other = (augment_strongly(noise(), seeded(seed)) for seed in (5, 6))
-    torch.testing.assert_close(first, augment_strongly(noise(), seeded(5)))
+    first, other = (augment_images_strongly(noise(), seeded(seed)) for seed in (5, 6))
+    torch.testing.assert_close(first, augment_images_strongly(noise(), seeded(5)))
     assert not torch.equal(first, other)

@@ -35,19 +35,19 @@ from client.connection.service import PendingMessage
 from client.site.memory import LostRoundState, RoundStateFolder, SiteRoundState
 from client.site.settings import load_site, read_site_settings
 from common.config import read_experiment
-from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRendering
+from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
 from common.data.images.headers import (
     DicomHeader,
-    estimate_jpeg_2000_memory,
+    compute_rle_plane_sizes,
+    estimate_jpeg_2000_decoder_memory,
     read_dicom_headers,
     read_encoded_frame_shape,
-    read_rle_plane_sizes,
 )
 from common.data.images.reading import DecodedImageFormat
 from common.data.images.store import decode_pictures
 from common.data.load import load_dataset
-from common.data.tables.csv import read_csv_columns
-from common.data.tables.labels import open_picture_folder
+from common.data.tables.csv import read_csv_table
+from common.data.tables.labels import open_folder_label_table
 from common.errors import BadInput, WireError
 from common.models.network import Head, build_network
 from common.models.saved import load_model, save_model
@@ -422,7 +422,7 @@ def table(folder: Path) -> None:
     keys = tomllib.loads(FOLDER) | {"split_column": "part", "missing_files": "ignore"}
     (folder / "pictures").mkdir()
     (folder / "pictures" / "00.png").touch()
-    opened = open_picture_folder(FolderDatasetSpec.model_validate(keys), folder)
+    opened = open_folder_label_table(FolderDatasetSpec.model_validate(keys), folder)
     assert opened.labels.shape == (len(opened.files), 2)
 
 
@@ -431,7 +431,7 @@ def packed_table(data: bytes) -> None:
     """The file as it is, and as gzip makes it of the bytes."""
     for content in (data, gzip.compress(data, 1)):
         with folder_with({"labels.csv.gz": content}) as folder, contextlib.suppress(BadInput):
-            columns = read_csv_columns(folder / "labels.csv.gz", "data.labels")
+            columns = read_csv_table(folder / "labels.csv.gz", "data.labels")
             assert len({cells.shape for cells in columns.values()}) == 1
 
 
@@ -483,7 +483,7 @@ def volume_seeds() -> list[bytes]:
 
 @target("volume", volume_seeds)
 def volume(data: bytes) -> None:
-    form = replace(EIGHT, rendering=PictureRendering("middle", "coronal"))
+    form = replace(EIGHT, rendering=PictureRenderingOptions("middle", "coronal"))
     for content in (data, gzip.compress(data, 1)):
         with folder_with({"it": content}) as folder:
             decoded = decode_pictures(["it"], lambda row, file=folder / "it": file, form)
@@ -516,7 +516,7 @@ def frame_seeds() -> list[bytes]:
 
 @target("packed-frame", frame_seeds)
 def frame(data: bytes) -> None:
-    for read in (read_encoded_frame_shape, estimate_jpeg_2000_memory, read_rle_plane_sizes):
+    for read in (read_encoded_frame_shape, estimate_jpeg_2000_decoder_memory, compute_rle_plane_sizes):
         with contextlib.suppress(ValueError):
             read(data)
 

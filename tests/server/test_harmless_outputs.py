@@ -18,7 +18,7 @@ import server.runs.progress
 from client.connection import status as site_status
 from client.gate import audit_report
 from client.gate.gate import LISTED_BYTES, list_audit_fields
-from common.data.tables.csv import read_csv_columns
+from common.data.tables.csv import read_csv_table
 from common.errors import BadInput, Fault
 from common.metrics.auroc import ClassMetrics, summarise_test_results
 from common.metrics.bootstrap import AurocIntervals
@@ -263,7 +263,7 @@ def test_numbers_stay_numbers_and_harmless_names_stay_as_they_are(tmp_path: Path
 
 def test_a_table_with_formulas_in_its_names_is_read_by_our_own_reader(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(format_rows_as_csv([["image", "=Effusion"], ["=1+1.png", 1], ['a,"b";-2.png', 0]]))
-    columns = read_csv_columns(tmp_path / "t.csv", "labels")
+    columns = read_csv_table(tmp_path / "t.csv", "labels")
     assert {name: list(cells) for name, cells in columns.items()} == {
         "image": ["'=1+1.png", 'a,"b";\'-2.png'],
         "'=Effusion": ["1", "0"],

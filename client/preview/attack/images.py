@@ -31,7 +31,7 @@ from client.preview.attack.adversary import (
 )
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import convert_to_channels_first
-from common.data.images.reading import encode_png
+from common.data.images.reading import encode_png_thumbnail
 from common.models.network import SplitNetwork, convert_backbone_pixels, set_train_mode
 from common.models.state import make_model_layout, read_model_state
 from strategies.local.losses import PLAIN_LOSSES
@@ -180,4 +180,4 @@ def _encode_grey_png(values: Floats) -> str:
     side = math.isqrt(len(values))
     low, high = np.quantile(values, [0.01, 0.99])
     grey = np.clip((values - low) / max(high - low, 1e-9), 0, 1) * 255
-    return base64.b64encode(encode_png(grey.reshape(side, side).astype(np.uint8), side)).decode()
+    return base64.b64encode(encode_png_thumbnail(grey.reshape(side, side).astype(np.uint8), side)).decode()

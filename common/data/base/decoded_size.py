@@ -10,8 +10,8 @@ from functools import cache
 from common.system.resources import measure_physical_memory, read_container_memory_limit
 
 LARGEST_MB = 256
-"""MiB that one decoded picture may take: 2^26 pixels of 4 bytes (Pillow's colour), or twice as many of 16-bit grey. The
-largest medical pictures, scanned films and mammograms, take half of that."""
+"""MiB that one decoded picture may take, its decoder's memory included: 2^26 pixels of 4 bytes (Pillow's colour), or
+twice as many of 16-bit grey. The largest medical pictures, scanned films and mammograms, take half of that."""
 MOST_GROWTH = 100
 """Largest decompression factor of a file with many pictures or lines. Pictures have 1 to 5, text tables 5 to 60;
 deflate reaches 1,030 with nothing but zeros."""
@@ -19,12 +19,7 @@ SHARE_OF_MEMORY = 0.75
 """Fraction of the machine's memory that one large file may take; the rest is for the program and for training."""
 
 
-def compute_decoded_picture_limit(largest_mb: int = LARGEST_MB) -> int:
-    """Return the bytes that one decoded picture may take, the decoder's working memory included."""
-    return largest_mb << 20
-
-
-def compute_decoded_content_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_memory: bool = True) -> int:
+def compute_decoded_file_size_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_memory: bool = True) -> int:
     """Return the bytes that the decoded content of a large file may take: a table, an npz file or an image volume.
 
     Args:
@@ -32,7 +27,7 @@ def compute_decoded_content_limit(file_size: int, largest_mb: int = LARGEST_MB, 
         largest_mb: MiB that are always allowed, even for a very small file.
         in_memory: False for content that is written to the disk piece by piece.
     """
-    memory = int(SHARE_OF_MEMORY * measure_available_memory()) if in_memory else MOST_GROWTH * file_size
+    memory = int(SHARE_OF_MEMORY * measure_process_memory_limit()) if in_memory else MOST_GROWTH * file_size
     return max(largest_mb << 20, min(MOST_GROWTH * file_size, memory))
 
 
@@ -54,6 +49,6 @@ def format_mib(size: int) -> str:
 
 
 @cache
-def measure_available_memory() -> int:
+def measure_process_memory_limit() -> int:
     """Return the bytes of memory that this process may use: the machine's, or the container's limit if it is lower."""
     return min(measure_physical_memory(), read_container_memory_limit())

@@ -23,12 +23,12 @@ UNKNOWN_PATIENT = "unknown#"
 """Prefix of placeholder patient names, followed by the image's number."""
 
 
-def make_placeholder_patients(count: int, start: int = 0) -> NDArray[np.str_]:
+def make_placeholder_patient_names(count: int, start: int = 0) -> NDArray[np.str_]:
     """Return made-up patient names ``(count,)``, one per image, numbered from ``start``, for data without patients."""
     return np.char.add(UNKNOWN_PATIENT, np.arange(start, start + count).astype(np.str_))
 
 
-def fill_patients_by_study(patients: Sequence[str], studies: Sequence[str]) -> list[str]:
+def fill_missing_patients_by_study(patients: Sequence[str], studies: Sequence[str]) -> list[str]:
     """Return a patient name for each image, and fill in missing names with the help of the study.
 
     An image without a name gets the patient of its study if the study has exactly one. Else it gets a placeholder,
@@ -50,14 +50,14 @@ def fill_patients_by_study(patients: Sequence[str], studies: Sequence[str]) -> l
     ]
 
 
-def is_placeholder_patient(patients: NDArray[np.str_]) -> NDArray[np.bool_]:
+def find_placeholder_patients(patients: NDArray[np.str_]) -> NDArray[np.bool_]:
     """Return a mask ``(n,)``, True where the patient name is a placeholder."""
     return np.asarray(np.char.find(patients, UNKNOWN_PATIENT) >= 0)
 
 
-def has_known_patients(patients: NDArray[np.str_]) -> bool:
-    """Return True if none of the patient names ``(n,)`` is a placeholder (:func:`is_placeholder_patient`)."""
-    return not is_placeholder_patient(patients).any()
+def are_all_patients_known(patients: NDArray[np.str_]) -> bool:
+    """Return True if none of the patient names ``(n,)`` is a placeholder (:func:`find_placeholder_patients`)."""
+    return not find_placeholder_patients(patients).any()
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class LazyPictures(ABC):
         """Return the pictures with these indices, in the given order; uint8, or float32 from 0 to 255."""
 
     @abstractmethod
-    def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+    def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         """Return the :func:`compute_picture_digest` of each of these pictures, without reading them."""
 
     @property
@@ -141,7 +141,7 @@ def describe_skipped_images(skipped: Sequence[SkippedImage]) -> str:
     return f"{format_count_with_noun(len(skipped), 'image')} could not be read, and {verb} left out: {names}."
 
 
-def describe_uniform_pictures(names: Sequence[str]) -> str:
+def describe_blank_pictures(names: Sequence[str]) -> str:
     """Return a sentence that lists the first files rendered in one uniform grey; empty if there are none."""
     if not names:
         return ""
@@ -160,7 +160,7 @@ class ImageSet:
         labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated, or uncertain).
         class_names: Column names of ``labels``, in the order of the source.
         patients: ``(n,)`` strings. All images of a patient are in the same part of a split. Unknown patients have the
-            names of :func:`make_placeholder_patients`.
+            names of :func:`make_placeholder_patient_names`.
         sources: ``(n,)`` strings, the centre that each image came from; empty strings where unknown.
         skipped: Images that could not be read and are left out.
         missing: Number of images that the label table names and the image folder lacks.
@@ -201,11 +201,11 @@ class ImageSet:
         return self.stored[:] if isinstance(self.stored, LazyPictures) else self.stored
 
     @cached_property
-    def digests(self) -> NDArray[np.uint64]:
+    def picture_digests(self) -> NDArray[np.uint64]:
         """The :func:`compute_picture_digest` of each picture, ``(n,)``."""
         rows = np.arange(len(self)) if self.places is None else self.places
         if isinstance(self.stored, LazyPictures):
-            return self.stored.digests(rows)
+            return self.stored.read_picture_digests(rows)
         pictures = self.stored  # equal rows are hashed once: identical files share a row
         with ThreadPoolExecutor() as pool:
             different, places = np.unique(rows, return_inverse=True)
@@ -284,11 +284,11 @@ def hash_dataset(*parts: ImageSet) -> str:
     for images in parts:
         digest.update(json.dumps([images.patients.tolist(), images.sources.tolist()]).encode())
         digest.update(np.ascontiguousarray(images.labels).tobytes())
-        digest.update(images.digests.tobytes())
+        digest.update(images.picture_digests.tobytes())
     return digest.hexdigest()
 
 
-def hash_dataset_contents(*parts: ImageSet) -> dict[str, str]:
+def hash_dataset_components(*parts: ImageSet) -> dict[str, str]:
     """Return the number of images, and a short hash each of all pictures, all labels, all patients and each hospital.
 
     Two more hashes tell which picture has which labels, and which patient. The order of the images has no effect: a
@@ -296,7 +296,7 @@ def hash_dataset_contents(*parts: ImageSet) -> dict[str, str]:
     show where the difference is.
     """
     labels = [row.tobytes() for part in parts for row in part.labels]
-    digests = [digest.tobytes() for part in parts for digest in part.digests]
+    digests = [digest.tobytes() for part in parts for digest in part.picture_digests]
     patients = [json.dumps(name).encode() for part in parts for name in part.patients.tolist()]
     sources = [name for part in parts for name in part.sources.tolist()]
     pairs = {"labels by picture": zip(digests, labels, strict=True)}
@@ -315,7 +315,7 @@ _ARRAYS = ("stored", "labels", "patients", "sources", "places")
 Layout = dict[str, Any]
 
 
-def serialize_splits(
+def serialize_dataset_splits(
     splits: DatasetSplits, describe: Callable[[LazyPictures], Any] = lambda stored: None
 ) -> tuple[Layout, list[NDArray[Any]]]:
     """Convert a data set to JSON and a list of arrays, which the JSON refers to by index, for another process.
@@ -347,10 +347,10 @@ def serialize_splits(
     return layout, arrays
 
 
-def deserialize_splits(
+def deserialize_dataset_splits(
     layout: Layout, arrays: Sequence[NDArray[Any]], opened: Callable[[Any], LazyPictures] | None = None
 ) -> DatasetSplits:
-    """Rebuild a data set from the JSON and the arrays of :func:`serialize_splits`, without copying an array.
+    """Rebuild a data set from the JSON and the arrays of :func:`serialize_dataset_splits`, without copying an array.
 
     Args:
         opened: Opens pictures from the JSON that ``describe`` returned.
@@ -371,16 +371,16 @@ def deserialize_splits(
     return DatasetSplits(*sets)
 
 
-def view_array_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+def view_array_as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Return the bytes of an array as a flat uint8 array, without a copy if the array is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def array_types_and_shapes(arrays: Sequence[NDArray[Any]]) -> list[tuple[str, tuple[int, ...]]]:
+def list_array_dtypes_and_shapes(arrays: Sequence[NDArray[Any]]) -> list[tuple[str, tuple[int, ...]]]:
     """Return the dtype and the shape of each array, which :func:`restore_array_from_bytes` needs to restore it."""
     return [(array.dtype.str, array.shape) for array in arrays]
 
 
 def restore_array_from_bytes(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
-    """Restore a read-only array from the bytes of :func:`view_array_bytes`, without a copy."""
+    """Restore a read-only array from the bytes of :func:`view_array_as_bytes`, without a copy."""
     return np.frombuffer(data, dtype).reshape(shape)

@@ -115,7 +115,7 @@ def is_blank_cell(cell: str) -> bool:
     return len(cell) <= 4 and cell.casefold() in _BLANK
 
 
-def is_nameless_text(cell: str) -> bool:
+def is_missing_value(cell: str) -> bool:
     r"""Return True if a normalised text names nothing.
 
     Such texts are blank cells, missing values and errors as programs write them (``None``, ``\N``, ``#REF!``), also in
@@ -132,8 +132,8 @@ def is_nameless_text(cell: str) -> bool:
 def is_anonymous_patient(name: str) -> bool:
     """Return True if a normalised text names no patient: it names nothing, or says ``ANON`` or ``No^Name``."""
     if name[-1:].isdecimal():
-        return is_nameless_text(name)
-    if is_nameless_text(name):
+        return is_missing_value(name)
+    if is_missing_value(name):
         return True
     text = name.casefold().strip("[](){}<>*'\" .:!^")
     if _NOBODY.fullmatch(" ".join(_WORDS.findall(text))) and not any(map(str.isdecimal, text)):
@@ -141,23 +141,23 @@ def is_anonymous_patient(name: str) -> bool:
     return NO_NAMES.fullmatch(text) is not None and len(text) > 2  # two letters may be initials
 
 
-def looks_like_nobody(name: str) -> bool:
+def looks_like_dummy_patient(name: str) -> bool:
     """Return True if a normalised text is a number or pseudonym that may stand for nobody: ``0000``, ``ANON1``."""
     return _LIKE_NOBODY.fullmatch(name) is not None
 
 
 def make_name_similarity_key(name: str) -> str:
     """Return a comparison key, which is equal for similar names such as ``P-007`` and ``p7.0``."""
-    if name.isascii() and (simple := _LETTERS_AND_NUMBER.fullmatch(_strip_prefix_and_extension(name))):
+    if name.isascii() and (simple := _LETTERS_AND_NUMBER.fullmatch(_strip_id_prefix_and_extension(name))):
         return simple[1] + simple[2]  # fast path for most ids
-    groups = _split_into_letter_groups(name)
+    groups = _fold_name_to_plain_words(name)
     return _ZEROS_AND_GAPS.sub("", groups) or groups
 
 
-def _split_into_letter_groups(name: str) -> str:
+def _fold_name_to_plain_words(name: str) -> str:
     """Return the letters and digits of a name in lower case, without accents, with a space for each separator."""
     if name.isascii():
-        folded = _strip_prefix_and_extension(name)
+        folded = _strip_id_prefix_and_extension(name)
     else:
         bare = (letter for letter in unicodedata.normalize("NFKD", name) if not "\u0300" <= letter <= "\u036f")
         folded = "".join(str(unicodedata.decimal(letter, letter)) for letter in bare).casefold().translate(_LOOK_ALIKE)
@@ -171,7 +171,7 @@ def _split_into_letter_groups(name: str) -> str:
     return _SEPARATORS.sub(" ", folded).strip() or folded
 
 
-def _strip_prefix_and_extension(name: str) -> str:
+def _strip_id_prefix_and_extension(name: str) -> str:
     lower = name.lower()
     lower = _FILE_TYPE.sub("", lower) if "." in lower[-7:-2] else lower
     if power := _POWER_OF_TEN.fullmatch(lower) if "e" in lower else None:
@@ -203,7 +203,9 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
         lead from all names of the group to that one.
     """
     # A coarse key is ten times as fast as the fine one: a second for a million names.
-    texts = (_strip_prefix_and_extension(name) if name.isascii() else make_name_similarity_key(name) for name in names)
+    texts = (
+        _strip_id_prefix_and_extension(name) if name.isascii() else make_name_similarity_key(name) for name in names
+    )
     coarse = [text.encode(errors="replace").translate(None, _NEVER_TELLING) for text in texts]
     counts, first, similar = Counter(coarse), dict[str, str](), dict[str, str]()
     for name, key in zip(names, coarse, strict=True):
@@ -216,13 +218,13 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
                 earliest = first.setdefault(name.lower(), name)
             if earliest is not name:
                 similar[name] = earliest
-    _pair_by_separators(similar, first)
-    _pair_identifiers_with_places(similar, names)
-    _pair_reversed_names(similar, names)
+    _pair_names_by_separators(similar, first)
+    _pair_ids_with_and_without_place(similar, names)
+    _pair_reversed_person_names(similar, names)
     return similar
 
 
-def _pair_by_separators(similar: dict[str, str], first: Mapping[str, str]) -> None:
+def _pair_names_by_separators(similar: dict[str, str], first: Mapping[str, str]) -> None:
     """Add pairs of names that differ in separators only, if all separators of one name are also in the other.
 
     Args:
@@ -233,7 +235,7 @@ def _pair_by_separators(similar: dict[str, str], first: Mapping[str, str]) -> No
         if " " not in likeness or _UID.fullmatch(name):
             continue
         text, gaps = "", set[int]()  # joined groups, and where the gaps were, in characters from the end
-        for group in reversed(_SECOND_VOWEL.sub("", _split_into_letter_groups(name)).split(" ")):
+        for group in reversed(_SECOND_VOWEL.sub("", _fold_name_to_plain_words(name)).split(" ")):
             # A gap between a letter and a digit is not counted, because A-1 and A1 have the same key.
             if text and group[-1:].isdecimal() == text[0].isdecimal():
                 gaps.add(len(text))
@@ -242,13 +244,13 @@ def _pair_by_separators(similar: dict[str, str], first: Mapping[str, str]) -> No
         if len(letters) >= _FEWEST_UNGROUPED:
             for others, earlier in same_letters[letters]:
                 if gaps < others or gaps > others:
-                    _pair_if_ungrouped(similar, name, earlier)
+                    _merge_name_groups(similar, name, earlier)
             same_letters[letters].append((gaps, name))
             if letters in first:
-                _pair_if_ungrouped(similar, name, first[letters])
+                _merge_name_groups(similar, name, first[letters])
 
 
-def _pair_identifiers_with_places(similar: dict[str, str], names: Sequence[str]) -> None:
+def _pair_ids_with_and_without_place(similar: dict[str, str], names: Sequence[str]) -> None:
     """Add pairs of names with the same identifier, if both name the same place, or if only one names a place.
 
     Such are ``north/P1`` and ``P1^north``, ``north/P1`` and ``P1``.
@@ -268,34 +270,29 @@ def _pair_identifiers_with_places(similar: dict[str, str], names: Sequence[str])
                 # Names of two places differ; a name without a place is similar to that of each place.
                 for other in [""] if place else list(same_id):
                     if other in same_id:
-                        _pair_if_ungrouped(similar, name, same_id[other])
+                        _merge_name_groups(similar, name, same_id[other])
             elif same_id[place] is not name:
-                _pair_if_ungrouped(similar, name, same_id[place])
+                _merge_name_groups(similar, name, same_id[place])
             same_id.setdefault(place, name)
 
 
-def _pair_reversed_names(similar: dict[str, str], names: Sequence[str]) -> None:
+def _pair_reversed_person_names(similar: dict[str, str], names: Sequence[str]) -> None:
     """Add pairs of a name with the family name first, ``Doe^John`` or ``Doe, John``, and ``John Doe``."""
     by_words = dict[tuple[str, ...], str]()
     for name in names:
         if ("^" in name or "," in name) and _FAMILY_NAME_FIRST.fullmatch(name):
-            by_words.setdefault(tuple(sorted(_split_into_letter_groups(name).split())), name)
-    if not by_words:
-        return
-    for name in names:
-        words = (
-            tuple(sorted(_split_into_letter_groups(name).split()))
-            if " " in name and not any(map(str.isdecimal, name))
-            else ()
-        )
-        if words in by_words and by_words[words] is not name:
-            _pair_if_ungrouped(similar, name, by_words[words])
+            by_words.setdefault(tuple(sorted(_fold_name_to_plain_words(name).split())), name)
+    for name in names if by_words else ():
+        if " " in name and not any(map(str.isdecimal, name)):
+            words = tuple(sorted(_fold_name_to_plain_words(name).split()))
+            if words in by_words and by_words[words] is not name:
+                _merge_name_groups(similar, name, by_words[words])
 
 
-def _pair_if_ungrouped(similar: dict[str, str], name: str, earlier: str) -> None:
+def _merge_name_groups(similar: dict[str, str], name: str, earlier: str) -> None:
     """Add a pair, unless both names are in one group already."""
-    root = _follow_to_last(similar, name)
-    if root == _follow_to_last(similar, earlier):
+    root = _find_group_root(similar, name)
+    if root == _find_group_root(similar, earlier):
         return
     if name in similar and earlier not in similar:
         similar[earlier] = name
@@ -303,22 +300,22 @@ def _pair_if_ungrouped(similar: dict[str, str], name: str, earlier: str) -> None
         similar[root] = earlier
 
 
-def _follow_to_last(pairs: Mapping[str, str], name: str) -> str:
+def _find_group_root(pairs: Mapping[str, str], name: str) -> str:
     while name in pairs:
         name = pairs[name]
     return name
 
 
-def map_to_group_name(similar: Mapping[str, str]) -> dict[str, str]:
+def map_names_to_group_names(similar: Mapping[str, str]) -> dict[str, str]:
     """Map all names in the pairs of :func:`find_similar_names` to the smallest name of their group."""
     least = dict[str, str]()
     for name in similar:
-        root = _follow_to_last(similar, name)
+        root = _find_group_root(similar, name)
         least[root] = min(least.get(root, root), name)
-    return {name: least[_follow_to_last(similar, name)] for name in {*similar, *least}}
+    return {name: least[_find_group_root(similar, name)] for name in {*similar, *least}}
 
 
-def convert_array_to_names(values: NDArray[np.generic]) -> NDArray[np.str_]:
+def normalize_name_array(values: NDArray[np.generic]) -> NDArray[np.str_]:
     """Convert an array ``(n,)`` of texts, bytes or numbers to normalised names; if all floats are whole, without .0."""
     values = np.asarray(values.tolist()) if values.dtype.kind == "O" else values
     distinct, inverse = np.unique(values, return_inverse=True)

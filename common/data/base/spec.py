@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from common.data.base.decoded_size import LARGEST_MB
 from common.data.base.names import Name
@@ -33,12 +33,6 @@ LegacySeed = Annotated[int, Field(ge=0, lt=2**32)]
 """A seed in the range of numpy's legacy generator."""
 
 
-def _normalize_separator(separator: str) -> str:
-    """Replace each run of white space in a separator by one space; a separator that is one line end or tab stays."""
-    alone = {"\r\n": "\n", "\r": "\n", "\n": "\n", "\t": "\t"}
-    return alone.get(separator) or re.sub(r"\s+", " ", separator)
-
-
 ClassNames = Annotated[tuple[Name, ...], Field(min_length=1)]
 NO_FINDING = ("No Finding", "No Findings", "Normal")
 """Names that say that all classes are absent, compared without regard to case."""
@@ -53,17 +47,19 @@ class BaseDatasetSpec(BaseModel):
 
 
 @dataclass(frozen=True)
-class PictureRendering:
+class PictureRenderingOptions:
     """Options for rendering an image file as one 8-bit picture: which frame or slice, and which grey values.
 
     Attributes:
-        frame: Number of the DICOM frame or NIfTI slice, from 1, or ``"middle"``; None for a file with only one.
+        frame: Number of the frame in a multi-frame DICOM file, or of the slice in a NIfTI volume, from 1, or
+            ``"middle"``; without it such files are unreadable.
         axis: The axis at right angles to the slices of a NIfTI volume.
         window: Window centre and width that replace those of the file; None uses the file's own window, or else the
             image's range of values.
         largest_mb: MiB that one decoded picture may take.
-        bit_depth: Number of significant bits in 16-bit PNG samples; None refuses 16-bit PNG files.
-        jpeg_draft: True decodes a JPEG file at reduced scale if the picture is shrunk afterwards anyway.
+        bit_depth: Number of significant bits in 16-bit PNG samples, which a file does not state; None refuses them.
+        jpeg_draft: Decode JPEG files at a half, a quarter or an eighth of their size, but not below ``image_size``: two
+            to three times as fast, with slightly different pixels.
     """
 
     frame: Frame | None = None
@@ -74,7 +70,7 @@ class PictureRendering:
     jpeg_draft: bool = False
 
 
-AS_IN_FILE = PictureRendering()
+AS_IN_FILE = PictureRenderingOptions()
 
 
 class PictureTableSpec(BaseDatasetSpec):
@@ -87,15 +83,8 @@ class PictureTableSpec(BaseDatasetSpec):
         skip_budget: Fraction of unreadable images above which the data set is refused.
         missing_files: ``"fault"`` refuses a table with rows whose image file is missing; ``"ignore"`` leaves these rows
             out and counts them.
-        frame: Number of the frame in a multi-frame DICOM file, or of the slice in a NIfTI volume, from 1, or
-            ``"middle"``; without it such files are unreadable.
-        axis: The axis at right angles to the slices of NIfTI volumes.
-        window: Window centre and width for DICOM and NIfTI files, instead of the window in the file.
         largest_mb: MiB that one decoded picture may take, and that the table may always take.
-        bit_depth: Number of significant bits in 16-bit PNG samples, which a file does not state; without it 16-bit PNG
-            files are unreadable.
-        jpeg_draft: Decode JPEG files at a half, a quarter or an eighth of their size, but not below ``image_size``: two
-            to three times as fast, with slightly different pixels.
+        frame, axis, window, bit_depth, jpeg_draft: See :class:`PictureRenderingOptions`.
     """
 
     labels: str
@@ -113,8 +102,10 @@ class PictureTableSpec(BaseDatasetSpec):
     split_seed: LegacySeed = SPLIT_SEED
 
     @property
-    def rendering(self) -> PictureRendering:
-        return PictureRendering(self.frame, self.axis, self.window, self.largest_mb, self.bit_depth, self.jpeg_draft)
+    def rendering_options(self) -> PictureRenderingOptions:
+        return PictureRenderingOptions(
+            self.frame, self.axis, self.window, self.largest_mb, self.bit_depth, self.jpeg_draft
+        )
 
 
 class PictureFolderSpec(PictureTableSpec):
@@ -147,7 +138,7 @@ class LabelColumnsSpec(PictureTableSpec):
 
     label_columns: tuple[Name, ...] = ()
     finding_column: Name | None = None
-    separator: Annotated[str, Field(min_length=1), AfterValidator(_normalize_separator)] = "|"
+    separator: Annotated[str, Field(min_length=1)] = "|"
     classes: tuple[Name, ...] = ()
     other_findings: tuple[Name, ...] = ()
     no_finding: tuple[Name, ...] = NO_FINDING
@@ -170,6 +161,13 @@ class LabelColumnsSpec(PictureTableSpec):
     def class_names(self) -> tuple[str, ...]:
         """The distinct classes, after synonyms are replaced."""
         return tuple(dict.fromkeys(self.synonyms.get(name, name) for name in self.class_names_in_table))
+
+    @field_validator("separator")
+    @classmethod
+    def _normalize_separator(cls, separator: str) -> str:
+        """Replace each run of white space by one space; a separator that is one line end or tab stays."""
+        alone = {"\r\n": "\n", "\r": "\n", "\n": "\n", "\t": "\t"}
+        return alone.get(separator) or re.sub(r"\s+", " ", separator)
 
     @model_validator(mode="after")
     def _check_synonyms(self) -> Self:
@@ -194,17 +192,16 @@ class LabelColumnsSpec(PictureTableSpec):
                 raise ValueError(f"a class or synonym, and in {key} too: {', '.join(both)}. Remove it from one of them")
         if divided := [name for name in self.classes if self.separator in name]:
             raise ValueError(f"names of classes may not contain the separator: {', '.join(divided)}")
-        useless = (
-            ("separator", "other_findings", "no_finding", "not_assessed") if self.label_columns else ("uncertain",)
-        )
+        owner, useless = "label_columns", ["uncertain"]
+        if self.label_columns:
+            owner, useless = "finding_column", ["separator", "other_findings", "no_finding", "not_assessed"]
         for key in useless:
             if getattr(self, key) != type(self).model_fields[key].default:
-                owner = "finding_column" if self.label_columns else "label_columns"
                 raise ValueError(f"{key} has a meaning for {owner} only; leave it out")
         return self
 
 
-def add_label_names(own: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+def inherit_label_settings(own: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table's settings; settings for the names in cells that it lacks are added from those of another table.
 
     Args:
@@ -291,7 +288,7 @@ class DicomwebDatasetSpec(LabelColumnsSpec):
         return url.rstrip("/")
 
     @model_validator(mode="after")
-    def _check_key_columns(self) -> Self:
+    def _check_image_key_columns(self) -> Self:
         if self.study_column is not None and self.accession_column is not None:
             raise ValueError("give study_column or accession_column, not both")
         if not (self.instance_column or self.study_column or self.accession_column):
@@ -299,20 +296,15 @@ class DicomwebDatasetSpec(LabelColumnsSpec):
         return self
 
     @model_validator(mode="after")
-    def _check_secret(self) -> Self:
+    def _check_pacs_authentication(self) -> Self:
         sources = [key for key in ("secret_file", "secret_env") if getattr(self, key)]
         if len(sources) != (self.authentication is not None):
             raise ValueError("authentication needs secret_file or secret_env, and these need authentication")
-        if self.authentication and self.url.startswith("http:") and self.host not in _ALONE:
-            raise ValueError("with authentication the address must begin with https: anyone could read the secret")
-        return self
-
-    @property
-    def host(self) -> str:
-        """The host name or IP address in ``url``."""
         parts = _URL.fullmatch(self.url)
         assert parts
-        return parts[1]
+        if self.authentication and self.url.startswith("http:") and parts[1] not in _ALONE:
+            raise ValueError("with authentication the address must begin with https: anyone could read the secret")
+        return self
 
 
 TaskName = Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
@@ -372,7 +364,7 @@ class NihDatasetSpec(PictureFolderSpec):
     missing_files: Literal["ignore", "fault"] = "ignore"
 
     @model_validator(mode="after")
-    def _check_split_lists(self) -> Self:
+    def _check_nih_split_lists(self) -> Self:
         if (self.train_val_list is None) != (self.test_list is None):
             raise ValueError("train_val_list and test_list belong together: give both or neither")
         return self
@@ -494,7 +486,7 @@ class MixtureDatasetSpec(BaseDatasetSpec):
     color: bool = False
 
     @model_validator(mode="after")
-    def _check_image_sizes(self) -> Self:
+    def _check_task_image_sizes(self) -> Self:
         if sized := [task for task, spec in self.tasks.items() if spec.image_size not in (None, self.image_size)]:
             raise ValueError(f"image_size is the mixture's; take it out of {', '.join(sized)}")
         return self

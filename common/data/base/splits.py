@@ -3,7 +3,7 @@
 :func:`split_patients` and :func:`split_patients_over_sites` reproduce the splits of Kulkarni et al., "Surgical
 Aggregation", ML4H 2024, patient by patient, and therefore use numpy's legacy generator. A patient is abnormal if any
 image of the patient has a positive label; abnormal and other patients are split in the same proportions.
-:class:`PatientIndex` and :class:`StratifiedSplitter` apply splits that other papers define for single images to
+:class:`PatientIndex` and :class:`StratifiedPatientSplitter` apply splits that other papers define for single images to
 patients; with one image per patient the result is the same.
 """
 
@@ -104,12 +104,12 @@ def hold_out_patients(
 
 def group_patients_by_abnormality(patients: Names, abnormal: NDArray[np.bool_]) -> tuple[Names, Names]:
     """Return the sorted names of patients with a positive image, and of those without one."""
-    everyone = sort_patients(np.unique(patients))
+    everyone = sort_patient_names(np.unique(patients))
     positive = np.isin(everyone, np.unique(patients[abnormal]))
     return everyone[positive], everyone[~positive]
 
 
-def sort_patients(patients: Names) -> Names:
+def sort_patient_names(patients: Names) -> Names:
     """Sort patient names numerically if all are numbers (``"9"`` before ``"10"``), else as text.
 
     A placeholder name, such as ``unknown#7``, counts as its number.
@@ -128,18 +128,18 @@ def assign_images_to_parts(patients: Names, split: PatientSplit) -> Names:
     return parts
 
 
-def divide_into_splits(images: ImageSet, parts: Names) -> DatasetSplits:
+def divide_images_into_splits(images: ImageSet, parts: Names) -> DatasetSplits:
     """Divide images into the three parts; ``parts`` ``(n,)`` names the part of each image."""
     return DatasetSplits(*(images.select_rows(np.flatnonzero(parts == part)) for part in PARTS))
 
 
 def split_images_by_patient(images: ImageSet, seed: int) -> DatasetSplits:
     """Split a data set 70/10/20 by patient into training, validation and test."""
-    split = split_patients(images.patients, mask_positive_images(images.labels), seed)
-    return divide_into_splits(images, assign_images_to_parts(images.patients, split))
+    split = split_patients(images.patients, find_positive_images(images.labels), seed)
+    return divide_images_into_splits(images, assign_images_to_parts(images.patients, split))
 
 
-def mask_positive_images(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
+def find_positive_images(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Return a mask ``(n,)`` of the images with at least one 1 in ``labels`` ``(n, classes)``."""
     return np.asarray((labels == 1).any(axis=1), dtype=np.bool_)
 
@@ -148,12 +148,10 @@ def find_shared_patient_faults(where: str, patients: Mapping[str, Names]) -> lis
     """Return a fault for each pair of parts that share patients, given each part's patients by the part's name."""
     faults = []
     for (first, of_first), (second, of_second) in combinations(patients.items(), 2):
-        shared = sort_patients(np.intersect1d(of_first, of_second))
+        shared = sort_patient_names(np.intersect1d(of_first, of_second))
         if len(shared):
-            problem = (
-                f"{format_count_with_noun(len(shared), 'patient')} in both {first} and {second}: "
-                f"{quote_names(shared, limit=5)}."
-            )
+            problem = f"{format_count_with_noun(len(shared), 'patient')} in both {first} and {second}: "
+            problem += f"{quote_names(shared, limit=5)}."
             remedy = "Put all images of a patient on one side of the split."
             faults.append(Fault(where, problem, remedy, cause="patients"))
     return faults
@@ -167,10 +165,8 @@ def find_patient_name_faults(where: str, patients: Names) -> list[Fault]:
         faults.append(Fault(where, f"{quote_names(nameless)} names no patient.", "Name the patient of every image."))
     if similar := find_similar_names(names):
         pairs = [f'"{earlier}" and "{name}"' for name, earlier in similar.items()]
-        problem = (
-            f"{format_count_with_noun(len(similar), 'pair')} of patients may be one: "
-            f"{list_first_and_count_rest(pairs, 5)}."
-        )
+        problem = f"{format_count_with_noun(len(similar), 'pair')} of patients may be one: "
+        problem += f"{list_first_and_count_rest(pairs, 5)}."
         faults.append(Fault(where, problem, "Write each patient in one way.", cause="patients"))
     return faults
 
@@ -191,7 +187,7 @@ class PatientIndex:
     classes: Numbers
 
     @classmethod
-    def from_images(cls, images: ImageSet) -> "PatientIndex":
+    def number_patients(cls, images: ImageSet) -> "PatientIndex":
         """Number the patients of a set of images in order of first appearance."""
         _, first, inverse = np.unique(images.patients, return_index=True, return_inverse=True)
         number = np.empty(len(first), dtype=np.intp)
@@ -200,7 +196,7 @@ class PatientIndex:
         classes = np.where(positive.any(axis=1), positive.argmax(axis=1), positive.shape[1])
         return cls(number[inverse.reshape(-1)], np.sort(first), classes.astype(np.intp))
 
-    def list_patient_rows(self, numbers: Numbers) -> Numbers:
+    def list_rows_of_patients(self, numbers: Numbers) -> Numbers:
         """Return the ascending indices of all images of the patients with these numbers."""
         order, begins = self._rows_by_patient
         patients = np.unique(numbers)
@@ -219,7 +215,7 @@ class PatientIndex:
 
 
 @dataclass(frozen=True)
-class StratifiedSplitter:
+class StratifiedPatientSplitter:
     """Splits patients into two groups in which each class has the same share.
 
     Attributes:
@@ -232,7 +228,7 @@ class StratifiedSplitter:
     class_names: Sequence[str]
     seed: int
 
-    def split_off_fraction(self, numbers: Numbers, fraction: float, holder: str) -> tuple[Numbers, Numbers]:
+    def split_off_patient_fraction(self, numbers: Numbers, fraction: float, holder: str) -> tuple[Numbers, Numbers]:
         """Split a ``fraction`` off the patients of a site or task; return the rest and the fraction, both shuffled.
 
         Raises:
@@ -253,8 +249,8 @@ class StratifiedSplitter:
         rest, part = train_test_split(numbers, test_size=fraction, random_state=self.seed, stratify=classes)
         return rest, part
 
-    def split_train_validation_test(self, numbers: Numbers, holder: str) -> PatientSplit:
+    def split_patients_70_10_20(self, numbers: Numbers, holder: str) -> PatientSplit:
         """Split patients 70/10/20 into training, validation and test; the test part is drawn first."""
-        rest, test = self.split_off_fraction(numbers, TEST, holder)
-        train, validation = self.split_off_fraction(rest, VALIDATION / (1 - TEST), holder)
+        rest, test = self.split_off_patient_fraction(numbers, TEST, holder)
+        train, validation = self.split_off_patient_fraction(rest, VALIDATION / (1 - TEST), holder)
         return PatientSplit(train, validation, test)

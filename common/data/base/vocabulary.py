@@ -8,7 +8,7 @@ import re
 from typing import Literal
 
 
-def _words(text: str) -> frozenset[str]:
+def _split_into_word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
@@ -51,39 +51,39 @@ PATIENT_KEY = re.compile(
 NO_PATIENT_KEY = re.compile("age$|sex|gender|birth|size|height|weight|position|orientation|comment")
 LABEL_KEY = re.compile("(un|is|has)?(label|target|annotat|known|uncertain|mask|valid|observ|missing)")
 """Beginning of a word in the key of a data set's item that may hold labels, or say which are known."""
-CLASS_LIST_KEYS = _words("class classes ignore ignored exclude excluded task tasks finding findings")
+CLASS_LIST_KEYS = _split_into_word_set("class classes ignore ignored exclude excluded task tasks finding findings")
 """Words of a key that may list numbers of classes."""
-GEOMETRY_KEYS = _words(
+GEOMETRY_KEYS = _split_into_word_set(
     "spacing pixdim pixel pixels voxel size sizes shape dim dims origin affine direction position orientation center "
     "centre resolution zoom zooms scale bbox box boxes coord coords crop roi offset translation rotation flip pad "
     "padding spatial slice slices"
 )
 """Words of a key whose numbers are of the picture's geometry, and no labels."""
 SPLIT_HEADING = re.compile(r"split|part|partition|set|subset")
-SPLIT_WORDS = _words(
+SPLIT_WORDS = _split_into_word_set(
     "train training trn learn learning dev devel development val valid validation validierung validate tune tuning "
     "test testing tst holdout hold held out eval evaluation intern internal extern external discovery derivation "
     "replication calibration kalibrierung lern prüf set data cohort kohorte public private publictest privatetest"
 )
 """Words of the cells of a column that divides the table into training and test."""
-NO_SPLIT_ALONE = _words("set data cohort kohorte out hold held public private")
+NO_SPLIT_ALONE = _split_into_word_set("set data cohort kohorte out hold held public private")
 FINDINGS = re.compile(r"finding|label(?!l?e[dr])|diagnos|class|dx|disease|befund|icd(?![a-z])")
-BESIDE_FINDINGS = _words(
+BESIDE_FINDINGS = _split_into_word_set(
     "type typ method methode confirm confirmed certainty confidence date datum duration source basis by from age bmi "
     "bp nyha asa weight income risk location site side comment history familienanamnese"
 )
 """Words beside one of :data:`FINDINGS` in a heading that names something else: "diagnosis method", "BMI class"."""
-WHOSE_FINDINGS = _words("type typ confirm confirmed from by")
+WHOSE_FINDINGS = _split_into_word_set("type typ confirm confirmed from by")
 """Those of :data:`BESIDE_FINDINGS` that may also say which diagnosis it is: "confirmed diagnosis", "disease type"."""
 HOSPITAL = re.compile(r"hospi|h[oô]pital|klini|kranken|ospedal|cliniq|clinic(?!al)|institut|facility|standort")
-SOURCE_WORDS = _words(
+SOURCE_WORDS = _split_into_word_set(
     "site centre center zentrum centro sede source quelle origin herkunft provider cohort dataset haus"
 )
-NO_SOURCE_WORDS = _words(
+NO_SOURCE_WORDS = _split_into_word_set(
     "anatom anatomic anatomical body lesion tumor tumour localization window sex gender geschlecht view position "
     "projection modality side laterality age alter date datum time year url path file history device"
 )
-NO_ID_WORDS = (NO_SOURCE_WORDS - {"lesion"}) | _words(
+NO_ID_WORDS = (NO_SOURCE_WORDS - {"lesion"}) | _split_into_word_set(
     "âge edad fecha zeit birth birthday dob geburtsdatum day count anzahl weight gewicht height größe group gruppe "
     "type typ location ort class category stage grade position status labelled labeled reader rad radiologist rater "
     "annotator observer expert doctor physician arzt ärztin befunder leser operator technician"
@@ -91,7 +91,7 @@ NO_ID_WORDS = (NO_SOURCE_WORDS - {"lesion"}) | _words(
 """Words in the names of columns that say something about a patient or an image, and number neither."""
 CASE = re.compile(r"fall|case|visit|besuch|encounter|episode|exam|untersuchung|accession|auftrag|study|studie")
 """Parts of the names of columns that name a stay or an examination, which is a patient's, but not the patient."""
-NO_FINDINGS = _words(
+NO_FINDINGS = _split_into_word_set(
     "age alter âge edad years jahre over über under unter modality modalität laterality side seite left right links "
     "rechts weight gewicht height year jahr date datum ap pa m f w d u patient is"
 )
@@ -102,7 +102,7 @@ NO_FINDING_HEADING = re.compile(
     r"|train(?:ing|set)?|test(?:set)?|split|exclu\w*|ausschluss|ausgeschl(?:ossen)?"
 )
 """A word about sex, view, split or exclusion: a column named with it is none of findings."""
-FLAG_WORDS = (SPLIT_WORDS - {"learn", "public", "private"}) | _words(
+FLAG_WORDS = (SPLIT_WORDS - {"learn", "public", "private"}) | _split_into_word_set(
     "fold folds cv valset heldout intest testing "
     "femenino masculino femme homme feminin masculin féminin mujer hombre femmina maschio donna uomo frau mann weibl "
     "männl woman women man men girl boy fem masc pohlavi pohlaví žena muž cinsiyet kadın erkek płeć kobieta vrouw "
@@ -135,17 +135,17 @@ READER = re.compile(
 )
 """A word for one of several readers of an image, or for what they agreed on."""
 SIDES = (
-    _words("right r rt rechts re od droite derecha destra dx dext"),
-    _words("left l lt links li os gauche izquierda sinistra sn sin"),
+    _split_into_word_set("right r rt rechts re od droite derecha destra dx dext"),
+    _split_into_word_set("left l lt links li os gauche izquierda sinistra sn sin"),
 )
 """Words for the right and for the left side, also of the eye (OD, OS)."""
 
-BESIDE_SIDE = _words(
+BESIDE_SIDE = _split_into_word_set(
     "eye eyes breast ear knee hip hand foot lung kidney auge brust ohr knie hüfte fuß lunge niere œil oeil sein ojo "
     "mama occhio mammella side seite lado côté lato laterality lateralität"
 )
 """Words beside one for a side, which is a finding only if another word says of what: "Left eye", "side r"."""
-BOTH_SIDES = _words("both bilateral beide beidseits beidseitig ou deux ambos entrambi")
+BOTH_SIDES = _split_into_word_set("both bilateral beide beidseits beidseitig ou deux ambos entrambi")
 
 # ---------------------------------------------------------------------- cells
 
@@ -165,15 +165,15 @@ NOBODY = (
     r"|de ?identified|deident|pseudonymi\w+|test|dummy|phantom)"
 )
 """A word or two, joined by a space, for a person whose name is not known or was removed, or for no person."""
-YES_AND_NO = _words(
+YES_AND_NO = _split_into_word_set(
     "yes no y n true false t f ja nein j wahr falsch vrai faux oui non vero falso si sí sim não pos neg pos. neg. "
     "positive negative positiv negativ positif négatif present absent vorhanden x xx + ++ ✓ ✔ ✗ ✘"
 )
-NOT_LOOKED = _words("nr nb n.b. ka")
+NOT_LOOKED = _split_into_word_set("nr nb n.b. ka")
 """Abbreviations that mean "unknown" in label columns."""
-MISSING_CODES = _words("8 9 88 98 99 888 998 999 -1 -8 -9 -88 -98 -99 -888 -999")
+MISSING_CODES = _split_into_word_set("8 9 88 98 99 888 998 999 -1 -8 -9 -88 -98 -99 -888 -999")
 """Numbers by which questionnaires and statistics programs write a missing value."""
-ABOUT_PERSON = YES_AND_NO | _words("m f w d u male female männlich weiblich divers pa ap ll lat lateral")
+ABOUT_PERSON = YES_AND_NO | _split_into_word_set("m f w d u male female männlich weiblich divers pa ap ll lat lateral")
 NORMAL = re.compile(
     r"normal(?:e[rsnm]?|befund\w*)?|unauff|unauffällig\w*|unverdächtig\w*|regelrecht\w*|gesund\w*|healthy|negativ[eo]?"
     r"|alters(?:entsprechend|gemäß|gemäss|gerecht)\w*|clear|unremarkable|sano|sain"

@@ -19,11 +19,11 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from common.data.base.spec import DicomwebDatasetSpec
-from common.data.dicomweb.client import DicomwebClient, PacsServer, PacsServerFailed, UnusablePacsResponse
-from common.data.dicomweb.search import SEARCHES, UID, ImageLocation
-from common.data.images.headers import convert_keywords_to_tags, read_dicom_elements
+from common.data.dicomweb.client import DicomwebClient, PacsConnectionSettings, PacsServerFailure, UnusablePacsResponse
+from common.data.dicomweb.search import SEARCHES, UID, PacsImageLocation
+from common.data.images.headers import convert_dicom_keywords_to_tags, read_dicom_elements
 from common.data.images.pixel_cache import MARK, MARK_TEXT
-from common.data.images.reading import is_dicom
+from common.data.images.reading import is_dicom_file
 from common.data.images.store import FileIdentity
 from common.errors import BadInput, Fault, raise_faults
 from common.system.files import is_disk_full, make_private_folder, remove_temporary_files, write_atomically
@@ -54,7 +54,7 @@ class PacsSearchResult(BaseModel):
     """The images that one search found and their UIDs; the cache stores each result as a line of JSON."""
 
     key: str
-    images: tuple[ImageLocation, ...]
+    images: tuple[PacsImageLocation, ...]
 
 
 class PacsImageCache:
@@ -65,7 +65,7 @@ class PacsImageCache:
         self._changing = threading.Lock()
         self._size, self._written = 0, 0
 
-    def open(self) -> None:
+    def open_cache_folder(self) -> None:
         """Create the cache folder, or open an existing one.
 
         Raises:
@@ -84,24 +84,24 @@ class PacsImageCache:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "no folder can have this name"
             raise BadInput([Fault("data.cache", f"{self.folder} cannot be used: {reason}.")]) from None
-        self._size = sum(size for _, size, _ in self._list_files())
+        self._size = sum(size for _, size, _ in self._list_cached_images())
 
-    def image_path(self, uid: str) -> Path:
+    def get_cached_image_path(self, uid: str) -> Path:
         """Return the path of the cached file for an image with this SOPInstanceUID."""
         assert UID.fullmatch(uid)
         return self.folder / f"{uid}.dcm"
 
-    def read_image(self, uid: str) -> bytes | None:
+    def read_cached_image(self, uid: str) -> bytes | None:
         """Return a cached image file; None if it is not cached, or is no DICOM file any more."""
-        file = self.image_path(uid)
+        file = self.get_cached_image_path(uid)
         try:
             data = file.read_bytes()
             os.utime(file)  # used just now
         except OSError:
             return None
-        return data if is_dicom(data) else None
+        return data if is_dicom_file(data) else None
 
-    def store_image(self, uid: str, data: bytes) -> None:
+    def write_image_to_cache(self, uid: str, data: bytes) -> None:
         """Write an image to the cache, and remove the least recently used images if the size limit requires it.
 
         Raises:
@@ -112,7 +112,7 @@ class PacsImageCache:
         with self._changing:
             self._written += 1
             if self._size + len(data) > self.largest or self._written % _RECOUNT_AFTER == 0:
-                files = sorted(self._list_files())  # the least recently used first
+                files = sorted(self._list_cached_images())  # the least recently used first
                 self._size = sum(size for _, size, _ in files)
                 is_full = self._size + len(data) > self.largest
                 for _, size, file in files if is_full else ():
@@ -120,10 +120,10 @@ class PacsImageCache:
                         break
                     file.unlink(missing_ok=True)
                     self._size -= size
-            write_atomically(self.image_path(uid), data, private=True)
+            write_atomically(self.get_cached_image_path(uid), data, private=True)
             self._size += len(data)
 
-    def _list_files(self) -> list[tuple[float, int, Path]]:
+    def _list_cached_images(self) -> list[tuple[float, int, Path]]:
         """Return the time of last use, the size and the path of each cached image."""
         files = []
         for file in self.folder.glob("*.dcm"):
@@ -132,9 +132,9 @@ class PacsImageCache:
                 files.append((state.st_mtime, state.st_size, file))
         return files
 
-    def load_image_locations(self) -> dict[str, tuple[ImageLocation, ...]]:
+    def load_cached_search_results(self) -> dict[str, tuple[PacsImageLocation, ...]]:
         """Return the cached search results by search key; damaged lines of the file are skipped."""
-        places = dict[str, tuple[ImageLocation, ...]]()
+        places = dict[str, tuple[PacsImageLocation, ...]]()
         with suppress(OSError):
             for line in (self.folder / _PLACES).read_bytes().splitlines():
                 with suppress(ValidationError):
@@ -142,7 +142,7 @@ class PacsImageCache:
                     places[result.key] = result.images
         return places
 
-    def store_image_locations(self, results: Mapping[str, tuple[ImageLocation, ...]]) -> None:
+    def append_search_results(self, results: Mapping[str, tuple[PacsImageLocation, ...]]) -> None:
         """Append search results to the cache: for each search key, the images that the PACS returned."""
         lines = [PacsSearchResult(key=key, images=images).model_dump_json() for key, images in results.items()]
         descriptor = os.open(self.folder / _PLACES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -158,7 +158,7 @@ class PacsArchive:
 
     def __init__(self, client: DicomwebClient, cache: PacsImageCache, largest: int) -> None:
         self.client, self.cache, self.largest = client, cache, largest
-        self.places = dict[str, ImageLocation]()
+        self.places = dict[str, PacsImageLocation]()
         self._disk: Fault | None = None
 
     def keep_connection_open(self) -> AbstractContextManager[object]:
@@ -170,65 +170,65 @@ class PacsArchive:
         failed = self.client.failed
         return [fault for fault in (self._disk, failed.fault if failed else None) if fault]
 
-    def identify_content(self, file: Path) -> FileIdentity:
+    def identify_image_content(self, file: Path) -> FileIdentity:
         """Identify an image by server address and SOPInstanceUID, because DICOM gives new content a new UID."""
         return FileIdentity(f"{self.client.server.url}\0{file.stem}")
 
-    def find_images(self, keys: Iterable[PacsImageKey]) -> dict[PacsImageKey, tuple[ImageLocation, ...]]:
+    def find_images_by_keys(self, keys: Iterable[PacsImageKey]) -> dict[PacsImageKey, tuple[PacsImageLocation, ...]]:
         """Search the PACS for the images of each key; searches whose results are in the cache are not repeated.
 
         Raises:
             BadInput: If the server gives no usable response.
         """
-        places, distinct = self.cache.load_image_locations(), list(dict.fromkeys(keys))
+        places, distinct = self.cache.load_cached_search_results(), list(dict.fromkeys(keys))
         new = [key for key in distinct if str(key) not in places]
         unusable = list[Fault]()
 
-        def search(key: PacsImageKey) -> tuple[ImageLocation, ...]:
+        def search_images(key: PacsImageKey) -> tuple[PacsImageLocation, ...]:
             try:
                 return tuple(SEARCHES[key.kind](self.client, key.value))
             except UnusablePacsResponse as reason:
                 unusable.append(Fault("data.url", f'a search for "{key.value}": {reason}.'))
-            except PacsServerFailed:  # reported once for all searches, below
+            except PacsServerFailure:  # reported once for all searches, below
                 pass
             return ()
 
         for start in range(0, len(new), _BATCH):
             batch = new[start : start + _BATCH]
             with ThreadPoolExecutor(self.client.server.connections) as pool, self.client:
-                results = dict(zip(map(str, batch), pool.map(search, batch), strict=True))
+                results = dict(zip(map(str, batch), pool.map(search_images, batch), strict=True))
             raise_faults(self.find_reading_faults())
             raise_faults(unusable[:5])
             # Empty results are not cached, because images may arrive later.
             results = {key: of_key for key, of_key in results.items() if of_key}
-            self.cache.store_image_locations(results)
+            self.cache.append_search_results(results)
             places |= results
         images = {key: places.get(str(key), ()) for key in distinct}
         self.places |= {image.instance: image for of_key in images.values() for image in of_key}
         return images
 
-    def read(self, file: Path) -> bytes | Path:
+    def read_picture_file(self, file: Path) -> bytes | Path:
         """Return an image file from the cache, or download it and store it in the cache.
 
         Raises:
             UnusablePacsResponse: If the server does not give this image.
-            PacsServerFailed: If the server gives no more images.
+            PacsServerFailure: If the server gives no more images.
             OSError: If the disk is full.
         """
         uid = file.stem
-        if (cached := self.cache.read_image(uid)) is not None:
+        if (cached := self.cache.read_cached_image(uid)) is not None:
             return cached
-        response = self.client.get(self.places[uid].path, _AS_STORED, self.largest)
-        data = extract_dicom_file(response.content, response.media_type)
+        response = self.client.get(self.places[uid].wado_path, _AS_STORED, self.largest)
+        data = extract_dicom_from_response(response.content, response.media_type)
         try:
-            head = read_dicom_elements(data, convert_keywords_to_tags("SOPInstanceUID"))
+            head = read_dicom_elements(data, convert_dicom_keywords_to_tags("SOPInstanceUID"))
             instance = str(head.get("SOPInstanceUID", "") or head.file_meta.get("MediaStorageSOPInstanceUID", ""))
         except Exception:  # pydicom raises many kinds of errors on damaged files
             raise UnusablePacsResponse("what the server sent is no DICOM file, or a damaged one") from None
         if instance != uid:
             raise UnusablePacsResponse("the server sent another image than the one that was asked for")
         try:
-            self.cache.store_image(uid, data)
+            self.cache.write_image_to_cache(uid, data)
         except OSError as error:
             reason = "the disk is full" if is_disk_full(error) else error.strerror or "it cannot be written to"
             remedy = "Make room, set a smaller data.cache_gb, or name a folder on another disk."
@@ -237,7 +237,7 @@ class PacsArchive:
         return data
 
 
-def extract_dicom_file(content: bytearray, media_type: str) -> bytes:
+def extract_dicom_from_response(content: bytearray, media_type: str) -> bytes:
     """Extract the DICOM file from a WADO-RS response, which is ``multipart/related`` with one part (RFC 2046 and 2387).
 
     Raises:
@@ -248,10 +248,8 @@ def extract_dicom_file(content: bytearray, media_type: str) -> bytes:
     if header.get_content_type() == "application/dicom":  # some servers omit the multipart envelope
         return bytes(content)
     if header.get_content_type() != "multipart/related":
-        problem = (
-            f"the answer is {_format_media_type(media_type)}, where multipart/related with a DICOM file was expected"
-        )
-        raise UnusablePacsResponse(problem)
+        expected = "where multipart/related with a DICOM file was expected"
+        raise UnusablePacsResponse(f"the answer is {_format_media_type(media_type)}, {expected}")
     boundary = header.get_boundary() or ""
     if not 0 < len(boundary) <= 200 or not boundary.isascii():
         raise UnusablePacsResponse("the answer does not say where its parts end (boundary)")
@@ -285,21 +283,32 @@ def open_pacs_archive(spec: DicomwebDatasetSpec, base: Path) -> PacsArchive:
     Raises:
         BadInput: If any of these fails; it lists all faults.
     """
-    faults, context, header = list[Fault](), None, ""
+    faults, header = list[Fault](), ""
+    context: ssl.SSLContext | None = None  # none for plain HTTP
     cache = PacsImageCache(base / spec.cache, int(spec.cache_gb * 1e9))
-    with _collect_faults(faults):
-        context = _make_pacs_tls_context(spec, base)
-    with _collect_faults(faults):
+    if spec.url.startswith("http:"):
+        if spec.ca_file:
+            faults.append(Fault("data.ca_file", "needs an address that begins with https."))
+    elif spec.ca_file is None:
+        context = ssl.create_default_context()
+    else:
+        path = base / spec.ca_file
+        try:
+            context = ssl.create_default_context(cafile=str(path))
+        except (OSError, ValueError) as error:
+            reason = "holds no certificate (PEM)" if isinstance(error, ssl.SSLError) else "cannot be read"
+            faults.append(Fault("data.ca_file", f"{path} {reason}.", "Paths are relative to the folder of this file."))
+    with _collect_bad_input_faults(faults):
         header = _make_authorization_header(spec, base)
-    with _collect_faults(faults):
-        cache.open()
+    with _collect_bad_input_faults(faults):
+        cache.open_cache_folder()
     raise_faults(faults)
-    server = PacsServer(spec.url, context, header, spec.timeout_s, spec.connections)
+    server = PacsConnectionSettings(spec.url, context, header, spec.timeout_s, spec.connections)
     return PacsArchive(DicomwebClient(server), cache, spec.largest_mb << 20)
 
 
 @contextmanager
-def _collect_faults(faults: list[Fault]) -> Iterator[None]:
+def _collect_bad_input_faults(faults: list[Fault]) -> Iterator[None]:
     """Catch a :class:`BadInput` raised inside the ``with`` block, and append its faults to a list."""
     try:
         yield
@@ -307,33 +316,12 @@ def _collect_faults(faults: list[Fault]) -> Iterator[None]:
         faults += bad.faults
 
 
-def _make_pacs_tls_context(spec: DicomwebDatasetSpec, base: Path) -> ssl.SSLContext | None:
-    """Return the TLS context that checks the server's certificate; None for plain HTTP.
-
-    Raises:
-        BadInput: If the file of CA certificates cannot be used.
-    """
-    if spec.url.startswith("http:"):
-        if spec.ca_file:
-            raise BadInput([Fault("data.ca_file", "needs an address that begins with https.")])
-        return None
-    if spec.ca_file is None:
-        return ssl.create_default_context()
-    path = base / spec.ca_file
-    try:
-        return ssl.create_default_context(cafile=str(path))
-    except (OSError, ValueError) as error:
-        reason = "holds no certificate (PEM)" if isinstance(error, ssl.SSLError) else "cannot be read"
-        remedy = "Paths are relative to the folder of this file."
-        raise BadInput([Fault("data.ca_file", f"{path} {reason}.", remedy)]) from None
-
-
 def _make_authorization_header(spec: DicomwebDatasetSpec, base: Path) -> str:
     """Return the value of the ``Authorization`` header; empty without authentication.
 
     Raises:
-        BadInput: If the secret's file or variable is missing, the secret is not valid, or other users can read the
-            file.
+        BadInput: If the secret's file or variable is missing, the secret is not valid or too long, or other users can
+            read the file.
     """
     if spec.authentication is None:
         return ""
@@ -344,7 +332,21 @@ def _make_authorization_header(spec: DicomwebDatasetSpec, base: Path) -> str:
             problem = f"the environment variable {spec.secret_env} is not set, or is empty."
             raise BadInput([Fault(where, problem, "Set it where this program is started.")])
     else:
-        secret = _read_secret_file(base / str(spec.secret_file)).strip()
+        path = base / str(spec.secret_file)
+        try:
+            with path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                content = b"" if mode & 0o077 else file.read(_LONGEST_SECRET + 1)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "no file can have this name"
+            problem, remedy = f"{path} cannot be read: {reason}.", "Paths are relative to the folder of this file."
+            raise BadInput([Fault(where, problem, remedy)]) from None
+        if mode & 0o077:
+            problem = f"{path} may be read by others (mode {mode & 0o777:o})."
+            raise BadInput([Fault(where, problem, f"Run: chmod 600 {path.name}")])
+        if len(content) > _LONGEST_SECRET:
+            raise BadInput([Fault(where, f"{path} is too large for a secret.")])
+        secret = content.decode("ascii", errors="replace").strip()
     if not re.fullmatch(r"[!-~](?:[ -~]*[!-~])?", secret):
         # The message does not quote the secret.
         raise BadInput([Fault(where, "must hold one line of letters, digits and signs (ASCII).")])
@@ -353,26 +355,3 @@ def _make_authorization_header(spec: DicomwebDatasetSpec, base: Path) -> str:
     if ":" not in secret:
         raise BadInput([Fault(where, 'must hold NAME:PASSWORD, because data.authentication is "basic".')])
     return f"Basic {base64.b64encode(secret.encode()).decode()}"
-
-
-def _read_secret_file(path: Path) -> str:
-    """Read a secret from a file, which only its owner may be able to read.
-
-    Raises:
-        BadInput: If the file cannot be read, is readable by others, or is too large.
-    """
-    where = "data.secret_file"
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            content = b"" if mode & 0o077 else file.read(_LONGEST_SECRET + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "no file can have this name"
-        problem, remedy = f"{path} cannot be read: {reason}.", "Paths are relative to the folder of this file."
-        raise BadInput([Fault(where, problem, remedy)]) from None
-    if mode & 0o077:
-        problem = f"{path} may be read by others (mode {mode & 0o777:o})."
-        raise BadInput([Fault(where, problem, f"Run: chmod 600 {path.name}")])
-    if len(content) > _LONGEST_SECRET:
-        raise BadInput([Fault(where, f"{path} is too large for a secret.")])
-    return content.decode("ascii", errors="replace")

@@ -32,7 +32,7 @@ for _name in ("httpx", "httpcore"):  # they log URLs, which contain UIDs of pati
     logging.getLogger(_name).setLevel(logging.WARNING)
 
 
-class PacsServerFailed(Exception):
+class PacsServerFailure(Exception):
     """Raised when all further requests to the server would fail too; ``fault`` has the reason and a remedy.
 
     Attributes:
@@ -57,7 +57,7 @@ class NoPacsResponse(UnusablePacsResponse):
 
 
 @dataclass(frozen=True)
-class PacsServer:
+class PacsConnectionSettings:
     """The address of a hospital's PACS and the settings for connections to it.
 
     Attributes:
@@ -76,7 +76,7 @@ class PacsServer:
         return f"Server({self.url})"
 
     @property
-    def name(self) -> str:
+    def host_and_port(self) -> str:
         """The server's host and port, for messages."""
         return httpx.URL(self.url).netloc.decode()
 
@@ -96,9 +96,9 @@ class DicomwebClient:
         failed: The error after which no more requests are sent; None while the server works.
     """
 
-    def __init__(self, server: PacsServer) -> None:
+    def __init__(self, server: PacsConnectionSettings) -> None:
         self.server = server
-        self.failed: PacsServerFailed | None = None
+        self.failed: PacsServerFailure | None = None
         self._silent, self._pending = 0, set[Future[PacsResponse]]()
         self._loop: AbstractContextManager[BlockingPortal]
         self._portal: BlockingPortal
@@ -106,7 +106,18 @@ class DicomwebClient:
     def __enter__(self) -> Self:
         self._loop = start_blocking_portal(name="dicomweb")
         self._portal = self._loop.__enter__()
-        self._portal.call(self._open_connections)
+        self._turns = self._portal.call(anyio.Semaphore, self.server.connections)
+        headers = {"Accept-Encoding": "identity", "User-Agent": "polyclinic"}
+        if self.server.authorization:
+            headers["Authorization"] = self.server.authorization
+        # Ignore proxies and passwords in the environment: the PACS is inside the hospital.
+        self._http = httpx.AsyncClient(
+            verify=self.server.context or False,
+            headers=headers,
+            follow_redirects=False,
+            trust_env=False,
+            timeout=self.server.timeout_s,
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,7 +136,7 @@ class DicomwebClient:
             largest: Maximum size of the response in bytes.
 
         Raises:
-            PacsServerFailed: If this and all further requests fail.
+            PacsServerFailure: If this and all further requests fail.
             UnusablePacsResponse: If this request has no usable response.
         """
         if self.failed is not None:
@@ -140,7 +151,7 @@ class DicomwebClient:
             response = future.result()
         except CancelledError:
             raise UnusablePacsResponse("broken off") from None
-        except PacsServerFailed as failed:
+        except PacsServerFailure as failed:
             self.failed = self.failed or failed
             raise
         except NoPacsResponse:
@@ -148,8 +159,8 @@ class DicomwebClient:
             if self._silent < MOST_SILENT:
                 raise
             in_time = f"without a whole answer in time ({self.server.timeout_s:g} s)"
-            self.failed = self.failed or PacsServerFailed(
-                f"{self.server.name} left {MOST_SILENT} requests one after the other {in_time}.",
+            self.failed = self.failed or PacsServerFailure(
+                f"{self.server.host_and_port} left {MOST_SILENT} requests one after the other {in_time}.",
                 "Raise data.timeout_s where it reads from slow storage; what has arrived is kept.",
             )
             raise self.failed from None
@@ -158,27 +169,13 @@ class DicomwebClient:
         self._silent = 0
         return response
 
-    async def _open_connections(self) -> None:
-        headers = {"Accept-Encoding": "identity", "User-Agent": "polyclinic"}
-        if self.server.authorization:
-            headers["Authorization"] = self.server.authorization
-        self._turns = anyio.Semaphore(self.server.connections)
-        # Ignore proxies and passwords in the environment: the PACS is inside the hospital.
-        self._http = httpx.AsyncClient(
-            verify=self.server.context or False,
-            headers=headers,
-            follow_redirects=False,
-            trust_env=False,
-            timeout=self.server.timeout_s,
-        )
-
     async def _send_with_retries(self, request: httpx.Request, largest: int) -> PacsResponse:
         pauses = list(WAITS_S)
         while True:
             try:
                 async with self._turns:
-                    return await self._send(request, largest)
-            except PacsServerFailed as failed:
+                    return await self._send_request_once(request, largest)
+            except PacsServerFailure as failed:
                 if not pauses or not failed.retry:
                     raise
             except NoPacsResponse:  # it took the whole time limit: only one more try
@@ -186,7 +183,7 @@ class DicomwebClient:
                     raise
             await anyio.sleep(pauses.pop(0))
 
-    async def _send(self, request: httpx.Request, largest: int) -> PacsResponse:
+    async def _send_request_once(self, request: httpx.Request, largest: int) -> PacsResponse:
         """Send a request once, and read the response within the limits on time and size."""
         timeout_s, content = self.server.timeout_s, bytearray()
         try:
@@ -194,7 +191,7 @@ class DicomwebClient:
                 request = self._http.build_request("GET", request.url, headers=request.headers)
                 response = await self._http.send(request, stream=True)
                 async with aclosing(response):
-                    _refuse_unusable_response(response, self.server.name, largest)
+                    _refuse_unusable_response(response, self.server.host_and_port, largest)
                     begin = anyio.current_time()
                     chunks = cast("AsyncGenerator[bytes, None]", response.aiter_raw())
                     async with aclosing(chunks):  # otherwise it would be closed later, or never
@@ -206,34 +203,27 @@ class DicomwebClient:
         except (TimeoutError, httpx.TimeoutException):
             raise NoPacsResponse(f"no whole answer in time (data.timeout_s = {timeout_s:g})") from None
         except (httpx.ConnectError, UnicodeError) as error:  # UnicodeError for an invalid host name
-            raise _explain_connection_failure(error, self.server.name) from None
+            raise _explain_connection_failure(error, self.server.host_and_port) from None
         except httpx.TransportError as error:
             raise NoPacsResponse(f"the answer breaks off or is no HTTP ({type(error).__name__})") from None
 
 
 def _refuse_unusable_response(response: httpx.Response, server: str, largest: int) -> None:
-    """Raise an error if the status or the headers of a response show that it cannot be used; its body is not yet read.
-
-    Raises:
-        PacsServerFailed: If further requests would fail in the same way.
-        UnusablePacsResponse: If only this response is unusable.
-    """
+    """Raise the error for a status or headers that make a response unusable, whose body is not yet read."""
     status = response.status_code
     if status == 401:
-        raise PacsServerFailed(f"{server} does not accept the authentication (401).", _ADVICE_SECRET)
+        raise PacsServerFailure(f"{server} does not accept the authentication (401).", _ADVICE_SECRET)
     if status == 403:
-        raise PacsServerFailed(f"{server} refuses access (403).", _ADVICE_SECRET)
+        raise PacsServerFailure(f"{server} refuses access (403).", _ADVICE_SECRET)
     if status == 407 or 300 <= status < 400:
         target = re.match(r"https?://([^/?#]{1,80})", response.headers.get("location", ""))
-        problem = (
-            f"{server} sends on to {target[1] if target else 'another address'} ({status}), where nothing is sent."
-        )
+        address = target[1] if target else "another address"
         remedy = "Give the address of the DICOMweb service itself in data.url, after all redirections."
-        raise PacsServerFailed(problem, remedy)
+        raise PacsServerFailure(f"{server} sends on to {address} ({status}), where nothing is sent.", remedy)
     if status in (429, 502, 503, 504):
         problem = f"{server} says that it is overloaded or not running ({status}), at each of several tries."
         remedy = "Try again later, or with fewer data.connections; what has arrived is kept."
-        raise PacsServerFailed(problem, remedy, retry=True)
+        raise PacsServerFailure(problem, remedy, retry=True)
     if status == 404:
         raise PacsObjectNotFound("the server does not have it (404)")
     if status not in (200, 204):
@@ -249,8 +239,8 @@ def _refuse_oversized_response(size: int, largest: int) -> None:
         raise UnusablePacsResponse(f"the answer is larger than {largest >> 20} MiB")
 
 
-def _explain_connection_failure(error: Exception, server: str) -> PacsServerFailed:
-    """Return a :class:`PacsServerFailed` that explains why the connection failed, from the causes of an exception."""
+def _explain_connection_failure(error: Exception, server: str) -> PacsServerFailure:
+    """Return a :class:`PacsServerFailure` that explains why the connection failed, from the causes of an exception."""
     cause: BaseException | None = error
     for _ in range(10):  # the chain of causes may be circular
         if cause is None:
@@ -258,16 +248,15 @@ def _explain_connection_failure(error: Exception, server: str) -> PacsServerFail
         if isinstance(cause, ssl.SSLCertVerificationError):
             problem = f"the certificate of {server} is not accepted: {cause.verify_message}."
             remedy = "If the hospital has a CA of its own, name its certificate (PEM) in data.ca_file."
-            return PacsServerFailed(problem, remedy)
+            return PacsServerFailure(problem, remedy)
         if isinstance(cause, ssl.SSLError):
             reason = (cause.reason or "no reason given").replace("_", " ").lower()[:80]
             remedy = "Is data.url right: https, and the port of the DICOMweb service?"
-            return PacsServerFailed(f"{server} does not speak TLS as expected ({reason}).", remedy)
+            return PacsServerFailure(f"{server} does not speak TLS as expected ({reason}).", remedy)
         if isinstance(cause, socket.gaierror | UnicodeError):
-            return PacsServerFailed(
-                f"the name of {server} is not known to this machine.", "Look into data.url, and the DNS."
-            )
+            problem = f"the name of {server} is not known to this machine."
+            return PacsServerFailure(problem, "Look into data.url, and the DNS.")
         cause = cause.__cause__ or cause.__context__
     problem = f"{server} cannot be reached: no connection at {len(WAITS_S) + 1} tries."
     remedy = "Is it running, is data.url right, and does the firewall let this machine through?"
-    return PacsServerFailed(problem, remedy, retry=True)
+    return PacsServerFailure(problem, remedy, retry=True)

@@ -39,7 +39,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class ImageLocation:
+class PacsImageLocation:
     """Study, series and instance UID of an image in the PACS, with its PatientID (empty if the server gives none)."""
 
     study: Uid
@@ -49,68 +49,63 @@ class ImageLocation:
     patient: str = ""
 
     @property
-    def path(self) -> str:
+    def wado_path(self) -> str:
         """The URL path of the image, relative to the service's address."""
         return f"/studies/{self.study}/series/{self.series}/instances/{self.instance}"
 
 
-def find_study_images(client: DicomwebClient, study: str) -> list[ImageLocation]:
+def find_images_by_study_uid(client: DicomwebClient, study: str) -> list[PacsImageLocation]:
     """Find all images of the study with this StudyInstanceUID; empty if the server does not have the study.
 
     Raises:
-        UnusablePacsResponse, PacsServerFailed: If a response cannot be used.
+        UnusablePacsResponse, PacsServerFailure: If a response cannot be used.
     """
-    return [*_find_instances(client, f"/studies/{study}/instances", {"includefield": _INCLUDED}, study)]
+    return [*_search_image_instances(client, f"/studies/{study}/instances", {"includefield": _INCLUDED}, study)]
 
 
-def find_accession_images(client: DicomwebClient, number: str) -> list[ImageLocation]:
+def find_images_by_accession_number(client: DicomwebClient, number: str) -> list[PacsImageLocation]:
     """Find all images of the study with this AccessionNumber.
 
     Raises:
         UnusablePacsResponse: If the number belongs to several studies, or a response cannot be used.
-        PacsServerFailed: If the server gives no more responses.
+        PacsServerFailure: If the server gives no more responses.
     """
-    results = list(_search_pages(client, "/studies", {"AccessionNumber": number}))
-    studies = {
-        _read_uid(result, "study") for result in results if _get_first_attribute_value(result, "accession") == number
-    }
+    results = list(_search_all_result_pages(client, "/studies", {"AccessionNumber": number}))
+    same = [result for result in results if _get_first_attribute_value(result, "accession") == number]
+    studies = {_read_uid(result, "study") for result in same}
     if results and not studies:
         raise UnusablePacsResponse("the server answered a search for one AccessionNumber with others")
     if len(studies) > 1:
         raise UnusablePacsResponse("the AccessionNumber names several studies")
-    return [image for study in studies for image in find_study_images(client, study)]
+    return [image for study in studies for image in find_images_by_study_uid(client, study)]
 
 
-def find_image_by_uid(client: DicomwebClient, uid: str) -> list[ImageLocation]:
+def find_image_by_instance_uid(client: DicomwebClient, uid: str) -> list[PacsImageLocation]:
     """Find the image with this SOPInstanceUID; the list is empty if the server does not have it.
 
     Raises:
-        UnusablePacsResponse, PacsServerFailed: If a response cannot be used.
+        UnusablePacsResponse, PacsServerFailure: If a response cannot be used.
     """
-    results = [*_find_instances(client, "/instances", {"SOPInstanceUID": uid, "includefield": _INCLUDED}, "")]
+    results = [*_search_image_instances(client, "/instances", {"SOPInstanceUID": uid, "includefield": _INCLUDED}, "")]
     same = [result for result in results if result.instance == uid]
     if results and not same:
         raise UnusablePacsResponse("the server answered a search for one SOPInstanceUID with others")
     return same[:1]
 
 
-SEARCHES: Mapping[str, Callable[[DicomwebClient, str], list[ImageLocation]]] = {
-    "study": find_study_images,
-    "accession": find_accession_images,
-    "instance": find_image_by_uid,
+SEARCHES: Mapping[str, Callable[[DicomwebClient, str], list[PacsImageLocation]]] = {
+    "study": find_images_by_study_uid,
+    "accession": find_images_by_accession_number,
+    "instance": find_image_by_instance_uid,
 }
 """The search function for each kind of key in a table row."""
 
 
-def _find_instances(
+def _search_image_instances(
     client: DicomwebClient, path: str, parameters: Mapping[str, str], study: str
-) -> Iterator[ImageLocation]:
-    """Search for instances, and yield those that are images; if ``study`` is not empty, all must belong to it.
-
-    Raises:
-        UnusablePacsResponse: If a result belongs to another study, or has no UID.
-    """
-    results = list(_search_pages(client, path, parameters))
+) -> Iterator[PacsImageLocation]:
+    """Yield the found instances that are images; refuse one of another study than ``study``, unless that is empty."""
+    results = list(_search_all_result_pages(client, path, parameters))
     # Some servers return the key without values.
     has_rows = any(_get_first_attribute_value(result, "rows") for result in results)
     for result in results:
@@ -121,16 +116,13 @@ def _find_instances(
         without_pixels = rows == "0" or (has_rows and not rows and TAGS["rows"] in result)
         if modality not in _NO_PICTURES and not without_pixels:
             uids = study or _read_uid(result, "study"), _read_uid(result, "series"), _read_uid(result, "instance")
-            yield ImageLocation(*uids, modality, _get_first_attribute_value(result, "patient"))
+            yield PacsImageLocation(*uids, modality, _get_first_attribute_value(result, "patient"))
 
 
-def _search_pages(client: DicomwebClient, path: str, parameters: Mapping[str, str]) -> Iterator[Json]:
-    """Request one page of results after the other, and yield all results.
+def _search_all_result_pages(client: DicomwebClient, path: str, parameters: Mapping[str, str]) -> Iterator[Json]:
+    """Request one page of results after the other, and yield all results; refuse endless or damaged answers.
 
     The search stops at a page without new results, because some servers ignore the offset and repeat a page.
-
-    Raises:
-        UnusablePacsResponse: If there are too many pages, or a page is no DICOM JSON.
     """
     identity, uids = "study" if path == "/studies" else "instance", set[str]()
     for _ in range(MOST_PAGES):
@@ -176,9 +168,8 @@ def _get_first_attribute_value(result: Json, name: str) -> str:
         if isinstance(text, float) and text.is_integer():
             text = int(text)
         if text is not None and (isinstance(text, bool) or not isinstance(text, str | int)):
-            raise UnusablePacsResponse(
-                f"the answer to a search holds a value ({name}) that is no text and no whole number"
-            )
+            problem = f"the answer to a search holds a value ({name}) that is no text and no whole number"
+            raise UnusablePacsResponse(problem)
         texts += [text for text in [str("" if text is None else text).strip()] if text]
     if name == "patient" and len(set(texts)) > 1:
         raise UnusablePacsResponse("the answer to a search names several PatientIDs of one image")
@@ -186,14 +177,9 @@ def _get_first_attribute_value(result: Json, name: str) -> str:
 
 
 def _read_uid(result: Json, name: str) -> str:
-    """Return the UID of a search result whose name is "study", "series" or "instance".
-
-    Raises:
-        UnusablePacsResponse: If the result has no valid UID of that name.
-    """
+    """Return the UID of a result by its name, "study", "series" or "instance"; refuse a result without a valid one."""
     uid = _get_first_attribute_value(result, name)
     if not UID.fullmatch(uid):
-        raise UnusablePacsResponse(
-            f"the answer to a search holds an object without the UID ({name}) of digits and dots"
-        )
+        problem = f"the answer to a search holds an object without the UID ({name}) of digits and dots"
+        raise UnusablePacsResponse(problem)
     return uid

@@ -8,12 +8,13 @@ the image.
 Strong augmentation is RandAugment (Cubuk et al., CVPR Workshops 2020) followed by Cutout, as in the appendix of Sohn et
 al., "FixMatch", NeurIPS 2020: each image gets two of fourteen operations (n = 2), each with a strength drawn uniformly
 from its whole range (m = 10), and then a grey square of half the image's side. Departure: reflection fills pixels from
-outside, where theirs become black. ``_change_saturation`` leaves grey images unchanged.
+outside, where theirs become black. ``_change_image_saturation`` leaves grey images unchanged.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ DRAWS = 7
 """Random numbers per image, also for changes that are off, so that turning one off does not alter the others."""
 
 
-def augment_weakly(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
+def augment_images_weakly(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
     """Apply weak random augmentation to float pixels 0..255, ``(batch, channels, height, width)``.
 
     The input tensor itself is returned if all changes are off.
@@ -104,7 +105,7 @@ _DRAWS = 2 * TIMES + 2  # operation and strength for each change, then the squar
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
-def augment_strongly(images: Tensor, generator: torch.Generator) -> Tensor:
+def augment_images_strongly(images: Tensor, generator: torch.Generator) -> Tensor:
     """Apply RandAugment and Cutout to float pixels ``(batch, channels, height, width)``, which are clamped to 0..255.
 
     Args:
@@ -147,50 +148,26 @@ def _stretch_channel_contrast(images: Tensor, strengths: Tensor) -> Tensor:
     return torch.where(high > low, (images - low) * 255 / (high - low).clamp(min=1e-6), images)
 
 
-def _equalize_histograms(images: Tensor, strengths: Tensor) -> Tensor:
-    from torchvision.transforms.v2.functional import equalize  # takes seconds to import
-
-    pixels: Tensor = equalize(images.round().to(torch.uint8))
-    return pixels.to(images)
-
-
-def _posterize_images(images: Tensor, strengths: Tensor) -> Tensor:
-    """Keep only the 4 to 8 highest bits of each pixel."""
-    step = 2 ** (4 - (5 * strengths).floor())[:, None, None, None]
-    return (images / step).floor() * step
-
-
-def _solarize_images(images: Tensor, strengths: Tensor) -> Tensor:
-    """Invert the pixels at or above a threshold, which is 256 times the image's strength."""
-    return torch.where(images >= 256 * strengths[:, None, None, None], 255 - images, images)
-
-
-def _blend_pictures(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
+def _blend_two_pictures(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
     """Blend images with other images; the original's weight is 0.05 to 0.95, depending on the strength."""
     return other + (images - other) * (0.05 + 0.9 * strengths[:, None, None, None])
 
 
-def _change_saturation(images: Tensor, strengths: Tensor) -> Tensor:
+def _change_image_saturation(images: Tensor, strengths: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images
     grey = (images * images.new_tensor(_LUMINANCE).reshape(1, 3, 1, 1)).sum(1, keepdim=True)
-    return _blend_pictures(grey, images, strengths)
+    return _blend_two_pictures(grey, images, strengths)
 
 
-def _change_sharpness(images: Tensor, strengths: Tensor) -> Tensor:
+def _change_image_sharpness(images: Tensor, strengths: Tensor) -> Tensor:
     """Blend images with a smoothed copy, whose kernel weighs the centre 5 and each of the eight neighbours 1."""
     sides = functional.pad(images, (1, 1, 1, 1), mode="replicate")
     smooth = (9 * functional.avg_pool2d(sides, 3, stride=1) + 4 * images) / 13
-    return _blend_pictures(smooth, images, strengths)
+    return _blend_two_pictures(smooth, images, strengths)
 
 
-def _rotate_images(images: Tensor, strengths: Tensor) -> Tensor:
-    """Rotate images by up to 30 degrees in either direction."""
-    linear = make_rotation_matrices((2 * strengths - 1) * 30 / 360, images)
-    return apply_affine_transforms(images, torch.cat((linear, linear.new_zeros(len(images), 2, 1)), 2))
-
-
-def _shear_or_shift(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
+def _shear_or_shift_images(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
     """Shear or shift images: from an identity ``(2, 3)``, change one entry of each affine matrix by up to ``most``.
 
     Args:
@@ -203,18 +180,28 @@ def _shear_or_shift(images: Tensor, strengths: Tensor, place: tuple[int, int], m
 
 CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "autocontrast": _stretch_channel_contrast,
-    "brightness": lambda images, strengths: _blend_pictures(torch.zeros_like(images), images, strengths),
-    "colour": _change_saturation,
-    "contrast": lambda images, strengths: _blend_pictures(images.mean((1, 2, 3), keepdim=True), images, strengths),
-    "equalized": _equalize_histograms,
+    "brightness": lambda images, strengths: _blend_two_pictures(torch.zeros_like(images), images, strengths),
+    "colour": _change_image_saturation,
+    "contrast": lambda images, strengths: _blend_two_pictures(images.mean((1, 2, 3), keepdim=True), images, strengths),
+    # The import takes seconds.
+    "equalized": lambda images, strengths: (
+        import_module("torchvision.transforms.v2.functional").equalize(images.round().to(torch.uint8)).to(images)
+    ),
     "identity": lambda images, strengths: images,
-    "posterized": _posterize_images,
-    "rotated": _rotate_images,
-    "sharpness": _change_sharpness,
-    "sheared_x": partial(_shear_or_shift, place=(0, 1), most=0.3),
-    "sheared_y": partial(_shear_or_shift, place=(1, 0), most=0.3),
-    "solarized": _solarize_images,
-    "translated_x": partial(_shear_or_shift, place=(0, 2), most=2 * 0.3),  # a side is 2 wide
-    "translated_y": partial(_shear_or_shift, place=(1, 2), most=2 * 0.3),
+    # Keep only the 4 to 8 highest bits of each pixel.
+    "posterized": lambda images, strengths: images - images % 2 ** (4 - (5 * strengths).floor())[:, None, None, None],
+    # By up to 30 degrees in either direction, with a column of zeros for the shift.
+    "rotated": lambda images, strengths: apply_affine_transforms(
+        images, functional.pad(make_rotation_matrices((2 * strengths - 1) * 30 / 360, images), (0, 1))
+    ),
+    "sharpness": _change_image_sharpness,
+    "sheared_x": partial(_shear_or_shift_images, place=(0, 1), most=0.3),
+    "sheared_y": partial(_shear_or_shift_images, place=(1, 0), most=0.3),
+    # Invert the pixels at or above a threshold.
+    "solarized": lambda images, strengths: torch.where(
+        images >= 256 * strengths[:, None, None, None], 255 - images, images
+    ),
+    "translated_x": partial(_shear_or_shift_images, place=(0, 2), most=2 * 0.3),  # a side is 2 wide
+    "translated_y": partial(_shear_or_shift_images, place=(1, 2), most=2 * 0.3),
 }
 """The fourteen operations: functions of images ``(batch, channels, height, width)`` and strengths ``(batch,)``."""

@@ -10,21 +10,21 @@ BAND = 1 << 16
 """Number of values per band, unless a single row has more."""
 
 
-def iterate_row_bands(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def iterate_picture_row_bands(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Yield views of consecutive bands of rows of a picture ``(height, width[, samples])``."""
     rows = max(1, BAND // pixels[0].size)
     yield from (pixels[start : start + rows] for start in range(0, len(pixels), rows))
 
 
-def convert_by_row_bands(
+def convert_row_bands_to_8_bits(
     eight_bit: Callable[[NDArray[Any]], NDArray[np.uint8]], pixels: NDArray[Any]
 ) -> NDArray[np.uint8]:
     """Apply a conversion to 8 bits to each band of rows of a picture ``(height, width[, samples])``."""
-    parts = [eight_bit(band) for band in iterate_row_bands(pixels)]
+    parts = [eight_bit(band) for band in iterate_picture_row_bands(pixels)]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def scale_to_8_bits(samples: NDArray[Any], bits: int, source: str) -> NDArray[np.uint8]:
+def scale_samples_to_8_bits(samples: NDArray[Any], bits: int, source: str) -> NDArray[np.uint8]:
     """Scale samples ``(height, width[, samples])`` with ``bits`` significant bits to 8 bits.
 
     Args:
@@ -39,4 +39,4 @@ def scale_to_8_bits(samples: NDArray[Any], bits: int, source: str) -> NDArray[np
     if (brightest := int(samples.max())) > top:
         raise ValueError(f"a sample is {brightest}, which does not fit into the {bits} bits that {source} says")
     table = np.round(np.arange(top + 1) * (255 / top)).astype(np.uint8)
-    return convert_by_row_bands(table.take, samples)
+    return convert_row_bands_to_8_bits(table.take, samples)

@@ -1,5 +1,6 @@
 """Decode a DICOM image to 8 bits as a viewer would show it: rescaled, windowed, high densities white."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,39 +11,34 @@ from pydicom.pixels.utils import get_expected_length, pixel_array
 from pydicom.tag import Tag
 from pydicom.uid import UID, RLELossless
 
-from common.data.base.decoded_size import compute_decoded_picture_limit, refuse_oversized_file
-from common.data.base.spec import AS_IN_FILE, Frame, PictureRendering
-from common.data.images.bands import convert_by_row_bands, scale_to_8_bits
+from common.data.base.decoded_size import refuse_oversized_file
+from common.data.base.spec import Frame, PictureRenderingOptions
+from common.data.images.bands import convert_row_bands_to_8_bits, scale_samples_to_8_bits
 from common.data.images.grey import (
     GreyscalePipeline,
     StoredPixelBits,
-    guess_lookup_entry_bits,
-    read_element_number,
-    read_element_unsigned_integer,
-    read_element_value,
+    guess_lookup_table_bit_depth,
+    read_dicom_element_value,
+    read_dicom_number,
+    read_dicom_unsigned_integer,
     read_lookup_table_entries,
-    render_dicom_grey,
+    render_dicom_as_8_bit_grey,
 )
 from common.data.images.headers import (
-    convert_keywords_to_tags,
-    estimate_jpeg_2000_memory,
+    compute_rle_plane_sizes,
+    convert_dicom_keywords_to_tags,
+    estimate_jpeg_2000_decoder_memory,
     is_jpeg_2000_signed,
     read_dicom_elements,
     read_encoded_frame_shape,
-    read_rle_plane_sizes,
-    refuse_large_elements,
+    refuse_large_dicom_elements,
 )
-from common.data.images.syntaxes import LOSSY, READ_BY, is_syntax_readable, name_transfer_syntax
+from common.data.images.syntaxes import LOSSY, READ_BY, get_transfer_syntax_name, is_transfer_syntax_readable
 
 _FRAME_KEYWORDS = {
     "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
     "FrameVOILUTSequence": ("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence"),
 }
-
-
-def read_frame_count(dataset: Any) -> int:
-    """Return the number of frames of a DICOM file; 1 if the file does not state it."""
-    return int(read_element_number(dataset, "NumberOfFrames") or 1)
 
 
 def choose_frame_index(frame: Frame | None, count: int, subject: str) -> int:
@@ -75,9 +71,8 @@ def apply_frame_functional_groups(dataset: Any, index: int) -> None:
     Raises:
         ValueError: If there are groups for some frames, and none for this one.
     """
-    shared, of_frames = (
-        read_element_value(dataset, f"{kind}FunctionalGroupsSequence") for kind in ("Shared", "PerFrame")
-    )
+    shared = read_dicom_element_value(dataset, "SharedFunctionalGroupsSequence")
+    of_frames = read_dicom_element_value(dataset, "PerFrameFunctionalGroupsSequence")
     if of_frames and len(of_frames) <= index:
         raise ValueError(f"PerFrameFunctionalGroupsSequence ends at frame {len(of_frames)}")
     groups = [*(shared or [])[:1], *(of_frames or [])[index : index + 1]]
@@ -99,7 +94,7 @@ _RLE_PADDING = 16
 """A segment of an RLE frame may unpack to fewer bytes than these too many, from zeros that pad it."""
 _KIND = "PhotometricInterpretation"
 _NUMBERS = ("Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored", "PixelRepresentation")
-_READ = convert_keywords_to_tags(
+_READ = convert_dicom_keywords_to_tags(
     *(_KIND, *_NUMBERS),
     *("NumberOfFrames", "HighBit", "PlanarConfiguration", "PixelPaddingValue", "PixelPaddingRangeLimit"),
     *("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "PresentationLUTShape"),
@@ -109,12 +104,7 @@ _READ = convert_keywords_to_tags(
 )
 
 
-def decode_dicom_pixels(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> NDArray[np.uint8]:
-    """Decode a DICOM file to uint8 pixels, as :func:`decode_dicom` without its second result."""
-    return decode_dicom(data, rendering)[0]
-
-
-def decode_dicom(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> tuple[NDArray[np.uint8], bool]:
+def decode_dicom_and_blankness(data: bytes, rendering: PictureRenderingOptions) -> tuple[NDArray[np.uint8], bool]:
     """Decode a DICOM file to uint8 pixels, ``(height, width)`` for grey or ``(height, width, 3)`` for colour.
 
     Returns:
@@ -125,23 +115,31 @@ def decode_dicom(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> tuple
             of pydicom are not caught.
     """
     dataset = read_dicom_elements(data, largest_mb=rendering.largest_mb)
-    refuse_large_elements(dataset, _READ, rendering.largest_mb)
-    layout = _read_pixel_layout(dataset)
+    refuse_large_dicom_elements(dataset, _READ, rendering.largest_mb)
+    layout = _read_dicom_pixel_layout(dataset)
     index = choose_frame_index(rendering.frame, layout.frames, f"the DICOM file has {layout.frames} frames")
     apply_frame_functional_groups(dataset, index)
-    limit = compute_decoded_picture_limit(rendering.largest_mb)
-    refuse_oversized_file(layout.frame_bytes, limit)
-    meaning = _read_stored_pixel_bits(dataset, layout)
+    limit = rendering.largest_mb << 20
+    refuse_oversized_file(layout.frame_byte_size, limit)
+    stored, allocated = layout.stored, layout.allocated
+    # Only uncompressed and RLE pixels can have unused bits below the value. Unused bits above it, such as those of an
+    # overlay, are in the decoded pixels unless compression was lossy. Lossy pixels may exceed the range a little.
+    as_stored = not layout.syntax.is_encapsulated or layout.syntax == RLELossless
+    high = read_dicom_unsigned_integer(dataset, "HighBit")
+    high = stored - 1 if high is None or not as_stored else high
+    if not 0 < stored <= high + 1 <= allocated:
+        raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
+    meaning = StoredPixelBits(stored, high + 1 - stored, layout.signed, layout.syntax not in LOSSY)
+    numbers, values = _decode_dicom_frame(dataset, layout, index, limit), meaning.extract_pixel_values
     if layout.kind in _COLOR:
-        pixels = _decode_frame(dataset, layout, index, limit)
-        shown = convert_by_row_bands(
-            lambda band: scale_to_8_bits(meaning.extract_values(band), meaning.stored, "BitsStored"), pixels
-        )
-        return shown, False
-    numbers = _decode_grey_frame(dataset, layout, index, limit)
+        return convert_row_bands_to_8_bits(
+            lambda band: scale_samples_to_8_bits(values(band), stored, "BitsStored"), numbers
+        ), False
     if layout.kind == _PALETTE:
-        return convert_by_row_bands(lambda band: _apply_palette(meaning.extract_values(band), dataset), numbers), False
-    grey = render_dicom_grey(numbers, GreyscalePipeline(dataset, meaning, 8 * numbers.itemsize, rendering.window))
+        return convert_row_bands_to_8_bits(lambda band: _convert_palette_to_rgb(values(band), dataset), numbers), False
+    grey = render_dicom_as_8_bit_grey(
+        numbers, GreyscalePipeline(dataset, meaning, 8 * numbers.itemsize, rendering.window)
+    )
     return grey, bool(grey.min() == grey.max() and numbers.min() < numbers.max())
 
 
@@ -169,28 +167,22 @@ class DicomPixelLayout:
     signed: bool
 
     @property
-    def frame_bytes(self) -> int:
+    def frame_byte_size(self) -> int:
         """The number of bytes of one frame's pixels."""
         return self.rows * self.columns * self.samples * -(-self.allocated // 8)
 
 
-def _read_pixel_layout(dataset: Any) -> DicomPixelLayout:
-    """Read the pixel format, and refuse files without pixels or with a format that is not supported.
-
-    Raises:
-        ValueError: With the element that is missing or not supported.
-    """
-    if not read_element_value(dataset, "PixelData"):
+def _read_dicom_pixel_layout(dataset: Any) -> DicomPixelLayout:
+    """Read the pixel format; refuse a file without pixels, or with an element that is missing or not supported."""
+    if not read_dicom_element_value(dataset, "PixelData"):
         raise ValueError("the DICOM file holds no pixels")
     syntax = dataset.file_meta.get("TransferSyntaxUID")
     if not syntax:
         raise ValueError("the DICOM file does not give TransferSyntaxUID")
-    if not is_syntax_readable(syntax):
-        raise ValueError(f"its pixels are packed as {name_transfer_syntax(syntax)}, which cannot be decoded here")
-    photometric, numbers = (
-        read_element_value(dataset, _KIND) or None,
-        [read_element_unsigned_integer(dataset, name) for name in _NUMBERS],
-    )
+    if not is_transfer_syntax_readable(syntax):
+        raise ValueError(f"its pixels are packed as {get_transfer_syntax_name(syntax)}, which cannot be decoded here")
+    photometric = read_dicom_element_value(dataset, _KIND) or None
+    numbers = [read_dicom_unsigned_integer(dataset, name) for name in _NUMBERS]
     if None in numbers or photometric is None:
         values = zip((_KIND, *_NUMBERS), (photometric, *numbers), strict=True)
         missing = ", ".join(name for name, value in values if value is None)
@@ -209,9 +201,8 @@ def _read_pixel_layout(dataset: Any) -> DicomPixelLayout:
         dataset.PlanarConfiguration = 0  # compressed frames define their own order
     if kind == _PALETTE:
         _refuse_unsupported_palette(dataset)
-    return DicomPixelLayout(
-        syntax, kind, read_frame_count(dataset), rows, columns, samples, allocated, stored, bool(signed)
-    )
+    frames = int(read_dicom_number(dataset, "NumberOfFrames") or 1)
+    return DicomPixelLayout(syntax, kind, frames, rows, columns, samples, allocated, stored, bool(signed))
 
 
 def _refuse_unsupported_palette(dataset: Any) -> None:
@@ -219,61 +210,28 @@ def _refuse_unsupported_palette(dataset: Any) -> None:
     if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes may expand to any number of entries
         raise ValueError("its palette is segmented, which is not read here")
     for keyword in (f"{color}PaletteColorLookupTable{part}" for color in _RGB for part in ("Descriptor", "Data")):
-        if not read_element_value(dataset, keyword):
+        if not read_dicom_element_value(dataset, keyword):
             raise ValueError(f"its pixels are numbers in a palette, and the file does not give {keyword}")
-    descriptors = [read_element_value(dataset, f"{color}PaletteColorLookupTableDescriptor") for color in _RGB]
+    descriptors = [read_dicom_element_value(dataset, f"{color}PaletteColorLookupTableDescriptor") for color in _RGB]
     if any(descriptor != descriptors[0] for descriptor in descriptors):  # C.7.6.3.1.5: they must be equal
         raise ValueError("the descriptors of its red, green and blue palette differ, which is not read here")
 
 
-def _read_stored_pixel_bits(dataset: Any, layout: DicomPixelLayout) -> StoredPixelBits:
-    """Return which bits of a stored pixel hold its value.
-
-    Only uncompressed and RLE pixels can have unused bits below the value. Unused bits above it, such as those of an
-    overlay, are in the decoded pixels unless compression was lossy. Lossy pixels may exceed the value's range a little.
-
-    Raises:
-        ValueError: If the stated bits do not fit into the allocated ones.
-    """
-    stored, allocated = layout.stored, layout.allocated
-    as_stored = not layout.syntax.is_encapsulated or layout.syntax == RLELossless
-    high = read_element_unsigned_integer(dataset, "HighBit")
-    high = stored - 1 if high is None or not as_stored else high
-    if not 0 < stored <= high + 1 <= allocated:
-        raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
-    return StoredPixelBits(stored, high + 1 - stored, layout.signed, layout.syntax not in LOSSY)
-
-
-def _decode_grey_frame(dataset: Any, layout: DicomPixelLayout, index: int, limit: int) -> NDArray[Any]:
-    """Decode one frame of a grey or palette-colour image to stored values ``(rows, columns)``.
-
-    Raises:
-        ValueError: If the frame cannot be decoded here, or has another size than the header states.
-    """
-    size = layout.allocated // 8
-    if layout.syntax.is_encapsulated or not layout.syntax.is_little_endian or size not in (1, 2, 4):
-        pixels = _decode_frame(dataset, layout, index, limit)
-        return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
+def _decode_dicom_frame(dataset: Any, layout: DicomPixelLayout, index: int, limit: int) -> NDArray[Any]:
+    """Decode a frame to stored values ``(rows, columns[, samples])``; uncompressed and RLE pixels keep unused bits."""
     _refuse_pixel_size_mismatch(dataset, layout, index, limit)
-    kind, count = f"<{'i' if layout.signed else 'u'}{size}", layout.rows * layout.columns
-    return np.frombuffer(dataset[_PIXELS].value, kind, count, index * count * size).reshape(layout.rows, layout.columns)
-
-
-def _decode_frame(dataset: Any, layout: DicomPixelLayout, index: int, limit: int) -> NDArray[Any]:
-    """Decode one frame to stored values ``(rows, columns[, samples])``; uncompressed and RLE pixels keep unused bits.
-
-    Raises:
-        ValueError: If the frame cannot be decoded here, or has another size than the header states.
-    """
-    syntax = layout.syntax
-    _refuse_pixel_size_mismatch(dataset, layout, index, limit)
-    stored = dataset.BitsStored
+    syntax, size, is_grey, stored = layout.syntax, layout.allocated // 8, layout.samples == 1, dataset.BitsStored
+    if is_grey and not syntax.is_encapsulated and syntax.is_little_endian and size in (1, 2, 4):  # faster than pydicom
+        kind, shape = f"<{'i' if layout.signed else 'u'}{size}", (layout.rows, layout.columns)
+        count = math.prod(shape)
+        return np.frombuffer(dataset[_PIXELS].value, kind, count, index * count * size).reshape(shape)
     if not syntax.is_encapsulated or syntax == RLELossless:
         dataset.BitsStored = dataset.BitsAllocated  # else pydicom clears the unused bits
     try:
-        return pixel_array(dataset, index=index, decoding_plugin=READ_BY[syntax])
+        pixels = pixel_array(dataset, index=index, decoding_plugin=READ_BY[syntax])
+        return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("=")) if is_grey else pixels
     except (RuntimeError, NotImplementedError):
-        raise ValueError(f"its pixels, packed as {name_transfer_syntax(syntax)}, are damaged or cut off") from None
+        raise ValueError(f"its pixels, packed as {get_transfer_syntax_name(syntax)}, are damaged or cut off") from None
     except AttributeError as error:  # pydicom names the element that is missing
         raise ValueError(str(error)) from None
     finally:
@@ -288,7 +246,7 @@ def _refuse_pixel_size_mismatch(dataset: Any, layout: DicomPixelLayout, index: i
     rows, columns, pixels = layout.rows, layout.columns, dataset[_PIXELS].value
     if not layout.syntax.is_encapsulated:
         subsampled = layout.allocated % 8 or layout.kind == "YBR_FULL_422"
-        expected = get_expected_length(dataset) if subsampled else layout.frames * layout.frame_bytes
+        expected = get_expected_length(dataset) if subsampled else layout.frames * layout.frame_byte_size
         actual = len(pixels)
         row = expected // (rows * layout.frames)
         if actual - expected >= max(row, 1) or actual < expected:  # a few bytes more are padding
@@ -297,7 +255,7 @@ def _refuse_pixel_size_mismatch(dataset: Any, layout: DicomPixelLayout, index: i
         return
     packed = get_frame(pixels, index, number_of_frames=layout.frames)
     if layout.syntax == RLELossless:
-        for count in read_rle_plane_sizes(packed):
+        for count in compute_rle_plane_sizes(packed):
             if not 0 <= count - rows * columns < min(columns, _RLE_PADDING):
                 raise ValueError(f"the file says {rows} rows and {columns} columns, its packed pixels are {count}")
         return
@@ -307,10 +265,10 @@ def _refuse_pixel_size_mismatch(dataset: Any, layout: DicomPixelLayout, index: i
         raise ValueError("the file says {} for rows, columns and samples, its packed pixels {}".format(*sizes))
     if is_jpeg_2000_signed(packed) and not layout.signed:
         raise ValueError("PixelRepresentation says unsigned, its packed pixels say signed")
-    refuse_oversized_file(layout.frame_bytes + estimate_jpeg_2000_memory(packed), limit)
+    refuse_oversized_file(layout.frame_byte_size + estimate_jpeg_2000_decoder_memory(packed), limit)
 
 
-def _apply_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
+def _convert_palette_to_rgb(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
     """Convert palette indices to 8-bit colours ``(height, width, 3)`` (DICOM PS3.3 C.7.6.3.1.5 and C.7.6.3.1.6)."""
     entries, first, bits = (int(value) for value in dataset.RedPaletteColorLookupTableDescriptor)
     entries = entries or 2**16
@@ -321,6 +279,6 @@ def _apply_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
     # A table of zeros has no depth: a palette may lack a colour.
     if len(set(map(len, data))) > 1 or any(0 < table.max() <= 255 < top for table in tables):
         raise ValueError("the red, green and blue table of its palette have entries of unlike depths")
-    depth = 8 if top <= 255 else guess_lookup_entry_bits(top, bits, 16, "palette")
+    depth = 8 if top <= 255 else guess_lookup_table_bit_depth(top, bits, 16, "palette")
     place = np.clip(pixels.astype(np.int64) - first, 0, entries - 1)
-    return np.stack([scale_to_8_bits(table, depth, "the palette")[place] for table in tables], axis=-1)
+    return np.stack([scale_samples_to_8_bits(table, depth, "the palette")[place] for table in tables], axis=-1)

@@ -15,7 +15,7 @@ from pydicom.dataelem import RawDataElement
 from pydicom.tag import BaseTag, Tag
 
 from common.data.base.spec import Window
-from common.data.images.bands import convert_by_row_bands, iterate_row_bands
+from common.data.images.bands import convert_row_bands_to_8_bits, iterate_picture_row_bands
 
 Numbers = NDArray[Any]
 _USUAL_DEPTHS = (8, 10, 12, 14, 16)
@@ -48,33 +48,33 @@ def rescale_to_unit_range(values: Numbers, low: float, high: float) -> NDArray[n
 
 
 @cache
-def _find_dicom_tag(keyword: str) -> BaseTag:
+def _get_dicom_tag(keyword: str) -> BaseTag:
     return Tag(keyword)
 
 
-def read_element_value(dataset: Any, keyword: str) -> Any:
+def read_dicom_element_value(dataset: Any, keyword: str) -> Any:
     """Return the value of a DICOM element; None if it is missing. Faster than pydicom's own access by keyword."""
-    tag = _find_dicom_tag(keyword)
+    tag = _get_dicom_tag(keyword)
     return dataset[tag].value if tag in dataset else None
 
 
-def read_element_unsigned_integer(dataset: Any, keyword: str) -> int | None:
+def read_dicom_unsigned_integer(dataset: Any, keyword: str) -> int | None:
     """Return the value of a DICOM element that holds one unsigned integer; None if it is missing or empty."""
-    raw = dataset.get_item(_find_dicom_tag(keyword))
+    raw = dataset.get_item(_get_dicom_tag(keyword))
     if isinstance(raw, RawDataElement) and raw.VR == "US" and isinstance(raw.value, bytes) and len(raw.value) == 2:
         return int.from_bytes(raw.value, "little" if raw.is_little_endian else "big")  # faster than pydicom
-    value = read_element_value(dataset, keyword)
+    value = read_dicom_element_value(dataset, keyword)
     return None if value is None else int(value)
 
 
-def read_element_number(dataset: Any, keyword: str) -> float | None:
+def read_dicom_number(dataset: Any, keyword: str) -> float | None:
     """Return the first number of a DICOM element; None if the element is missing or empty.
 
     Raises:
         ValueError: If the element holds something else.
     """
     try:
-        value = read_element_value(dataset, keyword)
+        value = read_dicom_element_value(dataset, keyword)
         if isinstance(value, bytes):
             raise ValueError
         values: list[Any] = [value] if isinstance(value, str | int | float) or value is None else list(value)
@@ -101,7 +101,7 @@ class DicomLookupTable:
     first: int
     bits: int
 
-    def look_up_entries(self, numbers: Numbers) -> NDArray[np.uint16]:
+    def look_up_table_entries(self, numbers: Numbers) -> NDArray[np.uint16]:
         """Return the table's outputs for input values; inputs outside the table get its first or last entry."""
         return self.entries[np.clip(np.round(numbers).astype(np.int64) - self.first, 0, len(self.entries) - 1)]
 
@@ -129,7 +129,7 @@ def read_lookup_table_entries(data: Any, count: int, bits: int, order: str, name
     return words[:count] if size >= 2 * count else words.view(np.uint8)[:count].astype(np.uint16)
 
 
-def guess_lookup_entry_bits(top: int, stated: int, stored: int, name: str) -> int:
+def guess_lookup_table_bit_depth(top: int, stated: int, stored: int, name: str) -> int:
     """Determine how many bits the entries of a LUT really have, because some devices state a wrong number.
 
     The ``stated`` bits are right if the largest entry, ``top``, fits into them and uses at least a quarter of their
@@ -148,7 +148,7 @@ def guess_lookup_entry_bits(top: int, stated: int, stored: int, name: str) -> in
     raise ValueError(f"{name} says {stated} bits, and its largest entry is {top}: its depth cannot be decided")
 
 
-def read_lookup_table(dataset: Any, keyword: str, *, signed: bool) -> DicomLookupTable | None:
+def read_dicom_lookup_table(dataset: Any, keyword: str, *, signed: bool) -> DicomLookupTable | None:
     """Read the first non-empty LUT of a DICOM sequence; None if there is none.
 
     Args:
@@ -158,7 +158,7 @@ def read_lookup_table(dataset: Any, keyword: str, *, signed: bool) -> DicomLooku
     Raises:
         ValueError: If a LUT is incomplete.
     """
-    for item in read_element_value(dataset, keyword) or ():
+    for item in read_dicom_element_value(dataset, keyword) or ():
         if item.get("LUTDescriptor") is None or item.get("LUTData") in (None, b""):
             continue
         values = item.LUTDescriptor
@@ -192,7 +192,7 @@ class StoredPixelBits:
     signed: bool
     lossless: bool
 
-    def extract_values(self, numbers: Numbers) -> Numbers:
+    def extract_pixel_values(self, numbers: Numbers) -> Numbers:
         """Return the pixel values, with unused bits removed and the sign applied."""
         if not self.lossless or self.stored == 8 * numbers.itemsize:
             return numbers
@@ -224,51 +224,49 @@ class GreyscalePipeline:
 
     def __init__(self, dataset: Any, numbers: StoredPixelBits, allocated: int, window: Window | None) -> None:
         self.numbers = numbers
-        kind = read_element_value(dataset, "PhotometricInterpretation")
+        kind = read_dicom_element_value(dataset, "PhotometricInterpretation")
         self.inverted = kind == "MONOCHROME1"
-        shape = str(read_element_value(dataset, "PresentationLUTShape") or "").strip().upper()
+        shape = str(read_dicom_element_value(dataset, "PresentationLUTShape") or "").strip().upper()
         if shape not in ("", "INVERSE" if self.inverted else "IDENTITY"):
             raise ValueError(f"PresentationLUTShape {shape} contradicts {kind}: black and white may be exchanged")
-        if read_element_value(dataset, "PresentationLUTSequence"):
+        if read_dicom_element_value(dataset, "PresentationLUTSequence"):
             raise ValueError("its PresentationLUTSequence is not read here: black and white may be exchanged")
-        ends = [read_element_number(dataset, f"PixelPadding{name}") for name in ("Value", "RangeLimit")]
+        ends = [read_dicom_number(dataset, f"PixelPadding{name}") for name in ("Value", "RangeLimit")]
         wrapped = [
             numbers.correct_header_sign(int(end), allocated) for end in ends if end is not None and ends[0] is not None
         ]
         self.padding = (min(wrapped), max(wrapped)) if wrapped else None
-        self.modality_table = read_lookup_table(dataset, "ModalityLUTSequence", signed=numbers.signed)
-        rescaling = (
-            None if self.modality_table else _read_element_number_pair(dataset, "RescaleSlope", "RescaleIntercept")
-        )
-        if rescaling and rescaling[0] == 0:
+        self.modality_table = read_dicom_lookup_table(dataset, "ModalityLUTSequence", signed=numbers.signed)
+        self.slope, self.intercept = 1.0, 0.0
+        if not self.modality_table:
+            rescaling = _read_dicom_number_pair(dataset, "RescaleSlope", "RescaleIntercept")
+            self.slope, self.intercept = rescaling or (1.0, 0.0)
+        if self.slope == 0:
             raise ValueError("RescaleSlope is 0, which makes all pixels the same")
-        self.slope, self.intercept = rescaling or (1.0, 0.0)
         lowest = self.slope * (-(1 << numbers.stored - 1) if numbers.signed else 0) + self.intercept
         self.window, self.voi_table, self.function = window, None, "LINEAR"
         if window is None:
-            self.voi_table = read_lookup_table(dataset, "VOILUTSequence", signed=not self.modality_table and lowest < 0)
+            self.voi_table = read_dicom_lookup_table(
+                dataset, "VOILUTSequence", signed=not self.modality_table and lowest < 0
+            )
         if self.voi_table:
-            self.top = (
-                1
-                << guess_lookup_entry_bits(
-                    int(self.voi_table.entries.max()), self.voi_table.bits, numbers.stored, "VOI LUT"
-                )
-            ) - 1
+            largest, stated = int(self.voi_table.entries.max()), self.voi_table.bits
+            self.top = (1 << guess_lookup_table_bit_depth(largest, stated, numbers.stored, "VOI LUT")) - 1
         elif window is None:
             # The first window, as in viewers.
-            self.window = _read_element_number_pair(dataset, "WindowCenter", "WindowWidth")
-            self.function = str(read_element_value(dataset, "VOILUTFunction") or "LINEAR")
+            self.window = _read_dicom_number_pair(dataset, "WindowCenter", "WindowWidth")
+            self.function = str(read_dicom_element_value(dataset, "VOILUTFunction") or "LINEAR")
 
     @property
-    def shows_full_range(self) -> bool:
+    def has_no_window_or_voi_lut(self) -> bool:
         """True if there is neither a window nor a VOI LUT, so that the image's own range of values is shown."""
         return self.voi_table is None and self.window is None
 
-    def compute_modality_values(self, numbers: Numbers) -> Numbers:
+    def apply_modality_transform(self, numbers: Numbers) -> Numbers:
         """Return the output of the modality transform for stored pixels, such as Hounsfield units in CT."""
-        values = self.numbers.extract_values(numbers)
+        values = self.numbers.extract_pixel_values(numbers)
         if self.modality_table:
-            return self.modality_table.look_up_entries(values)
+            return self.modality_table.look_up_table_entries(values)
         return values if (self.slope, self.intercept) == (1, 0) else values * self.slope + self.intercept
 
     def is_linear_without_padding(self, low: int, high: int) -> bool:
@@ -281,39 +279,35 @@ class GreyscalePipeline:
         plain = has_no_unused_bits or not numbers.lossless
         return plain and self.padding is None and self.modality_table is None
 
-    def mask_padding(self, numbers: Numbers) -> NDArray[np.bool_]:
+    def find_padding_pixels(self, numbers: Numbers) -> NDArray[np.bool_]:
         """Return a mask of the padding pixels, which fill a picture up to a rectangle (PS3.3 C.7.5.1.1.2)."""
         if self.padding is None:
             return np.zeros(numbers.shape, np.bool_)
         low, high = self.padding
-        values = self.numbers.extract_values(numbers)
+        values = self.numbers.extract_pixel_values(numbers)
         return ((numbers >= low) & (numbers <= high)) | ((values >= low) & (values <= high))
 
-    def compute_display_values(self, numbers: Numbers, limits: tuple[float, float]) -> NDArray[np.uint8]:
+    def compute_display_grey(self, numbers: Numbers, limits: tuple[float, float]) -> NDArray[np.uint8]:
         """Return the 8-bit grey of each stored number; padding becomes black.
 
         Args:
             limits: Smallest and largest modality value of the image, used if there is neither a window nor a VOI LUT.
         """
-        values = self.compute_modality_values(numbers)
+        values = self.apply_modality_transform(numbers)
         if self.voi_table:
-            shown = np.clip(self.voi_table.look_up_entries(values) / self.top, 0, 1)
+            shown = np.clip(self.voi_table.look_up_table_entries(values) / self.top, 0, 1)
         elif self.window:
             shown = apply_voi_window(values, *self.window, self.function)
         else:
             shown = rescale_to_unit_range(values, *limits)
         grey = np.round(255 * (1 - shown if self.inverted else shown)).astype(np.uint8)
-        grey[self.mask_padding(numbers)] = 0
+        grey[self.find_padding_pixels(numbers)] = 0
         return grey
 
 
-def _read_element_number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] | None:
-    """Return the first numbers of two DICOM elements that belong together; None if the file has neither.
-
-    Raises:
-        ValueError: If the file has only one of them.
-    """
-    numbers = read_element_number(dataset, first), read_element_number(dataset, second)
+def _read_dicom_number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] | None:
+    """Return the first numbers of two elements that belong together; None if both are missing, refused if one is."""
+    numbers = read_dicom_number(dataset, first), read_dicom_number(dataset, second)
     if numbers[0] is None and numbers[1] is None:
         return None
     if numbers[0] is None or numbers[1] is None:
@@ -322,7 +316,7 @@ def _read_element_number_pair(dataset: Any, first: str, second: str) -> tuple[fl
     return numbers[0], numbers[1]
 
 
-def render_dicom_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[np.uint8]:
+def render_dicom_as_8_bit_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[np.uint8]:
     """Convert stored pixels ``(height, width)`` to 8-bit grey.
 
     Raises:
@@ -330,18 +324,20 @@ def render_dicom_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[n
     """
     low, high = int(numbers.min()), int(numbers.max())
     if high - low >= max(numbers.size, 256):  # the table would be larger than the picture
-        limits = _find_extreme_modality_values(iterate_row_bands(numbers), display)
-        return convert_by_row_bands(lambda band: display.compute_display_values(band, limits), numbers)
+        limits = _find_modality_value_range(iterate_picture_row_bands(numbers), display)
+        return convert_row_bands_to_8_bits(lambda band: display.compute_display_grey(band, limits), numbers)
     table_numbers = np.arange(low, high + 1)
     unsigned = numbers.view(f"u{numbers.itemsize}")
     cells = table_numbers.astype(numbers.dtype).view(unsigned.dtype)
-    limits = _find_extreme_modality_values([_sample_stored_numbers(unsigned, table_numbers, cells, display)], display)
+    limits = _find_modality_value_range(
+        [_find_extreme_stored_numbers(unsigned, table_numbers, cells, display)], display
+    )
     table = np.zeros(1 << 8 * numbers.itemsize, np.uint8)
-    table[cells] = display.compute_display_values(table_numbers, limits)
-    return convert_by_row_bands(table.take, unsigned)
+    table[cells] = display.compute_display_grey(table_numbers, limits)
+    return convert_row_bands_to_8_bits(table.take, unsigned)
 
 
-def _sample_stored_numbers(
+def _find_extreme_stored_numbers(
     unsigned: Numbers, table_numbers: Numbers, cells: Numbers, display: GreyscalePipeline
 ) -> NDArray[np.int64]:
     """Return enough stored numbers of a picture to find its smallest and its largest modality value among them.
@@ -354,10 +350,10 @@ def _sample_stored_numbers(
         cells: ``table_numbers`` reinterpreted as unsigned, in which form they index a lookup table.
     """
     ends = table_numbers[[0, -1]]
-    if not display.shows_full_range or display.is_linear_without_padding(*ends.tolist()):
+    if not display.has_no_window_or_voi_lut or display.is_linear_without_padding(*ends.tolist()):
         return ends
-    inside = np.flatnonzero(~display.mask_padding(table_numbers))
-    steps = np.diff(display.compute_modality_values(table_numbers).astype(np.float64))
+    inside = np.flatnonzero(~display.find_padding_pixels(table_numbers))
+    steps = np.diff(display.apply_modality_transform(table_numbers).astype(np.float64))
     if len(inside) and ((steps >= 0).all() or (steps <= 0).all()):
         first, last = inside[0], inside[-1]
         if first > 0:  # differences are unsigned, so those of smaller numbers are large
@@ -367,22 +363,18 @@ def _sample_stored_numbers(
         if max(first, last) < len(cells) and min(first, last) >= 0 and np.isin([first, last], inside).all():
             return table_numbers[[first, last]]
     present = np.zeros(1 << 8 * unsigned.itemsize, np.bool_)
-    for band in iterate_row_bands(unsigned):
+    for band in iterate_picture_row_bands(unsigned):
         present[band] = True
     return table_numbers[present[cells]]
 
 
-def _find_extreme_modality_values(bands: Any, display: GreyscalePipeline) -> tuple[float, float]:
-    """Return the smallest and the largest modality value of a picture, padding excluded.
-
-    Raises:
-        ValueError: If all pixels are padding and there is no window.
-    """
-    if not display.shows_full_range:
+def _find_modality_value_range(bands: Any, display: GreyscalePipeline) -> tuple[float, float]:
+    """Return a picture's smallest and largest modality value, without padding; refuse one of nothing but padding."""
+    if not display.has_no_window_or_voi_lut:
         return 0.0, 0.0
     limits = list[tuple[float, float]]()
     for band in bands:
-        inside = display.compute_modality_values(band)[~display.mask_padding(band)]
+        inside = display.apply_modality_transform(band)[~display.find_padding_pixels(band)]
         if inside.size:
             limits.append((float(inside.min()), float(inside.max())))
     if not limits:

@@ -21,11 +21,11 @@ from pydicom.dataelem import RawDataElement
 from pydicom.tag import BaseTag, Tag
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-from common.data.base.decoded_size import LARGEST_MB, compute_decoded_picture_limit, refuse_oversized_file
-from common.data.base.image_set import fill_patients_by_study
+from common.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
+from common.data.base.image_set import fill_missing_patients_by_study
 from common.data.base.names import is_anonymous_patient
 from common.data.images.jpeg import iterate_jpeg_segments
-from common.data.images.reading import is_dicom
+from common.data.images.reading import is_dicom_file
 from common.data.images.store import IN_MEMORY
 from common.system.plain_text import format_count_with_noun
 
@@ -45,11 +45,11 @@ _ITEMS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
 """The tag of a sequence item in both byte orders."""
 
 
-class _LimitedReader:
+class _ReadCountLimitedFile:
     """A binary file that limits the number of reads, and so the number of Python objects that pydicom creates."""
 
     def __init__(self, content: BinaryIO, largest_mb: int) -> None:
-        self._read, self._limit = content.read, compute_decoded_picture_limit(largest_mb)
+        self._read, self._limit = content.read, largest_mb << 20
         self._claimed = 0
         self.seek, self.tell = content.seek, content.tell
 
@@ -60,7 +60,7 @@ class _LimitedReader:
         return self._read(size)
 
 
-def convert_keywords_to_tags(*keywords: str) -> tuple[BaseTag, ...]:
+def convert_dicom_keywords_to_tags(*keywords: str) -> tuple[BaseTag, ...]:
     """Convert DICOM keywords such as "PatientID" to pydicom tags."""
     return tuple(map(Tag, keywords))
 
@@ -84,30 +84,20 @@ def read_dicom_elements(
         meta = filereader._read_file_meta_info(file)
     if meta is None or meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
         file.seek(0)
-        counted: Any = _LimitedReader(file, largest_mb)
+        counted: Any = _ReadCountLimitedFile(file, largest_mb)
         return pydicom.dcmread(counted, stop_before_pixels=tags is not None, specific_tags=only)
-    counted = _LimitedReader(_inflate_deflated_file(file.read(), largest_mb), largest_mb)
+    inflater, inflated, limit = zlib.decompressobj(-zlib.MAX_WBITS), io.BytesIO(), largest_mb << 20
+    while packed := file.read(_PIECE):
+        inflated.write(inflater.decompress(packed, limit + 1 - inflated.tell()))
+        refuse_oversized_file(inflated.tell(), limit)
+    inflated.seek(0)
+    counted = _ReadCountLimitedFile(inflated, largest_mb)
     dataset = filereader.read_dataset(counted, is_implicit_VR=False, is_little_endian=True, specific_tags=only)
     dataset.file_meta = meta
     return dataset
 
 
-def _inflate_deflated_file(packed: bytes, largest_mb: int) -> BinaryIO:
-    """Decompress the content of a deflated DICOM file.
-
-    Raises:
-        ValueError: If the result exceeds the memory limit; ``zlib.error`` if the content is damaged.
-    """
-    inflater, inflated = zlib.decompressobj(-zlib.MAX_WBITS), io.BytesIO()
-    limit = compute_decoded_picture_limit(largest_mb)
-    for start in range(0, len(packed), _PIECE):
-        inflated.write(inflater.decompress(packed[start : start + _PIECE], limit + 1 - inflated.tell()))
-        refuse_oversized_file(inflated.tell(), limit)
-    inflated.seek(0)
-    return inflated
-
-
-def refuse_large_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int) -> None:
+def refuse_large_dicom_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int) -> None:
     """Refuse a data set with elements whose values would become too many Python objects.
 
     Args:
@@ -125,7 +115,7 @@ def refuse_large_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int
         claimed += len(element.value) * _OF_A_BYTE.get(element.VR or "", _OF_A_VALUES_BYTE)
         if element.VR == "SQ":
             claimed += sum(map(element.value.count, _ITEMS)) * _OF_AN_ITEM
-    refuse_oversized_file(claimed, compute_decoded_picture_limit(largest_mb))
+    refuse_oversized_file(claimed, largest_mb << 20)
 
 
 _SIZ, _END = b"\xff\x4f\xff\x51", b"\xff\xd9"
@@ -160,7 +150,7 @@ def is_jpeg_2000_signed(frame: bytes) -> bool:
     return not frame.startswith(b"\xff\xd8") and frame[frame.index(_SIZ) + 42] >= 0x80
 
 
-def estimate_jpeg_2000_memory(frame: bytes) -> int:
+def estimate_jpeg_2000_decoder_memory(frame: bytes) -> int:
     """Estimate the bytes that a JPEG 2000 decoder needs besides the pixels; 0 for other kinds of frames.
 
     A malicious frame may declare tiles and code blocks of one pixel, for each of which the decoder allocates memory.
@@ -178,15 +168,15 @@ def estimate_jpeg_2000_memory(frame: bytes) -> int:
         tiles = -(-width // tile_width) * -(-height // tile_height) if min(tile_width, tile_height) else 2**32
         sides = min(width, tile_width), min(height, tile_height)
         # Each tile may have its own header: assume the largest values of all headers for each.
-        styles: list[tuple[int, bytes]] = list(_parse_coding_styles(frame, place + 4, wide=samples > 256))
-        blocks = max((_count_code_blocks(*sides, style) for _, style in styles), default=0)
+        styles: list[tuple[int, bytes]] = list(_parse_jpeg_2000_coding_styles(frame, place + 4, wide=samples > 256))
+        blocks = max((_count_jpeg_2000_code_blocks(*sides, style) for _, style in styles), default=0)
         visits = max((2 * layers * (style[0] + 1) for layers, style in styles), default=0)
         return int(tiles * _OF_A_TILE + samples * blocks * (tiles * _OF_A_BLOCK + visits))
     except (struct.error, IndexError, ValueError):
         raise ValueError("its packed pixels are damaged or cut off") from None
 
 
-def _parse_coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tuple[int, bytes]]:
+def _parse_jpeg_2000_coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tuple[int, bytes]]:
     """Yield the number of layers and the coding parameters of each COD and COC marker (ITU-T T.800, A.6.1 and A.6.2).
 
     Args:
@@ -216,7 +206,7 @@ def _parse_coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tu
                 raise ValueError
 
 
-def _count_code_blocks(width: int, height: int, style: bytes) -> int:
+def _count_jpeg_2000_code_blocks(width: int, height: int, style: bytes) -> int:
     """Count the code blocks of one component of a tile over all resolution levels."""
     levels, exponents = style[0], (style[1] + 2, style[2] + 2)
     precincts, total = style[5:], 0
@@ -237,46 +227,41 @@ _QUICKLY_UNPACKED = 2**22
 larger ones is counted without decompression."""
 
 
-def read_rle_plane_sizes(frame: bytes) -> list[int]:
+def compute_rle_plane_sizes(frame: bytes) -> list[int]:
     """Return the decompressed bytes of each segment of an RLE frame, which holds a byte of each pixel (PS3.5, annex G).
 
     Raises:
         ValueError: If the header is damaged.
     """
+    from imagecodecs import packbits_decode  # imported here, because most tables have no DICOM
+
     try:
         segments, *starts = struct.unpack_from("<16I", frame)
     except struct.error:
         raise ValueError("its packed pixels are damaged or cut off") from None
-    stops = [*starts[1:segments], len(frame)]
-    return [
-        _compute_rle_segment_size(frame, start, min(stop, len(frame)))
-        for start, stop in zip(starts, stops, strict=False)
-    ]
+    sizes = list[int]()
+    for place, stop in zip(starts, [*starts[1:segments], len(frame)], strict=False):
+        end, size = min(stop, len(frame)), 0
+        if end - place <= _QUICKLY_UNPACKED:
+            with suppress(RuntimeError):  # data that end within a run: the loop below counts their size
+                sizes.append(len(packbits_decode(frame[place:end])))
+                continue
+        while place < end:
+            control, place = frame[place], place + 1
+            if control < 128:  # literal run of control + 1 bytes
+                size += min(control + 1, end - place)
+                place += control + 1
+            elif control > 128:  # one byte, repeated 257 - control times
+                size += 257 - control
+                place += 1
+        sizes.append(size)
+    return sizes
 
 
-def _compute_rle_segment_size(frame: bytes, place: int, end: int) -> int:
-    """Return the decompressed size of the segment of an RLE frame between two positions."""
-    if end - place <= _QUICKLY_UNPACKED:
-        from imagecodecs import packbits_decode  # imported here, because most tables have no DICOM
-
-        with suppress(RuntimeError):  # data that end within a run: the loop below counts their size
-            return len(packbits_decode(frame[place:end]))
-    size = 0
-    while place < end:
-        control, place = frame[place], place + 1
-        if control < 128:  # literal run of control + 1 bytes
-            size += min(control + 1, end - place)
-            place += control + 1
-        elif control > 128:  # one byte, repeated 257 - control times
-            size += 257 - control
-            place += 1
-    return size
-
-
-_GROUPS = convert_keywords_to_tags("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
-_WINDOWS = (*convert_keywords_to_tags("WindowCenter", "VOILUTSequence"), *_GROUPS)
+_GROUPS = convert_dicom_keywords_to_tags("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
+_WINDOWS = (*convert_dicom_keywords_to_tags("WindowCenter", "VOILUTSequence"), *_GROUPS)
 _HEAD_TAGS = (
-    *convert_keywords_to_tags(
+    *convert_dicom_keywords_to_tags(
         "PatientID", "SpecificCharacterSet", "StudyInstanceUID", "Modality", "PhotometricInterpretation"
     ),
     *_WINDOWS,
@@ -316,33 +301,33 @@ def read_dicom_header(content: Path | bytes) -> DicomHeader:
     # Errors on damaged files are ignored here, and reported when the pixels are decoded.
     try:
         with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as opened:
-            if not is_dicom(opened.read(132)):
+            if not is_dicom_file(opened.read(132)):
                 return NO_DICOM
             opened.seek(0)
             head = read_dicom_elements(opened, _HEAD_TAGS)
-        refuse_large_elements(head, _HEAD_TAGS, LARGEST_MB)
+        refuse_large_dicom_elements(head, _HEAD_TAGS, LARGEST_MB)
         keywords = ("PatientID", "StudyInstanceUID", "Modality")
         patient, study, modality = (str(head.get(keyword) or "").strip() for keyword in keywords)
         grey = str(head.get("PhotometricInterpretation") or "").startswith("MONOCHROME")
-        by_range = grey and not any(_defines_window(head, tag) for tag in _WINDOWS)
+        has_window = False
+        for tag in (
+            _WINDOWS if grey else ()
+        ):  # an element that defines a window or a VOI LUT, directly or for each frame
+            value: Any = None if (element := head.get_item(tag)) is None else element.value
+            if value and tag in _GROUPS and isinstance(value, bytes):  # not parsed: there may be thousands of items
+                value = any(mark in value for mark in _FRAME_VOI)
+            elif value and tag in _GROUPS:
+                value = "FrameVOILUTSequence" in value[0]
+            if has_window := bool(value):
+                break
+        by_range = grey and not has_window
         return DicomHeader(str(head.file_meta.get("TransferSyntaxUID", "")), patient, study, modality, by_range)
     except Exception:
         return NO_DICOM
 
 
-def _defines_window(head: Any, tag: BaseTag) -> bool:
-    """Return True if an element defines a window or a VOI LUT, directly or for each frame."""
-    element = head.get_item(tag)
-    value = None if element is None else element.value
-    if tag not in _GROUPS or not value:
-        return bool(value)
-    if isinstance(value, bytes):  # not parsed, because there may be thousands of items
-        return any(mark in value for mark in _FRAME_VOI)
-    return "FrameVOILUTSequence" in value[0]
-
-
 def list_dicom_patient_ids(heads: Sequence[DicomHeader]) -> list[str] | None:
-    """Return the PatientID of each file, with gaps filled by :func:`fill_patients_by_study`.
+    """Return the PatientID of each file, with gaps filled by :func:`fill_missing_patients_by_study`.
 
     Returns:
         None if no file names a patient, or if there are several files with only one PatientID among them, which was
@@ -351,10 +336,10 @@ def list_dicom_patient_ids(heads: Sequence[DicomHeader]) -> list[str] | None:
     names = {head.patient for head in heads if not is_anonymous_patient(head.patient)}
     if not names or len(names) < min(2, len(heads)):
         return None
-    return fill_patients_by_study([head.patient for head in heads], [head.study for head in heads])
+    return fill_missing_patients_by_study([head.patient for head in heads], [head.study for head in heads])
 
 
-def describe_display_problems(heads: Sequence[DicomHeader]) -> list[str]:
+def describe_incomparable_dicom_greys(heads: Sequence[DicomHeader]) -> list[str]:
     """Return warnings about DICOM files whose greys are not comparable: mixed modalities, or missing windows."""
     dicoms, problems = [head for head in heads if head.syntax], list[str]()
     modalities = Counter(head.modality or "unknown" for head in dicoms)

@@ -105,13 +105,13 @@ class JpegHeader:
     scans: tuple[JpegScan, ...]
 
     @property
-    def converts_to_rgb(self) -> bool:
+    def converts_ycbcr_to_rgb(self) -> bool:
         """True if libjpeg assumes that three components are YCbCr, and converts them to RGB."""
         if self.jfif or self.adobe is not None:
             return self.jfif or self.adobe != 0
         return self.components != b"RGB"
 
-    def is_ycbcr(self, stated: bool) -> bool:
+    def has_ycbcr_colors(self, stated: bool) -> bool:
         """Return True if the colours are YCbCr; if the markers do not say, the DICOM header's ``stated`` decides."""
         if self.jfif or self.adobe is not None:
             return self.jfif or self.adobe != 0
@@ -120,7 +120,7 @@ class JpegHeader:
         return len(set(self.sampling)) > 1 or stated  # only YCbCr is stored with subsampled components
 
 
-def parse_jpeg(data: bytes) -> JpegHeader:
+def parse_jpeg_header(data: bytes) -> JpegHeader:
     """Parse the markers of a JPEG file.
 
     Raises:
@@ -139,22 +139,24 @@ def parse_jpeg(data: bytes) -> JpegHeader:
                 adobe = content[11]
             elif marker == _RESTART_INTERVAL:
                 interval = struct.unpack(">H", content)[0]
-            elif marker == _HUFFMAN_TABLES:
-                tables |= _parse_huffman_tables(content)
+            elif marker == _HUFFMAN_TABLES:  # ITU-T T.81, B.2.4.2
+                while content:
+                    size = 17 + sum(content[1:17])
+                    if not 17 < size <= len(content):
+                        raise ValueError
+                    tables[content[0]], content = content[1:size], content[size:]
             elif marker == _SCAN:
                 scans.append(JpegScan(content, stop, stop, interval, dict(tables)))
             elif not marker and scans:
                 scans[-1] = replace(scans[-1], stop=start + len(data[start:stop].rstrip(b"\xff")))
-        if not frame or not int.from_bytes(frame[1:3]):
-            raise ValueError
-        _refuse_missing_parts(data, process, frame, scans)
+        _refuse_incomplete_jpeg_data(data, process, frame, scans)
     except (struct.error, IndexError, KeyError, ValueError):
         raise ValueError(CUT_OFF) from None
     return JpegHeader(process, place, frame[0], frame[6::3], frame[7::3], jfif, adobe, tuple(scans))
 
 
-def _refuse_missing_parts(data: bytes, process: int, frame: bytes, scans: Sequence[JpegScan]) -> None:
-    """Raise a ``ValueError`` if a part of the compressed data is missing or was overwritten with zeros.
+def _refuse_incomplete_jpeg_data(data: bytes, process: int, frame: bytes, scans: Sequence[JpegScan]) -> None:
+    """Raise a ``ValueError`` if the frame or a part of its data is missing or was overwritten with zeros.
 
     It is if scans do not give all bits of the coefficients, if restart markers are missing or in a wrong order, or if a
     sequential scan contains too many zero bytes in a row.
@@ -164,6 +166,8 @@ def _refuse_missing_parts(data: bytes, process: int, frame: bytes, scans: Sequen
         frame: Content of the frame header.
         scans: The scans of the file.
     """
+    if not frame or not int.from_bytes(frame[1:3]):
+        raise ValueError
     lowest = {name: [99] * 64 for name in frame[6::3]}
     for scan in scans:
         header, (first, last, approximation) = scan.header, scan.header[-3:]
@@ -172,13 +176,13 @@ def _refuse_missing_parts(data: bytes, process: int, frame: bytes, scans: Sequen
         restarts = [number[0] & 7 for number in _RESTART.findall(data, scan.start, scan.stop)]
         if restarts != [place % 8 for place in range(len(restarts))]:
             raise ValueError
-        sequential = process in (_BASELINE, _EXTENDED)
-        longest = _compute_longest_zero_run(scan, dict(zip(frame[6::3], frame[7::3], strict=True))) if sequential else 0
-        if longest and data.find(bytes(longest), scan.start, scan.stop) >= 0:
-            raise ValueError
+        sequential, sampling = process in (_BASELINE, _EXTENDED), frame[7::3]
+        if sequential:
+            longest = _compute_max_plausible_zero_run(scan, dict(zip(frame[6::3], sampling, strict=True)))
+            if longest and data.find(bytes(longest), scan.start, scan.stop) >= 0:
+                raise ValueError
         if sequential and len(scans) == 1 and scan.interval:
-            height, width = (int.from_bytes(frame[start : start + 2]) for start in (1, 3))
-            sampling = frame[7::3]
+            height, width = struct.unpack_from(">HH", frame, 1)
             wide, high = (max(sampling) >> 4, max(each & 15 for each in sampling)) if len(sampling) > 1 else (1, 1)
             blocks = math.ceil(width / (8 * wide)) * math.ceil(height / (8 * high))
             if len(restarts) != math.ceil(blocks / scan.interval) - 1:
@@ -187,18 +191,7 @@ def _refuse_missing_parts(data: bytes, process: int, frame: bytes, scans: Sequen
         raise ValueError
 
 
-def _parse_huffman_tables(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the class and number of each Huffman table of a segment, and the table (ITU-T T.81, B.2.4.2)."""
-    place = 0
-    while place < len(content):
-        stop = place + 17 + sum(content[place + 1 : place + 17])
-        if not place + 17 < stop <= len(content):
-            raise ValueError
-        yield content[place], content[place + 1 : stop]
-        place = stop
-
-
-def _compute_longest_zero_run(scan: JpegScan, sampling: Mapping[int, int]) -> int:
+def _compute_max_plausible_zero_run(scan: JpegScan, sampling: Mapping[int, int]) -> int:
     """Return a number of consecutive zero bytes that proves damage to a sequential scan; 0 if no number does.
 
     Disks and failed copies leave runs of zeros. Zero bits are valid code words, too. But in most files they decode to
@@ -231,7 +224,7 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = lambda imag
     Raises:
         ValueError: If a part of the picture is missing or damaged. Exceptions of ``prepare`` are not caught.
     """
-    head = parse_jpeg(data)
+    head = parse_jpeg_header(data)
     if head.precision != 8 or head.process == LOSSLESS:
         kind = "lossless JPEG file" if head.process == LOSSLESS else f"JPEG file of {head.precision} bits a sample"
         raise ValueError(f"a {kind}, which is read only inside a DICOM file; save it as a PNG file")
@@ -243,7 +236,7 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = lambda imag
         # code word. Where it ends a block, one bits take more, because they are no code word.
         ends_block = scan.tables[0x10 | scan.header[-4] & 15][16] == 0
         filler = b"\xff\x00" * _READ_AHEAD if ends_block else bytes(_READ_AHEAD)
-        file = _FileInTwoParts(data[: scan.stop] + filler, before_end)
+        file = _FileWithReadBarrier(data[: scan.stop] + filler, before_end)
         image = _load_jpeg(file, prepare)
         if file.tell() <= file.first:  # all pixels were decoded before the data end
             raise ValueError(CUT_OFF)
@@ -259,7 +252,7 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = lambda imag
     return image
 
 
-class _FileInTwoParts(io.BytesIO):
+class _FileWithReadBarrier(io.BytesIO):
     """A file in which no ``read(size)`` crosses the position ``first``, so that ``tell`` shows if more was needed."""
 
     def __init__(self, data: bytes, first: int) -> None:
@@ -281,7 +274,7 @@ def _load_jpeg(file: io.BytesIO, prepare: Callable[[Image.Image], Any]) -> Image
     return image
 
 
-def refuse_incomplete_lossless(data: bytes, pixels: NDArray[Any]) -> None:
+def refuse_incomplete_lossless_jpeg(data: bytes, pixels: NDArray[Any]) -> None:
     """Refuse a lossless JPEG whose compressed data are shorter or longer than its decoded pixels say.
 
     The code word of a sample is that of its difference from a prediction, so that the number of bits follows from the
@@ -293,7 +286,7 @@ def refuse_incomplete_lossless(data: bytes, pixels: NDArray[Any]) -> None:
     Raises:
         ValueError: If a part of the picture is missing or damaged.
     """
-    head = parse_jpeg(data)
+    head = parse_jpeg_header(data)
     planes = np.atleast_3d(pixels)
     if len(head.components) != planes.shape[2] or (planes.shape[2] > 1 and set(head.sampling) != {0x11}):
         raise ValueError("its lossless JPEG has components of several sizes, which is not read here")
@@ -306,10 +299,9 @@ def refuse_incomplete_lossless(data: bytes, pixels: NDArray[Any]) -> None:
             lengths = dict(zip(codes[16:], np.repeat(range(1, 17), list(codes[:16])).tolist(), strict=True))
             # The 16 bits of the largest size are not stored: it has one number alone.
             of_sizes = np.array([lengths.get(size, 99) + size % 16 for size in range(17)], np.uint8)
-            bits = of_sizes[_count_error_bits()]  # of each prediction error modulo 2^16
-            for first, errors in _compute_prediction_errors(
-                plane, scan.header[-3], stretch, 1 << head.precision - shift - 1
-            ):
+            bits = of_sizes[_count_prediction_error_bits()]  # of each prediction error modulo 2^16
+            middle = 1 << head.precision - shift - 1
+            for first, errors in _compute_prediction_errors(plane, scan.header[-3], stretch, middle):
                 row_bits[first : first + len(errors)] += bits[errors].sum(axis=1, dtype=np.int64)
         expected = -(-np.add.reduceat(row_bits, np.arange(0, len(planes), stretch)) // 8)
         packed = data[scan.start : scan.stop]
@@ -320,7 +312,7 @@ def refuse_incomplete_lossless(data: bytes, pixels: NDArray[Any]) -> None:
 
 
 @cache
-def _count_error_bits() -> NDArray[np.uint8]:
+def _count_prediction_error_bits() -> NDArray[np.uint8]:
     """Return the number of significant bits of each prediction error modulo 2^16 (ITU-T T.81, table H.2)."""
     errors = np.arange(1 << 16)
     sizes: NDArray[np.uint8] = np.ceil(np.log2(np.minimum(errors, (1 << 16) - errors) + 1)).astype(np.uint8)

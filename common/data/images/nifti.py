@@ -18,11 +18,10 @@ from nibabel.nifti2 import Nifti2Header
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import (
-    compute_decoded_content_limit,
-    compute_decoded_picture_limit,
+    compute_decoded_file_size_limit,
     refuse_oversized_file,
 )
-from common.data.base.spec import Axis, PictureRendering
+from common.data.base.spec import Axis, PictureRenderingOptions
 from common.data.images.dicom import choose_frame_index
 from common.data.images.grey import apply_voi_window, rescale_to_unit_range
 
@@ -55,22 +54,17 @@ class NiftiHeader:
     orientation: NDArray[np.float64]
 
     @property
-    def plane_bytes(self) -> int:
+    def plane_byte_size(self) -> int:
         """Number of bytes of one plane: all voxels with the same index along the file's third axis."""
         return self.shape[0] * self.shape[1] * self.kind.itemsize
 
-    def find_file_axis(self, world: int) -> tuple[int, bool]:
+    def find_nifti_file_axis(self, world: int) -> tuple[int, bool]:
         """Return the file's axis that runs along a world axis, and True if it runs in the opposite direction."""
         axis = int(np.flatnonzero(self.orientation[:, 0] == world)[0])
         return axis, bool(self.orientation[axis, 1] < 0)
 
 
-def decode_nifti_pixels(file: Path, rendering: PictureRendering) -> NDArray[np.uint8]:
-    """Decode one slice of a NIfTI volume to uint8 pixels, as :func:`decode_nifti` without its second result."""
-    return decode_nifti(file, rendering)[0]
-
-
-def decode_nifti(file: Path, rendering: PictureRendering) -> tuple[NDArray[np.uint8], bool]:
+def decode_nifti_and_blankness(file: Path, rendering: PictureRenderingOptions) -> tuple[NDArray[np.uint8], bool]:
     """Decode one slice of a NIfTI volume to uint8 grey ``(height, width)``.
 
     An axial slice shows the front at the top and the patient's right on the left, a coronal slice the head at the top
@@ -90,18 +84,16 @@ def decode_nifti(file: Path, rendering: PictureRendering) -> tuple[NDArray[np.ui
     with cast(IO[bytes], gzip.open(file)) if is_packed else file.open("rb") as content:
         volume = _read_nifti_header(content)
         world = AXES[rendering.axis]
-        axis, backwards = volume.find_file_axis(world)
+        axis, backwards = volume.find_nifti_file_axis(world)
         packed, pixels = file.stat().st_size, math.prod(volume.shape) // volume.shape[axis]
-        unpacked = volume.start + volume.plane_bytes * volume.shape[2]
-        limit = max(packed, compute_decoded_content_limit(packed, rendering.largest_mb))
+        unpacked = volume.start + volume.plane_byte_size * volume.shape[2]
+        limit = max(packed, compute_decoded_file_size_limit(packed, rendering.largest_mb))
         refuse_oversized_file(unpacked, limit)
-        refuse_oversized_file(
-            max(volume.plane_bytes, _OF_A_PIXEL * pixels), compute_decoded_picture_limit(rendering.largest_mb)
-        )
+        refuse_oversized_file(max(volume.plane_byte_size, _OF_A_PIXEL * pixels), rendering.largest_mb << 20)
         count = volume.shape[axis]
         number = choose_frame_index(rendering.frame, count, f"the NIfTI file has {count} {rendering.axis} slices")
         at = count - 1 - number if backwards else number
-        values = _read_volume_slice(content, volume, world, at)
+        values = _read_nifti_slice(content, volume, world, at)
         while isinstance(content, gzip.GzipFile) and _read_nifti_bytes(content, _PIECE):  # the checksum comes last
             refuse_oversized_file(content.tell(), limit)
     if not np.isfinite(values).any():
@@ -109,26 +101,21 @@ def decode_nifti(file: Path, rendering: PictureRendering) -> tuple[NDArray[np.ui
     with np.errstate(all="ignore"):
         scaled = np.nan_to_num(values * volume.slope + volume.intercept, posinf=0, neginf=0)
     grey = np.clip(scaled, -_LARGEST, _LARGEST)
-    shown = (
-        apply_voi_window(grey, *rendering.window)
-        if rendering.window
-        else rescale_to_unit_range(grey, grey.min(), grey.max())
-    )
+    if rendering.window:
+        shown = apply_voi_window(grey, *rendering.window)
+    else:
+        shown = rescale_to_unit_range(grey, grey.min(), grey.max())
     picture = np.round(255 * shown).astype(np.uint8)
     return picture, bool(picture.min() == picture.max() and grey.min() < grey.max())
 
 
 def _read_nifti_header(content: IO[bytes]) -> NiftiHeader:
-    """Read the header from the start of an open file.
-
-    Raises:
-        ValueError: If the header is damaged, or the kind of volume is not supported.
-    """
-    head = _read_exactly(content, Nifti1Header.template_dtype.itemsize)
+    """Read the header from the start of an open file; refuse a damaged header or an unsupported kind of volume."""
+    head = _read_exact_byte_count(content, Nifti1Header.template_dtype.itemsize)
     kind: Any = Nifti1Header
     if head[344:347] not in (b"n+1", b"ni1"):
         kind = Nifti2Header
-        head += _read_exactly(content, Nifti2Header.template_dtype.itemsize - len(head))
+        head += _read_exact_byte_count(content, Nifti2Header.template_dtype.itemsize - len(head))
     damaged = "the head of the NIfTI file is damaged"
     try:
         header = kind(head, check=False)
@@ -151,27 +138,27 @@ def _read_nifti_header(content: IO[bytes]) -> NiftiHeader:
     return NiftiHeader((width, height, depth), voxel_type, start, scale, float(intercept or 0), orientation)
 
 
-def _read_volume_slice(content: IO[bytes], volume: NiftiHeader, world: int, at: int) -> NDArray[np.float64]:
+def _read_nifti_slice(content: IO[bytes], volume: NiftiHeader, world: int, at: int) -> NDArray[np.float64]:
     """Return a slice at right angles to the axis ``world``, transposed and flipped for display, as ``(height, width)``.
 
     Args:
         at: Index of the slice along the file's axis that runs along ``world``.
     """
 
-    def next_plane() -> NDArray[Any]:
-        plane = np.frombuffer(_read_exactly(content, volume.plane_bytes), dtype=volume.kind)
+    def read_next_plane() -> NDArray[Any]:
+        plane = np.frombuffer(_read_exact_byte_count(content, volume.plane_byte_size), dtype=volume.kind)
         return plane.reshape(volume.shape[:2], order="F")  # (first axis, second axis)
 
-    axis, _ = volume.find_file_axis(world)
+    axis, _ = volume.find_nifti_file_axis(world)
     if axis == 2:
-        content.seek(volume.start + at * volume.plane_bytes)
-        voxels = next_plane().astype(np.float64)
+        content.seek(volume.start + at * volume.plane_byte_size)
+        voxels = read_next_plane().astype(np.float64)
     else:
         content.seek(volume.start)
-        rows = [next_plane().take(at, axis=axis).astype(np.float64) for _ in range(volume.shape[2])]
+        rows = [read_next_plane().take(at, axis=axis).astype(np.float64) for _ in range(volume.shape[2])]
         voxels = np.stack(rows, axis=1)  # the two other axes are in the file's order
     left_to_right, up = (other for other in range(3) if other != world)
-    across, upwards = (volume.find_file_axis(other) for other in (left_to_right, up))
+    across, upwards = (volume.find_nifti_file_axis(other) for other in (left_to_right, up))
     first_axis = 1 if axis == 0 else 0
     shown = voxels if first_axis == upwards[0] else voxels.T  # (up, across)
     # Axes towards the patient's right, front and head are reversed on display: the patient faces the viewer.
@@ -186,7 +173,7 @@ def _read_nifti_bytes(content: IO[bytes], size: int) -> bytes:
         raise ValueError("damaged or cut off") from None
 
 
-def _read_exactly(content: IO[bytes], size: int) -> bytes:
+def _read_exact_byte_count(content: IO[bytes], size: int) -> bytes:
     """Read exactly ``size`` bytes; ``ValueError`` if the file ends earlier, or is damaged."""
     data = _read_nifti_bytes(content, size)
     if len(data) < size:

@@ -29,7 +29,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -66,7 +66,7 @@ class CacheFolderLock:
     def __init__(self, folder: Path) -> None:
         self._descriptor = -1
         while True:
-            if not make_marked_folder(folder):
+            if not make_marked_cache_folder(folder):
                 raise FileExistsError(errno.EEXIST, f"it has no {MARK} of ours", str(folder))
             with suppress(FileNotFoundError):
                 self._descriptor = os.open(folder / IN_USE, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -86,47 +86,55 @@ class CacheFolderLock:
         self.close()
 
 
-class MappedPictures(LazyPictures):
+class _CachedPictures(LazyPictures):
+    """Base class of pictures in a cache file, whose digests are in the file ``rows``."""
+
+    def __init__(self, path: Path, count: int, shape: tuple[int, ...], in_use: CacheFolderLock | None = None) -> None:
+        self.path, self.shape, self._in_use = path, (count, *shape), in_use
+        self._records = _read_fixed_size_records(path.parent / ROWS, _KEY + _DIGEST)
+
+    def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+        digests = b"".join(self._records[row][_KEY:] for row in rows.tolist())
+        return np.frombuffer(digests, ">u8").astype(np.uint64)
+
+
+class MemoryMappedPictures(_CachedPictures):
     """Pictures in an unencrypted cache file, mapped into memory that all processes share.
 
     Each picture is compared with its digest on first access.
     """
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], in_use: CacheFolderLock | None = None) -> None:
-        self.path, self.shape, self._in_use = path, (count, *shape), in_use
-        self.array = _map_file_rows(path, count, int(np.prod(shape))).reshape(self.shape)
-        self._records = _read_whole_records(path.parent / ROWS, _KEY + _DIGEST)
+        super().__init__(path, count, shape, in_use)
+        self.array = _memory_map_pixel_rows(path, count, int(np.prod(shape))).reshape(self.shape)
         self._checked = np.zeros(count, np.bool_)
 
     def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
-        self._verify_checksums(rows)
+        self._verify_picture_digests(rows)
         return self.array[rows]
 
-    def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-        return _read_digests_from_records(self._records, rows)
-
-    def verify_all_checksums(self) -> None:
+    def verify_all_picture_digests(self) -> None:
         """Verify the digests of all pictures, for a caller that accesses the array directly.
 
         Raises:
             BadInput: If a picture was changed on the disk.
         """
         with ThreadPoolExecutor() as pool:
-            list(pool.map(self._verify_checksums, np.array_split(np.arange(len(self)), 64)))
+            list(pool.map(self._verify_picture_digests, np.array_split(np.arange(len(self)), 64)))
 
-    def _verify_checksums(self, rows: NDArray[np.intp]) -> None:
+    def _verify_picture_digests(self, rows: NDArray[np.intp]) -> None:
         for row in rows[~self._checked[rows]].tolist():
             if compute_picture_digest(self.array[row]).to_bytes(_DIGEST) != self._records[row][_KEY:]:
                 raise _make_damaged_cache_error(self.path.parent)
             self._checked[row] = True
 
-    def describe_for_process(self) -> dict[str, Any]:
-        """Return JSON from which :meth:`open_described` opens the same pictures in another process on this machine."""
+    def describe_for_other_process(self) -> dict[str, Any]:
+        """Return JSON from which :meth:`open_from_description` opens the pictures in another local process."""
         return {"path": str(self.path), "file": self.path.stat().st_ino, "shape": list(self.shape)}
 
     @classmethod
-    def open_described(cls, described: Mapping[str, Any]) -> "MappedPictures":
-        """Open the pictures that another process described by :meth:`describe_for_process`.
+    def open_from_description(cls, described: Mapping[str, Any]) -> "MemoryMappedPictures":
+        """Open the pictures that another process described by :meth:`describe_for_other_process`.
 
         Raises:
             BadInput: If the file has been replaced since.
@@ -139,28 +147,24 @@ class MappedPictures(LazyPictures):
         return cls(path, count, tuple(shape), in_use)
 
 
-class EncryptedPictures(LazyPictures):
+class EncryptedPictures(_CachedPictures):
     """Pictures in an encrypted cache file; each is decrypted and authenticated whenever it is read."""
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], secret: bytes, in_use: CacheFolderLock) -> None:
-        self.path, self.shape, self._in_use = path, (count, *shape), in_use
-        self._sealed = _map_file_rows(path, count, int(np.prod(shape)) + _NONCE + _TAG)
-        self._records = _read_whole_records(path.parent / ROWS, _KEY + _DIGEST)
+        super().__init__(path, count, shape, in_use)
+        self._sealed = _memory_map_pixel_rows(path, count, int(np.prod(shape)) + _NONCE + _TAG)
         self._cipher = AESGCM(secret)
 
     def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
         pictures = np.empty((len(rows), *self.shape[1:]), np.uint8)
         for picture, row in zip(pictures, rows.tolist(), strict=True):
-            sealed, name = self._sealed[row], _make_row_associated_data(self.path, row, self._records[row][:_KEY])
+            sealed, name = self._sealed[row], _make_aes_gcm_associated_data(self.path, row, self._records[row][:_KEY])
             try:
                 content = self._cipher.decrypt(sealed[:_NONCE].data, sealed[_NONCE:].data, name)
             except InvalidTag:
                 raise _make_damaged_cache_error(self.path.parent) from None
             picture[...] = np.frombuffer(content, np.uint8).reshape(picture.shape)
         return pictures
-
-    def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-        return _read_digests_from_records(self._records, rows)
 
 
 class PixelCache:
@@ -186,43 +190,43 @@ class PixelCache:
         """Release the folder, so that other programs may remove it."""
         self._in_use.close()
 
-    def source_file_keys(self) -> list[bytes]:
+    def list_source_file_hashes(self) -> list[bytes]:
         """Return the content key (hash of the source file) of each cached picture, in row order."""
-        records = _read_whole_records(self.folder / ROWS, _KEY + _DIGEST)
+        records = _read_fixed_size_records(self.folder / ROWS, _KEY + _DIGEST)
         path = self.folder / PIXELS
         whole = path.stat().st_size // self.row_bytes if path.exists() else 0
         return [record[:_KEY] for record in records[:whole]]
 
-    def load_rows_by_key(self) -> dict[bytes, int]:
+    def load_rows_by_content_key(self) -> dict[bytes, int]:
         """Return the row of each cached picture by its content key."""
-        return {key: row for row, key in enumerate(self.source_file_keys())}
+        return {key: row for row, key in enumerate(self.list_source_file_hashes())}
 
     def load_blank_picture_keys(self) -> set[bytes]:
         """Return the content keys of pictures that are one uniform grey, because the window misses all their values."""
-        return set(_read_whole_records(self.folder / BLANK, _KEY))
+        return set(_read_fixed_size_records(self.folder / BLANK, _KEY))
 
-    def load_keys_by_file(self) -> dict[bytes, bytes]:
+    def load_content_keys_by_file(self) -> dict[bytes, bytes]:
         """Return the content key of each known file, by the hash from :meth:`hash_file_identity`."""
-        return {r[:_IDENTITY]: r[_IDENTITY:] for r in _read_whole_records(self.folder / FILES, _IDENTITY + _KEY)}
+        return {r[:_IDENTITY]: r[_IDENTITY:] for r in _read_fixed_size_records(self.folder / FILES, _IDENTITY + _KEY)}
 
     def hash_file_identity(self, about: str) -> bytes:
         """Hash a description of a file (path, size, times) that changes whenever its content may have changed."""
-        return make_keyed_hash(self.secret).update(about.encode()).digest(_IDENTITY)
+        return make_keyed_blake3_hash(self.secret).update(about.encode()).digest(_IDENTITY)
 
     def hash_image_file(self, content: bytes | Path) -> bytes:
         """Return the content key of an image file: a hash of its bytes, keyed if the cache is encrypted."""
         return hash_image_file(content, self.secret)
 
-    def map_all_pictures(self) -> LazyPictures:
+    def open_cached_pictures(self) -> LazyPictures:
         """Return all cached pictures, indexed by row."""
-        path, count = self.folder / PIXELS, len(self.source_file_keys())
+        path, count = self.folder / PIXELS, len(self.list_source_file_hashes())
         if self.secret is None:
-            return MappedPictures(path, count, self.shape, self._in_use)
+            return MemoryMappedPictures(path, count, self.shape, self._in_use)
         return EncryptedPictures(path, count, self.shape, self.secret, self._in_use)
 
     @contextmanager
-    def open_for_writing(self, waits: Callable[[], object] = lambda: None) -> Iterator["CacheRowWriter"]:
-        """Return a context manager that gives a :class:`CacheRowWriter`; only one program can write at a time.
+    def open_cache_writer(self, waits: Callable[[], object] = lambda: None) -> Iterator["PixelCacheWriter"]:
+        """Return a context manager that gives a :class:`PixelCacheWriter`; only one program can write at a time.
 
         Args:
             waits: Called before waiting for another program that is writing.
@@ -233,14 +237,14 @@ class PixelCache:
             except BlockingIOError:
                 waits()
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            writer = CacheRowWriter(self)
+            writer = PixelCacheWriter(self)
             try:
                 yield writer
             finally:
                 writer.close()
 
 
-class CacheRowWriter:
+class PixelCacheWriter:
     """Adds pictures to a cache; thread-safe.
 
     Attributes:
@@ -248,7 +252,7 @@ class CacheRowWriter:
     """
 
     def __init__(self, cache: PixelCache) -> None:
-        keys = cache.source_file_keys()
+        keys = cache.list_source_file_hashes()
         self._cache, self.places = cache, {key: row for row, key in enumerate(keys)}
         self._next = self._lasting = len(keys)
         self._rows = (cache.folder / ROWS).open("ab", buffering=0)
@@ -262,11 +266,11 @@ class CacheRowWriter:
         self._new_files: list[bytes] = []
         self._lock, self._flushing, self._flushed = threading.Lock(), threading.Lock(), time.monotonic()
 
-    def reserve_rows(self, count: int) -> None:
+    def reserve_picture_rows(self, count: int) -> None:
         """Extend the pixel file for ``count`` further pictures; disk blocks are allocated only on writing."""
         os.truncate(self._pixels, (self._next + count) * self._cache.row_bytes)
 
-    def add_picture(self, key: bytes, picture: NDArray[np.uint8]) -> int:
+    def add_picture_to_cache(self, key: bytes, picture: NDArray[np.uint8]) -> int:
         """Write a picture, and return its row.
 
         Raises:
@@ -277,7 +281,7 @@ class CacheRowWriter:
         content: Any = np.ascontiguousarray(picture).data.cast("B")
         record = key + compute_picture_digest(picture, self._cache.secret).to_bytes(_DIGEST)
         if self._cache.secret is not None:
-            nonce, name = os.urandom(_NONCE), _make_row_associated_data(self._cache.folder / PIXELS, row, key)
+            nonce, name = os.urandom(_NONCE), _make_aes_gcm_associated_data(self._cache.folder / PIXELS, row, key)
             content = memoryview(nonce + AESGCM(self._cache.secret).encrypt(nonce, content, name))
         offset = row * self._cache.row_bytes
         while len(content):
@@ -287,7 +291,7 @@ class CacheRowWriter:
             self._written[row], self.places[key] = record, row
         if time.monotonic() - self._flushed > FLUSH_S and self._flushing.acquire(blocking=False):
             try:
-                self._flush()
+                self._flush_rows_to_disk()
             finally:
                 self._flushing.release()
         return row
@@ -301,7 +305,7 @@ class CacheRowWriter:
         """Record that a picture is one uniform grey; called before the picture is added."""
         self._blank.write(key)
 
-    def _flush(self) -> None:
+    def _flush_rows_to_disk(self) -> None:
         with self._lock:
             rows, files, last = list[bytes](), self._new_files, self._lasting
             while last in self._written:
@@ -316,7 +320,7 @@ class CacheRowWriter:
     def close(self) -> None:
         """Flush all pictures to the disk, and release reserved space that was not used."""
         try:
-            self._flush()
+            self._flush_rows_to_disk()
             os.truncate(self._pixels, self._lasting * self._cache.row_bytes)
         finally:
             os.close(self._pixels)
@@ -325,7 +329,7 @@ class CacheRowWriter:
             self._blank.close()
 
 
-def make_marked_folder(folder: Path) -> bool:
+def make_marked_cache_folder(folder: Path) -> bool:
     """Create a private folder (or take an empty one), and mark it as a Polyclinic cache by a file ``CACHEDIR.TAG``.
 
     Returns:
@@ -355,7 +359,7 @@ def _list_cache_folders(root: Path) -> list[Path]:
     return sorted(marked, key=lambda folder: (folder / IN_USE).stat().st_mtime)
 
 
-def _measure_pixel_file(folder: Path) -> int:
+def _measure_pixel_file_bytes(folder: Path) -> int:
     with suppress(FileNotFoundError):
         return (folder / PIXELS).stat().st_size
     return 0
@@ -363,10 +367,10 @@ def _measure_pixel_file(folder: Path) -> int:
 
 def measure_cached_pixel_bytes(root: Path) -> int:
     """Return the total size of the pixel files in all caches below ``root``, reserved space included."""
-    return sum(map(_measure_pixel_file, _list_cache_folders(root)))
+    return sum(map(_measure_pixel_file_bytes, _list_cache_folders(root)))
 
 
-def remove_unused_caches(root: Path, wanted: int, spare: Path | None = None) -> int:
+def remove_least_recent_unused_caches(root: Path, wanted: int, spare: Path | None = None) -> int:
     """Remove caches that no program uses, the least recently used first, until ``wanted`` bytes are freed.
 
     Args:
@@ -383,25 +387,25 @@ def remove_unused_caches(root: Path, wanted: int, spare: Path | None = None) -> 
             with suppress(OSError):
                 fcntl.flock(locks.enter_context((folder / IN_USE).open("ab")), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 unused.append(folder)
-                freed += _measure_pixel_file(folder)
+                freed += _measure_pixel_file_bytes(folder)
         if freed < wanted:
             return 0
         for folder in unused:
-            _remove_cache(folder)
+            _remove_cache_folder(folder)
     return freed
 
 
-def _remove_cache(folder: Path) -> None:
+def _remove_cache_folder(folder: Path) -> None:
     """Remove the files of a cache, and the folder if nothing else is in it."""
     moved = folder.rename(folder.with_name(f".{folder.name}.{os.getpid()}"))  # no other program opens it meanwhile
     for name in (FORM, *_FILES):
         (moved / name).unlink(missing_ok=True)
-    if not _remove_marked_folder(moved):
+    if not _remove_folder_holding_only_mark(moved):
         with suppress(OSError):  # another program has made a new one meanwhile
             moved.rename(folder)
 
 
-def _remove_marked_folder(folder: Path) -> bool:
+def _remove_folder_holding_only_mark(folder: Path) -> bool:
     """Remove a marked folder and return True, if nothing but the mark is in it."""
     with suppress(OSError):
         if [path.name for path in folder.iterdir()] == [MARK]:
@@ -411,7 +415,7 @@ def _remove_marked_folder(folder: Path) -> bool:
     return False
 
 
-def remove_all_caches(root: Path) -> bool:
+def remove_all_pixel_caches(root: Path) -> bool:
     """Remove all caches below ``root``, even those in use, and ``root`` itself if it was made for them alone.
 
     Returns:
@@ -422,22 +426,22 @@ def remove_all_caches(root: Path) -> bool:
     """
     forms = _list_cache_folders(root) if root.is_dir() else []
     for folder in forms:
-        _remove_cache(folder)
-    return _remove_marked_folder(root) or bool(forms)
+        _remove_cache_folder(folder)
+    return _remove_folder_holding_only_mark(root) or bool(forms)
 
 
-def make_keyed_hash(secret: bytes | None) -> blake3:
+def make_keyed_blake3_hash(secret: bytes | None) -> blake3:
     """Return a new BLAKE3 hash object; with a secret key, others cannot test whether a known image is in the cache."""
     return blake3() if secret is None else blake3(key=secret)
 
 
 def hash_image_file(content: bytes | Path, secret: bytes | None = None) -> bytes:
-    """Hash an image file, given its bytes or its path; with a secret, by :func:`make_keyed_hash`."""
-    hasher = make_keyed_hash(secret)
+    """Hash an image file, given its bytes or its path; with a secret, by :func:`make_keyed_blake3_hash`."""
+    hasher = make_keyed_blake3_hash(secret)
     return (hasher.update_mmap(content) if isinstance(content, Path) else hasher.update(content)).digest()
 
 
-def _read_whole_records(path: Path, size: int) -> list[bytes]:
+def _read_fixed_size_records(path: Path, size: int) -> list[bytes]:
     """Return the records of fixed ``size`` in a file; an incomplete last record is left out."""
     try:
         content = path.read_bytes()
@@ -446,7 +450,7 @@ def _read_whole_records(path: Path, size: int) -> list[bytes]:
     return [content[start : start + size] for start in range(0, len(content) - size + 1, size)]
 
 
-def _map_file_rows(path: Path, count: int, row_bytes: int) -> NDArray[np.uint8]:
+def _memory_map_pixel_rows(path: Path, count: int, row_bytes: int) -> NDArray[np.uint8]:
     """Map the first ``count`` rows of a file into memory as a read-only array ``(count, row_bytes)``."""
     if not count:
         return np.zeros((0, row_bytes), np.uint8)
@@ -456,14 +460,9 @@ def _map_file_rows(path: Path, count: int, row_bytes: int) -> NDArray[np.uint8]:
         ).reshape(count, row_bytes)
 
 
-def _make_row_associated_data(path: Path, row: int, key: bytes) -> bytes:
+def _make_aes_gcm_associated_data(path: Path, row: int, key: bytes) -> bytes:
     """Return AES-GCM's associated data, which bind a row to its position and content key against swapping."""
     return f"{path.parent.name}/{row}/".encode() + key
-
-
-def _read_digests_from_records(records: Sequence[bytes], rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-    digests = b"".join(records[row][_KEY:] for row in rows.tolist())
-    return np.frombuffer(digests, ">u8").astype(np.uint64)
 
 
 def _make_damaged_cache_error(folder: Path) -> BadInput:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.data.base.image_set import ImageSet, LazyPictures
-from common.data.images.pixel_cache import MappedPictures
+from common.data.images.pixel_cache import MemoryMappedPictures
 
 PART_OF_FREE_MEMORY = 0.5
 """Fraction of a GPU's free memory that pictures may take; a larger set stays in CPU memory, copied batch by batch."""
@@ -43,18 +43,18 @@ class ImageTensors:
         return len(self.stored) if self.rows is None else len(self.rows)
 
     @property
-    def index_device(self) -> torch.device:
+    def index_tensor_device(self) -> torch.device:
         """The device on which index tensors must be."""
         return self.stored.device if isinstance(self.stored, Tensor) else torch.device("cpu")
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Return the pictures with these indices, in the given order, on ``device``."""
-        return self._read(rows, self._draw_transform_seed()).to(self.device)
+        return self._read_picture_tensors(rows, self._draw_transform_seed()).to(self.device)
 
     def iterate_batches(self, size: int) -> Iterator[Tensor]:
         """Yield all pictures in order, in batches of ``size``, on ``device``; an empty set yields one empty batch."""
         if isinstance(self.stored, LazyPictures) or self.on_disk:
-            yield from self._read_batches_in_turn(torch.split(torch.arange(len(self)), size), lambda: 0)
+            yield from self._read_batches_ahead(torch.split(torch.arange(len(self)), size), lambda: 0)
             return
         for start in range(0, max(len(self), 1), size):
             batch = slice(start, start + size)
@@ -62,16 +62,16 @@ class ImageTensors:
 
     def prefetch_batches(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
         """Yield the pictures of each index tensor in ``parts``; pictures on the disk are prefetched by a thread."""
-        return self._read_batches_in_turn(parts, self._draw_transform_seed)
+        return self._read_batches_ahead(parts, self._draw_transform_seed)
 
-    def _read_batches_in_turn(self, parts: Iterable[Tensor], draw_seed: Callable[[], int]) -> Iterator[Tensor]:
+    def _read_batches_ahead(self, parts: Iterable[Tensor], draw_seed: Callable[[], int]) -> Iterator[Tensor]:
         if not self.on_disk:
-            yield from (self._read(rows, draw_seed()).to(self.device) for rows in parts)
+            yield from (self._read_picture_tensors(rows, draw_seed()).to(self.device) for rows in parts)
             return
         with ThreadPoolExecutor(1, "read-ahead") as reader:
             waiting = None
             for rows in parts:
-                following = reader.submit(self._read, rows, 0)
+                following = reader.submit(self._read_picture_tensors, rows, 0)
                 if waiting is not None:
                     yield waiting.result().to(self.device)  # here, because a thread would disturb CUDA graphs
                 waiting = following
@@ -83,9 +83,9 @@ class ImageTensors:
             return 0
         return int(torch.randint(2**62, (), generator=torch.default_generator))
 
-    def _read(self, rows: Tensor, seed: int) -> Tensor:
+    def _read_picture_tensors(self, rows: Tensor, seed: int) -> Tensor:
         """Return the pictures with these indices, not yet moved to ``device``."""
-        rows = rows.to(self.index_device)
+        rows = rows.to(self.index_tensor_device)
         places = rows if self.rows is None else self.rows[rows]
         if isinstance(self.stored, Tensor):
             return self.stored[places]
@@ -96,7 +96,7 @@ def select_input_rows(inputs: Tensor | ImageTensors, rows: NDArray[np.intp]) -> 
     """Return the network inputs (images or features) with these indices, in order, without copying pictures."""
     if isinstance(inputs, Tensor):
         return inputs[torch.from_numpy(rows).to(inputs.device)]
-    index = torch.from_numpy(rows).to(inputs.index_device)
+    index = torch.from_numpy(rows).to(inputs.index_tensor_device)
     return replace(inputs, rows=index if inputs.rows is None else inputs.rows[index])
 
 
@@ -105,10 +105,10 @@ def load_pixels_on_device(images: ImageSet, device: str) -> ImageTensors:
     stored = images.stored
     on_disk = isinstance(stored, LazyPictures) and not stored.draws
     pixels: Tensor | LazyPictures = stored if isinstance(stored, LazyPictures) else _copy_to_device(stored, device)
-    if isinstance(stored, MappedPictures) and device != "cpu":
+    if isinstance(stored, MemoryMappedPictures) and device != "cpu":
         copy = _copy_to_device(stored.array, device)
         if copy.device.type != "cpu":
-            stored.verify_all_checksums()
+            stored.verify_all_picture_digests()
             pixels, on_disk = copy, False
     rows = None
     if images.places is not None:

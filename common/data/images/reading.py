@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from common.data.base.decoded_size import LARGEST_MB, compute_decoded_picture_limit, refuse_oversized_file
+from common.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
 from common.data.base.image_set import SkippedImage
-from common.data.base.spec import AS_IN_FILE, PictureRendering, Resize
-from common.data.images.bands import scale_to_8_bits
+from common.data.base.spec import AS_IN_FILE, PictureRenderingOptions, Resize
+from common.data.images.bands import scale_samples_to_8_bits
 from common.data.images.jpeg import decode_jpeg
 from common.errors import BadInput, Fault, quote_names
 
@@ -57,22 +57,22 @@ _IN_PILLOW = 4
 """Bytes per pixel in Pillow's memory, except for plain grey."""
 
 
-def is_dicom(data: bytes) -> bool:
+def is_dicom_file(data: bytes) -> bool:
     """Return True if the bytes have the DICOM prefix ``DICM`` at position 128."""
     return data[128:132] == b"DICM"
 
 
-def is_nifti(head: bytes) -> bool:
+def is_nifti_file(head: bytes) -> bool:
     """Return True if a file's first bytes, from :func:`read_first_bytes`, are those of a NIfTI-1 or NIfTI-2 file."""
     return head[344:348] in (b"n+1\0", b"ni1\0") or head[4:8] in (b"n+2\0", b"ni2\0")
 
 
-def is_supported_picture(head: bytes) -> bool:
+def is_supported_picture_file(head: bytes) -> bool:
     """Return True if a file's first bytes, from :func:`read_first_bytes`, are those of a supported image format."""
-    return head.startswith(_PNG_OR_JPEG) or is_dicom(head) or is_nifti(head)
+    return head.startswith(_PNG_OR_JPEG) or is_dicom_file(head) or is_nifti_file(head)
 
 
-def explain_unsupported_file(head: bytes) -> str:
+def explain_unsupported_file_type(head: bytes) -> str:
     """Return an error message for a file of an unsupported kind, given its first bytes; known formats get a remedy."""
     kind = next((kind for begin, kind in _UNREAD_KINDS.items() if head.startswith(begin)), "")
     kind = "BMP" if head.startswith(b"BM") and head[6:10] == bytes(4) else kind
@@ -80,8 +80,8 @@ def explain_unsupported_file(head: bytes) -> str:
     return f"a {kind} file; {_CONVERT}" if kind else NOT_A_PICTURE
 
 
-def make_conversion_remedy(reasons: Iterable[str]) -> str:
-    """Return how to convert files to PNG; empty if no reason from :func:`explain_unsupported_file` advises it."""
+def describe_png_conversion(reasons: Iterable[str]) -> str:
+    """Return how to convert files to PNG; empty if no reason from :func:`explain_unsupported_file_type` advises it."""
     if not any(reason.endswith(_CONVERT) for reason in reasons):
         return ""
     return (
@@ -110,7 +110,7 @@ class DecodedImageFormat:
     size: int
     color: bool
     resize: Resize
-    rendering: PictureRendering = AS_IN_FILE
+    rendering: PictureRenderingOptions = AS_IN_FILE
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -127,7 +127,9 @@ def explain_decoding_error(error: Exception) -> str:
     return "damaged, or of a kind that cannot be decoded here"
 
 
-def decode_picture(content: bytes | Path, rendering: PictureRendering = AS_IN_FILE, side: int = 0) -> Image.Image:
+def decode_picture(
+    content: bytes | Path, rendering: PictureRenderingOptions = AS_IN_FILE, side: int = 0
+) -> Image.Image:
     """Decode an image file into an 8-bit grey ("L") or colour ("RGB") picture; its content decides the file type.
 
     Args:
@@ -138,29 +140,42 @@ def decode_picture(content: bytes | Path, rendering: PictureRendering = AS_IN_FI
     Raises:
         OSError, ValueError, ...: Any error of the decoders; see :func:`common.data.images.store.decode_pictures`.
     """
-    if isinstance(content, Path) and is_nifti(read_first_bytes(content)):
-        from common.data.images.nifti import decode_nifti  # takes a second, like DICOM
+    if isinstance(content, Path) and is_nifti_file(read_first_bytes(content)):
+        from common.data.images.nifti import decode_nifti_and_blankness  # takes a second, like DICOM
 
-        return _make_image_with_blank_flag(*decode_nifti(content, rendering))
+        return _make_image_with_blank_flag(*decode_nifti_and_blankness(content, rendering))
     data = content.read_bytes() if isinstance(content, Path) else content
     if not data:
         raise ValueError("empty")
-    if is_dicom(data):
-        from common.data.images.dicom import decode_dicom  # takes a second, and most data sets have none
+    if is_dicom_file(data):
+        from common.data.images.dicom import decode_dicom_and_blankness  # takes a second, and most data sets have none
 
-        return _make_image_with_blank_flag(*decode_dicom(data, rendering))
+        return _make_image_with_blank_flag(*decode_dicom_and_blankness(data, rendering))
     if not data.startswith(_PNG_OR_JPEG):
-        raise ValueError(explain_unsupported_file(data[:_HEAD]))
+        raise ValueError(explain_unsupported_file_type(data[:_HEAD]))
 
-    def prepare(opened: Image.Image) -> None:
+    def check_size_and_set_scale(opened: Image.Image) -> None:
         # A decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
         beside = 2 * len(opened.getbands()) if opened.info.get("progressive") else 0
         size = opened.width * opened.height * ((1 if opened.mode == "L" else _IN_PILLOW) + beside)
-        refuse_oversized_file(size, compute_decoded_picture_limit(rendering.largest_mb))
+        refuse_oversized_file(size, rendering.largest_mb << 20)
         if side and rendering.jpeg_draft:
             opened.draft(None, (side, side))
 
-    image = _decode_png(data, rendering) if data.startswith(_PNG) else decode_jpeg(data, prepare)
+    if data.startswith(_PNG):
+        if is_16_bit_png(data) and rendering.bit_depth is None:
+            raise ValueError(DEPTH_UNKNOWN)
+        if is_16_bit_png(data) and rendering.bit_depth != 16 and data.find(b"sBIT", 0, data.find(b"IDAT")) >= 0:
+            raise ValueError("a PNG file with an sBIT chunk, so its samples fill 16 bits; data.bit_depth must be 16")
+        samples = decode_png_samples(data, rendering.largest_mb)
+        if samples.dtype == np.uint16:
+            samples = scale_samples_to_8_bits(samples, rendering.bit_depth or 16, "data.bit_depth")
+        image = Image.fromarray(samples)
+        if any(mark in data for mark in _MAY_TURN):
+            with open_png_or_jpeg(data) as head:
+                image.getexif().update(head.getexif())
+    else:
+        image = decode_jpeg(data, check_size_and_set_scale)
     ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
     return _convert_pillow_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
 
@@ -168,21 +183,6 @@ def decode_picture(content: bytes | Path, rendering: PictureRendering = AS_IN_FI
 def _make_image_with_blank_flag(pixels: NDArray[np.uint8], is_blank: bool) -> Image.Image:
     image = Image.fromarray(pixels)
     image.info[BLANK] = is_blank
-    return image
-
-
-def _decode_png(data: bytes, rendering: PictureRendering) -> Image.Image:
-    if is_16_bit_png(data) and rendering.bit_depth is None:
-        raise ValueError(DEPTH_UNKNOWN)
-    if is_16_bit_png(data) and rendering.bit_depth != 16 and data.find(b"sBIT", 0, data.find(b"IDAT")) >= 0:
-        raise ValueError("a PNG file with an sBIT chunk, so its samples fill 16 bits; data.bit_depth must be 16")
-    samples = decode_png_samples(data, rendering.largest_mb)
-    if samples.dtype == np.uint16:
-        samples = scale_to_8_bits(samples, rendering.bit_depth or 16, "data.bit_depth")
-    image = Image.fromarray(samples)
-    if any(mark in data for mark in _MAY_TURN):
-        with open_png_or_jpeg(data) as head:
-            image.getexif().update(head.getexif())
     return image
 
 
@@ -200,7 +200,7 @@ def decode_png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.
         pixels, samples = head.width * head.height, _SAMPLES.get(data[25], 4)
     of_a_pixel = samples * (2 if is_16_bit_png(data) else 1)
     of_a_pixel = of_a_pixel if samples == 1 else max(of_a_pixel, _IN_PILLOW)
-    refuse_oversized_file(pixels * of_a_pixel, compute_decoded_picture_limit(largest_mb))
+    refuse_oversized_file(pixels * of_a_pixel, largest_mb << 20)
     try:
         decoded = png_decode(data)
     except RuntimeError:
@@ -232,22 +232,14 @@ def _convert_pillow_mode(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def decode_to_format(content: bytes | Path, form: DecodedImageFormat) -> NDArray[np.uint8]:
-    """Decode one image file and convert it to a data set's format; raises the errors of :func:`decode_picture`."""
-    return fit_picture_to_format(decode_picture(content, form.rendering, form.size), form)
-
-
 def fit_picture_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArray[np.uint8]:
     """Convert a picture to a data set's size and colour: bilinear resizing, padding with black unless stretched."""
     mode = "RGB" if form.color else "L"
     # Grey is converted to colour after resizing.
     image = image if image.mode == "L" else _convert_pillow_mode(image, mode)
-    longer = max(image.size)
-    width, height = (
-        (form.size, form.size)
-        if form.resize == "stretch"
-        else (max(1, round(side * form.size / longer)) for side in image.size)
-    )
+    longer, width, height = max(image.size), form.size, form.size
+    if form.resize == "pad":
+        width, height = (max(1, round(side * form.size / longer)) for side in image.size)
     if (width, height) != image.size:
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     image = _convert_pillow_mode(image, mode)
@@ -268,7 +260,7 @@ def resize_images(images: NDArray[np.uint8], size: int | None, resize: Resize) -
     return result
 
 
-def convert_color(images: NDArray[np.uint8], color: bool) -> NDArray[np.uint8]:
+def convert_image_colors(images: NDArray[np.uint8], color: bool) -> NDArray[np.uint8]:
     """Convert images ``(n, height, width[, 3])`` to grey or colour; return the same array if nothing changes."""
     if color == (images.ndim == 4):
         return images
@@ -280,7 +272,7 @@ def convert_color(images: NDArray[np.uint8], color: bool) -> NDArray[np.uint8]:
     return grey
 
 
-def refuse_too_many_skipped(where: str, skipped: Sequence[SkippedImage], total: int, budget: float) -> None:
+def refuse_too_many_skipped_images(where: str, skipped: Sequence[SkippedImage], total: int, budget: float) -> None:
     """Raise an error if more than the fraction ``budget`` of a data set's images is unreadable.
 
     Args:
@@ -299,7 +291,7 @@ def refuse_too_many_skipped(where: str, skipped: Sequence[SkippedImage], total: 
     more = f"; and of {len(listed) - 20} other reasons" if len(listed) > 20 else ""
     problem = f"{len(skipped)} of {total} images cannot be read, more than skip_budget = {budget:g} allows: "
     problem += f"{'; '.join(listed[:20])}{more}."
-    remedy = " ".join(filter(None, ("Repair or remove them, or raise skip_budget.", make_conversion_remedy(names))))
+    remedy = " ".join(filter(None, ("Repair or remove them, or raise skip_budget.", describe_png_conversion(names))))
     raise BadInput([Fault(where, problem, remedy, cause="unreadable")])
 
 
@@ -311,7 +303,7 @@ def is_grey_picture(image: NDArray[np.uint8]) -> bool:
     return bool((spread > _NOISE_OF_COLOR).mean() <= _SHARE_IN_COLOR)
 
 
-def encode_png(image: NDArray[np.uint8], side: int) -> bytes:
+def encode_png_thumbnail(image: NDArray[np.uint8], side: int) -> bytes:
     """Encode an image ``(height, width[, 3])`` as PNG, shrunk so that no side exceeds ``side`` pixels."""
     thumbnail, file = Image.fromarray(image), io.BytesIO()
     thumbnail.thumbnail((side, side))

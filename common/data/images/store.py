@@ -24,20 +24,20 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import SHARE_OF_MEMORY, measure_available_memory
+from common.data.base.decoded_size import SHARE_OF_MEMORY, measure_process_memory_limit
 from common.data.base.image_set import LazyPictures, SkippedImage
 from common.data.images.pixel_cache import (
     FORM,
     LAYOUT,
     SETTLED_S,
-    CacheRowWriter,
     PixelCache,
+    PixelCacheWriter,
     hash_image_file,
-    make_keyed_hash,
-    make_marked_folder,
+    make_keyed_blake3_hash,
+    make_marked_cache_folder,
     measure_cached_pixel_bytes,
-    remove_all_caches,
-    remove_unused_caches,
+    remove_all_pixel_caches,
+    remove_least_recent_unused_caches,
 )
 from common.data.images.reading import (
     BLANK,
@@ -45,7 +45,7 @@ from common.data.images.reading import (
     decode_picture,
     explain_decoding_error,
     fit_picture_to_format,
-    is_nifti,
+    is_nifti_file,
     read_first_bytes,
 )
 from common.errors import BadInput, Fault
@@ -124,7 +124,7 @@ class FileIdentity:
     changed: float = 0.0
 
     @classmethod
-    def from_path(cls, path: Path) -> "FileIdentity | None":
+    def identify_file(cls, path: Path) -> "FileIdentity | None":
         """Return the identity of a file on this machine's disk; None if it does not exist."""
         try:
             status = path.stat()
@@ -190,30 +190,28 @@ def decode_pictures(
     sizes = [identity.size for identity in work.identities if identity]
     small = None not in sizes and len(sizes) == len(names) and sum(filter(None, sizes)) < SMALL_BYTES
     if store.folder is not None and names and not small:
-        with _handle_cache_errors(store):
-            return work.decode_into_cache(store.folder)
-    return work.decode_into_memory()
+        with _warn_about_cache_errors(store):
+            return work.decode_pictures_into_cache(store.folder)
+    return work.decode_pictures_into_memory()
 
 
+@dataclass
 class _PictureListDecoder:
     """Decodes one list of pictures, either into memory or into a cache."""
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        read: Read,
-        form: DecodedImageFormat,
-        store: DecodedImageStore,
-        connection: AbstractContextManager[object],
-        identify: Callable[[int], FileIdentity | None],
-    ) -> None:
-        self.names, self.read, self.form, self.store, self.connection = names, read, form, store, connection
-        self.identify = identify
-        self.identities = [identify(row) for row in range(len(names))]
-        self.places = np.full(len(names), -1, np.intp)
+    names: Sequence[str]
+    read: Read
+    form: DecodedImageFormat
+    store: DecodedImageStore
+    connection: AbstractContextManager[object]
+    identify: Callable[[int], FileIdentity | None]
+
+    def __post_init__(self) -> None:
+        self.identities = [self.identify(row) for row in range(len(self.names))]
+        self.places = np.full(len(self.names), -1, np.intp)
         self.reasons, self.blank = dict[int, str](), set[int]()
 
-    def decode_into_memory(self) -> DecodedPictures:
+    def decode_pictures_into_memory(self) -> DecodedPictures:
         """Decode all pictures into one array.
 
         Raises:
@@ -225,10 +223,10 @@ class _PictureListDecoder:
         self.blank.clear()
         keys, volumes = dict[int, bytes](), dict[int, Path]()
 
-        def decode(row: int) -> None:
+        def decode_row(row: int) -> None:
             try:
-                content = self.read_content(row)
-                images[row], is_blank = self.decode(content)
+                content = self.read_picture_content(row)
+                images[row], is_blank = self.decode_to_dataset_format(content)
                 self.places[row] = row
                 if isinstance(content, bytes):
                     keys[row] = hash_image_file(content)
@@ -239,7 +237,7 @@ class _PictureListDecoder:
             except Exception as error:  # any error of a decoder on a damaged file: continue with the others
                 self.reasons[row] = explain_decoding_error(error)
 
-        self._decode_in_threads(range(len(self.names)), decode)
+        self._decode_in_threads(range(len(self.names)), decode_row)
         # Only a slice of each volume was read: compare whole files of volumes with equal slices.
         slices = {row: hash_image_file(images[row].tobytes()) for row in volumes}
         counts, first = Counter(slices.values()), dict[bytes, int]()
@@ -248,7 +246,7 @@ class _PictureListDecoder:
             self.places[row] = first.setdefault(key, row)
         return self._collect_decoded_pictures(images)
 
-    def decode_into_cache(self, root: Path) -> DecodedPictures:
+    def decode_pictures_into_cache(self, root: Path) -> DecodedPictures:
         """Decode the pictures that the cache lacks, and return all of them from the cache.
 
         Raises:
@@ -257,37 +255,36 @@ class _PictureListDecoder:
         """
         open_cache = partial(_open_pixel_cache, self.store, root, asdict(self.form), self.form.shape)
         cache = open_cache()
-        if missing := self._find_cached_rows(cache, cache.load_rows_by_key()):
+        if missing := self._match_cached_pictures(cache, cache.load_rows_by_content_key()):
             cache = _make_cache_room(cache, len(missing), len(self.names), self.store, open_cache)
-            with cache.open_for_writing(
-                lambda: self.store.tell("another program decodes these images: waiting for it")
-            ) as out:
-                missing = self._find_cached_rows(cache, out.places)
-                out.reserve_rows(len(missing))
+            waiting = "another program decodes these images: waiting for it"
+            with cache.open_cache_writer(lambda: self.store.tell(waiting)) as out:
+                missing = self._match_cached_pictures(cache, out.places)
+                out.reserve_picture_rows(len(missing))
                 decoder = _CachingPictureDecoder(self, cache, out)
-                self._decode_in_threads(missing, decoder.decode)
+                self._decode_in_threads(missing, decoder.decode_unless_cached)
         _print_cache_location(self.store, cache.folder.parent, len(self.names), len(missing))
-        return self._collect_decoded_pictures(cache.map_all_pictures())
+        return self._collect_decoded_pictures(cache.open_cached_pictures())
 
-    def read_content(self, number: int) -> bytes | Path:
+    def read_picture_content(self, number: int) -> bytes | Path:
         """Return the bytes of a picture, or the path if it is a NIfTI volume, of which only a slice is read."""
         content = self.read(number)
-        return (
-            content.read_bytes() if isinstance(content, Path) and not is_nifti(read_first_bytes(content)) else content
-        )
+        if isinstance(content, Path) and not is_nifti_file(read_first_bytes(content)):
+            return content.read_bytes()
+        return content
 
-    def decode(self, content: bytes | Path) -> tuple[NDArray[np.uint8], bool]:
+    def decode_to_dataset_format(self, content: bytes | Path) -> tuple[NDArray[np.uint8], bool]:
         """Decode a picture to the data set's format; the second result is True if it is one uniform grey."""
         image = decode_picture(content, self.form.rendering, self.form.size)
         return fit_picture_to_format(image, self.form), image.info.get(BLANK, False)
 
-    def _find_cached_rows(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
+    def _match_cached_pictures(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
         """Set ``places`` of the pictures that are in the cache, and return the positions of the others.
 
         Args:
             rows: The row of each cached picture by its content key.
         """
-        files, blank, missing = cache.load_keys_by_file(), cache.load_blank_picture_keys(), list[int]()
+        files, blank, missing = cache.load_content_keys_by_file(), cache.load_blank_picture_keys(), list[int]()
         self.places[:] = -1
         self.blank.clear()
         for number, identity in enumerate(self.identities):
@@ -326,30 +323,30 @@ class _PictureListDecoder:
 class _CachingPictureDecoder:
     """Decodes pictures into a cache; of several identical files only one is decoded."""
 
-    def __init__(self, work: _PictureListDecoder, cache: PixelCache, out: CacheRowWriter) -> None:
+    def __init__(self, work: _PictureListDecoder, cache: PixelCache, out: PixelCacheWriter) -> None:
         self.work, self.cache, self.out, self.blank = work, cache, out, cache.load_blank_picture_keys()
         self._busy, self._changed = set[bytes](), threading.Condition()
 
-    def decode(self, number: int) -> None:
+    def decode_unless_cached(self, number: int) -> None:
         """Decode picture ``number``, unless the cache has a picture from an identical file."""
         work, began = self.work, time.time()
         try:
-            content = work.read_content(number)
+            content = work.read_picture_content(number)
             key = self.cache.hash_image_file(content)
         except Exception as error:  # any error of a disk or PACS: continue with the other pictures
             work.reasons[number] = explain_decoding_error(error)
             return
-        with self._lock_content(key):
+        with self._lock_file_content(key):
             if key not in self.out.places:
                 try:
-                    picture, is_blank = work.decode(content)
+                    picture, is_blank = work.decode_to_dataset_format(content)
                 except Exception as error:  # any error of a decoder on a damaged file
                     work.reasons[number] = explain_decoding_error(error)
                     return
                 if is_blank:
                     self.out.record_blank_picture(key)
                     self.blank.add(key)
-                self.out.add_picture(key, picture)
+                self.out.add_picture_to_cache(key, picture)
         work.places[number] = self.out.places[key]
         if key in self.blank:
             work.blank.add(number)
@@ -358,7 +355,7 @@ class _CachingPictureDecoder:
             self.out.record_file_content_key(self.cache.hash_file_identity(before.about), key)
 
     @contextmanager
-    def _lock_content(self, key: bytes) -> Iterator[None]:
+    def _lock_file_content(self, key: bytes) -> Iterator[None]:
         """Wait until no other thread decodes an identical file, and keep others waiting during the ``with`` block."""
         with self._changed:
             self._changed.wait_for(lambda: key not in self._busy)
@@ -394,13 +391,11 @@ class DecodingProgress:
 
 def allocate_picture_array(count: int, shape: tuple[int, ...], store: DecodedImageStore) -> NDArray[np.uint8]:
     """Allocate an array ``(count, *shape)``; raise :class:`BadInput` if it exceeds this process's memory limit."""
-    needed, room = count * math.prod(shape), int(SHARE_OF_MEMORY * measure_available_memory())
+    needed, room = count * math.prod(shape), int(SHARE_OF_MEMORY * measure_process_memory_limit())
     if needed > room:
-        problem = (
-            f"{format_count_with_noun(count, 'image')} take {format_bytes(needed)} once decoded, and only "
-            f"{format_bytes(room)} of memory may be "
-        )
-        problem += "used for them: images are held in memory because no folder keeps them."
+        problem = f"{format_count_with_noun(count, 'image')} take {format_bytes(needed)} once decoded, and only "
+        problem += f"{format_bytes(room)} of memory may be used for them: images are held in memory because no folder "
+        problem += "keeps them."
         raise BadInput([Fault("data", problem, f"Let decoded images be kept on the disk: {store.limit_key}.")])
     return np.zeros((count, *shape), np.uint8)
 
@@ -425,37 +420,36 @@ def cache_large_file_pictures(
     Raises:
         BadInput: If the cache has no room for the pictures.
     """
-    if store.folder is None or (identity := FileIdentity.from_path(file)) is None:
+    if store.folder is None or (identity := FileIdentity.identify_file(file)) is None:
         return None
-    with _handle_cache_errors(store):
+    with _warn_about_cache_errors(store):
         open_cache = partial(_open_pixel_cache, store, store.folder, form, tuple(form["shape"]))
         cache = open_cache()
-        whole, began = cache.load_keys_by_file().get(cache.hash_file_identity(identity.about)), time.time()
+        whole, began = cache.load_content_keys_by_file().get(cache.hash_file_identity(identity.about)), time.time()
         content = whole or cache.hash_image_file(file)
         keys = [blake3(content + name.encode()).digest() for name in names]
-        places, written = cache.load_rows_by_key(), list[int]()
+        places, written = cache.load_rows_by_content_key(), list[int]()
         if whole is None or not set(keys) <= places.keys():
             missing, count = len(set(keys) - places.keys()), len(set(keys))
             cache = _make_cache_room(cache, missing, count, store, open_cache)
-            with cache.open_for_writing(
-                lambda: store.tell("another program reads these images: waiting for it")
-            ) as out:
+            waiting = "another program reads these images: waiting for it"
+            with cache.open_cache_writer(lambda: store.tell(waiting)) as out:
                 written = [number for number, key in enumerate(keys) if key not in out.places]
-                out.reserve_rows(len(written))
+                out.reserve_picture_rows(len(written))
                 progress, following = DecodingProgress(len(written), store.tell), iter(written)
                 for picture in chain.from_iterable(read(np.array(written, np.intp)) if written else ()):
-                    out.add_picture(keys[next(following)], picture)
+                    out.add_picture_to_cache(keys[next(following)], picture)
                     progress.count_decoded_picture()
-                if began - identity.changed > SETTLED_S and identity == FileIdentity.from_path(file):
+                if began - identity.changed > SETTLED_S and identity == FileIdentity.identify_file(file):
                     out.record_file_content_key(cache.hash_file_identity(identity.about), content)
                 places = out.places
         _print_cache_location(store, cache.folder.parent, len(keys), len(written))
-        return cache.map_all_pictures(), np.array([places[key] for key in keys], np.intp)
+        return cache.open_cached_pictures(), np.array([places[key] for key in keys], np.intp)
     return None
 
 
 @contextmanager
-def _handle_cache_errors(store: DecodedImageStore) -> Iterator[None]:
+def _warn_about_cache_errors(store: DecodedImageStore) -> Iterator[None]:
     """Catch errors of the cache folder inside the ``with`` block and print a warning; the caller then uses memory.
 
     Raises:
@@ -476,10 +470,10 @@ def _open_pixel_cache(
     """Open the cache for one image format; a hash of format and decoder versions names its folder."""
     about = {"form": dict(form), "decoders": _list_decoder_versions(), "encrypted": store.secret is not None}
     text = format_as_json_text(about | {"layout": LAYOUT}, indent=1)
-    if not make_marked_folder(root):
+    if not make_marked_cache_folder(root):
         root = root / _INSIDE
-        make_marked_folder(root)
-    folder = root / make_keyed_hash(store.secret).update(text.encode()).hexdigest(16)
+        make_marked_cache_folder(root)
+    folder = root / make_keyed_blake3_hash(store.secret).update(text.encode()).hexdigest(16)
     cache = PixelCache(folder, shape, store.secret)
     if not (folder / FORM).exists():
         (folder / FORM).write_text(text, encoding="utf-8")
@@ -508,20 +502,16 @@ def _make_cache_room(
     """
     root, needed = cache.folder.parent, missing * cache.row_bytes
     free = min(store.limit_bytes - measure_cached_pixel_bytes(root), shutil.disk_usage(root).free - SPARE_BYTES)
-    if needed <= free or remove_unused_caches(root, needed - free, spare=cache.folder):
+    if needed <= free or remove_least_recent_unused_caches(root, needed - free, spare=cache.folder):
         return cache
     cache.close()
-    if remove_unused_caches(root, count * cache.row_bytes - free):
+    if remove_least_recent_unused_caches(root, count * cache.row_bytes - free):
         return open_cache()
-    problem = (
-        f"has room for {format_bytes(max(0, free))}, and {format_count_with_noun(missing, 'image')} take "
-        f"{format_bytes(needed)} once decoded."
-    )
+    problem = f"has room for {format_bytes(max(0, free))}, and {format_count_with_noun(missing, 'image')} take "
+    problem += f"{format_bytes(needed)} once decoded."
     limit = f"All decoded images may take {format_bytes(store.limit_bytes)} ({store.limit_key}). "
-    limit += (
-        f"{format_bytes(shutil.disk_usage(root).free)} of the disk are free, of which {format_bytes(SPARE_BYTES)} stay "
-        "free. "
-    )
+    limit += f"{format_bytes(shutil.disk_usage(root).free)} of the disk are free, of which "
+    limit += f"{format_bytes(SPARE_BYTES)} stay free. "
     remedy = f"Raise the limit, make room, or decode images into memory at each start: {store.off}."
     raise BadInput([Fault(str(root), problem, limit + remedy)])
 
@@ -538,7 +528,7 @@ def remove_image_store(folder: Path) -> bool:
         OSError: If a file cannot be removed.
     """
     place = folder.resolve()
-    removed = [remove_all_caches(root) for root in (place / _INSIDE, place)]
+    removed = [remove_all_pixel_caches(root) for root in (place / _INSIDE, place)]
     if folder.is_symlink():
         folder.unlink()
     return any(removed)

@@ -15,7 +15,13 @@ from PIL import Image
 from pydicom import uid
 from pydicom.pixels.decoders.base import get_decoder
 
-from common.data.images.jpeg import END_OF_IMAGE, LOSSLESS, decode_jpeg, parse_jpeg, refuse_incomplete_lossless
+from common.data.images.jpeg import (
+    END_OF_IMAGE,
+    LOSSLESS,
+    decode_jpeg,
+    parse_jpeg_header,
+    refuse_incomplete_lossless_jpeg,
+)
 
 NAME = "polyclinic"
 _LIBRARY = "imagecodecs"
@@ -37,52 +43,45 @@ def is_available(syntax: str) -> bool:
 def register_pydicom_decoder() -> None:
     """Register our decoder with pydicom, once per process."""
     for syntax in DECODER_DEPENDENCIES:
-        get_decoder(syntax).add_plugin(NAME, (__name__, "decode_frame"))
+        get_decoder(syntax).add_plugin(NAME, (__name__, "decode_jpeg_frame_for_pydicom"))
 
 
-def decode_frame(frame: bytes, runner: Any) -> bytes:
+def decode_jpeg_frame_for_pydicom(frame: bytes, runner: Any) -> bytes:
     """Decode one JPEG or JPEG-LS frame; pydicom calls this with its ``DecodeRunner``.
+
+    The colour space is that of the DICOM header, but for lossy JPEG frames of 8 bits whose own markers state one.
 
     Raises:
         RuntimeError: The library's error for a damaged frame.
     """
+    color = runner.samples_per_pixel == 3
     if runner.transfer_syntax in JPEG_LS:
         # Without an end marker CharLS reads 2^31 zeros after the data, which takes seconds.
         pixels = import_module(_LIBRARY).jpegls_decode(frame + END_OF_IMAGE)
+    elif (head := parse_jpeg_header(frame)).process == LOSSLESS or head.precision != 8:
+        # Colours are not converted: the photometric interpretation describes them.
+        colors = {"colorspace": "rgb", "outcolorspace": "rgb"} if color else {}
+        pixels = import_module(_LIBRARY).jpeg8_decode(frame, **colors)
+        if head.process == LOSSLESS:
+            refuse_incomplete_lossless_jpeg(frame, pixels)
+        else:  # at 8 bits the code words are the same, and Pillow sees where they end
+            decode_jpeg(frame[: head.precision_place] + b"\x08" + frame[head.precision_place + 1 :])
     else:
-        pixels = _decode_dicom_jpeg_frame(frame, runner)
+
+        def keep_file_colors(image: Image.Image) -> None:
+            if color and head.converts_ycbcr_to_rgb:
+                image.draft("YCbCr", image.size)  # keep the file's colour space, because pydicom converts it
+
+        if color:
+            is_ycbcr = head.has_ycbcr_colors(stated="YBR" in runner.photometric_interpretation)
+            runner.set_option("photometric_interpretation", "YBR_FULL" if is_ycbcr else "RGB")
+        pixels = np.asarray(decode_jpeg(frame, keep_file_colors))
     runner.set_option("planar_configuration", 0)
     runner.set_option("bits_allocated", 8 * pixels.itemsize)
     unused = 8 * pixels.itemsize - runner.bits_stored
     if runner.pixel_representation and unused > 0:  # sign extension
         pixels = (pixels << unused).view(np.dtype(f"i{pixels.itemsize}")) >> unused
     return bytes(pixels.tobytes())
-
-
-def _decode_dicom_jpeg_frame(frame: bytes, runner: Any) -> Any:
-    """Decode a JPEG frame.
-
-    The colour space is that of the DICOM header, but for lossy frames of 8 bits whose own markers state one.
-    """
-    head, color = parse_jpeg(frame), runner.samples_per_pixel == 3
-    if head.process == LOSSLESS or head.precision != 8:
-        # Colours are not converted: the photometric interpretation describes them.
-        colors = {"colorspace": "rgb", "outcolorspace": "rgb"} if color else {}
-        pixels = import_module(_LIBRARY).jpeg8_decode(frame, **colors)
-        if head.process == LOSSLESS:
-            refuse_incomplete_lossless(frame, pixels)
-        else:  # at 8 bits the code words are the same, and Pillow sees where they end
-            decode_jpeg(frame[: head.precision_place] + b"\x08" + frame[head.precision_place + 1 :])
-        return pixels
-
-    def prepare(image: Image.Image) -> None:
-        if color and head.converts_to_rgb:
-            image.draft("YCbCr", image.size)  # keep the file's colour space, because pydicom converts it
-
-    if color:
-        is_ycbcr = head.is_ycbcr(stated="YBR" in runner.photometric_interpretation)
-        runner.set_option("photometric_interpretation", "YBR_FULL" if is_ycbcr else "RGB")
-    return np.asarray(decode_jpeg(frame, prepare))
 
 
 READ_BY: Mapping[str, str] = {
@@ -105,7 +104,7 @@ because damaged frames crash the process.
 """
 
 
-def is_syntax_readable(syntax: str) -> bool:
+def is_transfer_syntax_readable(syntax: str) -> bool:
     """Return True if the installed libraries can decode pixels in this transfer syntax."""
     if syntax not in READ_BY:
         return False
@@ -113,6 +112,6 @@ def is_syntax_readable(syntax: str) -> bool:
     return not READ_BY[syntax] or READ_BY[syntax] in get_decoder(syntax).available_plugins
 
 
-def name_transfer_syntax(syntax: str) -> str:
+def get_transfer_syntax_name(syntax: str) -> str:
     """Return the DICOM name of a transfer syntax, or its UID if it has none."""
     return uid.UID(syntax).name

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import DatasetSplits
 from common.data.base.splits import PatientIndex
-from common.data.partition.checks import find_empty_site_faults, find_single_class_faults
+from common.data.partition.checks import find_empty_site_faults, find_multi_class_image_faults
 from common.data.partition.division import (
     PartitionedDataset,
     SitePartition,
-    drop_skipped_list,
+    drop_skipped_images_list,
     gather_site_images,
     make_numbered_site_names,
 )
@@ -28,7 +28,7 @@ Ends = Callable[[Shares, int], NDArray[np.intp]]
 Random = np.random.RandomState | np.random.Generator
 
 
-def draw_practical_shares(classes: int, sites: int, random: np.random.RandomState) -> Shares:
+def draw_practical_label_shares(classes: int, sites: int, random: np.random.RandomState) -> Shares:
     """Draw proportions ``(classes, sites)``: of each class one site gets 80 %, another 10 %, and the rest 1 % each."""
     share = np.array([0.01] * (sites - 2) + [0.1, 0.8])
     rows = []
@@ -38,7 +38,7 @@ def draw_practical_shares(classes: int, sites: int, random: np.random.RandomStat
     return np.stack(rows)
 
 
-def draw_pathological_shares(classes: int, sites: int, random: np.random.RandomState) -> Shares:
+def draw_pathological_label_shares(classes: int, sites: int, random: np.random.RandomState) -> Shares:
     """Draw proportions ``(classes, sites)`` in which each site has two classes, with random shares per class.
 
     The classes come from shuffled lists of all classes, one list after the other, two classes per site. A site whose
@@ -54,7 +54,7 @@ def draw_pathological_shares(classes: int, sites: int, random: np.random.RandomS
     return shares
 
 
-def round_share_ends_down(share: Shares, count: int) -> NDArray[np.intp]:
+def compute_rounded_down_share_ends(share: Shares, count: int) -> NDArray[np.intp]:
     """Return where each site's slice of ``count`` patients ends; sizes are rounded down, so some may be left over."""
     return np.cumsum((share * count).astype(np.intp))
 
@@ -73,7 +73,7 @@ def distribute_patients_by_class(
 
     Args:
         classes: ``(n,)`` class of each patient.
-        ends: :func:`round_share_ends_down` or :func:`compute_share_ends_without_rest`.
+        ends: :func:`compute_rounded_down_share_ends` or :func:`compute_share_ends_without_rest`.
 
     Returns:
         The patient numbers of each site.
@@ -94,7 +94,9 @@ def partition_by_label(splits: DatasetSplits, spec: LabelPartitionSpec, seed: in
     Raises:
         BadInput: If images have several classes, or (with other proportions) a site gets no training or no test image.
     """
-    raise_faults([*find_single_class_faults("training", splits.train), *find_single_class_faults("test", splits.test)])
+    raise_faults(
+        [*find_multi_class_image_faults("training", splits.train), *find_multi_class_image_faults("test", splits.test)]
+    )
     classes = len(splits.class_names)
     random: Random
     if isinstance(spec, DirichletPartitionSpec):
@@ -102,16 +104,17 @@ def partition_by_label(splits: DatasetSplits, spec: LabelPartitionSpec, seed: in
         shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), compute_share_ends_without_rest
     else:
         random = legacy = np.random.RandomState(seed % (1 << 32))
-        draw = draw_practical_shares if spec.shards == "practical" else draw_pathological_shares
-        shares, ends = draw(classes, spec.sites, legacy), round_share_ends_down
-    train_patients, test_patients = PatientIndex.from_images(splits.train), PatientIndex.from_images(splits.test)
+        draw = draw_practical_label_shares if spec.shards == "practical" else draw_pathological_label_shares
+        shares, ends = draw(classes, spec.sites, legacy), compute_rounded_down_share_ends
+    train_patients, test_patients = (
+        PatientIndex.number_patients(splits.train),
+        PatientIndex.number_patients(splits.test),
+    )
     trains, tests = (
         distribute_patients_by_class(part.classes, shares, ends, random) for part in (train_patients, test_patients)
     )
-    sites, remedy = (
-        make_numbered_site_names("site", spec.sites),
-        "Take fewer sites, more images, another seed, or more even shares.",
-    )
+    sites = make_numbered_site_names("site", spec.sites)
+    remedy = "Take fewer sites, more images, another seed, or more even shares."
     empty_sites = tuple(site for site, of_site in zip(sites, trains, strict=True) if not len(of_site))
     if isinstance(spec, DirichletPartitionSpec) and len(empty_sites) < len(sites):
         dealt = [place for place, of_site in enumerate(trains) if len(of_site)]
@@ -122,13 +125,12 @@ def partition_by_label(splits: DatasetSplits, spec: LabelPartitionSpec, seed: in
         raise_faults(faults + find_empty_site_faults(sites, tests, "test", remedy))
     held_out = [random.permutation(of_site)[: int(spec.validation_fraction * len(of_site))] for of_site in trains]
     rest = [np.setdiff1d(of_site, out) for of_site, out in zip(trains, held_out, strict=True)]
-    train, train_rows = gather_site_images(
-        splits.train, [train_patients.list_patient_rows(of_site) for of_site in rest]
+    train, train_rows = gather_site_images(splits.train, list(map(train_patients.list_rows_of_patients, rest)))
+    validation, validation_rows = gather_site_images(
+        drop_skipped_images_list(splits.train), list(map(train_patients.list_rows_of_patients, held_out))
     )
-    validation_rows = [train_patients.list_patient_rows(of_site) for of_site in held_out]
-    validation, validation_rows = gather_site_images(drop_skipped_list(splits.train), validation_rows)
     # The test part stays complete, even if rounding gives some images to no site.
-    test_rows = [test_patients.list_patient_rows(of_site) for of_site in tests]
+    test_rows = map(test_patients.list_rows_of_patients, tests)
     names = tuple(sorted(splits.class_names))
     rows = zip(sites, train_rows, validation_rows, test_rows, strict=True)
     parts = tuple(SitePartition(site, names, *of_site) for site, *of_site in rows)

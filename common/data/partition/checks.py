@@ -22,9 +22,8 @@ from common.errors import Fault, quote_names
 from common.system.plain_text import format_count_with_noun
 
 ClassLists = Mapping[str, tuple[str, ...]]
-_ORPHANS_REMEDY = (
-    "Give each class to a site that labels it. A class that is blank in every line has none: leave it out of [data]."
-)
+_ORPHANS_REMEDY = "Give each class to a site that labels it. A class that is blank in every line has none: leave it "
+_ORPHANS_REMEDY += "out of [data]."
 
 
 def find_partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fault]:
@@ -33,29 +32,24 @@ def find_partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> li
         case ClassSubsetsPartitionSpec():
             return _find_class_subset_faults(class_names, spec)
         case ClassListsPartitionSpec():
-            where = "partition.lists"
-            faults = [
-                fault
-                for site, names in spec.lists.items()
-                for fault in find_unknown_class_faults(f"{where}.{site}", names, class_names)
-            ]
+            where, faults = "partition.lists", list[Fault]()
+            for site, names in spec.lists.items():
+                faults += find_unknown_class_faults(f"{where}.{site}", names, class_names)
             return faults + find_unannotated_class_faults(class_names, spec.lists, where, _ORPHANS_REMEDY)
         case PaperTablePartitionSpec():
             return _find_paper_table_faults(class_names, spec)
         case RandomOwnersPartitionSpec():
-            return _find_site_count_faults(spec)
+            return _find_missing_site_count_faults(spec)
         case MissingClassesPartitionSpec():
-            left = len(class_names) - spec.missing
+            faults, left = _find_missing_site_count_faults(spec), len(class_names) - spec.missing
             if left < 1:
                 problem = f"{spec.missing} missing classes leave none of {len(class_names)} to a site."
-                remedy = f"Take at most {len(class_names) - 1}."
-                return [*_find_site_count_faults(spec), Fault("partition.missing", problem, remedy)]
-            return [
-                *_find_site_count_faults(spec),
-                *(_find_few_sites_faults(class_names, spec.sites, left) if spec.sites else []),
-            ]
+                faults.append(Fault("partition.missing", problem, f"Take at most {len(class_names) - 1}."))
+            elif spec.sites:
+                faults += _find_too_few_sites_faults(class_names, spec.sites, left)
+            return faults
         case LabelSkewPartitionSpec() if spec.shards == "pathological":
-            return _find_few_sites_faults(class_names, spec.sites, 2)
+            return _find_too_few_sites_faults(class_names, spec.sites, 2)
         case LabelSkewPartitionSpec() if spec.sites > 12:
             shares = "the shares of 80 %, 10 % and 1 % each of the others are more than all images"
             problem = f"with {spec.sites} sites {shares}."
@@ -64,7 +58,7 @@ def find_partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> li
             return []
 
 
-def _find_site_count_faults(
+def _find_missing_site_count_faults(
     spec: ClassSubsetsPartitionSpec | RandomOwnersPartitionSpec | MissingClassesPartitionSpec,
 ) -> list[Fault]:
     if spec.sites is None and spec.images == "patients":
@@ -73,12 +67,10 @@ def _find_site_count_faults(
 
 
 def _find_class_subset_faults(class_names: Sequence[str], spec: ClassSubsetsPartitionSpec) -> list[Fault]:
-    faults = _find_site_count_faults(spec)
-    if isinstance(spec.shared, tuple):
-        faults += find_unknown_class_faults("partition.shared", spec.shared, class_names)
-        shared = len(set(spec.shared))
-    else:
-        shared = spec.shared
+    faults, shared = _find_missing_site_count_faults(spec), spec.shared
+    if isinstance(shared, tuple):
+        faults += find_unknown_class_faults("partition.shared", shared, class_names)
+        shared = len(set(shared))
     if shared > len(class_names):
         faults.append(Fault("partition.shared", f"{shared} shared classes, but the data has {len(class_names)}."))
     elif spec.sites is not None and shared == 0 and len(class_names) < spec.sites:
@@ -87,15 +79,12 @@ def _find_class_subset_faults(class_names: Sequence[str], spec: ClassSubsetsPart
     return faults
 
 
-def _find_few_sites_faults(class_names: Sequence[str], sites: int, classes_a_site: int) -> list[Fault]:
+def _find_too_few_sites_faults(class_names: Sequence[str], sites: int, classes_a_site: int) -> list[Fault]:
     """Return a fault if not every class can be annotated by some site, because there are too few sites."""
     if sites * classes_a_site >= len(class_names):
         return []
-    lists = (
-        f"{format_count_with_noun(sites, 'site')} with {format_count_with_noun(classes_a_site, 'class', 'classes')} "
-        "each"
-    )
-    problem = f"{lists} cannot have all {len(class_names)}."
+    lists = f"{format_count_with_noun(sites, 'site')} with {format_count_with_noun(classes_a_site, 'class', 'classes')}"
+    problem = f"{lists} each cannot have all {len(class_names)}."
     remedy = f"Take at least {-(-len(class_names) // classes_a_site)} sites, or more classes a site."
     return [Fault("partition.sites", problem, remedy)]
 
@@ -125,7 +114,7 @@ def _find_paper_table_faults(class_names: Sequence[str], spec: PaperTablePartiti
     return faults
 
 
-def find_site_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
+def find_partition_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
     """Check that the loaded data has a patient for each site or, if centres are sites, the centres that are named."""
     if spec.images != "source":
         patients = len(np.unique(splits.train.patients))
@@ -164,7 +153,7 @@ def find_empty_site_faults(sites: Sequence[str], rows: Sequence[Rows], part: str
     return [Fault("partition.sites", problem, remedy)] if empty else []
 
 
-def find_single_class_faults(part: str, images: ImageSet) -> list[Fault]:
+def find_multi_class_image_faults(part: str, images: ImageSet) -> list[Fault]:
     """Return a fault if some images do not have exactly one class."""
     count = int(((images.labels == 1).sum(axis=1) != 1).sum())
     problem = f"deals images by their one class, but {count} of {len(images)} {part} images have none or several."

@@ -68,6 +68,6 @@ def gather_site_images(images: ImageSet, rows: Sequence[Rows]) -> tuple[ImageSet
     return images.select_rows(np.concatenate(rows)), np.split(np.arange(ends[-1]), ends[:-1])
 
 
-def drop_skipped_list(images: ImageSet) -> ImageSet:
+def drop_skipped_images_list(images: ImageSet) -> ImageSet:
     """Return the images without their list of unreadable files, to avoid reporting the same files twice."""
     return replace(images, skipped=(), missing=0)

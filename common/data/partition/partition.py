@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import DatasetSplits
-from common.data.base.splits import mask_positive_images, split_patients_over_sites
+from common.data.base.splits import find_positive_images, split_patients_over_sites
 from common.data.partition.by_label import partition_by_label
 from common.data.partition.by_task import partition_by_task
 from common.data.partition.checks import (
     ClassLists,
     find_empty_site_faults,
+    find_partition_data_faults,
     find_partition_faults,
-    find_site_data_faults,
     find_unannotated_class_faults,
 )
 from common.data.partition.division import PartitionedDataset, SitePartition, make_numbered_site_names
@@ -43,7 +43,7 @@ from common.system.plain_text import list_first_and_count_rest
 _DRAWS, _MOST_NAMED = 10_000, 20
 
 
-def distribute_classes(
+def distribute_classes_over_sites(
     shared: NDArray[np.bool_], positives: NDArray[np.intp], minimum: int, random: np.random.Generator
 ) -> NDArray[np.bool_]:
     """Give shared classes to all sites, and each other class to one site, in turn and in random order.
@@ -72,7 +72,7 @@ def distribute_classes(
     return owned
 
 
-def draw_random_owners(sites: int, classes: int, random: np.random.Generator) -> NDArray[np.bool_]:
+def draw_random_class_owners(sites: int, classes: int, random: np.random.Generator) -> NDArray[np.bool_]:
     """Draw a mask ``(sites, classes)``: 1 to ``sites`` sites annotate each class; a site without a class gets one."""
     owned = np.zeros((sites, classes), dtype=np.bool_)
     for column in range(classes):
@@ -82,7 +82,7 @@ def draw_random_owners(sites: int, classes: int, random: np.random.Generator) ->
     return owned
 
 
-def draw_class_lists(sites: int, classes: int, missing: int, seed: int) -> NDArray[np.bool_]:
+def draw_site_classes_with_missing(sites: int, classes: int, missing: int, seed: int) -> NDArray[np.bool_]:
     """Draw a mask ``(sites, classes)`` in which each site lacks ``missing`` classes.
 
     Drawing is repeated until each class is annotated by some site, at most 10,000 times. FedMLP's authors draw in the
@@ -114,20 +114,22 @@ def partition_by_class(splits: DatasetSplits, spec: ClassPartitionSpec, seed: in
         count = len(TABLES[spec.table][spec.row]) if isinstance(spec, PaperTablePartitionSpec) else spec.sites
         assert count is not None, "find_partition_faults has seen to it"
         sites = make_numbered_site_names("site", count)
-    raise_faults(find_site_data_faults(splits, spec, sites))
+    raise_faults(find_partition_data_faults(splits, spec, sites))
     if spec.images == "source":
         dealt = [[np.flatnonzero(part.sources == site) for site in sites] for part in (splits.train, splits.validation)]
     else:
         random, dealt = np.random.RandomState(seed % (1 << 32)), []
         for part in (splits.train, splits.validation):  # in this order, with the same generator
-            abnormal = mask_positive_images(part.labels)
+            abnormal = find_positive_images(part.labels)
             of_sites = split_patients_over_sites(part.patients, abnormal, len(sites), random, spec.size_skew)
             dealt.append([np.flatnonzero(np.isin(part.patients, patients)) for patients in of_sites])
     rows = list(zip(*dealt, strict=True))
     remedy = "Take fewer sites: abnormal and other patients are dealt apart."
     raise_faults(find_empty_site_faults(sites, [train for train, _ in rows], "training", remedy))
     positives = np.array([(splits.train.labels[train] == 1).sum(axis=0) for train, _ in rows])  # (sites, classes)
-    lists = _choose_class_lists(splits.class_names, spec, sites, positives, np.random.default_rng((seed, len(sites))))
+    lists = _choose_site_class_lists(
+        splits.class_names, spec, sites, positives, np.random.default_rng((seed, len(sites)))
+    )
     where, remedy = "partition.missing", "Take more sites, fewer missing classes, or another lists_seed."
     if isinstance(spec, ClassListsPartitionSpec):
         where, remedy = "partition.lists", "A site with training images has to list it; or take it out of [data]."
@@ -138,7 +140,7 @@ def partition_by_class(splits: DatasetSplits, spec: ClassPartitionSpec, seed: in
     )
 
 
-def _choose_class_lists(
+def _choose_site_class_lists(
     class_names: tuple[str, ...],
     spec: ClassPartitionSpec,
     sites: tuple[str, ...],
@@ -151,16 +153,16 @@ def _choose_class_lists(
         case PaperTablePartitionSpec():
             return dict(zip(sites, read_paper_class_lists(spec.table, spec.row), strict=True))
         case RandomOwnersPartitionSpec():
-            owned = draw_random_owners(len(sites), len(class_names), random)
+            owned = draw_random_class_owners(len(sites), len(class_names), random)
         case MissingClassesPartitionSpec():
-            owned = draw_class_lists(len(sites), len(class_names), spec.missing, spec.lists_seed)
+            owned = draw_site_classes_with_missing(len(sites), len(class_names), spec.missing, spec.lists_seed)
         case ClassSubsetsPartitionSpec():
             if isinstance(spec.shared, tuple):
                 shared = np.isin(class_names, spec.shared)
             else:
                 shared = np.zeros(len(class_names), dtype=np.bool_)
                 shared[random.permutation(len(class_names))[: spec.shared]] = True
-            owned = distribute_classes(shared, positives, spec.minimum_positives, random)
+            owned = distribute_classes_over_sites(shared, positives, spec.minimum_positives, random)
     return {
         site: tuple(name for name, has in zip(class_names, row, strict=True) if has)
         for site, row in zip(sites, owned, strict=True)

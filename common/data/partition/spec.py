@@ -9,7 +9,7 @@ from common.data.base.names import Name
 from common.data.base.spec import BaseDatasetSpec, ClassNames, Count, Fraction, LegacySeed
 
 
-class SitesPartitionSpec(BaseDatasetSpec):
+class BaseClassPartitionSpec(BaseDatasetSpec):
     """Settings of each partition that chooses a site's images independently of its classes.
 
     Attributes:
@@ -25,7 +25,7 @@ class SitesPartitionSpec(BaseDatasetSpec):
     seed: Annotated[int, Field(ge=0)] | None = None
 
 
-class ClassSubsetsPartitionSpec(SitesPartitionSpec):
+class ClassSubsetsPartitionSpec(BaseClassPartitionSpec):
     """Some classes are annotated by all sites, and each other class by exactly one site.
 
     Attributes:
@@ -40,7 +40,7 @@ class ClassSubsetsPartitionSpec(SitesPartitionSpec):
     minimum_positives: Annotated[int, Field(ge=0)] = 0
 
 
-class ClassListsPartitionSpec(SitesPartitionSpec):
+class ClassListsPartitionSpec(BaseClassPartitionSpec):
     """Each site annotates the classes that the configuration lists for it.
 
     Attributes:
@@ -56,7 +56,7 @@ class ClassListsPartitionSpec(SitesPartitionSpec):
     test_labels: Literal["listed", "all"] = "listed"
 
 
-class PaperTablePartitionSpec(SitesPartitionSpec):
+class PaperTablePartitionSpec(BaseClassPartitionSpec):
     """Each site annotates the classes of a table in the surgical aggregation paper, for NIH ChestX-ray14.
 
     Attributes:
@@ -69,14 +69,14 @@ class PaperTablePartitionSpec(SitesPartitionSpec):
     row: int
 
 
-class RandomOwnersPartitionSpec(SitesPartitionSpec):
+class RandomOwnersPartitionSpec(BaseClassPartitionSpec):
     """Each class is annotated by a random number of sites, drawn uniformly from 1 to all; each site gets a class."""
 
     kind: Literal["random_owners"]
     sites: Count | None = None
 
 
-class MissingClassesPartitionSpec(SitesPartitionSpec):
+class MissingClassesPartitionSpec(BaseClassPartitionSpec):
     """Each site annotates all classes except ``missing`` randomly drawn ones, as in FedMLP (Sun et al., MICCAI 2024).
 
     If that leaves one class per site, nothing is drawn: the sites annotate the classes in turn.

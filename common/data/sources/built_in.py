@@ -11,7 +11,7 @@ All arrays are float32 ``(batch, size, size)``; anatomy and findings are ``(batc
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,27 +19,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patients
+from common.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patient_names
 from common.data.base.spec import DigitsDatasetSpec, PhantomDatasetSpec
 from common.data.base.splits import split_images_by_patient
 from common.data.images.reading import resize_images
 
 
-def load_digits(spec: DigitsDatasetSpec) -> DatasetSplits:
+def load_digits_dataset(spec: DigitsDatasetSpec) -> DatasetSplits:
     """Load the 1,797 digits as 8x8 images in 0..255, split 70/10/20; each image counts as one patient."""
-    images, digits = _load_images_and_digits(spec.image_size)
+    images, digits = _load_digit_images_and_labels(spec.image_size)
     everything = ImageSet(
         stored=images,
         labels=np.asarray(digits[:, None] == np.arange(10), dtype=np.float32),
         class_names=tuple("0123456789"),
-        patients=make_placeholder_patients(len(images)),
+        patients=make_placeholder_patient_names(len(images)),
         sources=np.full(len(images), ""),
     )
     return split_images_by_patient(everything, spec.split_seed)
 
 
 @functools.lru_cache(maxsize=1)
-def _load_images_and_digits(size: int | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _load_digit_images_and_labels(size: int | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the images of handwritten digits at one size, and the digits; cached for further runs in this process."""
     package = importlib.util.find_spec("sklearn")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz" if package and package.origin else None
@@ -76,14 +76,14 @@ _WITH_HEART_FAILURE = {"Cardiomegaly": 0.75, "Edema": 0.7, "Effusion": 0.6, "Dev
 _BATCH = 100
 
 
-def load_phantom(spec: PhantomDatasetSpec) -> DatasetSplits:
+def load_phantom_dataset(spec: PhantomDatasetSpec) -> DatasetSplits:
     """Draw synthetic radiographs, with 1 to 3 images per patient, and split them by patient."""
     return split_images_by_patient(
-        draw_phantoms(spec.images, spec.image_size, np.random.default_rng(spec.seed)), spec.split_seed
+        draw_phantom_images(spec.images, spec.image_size, np.random.default_rng(spec.seed)), spec.split_seed
     )
 
 
-def draw_phantoms(count: int, size: int, random: Random) -> ImageSet:
+def draw_phantom_images(count: int, size: int, random: Random) -> ImageSet:
     """Draw ``count`` synthetic radiographs ``(count, size, size)`` with labels for nine findings."""
     patient = np.repeat(np.arange(count), random.integers(1, 4, size=count))[:count]
     # In patients drawn to have heart failure, some findings are more frequent.
@@ -93,9 +93,9 @@ def draw_phantoms(count: int, size: int, random: Random) -> ImageSet:
         chance = np.where(failing, _WITH_HEART_FAILURE.get(name, prevalence), prevalence)
         columns.append(random.random(len(patient)) < chance)
     findings = np.stack(columns, axis=1).astype(np.float32)  # (count, classes)
-    anatomy = PhantomAnatomy.draw(patient, random)
+    anatomy = PhantomAnatomy.draw_patient_anatomies(patient, random)
     batches = [slice(start, start + _BATCH) for start in range(0, count, _BATCH)]
-    images = [_render_images(findings[batch], anatomy.select_rows(batch), size, random) for batch in batches]
+    images = [_render_phantom_images(findings[batch], anatomy.select_rows(batch), size, random) for batch in batches]
     return ImageSet(
         stored=np.concatenate(images),
         labels=findings,
@@ -124,7 +124,7 @@ class PhantomAnatomy:
     rib_spacing: Plane
 
     @classmethod
-    def draw(cls, patient: NDArray[np.intp], random: Random) -> "PhantomAnatomy":
+    def draw_patient_anatomies(cls, patient: NDArray[np.intp], random: Random) -> "PhantomAnatomy":
         """Draw one anatomy per patient, and repeat it for each image of the patient."""
 
         def draw_per_patient(low: float, high: float) -> Plane:
@@ -162,12 +162,12 @@ class PhantomScene:
     draw: Callable[[float, float], Plane]
     texture: Callable[[int], Plane]
 
-    def draw_side(self) -> Plane:
+    def draw_body_side(self) -> Plane:
         """Draw a side of the body per image: -1 (left in the image) or 1."""
         return np.where(self.draw(-1, 1) < 0, np.float32(-1), np.float32(1))
 
 
-def _render_images(
+def _render_phantom_images(
     findings: NDArray[np.float32], anatomy: PhantomAnatomy, size: int, random: Random
 ) -> NDArray[np.uint8]:
     """Render a batch of images: body, lungs, findings of the lungs, heart, bones, findings on top, then exposure."""
@@ -177,52 +177,35 @@ def _render_images(
     def draw_uniform(low: float, high: float) -> Plane:
         return random.uniform(low, high, size=(count, 1, 1)).astype(np.float32)
 
-    def draw_texture(grains: int) -> Plane:
+    def draw_smooth_noise(grains: int) -> Plane:
         # Random values on a coarse grid, interpolated linearly by two matrix products.
         grid = random.standard_normal((count, grains + 1, grains + 1), dtype=np.float32)
         distance = np.linspace(0, grains, size, dtype=np.float32)[:, None] - np.arange(grains + 1, dtype=np.float32)
         weights = np.maximum(1 - np.abs(distance), 0)  # (size, grains + 1)
         return np.asarray(1.5 * (weights @ grid @ weights.T), dtype=np.float32)
 
-    x, y = _draw_pose(size, draw_uniform)
+    # Coordinates that are slightly shifted, rotated and scaled at random for each image.
+    axis = np.linspace(-1, 1, size, dtype=np.float32)
+    column, row = axis - draw_uniform(-0.06, 0.06), axis[:, None] - draw_uniform(-0.05, 0.05)
+    turn, scale = draw_uniform(-0.07, 0.07), draw_uniform(0.93, 1.07)
+    x, y = (np.cos(turn) * column + np.sin(turn) * row) * scale, (np.cos(turn) * row - np.sin(turn) * column) * scale
     emphysema = has["Emphysema"] * draw_uniform(0.2, 0.8)
-    scene = PhantomScene(x, y, _draw_lungs(x, y, anatomy, emphysema), draw_uniform, draw_texture)
-    body = _soft_step(1 - np.square(np.square(x / anatomy.width)) - np.abs(np.minimum(y + 0.05, 0)) ** 6, 6)
+    scene = PhantomScene(x, y, _draw_lungs(x, y, anatomy, emphysema), draw_uniform, draw_smooth_noise)
+    body = _compute_smooth_step(1 - np.square(np.square(x / anatomy.width)) - np.abs(np.minimum(y + 0.05, 0)) ** 6, 6)
     density = 0.62 * body
     density -= scene.lungs * (draw_uniform(0.31, 0.4) + 0.12 * emphysema)
-    # The vessels are densest beside the upper border of the heart.
-    hila = np.exp(-(((np.abs(x) - 0.24) / 0.17) ** 2) - ((y + 0.05) / 0.26) ** 2)
-    vessels = scene.lungs * (0.035 * draw_texture(16) + 0.05 * hila)
-    vessels *= 1 - 0.6 * emphysema
-    density += vessels
-    density += has["Edema"] * _draw_edema(scene) + has["Consolidation"] * _draw_consolidation(scene)
-    air, rim = _draw_pneumothorax(scene)
-    density -= has["Pneumothorax"] * air * (0.6 * vessels + 0.06)
-    density += has["Pneumothorax"] * rim
-    density += body * (
-        _draw_ribs(scene, anatomy) + _draw_spine_and_heart(scene, anatomy, has["Cardiomegaly"], emphysema)
-    )
-    density += has["Nodule"] * _draw_round_shadow(scene, 0.06, 0.085, 0.3) + has["Mass"] * _draw_round_shadow(
-        scene, 0.15, 0.22, 0.3
-    )
-    effusion = has["Effusion"] * _draw_effusion(scene, anatomy) * body
-    density += effusion * np.maximum(0.68 - density, 0)
-    density += has["Device"] * body * _draw_device(scene)
+    density = _draw_vessels_and_lung_findings(density, scene, has, emphysema)
+    density += body * _draw_bones_and_heart(scene, anatomy, has["Cardiomegaly"], emphysema)
+    nodules = has["Nodule"] * _draw_round_shadow(scene, 0.06, 0.085, 0.3)
+    density += nodules + has["Mass"] * _draw_round_shadow(scene, 0.15, 0.22, 0.3)
+    density = _draw_effusion_and_device(density, scene, anatomy, has, body)
     grain = random.standard_normal(density.shape, dtype=np.float32)
     exposed = np.clip(density, 0, 1.2) ** draw_uniform(0.8, 1.25) * draw_uniform(0.85, 1.1) + draw_uniform(-0.02, 0.06)
-    exposed += draw_uniform(0.015, 0.045) * grain + 0.012 * draw_texture(3)  # scatter and noise
+    exposed += draw_uniform(0.015, 0.045) * grain + 0.012 * draw_smooth_noise(3)  # scatter and noise
     return np.asarray(np.round(255 * np.clip(exposed, 0, 1)), dtype=np.uint8)
 
 
-def _draw_pose(size: int, draw: Callable[[float, float], Plane]) -> tuple[Plane, Plane]:
-    """Return coordinates that are slightly shifted, rotated and scaled at random for each image."""
-    axis = np.linspace(-1, 1, size, dtype=np.float32)
-    column, row = axis[None, None, :] - draw(-0.06, 0.06), axis[None, :, None] - draw(-0.05, 0.05)
-    turn, scale = draw(-0.07, 0.07), draw(0.93, 1.07)
-    return (np.cos(turn) * column + np.sin(turn) * row) * scale, (np.cos(turn) * row - np.sin(turn) * column) * scale
-
-
-def _soft_step(signed: Plane, sharpness: float) -> Plane:
+def _compute_smooth_step(signed: Plane, sharpness: float) -> Plane:
     """Return 1 where ``signed`` is positive and 0 where it is negative, with a smooth transition."""
     return np.asarray(1 / (1 + np.exp(np.clip(-sharpness * signed, -30, 30))), dtype=np.float32)
 
@@ -235,83 +218,85 @@ def _draw_lungs(x: Plane, y: Plane, anatomy: PhantomAnatomy, emphysema: Plane) -
     outline -= 0.35 * np.clip(-y - 0.35, 0, 1) * (1 + from_center)
     dome = anatomy.diaphragm - 0.05 + 0.16 * emphysema + (0.22 - 0.2 * emphysema) * from_center**2
     dome -= 0.05 * (x < 0) * (1 - emphysema)
-    return _soft_step(outline, 9) * _soft_step(dome - y, 28)
+    return _compute_smooth_step(outline, 9) * _compute_smooth_step(dome - y, 28)
 
 
-def _draw_ribs(scene: PhantomScene, anatomy: PhantomAnatomy) -> Plane:
-    """Draw the ribs as bright arcs that descend towards the sides, and the clavicles."""
-    phase = anatomy.rib_spacing * (scene.y - 0.42 * np.abs(scene.x) ** 1.5)
-    arcs = 0.055 * np.clip(np.cos(2 * np.pi * phase) - 0.25, 0, 1) * _soft_step(np.abs(scene.x) - 0.12, 30)
-    clavicles = 0.08 * np.exp(-(((scene.y + 0.68 + 0.12 * np.abs(scene.x)) / 0.035) ** 2))
-    return arcs * _soft_step(0.55 - scene.y, 10) + clavicles
+def _draw_bones_and_heart(scene: PhantomScene, anatomy: PhantomAnatomy, cardiomegaly: Plane, emphysema: Plane) -> Plane:
+    """Draw ribs (arcs that descend towards the sides), clavicles, spine, great vessels and heart.
 
-
-def _draw_spine_and_heart(scene: PhantomScene, anatomy: PhantomAnatomy, cardiomegaly: Plane, emphysema: Plane) -> Plane:
-    """Draw spine, great vessels and heart; cardiomegaly widens the heart, and emphysema narrows it."""
+    Cardiomegaly widens the heart, and emphysema narrows it.
+    """
     x, y = scene.x, scene.y
+    phase = anatomy.rib_spacing * (y - 0.42 * np.abs(x) ** 1.5)
+    arcs = 0.055 * np.clip(np.cos(2 * np.pi * phase) - 0.25, 0, 1) * _compute_smooth_step(np.abs(x) - 0.12, 30)
+    clavicles = 0.08 * np.exp(-(((y + 0.68 + 0.12 * np.abs(x)) / 0.035) ** 2))
+    ribs = arcs * _compute_smooth_step(0.55 - y, 10) + clavicles
     half_width = 0.13 + 0.03 * np.sin(5 * y)
-    mediastinum = 0.22 * np.exp(-np.square(np.square(x / half_width))) * (1 - 0.5 * _soft_step(y - 0.6, 8))
+    mediastinum = 0.22 * np.exp(-np.square(np.square(x / half_width))) * (1 - 0.5 * _compute_smooth_step(y - 0.6, 8))
     width = anatomy.heart * (1 + scene.draw(0.18, 0.5) * cardiomegaly) * (1 - 0.14 * emphysema)
     across = (x - 0.09 - 0.35 * (width - 0.22)) / (1.25 * width)
     along = (y - anatomy.diaphragm + 0.22 - 0.06 * emphysema) / (0.3 + 0.25 * (width - 0.22))
-    heart = _soft_step(1 - across**2 - along**2 - 0.5 * across * along, 7)
-    return mediastinum + heart * (0.03 + 0.29 * scene.lungs)
+    heart = _compute_smooth_step(1 - across**2 - along**2 - 0.5 * across * along, 7)
+    return np.asarray(ribs + (mediastinum + heart * (0.03 + 0.29 * scene.lungs)))
 
 
 def _draw_round_shadow(scene: PhantomScene, least: float, most: float, brightness: float) -> Plane:
     """Draw a round shadow at a random place in a lung, with a slightly irregular rim if it is large."""
     radius = scene.draw(least, most)
-    x, y = scene.draw_side() * scene.draw(0.34, 0.6), scene.draw(-0.5, 0.25)
+    x, y = scene.draw_body_side() * scene.draw(0.34, 0.6), scene.draw(-0.5, 0.25)
     distance: Plane = np.hypot(scene.x - x, scene.y - y) * (1 + radius * scene.texture(8))
-    disc = _soft_step(1 - distance / radius, 7) * (0.25 + 0.75 * scene.lungs)
+    disc = _compute_smooth_step(1 - distance / radius, 7) * (0.25 + 0.75 * scene.lungs)
     return scene.draw(0.75, 1.1) * brightness * disc
 
 
-def _draw_consolidation(scene: PhantomScene) -> Plane:
-    """Draw a patchy white area with blurred edges in one lung."""
-    x, y = scene.draw_side() * scene.draw(0.36, 0.52), scene.draw(-0.3, 0.3)
-    area = np.exp(-(((scene.x - x) / scene.draw(0.2, 0.28)) ** 2) - ((scene.y - y) / scene.draw(0.16, 0.26)) ** 2)
-    patches: Plane = np.clip(0.75 + 0.5 * scene.texture(11), 0.1, 1.4)
-    return np.asarray(scene.draw(0.3, 0.42) * scene.lungs * area * patches)
-
-
-def _draw_edema(scene: PhantomScene) -> Plane:
-    """Draw butterfly-shaped haze around both hila."""
-    wings = np.exp(-(((np.abs(scene.x) - 0.3) / 0.24) ** 2) - ((scene.y + 0.02) / 0.36) ** 2)
+def _draw_vessels_and_lung_findings(
+    density: Plane, scene: PhantomScene, has: Mapping[str, Plane], emphysema: Plane
+) -> Plane:
+    """Return the density with vessels, edema, consolidation and pneumothorax drawn into the lungs."""
+    x, y = scene.x, scene.y
+    # The vessels are densest beside the upper border of the heart.
+    hila = np.exp(-(((np.abs(x) - 0.24) / 0.17) ** 2) - ((y + 0.05) / 0.26) ** 2)
+    vessels = scene.lungs * (0.035 * scene.texture(16) + 0.05 * hila)
+    vessels *= 1 - 0.6 * emphysema
+    density = density + vessels
+    # Edema: butterfly-shaped haze around both hila.
+    wings = np.exp(-(((np.abs(x) - 0.3) / 0.24) ** 2) - ((y + 0.02) / 0.36) ** 2)
     haze = wings * np.clip(1 + 0.25 * scene.texture(14), 0.3, 1.7)
-    return np.asarray(scene.draw(0.07, 0.2) * scene.lungs * haze)
-
-
-def _draw_pneumothorax(scene: PhantomScene) -> tuple[Plane, Plane]:
-    """Draw air without lung markings beside a collapsed lung, and the thin white line of its pleura."""
-    side = scene.draw_side()
-    across, along = (side * scene.x - 0.3) / scene.draw(0.26, 0.36), (scene.y - 0.25) / scene.draw(0.5, 0.8)
+    haze = has["Edema"] * (scene.draw(0.07, 0.2) * scene.lungs * haze)
+    # Consolidation: a patchy white area with blurred edges in one lung.
+    center_x, center_y = scene.draw_body_side() * scene.draw(0.36, 0.52), scene.draw(-0.3, 0.3)
+    area = np.exp(-(((x - center_x) / scene.draw(0.2, 0.28)) ** 2) - ((y - center_y) / scene.draw(0.16, 0.26)) ** 2)
+    patches: Plane = np.clip(0.75 + 0.5 * scene.texture(11), 0.1, 1.4)
+    density += haze + has["Consolidation"] * (scene.draw(0.3, 0.42) * scene.lungs * area * patches)
+    # Pneumothorax: air without vessels beside a collapsed lung, and the thin white line of its pleura.
+    side = scene.draw_body_side()
+    across, along = (side * x - 0.3) / scene.draw(0.26, 0.36), (y - 0.25) / scene.draw(0.5, 0.8)
     inside = 1 - across**2 - along**2
-    here = _soft_step(side * scene.x - 0.1, 30) * scene.lungs
-    rim = scene.draw(0.04, 0.14) * np.exp(-((inside / 0.14) ** 2)) * here * _soft_step(0.35 - scene.y, 12)
-    return here * _soft_step(-inside, 12), rim
+    here = _compute_smooth_step(side * x - 0.1, 30) * scene.lungs
+    rim = scene.draw(0.04, 0.14) * np.exp(-((inside / 0.14) ** 2)) * here * _compute_smooth_step(0.35 - y, 12)
+    density -= has["Pneumothorax"] * (here * _compute_smooth_step(-inside, 12)) * (0.6 * vessels + 0.06)
+    density += has["Pneumothorax"] * rim
+    return density
 
 
-def _draw_effusion(scene: PhantomScene, anatomy: PhantomAnatomy) -> Plane:
-    """Draw fluid above one side of the diaphragm, whose level rises towards the chest wall (meniscus)."""
-    outward = scene.draw_side() * scene.x
+def _draw_effusion_and_device(
+    density: Plane, scene: PhantomScene, anatomy: PhantomAnatomy, has: Mapping[str, Plane], body: Plane
+) -> Plane:
+    """Return the density with pleural effusion and a lead or catheter drawn over the body."""
+    # Effusion: fluid above one side of the diaphragm, whose level rises towards the chest wall (meniscus).
+    outward = scene.draw_body_side() * scene.x
     lateral = np.clip((outward - 0.15) / 0.6, 0, 1.2)
     level = anatomy.diaphragm - scene.draw(0.0, 0.26) - 0.2 * lateral**3
-    return (
-        _soft_step(scene.y - level, 22)
-        * _soft_step(outward - 0.06, 25)
-        * _soft_step(anatomy.diaphragm + 0.3 - scene.y, 12)
-    )
-
-
-def _draw_device(scene: PhantomScene) -> Plane:
-    """Draw a lead or catheter: a thin bright line from one shoulder down to the heart."""
-    side, end = scene.draw_side(), scene.draw(-0.05, 0.35)
+    fluid = _compute_smooth_step(scene.y - level, 22) * _compute_smooth_step(outward - 0.06, 25)
+    fluid = has["Effusion"] * (fluid * _compute_smooth_step(anatomy.diaphragm + 0.3 - scene.y, 12)) * body
+    density = density + fluid * np.maximum(0.68 - density, 0)
+    # Device: a thin bright line from one shoulder down to the heart.
+    side, end = scene.draw_body_side(), scene.draw(-0.05, 0.35)
     start = scene.draw(0.4, 0.6)
     way = np.clip((scene.y + 0.75) / (end + 0.75), 0, 1)
     line = side * (start * (1 - way) ** 2 + scene.draw(-0.04, 0.06) * way)
     slope = side * 2 * start * (1 - way) / (end + 0.75)
     distance: Plane = np.abs(scene.x - line) / np.sqrt(1 + slope**2)
-    on_way = _soft_step(scene.y + 0.75, 60) * _soft_step(end - scene.y, 60)
+    on_way = _compute_smooth_step(scene.y + 0.75, 60) * _compute_smooth_step(end - scene.y, 60)
     line_density: Plane = scene.draw(0.06, 0.2) * np.exp(-((distance / 0.022) ** 2))
-    return line_density * on_way
+    return density + has["Device"] * body * (line_density * on_way)

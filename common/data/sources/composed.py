@@ -8,16 +8,23 @@ all tasks.
 """
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, DatasetSplits, ImageSet, concatenate_image_sets, make_placeholder_patients
+from common.data.base.image_set import (
+    PARTS,
+    DatasetSplits,
+    ImageSet,
+    concatenate_image_sets,
+    make_placeholder_patient_names,
+)
 from common.data.base.spec import CompositesDatasetSpec, MixtureDatasetSpec, NpzDatasetSpec
-from common.data.images.reading import convert_color, resize_images
+from common.data.images.reading import convert_image_colors, resize_images
 from common.data.images.store import DecodedImageStore
-from common.data.sources.npz import load_npz, open_npz_parts
+from common.data.sources.npz import load_npz_dataset, open_npz_parts
 from common.data.tables.class_names import find_repeated_name_faults
 from common.errors import BadInput, Fault, raise_faults
 
@@ -31,7 +38,7 @@ def find_composite_faults(spec: CompositesDatasetSpec, base: Path) -> list[Fault
     Raises:
         BadInput: If the file itself is not valid.
     """
-    _, (train, _, test) = open_npz_parts(_make_single_pictures_spec(spec), base)
+    _, (train, _, test) = open_npz_parts(_make_source_npz_spec(spec), base)
     several = sum(int(((part.labels == 1).sum(axis=1) != 1).sum()) for part in (train, test))
     problem = f"composites are made of pictures with one class each; {several} have none or several."
     return [Fault("data.path", problem, "Take another file.")] if several else []
@@ -43,11 +50,10 @@ def load_composites(spec: CompositesDatasetSpec, base: Path, store: DecodedImage
     Raises:
         BadInput: If the file is not valid.
     """
-    pictures = load_npz(_make_single_pictures_spec(spec), base, store)
-    composites = (
-        draw_composites(part, getattr(spec, name), spec, np.random.default_rng((spec.seed, place)))
-        for place, (name, part) in enumerate(zip(PARTS, pictures.parts, strict=True))
-    )
+    pictures = load_npz_dataset(_make_source_npz_spec(spec), base, store)
+    composites = list[ImageSet]()
+    for place, (name, part) in enumerate(zip(PARTS, pictures.parts, strict=True)):
+        composites.append(draw_composites(part, getattr(spec, name), spec, np.random.default_rng((spec.seed, place))))
     return DatasetSplits(*composites)
 
 
@@ -60,7 +66,7 @@ def draw_composites(
     """
     classes = len(pictures.class_names)
     share = spec.falling ** np.arange(classes)
-    pools = _EndlessClassPictures(pictures, random)
+    pools = _ShuffledClassPictures(pictures, random)
     height, width = pictures.stored.shape[1:3]
     images = np.zeros((count, 2 * height, 2 * width), np.uint8)
     labels = np.zeros((count, classes), np.float32)
@@ -74,12 +80,12 @@ def draw_composites(
         stored=resize_images(images, spec.image_size, "pad"),
         labels=labels,
         class_names=pictures.class_names,
-        patients=make_placeholder_patients(count),
+        patients=make_placeholder_patient_names(count),
         sources=np.full(count, ""),
     )
 
 
-class _EndlessClassPictures:
+class _ShuffledClassPictures:
     """Returns pictures of each class without end: in random order, and in a new order when all have been used."""
 
     def __init__(self, pictures: ImageSet, random: np.random.Generator) -> None:
@@ -94,7 +100,7 @@ class _EndlessClassPictures:
         return np.asarray(self._pictures[self._left[column].pop()])
 
 
-def _make_single_pictures_spec(spec: CompositesDatasetSpec) -> NpzDatasetSpec:
+def _make_source_npz_spec(spec: CompositesDatasetSpec) -> NpzDatasetSpec:
     """Return the settings for loading the single pictures; if the file has no validation part, 10 % are held out."""
     return NpzDatasetSpec(
         kind="npz", path=spec.path, classes=spec.classes, validation_fraction=0.1, largest_mb=spec.largest_mb
@@ -107,7 +113,7 @@ def find_mixture_faults(spec: MixtureDatasetSpec, base: Path) -> list[Fault]:
     names: list[str] = []
     for task, file in spec.tasks.items():
         try:
-            names += _prefix_class_names(task, open_npz_parts(file, base)[0])
+            names += _prefix_class_names_with_task(task, open_npz_parts(file, base)[0])
         except BadInput as bad:
             faults += [_prefix_fault_with_task(task, fault) for fault in bad.faults]
     return faults + find_repeated_name_faults("data.tasks", names)
@@ -120,39 +126,36 @@ def load_mixture(spec: MixtureDatasetSpec, base: Path, store: DecodedImageStore)
         BadInput: If a check fails; it lists all faults.
     """
     raise_faults(find_mixture_faults(spec, base))
-    tasks = list[list[ImageSet]]()
+    loaded = dict[str, DatasetSplits]()
     for task, file in spec.tasks.items():
         try:
-            splits = load_npz(file.model_copy(update={"image_size": spec.image_size}), base, store)
+            loaded[task] = load_npz_dataset(file.model_copy(update={"image_size": spec.image_size}), base, store)
         except BadInput as bad:
             raise BadInput(_prefix_fault_with_task(task, fault) for fault in bad.faults) from None
-        # The task's name stands before class and patient names, and becomes the source of each image.
-        tasks.append(
-            [
-                replace(
-                    part,
-                    stored=convert_color(part.images, spec.color),
-                    places=None,
-                    class_names=_prefix_class_names(task, part.class_names),
-                    patients=np.array([f"{task}/{patient}" for patient in part.patients], dtype=np.str_),
-                    sources=np.full(len(part), task),
-                )
-                for part in splits.parts
-            ]
-        )
-    class_names = tuple(name for train, *_ in tasks for name in train.class_names)
+    names = {task: _prefix_class_names_with_task(task, splits.class_names) for task, splits in loaded.items()}
+    class_names = tuple(chain.from_iterable(names.values()))
     joined = list[ImageSet]()
-    for of_part in zip(*tasks, strict=True):
+    for parts in zip(*(splits.parts for splits in loaded.values()), strict=True):
         extended = list[ImageSet]()
-        for images in of_part:  # classes of other tasks are unknown
-            labels = np.full((len(images), len(class_names)), np.nan, dtype=np.float32)
-            labels[:, [class_names.index(name) for name in images.class_names]] = images.labels
-            extended.append(replace(images, labels=labels, class_names=class_names))
+        for task, images in zip(loaded, parts, strict=True):
+            labels = np.full((len(images), len(class_names)), np.nan, dtype=np.float32)  # other tasks' are unknown
+            labels[:, [class_names.index(name) for name in names[task]]] = images.labels
+            extended.append(
+                replace(
+                    images,
+                    stored=convert_image_colors(images.images, spec.color),
+                    places=None,
+                    labels=labels,
+                    class_names=class_names,
+                    patients=np.array([f"{task}/{patient}" for patient in images.patients], dtype=np.str_),
+                    sources=np.full(len(images), task),
+                )
+            )
         joined.append(concatenate_image_sets(extended))
     return DatasetSplits(*joined)
 
 
-def _prefix_class_names(task: str, class_names: tuple[str, ...]) -> tuple[str, ...]:
+def _prefix_class_names_with_task(task: str, class_names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{task} {name}" for name in class_names)
 
 

@@ -1,18 +1,19 @@
 """Data sets with a hospital's own label table, and images in its PACS."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import fill_patients_by_study
-from common.data.base.names import convert_array_to_names
+from common.data.base.image_set import fill_missing_patients_by_study
+from common.data.base.names import normalize_name_array
 from common.data.base.spec import DicomwebDatasetSpec
 from common.data.dicomweb.archive import PacsArchive, PacsImageKey, open_pacs_archive
-from common.data.dicomweb.search import UID, ImageLocation
-from common.data.tables.csv import CsvColumn, CsvColumns, find_missing_column_faults, read_csv_columns
+from common.data.dicomweb.search import UID, PacsImageLocation
+from common.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
 from common.data.tables.files import LazyPicturePaths
 from common.data.tables.labels import (
     LabelTable,
@@ -56,19 +57,15 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
         BadInput: With the faults of the first stage that fails: columns, cells, settings of the connection, PACS
             responses.
     """
-    columns = read_csv_columns(base / spec.labels, "data.labels", spec.largest_mb)
+    columns = read_csv_table(base / spec.labels, "data.labels", spec.largest_mb)
     named = {key: column for kind, key in _KEYS.items() if (column := getattr(spec, f"{kind}_column"))}
-    raise_faults(
-        find_missing_column_faults(Path(spec.labels).name, columns, {**named, **list_configured_columns(spec)})
-    )
-    row_kind = "instance" if spec.instance_column else "study" if spec.study_column else "accession"
-    faults = _find_repeated_identifier_faults(columns, _KEYS[row_kind], named[_KEYS[row_kind]])
-    for key, name in named.items():
-        faults += _find_identifier_faults(key, columns.get_column(name))
+    configured = {**named, **list_configured_columns(spec)}
+    raise_faults(find_missing_column_faults(Path(spec.labels).name, columns, configured))
+    faults = _find_identifier_faults({key: columns.get_column(name) for key, name in named.items()})
     cells = parse_table_cells(spec, columns, faults)
     raise_faults(faults)
     archive = open_pacs_archive(spec, base)
-    rows, images = _locate_images(spec, columns, archive)
+    rows, images = _locate_pacs_images(spec, columns, archive)
     ids = {image.patient for image in images if image and image.patient}
     # If all images have the same PatientID, it replaces removed names.
     by_archive = cells.patients is None and len(ids) >= max(1, min(2, sum(image is not None for image in images)))
@@ -76,15 +73,12 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
         patients = cells.patients[rows]
     else:  # a row without an image counts as a patient
         of_archive = [image.patient if image and by_archive else "" for image in images]
-        names = fill_patients_by_study(of_archive, [image.study if image else "" for image in images])
-        patients = join_similar_patients(
-            convert_array_to_names(np.array(names, dtype=np.str_)), spec, "data.url", faults
-        )
+        names = fill_missing_patients_by_study(of_archive, [image.study if image else "" for image in images])
+        patients = join_similar_patients(normalize_name_array(np.array(names, dtype=np.str_)), spec, "data.url", faults)
         raise_faults(faults)
+    files = [f"{image.instance if image else 'missing'}.dcm" for image in images]
     table = LabelTable(
-        files=LazyPicturePaths.from_names(
-            archive.cache.folder, [f"{image.instance if image else 'missing'}.dcm" for image in images]
-        ),
+        files=LazyPicturePaths.from_folder_and_names(archive.cache.folder, files),
         labels=cells.labels[rows],
         class_names=spec.class_names,
         patients=patients,
@@ -96,47 +90,53 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
     # Rows without an image take part in the split, and are left out afterwards.
     table = assign_split_parts(table, spec)
     raise_faults(find_patient_overlap_faults("data.split_column", table))
+    is_present = np.array([image is not None for image in images], dtype=np.bool_)
     lines = columns.lines[rows]
-    return PacsLabelTable(_drop_rows_without_images(table, lines, images, spec), archive, len(cells.labels), by_archive)
+    absent = lines[~is_present]
+    if len(absent) and (spec.missing_files == "fault" or not is_present.any()):
+        problem = f"{len(absent)} of {len(np.unique(lines))} lines of {spec.labels} have no image in the PACS, "
+        problem += f"line {absent[0]} first."
+        remedy = 'Are the columns and data.modalities right? Or set missing_files = "ignore" to leave them out.'
+        raise BadInput([Fault("data.labels", problem, remedy)])
+    table = replace(table.select_rows(np.flatnonzero(is_present)), missing=len(absent))
+    return PacsLabelTable(table, archive, len(cells.labels), by_archive)
 
 
-def _find_repeated_identifier_faults(columns: CsvColumns, key: str, name: str) -> list[Fault]:
-    """Return a fault if cells of the column ``name`` are blank, or if it names an image (or a study) more than once."""
-    column, what = columns.get_column(name), "image" if key == _KEYS["instance"] else "study"
-    if faults := find_blank_cell_faults(column, key, what):
-        return faults
-    repeated = np.flatnonzero(column.count_rows_per_cell() > 1).tolist()
-    if not repeated:
-        return []
-    problem = (
-        f"{format_count_with_noun(len(repeated), what, f'{what}s' if what == 'image' else 'studies')} in more than one "
-        "line: "
-    )
-    return [Fault(key, f"{problem}{column.describe_cell_lines(repeated)}.", f"Give each {what} one line.")]
+def _find_identifier_faults(columns: Mapping[str, CsvColumn]) -> list[Fault]:
+    """Return faults for cells that are no valid UID or AccessionNumber, which must be safe in URLs and file names.
+
+    Cells of the first column, each of which names the image or study of its row, may be neither blank nor repeated.
+
+    Args:
+        columns: The columns that name images and studies, by configuration key in the order of ``_KEYS``.
+    """
+    key, column = next(iter(columns.items()))
+    what, several = ("image", "images") if key == _KEYS["instance"] else ("study", "studies")
+    faults = find_blank_cell_faults(column, key, what)
+    if not faults and (repeated := np.flatnonzero(column.count_rows_per_cell() > 1).tolist()):
+        problem = f"{format_count_with_noun(len(repeated), what, several)} in more than one line: "
+        problem += f"{column.describe_cell_lines(repeated)}."
+        faults.append(Fault(key, problem, f"Give each {what} one line."))
+    for key, column in columns.items():
+        if key == _KEYS["accession"]:
+            expected, forbidden = "an AccessionNumber", set("*?\\")
+            fits = [0 < len(c) <= _LONGEST_ACCESSION and c.isprintable() and not forbidden & {*c} for c in column.cells]
+        else:
+            expected = "a UID: digits and dots, 64 at most"
+            fits = [UID.fullmatch(cell) is not None for cell in column.cells]
+        if bad := np.flatnonzero(~np.array(fits)).tolist():
+            lines = column.find_lines_of_cells(bad)
+            first = column.cells[column.places[np.flatnonzero(column.lines == lines[0])[0]]][:70]
+            problem = (
+                f'{format_count_with_noun(len(lines), "line")} without {expected}; line {lines[0]} first, "{first}".'
+            )
+            faults.append(Fault(key, problem, "Spreadsheets turn long numbers into others: export the column as text."))
+    return faults
 
 
-def _find_identifier_faults(key: str, column: CsvColumn) -> list[Fault]:
-    """Return a fault for cells that are no valid UID or AccessionNumber, which must be safe in URLs and file names."""
-    if key == _KEYS["accession"]:
-        fits = [
-            0 < len(cell) <= _LONGEST_ACCESSION and cell.isprintable() and not set("*?\\") & set(cell)
-            for cell in column.cells
-        ]
-    else:
-        fits = [UID.fullmatch(cell) is not None for cell in column.cells]
-    bad = np.flatnonzero(~np.array(fits)).tolist()
-    if not bad:
-        return []
-    expected = "an AccessionNumber" if key == _KEYS["accession"] else "a UID: digits and dots, 64 at most"
-    lines = column.find_lines_of_cells(bad)
-    first = column.cells[column.places[np.flatnonzero(column.lines == lines[0])[0]]]
-    problem = f'{format_count_with_noun(len(lines), "line")} without {expected}; line {lines[0]} first, "{first[:70]}".'
-    return [Fault(key, problem, "Spreadsheets turn long numbers into others: export the column as text.")]
-
-
-def _locate_images(
-    spec: DicomwebDatasetSpec, columns: CsvColumns, archive: PacsArchive
-) -> tuple[NDArray[np.intp], list[ImageLocation | None]]:
+def _locate_pacs_images(
+    spec: DicomwebDatasetSpec, columns: CsvTable, archive: PacsArchive
+) -> tuple[NDArray[np.intp], list[PacsImageLocation | None]]:
     """Search the PACS for the images of all table rows.
 
     Returns:
@@ -148,9 +148,9 @@ def _locate_images(
     """
     kind = "study" if spec.study_column else "accession" if spec.accession_column else "instance"
     keys = [PacsImageKey(kind, str(cell)) for cell in columns[str(getattr(spec, f"{kind}_column"))]]
-    results = archive.find_images(keys)
+    results = archive.find_images_by_keys(keys)
     instances = None if spec.instance_column is None else columns[spec.instance_column]
-    rows, images = list[int](), list[ImageLocation | None]()
+    rows, images = list[int](), list[PacsImageLocation | None]()
     for row, key in enumerate(keys):
         of_line = [
             image
@@ -166,24 +166,3 @@ def _locate_images(
         problem = f"{format_count_with_noun(len(repeated), 'image')} of more than one line: {quote_names(repeated, 5)}."
         raise BadInput([Fault(_KEYS[kind], problem, "Do two lines name the same study?")])
     return np.array(rows, dtype=np.intp), images
-
-
-def _drop_rows_without_images(
-    table: LabelTable, lines: NDArray[np.int32], images: list[ImageLocation | None], spec: DicomwebDatasetSpec
-) -> LabelTable:
-    """Leave out table rows whose image the PACS does not have, and count them.
-
-    Args:
-        lines: The line number in the file for each image.
-
-    Raises:
-        BadInput: If there are such rows and ``spec.missing_files`` is "fault", or if no row has an image.
-    """
-    is_present = np.array([image is not None for image in images], dtype=np.bool_)
-    absent = lines[~is_present]
-    if len(absent) and (spec.missing_files == "fault" or not is_present.any()):
-        problem = f"{len(absent)} of {len(np.unique(lines))} lines of {spec.labels} have no image in the PACS, "
-        problem += f"line {absent[0]} first."
-        remedy = 'Are the columns and data.modalities right? Or set missing_files = "ignore" to leave them out.'
-        raise BadInput([Fault("data.labels", problem, remedy)])
-    return replace(table.select_rows(np.flatnonzero(is_present)), missing=len(absent))

@@ -21,7 +21,7 @@ def convert_to_numpy_array(values: Any) -> NDArray[Any]:
     return np.asarray(values)
 
 
-def has_running_index(rows: Any) -> bool:
+def has_consecutive_index(rows: Any) -> bool:
     """Return True if a pandas index is 0, 1, 2, ..., so that the row order is unambiguous, or if there is no index."""
     return not hasattr(rows, "iloc") or list(rows.index) == list(range(len(rows)))
 
@@ -42,7 +42,7 @@ def convert_labels_to_array(labels: Any, class_names: Sequence[str]) -> NDArray[
                 f"has labels in a table without exactly one column for {quote_names(unclear)}; "
                 f"its columns are {quote_names(columns)}. Name the columns as the classes, or give labels.to_numpy()."
             )
-        if labels.ndim == 2 and not has_running_index(labels):
+        if labels.ndim == 2 and not has_consecutive_index(labels):
             raise ValueError(
                 "has labels in a table whose index is not 0, 1, 2, ... Give its rows in the order of the images, and "
                 "labels.reset_index(drop=True)."

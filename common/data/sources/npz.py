@@ -12,26 +12,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import LARGEST_MB, compute_decoded_content_limit, make_oversized_file_message
-from common.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patients
-from common.data.base.names import convert_array_to_names
+from common.data.base.decoded_size import LARGEST_MB, compute_decoded_file_size_limit, make_oversized_file_message
+from common.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patient_names
+from common.data.base.names import normalize_name_array
 from common.data.base.spec import NpzDatasetSpec
 from common.data.base.splits import (
     Names,
     find_patient_name_faults,
+    find_positive_images,
     find_shared_patient_faults,
     hold_out_patients,
-    mask_positive_images,
 )
 from common.data.images.reading import (
     DecodedImageFormat,
     decode_picture,
     explain_decoding_error,
-    refuse_too_many_skipped,
+    refuse_too_many_skipped_images,
     resize_images,
 )
 from common.data.images.store import DecodedImageStore, cache_large_file_pictures, decode_pictures
-from common.data.sources.npz_file import NpyArrayHeader, NpzArrays, open_npz_arrays, read_npz_headers
+from common.data.sources.npz_file import NpyArrayHeader, NpzArrayReader, open_npz_arrays, read_npz_headers
 from common.data.tables.class_names import (
     find_repeated_name_faults,
     find_unknown_class_faults,
@@ -65,7 +65,9 @@ def _count_npz_images(headers: Headers, prefix: str) -> int:
     return (*headers[f"{prefix}_images"].shape, 0)[0]
 
 
-def find_array_key_faults(spec: NpzDatasetSpec, path: Path, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
+def find_npz_array_name_faults(
+    spec: NpzDatasetSpec, path: Path, headers: Headers, prefixes: Sequence[str]
+) -> list[Fault]:
     """Return faults for missing arrays of the parts ``prefixes``, and for arrays that hold Python objects."""
     pixels = ("jpeg", "offsets") if _has_jpeg_arrays(headers) else ("images",)
     extra = [(key, f"data.{field}") for field in ("patient_key", "source_key") if (key := getattr(spec, field))]
@@ -73,22 +75,18 @@ def find_array_key_faults(spec: NpzDatasetSpec, path: Path, headers: Headers, pr
     if any(kind in headers for kind in ("images", "labels")):  # the layout of one set that nobody has divided
         return [Fault("data.path", f"{path.name} is not divided into {quote_names(prefixes)}.", _DIVIDE)]
     required = {f"{prefix}_{kind}": where for kind, where in kinds for prefix in prefixes}
-    faults = [
-        Fault(
-            where,
-            f'{path.name} has no array "{name}"; its arrays are {quote_names(headers)}.',
-            suggest_nearest_name(name, headers.keys() - required.keys()),
-        )
-        for name, where in required.items()
-        if name not in headers
-    ]
+    faults = list[Fault]()
+    for name in [name for name in required if name not in headers]:
+        problem = f'{path.name} has no array "{name}"; its arrays are {quote_names(headers)}.'
+        remedy = suggest_nearest_name(name, headers.keys() - required.keys())
+        faults.append(Fault(required[name], problem, remedy))
     if objects := [name for name, header in headers.items() if header.dtype.hasobject]:
         problem = f"{path.name} holds Python objects in {quote_names(objects)}, which may run code when read."
         faults.append(Fault("data.path", problem, "Save them as plain arrays of numbers or strings."))
     return faults
 
 
-def find_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
+def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
     """Return faults for arrays with a wrong type or shape, or a length that differs from the number of images."""
     problems = []
     for prefix in prefixes:
@@ -117,7 +115,7 @@ def find_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes: Se
     return [Fault("data.path", problem) for problem in problems]
 
 
-def find_array_memory_faults(
+def find_npz_memory_faults(
     spec: NpzDatasetSpec,
     path: Path,
     headers: Headers,
@@ -141,12 +139,12 @@ def find_array_memory_faults(
             memory += images
         else:
             disk += images
-    return find_content_size_faults(path, memory, spec.largest_mb) or find_content_size_faults(
+    return find_oversized_content_faults(path, memory, spec.largest_mb) or find_oversized_content_faults(
         path, disk, spec.largest_mb, on_disk=True
     )
 
 
-def find_content_size_faults(
+def find_oversized_content_faults(
     path: Path, claimed: int, largest_mb: int = LARGEST_MB, where: str = "data.path", *, on_disk: bool = False
 ) -> list[Fault]:
     """Return a fault if the decoded content, ``claimed`` bytes, is too large for a file of this size.
@@ -154,31 +152,27 @@ def find_content_size_faults(
     Args:
         on_disk: True if the content goes to the disk piece by piece, so that memory sets no limit.
     """
-    limit = compute_decoded_content_limit(path.stat().st_size, largest_mb, in_memory=not on_disk)
+    limit = compute_decoded_file_size_limit(path.stat().st_size, largest_mb, in_memory=not on_disk)
     subject = "" if where.endswith(path.name) else f"{path.name}: "
     remedy = "If that is right, raise this key; else get the file again, or divide it."
     return [Fault(where, f"{subject}{make_oversized_file_message(claimed, limit)}.", remedy)] if claimed > limit else []
 
 
-def find_label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
+def find_npz_label_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
     """Return faults if labels have a wrong type or value, differ in kind between parts, or do not fit the class names.
 
     Args:
         labels: The labels of each part, by the prefix of its arrays.
     """
     if any(array.dtype.kind not in "biuf" for array in labels.values()):
-        kinds = ", ".join(
-            f"{prefix}_labels is {'text' if array.dtype.kind in 'US' else array.dtype}"
-            for prefix, array in labels.items()
-        )
-        remedy = (
-            "Number them: classes, numbers = numpy.unique(labels, return_inverse=True), for all parts together, and "
-        )
-        remedy += "write these classes in data.classes."
+        of = {prefix: "text" if array.dtype.kind in "US" else array.dtype for prefix, array in labels.items()}
+        kinds = ", ".join(f"{prefix}_labels is {kind}" for prefix, kind in of.items())
+        remedy = "Number them: classes, numbers = numpy.unique(labels, return_inverse=True), for all parts together, "
+        remedy += "and write these classes in data.classes."
         return [Fault("data.path", f"labels are numbers; {kinds}.", remedy)]
     faults = list[Fault]()
     for prefix, array in labels.items():
-        if are_class_numbers(array):
+        if are_labels_class_numbers(array):
             is_whole = array.dtype.kind in "biu" or bool((array == np.floor(array)).all())
             expected, fits = "whole class numbers from 0", is_whole and bool((array >= 0).all())
         else:
@@ -187,13 +181,14 @@ def find_label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tup
             faults.append(Fault("data.path", f"{prefix}_labels holds values other than {expected}."))
     if faults:
         return faults
-    if len({are_class_numbers(array) for array in labels.values()}) > 1:
+    if len({are_labels_class_numbers(array) for array in labels.values()}) > 1:
         shapes = ", ".join(f"{prefix}_labels is {array.shape}" for prefix, array in labels.items())
         return [Fault("data.path", f"labels are class numbers in one part and 0/1 per class in another: {shapes}.")]
-    numbers = all(map(are_class_numbers, labels.values()))
-    widths = [
-        int(array.shape[1]) if not numbers else int(array.max()) + 1 if array.size else 0 for array in labels.values()
-    ]
+    numbers = all(map(are_labels_class_numbers, labels.values()))
+    if numbers:
+        widths = [int(array.max()) + 1 if array.size else 0 for array in labels.values()]
+    else:
+        widths = [int(array.shape[1]) for array in labels.values()]
     needed = max(widths)
     if not class_names:
         problem = f"the file names no classes, and its labels are of {needed} classes."
@@ -204,7 +199,7 @@ def find_label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tup
     return [Fault("data.classes", problem, f"Give {needed} names in label order.")]
 
 
-def are_class_numbers(labels: NDArray[Any]) -> bool:
+def are_labels_class_numbers(labels: NDArray[Any]) -> bool:
     """Return True if labels are one class number per image, rather than 0 or 1 per class."""
     return labels.ndim == 1 or labels.shape[1] == 1
 
@@ -228,7 +223,7 @@ class NpzPart:
         """Return the images with these indices."""
         return NpzPart(self.prefix, self.rows[index], self.labels[index], self.patients[index], self.sources[index])
 
-    def limit_rows(self, limit: int | None, seed: int) -> "NpzPart":
+    def sample_stratified_rows(self, limit: int | None, seed: int) -> "NpzPart":
         """Return at most ``limit`` images, sampled in proportion to each combination of labels."""
         if limit is None or limit >= len(self.rows):
             return self
@@ -243,29 +238,41 @@ def open_npz_parts(spec: NpzDatasetSpec, base: Path) -> tuple[tuple[str, ...], t
     """
     headers = read_npz_headers(base / spec.path)
     prefixes = [prefix for prefix in _PREFIXES if prefix != "val" or "val_labels" in headers]
-    class_names, parts = _open_named_npz_parts(spec, base / spec.path, headers, prefixes)
-    train, test = parts[0], parts[-1].limit_rows(spec.test_limit, spec.split_seed)
+    class_names, parts = _open_npz_parts_by_prefix(spec, base / spec.path, headers, prefixes)
+    train, test = parts[0], parts[-1].sample_stratified_rows(spec.test_limit, spec.split_seed)
     if len(parts) == 3:
-        return class_names, (train.limit_rows(spec.train_limit, spec.split_seed), parts[1], test)
+        return class_names, (train.sample_stratified_rows(spec.train_limit, spec.split_seed), parts[1], test)
     held_out = hold_out_patients(
-        train.patients, mask_positive_images(train.labels), spec.validation_fraction, spec.split_seed
+        train.patients, find_positive_images(train.labels), spec.validation_fraction, spec.split_seed
     )
-    rest = train.select_rows(np.flatnonzero(~held_out)).limit_rows(spec.train_limit, spec.split_seed)
+    rest = train.select_rows(np.flatnonzero(~held_out)).sample_stratified_rows(spec.train_limit, spec.split_seed)
     return class_names, (rest, train.select_rows(np.flatnonzero(held_out)), test)
 
 
-def _open_named_npz_parts(
+def _open_npz_parts_by_prefix(
     spec: NpzDatasetSpec, path: Path, headers: Headers, prefixes: Sequence[str]
 ) -> tuple[tuple[str, ...], list[NpzPart]]:
     """Read and check parts by prefix; return the class names (``spec.keep`` or all), and the parts with only these."""
-    raise_faults(find_array_key_faults(spec, path, headers, prefixes))
-    raise_faults(find_array_shape_faults(spec, headers, prefixes))
+    raise_faults(find_npz_array_name_faults(spec, path, headers, prefixes))
+    raise_faults(find_npz_array_shape_faults(spec, headers, prefixes))
     class_names = spec.classes or get_public_dataset_classes(path.stem)
-    raise_faults(find_array_memory_faults(spec, path, headers, prefixes, len(class_names)))
+    raise_faults(find_npz_memory_faults(spec, path, headers, prefixes, len(class_names)))
     with open_npz_arrays(path) as arrays:
         labels = {prefix: arrays[f"{prefix}_labels"] for prefix in prefixes}
-        raise_faults(find_label_value_faults(labels, class_names))
-        parts = _make_parts(spec, arrays, labels, len(class_names))
+        raise_faults(find_npz_label_faults(labels, class_names))
+        parts, start = list[NpzPart](), 0
+        for prefix, values in labels.items():
+            count = len(values)
+            matrix = (
+                values.reshape(-1, 1) == np.arange(len(class_names)) if are_labels_class_numbers(values) else values
+            )
+            patients, sources = make_placeholder_patient_names(count, start), np.full(count, "")
+            if spec.patient_key is not None:
+                patients = normalize_name_array(arrays[f"{prefix}_{spec.patient_key}"].reshape(count))
+            if spec.source_key is not None:
+                sources = normalize_name_array(arrays[f"{prefix}_{spec.source_key}"].reshape(count))
+            parts.append(NpzPart(prefix, np.arange(count), matrix.astype(np.float32), patients, sources))
+            start += count
     raise_faults(
         [
             *find_repeated_name_faults("data.classes", class_names),
@@ -278,35 +285,9 @@ def _open_named_npz_parts(
     selected = spec.keep or class_names
     columns = [class_names.index(name) for name in selected]
     parts = [replace(part, labels=part.labels[:, columns]) for part in parts]
-    if all(map(are_class_numbers, labels.values())):  # images of other classes have no positive label
+    if all(map(are_labels_class_numbers, labels.values())):  # images of other classes have no positive label
         parts = [part.select_rows(np.flatnonzero((part.labels == 1).any(axis=1))) for part in parts]
     return selected, parts
-
-
-def _make_parts(
-    spec: NpzDatasetSpec, arrays: NpzArrays, labels: Mapping[str, NDArray[Any]], classes: int
-) -> list[NpzPart]:
-    def read_column(prefix: str, key: str | None, otherwise: Names) -> Names:
-        if key is None:
-            return otherwise
-        values = arrays[f"{prefix}_{key}"]
-        return convert_array_to_names(values.reshape(len(values)))
-
-    parts, start = [], 0
-    for prefix, values in labels.items():
-        count = len(values)
-        matrix = values.reshape(-1, 1) == np.arange(classes) if are_class_numbers(values) else values
-        parts.append(
-            NpzPart(
-                prefix,
-                rows=np.arange(count),
-                labels=matrix.astype(np.float32),
-                patients=read_column(prefix, spec.patient_key, make_placeholder_patients(count, start)),
-                sources=read_column(prefix, spec.source_key, np.full(count, "")),
-            )
-        )
-        start += count
-    return parts
 
 
 def draw_stratified_rows(labels: NDArray[np.float32], limit: int, seed: int) -> NDArray[np.intp]:
@@ -329,7 +310,7 @@ OpenedNpz = tuple[tuple[str, ...], tuple[NpzPart, NpzPart, NpzPart]]
 """The class names and the parts of :func:`open_npz_parts`."""
 
 
-def load_npz(
+def load_npz_dataset(
     spec: NpzDatasetSpec, base: Path, store: DecodedImageStore, opened: OpenedNpz | None = None
 ) -> DatasetSplits:
     """Load an npz file with its images.
@@ -352,7 +333,9 @@ def load_npz_test_part(spec: NpzDatasetSpec, base: Path, store: DecodedImageStor
     Raises:
         BadInput: If a check fails; it lists all faults.
     """
-    class_names, parts = _open_named_npz_parts(spec, base / spec.path, read_npz_headers(base / spec.path), ("test",))
+    class_names, parts = _open_npz_parts_by_prefix(
+        spec, base / spec.path, read_npz_headers(base / spec.path), ("test",)
+    )
     (test,) = _read_npz_images(spec, base, parts, class_names, store)
     return test
 
@@ -364,40 +347,42 @@ def _read_npz_images(
     if store.folder is None:
         prefixes = list(dict.fromkeys(part.prefix for part in parts))
         raise_faults(
-            find_array_memory_faults(spec, path, read_npz_headers(path), prefixes, len(class_names), in_memory=True)
+            find_npz_memory_faults(spec, path, read_npz_headers(path), prefixes, len(class_names), in_memory=True)
         )
     with open_npz_arrays(path) as arrays:
         for part in parts:
-            read = _read_jpeg_images if f"{part.prefix}_jpeg" in arrays else _read_array_images
+            read = _read_npz_jpeg_images if f"{part.prefix}_jpeg" in arrays else _read_npz_array_images
             sets.append(read(spec, arrays, part, class_names, store))
     skipped = [skip for images in sets for skip in images.skipped]
-    refuse_too_many_skipped("data.path", skipped, sum(map(len, sets)) + len(skipped), spec.skip_budget)
+    refuse_too_many_skipped_images("data.path", skipped, sum(map(len, sets)) + len(skipped), spec.skip_budget)
     return sets
 
 
-def _read_array_images(
-    spec: NpzDatasetSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
+def _read_npz_array_images(
+    spec: NpzDatasetSpec, arrays: NpzArrayReader, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
 ) -> ImageSet:
     key = f"{part.prefix}_images"
-    header = arrays.read_header(key)
+    header = arrays.read_array_header_by_name(key)
     shape = header.shape[1:] if spec.image_size is None else (spec.image_size, spec.image_size, *header.shape[3:])
     size = len(part.rows) * math.prod(shape)
     if size > KEPT_BYTES:
 
-        def read(numbers: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
-            for block in arrays.iterate_blocks(key, part.rows[numbers]):
+        def read_resized_blocks(numbers: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
+            for block in arrays.iterate_array_blocks(key, part.rows[numbers]):
                 yield resize_images(block, spec.image_size, spec.resize)
 
         form = {"shape": list(shape), "resize": spec.resize, "kind": "npz"}
-        if kept := cache_large_file_pictures(store, arrays.path, form, [f"{key}[{row}]" for row in part.rows], read):
+        if kept := cache_large_file_pictures(
+            store, arrays.path, form, [f"{key}[{row}]" for row in part.rows], read_resized_blocks
+        ):
             return ImageSet(kept[0], part.labels, class_names, part.patients, part.sources, places=kept[1])
-    raise_faults(find_content_size_faults(arrays.path, max(size, header.byte_size), spec.largest_mb))
-    images = resize_images(arrays.read_rows(key, part.rows), spec.image_size, spec.resize)
+    raise_faults(find_oversized_content_faults(arrays.path, max(size, header.byte_size), spec.largest_mb))
+    images = resize_images(arrays.read_array_rows(key, part.rows), spec.image_size, spec.resize)
     return ImageSet(images, part.labels, class_names, part.patients, part.sources)
 
 
-def _read_jpeg_images(
-    spec: NpzDatasetSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
+def _read_npz_jpeg_images(
+    spec: NpzDatasetSpec, arrays: NpzArrayReader, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
 ) -> ImageSet:
     """Decode the JPEG pictures of a part; the first one decides the size and colour of all."""
     data, offsets = arrays[f"{part.prefix}_jpeg"], arrays[f"{part.prefix}_offsets"]
@@ -407,13 +392,13 @@ def _read_jpeg_images(
         problem = f"the first JPEG picture of {spec.path} cannot be read: {explain_decoding_error(error)}."
         raise BadInput([Fault("data.path", problem, "All pictures take its form: repair or remove it.")]) from None
     form = DecodedImageFormat(spec.image_size or max(first.size), first.mode == "RGB", spec.resize)
-    raise_faults(find_content_size_faults(arrays.path, len(part.rows) * math.prod(form.shape), spec.largest_mb))
+    raise_faults(find_oversized_content_faults(arrays.path, len(part.rows) * math.prod(form.shape), spec.largest_mb))
 
-    def read(row: int) -> bytes:
+    def read_jpeg_bytes(row: int) -> bytes:
         start, end = offsets[part.rows[row] : part.rows[row] + 2]
         return bytes(data[start:end])
 
-    decoded = decode_pictures([f"{part.prefix}[{row}]" for row in part.rows], read, form, store)
+    decoded = decode_pictures([f"{part.prefix}[{row}]" for row in part.rows], read_jpeg_bytes, form, store)
     part = part.select_rows(decoded.rows)
     return ImageSet(
         decoded.stored, part.labels, class_names, part.patients, part.sources, decoded.skipped, places=decoded.places

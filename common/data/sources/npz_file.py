@@ -43,7 +43,7 @@ class NpyArrayHeader:
 
 
 @contextmanager
-def report_damage_as_fault(where: str, name: str) -> Iterator[None]:
+def report_npz_damage_as_fault(where: str, name: str) -> Iterator[None]:
     """Catch the errors that a damaged file causes inside the ``with`` block, and raise one :class:`BadInput`."""
     subject = "" if where.endswith(name) else f"{name} "
     damaged = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, SyntaxError, LookupError, MemoryError)
@@ -56,7 +56,7 @@ def report_damage_as_fault(where: str, name: str) -> Iterator[None]:
         raise BadInput([Fault(where, problem, _AGAIN)]) from None
 
 
-class NpzArrays:
+class NpzArrayReader:
     """The arrays of an open npz file by name; each access reads the array from the file.
 
     Raises:
@@ -71,49 +71,51 @@ class NpzArrays:
         return key in self._entries
 
     def __getitem__(self, key: str) -> NDArray[Any]:
-        with report_damage_as_fault(self._where, self.path.name):
+        with report_npz_damage_as_fault(self._where, self.path.name):
             read_array_header(self._archive, self._entries[key])
             with self._archive.open(self._entries[key]) as member:
                 return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
-    def read_header(self, key: str) -> NpyArrayHeader:
+    def read_array_header_by_name(self, key: str) -> NpyArrayHeader:
         """Return the shape and data type of an array, without reading the array."""
-        with report_damage_as_fault(self._where, self.path.name):
+        with report_npz_damage_as_fault(self._where, self.path.name):
             return read_array_header(self._archive, self._entries[key])
 
-    def read_rows(self, key: str, rows: NDArray[np.intp]) -> NDArray[Any]:
+    def read_array_rows(self, key: str, rows: NDArray[np.intp]) -> NDArray[Any]:
         """Read the entries of an array at these ascending indices; the others are skipped block by block."""
-        header = self.read_header(key)
+        header = self.read_array_header_by_name(key)
         if len(rows) == header.shape[0]:
             return self[key]
         entries, end = np.empty((len(rows), *header.shape[1:]), header.dtype), 0
-        for block in self.iterate_blocks(key, rows):
+        for block in self.iterate_array_blocks(key, rows):
             entries[end : end + len(block)] = block
             end += len(block)
         return entries
 
-    def iterate_blocks(self, key: str, rows: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
+    def iterate_array_blocks(self, key: str, rows: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
         """Yield the entries of an array at these ascending indices, in blocks."""
-        header = self.read_header(key)
+        header = self.read_array_header_by_name(key)
         if header.fortran or not header.byte_size:
             yield np.asarray(self[key][rows])
             return
-        with report_damage_as_fault(self._where, self.path.name), self._archive.open(self._entries[key]) as member:
+        with report_npz_damage_as_fault(self._where, self.path.name), self._archive.open(self._entries[key]) as member:
             _parse_npy_header(member)
             step = max(1, _BLOCK * header.shape[0] // header.byte_size)
             for start in range(0, header.shape[0], step):
                 count = min(step, header.shape[0] - start)
-                block = np.frombuffer(_read_exactly(member, count * header.byte_size // header.shape[0]), header.dtype)
+                block = np.frombuffer(
+                    _read_exact_byte_count(member, count * header.byte_size // header.shape[0]), header.dtype
+                )
                 first, last = np.searchsorted(rows, (start, start + count))
                 yield block.reshape(count, *header.shape[1:])[rows[first:last] - start]
 
 
 @contextmanager
-def open_npz_arrays(path: Path, where: str = "data.path") -> Iterator[NpzArrays]:
+def open_npz_arrays(path: Path, where: str = "data.path") -> Iterator[NpzArrayReader]:
     """Open the arrays of an npz file that :func:`read_npz_headers` has already checked."""
-    with report_damage_as_fault(where, path.name):
+    with report_npz_damage_as_fault(where, path.name):
         archive = zipfile.ZipFile(path)
-        arrays = NpzArrays(archive, path, where)
+        arrays = NpzArrayReader(archive, path, where)
     with archive:
         yield arrays
 
@@ -125,7 +127,7 @@ def read_npz_headers(path: Path, where: str = "data.path") -> dict[str, NpyArray
         BadInput: If the file is missing or no npz file, or an array has another size than its header states.
     """
     raise_faults(find_missing_file_faults(where, path))
-    with report_damage_as_fault(where, path.name), zipfile.ZipFile(path) as archive:
+    with report_npz_damage_as_fault(where, path.name), zipfile.ZipFile(path) as archive:
         return {name: read_array_header(archive, info) for name, info in _list_zip_entries(archive).items()}
 
 
@@ -166,17 +168,17 @@ def _parse_npy_header(member: IO[bytes]) -> NpyArrayHeader:
     """Parse an npy header; afterwards the file position is at the first byte of the array."""
     version = np.lib.format.read_magic(member)
     form = "<H" if version == (1, 0) else "<I"
-    prefix = _read_exactly(member, struct.calcsize(form))
+    prefix = _read_exact_byte_count(member, struct.calcsize(form))
     (length,) = struct.unpack(form, prefix)
     if length > _LONGEST_HEADER:
         raise ValueError("the header is too long")
-    text = io.BytesIO(prefix + _read_exactly(member, length))
+    text = io.BytesIO(prefix + _read_exact_byte_count(member, length))
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(text)
     return NpyArrayHeader(shape, dtype, fortran)
 
 
-def _read_exactly(member: IO[bytes], size: int) -> bytes:
+def _read_exact_byte_count(member: IO[bytes], size: int) -> bytes:
     """Read exactly ``size`` bytes; ``EOFError`` if the file ends earlier."""
     data = member.read(size)
     if len(data) < size:

@@ -8,20 +8,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, DatasetSplits, ImageSet, LazyPictures, make_placeholder_patients
-from common.data.base.names import convert_array_to_names, is_anonymous_patient, is_blank_cell, normalize_name
+from common.data.base.image_set import PARTS, DatasetSplits, ImageSet, LazyPictures, make_placeholder_patient_names
+from common.data.base.names import is_anonymous_patient, is_blank_cell, normalize_name, normalize_name_array
 from common.data.base.spec import PluginDatasetSpec
 from common.data.base.splits import (
     VALIDATION,
-    divide_into_splits,
+    divide_images_into_splits,
     find_patient_name_faults,
+    find_positive_images,
     find_shared_patient_faults,
     hold_out_patients,
-    mask_positive_images,
     split_images_by_patient,
 )
 from common.data.images.reading import resize_images
-from common.data.sources.label_array import convert_labels_to_array, has_running_index
+from common.data.sources.label_array import convert_labels_to_array, has_consecutive_index
 from common.data.tables.class_names import find_repeated_name_faults
 from common.data.tables.copies import check_picture_copies, find_repeated_picture_faults, find_shared_picture_faults
 from common.errors import BadInput, Fault, quote_names, raise_faults
@@ -37,7 +37,7 @@ _DARK = 12
 """Brightest value, of 255, of a data set that is refused as nearly black."""
 
 
-class MapDataset(Protocol):
+class MapStyleDataset(Protocol):
     """A map-style data set: anything with ``__getitem__`` and ``__len__``, such as a ``torch.utils.data.Dataset``."""
 
     def __len__(self) -> int: ...
@@ -64,7 +64,7 @@ class LabelledImages:
         value_range: The values of black and white if a data set returns floats; None means 0 and 1.
     """
 
-    images: NDArray[np.uint8] | MapDataset
+    images: NDArray[np.uint8] | MapStyleDataset
     labels: NDArray[np.float32] | None = None
     class_names: Sequence[str] = ()
     patients: Sequence[str] | NDArray[np.str_] | None = None
@@ -108,13 +108,13 @@ def load_plugin_dataset(
     except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
         raise BadInput([Fault(where, f"failed: {type(error).__name__}: {error}.")]) from error
     if isinstance(returned, LabelledImages):
-        everything = _make_image_set(spec, returned, where, tell)
+        everything = _make_plugin_image_set(spec, returned, where, tell)
         raise_faults(find_patient_name_faults(where, everything.patients))
         if returned.parts is None:
             return check_picture_copies(where, split_images_by_patient(everything, spec.split_seed))
         parts = np.asarray(returned.parts)
         raise_faults(find_shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
-        return check_picture_copies(where, divide_into_splits(everything, parts))
+        return check_picture_copies(where, divide_images_into_splits(everything, parts))
     if not isinstance(returned, Mapping) or not all(isinstance(part, LabelledImages) for part in returned.values()):
         problem = f"returned {type(returned).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
@@ -131,17 +131,15 @@ def _join_plugin_parts(
     opened, faults, start = dict[str, ImageSet](), list[Fault](), 0
     for name, part in images.items():
         try:
-            opened[name] = _make_image_set(spec, part, f'{where}["{name}"]', tell, start)
+            opened[name] = _make_plugin_image_set(spec, part, f'{where}["{name}"]', tell, start)
             start += len(opened[name])
         except BadInput as bad:
             faults += bad.faults
     raise_faults(faults)
     forms = {f"{part.class_names}, {part.stored.shape[1:]}" for part in opened.values()}
     if len(forms) > 1:
-        forms_by_part = "; ".join(
-            f"{name}: {quote_names(part.class_names)}, images {part.stored.shape[1:]}" for name, part in opened.items()
-        )
-        problem = f"has parts of different classes or sizes. {forms_by_part}."
+        listed = (f"{n}: {quote_names(of.class_names)}, images {of.stored.shape[1:]}" for n, of in opened.items())
+        problem = f"has parts of different classes or sizes. {'; '.join(listed)}."
         raise BadInput([Fault(where, problem, "All parts have the same classes in the same order, and one size.")])
     if not all(isinstance(part.images, np.ndarray) for part in images.values()):
         from common.data.sources.torch_dataset import find_shared_item_faults
@@ -149,22 +147,20 @@ def _join_plugin_parts(
         raise_faults(find_shared_item_faults(where, {name: part.images for name, part in images.items()}))
     raise_faults(
         [
-            *find_shared_picture_faults(where, {name: part.digests for name, part in opened.items()}),
+            *find_shared_picture_faults(where, {name: part.picture_digests for name, part in opened.items()}),
             *find_shared_patient_faults(where, {name: part.patients for name, part in opened.items()}),
             *find_patient_name_faults(where, np.concatenate([part.patients for part in opened.values()])),
         ]
     )
     if "validation" not in opened:
         train = opened["train"]
-        held_out = hold_out_patients(train.patients, mask_positive_images(train.labels), VALIDATION, spec.split_seed)
-        opened |= {
-            "train": train.select_rows(np.flatnonzero(~held_out)),
-            "validation": train.select_rows(np.flatnonzero(held_out)),
-        }
+        held_out = hold_out_patients(train.patients, find_positive_images(train.labels), VALIDATION, spec.split_seed)
+        opened["train"] = train.select_rows(np.flatnonzero(~held_out))
+        opened["validation"] = train.select_rows(np.flatnonzero(held_out))
     return check_picture_copies(where, DatasetSplits(*(opened[name] for name in PARTS)))
 
 
-def _make_image_set(
+def _make_plugin_image_set(
     spec: PluginDatasetSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object], start: int = 0
 ) -> ImageSet:
     """Check the images and labels of a plug-in, and convert them to an image set.
@@ -179,13 +175,11 @@ def _make_image_set(
     if not isinstance(stored, np.ndarray):
         stored, pictures = _open_torch_dataset(spec, pictures, where, tell)
     elif pictures.labels is not None:
-        pictures = replace(pictures, labels=_convert_to_labels_by_class(pictures.labels, pictures.class_names, where))
+        pictures = replace(pictures, labels=_convert_plugin_labels(pictures.labels, pictures.class_names, where))
     raise_faults([Fault(where, problem) for problem in _find_plugin_result_problems(pictures, stored)])
     count = len(stored)
-    patients, sources = (
-        None if names is None else convert_array_to_names(np.asarray(names))
-        for names in (pictures.patients, pictures.sources)
-    )
+    given = (pictures.patients, pictures.sources)
+    patients, sources = (None if names is None else normalize_name_array(np.asarray(names)) for names in given)
     brightest = stored.max() if isinstance(stored, np.ndarray) else stored.brightest
     if pictures.value_range is None and 0 < brightest <= _DARK:  # after a wrong division, or a mask of 0 and 1
         problem = f"is nearly black: its brightest value is {brightest:.2g}, where 0 is black and 255 is white."
@@ -195,20 +189,16 @@ def _make_image_set(
         stored=stored if isinstance(stored, LazyPictures) else resize_images(stored, spec.image_size, spec.resize),
         labels=np.asarray(pictures.labels, np.float32),
         class_names=tuple(pictures.class_names),
-        patients=make_placeholder_patients(count, start) if patients is None else patients,
+        patients=make_placeholder_patient_names(count, start) if patients is None else patients,
         sources=np.full(count, "") if sources is None else sources,
     )
     if patients is None and pictures.parts is None:
-        raise_faults(find_repeated_picture_faults(where, images.digests))
+        raise_faults(find_repeated_picture_faults(where, images.picture_digests))
     return images
 
 
-def _convert_to_labels_by_class(labels: Any, class_names: Sequence[str], where: str) -> NDArray[Any]:
-    """Convert a user's labels to an array with columns in the order of the classes.
-
-    Raises:
-        BadInput: If the labels are not numeric, or a table lacks a class.
-    """
+def _convert_plugin_labels(labels: Any, class_names: Sequence[str], where: str) -> NDArray[Any]:
+    """Convert a user's labels to an array with columns in the order of the classes; refuse what is no such thing."""
     try:
         return convert_labels_to_array(labels, class_names)
     except ValueError as error:
@@ -234,17 +224,15 @@ def _open_torch_dataset(
         problem = "cannot resize the images of a torch data set."
         raise BadInput([Fault("data.image_size", problem, "Leave it out, and resize them in its transform.")])
     stored = open_torch_dataset(pictures.images, where, pictures.value_range)
-    own_names = (
-        read_dataset_class_names(pictures.images, where)
-        if pictures.labels is None or not len(pictures.class_names)
-        else ()
-    )
-    names = pictures.class_names if len(pictures.class_names) else own_names
+    names = pictures.class_names
+    if pictures.labels is None or not len(names):  # also checks that joined data sets have the same classes
+        own_names = read_dataset_class_names(pictures.images, where)
+        names = names if len(names) else own_names
     if not len(names):
         remedy = 'Name them: dataset=pc.LabelledImages(dataset, class_names=["Effusion", ...]).'
         raise BadInput([Fault(where, f"{type(pictures.images).__name__} names no classes.", remedy)])
     if pictures.labels is not None:
-        labels = _convert_to_labels_by_class(pictures.labels, names, where)
+        labels = _convert_plugin_labels(pictures.labels, names, where)
         item = stored.first_item
         if pictures.patients is None and (item.patient is not None or "patient" in item.unclear):
             problem = "has items with patients, which are not read where labels are given."
@@ -290,22 +278,20 @@ def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.ui
     elif labels.dtype.kind not in "biuf" or not (np.isnan(labels.astype(float)) | np.isin(labels, (0, 1))).all():
         yield "labels must be 1 (present), 0 (absent) or NaN (unknown)."
     for name in ("patients", "parts", "sources"):
-        yield from _find_name_list_problems(name, getattr(pictures, name), len(images))
+        if (entries := getattr(pictures, name)) is not None:
+            yield from _find_name_list_problems(name, entries, len(images))
     if pictures.parts is not None and (other := sorted(set(map(str, pictures.parts)) - set(PARTS))):
         yield f"parts must be {quote_names(PARTS)}, not {quote_names(other, limit=3)}."
 
 
 def _find_name_list_problems(name: str, entries: Any, count: int) -> Iterator[str]:
-    if not has_running_index(entries):
+    if not has_consecutive_index(entries):
         yield f"{name} must be in the order of the images; its index is not 0, 1, 2, ... Give {name}.to_numpy()."
-    if entries is not None and np.shape(entries) != (count,):
+    if np.shape(entries) != (count,):
         yield f"{name} must have one entry an image, {count}, not the shape {np.shape(entries)}."
-    elif entries is not None and any(_is_missing_entry(entry, blank=name != "patients") for entry in entries):
+        return
+    texts = [entry for entry in entries if isinstance(entry, str)]
+    others = (entry for entry in entries if not isinstance(entry, str))  # None, NaN, NaT and masked entries
+    is_incomplete = any(entry is None or entry is np.ma.masked or is_blank_cell(str(entry)) for entry in others)
+    if is_incomplete or (name == "patients" and any(is_anonymous_patient(normalize_name(text)) for text in texts)):
         yield f"{name} must be a name for each image, or None for all of them together."
-
-
-def _is_missing_entry(entry: Any, *, blank: bool) -> bool:
-    """Return True for None, NaN, NaT and masked entries, and unless ``blank`` is True for texts that name nothing."""
-    if isinstance(entry, str):
-        return not blank and is_anonymous_patient(normalize_name(entry))
-    return entry is None or entry is np.ma.masked or is_blank_cell(str(entry))

@@ -26,7 +26,7 @@ from common.data.base.names import is_anonymous_patient, normalize_name
 from common.data.base.vocabulary import CLASS_LIST_KEYS, GEOMETRY_KEYS, LABEL_KEY, NO_PATIENT_KEY, PATIENT_KEY
 from common.data.images.store import DecodingProgress
 from common.data.sources.label_array import convert_labels_to_array, convert_to_numpy_array
-from common.data.sources.plugin import MapDataset
+from common.data.sources.plugin import MapStyleDataset
 from common.errors import BadInput, Fault, quote_names
 from common.system.hashing import derive_seed
 
@@ -59,7 +59,7 @@ _NEAR_INTEGER = 1e-3
 
 
 @dataclass(frozen=True)
-class DatasetItem:
+class TorchDatasetItem:
     """One item as the data set returns it; fields that the item lacks are None.
 
     Attributes:
@@ -90,16 +90,16 @@ class TorchDatasetPictures(LazyPictures):
 
     draws = True
 
-    def __init__(self, dataset: MapDataset, name: str, value_range: tuple[float, float]) -> None:
+    def __init__(self, dataset: MapStyleDataset, name: str, value_range: tuple[float, float]) -> None:
         self.dataset, self.name, self.value_range = dataset, name, value_range
         self._first: NDArray[Any] | None = None
         self.labels: CollectedItemLabels | None = None
         self.picture_digests, self.brightest = np.empty(0, np.uint64), 0.0
-        self.first_item = self.read_item(0)
+        self.first_item = self.read_dataset_item(0)
         self._first = self.convert_item_image(0, self.first_item.image)
         self.shape = (len(dataset), *self._first.shape)
 
-    def read_item(self, row: int, seed: int | None = 0) -> DatasetItem:
+    def read_dataset_item(self, row: int, seed: int | None = 0) -> TorchDatasetItem:
         """Read one item, whose random transforms are determined by the seed.
 
         Args:
@@ -108,7 +108,7 @@ class TorchDatasetPictures(LazyPictures):
         Raises:
             BadInput: If the data set raises an error, or the item has no usable form.
         """
-        with _seed_random_numbers(0 if seed is None else derive_seed(seed, row)):
+        with _seed_global_random_generators(0 if seed is None else derive_seed(seed, row)):
             try:
                 item = self.dataset[row]
             except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
@@ -119,10 +119,10 @@ class TorchDatasetPictures(LazyPictures):
             if len(item) not in (2, 3):
                 remedy = "Return (image, labels), (image, labels, mask), or a dictionary."
                 raise self._make_item_error(row, f"has {len(item)} entries.", remedy)
-            return DatasetItem(*item)
-        return DatasetItem(item)
+            return TorchDatasetItem(*item)
+        return TorchDatasetItem(item)
 
-    def _parse_dictionary_item(self, row: int, item: Mapping[Any, Any]) -> DatasetItem:
+    def _parse_dictionary_item(self, row: int, item: Mapping[Any, Any]) -> TorchDatasetItem:
         plain = {key: _keep_letters_and_digits(key) for key in item}
         keys = {kind: [key for key in item if plain[key] in names] for kind, names in _KEYS.items()}
         if len(keys["image"]) != 1:
@@ -138,22 +138,21 @@ class TorchDatasetPictures(LazyPictures):
         }
         if "segmentation" in values and not _is_segmentation_mask(values["segmentation"], values["image"]):
             if "mask" in values:
-                unclear["mask"] = (
-                    f'has "{keys["segmentation"][0]}" and "{keys["mask"][0]}", neither of an image\'s size.'
-                )
+                names = f'"{keys["segmentation"][0]}" and "{keys["mask"][0]}"'
+                unclear["mask"] = f"has {names}, neither of an image's size."
             values["mask"] = values["segmentation"]
         unread = {key: item[key] for key in item if not any(key in names for names in keys.values())}
-        unclear |= _find_unclear_entries(unread, keys, values["image"])
+        unclear |= _find_ambiguous_item_entries(unread, keys, values["image"])
         if not keys["labels"]:
             unclear["labels"] = f"has no labels among its keys, {quote_names(map(str, item))}. " + _GIVE_LABELS
         if unclear.keys() & {"mask", "segmentation"}:
             unclear["labels"] = unclear.get("mask") or unclear["segmentation"]
         patient = None
         try:
-            patient = _parse_patient_entry(values.get("patient"))
+            patient = _parse_item_patient_name(values.get("patient"))
         except ValueError as error:
             unclear["patient"] = str(error)
-        return DatasetItem(values["image"], values.get("labels"), values.get("mask"), patient, unclear, unread)
+        return TorchDatasetItem(values["image"], values.get("labels"), values.get("mask"), patient, unclear, unread)
 
     def convert_item_image(self, row: int, image: Any) -> NDArray[Any]:
         """Convert an item's image to ``(height, width[, 3])``, uint8 or float32 from 0 to 255.
@@ -172,20 +171,18 @@ class TorchDatasetPictures(LazyPictures):
             except Exception as error:  # each library raises its own exceptions
                 raise self._make_item_error(row, f"is no image: {type(image).__name__}: {error}.") from error
         if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] != 3) or not values.size:
+            problem = f"is no image: {type(image).__name__} of shape {getattr(image, 'shape', ())}."
             remedy = "Images have 1 or 3 channels: a tensor (channels, height, width) or an array (height, width, 3)."
-            raise self._make_item_error(
-                row, f"is no image: {type(image).__name__} of shape {getattr(image, 'shape', ())}.", remedy
-            )
-        values = self._scale_to_255(row, values)
+            raise self._make_item_error(row, problem, remedy)
+        values = self._scale_pixels_to_255(row, values)
         first = values if self._first is None else self._first
         if (values.shape, values.dtype) != (first.shape, first.dtype):
             problem = f"is {values.dtype} {values.shape}, and {self.name}[0] is {first.dtype} {first.shape}."
-            raise self._make_item_error(
-                row, problem, "Give all images one size and type, with Resize((224, 224)) for instance."
-            )
+            remedy = "Give all images one size and type, with Resize((224, 224)) for instance."
+            raise self._make_item_error(row, problem, remedy)
         return values
 
-    def _scale_to_255(self, row: int, values: NDArray[Any]) -> NDArray[Any]:
+    def _scale_pixels_to_255(self, row: int, values: NDArray[Any]) -> NDArray[Any]:
         if values.dtype == np.uint8:
             return values
         if values.dtype == np.bool_:
@@ -204,18 +201,18 @@ class TorchDatasetPictures(LazyPictures):
         whole = np.round(scaled)
         return np.where(np.abs(scaled - whole) < _NEAR_INTEGER, whole, scaled).clip(0, 255).astype(np.float32)
 
-    def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+    def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         return self.picture_digests[rows]
 
     def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
         images = []
         for row in rows.tolist():
-            item = self.read_item(row, seed)
-            self.check_item_labels(row, item)
+            item = self.read_dataset_item(row, seed)
+            self.check_item_labels_unchanged(row, item)
             images.append(self.convert_item_image(row, item.image))
         return np.stack(images) if images else np.empty((0, *self.shape[1:]), np.uint8)
 
-    def check_item_labels(self, row: int, item: DatasetItem) -> None:
+    def check_item_labels_unchanged(self, row: int, item: TorchDatasetItem) -> None:
         """Check that an item has the same labels and patient as at its first reading; its image may differ.
 
         Raises:
@@ -224,7 +221,7 @@ class TorchDatasetPictures(LazyPictures):
         if self.labels is None:
             return
         try:
-            labels = _item_labels(item, self.labels.class_names)
+            labels = _parse_item_labels(item, self.labels.class_names)
         except ValueError as error:
             raise self._make_item_error(row, str(error)) from error
         patient = None if self.labels.patients is None else self.labels.patients[row]
@@ -234,9 +231,8 @@ class TorchDatasetPictures(LazyPictures):
             problem = "has another patient than at its first reading."
         else:
             return
-        raise self._make_item_error(
-            row, problem, "An item always has the same labels and patient; only its picture may vary."
-        )
+        remedy = "An item always has the same labels and patient; only its picture may vary."
+        raise self._make_item_error(row, problem, remedy)
 
     def check_items_repeatable(self) -> None:
         """Read some items again: the same seed has to give the same picture, and another one the same labels.
@@ -245,21 +241,26 @@ class TorchDatasetPictures(LazyPictures):
             BadInput: If an item differs.
         """
         for row in np.unique(np.linspace(0, len(self) - 1, _REPEATED).astype(int)).tolist():
-            first, again, other = (self.read_item(row, seed) for seed in (0, 0, 1))
+            first, again, other = (self.read_dataset_item(row, seed) for seed in (0, 0, 1))
             pictures = [self.convert_item_image(row, item.image) for item in (first, again)]
             if not np.array_equal(pictures[0], pictures[1]):
+                problem = "has another picture when it is read again with the same seed."
                 remedy = (
                     "Draw with torch, numpy.random or random and no generator of its own: the run sets their seeds."
                 )
-                raise self._make_item_error(
-                    row, "has another picture when it is read again with the same seed.", remedy
-                )
-            self.check_item_labels(row, other)
-            if self.labels is None and not _is_alike(first.labels, other.labels):
+                raise self._make_item_error(row, problem, remedy)
+            self.check_item_labels_unchanged(row, other)
+            if self.labels is not None:
+                continue
+            try:
+                labels = convert_to_numpy_array(first.labels)
+                are_equal = np.array_equal(labels, convert_to_numpy_array(other.labels), equal_nan=True)
+            except Exception:  # each library has exceptions of its own for what is no array of numbers
+                continue
+            if not are_equal:
+                problem = f"has the labels {other.labels}, and had {first.labels} before."
                 remedy = "An item always has the same labels; only its picture may vary."
-                raise self._make_item_error(
-                    row, f"has the labels {other.labels}, and had {first.labels} before.", remedy
-                )
+                raise self._make_item_error(row, problem, remedy)
 
     def __getitem__(self, rows: NDArray[np.intp] | slice) -> NDArray[np.uint8]:
         """Return images rounded to uint8, for display."""
@@ -277,7 +278,7 @@ def open_torch_dataset(dataset: Any, name: str, value_range: tuple[float, float]
     """
     if isinstance(dataset, torch.utils.data.DataLoader):
         raise BadInput([Fault(name, "is a DataLoader, which makes batches.", "Pass its data set: loader.dataset.")])
-    if isinstance(dataset, torch.utils.data.IterableDataset) or not is_map_dataset(dataset):
+    if isinstance(dataset, torch.utils.data.IterableDataset) or not is_map_style_dataset(dataset):
         remedy = "Pass a map-style data set, with __len__ and __getitem__, or pc.LabelledImages."
         raise BadInput([Fault(name, f"is {type(dataset).__name__}, whose items cannot be read by number.", remedy)])
     low, high = value_range or (0.0, 1.0)
@@ -292,7 +293,7 @@ def open_torch_dataset(dataset: Any, name: str, value_range: tuple[float, float]
     return TorchDatasetPictures(dataset, name, (low, high))
 
 
-def is_map_dataset(dataset: object) -> bool:
+def is_map_style_dataset(dataset: object) -> bool:
     """Return True if an object has ``__getitem__`` and ``__len__``."""
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
@@ -362,8 +363,8 @@ def _iterate_innermost_items(dataset: Any, rows: Iterable[int] | None = None) ->
     else:
         for attribute in ("dataset", "subset"):
             inner: Any = getattr(dataset, attribute, None)
-            is_wrapper = isinstance(inner, Dataset) and inner is not dataset and is_map_dataset(inner)
-            if is_wrapper and is_map_dataset(dataset) and len(inner) == len(dataset):  # a wrapper of all items
+            is_wrapper = isinstance(inner, Dataset) and inner is not dataset and is_map_style_dataset(inner)
+            if is_wrapper and is_map_style_dataset(dataset) and len(inner) == len(dataset):  # a wrapper of all items
                 yield from _iterate_innermost_items(inner, rows)
                 return
         yield from ((id(dataset), row) for row in rows)
@@ -410,11 +411,11 @@ def read_all_items(
     names, faults, brightest = list[str | None](), list[Fault](), 0.0
     for row in range(len(images)):
         try:
-            item = images.read_item(row, seed=None)
+            item = images.read_dataset_item(row, seed=None)
             pixels = images.convert_item_image(row, item.image)
             digests[row], brightest = compute_picture_digest(pixels), max(brightest, float(pixels.max()))
             if labels:
-                of_items[row] = _item_labels(item, class_names)
+                of_items[row] = _parse_item_labels(item, class_names)
             if patients and row == 0 and item.patient is None and item.unread:
                 keys = list(map(str, item.unread))
                 verb = "is" if len(keys) == 1 else "are"
@@ -443,12 +444,8 @@ def read_all_items(
     return read
 
 
-def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.float32]:
-    """Return the labels of an item as float32 ``(classes,)``; a single whole number is the index of its only class.
-
-    Raises:
-        ValueError: If the labels do not fit the classes.
-    """
+def _parse_item_labels(item: TorchDatasetItem, class_names: Sequence[str]) -> NDArray[np.float32]:
+    """Return the labels of an item as float32 ``(classes,)``; a single whole number is the index of its only class."""
     if "labels" in item.unclear:
         raise ValueError(item.unclear["labels"])
     if item.labels is None:
@@ -465,20 +462,20 @@ def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.fl
     if row.shape != (len(class_names),):
         raise ValueError(f"has labels of shape {row.shape}, and there are {len(class_names)} classes.")
     if item.mask is not None:
-        row = np.where(item_label_mask(item, len(class_names)), row, np.float32(np.nan))
+        row = np.where(parse_item_label_mask(item, len(class_names)), row, np.float32(np.nan))
     present = [name for name, value in zip(class_names, row, strict=True) if value == 1]
     for key, value in item.unread.items():
-        _refuse_possible_labels(f'"{key}"', key, value, class_names, present)
-        for nested_key, nested_value in _nested_entries(value):
+        _refuse_unread_label_entry(f'"{key}"', key, value, class_names, present)
+        for nested_key, nested_value in _iterate_nested_entries(value):
             if nested_key is not None:
                 name = f'"{nested_key}" in "{key}"'
-                _refuse_possible_labels(name, nested_key, nested_value, class_names, present, nested=True)
+                _refuse_unread_label_entry(name, nested_key, nested_value, class_names, present, nested=True)
     if not (np.isnan(row) | np.isin(row, (0, 1))).all():
         raise ValueError(f"has labels {row.tolist()}; they are 1 (present), 0 (absent) or NaN (unknown).")
     return row
 
 
-def item_label_mask(item: DatasetItem, classes: int) -> NDArray[np.bool_]:
+def parse_item_label_mask(item: TorchDatasetItem, classes: int) -> NDArray[np.bool_]:
     """Return the label mask of an item, ``(classes,)``, True where the label is known.
 
     Raises:
@@ -497,18 +494,15 @@ def _is_segmentation_mask(mask: Any, image: Any) -> bool:
     """Return True if a mask has the height and width of the image, so that it is a segmentation, not a label mask."""
     try:
         shape = convert_to_numpy_array(mask).squeeze().shape
-        size = (
-            (image.height, image.width)
-            if isinstance(image, Image.Image)
-            else _convert_to_channels_last(image).shape[:2]
-        )
+        is_pillow = isinstance(image, Image.Image)
+        size = (image.height, image.width) if is_pillow else _convert_to_channels_last(image).shape[:2]
     except Exception:  # the image itself is checked later
         return False
     size = tuple(length for length in size if length != 1)
     return len(shape) >= len(size) > 0 and len(shape) <= 3 and size in (shape, shape[1:], shape[:-1])
 
 
-def _refuse_possible_labels(
+def _refuse_unread_label_entry(
     name: str, key: Any, value: Any, class_names: Sequence[str], present: Sequence[str], *, nested: bool = False
 ) -> None:
     """Raise ``ValueError`` if an unread entry names a class, or has a number for each class that may be a label.
@@ -519,21 +513,21 @@ def _refuse_possible_labels(
         nested: True for an entry inside another one, which is probably metadata. Its numbers are refused only if they
             may be a label mask: 0 or 1 per class under a name such as ``label_mask``, but not a single ``True``.
     """
-    if _entry_names_class(key, value, class_names, present):
+    if _entry_may_name_class(key, value, class_names, present):
         problem = f"has {name}, which names a class and is not read. "
         raise ValueError(problem + "Put it into the labels, or leave it out.")
     words = _split_key_into_words(key)
-    numbers = _read_vector(value)
+    numbers = _read_number_vector(value)
     if numbers is None or numbers.size != len(class_names) or not GEOMETRY_KEYS.isdisjoint(words):
         return
     is_mask = _is_label_key(words) and bool(np.isin(numbers, (0, 1)).all())
     is_label = len(class_names) > 1 and bool((np.isnan(numbers) | (np.abs(numbers) <= 1)).all())
-    if (is_mask and not _is_true(value)) if nested else is_label:
+    if (is_mask and not _is_boolean_true(value)) if nested else is_label:
         problem = f'has {name} with a value a class, which is not read. Call it "label_mask" if it says which '
         raise ValueError(problem + "labels are known (1) and unknown (0); else leave it out of the dictionary.")
 
 
-def _read_vector(value: Any) -> NDArray[np.float64] | None:
+def _read_number_vector(value: Any) -> NDArray[np.float64] | None:
     """Return the numbers of a value with at most one axis longer than 1, like labels or a mask; None for others."""
     if isinstance(value, str | Mapping) or value is None:
         return None
@@ -545,7 +539,7 @@ def _read_vector(value: Any) -> NDArray[np.float64] | None:
     return values.reshape(-1).astype(np.float64) if is_vector else None
 
 
-def _is_true(value: Any) -> bool:
+def _is_boolean_true(value: Any) -> bool:
     return isinstance(value, bool | np.bool_) and bool(value)
 
 
@@ -559,7 +553,9 @@ def _split_key_into_words(key: object) -> list[str]:
     return re.findall(r"[^\W\d_]+|\d+", spaced.lower())
 
 
-def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence[Any]], image: Any) -> dict[str, str]:
+def _find_ambiguous_item_entries(
+    unread: Mapping[Any, Any], keys: Mapping[str, Sequence[Any]], image: Any
+) -> dict[str, str]:
     """Return an error message for "labels", and one for "patient", if an unread entry may be or may contain them.
 
     Args:
@@ -569,44 +565,42 @@ def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence
     unclear = dict[str, str]()
     for key, value in unread.items():
         name = _keep_letters_and_digits(key)
-        if not keys["patient"] and _is_like_patient(name):
+        if not keys["patient"] and _is_patient_key(name):
             unclear["patient"] = f'has "{key}", which may name its patient. Call it "patient", or leave it out.'
         words = _split_key_into_words(key)
-        is_note = isinstance(value, str) and bool(_NOTES & {*words}) and _as_dictionary(value) is None
-        says_nothing = (
-            is_note or value is None or (_is_true(value) and "valid" in name) or _is_segmentation_mask(value, image)
-        )
-        if keys["labels"] and _is_label_key(words) and not says_nothing:
+        is_note = isinstance(value, str) and bool(_NOTES & {*words}) and _convert_to_named_entries(value) is None
+        is_note |= value is None or (_is_boolean_true(value) and "valid" in name) or _is_segmentation_mask(value, image)
+        if keys["labels"] and _is_label_key(words) and not is_note:
             problem = f'has "{key}" beside "{keys["labels"][0]}". '
             unclear["labels"] = problem + 'Call a mask "label_mask"; leave others out.'
-        for nested_key, nested_value in _nested_entries(value):
+        for nested_key, nested_value in _iterate_nested_entries(value):
             name = _keep_letters_and_digits(nested_key)
             remedy = f'Put it beside "{keys["image"][0]}", or leave it out.'
             problem = f'has "{nested_key}" in "{key}", whose entries are not read. {remedy}'
-            if not keys["patient"] and (name in _KEYS["patient"] or _is_like_patient(name)):
+            if not keys["patient"] and (name in _KEYS["patient"] or _is_patient_key(name)):
                 unclear["patient"] = problem
             if name in _KEYS["labels"] and nested_value is not None:
                 unclear["labels"] = problem
     return unclear
 
 
-def _nested_entries(value: Any, depth: int = _DEPTH) -> Iterator[tuple[Any, Any]]:
+def _iterate_nested_entries(value: Any, depth: int = _DEPTH) -> Iterator[tuple[Any, Any]]:
     """Yield key and value of the entries inside dictionaries, lists and objects, down to ``depth`` levels.
 
     Named tuples, data classes, objects with attributes, lists of pairs and JSON texts are searched as dictionaries.
     """
     if not depth:
         return
-    if (entries := _as_dictionary(value)) is not None:
+    if (entries := _convert_to_named_entries(value)) is not None:
         for key, entry in entries.items():
             yield key, entry
-            yield from _nested_entries(entry, depth - 1)
+            yield from _iterate_nested_entries(entry, depth - 1)
     elif isinstance(value, list | tuple):
         for entry in value:
-            yield from _nested_entries(entry, depth - 1)
+            yield from _iterate_nested_entries(entry, depth - 1)
 
 
-def _as_dictionary(value: Any) -> Mapping[Any, Any] | None:
+def _convert_to_named_entries(value: Any) -> Mapping[Any, Any] | None:
     """Return the named entries of a value as a dictionary; None if it has no names."""
     if isinstance(value, Mapping):
         return value
@@ -632,11 +626,11 @@ def _as_dictionary(value: Any) -> Mapping[Any, Any] | None:
     return None if is_plain else getattr(value, "__dict__", None)
 
 
-def _is_like_patient(name: str) -> bool:
+def _is_patient_key(name: str) -> bool:
     return bool(PATIENT_KEY.search(name)) and not NO_PATIENT_KEY.search(name)
 
 
-def _entry_names_class(key: Any, value: Any, class_names: Sequence[str], present: Sequence[str]) -> bool:
+def _entry_may_name_class(key: Any, value: Any, class_names: Sequence[str], present: Sequence[str]) -> bool:
     """Return True if an entry of an item probably says which classes are present.
 
     This is so if its key contains the name of a class, except if its value has numbers beyond -1 to 1, which are no
@@ -648,10 +642,10 @@ def _entry_names_class(key: Any, value: Any, class_names: Sequence[str], present
     runs = ("".join(key_words[first:last]) for last in range(len(key_words) + 1) for first in range(last))
     contained = any(run in names and len(run) >= _CONTAINED for run in runs)
     if contained or _keep_letters_and_digits(key) in names:
-        numbers = _read_vector(value)
+        numbers = _read_number_vector(value)
         return numbers is None or not (np.abs(numbers) > 1).any()
     if not CLASS_LIST_KEYS.isdisjoint(key_words) and isinstance(value, list | tuple | set | np.ndarray | torch.Tensor):
-        numbers = _read_vector(list(value) if isinstance(value, set) else value)
+        numbers = _read_number_vector(list(value) if isinstance(value, set) else value)
         if numbers is not None and numbers.size and np.isin(numbers, range(len(class_names))).all():
             return True
     texts = [value] if isinstance(value, str) else value if isinstance(value, list | tuple | set) else []
@@ -665,20 +659,8 @@ def _keep_letters_and_digits(text: object) -> str:
     return "".join(filter(str.isalnum, str(text).lower()))
 
 
-def _is_alike(first: Any, other: Any) -> bool:
-    """Return True for two labels of equal numbers, or that are no arrays of numbers."""
-    try:
-        return np.array_equal(convert_to_numpy_array(first), convert_to_numpy_array(other), equal_nan=True)
-    except Exception:  # each library has exceptions of its own for what is no array
-        return True
-
-
-def _parse_patient_entry(value: Any) -> str | None:
-    """Convert an item's patient entry to a name; None if the item names no patient.
-
-    Raises:
-        ValueError: If the value is neither a text nor a whole number.
-    """
+def _parse_item_patient_name(value: Any) -> str | None:
+    """Convert an item's patient, a text or a whole number, to a name; None if the item names no patient."""
     if (isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0) or isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bytes):
@@ -705,7 +687,7 @@ def _convert_to_channels_last(image: Any) -> NDArray[Any]:
 
 
 @contextmanager
-def _seed_random_numbers(seed: int) -> Iterator[None]:
+def _seed_global_random_generators(seed: int) -> Iterator[None]:
     """Seed the global generators of Python, NumPy and torch inside the ``with`` block, and restore them afterwards."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import LARGEST_MB
-from common.data.base.names import is_blank_cell, is_nameless_text, make_name_similarity_key
+from common.data.base.names import is_blank_cell, is_missing_value, make_name_similarity_key
 from common.data.base.spec import NO_FINDING, LabelPolicy
 from common.data.base.splits import Names
 from common.data.base.vocabulary import NO_NAMES, NOT_ASSESSED, PART_NAMES, POOR_QUALITY
-from common.data.tables.csv import CsvColumn, CsvColumns, read_csv_columns
+from common.data.tables.csv import CsvColumn, CsvTable, read_csv_table
 from common.errors import BadInput, Fault, raise_faults, suggest_nearest_name
 
 _LABEL = re.compile(r"([+\-\u2212]?)([01])(?:[.,]0*)?")
@@ -57,7 +57,7 @@ def interpret_label_cell(cell: str) -> Literal["present", "absent", "uncertain",
 
 
 def parse_label_columns(
-    columns: CsvColumns, names: Sequence[str], *, uncertain: LabelPolicy, blank: LabelPolicy, where: str
+    columns: CsvTable, names: Sequence[str], *, uncertain: LabelPolicy, blank: LabelPolicy, where: str
 ) -> NDArray[np.float32]:
     """Parse label columns into float32 ``(n, classes)``; ``uncertain`` is the label for -1, ``blank`` for empty cells.
 
@@ -104,7 +104,7 @@ class FindingColumnRules:
     keys: Mapping[str, str] = field(default_factory=dict)
 
 
-def split_findings(cell: str, separator: str) -> list[str]:
+def split_finding_names(cell: str, separator: str) -> list[str]:
     """Split a cell such as ``"Mass|Nodule"`` into names of findings; a blank cell has none.
 
     Empty names are left out, but a cell of nothing else, such as ``[]`` or ``|``, is returned whole, because it is not
@@ -128,14 +128,14 @@ class _ClassNameIndex:
         folded = Counter(name.casefold() for name in self._places)
         self._folded = {name.casefold(): at for name, at in self._places.items() if folded[name.casefold()] == 1}
 
-    def find(self, name: str) -> int | None:
+    def find_name_index(self, name: str) -> int | None:
         """Return the index of a name in the list; None if it is not in the list."""
         place = self._places.get(name)
         return self._folded.get(name.casefold()) if place is None else place
 
-    def has(self, name: str) -> bool:
+    def contains_name(self, name: str) -> bool:
         """Return True if a name is in the list."""
-        return self.find(name) is not None
+        return self.find_name_index(name) is not None
 
 
 def parse_finding_column(
@@ -157,19 +157,21 @@ def parse_finding_column(
     of_cell = np.zeros((len(column.cells), len(rules.classes)), dtype=np.float32)
     foreign, contradictions = dict[str, set[int]](), list[int]()
     for place, cell in enumerate(column.cells):
-        parts = split_findings(cell, rules.separator)
-        if not parts and any(names.has(cell) for names in (classes, absent, others, unassessed)):  # such as "NA"
+        parts = split_finding_names(cell, rules.separator)
+        if not parts and any(
+            names.contains_name(cell) for names in (classes, absent, others, unassessed)
+        ):  # such as "NA"
             parts = [cell]
         if not parts:
             of_cell[place] = _POLICY[rules.blank]
         denied = not_assessed = False
         for text in parts:
             part = " ".join(text.split())
-            if (number := classes.find(part)) is not None:
+            if (number := classes.find_name_index(part)) is not None:
                 of_cell[place, number] = 1
-            elif absent.has(part):
+            elif absent.contains_name(part):
                 denied = True
-            elif unassessed.has(part):
+            elif unassessed.contains_name(part):
                 not_assessed = True
             else:
                 foreign.setdefault(text, set()).add(place)
@@ -177,13 +179,11 @@ def parse_finding_column(
             contradictions.append(place)
         if not_assessed:
             of_cell[place, of_cell[place] != 1] = np.nan
-    unlisted = {text: places for text, places in foreign.items() if not others.has(" ".join(text.split()))}
-    faults = _find_unlisted_name_faults(column, name, rules, unlisted)
+    unlisted = {text: places for text, places in foreign.items() if not others.contains_name(" ".join(text.split()))}
+    faults = _find_unlisted_finding_faults(column, name, rules, unlisted)
     if contradictions:
-        problem = (
-            f'column "{name}" names a class and says that there is no finding: '
-            f"{column.describe_cell_lines(contradictions)}."
-        )
+        problem = f'column "{name}" names a class and says that there is no finding: '
+        problem += f"{column.describe_cell_lines(contradictions)}."
         faults.append(Fault(rules.keys.get("column", "data.labels"), problem, "Correct these cells."))
     raise_faults(faults)
     counts, rows = column.count_rows_per_cell(), Counter[str]()
@@ -192,19 +192,19 @@ def parse_finding_column(
     return of_cell[column.places], rows
 
 
-def names_no_finding(part: str) -> bool:
+def is_placeholder_finding(part: str) -> bool:
     """Return True if a part of a cell names no finding: "-", "?", "[nan]", "#REF!", "unknown", "ungradable"."""
-    bare = _strip_signs(part)
-    return is_nameless_text(part) or bool(NO_NAMES.fullmatch(bare) or NOT_ASSESSED.fullmatch(bare))
+    bare = _strip_brackets_and_quotes(part)
+    return is_missing_value(part) or bool(NO_NAMES.fullmatch(bare) or NOT_ASSESSED.fullmatch(bare))
 
 
-def says_not_assessed(part: str) -> bool:
+def says_image_not_assessed(part: str) -> bool:
     """Return True if a part of a cell says that nobody could, or did, assess the image: "ungradable", "not read"."""
-    bare = _strip_signs(part)
+    bare = _strip_brackets_and_quotes(part)
     return bool(NOT_ASSESSED.fullmatch(bare) or POOR_QUALITY.fullmatch(bare))
 
 
-def _strip_signs(part: str) -> str:
+def _strip_brackets_and_quotes(part: str) -> str:
     return part.casefold().strip("[](){}'\" .:!")
 
 
@@ -216,45 +216,35 @@ def guess_class_name_separator(part: str, has: Callable[[str], bool]) -> str | N
             signs that may also occur in names, such as "and", all parts must be.
     """
     for mark in (*OTHER_SEPARATORS, *_WORDS_AND_SIGNS):
-        pieces = [" ".join(piece.split()) for piece in split_findings(part, mark)]
+        pieces = [" ".join(piece.split()) for piece in split_finding_names(part, mark)]
         enough = any(map(has, pieces)) if mark in OTHER_SEPARATORS else all(map(has, pieces))
         if len(pieces) > 1 and enough:
             return str(mark)
     return None
 
 
-def _make_name_finder(rules: FindingColumnRules) -> Callable[[str], str | None]:
+def _make_class_name_finder(rules: FindingColumnRules) -> Callable[[str], str | None]:
     """Return a function that finds the longest class name in a text, or else a word of ``no_finding``."""
 
-    def forms(text: str) -> tuple[str, str]:
+    def split_joined_words(text: str) -> tuple[str, str]:
         return text.casefold(), _JOINED_WORDS.sub(" ", text).casefold()
 
     patterns = list[tuple[str, re.Pattern[str]]]()
     for name in (*sorted(rules.classes, key=len, reverse=True), *rules.no_finding):
-        words = [_WORD.findall(form) or [form] for form in forms(name)]
+        words = [_WORD.findall(form) or [form] for form in split_joined_words(name)]
         pattern = "|".join(r"[\W_]*".join(map(re.escape, of_form)) for of_form in words)
         if name in rules.no_finding or len("".join(words[0])) < _SHORTEST_PART:
             pattern = rf"(?<![^\W_])(?:{pattern})(?![^\W_])"
         patterns.append((name, re.compile(pattern)))
 
-    def find(text: str) -> str | None:
-        texts = forms(text)
+    def find_name_in_text(text: str) -> str | None:
+        texts = split_joined_words(text)
         return next((name for name, pattern in patterns if any(map(pattern.search, texts))), None)
 
-    return find
+    return find_name_in_text
 
 
-def _find_class_with_words(part: str, classes: Sequence[str]) -> str | None:
-    """Return the first class whose name contains all words of a text, also in a slightly different spelling."""
-    words = _WORD.findall(part.casefold())
-    for label in classes:
-        class_words = _WORD.findall(label.casefold())
-        if all(difflib.get_close_matches(word, class_words, 1, _ALIKE) for word in words):
-            return label
-    return None
-
-
-def _find_unlisted_name_faults(
+def _find_unlisted_finding_faults(
     column: CsvColumn, name: str, rules: FindingColumnRules, unlisted: Mapping[str, Collection[int]]
 ) -> list[Fault]:
     """Return faults, with suggestions, for names that the configuration does not list.
@@ -264,22 +254,27 @@ def _find_unlisted_name_faults(
     """
     keys = {key: rules.keys.get(key, "data.labels") for key in ("classes", "separator")}
     near_names = {make_name_similarity_key(label): f'Did you mean "{label}"?' for label in rules.classes}
-    find_within = _make_name_finder(rules)
+    find_within = _make_class_name_finder(rules)
     names, all_others = _ClassNameIndex([*rules.classes, *rules.no_finding]), "*" in rules.others
     are_numbers = not all(any(map(str.isalpha, label)) for label in rules.classes)
+    words_of = {label: _WORD.findall(label.casefold()) for label in rules.classes}
     faults, unlike, nothing = list[Fault](), dict[str, Collection[int]](), dict[str, Collection[int]]()
     for text, places in unlisted.items():
         part = " ".join(text.split())
-        if names_no_finding(part) or not (are_numbers or any(map(str.isalpha, part))):
+        if is_placeholder_finding(part) or not (are_numbers or any(map(str.isalpha, part))):
             nothing[text] = places
             continue
-        mark, within = guess_class_name_separator(text, names.has), find_within(part)
+        mark, within = guess_class_name_separator(text, names.contains_name), find_within(part)
         near = near_names.get(make_name_similarity_key(part)) or suggest_nearest_name(
             part, rules.classes, 0.8 if all_others else 0.6
         )
-        problem = f'column "{name}" holds {column.describe_part_lines({text: places})}, which is no class.'
+        problem = f'column "{name}" holds {column.describe_cell_part_lines({text: places})}, which is no class.'
         other = f" If it is another finding, list it in {rules.keys['others']}." if rules.keys else ""
-        shorter = None if within or not all_others else _find_class_with_words(part, rules.classes)
+        shorter = None
+        if all_others and not within:  # the first class with all words of the part, also spelled slightly differently
+            words = _WORD.findall(part.casefold())
+            has_words = (all(difflib.get_close_matches(w, of, 1, _ALIKE) for w in words) for of in words_of.values())
+            shorter = next((label for label, has in zip(words_of, has_words, strict=True) if has), None)
         if len(faults) == _MOST_FAULTS or not (near or mark or within or shorter):
             unlike[text] = places
         elif mark:
@@ -290,17 +285,15 @@ def _find_unlisted_name_faults(
             hint = near or f"It {contents}: correct it if it means that."
             faults.append(Fault(keys["classes"], problem, hint + other))
     if nothing:
-        problem = f'column "{name}" holds {column.describe_part_lines(nothing, 10)}, which names no finding.'
+        problem = f'column "{name}" holds {column.describe_cell_part_lines(nothing, 10)}, which names no finding.'
         remedy = "Correct the table: write what was found, or leave the cell blank where nobody looked."
         if rules.keys:
             remedy += f" If it says that there is no finding, list it in {rules.keys['no_finding']}; that nobody could "
-            remedy += (
-                f"assess the image, in {rules.keys['not_assessed']}; if it is a class, in {rules.keys['classes']}."
-            )
+            remedy += f"assess the image, in {rules.keys['not_assessed']}; if it is a class, in {keys['classes']}."
         faults.append(Fault(keys["classes"], problem, remedy))
     if unlike and not (all_others and len(faults) < _MOST_FAULTS):
         verb = "which is no class" if len(unlike) == 1 else "which are no classes"
-        problem = f'column "{name}" holds {column.describe_part_lines(unlike, 10)}, {verb}.'
+        problem = f'column "{name}" holds {column.describe_cell_part_lines(unlike, 10)}, {verb}.'
         remedy = "Correct the table."
         if rules.keys:
             remedy = f"Correct the table, or list in {rules.keys['others']} what is a finding but no class "
@@ -314,10 +307,8 @@ def parse_split_column(column: CsvColumn, name: str, where: str) -> Names:
     """Parse a column with "train", "val" or "validation", and "test"; :class:`BadInput` lists all other values."""
     names = [cell.casefold() for cell in column.cells]
     if foreign := [place for place, part in enumerate(names) if part not in PART_NAMES]:
-        problem = (
-            f'column "{name}" holds {column.describe_cell_lines(foreign)}; expected "train", "val" or "validation", '
-            'and "test".'
-        )
+        expected = 'expected "train", "val" or "validation", and "test"'
+        problem = f'column "{name}" holds {column.describe_cell_lines(foreign)}; {expected}.'
         raise BadInput([Fault(where, problem)])
     return np.array([PART_NAMES[part] for part in names], dtype="<U10")[column.places]
 
@@ -330,7 +321,7 @@ def count_uncertain_blank_cells(
     Raises:
         BadInput: If the table cannot be read.
     """
-    columns = read_csv_columns(path, "data.labels", largest_mb)
+    columns = read_csv_table(path, "data.labels", largest_mb)
     totals = {}
     for name in names:
         if name in columns:

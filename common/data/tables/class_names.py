@@ -11,15 +11,12 @@ from common.errors import Fault, quote_names, suggest_nearest_name
 
 def find_unknown_class_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
     """Return a fault for each name that is no class of the data."""
-    return [
-        Fault(
-            f"{where}[{place}]",
-            f'"{name}" is not a class of the data, whose classes are {quote_names(class_names)}.',
-            suggest_nearest_name(name, class_names),
-        )
-        for place, name in enumerate(names)
-        if name not in class_names
-    ]
+    faults = list[Fault]()
+    for place, name in enumerate(names):
+        if name not in class_names:
+            problem = f'"{name}" is not a class of the data, whose classes are {quote_names(class_names)}.'
+            faults.append(Fault(f"{where}[{place}]", problem, suggest_nearest_name(name, class_names)))
+    return faults
 
 
 def find_repeated_name_faults(where: str, names: Sequence[str]) -> list[Fault]:

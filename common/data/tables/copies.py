@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import GREY_DIGESTS, PARTS, DatasetSplits, has_known_patients
+from common.data.base.image_set import GREY_DIGESTS, PARTS, DatasetSplits, are_all_patients_known
 from common.data.base.splits import Names
 from common.errors import Fault, raise_faults
 from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
@@ -20,7 +20,7 @@ _FEW = 4
 """Equal pictures that two parts may have in any case."""
 
 
-def group_equal_contents(contents: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
+def group_rows_with_equal_contents(contents: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
     """Group rows with equal content, given pairs of row and content; groups of a single row are left out."""
     rows = defaultdict[Hashable, list[int]](list)
     for row, content in contents:
@@ -49,9 +49,8 @@ def describe_contradicting_copies(
     if changed:
         sentences.append(
             f"{format_count_with_noun(len(changed), 'image')} with the very bytes of an earlier one of the same "
-            "patient, but "
-            f"other labels: {list_first_and_count_rest(changed, _LISTED)}. Write one line for each picture, with all "
-            "that it shows."
+            f"patient, but other labels: {list_first_and_count_rest(changed, _LISTED)}. Write one line for each "
+            "picture, with all that it shows."
         )
     if others:
         sentences.append(
@@ -106,7 +105,7 @@ def check_picture_copies(where: str, splits: DatasetSplits, *, by_part: bool = F
     Raises:
         BadInput: If more than a few pictures of a part are in another part, too.
     """
-    digests = {part: images.digests for part, images in zip(PARTS, splits.parts, strict=True)}
+    digests = {part: images.picture_digests for part, images in zip(PARTS, splits.parts, strict=True)}
     raise_faults(find_shared_picture_faults(where, digests))
     names = list[str]()
     for part, images in zip(PARTS, splits.parts, strict=True):
@@ -117,10 +116,10 @@ def check_picture_copies(where: str, splits: DatasetSplits, *, by_part: bool = F
     labels, patients = (
         np.concatenate([getattr(images, key) for images in splits.parts]) for key in ("labels", "patients")
     )
-    if not has_known_patients(patients):
+    if not are_all_patients_known(patients):
         patients = np.full(len(patients), "")
     every = np.concatenate(list(digests.values()))
-    groups = group_equal_contents((row, every[row]) for row in np.flatnonzero(every >= GREY_DIGESTS).tolist())
+    groups = group_rows_with_equal_contents((row, every[row]) for row in np.flatnonzero(every >= GREY_DIGESTS).tolist())
     if note := describe_contradicting_copies(groups, names, labels, patients):
         splits = DatasetSplits(*(replace(images, notes=(*images.notes, note)) for images in splits.parts))
     return splits

@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import LARGEST_MB, compute_decoded_content_limit, make_oversized_file_message
+from common.data.base.decoded_size import LARGEST_MB, compute_decoded_file_size_limit, make_oversized_file_message
 from common.data.base.names import is_blank_cell, normalize_name, normalize_names_in_text
 from common.data.base.splits import Names
 from common.errors import (
@@ -96,7 +96,7 @@ class CsvColumn:
         """Return how many rows have each distinct cell."""
         return np.bincount(self.places, minlength=len(self.cells))
 
-    def mark_blank_rows(self) -> NDArray[np.bool_]:
+    def find_blank_rows(self) -> NDArray[np.bool_]:
         """Return an array ``(rows,)``, True where the cell is blank."""
         return np.array([is_blank_cell(cell) for cell in self.cells], dtype=np.bool_)[self.places]
 
@@ -106,9 +106,9 @@ class CsvColumn:
 
     def describe_cell_lines(self, places: Sequence[int], limit: int = 5) -> str:
         """List the distinct cells with these indices and their lines, for an error: ``"yes" in line 7 (3 lines)``."""
-        return self.describe_part_lines({self.cells[place]: (place,) for place in places}, limit)
+        return self.describe_cell_part_lines({self.cells[place]: (place,) for place in places}, limit)
 
-    def describe_part_lines(self, parts: Mapping[str, Collection[int]], limit: int = 5) -> str:
+    def describe_cell_part_lines(self, parts: Mapping[str, Collection[int]], limit: int = 5) -> str:
         """List up to ``limit`` parts of cells, each with the first of its lines, for an error message.
 
         Args:
@@ -123,7 +123,7 @@ class CsvColumn:
         return ", ".join(texts) + (f" and {len(parts) - limit:,} more" if len(parts) > limit else "")
 
 
-class CsvColumns(Mapping[str, Names]):
+class CsvTable(Mapping[str, Names]):
     """The columns of a table by name.
 
     Attributes:
@@ -159,21 +159,21 @@ class CsvColumns(Mapping[str, Names]):
         places = [flat.setdefault(" ".join(cell.split()), len(flat)) for cell in column.cells]
         return CsvColumn(list(flat), np.array(places, dtype=np.int32)[column.places], column.lines)
 
-    def select_rows(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> "CsvColumns":
+    def select_rows(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> "CsvTable":
         """Return the table with only these rows; distinct cells that no row has any more are dropped."""
         lines, columns = self.lines[index], {}
         for name, column in self._columns.items():
             distinct, places = np.unique(column.places[index], return_inverse=True)
             cells = [column.cells[place] for place in distinct]
             columns[name] = CsvColumn(cells, places.reshape(-1).astype(np.int32), lines)
-        return CsvColumns(columns, lines, self.unnamed)
+        return CsvTable(columns, lines, self.unnamed)
 
 
-_in_use = WeakValueDictionary[tuple[object, ...], CsvColumns]()
+_in_use = WeakValueDictionary[tuple[object, ...], CsvTable]()
 """Tables in memory, by their files: ``flwr-sim init`` inspects a table and then checks it as a run does."""
 
 
-def read_csv_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvColumns:
+def read_csv_table(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvTable:
     """Read a ``.csv`` or ``.csv.gz`` table; empty lines are left out.
 
     A table that is still in memory is not read again, unless the file has changed.
@@ -187,7 +187,7 @@ def read_csv_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Cs
     """
     raise_faults(find_missing_file_faults(where, path))
     try:
-        with _open_csv_text(path) as content:
+        with _open_csv_file(path) as content:
             head = content.read(_HEAD).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
         if _JSON.match(head):
             remedy = "Write a table of it. Of annotations as COCO has them, with lines of Python: docs/recipes.md, "
@@ -198,11 +198,11 @@ def read_csv_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Cs
             key = path.absolute(), file.st_size, file.st_mtime_ns, file.st_ctime_ns, largest_mb
             if (columns := _in_use.get(key)) is None:
                 columns = _in_use[key] = _read_table_in_blocks(
-                    path, where, compute_decoded_content_limit(file.st_size, largest_mb)
+                    path, where, compute_decoded_file_size_limit(file.st_size, largest_mb)
                 )
             return columns
         except UnicodeDecodeError:
-            problem = _describe_non_text(path)
+            problem = _describe_non_text_file(path)
         remedy = "Name a csv file." if problem == PICTURE else f"{SAVE_AS_UTF8} In Excel: CSV UTF-8."
         raise BadInput([Fault(where, f"{path.name} {problem}", remedy)])
     except PermissionError:
@@ -214,7 +214,7 @@ def read_csv_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Cs
 
 def is_utf_8_table(path: Path) -> bool:
     """Return False for a table with bytes that are neither UTF-8 nor UTF-16, which are read as Windows-1252."""
-    with _open_csv_text(path) as content:
+    with _open_csv_file(path) as content:
         try:
             for number, line in enumerate(content):
                 if not number and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -225,11 +225,11 @@ def is_utf_8_table(path: Path) -> bool:
     return True
 
 
-def _open_csv_text(path: Path) -> IO[bytes]:
+def _open_csv_file(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
-class _CountedLines:
+class _SizeCountingLineReader:
     """Iterates over the lines of a text file, reads it in pieces, and counts its characters.
 
     Raises:
@@ -254,23 +254,19 @@ class _CountedLines:
             yield rest
 
 
-def _read_table_in_blocks(path: Path, where: str, limit: int) -> CsvColumns:
-    """Read a table in blocks of rows, because rows as Python objects take ten times the memory of columns.
+def _read_table_in_blocks(path: Path, where: str, limit: int) -> CsvTable:
+    """Read a table in blocks of rows, because rows as Python objects take ten times the memory of columns."""
 
-    Raises:
-        BadInput: If the table is malformed or too large. Errors of gzip and the text decoder are not caught.
-    """
-
-    def check_size(claimed: int) -> None:
+    def check_memory_limit(claimed: int) -> None:
         if claimed > limit:
             remedy = "If that is right, raise this key; else get the file again, or remove columns of long texts."
             raise BadInput([Fault(where, f"{path.name}: {make_oversized_file_message(claimed, limit)}.", remedy)])
 
-    with _open_csv_text(path) as content:
+    with _open_csv_file(path) as content:
         is_utf_16 = content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         content.seek(0)
         form = ("utf-16", "strict") if is_utf_16 else ("utf-8-sig", _FALLBACK)
-        lines = _CountedLines(io.TextIOWrapper(content, *form, newline=""))
+        lines = _SizeCountingLineReader(io.TextIOWrapper(content, *form, newline=""))
         every, head, table, line = iter(lines), list[str](), None, 1
         try:
             for text in every:
@@ -285,24 +281,23 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> CsvColumns:
             if header is None:
                 raise BadInput([Fault(where, f"{path.name} is empty.", "Its first line names the columns.")])
             line = rows.line_num + len(head) - len(after) + 1
-            table, next_block = _CsvColumnsBuilder(header, separator, line, check_size), 0
+            table, next_block = _CsvTableBuilder(header, separator, line, check_memory_limit), 0
             for row in rows:
                 table.rows.append(row)
                 if lines.letters > next_block:
-                    check_size(lines.letters)
-                    table.store_rows()
+                    check_memory_limit(lines.letters)
+                    table.convert_rows_to_columns()
                     next_block = lines.letters + _BLOCK
-            table.store_rows()
+            table.convert_rows_to_columns()
         except csv.Error as error:
             line = line if table is None else table.next_line_number
             problem = f"the row of {path.name} that begins in line {line} cannot be read: {error}."
             remedy = "A cell that begins with a quote ends with one, and quotes within it are written twice."
             raise BadInput([Fault(where, problem, remedy)]) from None
-    raise_faults(_find_table_form_faults(path.name, where, separator, table))
-    return table.build_columns()
+    return table.build_csv_table(path.name, where)
 
 
-def _count_row_lines(row: Sequence[str]) -> int:
+def _count_lines_of_row(row: Sequence[str]) -> int:
     """Return how many lines of the file a row takes."""
     text = ",".join(row)  # the comma keeps \r and \n of two cells apart
     return 1 + (len(_LINE_END.findall(text)) if "\n" in text or "\r" in text else 0)
@@ -322,7 +317,7 @@ def _guess_csv_delimiter(head: Sequence[str]) -> str:
     return max(scores, key=lambda separator: scores[separator], default=",")
 
 
-class _DistinctCells(dict[str, int]):
+class _DistinctCellIndex(dict[str, int]):
     """Maps each cell, as written in the file, to the index of its normalised text in ``distinct``.
 
     Line ends and tabs between the names in a cell are kept, because they may separate findings.
@@ -344,7 +339,7 @@ class _DistinctCells(dict[str, int]):
         return place
 
 
-class _CsvColumnsBuilder:
+class _CsvTableBuilder:
     """Collects the rows of a table, and converts them to columns block by block.
 
     Attributes:
@@ -354,22 +349,22 @@ class _CsvColumnsBuilder:
     """
 
     def __init__(
-        self, header: Sequence[str], separator: str, first_line: int, check_size: Callable[[int], None]
+        self, header: Sequence[str], separator: str, first_line: int, check_memory_limit: Callable[[int], None]
     ) -> None:
-        check_size(_OF_A_COLUMN * len(header))
+        check_memory_limit(_OF_A_COLUMN * len(header))
         self.header = [normalize_name(name) for name in header]
         self.rows, self.count, self.ragged = list[list[str]](), 0, (0, 0)
-        self._separator, self._line, self._check_size = separator, first_line, check_size
-        self._cells = [_DistinctCells() for _ in header]
+        self._separator, self._line, self._check_memory_limit = separator, first_line, check_memory_limit
+        self._cells = [_DistinctCellIndex() for _ in header]
         self._places: list[list[NDArray[np.int32]]] = [[] for _ in header]
         self._lines = list[NDArray[np.int32]]()
 
     @property
     def next_line_number(self) -> int:
         """The line number at which the row after those in ``rows`` begins."""
-        return self._line + sum(map(_count_row_lines, self.rows))
+        return self._line + sum(map(_count_lines_of_row, self.rows))
 
-    def store_rows(self) -> None:
+    def convert_rows_to_columns(self) -> None:
         """Convert the collected rows to columns, which take less memory; empty rows are left out.
 
         Raises:
@@ -378,7 +373,7 @@ class _CsvColumnsBuilder:
                 begin.
         """
         rows, self.rows = self.rows, []
-        counts = np.fromiter(map(_count_row_lines, rows), np.int32, len(rows))
+        counts = np.fromiter(map(_count_lines_of_row, rows), np.int32, len(rows))
         begins = self._line + np.cumsum(counts, dtype=np.int32) - counts
         self._line += int(counts.sum())
         of_several_lines = np.flatnonzero(counts > 1).tolist()
@@ -397,9 +392,9 @@ class _CsvColumnsBuilder:
         self._lines.append(begins)
         for cells, places, column in zip(self._cells, self._places, zip(*rows, strict=True), strict=True):
             places.append(np.fromiter(map(cells.__getitem__, column), np.int32, len(rows)))
-        self._check_size(sum(cells.size for cells in self._cells) + 4 * self.count * (len(self.header) + 1))
+        self._check_memory_limit(sum(cells.size for cells in self._cells) + 4 * self.count * (len(self.header) + 1))
         # As a NumPy array each cell takes as much as the longest one, four bytes per character.
-        self._check_size(4 * self.count * max(cells.longest for cells in self._cells))
+        self._check_memory_limit(4 * self.count * max(cells.longest for cells in self._cells))
         for line, held in suspicious:
             if any(cell and cell in self._cells[column] for column, cell in held):
                 self._line = line
@@ -419,12 +414,33 @@ class _CsvColumnsBuilder:
                 return [*enumerate(first, place), *(pair for cells in others for pair in enumerate(cells))]
         return []
 
-    def build_columns(self) -> CsvColumns:
-        """Return all columns that have a name, as a table."""
+    def build_csv_table(self, name: str, where: str) -> CsvTable:
+        """Return all columns that have a heading, as a table.
+
+        Args:
+            name: The file's name, for error messages.
+            where: The configuration key that names the table, for error messages.
+
+        Raises:
+            BadInput: If a heading occurs twice, or there are no rows, or rows of other lengths than the header.
+        """
+        fault: Fault | None = None
+        if repeated := sorted(column for column, count in Counter(self.header).items() if column and count > 1):
+            problem = f"{name} has more than one column {quote_names(repeated)}."
+            fault = Fault(where, problem, "Rename or remove one; the first line must name the columns.")
+        elif not self.count:
+            fault = Fault(where, f"{name} has no rows below its header.")
+        elif self.ragged[0]:
+            width = format_count_with_noun(len(self.header), "cell")
+            kind = SEPARATORS.get(self._separator, f'"{self._separator}"')
+            problem = f"{format_count_with_noun(self.ragged[0], 'line')} of {name} without the header's {width}, line "
+            problem += f"{self.ragged[1]} first; its cells are separated by {kind}."
+            fault = Fault(where, problem, f"Quote cells that contain {kind}.")
+        raise_faults([fault] if fault else [])
         lines, columns, unnamed = np.concatenate(self._lines), {}, 0
-        for name, cells, places in zip(self.header, self._cells, self._places, strict=True):
-            if name:
-                columns[name] = CsvColumn(cells.distinct, np.concatenate(places), lines)
+        for heading, cells, places in zip(self.header, self._cells, self._places, strict=True):
+            if heading:
+                columns[heading] = CsvColumn(cells.distinct, np.concatenate(places), lines)
             else:
                 # pandas and R write row numbers, 0, 1, ... or 1, 2, ..., without a heading.
                 first = cells.distinct[0]
@@ -434,12 +450,12 @@ class _CsvColumnsBuilder:
                 unnamed += any(cells.distinct) and not are_row_numbers
             cells.clear()
             places.clear()
-        return CsvColumns(columns, lines, unnamed)
+        return CsvTable(columns, lines, unnamed)
 
 
-def _describe_non_text(path: Path) -> str:
+def _describe_non_text_file(path: Path) -> str:
     """Return an error message with the line of a file that is no text."""
-    with _open_csv_text(path) as content:
+    with _open_csv_file(path) as content:
         head = content.read(_HEAD)
         content.seek(0)
         for number, line in enumerate(iter(lambda: content.readline(4 * _LONGEST_LINE), b""), start=1):
@@ -453,35 +469,15 @@ def _describe_non_text(path: Path) -> str:
     return describe_non_utf8_file(head, 1)
 
 
-def _find_table_form_faults(name: str, where: str, separator: str, table: _CsvColumnsBuilder) -> list[Fault]:
-    if repeated := sorted(column for column, count in Counter(table.header).items() if column and count > 1):
-        remedy = "Rename or remove one; the first line must name the columns."
-        return [Fault(where, f"{name} has more than one column {quote_names(repeated)}.", remedy)]
-    if not table.count:
-        return [Fault(where, f"{name} has no rows below its header.")]
-    count, first = table.ragged
-    if not count:
-        return []
-    width = format_count_with_noun(len(table.header), "cell")
-    ragged = f"{format_count_with_noun(count, 'line')} of {name} without the header's {width}, line {first} first"
-    kind = SEPARATORS.get(separator, f'"{separator}"')
-    return [Fault(where, f"{ragged}; its cells are separated by {kind}.", f"Quote cells that contain {kind}.")]
-
-
 def find_missing_column_faults(table: str, columns: Iterable[str], required: Mapping[str, str | None]) -> list[Fault]:
     """Return a fault for each required column that the table lacks.
 
     Args:
         required: For each configuration key, the name of the column; None if not set.
     """
-    names = list(columns)
-    return [
-        Fault(
-            where,
-            f'"{column}" is not a column of {table}, whose columns are {quote_names(names)}.',
-            suggest_nearest_name(column, names),
-            cause="column",
-        )
-        for where, column in required.items()
-        if column is not None and normalize_name(column) not in names
-    ]
+    names, faults = list(columns), list[Fault]()
+    for where, column in required.items():
+        if column is not None and normalize_name(column) not in names:
+            problem = f'"{column}" is not a column of {table}, whose columns are {quote_names(names)}.'
+            faults.append(Fault(where, problem, suggest_nearest_name(column, names), cause="column"))
+    return faults

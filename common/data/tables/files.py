@@ -38,7 +38,7 @@ class LazyPicturePaths(Sequence[Path]):
     names: NDArray[np.object_]
 
     @classmethod
-    def from_names(cls, folder: Path, names: Sequence[str]) -> "LazyPicturePaths":
+    def from_folder_and_names(cls, folder: Path, names: Sequence[str]) -> "LazyPicturePaths":
         """Create the sequence from a folder and a list of names."""
         array = np.empty(len(names), dtype=object)
         array[:] = names
@@ -52,13 +52,9 @@ class LazyPicturePaths(Sequence[Path]):
     @overload
     def __getitem__(self, row: slice) -> "LazyPicturePaths": ...
     def __getitem__(self, row: int | slice) -> "Path | LazyPicturePaths":
-        return (
-            LazyPicturePaths(self.folder, self.names[row]) if isinstance(row, slice) else self.folder / self.names[row]
-        )
-
-    def select_files(self, index: NDArray[np.intp]) -> "LazyPicturePaths":
-        """Return the files with these indices, in the given order."""
-        return LazyPicturePaths(self.folder, self.names[index])
+        if isinstance(row, slice):
+            return LazyPicturePaths(self.folder, self.names[row])
+        return Path(self.folder, self.names[row])
 
 
 class PictureFileFinder:
@@ -78,11 +74,11 @@ class PictureFileFinder:
         self._below: dict[Path, list[tuple[str, str]]] = {}  # of a folder, all files at any depth
         self._equal: dict[str, dict[str, set[str]]] = {}  # files of a folder by the normalised name that they share
 
-    def find_folder_as_spelled(self, base: Path, name: str) -> Path:
+    def find_folder_ignoring_spelling(self, base: Path, name: str) -> Path:
         """Return the path of the folder with this name, as spelled on the disk; the unchanged path if there is none."""
         return Path(self._resolve_folder_spelling(str(base), name))
 
-    def find_all_files(self, folder: str, names: Iterable[str]) -> list[str | None]:
+    def find_files_in_order(self, folder: str, names: Iterable[str]) -> list[str | None]:
         """Call :meth:`find_file` for each name, and return the results in order."""
         listed = dict[str, frozenset[str]]()  # the files of each folder, by the folder's name in the table
         on_disk: list[str | None] = []
@@ -99,7 +95,7 @@ class PictureFileFinder:
         """Return the path of a file relative to ``folder``, as spelled on the disk; None if it does not exist."""
         parent, slash, last = name.rpartition("/")
         place = self._resolve_folder_spelling(folder, parent or slash) if slash else folder
-        file = self._find_entry(place, last, folders=False)
+        file = self._find_folder_entry(place, last, folders=False)
         if file is None:  # a table written on Windows
             return self.find_file(folder, name.replace("\\", "/")) if "\\" in name else None
         if place == folder:
@@ -115,14 +111,14 @@ class PictureFileFinder:
             if not os.path.isdir(place):
                 place = root
                 for part in path.split("/"):
-                    entry = part if part in ("", ".", "..") else self._find_entry(place, part, folders=True)
+                    entry = part if part in ("", ".", "..") else self._find_folder_entry(place, part, folders=True)
                     place = os.path.join(place, part if entry is None else entry)
             self._real[root, path] = place
         return self._real[root, path]
 
-    def _find_entry(self, place: str, name: str, *, folders: bool) -> str | None:
+    def _find_folder_entry(self, place: str, name: str, *, folders: bool) -> str | None:
         if place not in self._files:
-            self._list_folder(place)
+            self._list_folder_entries(place)
         entries = (self._folders if folders else self._files)[place]
         if name in entries:
             return name
@@ -131,7 +127,7 @@ class PictureFileFinder:
             self.ambiguous |= {os.path.join(place, entry) for entry in equal}
             return None
         folded = fold_name_case(name)
-        wanted = ((normalize_name, normal), (fold_name_case, folded), (strip_picture_ending, folded))
+        wanted = ((normalize_name, normal), (fold_name_case, folded), (make_extensionless_name_key, folded))
         for fold, alias in wanted[:2] if folders else wanted:
             key = (place, fold)
             if key not in self._alike:
@@ -143,7 +139,7 @@ class PictureFileFinder:
                 return match
         return None
 
-    def _list_folder(self, place: str) -> None:
+    def _list_folder_entries(self, place: str) -> None:
         files, folders = list[str](), list[str]()
         try:
             with os.scandir(place or os.curdir) as entries:
@@ -170,16 +166,16 @@ class PictureFileFinder:
         self._files[place] = frozenset(files).difference(*self._equal[place].values())
         self._folders[place] = frozenset(folders)
 
-    def walk_files(self, folder: Path) -> Sequence[tuple[str, str]]:
+    def list_files_recursively(self, folder: Path) -> Sequence[tuple[str, str]]:
         """Return all files below ``folder``: the relative path of the subfolder, and the file name."""
         if folder in self._below:
             return self._below[folder]
 
-        def record_failure(error: OSError) -> None:
+        def record_listing_failure(error: OSError) -> None:
             self.failures[str(error.filename)] = error.strerror or str(error)
 
         files = self._below[folder] = []
-        for parent, _, names in os.walk(folder, onerror=record_failure):
+        for parent, _, names in os.walk(folder, onerror=record_listing_failure):
             below = os.path.relpath(parent, folder)
             files += ((below, name) for name in names)
         return files
@@ -207,26 +203,26 @@ def fold_name_case(name: str) -> str:
     return normalize_name(name).lower()
 
 
-def strip_picture_ending(name: str) -> str:
+def make_extensionless_name_key(name: str) -> str:
     """Return a normalised, lower-case file name without its picture extension; ``/``, equal to no name, without one."""
-    stem = drop_picture_ending(folded := fold_name_case(name))
+    stem = drop_picture_extension(folded := fold_name_case(name))
     return "/" if stem == folded else stem
 
 
-def drop_picture_ending(name: str) -> str:
+def drop_picture_extension(name: str) -> str:
     """Return a file name without its picture extension, if it has one."""
     lower, suffixes = name.lower(), PICTURE_SUFFIXES + UNREAD_SUFFIXES
     suffix = max((suffix for suffix in suffixes if lower.endswith(suffix)), key=len, default="")
     return name[: len(name) - len(suffix)]
 
 
-def describe_other_endings(folder: str, names: Iterable[str], finder: PictureFileFinder) -> str:
+def describe_other_file_extensions(folder: str, names: Iterable[str], finder: PictureFileFinder) -> str:
     """Return a remedy if the folder has missing files with another extension, ``a.jpg`` for ``a.jpeg``; else empty.
 
     Args:
         names: Names of files that are missing in ``folder``.
     """
-    stems = {name: stem for name in names if (stem := drop_picture_ending(name)) != name}
+    stems = {name: stem for name in names if (stem := drop_picture_extension(name)) != name}
     files = {name: file for name, stem in stems.items() if (file := finder.find_file(folder, stem))}
     if not files:
         return ""

@@ -29,7 +29,7 @@ _SHORTEST_SIDE = 4
 
 
 @dataclass(frozen=True)
-class FlagColumns:
+class BinaryColumnKinds:
     """Columns of 0 and 1, in the order of the table.
 
     Attributes:
@@ -41,7 +41,7 @@ class FlagColumns:
     doubtful: tuple[str, ...]
 
 
-def sort_flag_columns(positive: Mapping[str, NDArray[np.bool_]]) -> FlagColumns:
+def classify_binary_columns(positive: Mapping[str, NDArray[np.bool_]]) -> BinaryColumnKinds:
     """Sort columns of 0 and 1 by their headings, by the form of neighbouring headings, and by their cells.
 
     Args:
@@ -52,7 +52,11 @@ def sort_flag_columns(positive: Mapping[str, NDArray[np.bool_]]) -> FlagColumns:
         words = [word for word in list_column_name_words(name) if not BESIDE_FLAG.fullmatch(word)]
         # A flag has a word about person, view or split, and otherwise only words that add nothing. A heading is
         # doubtful if all words may be about the person or picture, or one is about sex, view or split.
-        if _names_side(words):
+        side_words = [word for word in words if any(word in side for side in SIDES)]
+        others = [word for word in words if word not in side_words]
+        # A short word for a side alone may be the code of a finding, such as RT for a retinal traction.
+        is_certain = len(side_words) > 1 or bool(others) or max(map(len, side_words), default=0) >= _SHORTEST_SIDE
+        if side_words and is_certain and (BESIDE_SIDE | BOTH_SIDES).issuperset(others):  # "eye left", "od os", "side r"
             sides.add(name)
         if words and all(word in NO_FINDINGS or NO_FINDING_HEADING.fullmatch(word) for word in words):
             flags.add(name)
@@ -71,28 +75,15 @@ def sort_flag_columns(positive: Mapping[str, NDArray[np.bool_]]) -> FlagColumns:
     # An abbreviation may be a class if at least half of the classes are abbreviations, or if one of them is a single
     # letter and it is one too.
     codes = [name for name in classes if is_letter_or_abbreviation(name)]
-    alike = {
-        name
-        for name in flags - between
-        if is_letter_or_abbreviation(name)
-        and codes
-        and (2 * len(codes) >= len(classes) or min(map(len, codes)) == len(name) == 1)
-    }
+    shortest, are_usual = min(map(len, codes), default=0), bool(codes) and 2 * len(codes) >= len(classes)
+    alike = {name for name in flags - between if is_letter_or_abbreviation(name)}
+    alike = {name for name in alike if are_usual or shortest == len(name) == 1}
     classes, doubtful, flags = [*classes, *between], doubtful | alike, flags - between - alike
-    if classes and _have_one_1_in_each_row(positive, (*classes, *doubtful)):
+    if classes and _have_one_positive_per_row(positive, (*classes, *doubtful)):
         classes, doubtful = [*classes, *doubtful], set()
-    elif classes and _have_one_1_in_each_row(positive, names):
+    elif classes and _have_one_positive_per_row(positive, names):
         doubtful |= flags
-    return FlagColumns(tuple(n for n in names if n in classes), tuple(n for n in names if n in doubtful))
-
-
-def _names_side(words: Sequence[str]) -> bool:
-    """Return True if the words are sides and words beside them: "left", "eye left", "od os", "side r"."""
-    sides = [word for word in words if any(word in side for side in SIDES)]
-    others = [word for word in words if word not in sides]
-    # A short word for a side alone may be the code of a finding, such as RT for a retinal traction.
-    is_certain = len(sides) > 1 or bool(others) or max(map(len, sides), default=0) >= _SHORTEST_SIDE
-    return bool(sides) and is_certain and (BESIDE_SIDE | BOTH_SIDES).issuperset(others)
+    return BinaryColumnKinds(tuple(n for n in names if n in classes), tuple(n for n in names if n in doubtful))
 
 
 def is_letter_or_abbreviation(name: str) -> bool:
@@ -100,5 +91,5 @@ def is_letter_or_abbreviation(name: str) -> bool:
     return len(name) == 1 or (len(name) <= _LONGEST_CODE and name.isupper())
 
 
-def _have_one_1_in_each_row(positive: Mapping[str, NDArray[np.bool_]], names: Sequence[str]) -> bool:
+def _have_one_positive_per_row(positive: Mapping[str, NDArray[np.bool_]], names: Sequence[str]) -> bool:
     return len(names) > 1 and bool((np.sum([positive[name] for name in names], axis=0) == 1).all())

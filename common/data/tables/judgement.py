@@ -31,7 +31,7 @@ from common.data.base.vocabulary import (
     YES_AND_NO,
     Certainty,
 )
-from common.data.tables.cells import interpret_label_cell, names_no_finding
+from common.data.tables.cells import interpret_label_cell, is_placeholder_finding
 from common.data.tables.csv import CsvColumn
 
 Kind = Literal["labels", "almost labels", "words", "numbers", "other"]
@@ -76,7 +76,7 @@ class ColumnJudgement:
         return self.kind in ("almost labels", "words", "numbers")
 
 
-def judge_column(column: CsvColumn) -> ColumnJudgement:
+def judge_column_content(column: CsvColumn) -> ColumnJudgement:
     """Judge whether the cells of a column are labels, or are meant as labels."""
     meanings, counts = [interpret_label_cell(cell) for cell in column.cells], column.count_rows_per_cell()
     foreign = [place for place, meaning in enumerate(meanings) if meaning is None]
@@ -86,11 +86,9 @@ def judge_column(column: CsvColumn) -> ColumnJudgement:
     labels = len(column.places) - others - blank
     kind: Kind = "other"
     cells = [column.cells[place].casefold() for place in foreign[:_LOOKED_AT]]
-    spoken = [cell in YES_AND_NO or names_no_finding(cell) for cell in cells]
-    meant = [
-        word or cell in NOT_LOOKED or cell in MISSING_CODES or bool(_PART_OF_ONE.fullmatch(cell))
-        for word, cell in zip(spoken, cells, strict=True)
-    ]
+    spoken = [cell in YES_AND_NO or is_placeholder_finding(cell) for cell in cells]
+    codes = NOT_LOOKED | MISSING_CODES
+    meant = [x or cell in codes or bool(_PART_OF_ONE.fullmatch(cell)) for x, cell in zip(spoken, cells, strict=True)]
     if _FEWEST_IDS <= len(column.places) == len(column.cells) and all(map(_NUMBER.fullmatch, column.cells)):
         kind = "other"
     elif not foreign:
@@ -99,7 +97,7 @@ def judge_column(column: CsvColumn) -> ColumnJudgement:
         kind = "almost labels"
     elif all(meant) and not YES_AND_NO.isdisjoint(cells):
         kind = "words"
-    elif all(_NUMBER.fullmatch(cell) or names_no_finding(cell) for cell in cells) and (labels or all(meant)):
+    elif all(_NUMBER.fullmatch(cell) or is_placeholder_finding(cell) for cell in cells) and (labels or all(meant)):
         kind = "numbers"
     return ColumnJudgement(kind, foreign, positive)
 
@@ -109,23 +107,23 @@ def list_column_name_words(name: str) -> list[str]:
     return [word.casefold() for word in _WORD.findall(name)]
 
 
-def split_column_name_words(name: str) -> set[str]:
+def get_distinct_column_name_words(name: str) -> set[str]:
     """Return the different words of a column's name in lower case."""
     return set(list_column_name_words(name))
 
 
 def is_metadata_column_name(name: str) -> bool:
     """Return True if a column name is about the person or picture, such as sex, age or view, not about a finding."""
-    words = split_column_name_words(name)
+    words = get_distinct_column_name_words(name)
     return bool(words) and (any(map(NO_FINDING_HEADING.fullmatch, words)) or NO_FINDINGS.issuperset(words))
 
 
-def names_id(name: str) -> bool:
+def contains_id_word(name: str) -> bool:
     """Return True if a column name has a word for a number: "local_id", "Fall-Nr."."""
-    return not split_column_name_words(name).isdisjoint(("id", "uid", "nr", "no"))
+    return not get_distinct_column_name_words(name).isdisjoint(("id", "uid", "nr", "no"))
 
 
-def is_plausible_finding(column: CsvColumn) -> bool:
+def may_contain_finding_names(column: CsvColumn) -> bool:
     """Return True if the cells may be names of findings, because not all are numbers, yes or no, sexes or views."""
     cells = [cell.casefold() for cell in column.cells if not is_blank_cell(cell)]
     return bool(cells) and not all(cell in ABOUT_PERSON for cell in cells) and not all(map(_NUMBER.fullmatch, cells))
@@ -149,7 +147,7 @@ def split_diagnosis_code(name: str) -> tuple[str, str] | None:
     return match and (match[1], match[2] or "")
 
 
-def finding_certainty(name: str) -> Certainty | None:
+def get_finding_certainty(name: str) -> Certainty | None:
     """Return how a name limits a finding: denied "no mass", doubted "V.a. Mass", past "J91Z"; None if it does not."""
     if is_no_finding_name(name):
         return None
@@ -158,14 +156,16 @@ def finding_certainty(name: str) -> Certainty | None:
     return next((kind for kind, pattern in CERTAINTIES.items() if pattern.fullmatch(name.casefold())), None)
 
 
-def find_missing_codes(names: Collection[str]) -> list[str]:
+def find_missing_value_codes(names: Collection[str]) -> list[str]:
     """Return the names of grades or findings by which programs write a missing value: 9, 99, -1, a word beside grades.
 
     A number that continues the others, such as 9 after 8, is a grade. Names without a digit are codes if there are at
     least three grades, and at least twice as many grades as such names, such as U beside 0, 1, 2. If all names are
     codes, none is returned.
     """
-    values = {name: int(float(name.replace(",", ".").replace("\u2212", "-"))) for name in names if _is_whole(name)}
+    values = {
+        name: int(float(name.replace(",", ".").replace("\u2212", "-"))) for name in names if _is_whole_number(name)
+    }
     codes, grades = list[str](), {value for value in values.values() if str(value) not in MISSING_CODES}
     for name, value in sorted(values.items(), key=lambda item: item[1]):
         if str(value) in MISSING_CODES:
@@ -178,29 +178,25 @@ def find_missing_codes(names: Collection[str]) -> list[str]:
     return codes if len(codes) < len(names) else []
 
 
-def _is_whole(name: str) -> bool:
+def _is_whole_number(name: str) -> bool:
     return re.fullmatch(r"[+\-\u2212]?\d{1,6}(?:[.,]0*)?", name) is not None
 
 
-def holds_one_and_two(column: CsvColumn) -> bool:
+def contains_only_one_and_two(column: CsvColumn) -> bool:
     """Return True if the cells are 1 and 2, some programs' numbers for yes and no, besides codes of missing values."""
     if len(column.cells) > MOST_WORDS:
         return False
-    filled = [cell for cell in column.cells if not is_blank_cell(cell) and not names_no_finding(cell)]
-    return all(map(_is_whole, filled)) and {re.sub(r"[.,]0*$", "", cell) for cell in filled} - MISSING_CODES == {
-        "1",
-        "2",
-    }
+    filled = [cell for cell in column.cells if not is_blank_cell(cell) and not is_placeholder_finding(cell)]
+    numbers = {re.sub(r"[.,]0*$", "", cell) for cell in filled}
+    return all(map(_is_whole_number, filled)) and numbers - MISSING_CODES == {"1", "2"}
 
 
-def is_free_text(column: CsvColumn) -> bool:
+def is_free_text_column(column: CsvColumn) -> bool:
     """Return True if most cells are long or have two sentences, or if many different cells have several words each."""
     texts = [cell for cell in column.cells if not is_blank_cell(cell)]
     counts = [[len(re.findall(r"[^\W_]+", part)) for part in _BETWEEN_NAMES.split(text)] for text in texts[:_LOOKED_AT]]
-    prose = [
-        len(_SENTENCE.findall(text)) > 1 or max(of_parts) >= _LONG_PIECE
-        for text, of_parts in zip(texts, counts, strict=False)
-    ]
+    pairs = zip(texts, counts, strict=False)
+    prose = [len(_SENTENCE.findall(text)) > 1 or max(of_parts) >= _LONG_PIECE for text, of_parts in pairs]
     has_many = len(texts) > max(_MANY_TEXTS, len(column.places) / 4)
     wordy = sum(max(of_parts) >= _FEW_WORDS for of_parts in counts)
     return bool(texts) and (2 * sum(prose) > len(prose) or (has_many and 2 * wordy > len(counts)))

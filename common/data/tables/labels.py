@@ -19,51 +19,51 @@ from common.data.base.image_set import (
     PARTS,
     DatasetSplits,
     ImageSet,
-    describe_uniform_pictures,
-    has_known_patients,
-    is_placeholder_patient,
-    make_placeholder_patients,
+    are_all_patients_known,
+    describe_blank_pictures,
+    find_placeholder_patients,
+    make_placeholder_patient_names,
 )
 from common.data.base.names import (
-    convert_array_to_names,
     find_similar_names,
     is_anonymous_patient,
     is_blank_cell,
-    is_nameless_text,
-    looks_like_nobody,
+    is_missing_value,
+    looks_like_dummy_patient,
     make_class_spelling_key,
-    map_to_group_name,
+    map_names_to_group_names,
+    normalize_name_array,
 )
 from common.data.base.spec import FolderDatasetSpec, LabelColumnsSpec, PictureFolderSpec, PictureTableSpec
 from common.data.base.splits import (
     Names,
     assign_images_to_parts,
+    find_positive_images,
     find_shared_patient_faults,
     hold_out_patients,
-    mask_positive_images,
     split_patients,
 )
-from common.data.images.reading import DecodedImageFormat, refuse_too_many_skipped
+from common.data.images.reading import DecodedImageFormat, refuse_too_many_skipped_images
 from common.data.images.store import DecodedImageStore, FileIdentity, decode_pictures
 from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns, parse_split_column
-from common.data.tables.copies import describe_contradicting_copies, group_equal_contents
-from common.data.tables.csv import CsvColumn, CsvColumns, find_missing_column_faults, read_csv_columns
-from common.data.tables.files import LazyPicturePaths, PictureFileFinder, describe_other_endings
+from common.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
+from common.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
+from common.data.tables.files import LazyPicturePaths, PictureFileFinder, describe_other_file_extensions
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.files import find_missing_folder_faults, is_file
 from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 
 
 class PictureReader(Protocol):
-    """Interface for reading pictures from the disk or a PACS; threads call ``read`` in :meth:`keep_connection_open`."""
+    """Interface for reading pictures from the disk or a PACS; threads read in :meth:`keep_connection_open`."""
 
     def keep_connection_open(self) -> AbstractContextManager[object]:
         """Return a context manager inside which pictures can be read."""
 
-    def read(self, file: Path) -> bytes | Path:
+    def read_picture_file(self, file: Path) -> bytes | Path:
         """Return the bytes of an image file, or the path of a file on the disk."""
 
-    def identify_content(self, file: Path) -> FileIdentity | None:
+    def identify_image_content(self, file: Path) -> FileIdentity | None:
         """Return an identity by which the content is recognised without reading it; None if it must be read."""
 
     def find_reading_faults(self) -> list[Fault]:
@@ -76,11 +76,11 @@ class DiskPictureReader:
     def keep_connection_open(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def read(self, file: Path) -> bytes | Path:
+    def read_picture_file(self, file: Path) -> bytes | Path:
         return file
 
-    def identify_content(self, file: Path) -> FileIdentity | None:
-        return FileIdentity.from_path(file)
+    def identify_image_content(self, file: Path) -> FileIdentity | None:
+        return FileIdentity.identify_file(file)
 
     def find_reading_faults(self) -> list[Fault]:
         return []
@@ -123,15 +123,14 @@ class LabelTable:
     def notes(self) -> tuple[str, ...]:
         """Remarks for the user about unusual contents of the table, such as many images of one patient."""
         notes = [self.other_findings_note] if self.other_findings else []
-        nameless = int(is_placeholder_patient(self.patients).sum())
+        nameless = int(find_placeholder_patients(self.patients).sum())
         if 0 < nameless < len(self.patients) or (nameless and self.reader is not FROM_DISK):
-            notes.append(
-                f"{format_count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a "
-                "patient of "
-                "its "
-                "own, and may be of one who stands on the other side of the split."
+            count = format_count_with_noun(nameless, "image")
+            note = (
+                f"{count} without a PatientID: each study of these counts as a patient of its own, and may be of one "
             )
-        if shared := self.patient_of_many_images:
+            notes.append(f"{note}who stands on the other side of the split.")
+        if shared := self.patient_with_too_many_images:
             share = f"{shared[1]:,} of {len(self.patients):,} images, which stay on one side of the split"
             notes.append(
                 f'"{shared[0]}" is the patient of {share}. Is it the name of a patient? If nobody knows the patients, '
@@ -140,7 +139,7 @@ class LabelTable:
         return tuple(notes)
 
     @property
-    def patient_of_many_images(self) -> tuple[str, int] | None:
+    def patient_with_too_many_images(self) -> tuple[str, int] | None:
         """A patient (or text for nobody) with far more images than others, and their number; None if there is none."""
         counts = Counter(self.patients.tolist())
         usual = float(np.median([*counts.values()])) if len(counts) > 1 else 0
@@ -148,7 +147,7 @@ class LabelTable:
             is_large = 2 * count > max(len(self.patients), _FEW_ROWS) or (
                 count > max(len(self.patients) * _LARGE_SHARE, _FEW_ROWS / 2) and count >= _FAR_MORE * usual
             )
-            if is_large or (looks_like_nobody(name) and count >= _FAR_MORE * max(usual, 1)):
+            if is_large or (looks_like_dummy_patient(name) and count >= _FAR_MORE * max(usual, 1)):
                 return name, count
         return None
 
@@ -164,7 +163,7 @@ class LabelTable:
         """Return the rows with these indices, in the given order."""
         return replace(
             self,
-            files=self.files.select_files(index),
+            files=LazyPicturePaths(self.files.folder, self.files.names[index]),
             labels=self.labels[index],
             patients=self.patients[index],
             sources=self.sources[index],
@@ -174,7 +173,7 @@ class LabelTable:
 
 def split_label_table(table: LabelTable, seed: int) -> LabelTable:
     """Split a table 70/10/20 by patient; rows with missing images take part, so that they do not change the split."""
-    split = split_patients(table.patients, mask_positive_images(table.labels), seed)
+    split = split_patients(table.patients, find_positive_images(table.labels), seed)
     return replace(table, parts=assign_images_to_parts(table.patients, split))
 
 
@@ -183,7 +182,7 @@ def hold_out_validation_patients(table: LabelTable, fraction: float, seed: int) 
     if "validation" in table.parts:
         return table
     train = np.flatnonzero(table.parts == "train")
-    held_out = hold_out_patients(table.patients[train], mask_positive_images(table.labels[train]), fraction, seed)
+    held_out = hold_out_patients(table.patients[train], find_positive_images(table.labels[train]), fraction, seed)
     parts = table.parts.astype("<U10")
     parts[train[held_out]] = "validation"
     return replace(table, parts=parts)
@@ -204,18 +203,18 @@ def find_picture_files(
         ``spec.missing_files`` is "fault" or all are missing, and folders that cannot be listed.
     """
     listings, folder = PictureFileFinder(), str(files.folder)
-    names = listings.find_all_files(folder, files.names.tolist())
+    names = listings.find_files_in_order(folder, files.names.tolist())
     is_present = np.array([name is not None for name in names], dtype=np.bool_)
     absent, faults = np.flatnonzero(~is_present & (files.names != "")), listings.find_unlistable_folder_faults()
     if len(absent) and not faults and (spec.missing_files == "fault" or not is_present.any()):
         problem = f"{len(absent)} of {len(names)} images named in {spec.labels} are not in {spec.images}: "
         problem += f"{quote_names((files.names[row] for row in absent), 5)}."
         remedy = 'Add them, or set missing_files = "ignore" to leave them out.'
-        if hint := describe_other_endings(folder, (files.names[row] for row in absent), listings):
+        if hint := describe_other_file_extensions(folder, (files.names[row] for row in absent), listings):
             remedy = f"{hint} {remedy}"
         faults.append(Fault("data.images", problem, remedy))
     on_disk = [own if name is None else name for own, name in zip(files.names, names, strict=True)]
-    return LazyPicturePaths.from_names(files.folder, on_disk), is_present, faults
+    return LazyPicturePaths.from_folder_and_names(files.folder, on_disk), is_present, faults
 
 
 def drop_missing_files(table: LabelTable, spec: PictureFolderSpec) -> LabelTable:
@@ -236,20 +235,20 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
     Raises:
         BadInput: If the fraction of unreadable images exceeds ``spec.skip_budget``, or the PACS stops responding.
     """
-    form = DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering)
+    form = DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering_options)
     files, reader = table.files, table.reader
     decoded = decode_pictures(
         files.names.tolist(),
-        lambda row: reader.read(files[row]),
+        lambda row: reader.read_picture_file(files[row]),
         form,
         store,
         reader.keep_connection_open(),
-        lambda row: reader.identify_content(files[row]),
+        lambda row: reader.identify_image_content(files[row]),
     )
     raise_faults(table.reader.find_reading_faults())
-    refuse_too_many_skipped("data.images", decoded.skipped, len(files), spec.skip_budget)
+    refuse_too_many_skipped_images("data.images", decoded.skipped, len(files), spec.skip_budget)
     readable = table.select_rows(decoded.rows)
-    groups = group_equal_contents(enumerate(decoded.places.tolist()))
+    groups = group_rows_with_equal_contents(enumerate(decoded.places.tolist()))
     copies = describe_contradicting_copies(groups, readable.files.names.tolist(), readable.labels, readable.patients)
     unreadable = table.parts[np.setdiff1d(np.arange(len(files)), decoded.rows)]
     images = ImageSet(
@@ -260,7 +259,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
         sources=readable.sources,
         missing=table.missing,
         places=decoded.places,
-        notes=tuple(filter(None, (*table.notes, copies, describe_uniform_pictures(decoded.blank)))),
+        notes=tuple(filter(None, (*table.notes, copies, describe_blank_pictures(decoded.blank)))),
     )
     parts = []
     for part in PARTS:
@@ -269,19 +268,19 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
     return DatasetSplits(*parts)
 
 
-def read_table_and_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvColumns, Path, list[Fault]]:
+def read_table_and_find_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvTable, Path, list[Fault]]:
     """Return the label table, the image folder, and the folder's faults, which the caller reports with its own.
 
     Raises:
         BadInput: If the table cannot be read; faults of the folder are included.
     """
     listings, table = PictureFileFinder(), base / spec.labels
-    folder = listings.find_folder_as_spelled(base, spec.images)
+    folder = listings.find_folder_ignoring_spelling(base, spec.images)
     faults = find_missing_folder_faults("data.images", folder)
     if not is_file(table) and (name := listings.find_file(str(base), spec.labels)) is not None:
         table = base / name
     try:
-        return read_csv_columns(table, "data.labels", spec.largest_mb), folder, faults
+        return read_csv_table(table, "data.labels", spec.largest_mb), folder, faults
     except BadInput as bad:
         raise BadInput([*faults, *bad.faults]) from bad
 
@@ -289,18 +288,18 @@ def read_table_and_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvColum
 # ---------------------------------------------------------------------- a hospital's own table
 
 
-def open_picture_folder(spec: FolderDatasetSpec, base: Path) -> LabelTable:
+def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
     """Read and check a hospital's own table for a folder of images, without reading an image.
 
     Raises:
         BadInput: With the faults of the first stage that fails: folder and columns, then cells and files.
     """
-    columns, folder, faults = read_table_and_folder(spec, base)
+    columns, folder, faults = read_table_and_find_folder(spec, base)
     required = {"data.image_column": spec.image_column, **list_configured_columns(spec)}
     raise_faults(faults + find_missing_column_faults(Path(spec.labels).name, columns, required))
     names = columns.get_column(spec.image_column)
     faults = find_blank_cell_faults(names, "data.image_column", "image")
-    files = LazyPicturePaths.from_names(folder, [names.cells[place] for place in names.places])
+    files = LazyPicturePaths.from_folder_and_names(folder, [names.cells[place] for place in names.places])
     files, is_present, missing = find_picture_files(files, spec)
     cells = parse_table_cells(spec, columns, faults)
     patients = cells.patients
@@ -309,9 +308,9 @@ def open_picture_folder(spec: FolderDatasetSpec, base: Path) -> LabelTable:
 
         ids = list_dicom_patient_ids(read_dicom_headers(files))
         if ids is None:  # each image counts as a patient
-            patients = make_placeholder_patients(len(files))
+            patients = make_placeholder_patient_names(len(files))
         else:
-            id_names = convert_array_to_names(np.array(ids, dtype=np.str_))
+            id_names = normalize_name_array(np.array(ids, dtype=np.str_))
             patients = join_similar_patients(id_names, spec, "data.images", faults)
     table = LabelTable(
         files=files,
@@ -322,7 +321,7 @@ def open_picture_folder(spec: FolderDatasetSpec, base: Path) -> LabelTable:
         parts=np.full(len(files), "train") if cells.parts is None else cells.parts,
         other_findings=cells.other_findings,
     )
-    distinct, repeated = _drop_repeated_rows(table, columns.lines, is_present)
+    distinct, repeated = _find_distinct_image_rows(table, columns.lines, is_present)
     raise_faults(faults + repeated + missing)
     table = assign_split_parts(replace(table.select_rows(distinct), repeated=len(files) - len(distinct)), spec)
     raise_faults(find_patient_overlap_faults("data.split_column", table))
@@ -330,7 +329,7 @@ def open_picture_folder(spec: FolderDatasetSpec, base: Path) -> LabelTable:
     return replace(table.select_rows(present), missing=len(distinct) - len(present))
 
 
-def _drop_repeated_rows(
+def _find_distinct_image_rows(
     table: LabelTable, lines: NDArray[np.int32], is_present: NDArray[np.bool_]
 ) -> tuple[NDArray[np.intp], list[Fault]]:
     """Return the first row of each image, and a fault if a later row of the same image contradicts it.
@@ -359,7 +358,7 @@ def _drop_repeated_rows(
         differ = [name for name, *labels in pairs if labels[0] != labels[1] and not np.isnan(labels).all()]
         columns = {"patient": table.patients, "source": table.sources, "part": table.parts}
         differ += [name for name, of in columns.items() if of[row] != of[earlier]]
-        if "patient" in differ and not has_known_patients(table.patients[[row]]):
+        if "patient" in differ and not are_all_patients_known(table.patients[[row]]):
             differ.remove("patient")
         if differ:
             lines_of_both = f"lines {lines[earlier]} and {lines[row]}"
@@ -392,7 +391,7 @@ def find_blank_cell_faults(column: CsvColumn, key: str, what: str) -> list[Fault
         key: The configuration key that names ``column``.
         what: What the column names: "image", "study" or "patient".
     """
-    is_nothing = is_anonymous_patient if what == "patient" else is_nameless_text
+    is_nothing = is_anonymous_patient if what == "patient" else is_missing_value
     nothing = set(filter(is_nothing, set(column.cells)))
     if not nothing:
         return []
@@ -402,13 +401,8 @@ def find_blank_cell_faults(column: CsvColumn, key: str, what: str) -> list[Fault
     remedy = "Fill them, or remove them."
     if what == "patient":
         remedy = "Fill them: the picture's name where nobody knows the patient. Or leave patient_column out."
-    return [
-        Fault(
-            key,
-            f"{format_count_with_noun(len(lines), 'line')} without {article} {what}, line {lines[0]} first.",
-            remedy,
-        )
-    ]
+    problem = f"{format_count_with_noun(len(lines), 'line')} without {article} {what}, line {lines[0]} first."
+    return [Fault(key, problem, remedy)]
 
 
 @dataclass(frozen=True)
@@ -430,7 +424,7 @@ class ParsedTableCells:
     parts: Names | None
 
 
-def parse_table_cells(spec: LabelColumnsSpec, columns: CsvColumns, faults: list[Fault]) -> ParsedTableCells:
+def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fault]) -> ParsedTableCells:
     """Parse the cells of a hospital's own table.
 
     Args:
@@ -483,13 +477,12 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvColumns, faults: list[
             parts = parse_split_column(columns.get_column(spec.split_column), spec.split_column, "data.split_column")
         except BadInput as bad:
             faults += bad.faults
-    return ParsedTableCells(
-        _merge_synonym_labels(labels, spec, columns, faults), other_findings, patients, sources, parts
-    )
+    labels = _merge_synonym_labels(labels, spec, columns, faults)
+    return ParsedTableCells(labels, other_findings, patients, sources, parts)
 
 
 def _merge_synonym_labels(
-    labels: NDArray[np.float32], spec: LabelColumnsSpec, columns: CsvColumns, faults: list[Fault]
+    labels: NDArray[np.float32], spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fault]
 ) -> NDArray[np.float32]:
     """Merge label columns that are synonyms of one class, and append a fault for rows in which they contradict."""
     if not spec.synonyms:
@@ -503,9 +496,8 @@ def _merge_synonym_labels(
         if spec.label_columns and (rows := np.flatnonzero(differ & ~np.isnan(joined[:, place]))).size:
             lines = f"{format_count_with_noun(len(rows), 'line')}, line {columns.lines[rows[0]]} first"
             problem = f'{quote_names(own_names)} mean "{name}" and say different things in {lines}.'
-            faults.append(
-                Fault("data.synonyms", problem, "Correct these lines; if they are two classes, rename a column.")
-            )
+            remedy = "Correct these lines; if they are two classes, rename a column."
+            faults.append(Fault("data.synonyms", problem, remedy))
     return joined
 
 
@@ -544,26 +536,26 @@ def join_similar_patients(
         faults.append(Fault(where, problem, "Export the table again with this column as text."))
     similar = find_similar_names(names)
     if similar and spec.similar_patients == "fault":
-        problem = (
-            f"{format_count_with_noun(len(similar), 'pair')} of patients may be one: "
-            f"{_describe_name_pairs(similar, column)}."
-        )
+        problem = f"{format_count_with_noun(len(similar), 'pair')} of patients may be one: "
+        problem += f"{_describe_name_pairs(similar, column)}."
         remedy = 'Write each patient in one way. Or set similar_patients = "join": each pair counts as one patient and '
         remedy += "stays on one side of the split, which is right for the split also if they are two."
         faults.append(Fault(where, problem, remedy, cause="patients"))
-    joined = map_to_group_name(similar)  # the smallest name of each group, so that the order of rows does not matter
+    joined = map_names_to_group_names(
+        similar
+    )  # the smallest name of each group, so that the order of rows does not matter
     return np.array([joined.get(name, name) for name in distinct.tolist()], dtype=np.str_)[inverse.reshape(-1)]
 
 
 def _describe_name_pairs(similar: Mapping[str, str], column: CsvColumn | None = None) -> str:
     """List pairs of similar names for an error message, with line numbers if ``column`` is given."""
 
-    def describe_line(name: str) -> str:
+    def describe_line_of_name(name: str) -> str:
         return "" if column is None else f" (line {column.find_lines_of_cells([column.cells.index(name)])[0]})"
 
+    first = list(similar.items())[:5]
     pairs = [
-        f'"{similar[name]}"{describe_line(similar[name])} and "{name}"{describe_line(name)}'
-        for name in list(similar)[:5]
+        f'"{other}"{describe_line_of_name(other)} and "{name}"{describe_line_of_name(name)}' for name, other in first
     ]
     return "; ".join(pairs) + (f" and {len(similar) - 5:,} more" if len(similar) > 5 else "")
 

@@ -1,7 +1,7 @@
 """Guess which column of a label table names patients, from headings and cells."""
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import permutations
 from shlex import quote
 from typing import Literal
@@ -22,8 +22,8 @@ from common.data.base.vocabulary import (
     PATIENT_NUMBER,
     PATIENT_OR_EXAM,
 )
-from common.data.tables.csv import CsvColumn, CsvColumns
-from common.data.tables.judgement import judge_column, list_column_name_words, split_column_name_words
+from common.data.tables.csv import CsvColumn, CsvTable
+from common.data.tables.judgement import get_distinct_column_name_words, judge_column_content, list_column_name_words
 from common.errors import BadInput, Fault, quote_names
 
 _DATE = re.compile(
@@ -38,7 +38,7 @@ _FEWEST_IMAGES, _FEW_IMAGES, _MOST_IMAGES = 1.2, 5, 20
 """Fewest images of a patient on average that make groups, most where names have no digits, and most in a guess."""
 
 
-def guess_patient_column(columns: CsvColumns, others: Collection[str] = (), image: str | None = None) -> str | None:
+def guess_patient_column(columns: CsvTable, others: Collection[str] = (), image: str | None = None) -> str | None:
     """Return the column that surely names patients, except those in ``others``; None if there is none.
 
     A plain number of patients, such as ``patient_id``, is surer than one of a study, a hospital or a country, and that
@@ -57,7 +57,7 @@ def guess_patient_column(columns: CsvColumns, others: Collection[str] = (), imag
         return None
     sizes = {name: compute_mean_images_per_value(columns, name, image) for name in candidates}
     grouped = [name for name in candidates if _FEWEST_IMAGES <= sizes[name] <= _MOST_IMAGES]
-    surest = _list_surest(candidates)
+    surest = _list_surest_patient_columns(candidates)
     if among := [name for name in surest if name in grouped]:
         surest = among
     elif all(sizes[name] == 1 for name in surest):
@@ -65,30 +65,34 @@ def guess_patient_column(columns: CsvColumns, others: Collection[str] = (), imag
             surest = [name for name in surest if _rank_patient_heading(name) < 3]
         # A plain number of patients may be right, because numbers of a hospital repeat at the next one.
         elif not _rank_patient_heading(surest[0]) or any(map(is_blank_cell, columns.get_column(grouped[0]).cells)):
-            raise BadInput([_several_patient_columns_fault(columns, [*surest, *grouped])])
+            raise BadInput([_make_ambiguous_patient_fault(columns, [*surest, *grouped])])
         else:
-            surest = _list_surest(grouped)
+            surest = _list_surest_patient_columns(grouped)
     if not surest:
         return None
-    blanks = {name: int(columns.get_column(name).mark_blank_rows().sum()) for name in surest}
+    blanks = {name: int(columns.get_column(name).find_blank_rows().sum()) for name in surest}
     best = min(surest, key=lambda name: blanks[name])
-    if not all(_group_rows_alike(columns.get_column(best), columns.get_column(name)) for name in surest):
-        raise BadInput([_several_patient_columns_fault(columns, surest)])
+    first = columns.get_column(best)
+    for second in map(columns.get_column, surest):  # one-to-one with the best in the rows where both are filled
+        filled = ~first.find_blank_rows() & ~second.find_blank_rows()
+        one, other = first.places[filled], second.places[filled]
+        if not filled.any() or not count_distinct_pairs(one, other) == len(np.unique(one)) == len(np.unique(other)):
+            raise BadInput([_make_ambiguous_patient_fault(columns, surest)])
     return best
 
 
-def _list_surest(names: Sequence[str]) -> list[str]:
+def _list_surest_patient_columns(names: Sequence[str]) -> list[str]:
     rank = min(map(_rank_patient_heading, names))
     return [name for name in names if _rank_patient_heading(name) == rank]
 
 
-def compute_mean_images_per_value(columns: CsvColumns, name: str, image: str | None) -> float:
+def compute_mean_images_per_value(columns: CsvTable, name: str, image: str | None) -> float:
     """Return the mean number of images of a value of the column, blank cells apart."""
     column = columns.get_column(name)
-    rows = np.flatnonzero(~column.mark_blank_rows())
+    rows = np.flatnonzero(~column.find_blank_rows())
     images = rows.astype(np.int32) if image is None else columns.get_column(image).places[rows]
     values = column.places[rows]
-    return count_pairs(values, images) / max(len(np.unique(values)), 1)
+    return count_distinct_pairs(values, images) / max(len(np.unique(values)), 1)
 
 
 def _rank_patient_heading(name: str) -> Literal[0, 1, 2, 3]:
@@ -101,42 +105,32 @@ def _rank_patient_heading(name: str) -> Literal[0, 1, 2, 3]:
     return 1 if _contains_number_word(name) else 2
 
 
-def _group_rows_alike(first: CsvColumn, second: CsvColumn) -> bool:
-    """Return True if two columns are one-to-one in the rows where both are filled, and there are such rows."""
-    filled = ~first.mark_blank_rows() & ~second.mark_blank_rows()
-    one, other = first.places[filled], second.places[filled]
-    return bool(filled.any()) and count_pairs(one, other) == len(np.unique(one)) == len(np.unique(other))
-
-
-def _several_patient_columns_fault(columns: CsvColumns, names: Sequence[str]) -> Fault:
+def _make_ambiguous_patient_fault(columns: CsvTable, names: Sequence[str]) -> Fault:
     """Return a fault for columns that may all name patients, with a value of which others differ."""
     problem = f"columns {quote_names(names)} may each name the patients, and group the images differently"
-    contradictions = (_describe_contradiction(columns, name, other) for name, other in permutations(names, 2))
-    if example := next(filter(None, contradictions), ""):
+
+    def find_contradictions() -> Iterator[str]:
+        for name, other in permutations(names, 2):
+            one, second, first_row = columns.get_column(name), columns.get_column(other), dict[int, int]()
+            for row in np.flatnonzero(~one.find_blank_rows() & ~second.find_blank_rows()).tolist():
+                earlier = first_row.setdefault(int(one.places[row]), row)
+                if second.places[earlier] != second.places[row]:
+                    values = [second.cells[second.places[at]] for at in (earlier, row)]
+                    text = f'"{one.cells[one.places[row]]}" of "{name}" is "{values[0]}" of "{other}" in line '
+                    yield text + f'{one.lines[earlier]}, and "{values[1]}" in line {one.lines[row]}'
+
+    if example := next(find_contradictions(), ""):
         problem += f": {example}"
     options = " or ".join(f"--patient-column {quote(name)}" for name in names)
     return Fault("--patient-column", f"{problem}.", f"Say which, by adding to the command: {options}")
 
 
-def _describe_contradiction(columns: CsvColumns, name: str, other: str) -> str:
-    """Name a value of column ``name`` that has two values of column ``other`` beside it; empty if there is none."""
-    one, second = columns.get_column(name), columns.get_column(other)
-    first_row = dict[int, int]()
-    for row in np.flatnonzero(~one.mark_blank_rows() & ~second.mark_blank_rows()).tolist():
-        earlier = first_row.setdefault(int(one.places[row]), row)
-        if second.places[earlier] != second.places[row]:
-            values = [second.cells[second.places[at]] for at in (earlier, row)]
-            text = f'"{one.cells[one.places[row]]}" of "{name}" is "{values[0]}" of "{other}" in line '
-            return text + f'{one.lines[earlier]}, and "{values[1]}" in line {one.lines[row]}'
-    return ""
-
-
-def count_pairs(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
+def count_distinct_pairs(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
     """Return the number of different pairs of the numbers in two arrays ``(rows,)``."""
     return len(np.unique(first.astype(np.int64) * (int(second.max(initial=0)) + 1) + second))
 
 
-def list_possible_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
+def list_possible_patient_columns(columns: CsvTable, names: Iterable[str]) -> list[str]:
     """Return the columns that seem to name patients.
 
     If there are none, return the first column of repeated identifiers, which may be of patients, stays or examinations.
@@ -147,24 +141,28 @@ def list_possible_patient_columns(columns: CsvColumns, names: Iterable[str]) -> 
     for name in sorted(names, key=lambda name: not contains_patient_word(name)):
         cells, rows = columns.get_column(name).cells, len(columns.lines)
         repeats = len(cells) < rows <= _MOST_IMAGES * len(cells)
-        if (
-            repeats
-            and may_be_identifiers(columns, name)
-            and (CASE.search(name.casefold()) or all(map(_ID.fullmatch, cells)))
-        ):
+        if not repeats or not may_be_identifier_column(columns, name):
+            continue
+        if CASE.search(name.casefold()) or all(map(_ID.fullmatch, cells)):
             return [name]
     return []
 
 
-def _find_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
+def _find_patient_columns(columns: CsvTable, names: Iterable[str]) -> list[str]:
     """Return the columns whose heading has a word for the patient and none for anything else, and whose cells fit."""
     fitting = list[str]()
-    for name in filter(_is_patient_heading, names):
+    for name in names:
+        words = PATIENT_IN_TWO_WORDS.sub("patient ", " ".join(list_column_name_words(name))).split()
+        first = next((place for place, word in enumerate(words) if PATIENT.fullmatch(word)), len(words))
+        beside = [word for word in words[:first] if not BEFORE_PATIENT.fullmatch(word)] + words[first:]
+        is_heading = all(PATIENT.fullmatch(word) or BESIDE_PATIENT.fullmatch(word) for word in beside)
+        if name.casefold() not in ("patients", "subjects") and (first == len(words) or not is_heading):
+            continue
         column = columns.get_column(name)
         filled = [cell for cell in column.cells if not is_blank_cell(cell)]
-        kind = judge_column(column).kind
+        kind = judge_column_content(column).kind
         # Not dates, 0 and 1, yes and no.
-        if len(filled) > 1 and kind not in ("labels", "words") and may_be_identifiers(columns, name):
+        if len(filled) > 1 and kind not in ("labels", "words") and may_be_identifier_column(columns, name):
             has_digits = all(re.search(r"\d", cell) for cell in filled)
             # Under a heading without a number also not measures and few words.
             if _contains_number_word(name) or (
@@ -175,24 +173,13 @@ def _find_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str
     return fitting
 
 
-def _is_patient_heading(name: str) -> bool:
-    if name.casefold() in ("patients", "subjects"):
-        return True
-    words = PATIENT_IN_TWO_WORDS.sub("patient ", " ".join(list_column_name_words(name))).split()
-    first = next((place for place, word in enumerate(words) if PATIENT.fullmatch(word)), None)
-    if first is None:
-        return False
-    before = [word for word in words[:first] if not BEFORE_PATIENT.fullmatch(word)]
-    return all(PATIENT.fullmatch(word) or BESIDE_PATIENT.fullmatch(word) for word in before + words[first:])
-
-
 def contains_patient_word(text: str) -> bool:
     """Return True if a word of a heading or name means the patient."""
-    return any(map(PATIENT.fullmatch, split_column_name_words(text)))
+    return any(map(PATIENT.fullmatch, get_distinct_column_name_words(text)))
 
 
 def _contains_number_word(name: str) -> bool:
-    return any(map(NUMBERED.fullmatch, split_column_name_words(name)))
+    return any(map(NUMBERED.fullmatch, get_distinct_column_name_words(name)))
 
 
 def guess_patients_by_filename(names: Sequence[str]) -> tuple[int, str] | None:
@@ -214,13 +201,13 @@ def guess_patients_by_filename(names: Sequence[str]) -> tuple[int, str] | None:
     return min(groups)[1:] if groups else None
 
 
-def may_be_identifiers(columns: CsvColumns, name: str) -> bool:
+def may_be_identifier_column(columns: CsvTable, name: str) -> bool:
     """Return False for a column of ages, dates, times or counts, by its name or its cells."""
     # Of "Patientenalter" the word is "alter".
-    words = {re.sub(r"^patient(?:en|s)?", "", word) for word in split_column_name_words(name)}
-    return not words & NO_ID_WORDS and not holds_dates(columns.get_column(name))
+    words = {re.sub(r"^patient(?:en|s)?", "", word) for word in get_distinct_column_name_words(name)}
+    return not words & NO_ID_WORDS and not contains_only_dates(columns.get_column(name))
 
 
-def holds_dates(column: CsvColumn) -> bool:
+def contains_only_dates(column: CsvColumn) -> bool:
     """Return True if all cells that are not blank begin with a date or time."""
     return all(_DATE.match(cell) for cell in column.cells if not is_blank_cell(cell))

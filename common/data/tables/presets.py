@@ -15,14 +15,14 @@ from common.data.base.spec import ChexpertDatasetSpec, MimicDatasetSpec, NihData
 from common.data.base.splits import Names, find_patient_name_faults
 from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns
 from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
-from common.data.tables.csv import CsvColumns
+from common.data.tables.csv import CsvTable
 from common.data.tables.files import LazyPicturePaths, PictureFileFinder
 from common.data.tables.labels import (
     LabelTable,
     drop_missing_files,
     find_patient_overlap_faults,
     hold_out_validation_patients,
-    read_table_and_folder,
+    read_table_and_find_folder,
     split_label_table,
 )
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
@@ -46,7 +46,7 @@ def open_nih_table(spec: NihDatasetSpec, base: Path) -> LabelTable:
         columns.get_column("Finding Labels"), "Finding Labels", FindingColumnRules(own_names)
     )
     table = _make_unsplit_table(
-        files=LazyPicturePaths.from_names(folder, [paths.get(name, name) for name in names.tolist()]),
+        files=LazyPicturePaths.from_folder_and_names(folder, [paths.get(name, name) for name in names.tolist()]),
         labels=labels,
         class_names=NIH_CLASSES,
         patients=columns["Patient ID"],
@@ -74,11 +74,10 @@ def open_nih_table(spec: NihDatasetSpec, base: Path) -> LabelTable:
 def _find_picture_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
     """Search all subfolders for files with these names, and return their paths relative to ``folder``.
 
-    Raises:
-        BadInput: If a folder cannot be listed, or different files have the same name.
+    A folder that cannot be listed, and different files of one name, are refused.
     """
     listings, paths, repeated = PictureFileFinder(), dict[str, str](), list[str]()
-    for below, name in listings.walk_files(folder):
+    for below, name in listings.list_files_recursively(folder):
         if name in names:
             first = paths.setdefault(name, path := f"{below}/{name}")
             if first != path and (folder / first).resolve() != (folder / path).resolve():
@@ -117,7 +116,7 @@ def open_chexpert_table(spec: ChexpertDatasetSpec, base: Path) -> LabelTable:
         problem = f'{len(nameless)} paths have no part such as "patient00042": {quote_names(nameless, 5)}.'
         raise BadInput([Fault("data.labels", problem)])
     table = _make_unsplit_table(
-        files=LazyPicturePaths.from_names(folder, below),
+        files=LazyPicturePaths.from_folder_and_names(folder, below),
         labels=labels,
         class_names=CHEXPERT_CLASSES,
         patients=np.array([str(int(name[len("patient") :])) for name in patients]),
@@ -142,7 +141,7 @@ def open_mimic_table(spec: MimicDatasetSpec, base: Path) -> LabelTable:
         triples = zip(columns["subject_id"], columns["study_id"], columns["dicom_id"], strict=True)
         paths = [f"files/p{subject[:2]}/p{subject}/s{study}/{dicom}.jpg" for subject, study, dicom in triples]
     table = _make_unsplit_table(
-        files=LazyPicturePaths.from_names(folder, paths),
+        files=LazyPicturePaths.from_folder_and_names(folder, paths),
         labels=parse_label_columns(columns, classes, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
         class_names=classes,
         patients=columns["subject_id"],
@@ -151,24 +150,18 @@ def open_mimic_table(spec: MimicDatasetSpec, base: Path) -> LabelTable:
     return drop_missing_files(parted, spec)
 
 
-def _read_checked_columns(spec: PictureFolderSpec, base: Path, required: tuple[str, ...]) -> tuple[CsvColumns, Path]:
+def _read_checked_columns(spec: PictureFolderSpec, base: Path, required: tuple[str, ...]) -> tuple[CsvTable, Path]:
     """Read the table, locate the image folder, and raise one error with the faults of both."""
-    columns, folder, faults = read_table_and_folder(spec, base)
+    columns, folder, faults = read_table_and_find_folder(spec, base)
     table = Path(spec.labels).name
-    faults += [
-        Fault(
-            "data.labels",
-            f'{table} has no column "{name}"; its columns are {quote_names(columns)}.',
-            suggest_nearest_name(name, columns),
-        )
-        for name in required
-        if name not in columns
-    ]
+    for name in [name for name in required if name not in columns]:
+        problem = f'{table} has no column "{name}"; its columns are {quote_names(columns)}.'
+        faults.append(Fault("data.labels", problem, suggest_nearest_name(name, columns)))
     raise_faults(faults)
     return columns, folder
 
 
-def _select_table_rows(columns: CsvColumns, index: NDArray[np.bool_], what: str) -> CsvColumns:
+def _select_table_rows(columns: CsvTable, index: NDArray[np.bool_], what: str) -> CsvTable:
     """Return the selected rows; if there are none, raise an error whose message ends with ``what``."""
     if not index.any():
         raise BadInput([Fault("data.labels", f"none of the {len(index)} rows {what}.")])
@@ -178,11 +171,7 @@ def _select_table_rows(columns: CsvColumns, index: NDArray[np.bool_], what: str)
 def _make_unsplit_table(
     files: LazyPicturePaths, labels: NDArray[np.float32], class_names: tuple[str, ...], patients: Names
 ) -> LabelTable:
-    """Create a label table without centres and not yet split; until then all rows are in the test part.
-
-    Raises:
-        BadInput: If patient names are so similar that they may mean the same patient.
-    """
+    """Create a table without centres, all in the test part until it is split; refuse patients who may be one."""
     count = len(files)
     raise_faults(find_patient_name_faults("data.labels", patients))
     return LabelTable(files, labels, class_names, patients, np.full(count, ""), np.full(count, "test"))

@@ -39,35 +39,40 @@ from common.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
 from common.data.tables.cells import (
     OTHER_SEPARATORS,
     interpret_label_cell,
-    names_no_finding,
-    says_not_assessed,
-    split_findings,
+    is_placeholder_finding,
+    says_image_not_assessed,
+    split_finding_names,
 )
 from common.data.tables.class_names import MIMIC_CLASSES
-from common.data.tables.csv import CsvColumn, CsvColumns
-from common.data.tables.files import PictureFileFinder, drop_picture_ending, fold_name_case, strip_picture_ending
-from common.data.tables.flag_columns import FlagColumns, is_letter_or_abbreviation, sort_flag_columns
+from common.data.tables.csv import CsvColumn, CsvTable
+from common.data.tables.files import (
+    PictureFileFinder,
+    drop_picture_extension,
+    fold_name_case,
+    make_extensionless_name_key,
+)
+from common.data.tables.flag_columns import BinaryColumnKinds, classify_binary_columns, is_letter_or_abbreviation
 from common.data.tables.judgement import (
     MOST_WORDS,
     ColumnJudgement,
-    find_missing_codes,
-    finding_certainty,
-    holds_one_and_two,
-    is_free_text,
+    contains_only_one_and_two,
+    find_missing_value_codes,
+    get_distinct_column_name_words,
+    get_finding_certainty,
+    is_free_text_column,
     is_metadata_column_name,
     is_no_finding_name,
-    is_plausible_finding,
-    judge_column,
+    judge_column_content,
     looks_like_split_column,
-    split_column_name_words,
+    may_contain_finding_names,
     split_diagnosis_code,
 )
 from common.data.tables.patient_columns import (
+    contains_only_dates,
     contains_patient_word,
-    count_pairs,
+    count_distinct_pairs,
     guess_patient_column,
-    holds_dates,
-    may_be_identifiers,
+    may_be_identifier_column,
 )
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.plain_text import format_count_with_noun
@@ -135,7 +140,7 @@ class ColumnRoles:
     unused: Mapping[str, ColumnJudgement] = field(default_factory=dict)
 
 
-def picture_columns(columns: CsvColumns, files: Iterable[str] = (), image: str | None = None) -> list[str]:
+def find_picture_columns(columns: CsvTable, files: Iterable[str] = (), image: str | None = None) -> list[str]:
     """Return the columns that name pictures: files of the folder, or else names that mostly have picture extensions.
 
     Column ``image``, or else the surest, is first. A column that names the same picture as an earlier one in each row
@@ -146,90 +151,87 @@ def picture_columns(columns: CsvColumns, files: Iterable[str] = (), image: str |
     """
     files = list(files)
     cells, scores = {name: columns.get_column(name).cells for name in columns}, dict[str, tuple[int, ...]]()
-    whole, without_ending = ({fold(file) for file in files} for fold in (fold_name_case, strip_picture_ending))
+    whole, without_ending = ({fold(file) for file in files} for fold in (fold_name_case, make_extensionless_name_key))
     for name in columns:
         last_parts = [fold_name_case(re.split(r"[/\\]", cell)[-1]) for cell in cells[name][:_LOOKED_AT]]
         exact = sum(part in whole for part in last_parts)
-        near = sum(part in whole or drop_picture_ending(part) in without_ending for part in last_parts)
+        near = sum(part in whole or drop_picture_extension(part) in without_ending for part in last_parts)
         scores[name] = near, exact, not contains_patient_word(name), len(cells[name])
     best = image or max(columns, key=lambda name: scores[name])
     if image or scores[best][0] > min(1, len(cells[best]) - 1):
         others = [name for name in columns if name != best and 2 * scores[name][0] > len(cells[name][:_LOOKED_AT])]
     else:
-        named = [name for name in columns if _has_picture_endings(cells[name])]
+        named = [name for name in columns if _have_picture_extensions(cells[name])]
         if not named:
             problem = "no column of the table names pictures, files of the folder or names that end in "
             problem += f"{quote_names(PICTURE_SUFFIXES)}; it has {quote_names(columns)}."
             raise BadInput([Fault("--image-column", problem, "Name the column of picture files.")])
         best, *others = named
     endings, distinct = PICTURE_SUFFIXES + UNREAD_SUFFIXES, [best]
-    need_endings = _has_picture_endings(cells[best], endings)
+    need_endings = _have_picture_extensions(cells[best], endings)
     for name in others:
         is_like_best = (
-            _has_picture_endings(cells[name], endings) if need_endings else not any(map(str.isdecimal, cells[name]))
+            _have_picture_extensions(cells[name], endings) if need_endings else not any(map(str.isdecimal, cells[name]))
         )
-        if is_like_best and not any(_name_one_picture(columns, name, earlier) for earlier in distinct):
+        if is_like_best and not any(_name_same_pictures(columns, name, earlier) for earlier in distinct):
             distinct.append(name)
     return distinct
 
 
-def _has_picture_endings(cells: Sequence[str], endings: tuple[str, ...] = PICTURE_SUFFIXES) -> bool:
+def _have_picture_extensions(cells: Sequence[str], endings: tuple[str, ...] = PICTURE_SUFFIXES) -> bool:
     filled = [cell.lower() for cell in cells[:_LOOKED_AT] if not is_blank_cell(cell)]
     return sum(cell.endswith(endings) for cell in filled) > len(filled) / 2
 
 
-def _name_one_picture(columns: CsvColumns, first: str, second: str) -> bool:
+def _name_same_pictures(columns: CsvTable, first: str, second: str) -> bool:
     """Return True if two columns name the same picture in all rows; a cell may be blank, or end the other's path."""
     one, other = columns.get_column(first), columns.get_column(second)
     rows = slice(None, None, max(1, len(columns.lines) // _MOST_ROWS))  # spread over a long table
     for left, right in set(zip(one.places[rows].tolist(), other.places[rows].tolist(), strict=True)):
         paths = [fold_name_case(cell).replace("\\", "/") for cell in (one.cells[left], other.cells[right])]
-        stems = sorted(map(drop_picture_ending, paths), key=len)
+        stems = sorted(map(drop_picture_extension, paths), key=len)
         if all(stems) and stems[0] != stems[1] and not stems[1].endswith(f"/{stems[0]}"):
             return False
     return True
 
 
-def several_picture_columns_faults(names: Sequence[str]) -> list[Fault]:
+def find_ambiguous_picture_faults(names: Sequence[str]) -> list[Fault]:
     """Return a fault if several columns name pictures, because the labels of a row may be those of either."""
     if len(names) == 1:
         return []
-    problem = (
-        f"columns {quote_names(names, _MOST_COLUMNS)} name pictures, each other ones; a line's labels are learned "
-    )
+    problem = f"columns {quote_names(names, _MOST_COLUMNS)} name pictures, each other ones; a line's labels are "
+    problem += "learned for one picture only."
     remedy = 'Write a line for each picture, with its own labels: docs/recipes.md, "Two pictures in a line". '
-    remedy += f"Or add to the command: {_join_options('--image-column', names[:_MOST_COLUMNS])}"
-    return [Fault("--image-column", f"{problem}for one picture only.", remedy)]
+    remedy += f"Or add to the command: {_join_command_alternatives('--image-column', names[:_MOST_COLUMNS])}"
+    return [Fault("--image-column", problem, remedy)]
 
 
-def guess_image_column(columns: CsvColumns) -> str:
+def guess_image_column(columns: CsvTable) -> str:
     """Return the one column that names pictures.
 
     Raises:
         BadInput: If there is no such column, or if there are several.
     """
-    names = picture_columns(columns)
-    raise_faults(several_picture_columns_faults(names))
+    names = find_picture_columns(columns)
+    raise_faults(find_ambiguous_picture_faults(names))
     return names[0]
 
 
-def _join_options(option: str, names: Iterable[str]) -> str:
+def _join_command_alternatives(option: str, names: Iterable[str]) -> str:
     """Return alternatives for a command line: ``--findings Mass or --findings 'Mass 2'``."""
     return " or ".join(f"{option} {quote(name)}" for name in names)
 
 
-def absent_picture_columns(columns: CsvColumns, image: str, others: Collection[str]) -> list[str]:
+def find_absent_picture_columns(columns: CsvTable, image: str, others: Collection[str]) -> list[str]:
     """Return the columns beside ``image`` and ``others`` that name pictures which are elsewhere, by their endings."""
-    names = (name for name in columns if name != image and name not in others)
-    return [
-        name
-        for name in names
-        if _has_picture_endings(columns.get_column(name).cells, PICTURE_SUFFIXES + UNREAD_SUFFIXES)
-        and not _name_one_picture(columns, name, image)
-    ]
+    endings, names = PICTURE_SUFFIXES + UNREAD_SUFFIXES, [name for name in columns if name not in (image, *others)]
+    named = [name for name in names if _have_picture_extensions(columns.get_column(name).cells, endings)]
+    return [name for name in named if not _name_same_pictures(columns, name, image)]
 
 
-def labels_of_other_pictures(image: str, others: Sequence[str], labels: Iterable[str], folder: str = "") -> list[str]:
+def find_labels_of_other_pictures(
+    image: str, others: Sequence[str], labels: Iterable[str], folder: str = ""
+) -> list[str]:
     """Return the label columns that belong, by the words of their names, to pictures other than those of ``image``.
 
     Of the image columns ``left`` and ``right``, or ``img_OD`` and ``img_OS``, these are the words for the side. Labels
@@ -239,23 +241,23 @@ def labels_of_other_pictures(image: str, others: Sequence[str], labels: Iterable
         others: The other columns that name pictures.
         folder: Name of the folder of the pictures, which may be one for a side.
     """
-    words = {name: _words_and_numbers(name) for name in (image, *others)}
+    words = {name: _split_into_words_and_numbers(name) for name in (image, *others)}
     common = set.intersection(*words.values()) if others else words[image]
 
-    def marks(name: str) -> set[str]:
+    def list_distinguishing_words(name: str) -> set[str]:
         particular = words[name] - common
         return particular.union(*(side for side in SIDES if particular & side))
 
-    image_sides = [side for side in SIDES if (words[image] | _words_and_numbers(folder)) & side]
+    image_sides = [side for side in SIDES if (words[image] | _split_into_words_and_numbers(folder)) & side]
     # In a label, "dx" is a diagnosis rather than the right side.
     opposite = {word for side in SIDES if len(image_sides) == 1 and side not in image_sides for word in side} - {"dx"}
-    foreign = opposite.union(*map(marks, others)) - marks(image)
-    image_marks = marks(image).union(*image_sides)
-    sides = {name: _words_and_numbers(name) for name in labels}
+    foreign = opposite.union(*map(list_distinguishing_words, others)) - list_distinguishing_words(image)
+    image_marks = list_distinguishing_words(image).union(*image_sides)
+    sides = {name: _split_into_words_and_numbers(name) for name in labels}
     return [name for name, of in sides.items() if of & foreign and not of & image_marks]
 
 
-def labels_of_other_pictures_fault(
+def make_other_picture_labels_fault(
     image: str, others: Sequence[str], labels: Sequence[str], foreign: Sequence[str]
 ) -> Fault:
     """Return a fault for label columns that belong to other pictures, with the command that leaves them out."""
@@ -269,11 +271,11 @@ def labels_of_other_pictures_fault(
     return Fault("--findings", problem, f"{remedy}the command: {' or '.join(options)}")
 
 
-def _words_and_numbers(name: str) -> set[str]:
-    return split_column_name_words(name) | set(re.findall(r"\d+", name))
+def _split_into_words_and_numbers(name: str) -> set[str]:
+    return get_distinct_column_name_words(name) | set(re.findall(r"\d+", name))
 
 
-def group_by_reader(names: Iterable[str]) -> list[list[str]]:
+def group_label_columns_by_reader(names: Iterable[str]) -> list[list[str]]:
     """Return groups of label columns that differ only in a word for the reader: ``Mass_R1``, ``Mass_consensus``."""
     groups = dict[tuple[str, ...], list[str]]()
     for name in names:
@@ -285,7 +287,7 @@ def group_by_reader(names: Iterable[str]) -> list[list[str]]:
 
 
 def guess_column_roles(
-    columns: CsvColumns,
+    columns: CsvTable,
     image: str,
     patient: str | None = None,
     source: str | None = None,
@@ -304,54 +306,48 @@ def guess_column_roles(
     """
     settled = (image, *([source] if source else []), *findings)
     patient = patient or guess_patient_column(columns, settled, image)
-    split = next((name for name in columns if name not in settled and _is_split(columns, name)), None)
+    split = next((name for name in columns if name not in settled and _is_split_column(columns, name)), None)
     rest = [name for name in columns if name not in (image, patient, split)]
     splits = tuple(name for name in rest if name not in settled and looks_like_split_column(columns.get_column(name)))
     if source is None:
-        source = _guess_hospital_by_name(columns, [name for name in rest if name not in (*findings, *splits)])
+        source = _guess_hospital_column_by_name(columns, [name for name in rest if name not in (*findings, *splits)])
     rest = [name for name in rest if name != source]
-    judgements = {name: judge_column(columns.get_column(name)) for name in rest}
+    judgements = {name: judge_column_content(columns.get_column(name)) for name in rest}
     positive = {name: judgements[name].positive for name in rest if judgements[name].kind == "labels"}
-    flags = sort_flag_columns({} if findings else positive)
+    flags = classify_binary_columns({} if findings else positive)
     label_columns = list(flags.classes)
     if findings:
         is_named = len(findings) == 1 and judgements[findings[0]].kind in ("other", "numbers")
         label_columns = [] if is_named else [name for name in columns if name in findings]
     if source is None:
         others = [name for name in rest if name not in (*label_columns, *findings, *splits)]
-        source = _guess_hospital_by_content(columns, others, label_columns, patient)
+        source = _guess_hospital_column_by_content(columns, others, label_columns, patient)
     unused = {name: judgements[name] for name in rest if name not in (source, *label_columns, *findings)}
     if not findings:
-        _refuse_almost_label_columns(columns, unused, label_columns)
+        _refuse_incomplete_label_columns(columns, unused, label_columns)
         if label_columns:
-            _refuse_two_label_kinds(columns, flags, unused)
-            _refuse_doubtful_flags(flags)
+            _refuse_unclear_label_columns(columns, flags, unused)
     if label_columns:
         counts = {name: int(judgements[name].positive.sum()) for name in label_columns}
         labelled = np.sum([judgements[name].positive for name in label_columns], axis=0)  # positive classes per row
         exclusive = len(counts) > 1 and bool((labelled == 1).all())
         roles = ColumnRoles(image, patient, source or None, split, tuple(counts), None, "|", counts, exclusive)
         roles = replace(roles, possible_splits=splits)
-        alone = {
-            name: count
-            for name, count in counts.items()
-            if not exclusive
-            and len(counts) > _FEW_CLASSES
-            and (judgements[name].positive == (judgements[name].positive == labelled)).all()
-        }
+        alone = dict[str, int]()
+        if not exclusive and len(counts) > _FEW_CLASSES:
+            positives = {name: judgements[name].positive for name in counts}
+            alone = {n: counts[n] for n, positive in positives.items() if (positive == (positive == labelled)).all()}
         return replace(roles, alone=alone, unused=unused)
     name = findings[0] if findings else _guess_finding_column(columns, unused)
-    _stop_on_other_than_names(columns.get_column(name, with_line_ends=True), name)
-    _refuse_shared_words(columns, name, unused)
-    roles = _add_finding_names(
-        columns, name, ColumnRoles(image, patient, source or None, split, (), name, "|", {}, False)
-    )
+    _refuse_unusable_finding_column(columns, name, unused)
+    roles = ColumnRoles(image, patient, source or None, split, (), name, "|", {}, False)
+    roles = _complete_roles_with_findings(columns, name, roles)
     _refuse_diagnosis_certainty_column(columns, roles, unused)
     without_finding = {other: judgement for other, judgement in unused.items() if other != name}
     return replace(roles, unused=without_finding, possible_splits=splits)
 
 
-def _is_split(columns: CsvColumns, name: str) -> bool:
+def _is_split_column(columns: CsvTable, name: str) -> bool:
     """Return True if all cells are names of parts and two parts occur, or the heading says that it is a split."""
     parts = columns.get_column(name).cells
     if len(parts) > MOST_WORDS:
@@ -361,13 +357,9 @@ def _is_split(columns: CsvColumns, name: str) -> bool:
 
 
 def _refuse_diagnosis_certainty_column(
-    columns: CsvColumns, roles: ColumnRoles, unused: Mapping[str, ColumnJudgement]
+    columns: CsvTable, roles: ColumnRoles, unused: Mapping[str, ColumnJudgement]
 ) -> None:
-    """Raise an error if another column says how certain each finding is: "excluded", or A, V or Z of ICD-10 codes.
-
-    Raises:
-        BadInput: With the lines of the findings that are excluded, suspected or past.
-    """
+    """Refuse a column that says how certain each finding is: "excluded", or A, V or Z of ICD-10 codes."""
     has_codes = any(map(split_diagnosis_code, roles.classes))
     for name in unused:
         column = columns.get_column(name)
@@ -383,51 +375,24 @@ def _refuse_diagnosis_certainty_column(
             raise BadInput([Fault("--findings", problem, remedy)])
 
 
-def _stop_on_other_than_names(column: CsvColumn, name: str) -> None:
-    """Raise an error if a column that the user took for findings holds sentences, or the numbers 1 and 2 alone.
-
-    Raises:
-        BadInput: With a part of the first text, or with the lines of the numbers.
-    """
-    if is_free_text(column):
-        text = next(cell for cell in column.cells if not is_blank_cell(cell))
-        problem = f'column "{name}" holds texts ("{shorten(text)}"), and no names of findings.'
-        remedy = "Write the findings of each image in a column of their own: names with | between them, or 1 and 0."
-        raise BadInput([Fault("--findings", problem, remedy)])
-    if holds_one_and_two(column):
-        filled = [place for place, cell in enumerate(column.cells) if not is_blank_cell(cell)]
-        problem = f'column "{name}" holds {column.describe_cell_lines(filled)}: codes for yes and no, or for two kinds?'
-        remedy = (
-            "Write 1 (shows it), 0 (does not) or nothing (nobody looked), by the table's code book: factors of R are "
-        )
-        remedy += (
-            "often 1 = no and 2 = yes, other programs' codes the reverse. If they are two kinds, write their names."
-        )
-        raise BadInput([Fault("--findings", problem, remedy)])
-
-
-def shorten(text: str) -> str:
+def shorten_report_text(text: str) -> str:
     """Return the first letters of a text that may be a report, on one line."""
     line = " ".join(text.split())
     return line if len(line) <= _MOST_LETTERS else f"{line[: _MOST_LETTERS - 1]}…"
 
 
-def describe_foreign_cells(
-    columns: CsvColumns, judged: Mapping[str, ColumnJudgement], names: Collection[str] | None = None
+def describe_non_label_cells(
+    columns: CsvTable, judged: Mapping[str, ColumnJudgement], names: Collection[str] | None = None
 ) -> str:
     """List the cells that are no labels, with line numbers, for each column: ``"Mass" ("ja" in line 3)``.
 
     Args:
         names: The columns to describe; None for all that are judged.
     """
-    texts = [
-        f'"{name}" ({columns.get_column(name).describe_cell_lines(of.foreign, 3)})'
-        for name, of in judged.items()
-        if names is None or name in names
-    ]
-    return "; ".join(texts[:_MOST_COLUMNS]) + (
-        f"; {len(texts) - _MOST_COLUMNS} more" if len(texts) > _MOST_COLUMNS else ""
-    )
+    chosen = judged if names is None else [name for name in judged if name in names]
+    texts = [f'"{name}" ({columns.get_column(name).describe_cell_lines(judged[name].foreign, 3)})' for name in chosen]
+    more = f"; {len(texts) - _MOST_COLUMNS} more" if len(texts) > _MOST_COLUMNS else ""
+    return "; ".join(texts[:_MOST_COLUMNS]) + more
 
 
 def format_findings_options(names: Iterable[str]) -> str:
@@ -435,56 +400,47 @@ def format_findings_options(names: Iterable[str]) -> str:
     return " ".join(f"--findings {quote(name)}" for name in names)
 
 
-def _refuse_almost_label_columns(
-    columns: CsvColumns, judged: Mapping[str, ColumnJudgement], label_columns: Sequence[str]
+def _refuse_incomplete_label_columns(
+    columns: CsvTable, judged: Mapping[str, ColumnJudgement], label_columns: Sequence[str]
 ) -> None:
-    """Raise an error if a column mixes labels with other cells, because skipping it would lose a class unnoticed.
-
-    Raises:
-        BadInput: With the cells that are no labels.
-    """
+    """Refuse columns that mix labels with other cells, because skipping one would lose a class unnoticed."""
     if broken := {
         name: of for name, of in judged.items() if of.kind == "almost labels" and not is_metadata_column_name(name)
     }:
-        problem = f"these columns hold labels, and cells that are none: {describe_foreign_cells(columns, broken)}."
+        problem = f"these columns hold labels, and cells that are none: {describe_non_label_cells(columns, broken)}."
         others = [name for name in judged if name not in broken and not is_metadata_column_name(name)]
-        if coded := [name for name in others if holds_one_and_two(columns.get_column(name))]:
-            problem += f" These hold 1 and 2, perhaps for yes and no: {describe_foreign_cells(columns, judged, coded)}."
+        if coded := [name for name in others if contains_only_one_and_two(columns.get_column(name))]:
+            problem += (
+                f" These hold 1 and 2, perhaps for yes and no: {describe_non_label_cells(columns, judged, coded)}."
+            )
         remedy = "Write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked) in these cells."
         if any(map(_is_known_finding, label_columns)) or (label_columns and not any(map(_is_known_finding, broken))):
             remedy += f" Or use the other columns only: {format_findings_options(label_columns)}"
         raise BadInput([Fault("labels", problem, remedy)])
 
 
-def _refuse_two_label_kinds(columns: CsvColumns, flags: FlagColumns, unused: Mapping[str, ColumnJudgement]) -> None:
-    """Raise an error if, beside label columns, another column names further findings: either may be the labels.
+def _refuse_unclear_label_columns(
+    columns: CsvTable, flags: BinaryColumnKinds, unused: Mapping[str, ColumnJudgement]
+) -> None:
+    """Refuse another column that names further findings, and columns of 0 and 1 that may be something else.
 
-    It may if its heading speaks of findings, or if its cells surely name some, or name the label columns. Beside a
-    single label column that is no known finding and no abbreviation, it is enough that cells have one known finding,
-    several names, or a word for "nothing found".
-
-    Raises:
-        BadInput: With the columns of both kinds.
+    A column may hold the labels, too, if its heading speaks of findings, or if its cells surely name some, or name the
+    label columns. Beside a single label column that is no known finding and no abbreviation, it is enough that cells
+    have one known finding, several names, or a word for "nothing found".
     """
     label_keys = set(map(make_class_spelling_key, (*flags.classes, *flags.doubtful)))
     is_lone = len(flags.classes + flags.doubtful) == 1
     is_lone &= not any(_is_known_finding(name) or is_letter_or_abbreviation(name) for name in flags.classes)
     for name, findings in _list_finding_columns(columns, unused).items():
-        others = [
-            finding
-            for finding in findings
-            if make_class_spelling_key(finding) not in label_keys and not _means_no_finding(finding)
-        ]
-        classes = [
-            finding
-            for finding in findings
-            if len(finding) > 1 and make_class_spelling_key(finding) in label_keys and not _means_no_finding(finding)
-        ]
-        is_meant = _is_findings_heading(name) or _are_findings(findings, others)
+        real = [finding for finding in findings if not _means_no_finding(finding)]
+        others = [finding for finding in real if make_class_spelling_key(finding) not in label_keys]
+        classes = [finding for finding in real if len(finding) > 1 and finding not in others]
+        is_meant = _is_findings_heading(name) or _contain_known_findings(findings, others)
         is_meant |= len(classes) > 1 or 2 * len(classes) >= len(findings)
-        is_meant |= _says_whose_findings(name) and all(
-            map(is_letter_or_abbreviation, filter(None, columns.get_column(name).cells))
-        )
+        # "Confirmed diagnosis" or "disease type", with codes.
+        is_type = _heading_mentions_findings(name)
+        is_type &= get_distinct_column_name_words(name) & BESIDE_FINDINGS <= WHOSE_FINDINGS
+        is_meant |= is_type and all(map(is_letter_or_abbreviation, filter(None, columns.get_column(name).cells)))
         if others and (is_meant or (is_lone and _may_name_findings(columns, name, findings))):
             problem = f'column "{name}" names findings ({quote_names(others, 3)}), and cells are 0 and 1 in '
             problem += f"{quote_names(flags.classes, _MOST_COLUMNS)}. Only one kind can be the labels."
@@ -493,58 +449,6 @@ def _refuse_two_label_kinds(columns: CsvColumns, flags: FlagColumns, unused: Map
                 options += f" (without {quote_names(flags.doubtful, _MOST_COLUMNS)}, which may be no finding: name it "
                 options += "too if it is)"
             raise BadInput([Fault("--findings", problem, f"Say which, by adding to the command: {options}")])
-
-
-def list_possible_finding_columns(columns: CsvColumns, roles: ColumnRoles) -> list[str]:
-    """Return the columns that may name findings beside label columns of which none is a finding that is known.
-
-    Their cells have lists, a known finding or a word for "nothing found".
-    """
-    if not roles.label_columns or any(map(_is_known_finding, roles.label_columns)):
-        return []
-    return [
-        name
-        for name, findings in _list_finding_columns(columns, roles.unused).items()
-        if _may_name_findings(columns, name, findings)
-    ]
-
-
-def _may_name_findings(columns: CsvColumns, name: str, findings: Collection[str]) -> bool:
-    column = columns.get_column(name, with_line_ends=True)
-    separator = _guess_finding_separator(column)
-    has_lists = any(len(split_findings(cell, separator)) > 1 for cell in column.cells)
-    return has_lists or any(_is_known_finding(finding) or _means_no_finding(finding) for finding in findings)
-
-
-def _mentions_findings(heading: str) -> bool:
-    return FINDINGS.search(heading.casefold()) is not None
-
-
-def _is_findings_heading(name: str) -> bool:
-    return _mentions_findings(name) and not split_column_name_words(name) & BESIDE_FINDINGS
-
-
-def _says_whose_findings(name: str) -> bool:
-    """Return True for a heading such as "confirmed diagnosis" or "disease type", whose cells may be findings."""
-    return _mentions_findings(name) and split_column_name_words(name) & BESIDE_FINDINGS <= WHOSE_FINDINGS
-
-
-def _is_known_finding(name: str) -> bool:
-    return name.casefold() in _CLASSES or FINDING_STEM.search(name.casefold()) is not None
-
-
-def _are_findings(names: Collection[str], others: Collection[str]) -> bool:
-    """Return True if ``others`` has two known findings, or has one and ``names`` has a word for "nothing found"."""
-    count = sum(map(_is_known_finding, others))
-    return count > 1 or (count == 1 and any(map(_means_no_finding, names)))
-
-
-def _refuse_doubtful_flags(flags: FlagColumns) -> None:
-    """Raise an error if columns of 0 and 1 may be findings or something else.
-
-    Raises:
-        BadInput: With the command for either.
-    """
     if flags.doubtful:
         names = quote_names(flags.doubtful, _MOST_COLUMNS)
         problem = f"cells are 0 and 1 in {names} too. By the name that may be a finding, or the sex, a side, the "
@@ -554,25 +458,68 @@ def _refuse_doubtful_flags(flags: FlagColumns) -> None:
         raise BadInput([Fault("--findings", problem, f"{remedy}(all are findings) or {options} (without these)")])
 
 
-def _refuse_shared_words(columns: CsvColumns, finding: str, unused: Mapping[str, ColumnJudgement]) -> None:
-    """Raise an error if other columns hold the same words as the column of findings: yes and no, or more findings.
+def list_possible_finding_columns(columns: CsvTable, roles: ColumnRoles) -> list[str]:
+    """Return the columns that may name findings beside label columns of which none is a finding that is known.
 
-    Raises:
-        BadInput: With the other columns and the cells that they share.
+    Their cells have lists, a known finding or a word for "nothing found".
     """
+    if not roles.label_columns or any(map(_is_known_finding, roles.label_columns)):
+        return []
+    candidates = _list_finding_columns(columns, roles.unused)
+    return [name for name, findings in candidates.items() if _may_name_findings(columns, name, findings)]
 
-    def words(name: str) -> set[str]:
-        return {
-            cell for cell in columns.get_column(name).cells if not names_no_finding(cell) and not cell[0].isdecimal()
-        }
 
-    finding_words = words(finding)
-    words_of = {name: words(name) for name, of in unused.items() if name != finding and of.kind == "other"}
+def _may_name_findings(columns: CsvTable, name: str, findings: Collection[str]) -> bool:
+    column = columns.get_column(name, with_line_ends=True)
+    separator = _guess_finding_separator(column)
+    has_lists = any(len(split_finding_names(cell, separator)) > 1 for cell in column.cells)
+    return has_lists or any(_is_known_finding(finding) or _means_no_finding(finding) for finding in findings)
+
+
+def _heading_mentions_findings(heading: str) -> bool:
+    return FINDINGS.search(heading.casefold()) is not None
+
+
+def _is_findings_heading(name: str) -> bool:
+    return _heading_mentions_findings(name) and not get_distinct_column_name_words(name) & BESIDE_FINDINGS
+
+
+def _is_known_finding(name: str) -> bool:
+    return name.casefold() in _CLASSES or FINDING_STEM.search(name.casefold()) is not None
+
+
+def _contain_known_findings(names: Collection[str], others: Collection[str]) -> bool:
+    """Return True if ``others`` has two known findings, or has one and ``names`` has a word for "nothing found"."""
+    count = sum(map(_is_known_finding, others))
+    return count > 1 or (count == 1 and any(map(_means_no_finding, names)))
+
+
+def _refuse_unusable_finding_column(columns: CsvTable, finding: str, unused: Mapping[str, ColumnJudgement]) -> None:
+    """Refuse a column of findings that holds sentences, only 1 and 2, or words that other columns share."""
+    column = columns.get_column(finding, with_line_ends=True)
+    if is_free_text_column(column):
+        text = next(cell for cell in column.cells if not is_blank_cell(cell))
+        problem = f'column "{finding}" holds texts ("{shorten_report_text(text)}"), and no names of findings.'
+        remedy = "Write the findings of each image in a column of their own: names with | between them, or 1 and 0."
+        raise BadInput([Fault("--findings", problem, remedy)])
+    if contains_only_one_and_two(column):
+        codes = column.describe_cell_lines([i for i, cell in enumerate(column.cells) if not is_blank_cell(cell)])
+        problem = f'column "{finding}" holds {codes}: codes for yes and no, or for two kinds?'
+        remedy = "Write 1 (shows it), 0 (does not) or nothing (nobody looked), by the table's code book: factors of R "
+        remedy += "are often 1 = no and 2 = yes, other programs' codes the reverse. If they are two kinds, write their "
+        raise BadInput([Fault("--findings", problem, f"{remedy}names.")])
+
+    def list_cell_words(name: str) -> set[str]:
+        cells = columns.get_column(name).cells
+        return {cell for cell in cells if not is_placeholder_finding(cell) and not cell[0].isdecimal()}
+
+    finding_words = list_cell_words(finding)
+    words_of = {name: list_cell_words(name) for name, of in unused.items() if name != finding and of.kind == "other"}
     shared = {name: finding_words & others for name, others in words_of.items()}
-    shared = {name: cells for name, cells in shared.items() if len(cells) > 1 and 2 * len(cells) >= len(words_of[name])}
+    shared = {name: words for name, words in shared.items() if len(words) > 1 and 2 * len(words) >= len(words_of[name])}
     if shared:
-        cells = sorted(set.union(*shared.values()))
-        problem = f'"{finding}" and {quote_names(shared, _MOST_COLUMNS)} hold the same words: {quote_names(cells, 5)}.'
+        words = sorted(set.union(*shared.values()))
+        problem = f'"{finding}" and {quote_names(shared, _MOST_COLUMNS)} hold the same words: {quote_names(words, 5)}.'
         remedy = "If they say yes and no, write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked). "
         remedy += "If they name findings, write all findings of an image in one column, with | between them."
         raise BadInput([Fault("--findings", problem, remedy)])
@@ -583,22 +530,20 @@ def _has_few_distinct_cells(column: CsvColumn) -> bool:
     return 1 < count <= min(_MOST_SOURCES, len(column.places) / _FEWEST_ROWS)
 
 
-def _guess_hospital_by_name(columns: CsvColumns, names: Iterable[str]) -> str | None:
+def _guess_hospital_column_by_name(columns: CsvTable, names: Iterable[str]) -> str | None:
     """Return the first column whose name suggests hospitals, and which has few distinct cells; None if none does."""
-    fit = [
-        name
-        for name in names
-        if _has_few_distinct_cells(column := columns.get_column(name))
-        and not split_column_name_words(name) & NO_SOURCE_WORDS
-        and not contains_patient_word(name)
-        and not is_free_text(column)
-    ]
+    fit = list[str]()
+    for name in names:
+        column = columns.get_column(name)
+        is_other = bool(get_distinct_column_name_words(name) & NO_SOURCE_WORDS) or contains_patient_word(name)
+        if _has_few_distinct_cells(column) and not is_other and not is_free_text_column(column):
+            fit.append(name)
     by_name = [name for name in fit if HOSPITAL.search(name.casefold())]
-    return next(iter([*by_name, *(name for name in fit if split_column_name_words(name) & SOURCE_WORDS)]), None)
+    return next(iter([*by_name, *(name for name in fit if get_distinct_column_name_words(name) & SOURCE_WORDS)]), None)
 
 
-def _guess_hospital_by_content(
-    columns: CsvColumns, names: Iterable[str], label_columns: Sequence[str], patient: str | None
+def _guess_hospital_column_by_content(
+    columns: CsvTable, names: Iterable[str], label_columns: Sequence[str], patient: str | None
 ) -> str | None:
     """Return the column that seems to name hospitals because of its cells; None if there is none.
 
@@ -606,35 +551,29 @@ def _guess_hospital_by_content(
     No patient may have two values, which excludes columns such as the view.
     """
     blank = []
-    for name in label_columns:
-        label_column = columns.get_column(name)
-        blank.append(
-            np.array([interpret_label_cell(cell) == "blank" for cell in label_column.cells])[label_column.places]
-        )
+    for column in map(columns.get_column, label_columns):
+        blank.append(np.array([interpret_label_cell(cell) == "blank" for cell in column.cells])[column.places])
     for name in names:
         column = columns.get_column(name)
-        if (
-            not _has_few_distinct_cells(column)
-            or split_column_name_words(name) & NO_SOURCE_WORDS
-            or any(map(is_blank_cell, column.cells))
-        ):
+        if not _has_few_distinct_cells(column) or get_distinct_column_name_words(name) & NO_SOURCE_WORDS:
+            continue
+        if any(map(is_blank_cell, column.cells)):
             continue
         if sum(bool(HOSPITAL.search(cell.casefold())) for cell in column.cells) > len(column.cells) / 2:
             return name
         if patient is not None:
             patients = columns.get_column(patient)
-            if count_pairs(patients.places, column.places) > len(patients.cells):
+            if count_distinct_pairs(patients.places, column.places) > len(patients.cells):
                 continue
         # The fraction of blank cells per hospital, for each class.
         shares = [np.bincount(column.places, rows) / column.count_rows_per_cell() for rows in blank]
-        if any(share.max() == 1 and share.min() < 1 for share in shares) and all(
-            ((share == 1) | (share < 0.5)).all() for share in shares
-        ):
+        are_clear = all(((share == 1) | (share < 0.5)).all() for share in shares)
+        if are_clear and any(share.max() == 1 and share.min() < 1 for share in shares):
             return name
     return None
 
 
-def list_possible_hospital_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> list[str]:
+def list_possible_hospital_columns(columns: CsvTable, judged: Mapping[str, ColumnJudgement]) -> list[str]:
     """Return the columns without a role that may name hospitals: by the name, or by few values that repeat."""
     return [
         name
@@ -643,12 +582,12 @@ def list_possible_hospital_columns(columns: CsvColumns, judged: Mapping[str, Col
         and _has_few_distinct_cells(column := columns.get_column(name))
         and len(column.cells) <= _MOST_OFFERED
         and not CASE.search(name.casefold())
-        and may_be_identifiers(columns, name)
-        and not (is_free_text(column) or looks_like_split_column(column) or _mentions_findings(name))
+        and may_be_identifier_column(columns, name)
+        and not (is_free_text_column(column) or looks_like_split_column(column) or _heading_mentions_findings(name))
         and (
-            is_plausible_finding(column)
+            may_contain_finding_names(column)
             or HOSPITAL.search(name.casefold())
-            or split_column_name_words(name) & SOURCE_WORDS
+            or get_distinct_column_name_words(name) & SOURCE_WORDS
         )
     ]
 
@@ -660,7 +599,7 @@ def _guess_finding_separator(column: CsvColumn) -> str:
     """
     rows, counts, names = dict[str, int](), column.count_rows_per_cell(), dict[str, set[str]]()
     for mark in OTHER_SEPARATORS:
-        pieces = [set(split_findings(cell.casefold(), mark)) for cell in column.cells]
+        pieces = [set(split_finding_names(cell.casefold(), mark)) for cell in column.cells]
         total = Counter(piece for of_cell in pieces for piece in of_cell)
         divided = [place for place, of_cell in enumerate(pieces) if len(of_cell) > 1]
         if divided and all(
@@ -673,7 +612,7 @@ def _guess_finding_separator(column: CsvColumn) -> str:
         mark
         for mark in rows
         if all(
-            names[mark].isdisjoint(split_findings(name, other))
+            names[mark].isdisjoint(split_finding_names(name, other))
             for other in rows
             if other != mark
             for name in names[mark]
@@ -683,21 +622,17 @@ def _guess_finding_separator(column: CsvColumn) -> str:
     return max(clean or rows, key=lambda mark: rows[mark], default="|")
 
 
-def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> str:
-    """Return the column whose cells name findings, judged by the column's name, else by the cells.
-
-    Raises:
-        BadInput: If no column clearly does; the message describes the candidates.
-    """
+def _guess_finding_column(columns: CsvTable, judged: Mapping[str, ColumnJudgement]) -> str:
+    """Return the column that names findings, by its heading, else by its cells; refuse a table without a clear one."""
     candidates = _list_finding_columns(columns, judged)
     for name, findings in candidates.items():
         if (
             _is_findings_heading(name)
             or any(finding in _CLASSES or _means_no_finding(finding) for finding in findings)
-            or _are_findings(findings, findings)
+            or _contain_known_findings(findings, findings)
         ):
             return name
-    if len(mentioning := list(filter(_mentions_findings, candidates))) == 1:
+    if len(mentioning := list(filter(_heading_mentions_findings, candidates))) == 1:
         return mentioning[0]
     problem = "no column is sure to hold labels, as 1, 0, -1 or nothing for each class, or as names of findings"
     remedy = "Give each class a column of 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
@@ -705,16 +640,16 @@ def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
     unlikely = [name for name, of in judged.items() if of.kind == "labels"]
     words, numbers = ({name: of for name, of in judged.items() if of.kind == kind} for kind in ("words", "numbers"))
     if words:
-        problem += f". These hold words for them, which are not read: {describe_foreign_cells(columns, words)}"
+        problem += f". These hold words for them, which are not read: {describe_non_label_cells(columns, words)}"
         remedy = "Replace them by 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
     elif unlikely:
         problem += f". By their names, {quote_names(unlikely, _MOST_COLUMNS)} are no findings"
         options = f" If they are, add to the command: {format_findings_options(unlikely)}"
     elif candidates:
-        options = _join_options("--findings", list(candidates)[:_MOST_COLUMNS])
+        options = _join_command_alternatives("--findings", list(candidates)[:_MOST_COLUMNS])
         options = f" If one of these columns names findings, add it to the command: {options}"
     if numbers and not words:
-        problem += f". These hold other numbers: {describe_foreign_cells(columns, numbers)}"
+        problem += f". These hold other numbers: {describe_non_label_cells(columns, numbers)}"
         remedy += " A grade or a probability becomes one by the limit that you choose."
     elif not (words or unlikely or candidates):
         problem += f"; the table has {quote_names(columns)}"
@@ -723,18 +658,18 @@ def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
     raise BadInput([Fault("labels", f"{problem}.", remedy + options)])
 
 
-def _list_finding_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> dict[str, list[str]]:
+def _list_finding_columns(columns: CsvTable, judged: Mapping[str, ColumnJudgement]) -> dict[str, list[str]]:
     """Return column -> its names in lower case, for columns that may name findings; headings that say so come first."""
     candidates = dict[str, list[str]]()
     for name in sorted(judged, key=lambda column: not _is_findings_heading(column)):
         if judged[name].kind != "other" or is_metadata_column_name(name):
             continue
         column = columns.get_column(name, with_line_ends=True)
-        if is_free_text(column) or looks_like_split_column(column) or holds_dates(column):
+        if is_free_text_column(column) or looks_like_split_column(column) or contains_only_dates(column):
             continue
         counts, *_ = _count_finding_names(column, _guess_finding_separator(column))
-        names = [finding for finding in counts if not names_no_finding(finding)]
-        if _FEW_CLASSES <= len(names) <= _MOST_CLASSES and is_plausible_finding(column):
+        names = [finding for finding in counts if not is_placeholder_finding(finding)]
+        if _FEW_CLASSES <= len(names) <= _MOST_CLASSES and may_contain_finding_names(column):
             candidates[name] = names
     return candidates
 
@@ -743,7 +678,7 @@ def _means_no_finding(finding: str) -> bool:
     return finding in _NO_FINDING or is_no_finding_name(finding)
 
 
-def describe_unnamed_columns(columns: CsvColumns) -> str:
+def describe_unnamed_columns(columns: CsvTable) -> str:
     """Return a warning about columns that have cells but no name."""
     count = format_count_with_noun(columns.unnamed, "column has", "columns have")
     return f"{count} no name in the first line, and cannot be used. If the next line holds the names, remove the first."
@@ -755,7 +690,7 @@ def _count_finding_names(
     """Return how many rows have each name (in lower case), a spelling of each, and how many have each set of names."""
     counts, spellings, together = Counter[str](), dict[str, str](), Counter[frozenset[str]]()
     for cell, rows in zip(column.cells, column.count_rows_per_cell().tolist(), strict=True):
-        parts = [" ".join(part.split()) for part in split_findings(cell, separator)]
+        parts = [" ".join(part.split()) for part in split_finding_names(cell, separator)]
         names = {part.casefold(): part for part in parts}
         counts.update(dict.fromkeys(names, rows))
         spellings = names | spellings
@@ -763,30 +698,33 @@ def _count_finding_names(
     return counts, spellings, together
 
 
-def _add_finding_names(columns: CsvColumns, name: str, roles: ColumnRoles) -> ColumnRoles:
+def _complete_roles_with_findings(columns: CsvTable, name: str, roles: ColumnRoles) -> ColumnRoles:
     """Complete the roles with the classes and other names in the cells of the column of findings.
 
-    Spellings that differ only in case count as one name.
-
-    Raises:
-        BadInput: If a name is composed of other names, or there are no names.
+    Spellings that differ only in case count as one name; names composed of other names are refused.
     """
     column = columns.get_column(name, with_line_ends=True)
     separator = _guess_finding_separator(column)
     counts, spellings, together = _count_finding_names(column, separator)
     normal = [key for key in counts if _means_no_finding(key)]
-    named = [key for key in counts if key not in normal and not names_no_finding(key)]
-    unassessed = {*filter(says_not_assessed, counts), *find_missing_codes(named)}.difference(normal)
+    named = [key for key in counts if key not in normal and not is_placeholder_finding(key)]
+    unassessed = {*filter(says_image_not_assessed, counts), *find_missing_value_codes(named)}.difference(normal)
     unassessed |= {key for key in counts if UNREAD_CODE.fullmatch(key)}
-    real = _find_codes_like_placeholders(counts, named, together)
-    nothing = [key for key in counts if names_no_finding(key) and key not in unassessed | real]
-    doubtful = [key for key in counts if key in nothing or finding_certainty(key)]
+    # A code such as nv is a finding if half of the findings are short codes too; a word such as "missing" (of a tooth)
+    # is one if it stands in one cell with a finding.
+    codes = [key for key in named if len(key) <= _LONGEST_CODE and key.isalnum()]
+    are_codes = len(codes) >= _FEW_CLASSES and 2 * len(codes) >= len(named)
+    with_findings = set[str]().union(*(names for names in together if not names.isdisjoint(named)))
+    real = {key for key in counts if are_codes and CODE_OR_PLACEHOLDER.fullmatch(key)}
+    real |= {key for key in with_findings if WORD_OR_PLACEHOLDER.fullmatch(key)}
+    nothing = [key for key in counts if is_placeholder_finding(key) and key not in unassessed | real]
+    doubtful = [key for key in counts if key in nothing or get_finding_certainty(key)]
     doubtful = [key for key in doubtful if key not in unassessed.union(normal)]
     no_classes = unassessed.union(normal, doubtful)
     classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in no_classes}
     if not classes:
         raise BadInput([Fault("--findings", f'column "{name}" names no finding.')])
-    _refuse_composed_names(column, name, separator, counts.keys() - unassessed.union(nothing))
+    _refuse_composed_finding_names(column, name, separator, counts.keys() - unassessed.union(nothing))
     sets = Counter[frozenset[str]]()
     for names, rows in together.items():
         sets[names.difference(normal, unassessed)] += rows
@@ -806,49 +744,20 @@ def _add_finding_names(columns: CsvColumns, name: str, roles: ColumnRoles) -> Co
     )
 
 
-def _find_codes_like_placeholders(
-    names: Iterable[str], named: Collection[str], together: Iterable[frozenset[str]]
-) -> set[str]:
-    """Return the names that could mean a missing value, but are findings because of the names beside them.
-
-    A code such as nv is a finding if half of the findings are short codes too; a word such as "missing" (of a tooth) is
-    one if it stands in one cell with a finding.
-
-    Args:
-        names: The names to judge.
-        named: Those of ``names`` that are no placeholders and do not mean "nothing found".
-        together: The sets of names that stand in one cell.
-    """
-    codes = [name for name in named if len(name) <= _LONGEST_CODE and name.isalnum()]
-    are_codes = len(codes) >= _FEW_CLASSES and 2 * len(codes) >= len(named)
-    beside = set[str]().union(*(cell for cell in together if not cell.isdisjoint(named)))
-    return {
-        name
-        for name in names
-        if (are_codes and CODE_OR_PLACEHOLDER.fullmatch(name))
-        or (name in beside and WORD_OR_PLACEHOLDER.fullmatch(name))
-    }
-
-
-def _refuse_composed_names(column: CsvColumn, name: str, separator: str, names: Collection[str]) -> None:
-    """Raise an error if a name is composed of other names in the column, joined by signs or words such as "and".
-
-    Raises:
-        BadInput: With the first such names and their lines.
-    """
+def _refuse_composed_finding_names(column: CsvColumn, name: str, separator: str, names: Collection[str]) -> None:
+    """Refuse names that are composed of other names in the column, joined by signs or words such as "and"."""
     words = [re.escape(other) for other in sorted(names, key=len, reverse=True)]
     composed = dict[str, list[int]]()
     for place, cell in enumerate(column.cells):
-        for part in split_findings(cell, separator):
+        for part in split_finding_names(cell, separator):
             folded = " ".join(part.casefold().split())
             others = "|".join(word for word in words if word != re.escape(folded))
             rest, count = re.subn(rf"(?<![^\W_])(?:{others})(?![^\W_])", "", folded)
             if count > 1 and not re.sub(r"\b(?:and|und|et|y|e|og|och|with)\b|[\W_]", "", rest):
                 composed.setdefault(part, []).append(place)
     if composed:
-        problem = (
-            f'column "{name}" holds {column.describe_part_lines(composed)}, which consists of names of the column.'
-        )
+        problem = f'column "{name}" holds {column.describe_cell_part_lines(composed)}, '
+        problem += "which consists of names of the column."
         remedy = "Write the same separator between all names, such as |, or give the finding a name of its own."
         raise BadInput([Fault("labels", problem, remedy)])
 
@@ -903,7 +812,7 @@ def rank_name_similarity(name: str, other: str) -> int | None:
 
 def find_picture_folder(root: Path, names: Sequence[str], listings: PictureFileFinder) -> Path | None:
     """Return the folder, ``root`` or below it, that contains most of the named pictures; None if none contains any."""
-    below = {Path(folder) for folder, _ in listings.walk_files(root)}
+    below = {Path(folder) for folder, _ in listings.list_files_recursively(root)}
     below |= {parent for folder in below for parent in folder.parents}  # also folders that contain only folders
     folders = {root: 0} | {root / folder: 0 for folder in sorted(below)}
     for folder in folders:

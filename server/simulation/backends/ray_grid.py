@@ -11,11 +11,11 @@ from flwr.app import Error, Message
 from common.data.base.image_set import (
     DatasetSplits,
     LazyPictures,
-    array_types_and_shapes,
-    serialize_splits,
-    view_array_bytes,
+    list_array_dtypes_and_shapes,
+    serialize_dataset_splits,
+    view_array_as_bytes,
 )
-from common.data.images.pixel_cache import MappedPictures
+from common.data.images.pixel_cache import MemoryMappedPictures
 from common.system.resources import reuse_large_buffers
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, Main, SimulatedGrid, configure_flower
 from server.simulation.backends.ray_process import RayDriverHandle
@@ -69,11 +69,11 @@ class RayGrid(SimulatedGrid):
         draws = any(isinstance(part.stored, LazyPictures) and part.stored.draws for part in run.images.parts)
 
         def describe_mapped_file(stored: LazyPictures) -> dict[str, Any] | None:  # that workers on this machine map too
-            if isinstance(stored, MappedPictures) and not process.settings.address:
-                return stored.describe_for_process()
+            if isinstance(stored, MemoryMappedPictures) and not process.settings.address:
+                return stored.describe_for_other_process()
             return None
 
-        facts, arrays = (None, list[Any]()) if draws else serialize_splits(run.images, describe_mapped_file)
+        facts, arrays = (None, list[Any]()) if draws else serialize_dataset_splits(run.images, describe_mapped_file)
         about = {
             "kind": "begin",
             "experiment": run.experiment,
@@ -81,9 +81,9 @@ class RayGrid(SimulatedGrid):
             "run_folder": str(run.run_folder.resolve()),
             "names": run.names,
             "facts": json.dumps(facts) if facts else "",
-            "shapes": array_types_and_shapes(arrays),
+            "shapes": list_array_dtypes_and_shapes(arrays),
         }
-        self.workers = process.begin_run(about, [view_array_bytes(array) for array in arrays])
+        self.workers = process.begin_run(about, [view_array_as_bytes(array) for array in arrays])
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
         """Send messages to the process that drives Ray; bytes that several messages share are sent once."""

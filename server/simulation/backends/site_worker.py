@@ -15,8 +15,8 @@ import ray
 from flwr.clientapp import ClientApp
 
 from common.config import Experiment
-from common.data.base.image_set import deserialize_splits
-from common.data.images.pixel_cache import MappedPictures
+from common.data.base.image_set import deserialize_dataset_splits
+from common.data.images.pixel_cache import MemoryMappedPictures
 from common.errors import raise_faults
 from common.simulation import cache_received_data
 from server.simulation.backends.cluster import collect_node_versions, find_node_version_faults
@@ -75,7 +75,9 @@ class SiteWorker:
             cache_received_data(
                 experiment,
                 base,
-                deserialize_splits(json.loads(setup["facts"]), setup["images"], MappedPictures.open_described),
+                deserialize_dataset_splits(
+                    json.loads(setup["facts"]), setup["images"], MemoryMappedPictures.open_from_description
+                ),
             )
         self._app = import_client_app(setup["experiment"], base, self._folder)
         context = ray.get_runtime_context()

@@ -16,7 +16,7 @@ from client.check.machine import GpuMeasurements, MachineMeasurements
 from client.check.run import check_site
 from client.site.site_file import make_site_folder, read_site_toml_only
 from common.config import read_experiment
-from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
+from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
 from common.security.identity import SiteConnectionKit, format_public_key_line, read_private_key, write_toml_section
 from server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import coordinator_in
@@ -120,7 +120,7 @@ def write_images(folder: Path, count: int, size: int = 32) -> None:
 
 @cache
 def draw_files(count: int, size: int) -> dict[str, bytes]:
-    drawn, files = draw_phantoms(count, size, np.random.default_rng(4)), dict[str, bytes]()
+    drawn, files = draw_phantom_images(count, size, np.random.default_rng(4)), dict[str, bytes]()
     columns = [PHANTOM_CLASSES.index(name) for name in CLASSES]
     parts = ("train", "train", "train", "val", "test")
     lines = [",".join(("image", "patient", "part", *CLASSES))]

@@ -13,10 +13,10 @@ from client.check.data import check_data
 from client.check.findings import CheckArea
 from client.connection.exit_codes import ClientExitCode
 from client.site.settings import read_site_settings
-from common.data.base.image_set import make_placeholder_patients
+from common.data.base.image_set import make_placeholder_patient_names
 from common.data.base.spec import FolderDatasetSpec
 from common.data.images.syntaxes import READ_BY
-from common.data.tables.labels import LabelTable, open_picture_folder
+from common.data.tables.labels import LabelTable, open_folder_label_table
 from tests.common.data.dicom_files import dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, in_fragments, plain, source
 
@@ -48,17 +48,17 @@ def of_patient(name: str, study: str = "0") -> bytes:
 def table_of(folder: Path, files: Sequence[bytes]) -> LabelTable:
     """The table of a site with these files."""
     write_site(folder, files)
-    return open_picture_folder(FolderDatasetSpec.model_validate(tomllib.loads(SPEC)), folder)
+    return open_folder_label_table(FolderDatasetSpec.model_validate(tomllib.loads(SPEC)), folder)
 
 
 @pytest.mark.parametrize(
     ("names", "patients"),
     [
         (["Ann", "Bo", "Ann"], ["Ann", "Bo", "Ann"] * 7),
-        (["", "", ""], make_placeholder_patients(21).tolist()),
-        (["ANONYMOUS", "", "ANONYMOUS"], make_placeholder_patients(21).tolist()),
-        (["ANONYMOUS"] * 3, make_placeholder_patients(21).tolist()),
-        (["ANONYMOUS", "anon", "Unknown"], make_placeholder_patients(21).tolist()),
+        (["", "", ""], make_placeholder_patient_names(21).tolist()),
+        (["ANONYMOUS", "", "ANONYMOUS"], make_placeholder_patient_names(21).tolist()),
+        (["ANONYMOUS"] * 3, make_placeholder_patient_names(21).tolist()),
+        (["ANONYMOUS", "anon", "Unknown"], make_placeholder_patient_names(21).tolist()),
         (["Ann", "ANON", "Bo"], [("Ann", f"unknown#{place}", "Bo")[place % 3] for place in range(21)]),
     ],
     ids=["named", "no names", "one name or none", "all of one name", "words", "some words"],

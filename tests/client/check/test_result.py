@@ -23,7 +23,7 @@ from client.site.settings import load_site
 from client.site.site_file import read_site_toml_only, store_last_plan
 from client.training import task
 from common.config import Experiment, make_hospital_plan, read_experiment
-from common.data.sources.built_in import draw_phantoms
+from common.data.sources.built_in import draw_phantom_images
 from common.models.network import SplitNetwork, build_network
 from common.system.stopping import STOPPED_ON_REQUEST
 from common.wire.records import RollCall
@@ -115,7 +115,7 @@ def test_uncertain_and_blank_cells_are_counted_apart(hospital: Hospital) -> None
     assert (row.present, row.absent, row.unknown, row.uncertain, row.blank) == (12, 0, 5, 3, 2)
 
 
-CHESTS = draw_phantoms(40, 48, np.random.default_rng(1)).images
+CHESTS = draw_phantom_images(40, 48, np.random.default_rng(1)).images
 
 
 def test_a_radiograph_tells_whether_it_is_inverted_and_a_colour_or_even_picture_does_not() -> None:

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from common.data.base.spec import NpzDatasetSpec, PictureRendering
+from common.data.base.spec import NpzDatasetSpec, PictureRenderingOptions
 from common.data.images.headers import read_dicom_headers
 from common.data.images.reading import DecodedImageFormat
 from common.data.images.store import decode_pictures
 from common.data.load import load_dataset
-from common.data.tables.csv import read_csv_columns
+from common.data.tables.csv import read_csv_table
 from common.errors import BadInput
 from common.models.weights import convert_checkpoint
 from server.export.pictures import read_unlabelled_pictures
@@ -431,7 +431,7 @@ def read_head(file: Path) -> str:
 
 
 def read_picture(file: Path) -> str:
-    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRendering("middle", "coronal"))
+    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRenderingOptions("middle", "coronal"))
     decoded = decode_pictures([file.name], lambda row: file, form)
     return f"refused: {decoded.skipped[0].reason}" if decoded.skipped else "a picture"
 
@@ -450,7 +450,7 @@ READERS: Mapping[str, tuple[Callable[[Path], str], Bombs, str]] = {
         {"one large test image": one_array("test_images", LARGE)},
         ".npz",
     ),
-    "table": (lambda file: str(len(read_csv_columns(file, "data.labels"))), TABLES, ""),
+    "table": (lambda file: str(len(read_csv_table(file, "data.labels"))), TABLES, ""),
     "picture": (read_picture, {**PICTURES, **DICOM, **VOLUMES}, ""),
     "items": (read_picture, ITEMS, ""),
     "head": (read_head, {name: DICOM[name] for name in ("many patients", "items of a length")}, ""),

@@ -17,8 +17,8 @@ import imagecodecs
 import pydicom
 from pydicom import uid
 
-from common.data.base.spec import PictureRendering
-from common.data.images.reading import DecodedImageFormat, is_dicom
+from common.data.base.spec import PictureRenderingOptions
+from common.data.images.reading import DecodedImageFormat, is_dicom_file
 from common.data.images.store import decode_pictures
 from tests.common.data.dicom_syntaxes import as_jpeg, by_gdcm, by_pydicom, in_fragments, plain, saved, source
 from tests.common.data.nifti_files import volume, write
@@ -51,7 +51,7 @@ def nifti_files(folder: Path) -> list[bytes]:
 def damaged(data: bytes, hand: random.Random) -> bytes:
     """The file with one to four places overwritten, flipped, cut out or filled; half of them in its head."""
     changed = bytearray(data)
-    first = 132 if is_dicom(data) else 0
+    first = 132 if is_dicom_file(data) else 0
     for _ in range(hand.randint(1, 4)):
         place = hand.randrange(first, min(len(changed), 900) if hand.random() < 0.5 else len(changed))
         match hand.randrange(6):
@@ -75,7 +75,7 @@ def main(first: int, count: int) -> None:
     warnings.simplefilter("ignore")
     logging.disable()
     pictures, refused = 0, 0
-    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRendering("middle"))
+    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRenderingOptions("middle"))
     with tempfile.TemporaryDirectory() as folder:
         files, file = [*valid_files(), *nifti_files(Path(folder))], Path(folder, "it")
         for seed in range(first, first + count):

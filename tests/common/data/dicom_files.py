@@ -5,9 +5,18 @@ import struct
 import zlib
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian, SecondaryCaptureImageStorage
+
+from common.data.base.spec import AS_IN_FILE, PictureRenderingOptions
+from common.data.images.dicom import decode_dicom_and_blankness
+
+
+def decode_dicom_pixels(data: bytes, rendering: PictureRenderingOptions = AS_IN_FILE) -> NDArray[np.uint8]:
+    """Decode a DICOM file to uint8 pixels."""
+    return decode_dicom_and_blankness(data, rendering)[0]
 
 
 def dicom(pixels: NDArray[Any], *, syntax: UID = ExplicitVRLittleEndian, **elements: Any) -> bytes:

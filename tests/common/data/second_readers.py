@@ -14,9 +14,8 @@ from pydicom.dataset import Dataset
 from pydicom.pixels.processing import apply_modality_lut, apply_voi, apply_windowing, convert_color_space
 from pydicom.pixels.utils import pixel_array
 
-from common.data.base.spec import PictureRendering
-from common.data.images.dicom import decode_dicom_pixels
-from tests.common.data.dicom_files import dicom
+from common.data.base.spec import PictureRenderingOptions
+from tests.common.data.dicom_files import decode_dicom_pixels, dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, saved, unpacked_as
 
 PACKED_BY = {
@@ -208,7 +207,7 @@ def disagreement(seed: int) -> float | None:
     """The largest difference between our picture and pydicom's, of 255; None where a file holds only padding."""
     content, frame = random_file(seed)
     try:
-        ours = decode_dicom_pixels(content, PictureRendering(frame)).astype(float)
+        ours = decode_dicom_pixels(content, PictureRenderingOptions(frame)).astype(float)
     except ValueError as error:
         if "nothing but padding" in str(error):
             return None

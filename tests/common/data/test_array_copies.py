@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.data.base.image_set import DatasetSplits, ImageSet, LazyPictures, hash_dataset, hash_dataset_contents
+from common.data.base.image_set import DatasetSplits, ImageSet, LazyPictures, hash_dataset, hash_dataset_components
 from common.data.base.spec import NpzDatasetSpec, PluginDatasetSpec
 from common.data.images.store import IN_MEMORY, DecodedImageStore
 from common.data.load import load_dataset
@@ -83,14 +83,16 @@ def test_the_contents_of_a_data_set_say_what_has_changed_and_at_which_hospital()
         patients=names,
         sources=np.array(["Ost", "Ost", "West", "West"]),
     )
-    before = hash_dataset_contents(images)
+    before = hash_dataset_components(images)
     labels = images.labels.copy()
     labels[3, 0] = 1
-    after = hash_dataset_contents(replace(images, labels=labels))
+    after = hash_dataset_components(replace(images, labels=labels))
     assert before["images"] == "4"
     assert [key for key in before if before[key] != after[key]] == ["labels", "labels by picture", "hospital West"]
     assert [
-        key for key, text in hash_dataset_contents(replace(images, patients=names[::-1])).items() if text != before[key]
+        key
+        for key, text in hash_dataset_components(replace(images, patients=names[::-1])).items()
+        if text != before[key]
     ] == ["patients by picture", "hospital Ost", "hospital West"]
     order = np.array([2, 0, 3, 1])
-    assert hash_dataset_contents(images.select_rows(order[:1]), images.select_rows(order[1:])) == before
+    assert hash_dataset_components(images.select_rows(order[:1]), images.select_rows(order[1:])) == before

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from pydicom import uid
 
-from common.data.base.spec import PictureRendering
-from common.data.images.dicom import decode_dicom_pixels
-from tests.common.data.dicom_files import deflated
+from common.data.base.spec import PictureRenderingOptions
+from tests.common.data.dicom_files import decode_dicom_pixels, deflated
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
 
 ROOT = Path(__file__).parents[3]
@@ -68,7 +67,7 @@ def test_jpeg_ls_without_its_end_is_refused_at_once() -> None:
 
 
 def test_a_deflated_file_is_inflated_only_so_far() -> None:
-    bound = PictureRendering(largest_mb=1)
+    bound = PictureRenderingOptions(largest_mb=1)
     data = plain(source(8), 8)
     assert (decode_dicom_pixels(deflated(data, 0), bound) == decode_dicom_pixels(data)).all()
     with pytest.raises(ValueError, match="1 MiB are allowed"):

@@ -12,18 +12,17 @@ from PIL import Image
 from pydicom import dcmread, uid
 from pydicom.encaps import get_frame
 
-from common.data.base.spec import PictureRendering
-from common.data.images.dicom import decode_dicom_pixels
+from common.data.base.spec import PictureRenderingOptions
 from common.data.images.jpeg import END_OF_IMAGE
 from common.data.images.reading import decode_picture
 from tests.common.data.conftest import long
-from tests.common.data.dicom_files import dicom
+from tests.common.data.dicom_files import decode_dicom_pixels, dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, in_fragments
 
 VALUES = np.add.outer(np.arange(96), np.arange(80)) + np.random.default_rng(0).integers(0, 60, (96, 80))
 DEEP = (VALUES * 16).astype(np.uint16)
 SHALLOW = VALUES.clip(0, 255).astype(np.uint8)
-WINDOW = PictureRendering(window=(2048, 4096))
+WINDOW = PictureRenderingOptions(window=(2048, 4096))
 
 
 def lossless(pixels: NDArray[Any], **settings: Any) -> bytes:
@@ -164,7 +163,7 @@ def test_bits_above_bits_stored_are_no_part_of_a_value_packed_or_not(syntax: str
     values = SIGNED if signed else SIGNED + 2048
     overlay = np.random.default_rng(2).integers(0, 2, values.shape) << 13
     cells = ((values & 4095) | overlay).astype(np.uint16)
-    window = PictureRendering(window=(0 if signed else 2048, 4096))
+    window = PictureRenderingOptions(window=(0 if signed else 2048, 4096))
     data = in_dicom(LOSSLESS_CODECS[syntax](cells), syntax, cells, PixelRepresentation=signed)
     expected = np.clip((values - (window.window or (0, 0))[0] + 0.5) / 4095 + 0.5, 0, 1) * 255
     assert np.abs(decode_dicom_pixels(data, window) - expected).max() <= 0.51

@@ -9,11 +9,11 @@ import pytest
 from common.data.base.image_set import (
     DatasetSplits,
     SkippedImage,
-    array_types_and_shapes,
-    deserialize_splits,
+    deserialize_dataset_splits,
+    list_array_dtypes_and_shapes,
     restore_array_from_bytes,
-    serialize_splits,
-    view_array_bytes,
+    serialize_dataset_splits,
+    view_array_as_bytes,
 )
 from tests.common.data.conftest import splits_of
 
@@ -28,14 +28,14 @@ def splits() -> DatasetSplits:
 
 
 def test_a_data_set_comes_back_from_its_layout_and_the_bytes_of_its_arrays(splits: DatasetSplits) -> None:
-    layout, arrays = serialize_splits(splits)
+    layout, arrays = serialize_dataset_splits(splits)
     assert sum(array.dtype == np.uint8 for array in arrays) == 1  # parts share their pictures
-    bytes_of = [bytes(view_array_bytes(array)) for array in arrays]  # as another process has them
+    bytes_of = [bytes(view_array_as_bytes(array)) for array in arrays]  # as another process has them
     received = [
         restore_array_from_bytes(data, *form)
-        for data, form in zip(bytes_of, array_types_and_shapes(arrays), strict=True)
+        for data, form in zip(bytes_of, list_array_dtypes_and_shapes(arrays), strict=True)
     ]
-    again = deserialize_splits(json.loads(json.dumps(layout)), received)
+    again = deserialize_dataset_splits(json.loads(json.dumps(layout)), received)
     for part, same in zip(splits.parts, again.parts, strict=True):
         for name in ("images", "labels", "patients", "sources"):
             np.testing.assert_array_equal(getattr(part, name), getattr(same, name))
@@ -43,6 +43,6 @@ def test_a_data_set_comes_back_from_its_layout_and_the_bytes_of_its_arrays(split
 
 
 def test_parts_that_share_their_pictures_share_them_again(splits: DatasetSplits) -> None:
-    layout, arrays = serialize_splits(splits)
-    again = deserialize_splits(layout, arrays)
+    layout, arrays = serialize_dataset_splits(splits)
+    again = deserialize_dataset_splits(layout, arrays)
     assert again.train.stored is again.validation.stored is arrays[layout["train"]["stored"]]

@@ -17,19 +17,19 @@ from pydicom.dataset import Dataset
 from common.data.base.decoded_size import (
     LARGEST_MB,
     SHARE_OF_MEMORY,
-    compute_decoded_content_limit,
-    measure_available_memory,
+    compute_decoded_file_size_limit,
+    measure_process_memory_limit,
 )
-from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRendering
+from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
 from common.data.images import bands
-from common.data.images.dicom import decode_dicom_pixels
-from common.data.images.headers import estimate_jpeg_2000_memory
+from common.data.images.headers import estimate_jpeg_2000_decoder_memory
 from common.data.images.reading import decode_picture
 from common.data.load import load_dataset
 from common.data.sources.npz_file import open_npz_arrays
-from common.data.tables.csv import read_csv_columns
+from common.data.tables.csv import read_csv_table
 from common.errors import BadInput
 from tests.common.data.bombs import jpeg_2000
+from tests.common.data.dicom_files import decode_dicom_pixels
 from tests.common.data.dicom_syntaxes import plain, source
 
 MIB = 1 << 20
@@ -44,14 +44,14 @@ MIB = 1 << 20
     ],
 )
 def test_medmnist_may_be_read_where_three_quarters_of_the_memory_hold_it(packed: int, unpacked: int) -> None:
-    fits = unpacked <= max(LARGEST_MB * MIB, SHARE_OF_MEMORY * measure_available_memory())
-    assert (unpacked <= compute_decoded_content_limit(packed)) == fits
+    fits = unpacked <= max(LARGEST_MB * MIB, SHARE_OF_MEMORY * measure_process_memory_limit())
+    assert (unpacked <= compute_decoded_file_size_limit(packed)) == fits
 
 
 def test_a_file_may_grow_a_hundred_times_and_to_what_the_key_says_in_any_case() -> None:
-    assert compute_decoded_content_limit(3_000_000) == 300_000_000
-    assert compute_decoded_content_limit(1000) == 256 * MIB
-    assert compute_decoded_content_limit(1000, 5000) == 5000 * MIB
+    assert compute_decoded_file_size_limit(3_000_000) == 300_000_000
+    assert compute_decoded_file_size_limit(1000) == 256 * MIB
+    assert compute_decoded_file_size_limit(1000, 5000) == 5000 * MIB
 
 
 def png(mode: str, *size: int) -> bytes:
@@ -63,7 +63,7 @@ def png(mode: str, *size: int) -> bytes:
 @pytest.mark.parametrize(("mode", "needed"), [("L", 1), ("I;16", 2), ("RGB", 4), ("LA", 4)])
 def test_the_key_says_what_a_picture_may_take(mode: str, needed: int) -> None:
     content = png(mode, 1024, 1024)  # a MiB in grey of 8 bits
-    bound = PictureRendering(largest_mb=needed, bit_depth=16)
+    bound = PictureRenderingOptions(largest_mb=needed, bit_depth=16)
     assert decode_picture(content, bound).size == (1024, 1024)
     with pytest.raises(ValueError, match="largest_mb"):
         decode_picture(png(mode, 1024, 1025), bound)
@@ -72,7 +72,7 @@ def test_the_key_says_what_a_picture_may_take(mode: str, needed: int) -> None:
 def test_a_dicom_pictures_bytes_are_counted_with_samples_and_bits() -> None:
     content = plain(source(12), 12, Rows=1024, Columns=1024)  # two bytes a pixel
     with pytest.raises(ValueError, match="takes 2 MiB, 1 MiB are allowed"):
-        decode_dicom_pixels(content, PictureRendering(largest_mb=1))
+        decode_dicom_pixels(content, PictureRenderingOptions(largest_mb=1))
 
 
 def save_npz(folder: Path, side: int) -> None:
@@ -116,14 +116,14 @@ def test_chosen_rows_are_those_of_the_whole_array(
     path = tmp_path_factory.mktemp("npz") / "a.npz"
     np.savez(path, a=array)
     with open_npz_arrays(path) as arrays:
-        np.testing.assert_array_equal(arrays.read_rows("a", rows), array[rows])
+        np.testing.assert_array_equal(arrays.read_array_rows("a", rows), array[rows])
 
 
 def test_a_table_of_many_blocks_holds_the_cells_of_its_lines(tmp_path: Path) -> None:
     lines = [[f"{row}.png", "x" * (row % 140), str(row % 3)] for row in range(30_000)]  # 2.4 MiB
     with (tmp_path / "a.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["image", "text", "label"], *lines])
-    columns = read_csv_columns(tmp_path / "a.csv", "data.labels")
+    columns = read_csv_table(tmp_path / "a.csv", "data.labels")
     assert [list(row) for row in zip(*columns.values(), strict=True)] == lines
     assert columns["text"].dtype == np.dtype("<U139")
     assert columns.lines.tolist() == list(range(2, 30_002))
@@ -134,7 +134,7 @@ def test_ragged_lines_are_counted_over_all_blocks(tmp_path: Path) -> None:
     lines[10], lines[140_000] = "a", "a,1,2"
     (tmp_path / "a.csv").write_text("\n".join(["image,label", *lines]), encoding="utf-8")
     with pytest.raises(BadInput, match=r"2 lines of a.csv .* line 12 first"):
-        read_csv_columns(tmp_path / "a.csv", "data.labels")
+        read_csv_table(tmp_path / "a.csv", "data.labels")
 
 
 @pytest.mark.parametrize(("largest_mb", "where"), [(1, "data.labels"), (4, "data.images")])
@@ -188,7 +188,7 @@ TILE, BLOCK = 9216, 768
     ],
 )
 def test_tables_of_jpeg_2000_are_counted_by_tiles_and_blocks(frame: bytes, expected: int) -> None:
-    assert estimate_jpeg_2000_memory(frame) == expected
+    assert estimate_jpeg_2000_decoder_memory(frame) == expected
 
 
 def test_the_style_of_a_later_tile_counts() -> None:
@@ -197,4 +197,4 @@ def test_the_style_of_a_later_tile_counts() -> None:
     style = b"\xff\x52\0\x0c" + bytes([0, 0, 0, 1, 0, 0, 0, 0, 0, 1])  # blocks of 4 x 4
     part = b"\xff\x90\0\x0a\0\0" + (14 + len(style)).to_bytes(4, "big") + b"\0\2" + style + b"\xff\x93"
     first = b"\xff\x90\0\x0a\0\0" + (14).to_bytes(4, "big") + b"\0\2\xff\x93"
-    assert estimate_jpeg_2000_memory(frame[:place] + first + part + b"\xff\xd9") == TILE + 256 * (BLOCK + 2)
+    assert estimate_jpeg_2000_decoder_memory(frame[:place] + first + part + b"\xff\xd9") == TILE + 256 * (BLOCK + 2)

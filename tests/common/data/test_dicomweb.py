@@ -18,15 +18,14 @@ import pytest
 from pydantic import ValidationError
 
 from client.site.site_file import read_site_toml_only
-from common.data.base.image_set import DatasetSplits, has_known_patients
+from common.data.base.image_set import DatasetSplits, are_all_patients_known
 from common.data.base.spec import DicomwebDatasetSpec
 from common.data.dicomweb import client, search
 from common.data.dicomweb.archive import MARK, PacsImageCache
-from common.data.images.dicom import decode_dicom_pixels
 from common.data.load import load_dataset
 from common.data.sources.dicomweb import PacsLabelTable, open_dicomweb_table
 from common.errors import BadInput
-from tests.common.data.dicom_files import deflated
+from tests.common.data.dicom_files import decode_dicom_pixels, deflated
 from tests.common.data.fake_pacs import BOUNDARY, FakePacs, Picture, as_json, drops, multipart, picture, reply, running
 
 STUDIES = 10
@@ -133,7 +132,7 @@ def test_patients_are_those_that_the_archive_names_and_else_one_for_each_study(s
     opened = site.open(cache="nameless")
     assert not opened.patients_from_archive
     assert len(set(opened.table.patients)) == STUDIES
-    assert not has_known_patients(opened.table.patients)
+    assert not are_all_patients_known(opened.table.patients)
 
 
 def answer_with(monkeypatch: pytest.MonkeyPatch, tag: str, element: Callable[[Picture], object]) -> None:
@@ -190,17 +189,17 @@ def test_lines_without_an_image_are_a_fault_or_left_out(site: Site) -> None:
 
 def test_the_cache_stays_within_its_limit_and_the_least_recently_used_goes(tmp_path: Path) -> None:
     cache = PacsImageCache(tmp_path / "cache", largest=10_000)
-    cache.open()
+    cache.open_cache_folder()
     data = MEMBERS[0].content[:132] + bytes(1868)  # 2,000 bytes
     for number in range(4):
-        cache.store_image(f"1.{number}", data)
-        os.utime(cache.image_path(f"1.{number}"), (number, number))
-    assert cache.read_image("1.0") == data  # used just now
+        cache.write_image_to_cache(f"1.{number}", data)
+        os.utime(cache.get_cached_image_path(f"1.{number}"), (number, number))
+    assert cache.read_cached_image("1.0") == data  # used just now
     for number in range(4, 30):
-        cache.store_image(f"1.{number}", data)
+        cache.write_image_to_cache(f"1.{number}", data)
         assert sum(file.stat().st_size for file in cache.folder.glob("*.dcm")) <= 10_000
-        assert cache.read_image("1.0") == data
-    assert cache.read_image("1.1") is None
+        assert cache.read_cached_image("1.0") == data
+    assert cache.read_cached_image("1.1") is None
 
 
 def test_a_cache_smaller_than_the_data_still_gives_all_of_it(site: Site) -> None:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from common.data import load
 from common.data.base.spec import FolderDatasetSpec
 from common.data.load import find_dataset_faults, load_dataset
-from common.data.tables.labels import open_picture_folder
+from common.data.tables.labels import open_folder_label_table
 from common.errors import BadInput
 
 WritePng = Callable[[str], None]
@@ -48,7 +48,9 @@ def test_a_table_that_was_checked_is_read_again_at_the_next_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = list[str]()
-    monkeypatch.setattr(load, "open_picture_folder", lambda *given: calls.append("read") or open_picture_folder(*given))
+    monkeypatch.setattr(
+        load, "open_folder_label_table", lambda *given: calls.append("read") or open_folder_label_table(*given)
+    )
     assert find_dataset_faults(spec(), folder) == []
     load_dataset(spec(), folder)
     assert calls == ["read"]

@@ -14,9 +14,8 @@ from pydicom import uid
 from pydicom.dataset import Dataset
 from pydicom.uid import ExplicitVRBigEndian
 
-from common.data.base.spec import PictureRendering
-from common.data.images.dicom import decode_dicom_pixels
-from tests.common.data.dicom_files import dicom
+from common.data.base.spec import PictureRenderingOptions
+from tests.common.data.dicom_files import decode_dicom_pixels, dicom
 from tests.common.data.dicom_syntaxes import by_pydicom, saved
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +29,7 @@ def four_frames(**elements: Any) -> bytes:
 
 @pytest.mark.parametrize(("frame", "expected"), [(1, [[0, 10]]), (2, [[0, 20]]), (4, [[40, 0]]), ("middle", [[30, 0]])])
 def test_the_chosen_frame_is_the_picture(frame: Any, expected: list[list[int]]) -> None:
-    assert decode_dicom_pixels(four_frames(), PictureRendering(frame)).tolist() == expected
+    assert decode_dicom_pixels(four_frames(), PictureRenderingOptions(frame)).tolist() == expected
 
 
 @pytest.mark.parametrize("syntax", [uid.RLELossless, uid.JPEGLSLossless, uid.JPEG2000Lossless])
@@ -38,7 +37,7 @@ def test_the_chosen_frame_is_the_picture(frame: Any, expected: list[list[int]]) 
 def test_the_chosen_frame_of_packed_ones_is_the_picture(syntax: str, frame: int) -> None:
     frames = np.tile(FOUR, (1, 40, 20))
     data = by_pydicom(dicom(frames, NumberOfFrames=4, **BRIGHTEST), syntax)
-    assert decode_dicom_pixels(data, PictureRendering(frame)).tolist() == frames[frame - 1].tolist()
+    assert decode_dicom_pixels(data, PictureRenderingOptions(frame)).tolist() == frames[frame - 1].tolist()
 
 
 @pytest.mark.parametrize(
@@ -47,12 +46,12 @@ def test_the_chosen_frame_of_packed_ones_is_the_picture(syntax: str, frame: int)
 )
 def test_no_frame_is_guessed(frame: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        decode_dicom_pixels(four_frames(), PictureRendering(frame))
+        decode_dicom_pixels(four_frames(), PictureRenderingOptions(frame))
 
 
 @pytest.mark.parametrize("frame", [None, 1, "middle"])
 def test_a_file_of_one_frame_needs_no_choice(frame: Any) -> None:
-    assert decode_dicom_pixels(dicom(FOUR[0], **BRIGHTEST), PictureRendering(frame)).tolist() == [[0, 10]]
+    assert decode_dicom_pixels(dicom(FOUR[0], **BRIGHTEST), PictureRenderingOptions(frame)).tolist() == [[0, 10]]
 
 
 def test_a_frame_has_its_own_window_before_the_one_that_all_share() -> None:
@@ -65,8 +64,8 @@ def test_a_frame_has_its_own_window_before_the_one_that_all_share() -> None:
 
     groups = {"SharedFunctionalGroupsSequence": [group(10)], "PerFrameFunctionalGroupsSequence": [Dataset(), group(20)]}
     data = dicom(FOUR[:2], NumberOfFrames=2, **groups)
-    assert decode_dicom_pixels(data, PictureRendering(1)).tolist() == [[0, 128]]  # 10 of 0 to 20
-    assert decode_dicom_pixels(data, PictureRendering(2)).tolist() == [[0, 128]]  # 20 of 0 to 40
+    assert decode_dicom_pixels(data, PictureRenderingOptions(1)).tolist() == [[0, 128]]  # 10 of 0 to 20
+    assert decode_dicom_pixels(data, PictureRenderingOptions(2)).tolist() == [[0, 128]]  # 20 of 0 to 40
 
 
 SIXTEEN = {"BitsAllocated": 16, "BitsStored": 16, "HighBit": 15}
@@ -194,7 +193,9 @@ def test_a_blank_window_of_a_frame_leaves_that_of_the_file() -> None:
         group.FrameVOILUTSequence = [window]
         data = dicom(FOUR[:2], NumberOfFrames=2, PerFrameFunctionalGroupsSequence=[group, group], **several)
         plain_file = dicom(FOUR[:2], NumberOfFrames=2, **several)
-        shown, expected = (decode_dicom_pixels(each, PictureRendering(2)).tolist() for each in (data, plain_file))
+        shown, expected = (
+            decode_dicom_pixels(each, PictureRenderingOptions(2)).tolist() for each in (data, plain_file)
+        )
         assert shown == expected
     slope.RescaleSlope, slope.RescaleIntercept = 2, 0
     group = Dataset()
@@ -207,9 +208,9 @@ def test_a_blank_window_of_a_frame_leaves_that_of_the_file() -> None:
 
 def test_a_frame_without_its_group_is_refused_where_others_have_theirs() -> None:
     data = dicom(FOUR[:2], NumberOfFrames=2, PerFrameFunctionalGroupsSequence=[Dataset()])
-    assert decode_dicom_pixels(data, PictureRendering(1)).shape == (1, 2)
+    assert decode_dicom_pixels(data, PictureRenderingOptions(1)).shape == (1, 2)
     with pytest.raises(ValueError, match="PerFrameFunctionalGroupsSequence ends at frame 1"):
-        decode_dicom_pixels(data, PictureRendering(2))
+        decode_dicom_pixels(data, PictureRenderingOptions(2))
 
 
 @pytest.mark.parametrize(

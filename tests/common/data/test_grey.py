@@ -11,10 +11,9 @@ from pydicom import uid
 from pydicom.dataelem import DataElement
 from pydicom.dataset import Dataset
 
-from common.data.base.spec import PictureRendering
-from common.data.images.dicom import decode_dicom_pixels
+from common.data.base.spec import PictureRenderingOptions
 from tests.common.data.conftest import long
-from tests.common.data.dicom_files import dicom
+from tests.common.data.dicom_files import decode_dicom_pixels, dicom
 from tests.common.data.dicom_syntaxes import by_pydicom, saved
 from tests.common.data.second_readers import disagreement
 
@@ -119,8 +118,8 @@ WINDOW = item(WindowCenter=2048, WindowWidth=4096)
 def test_a_frame_has_its_own_table_or_window(shared: Dataset | None, frame: Dataset, expected: list[Any]) -> None:
     two = np.stack([RAMP, RAMP])
     data = dicom(two, NumberOfFrames=2, **groups(shared, [WINDOW, frame]))
-    assert decode_dicom_pixels(data, PictureRendering(2)).tolist() == expected
-    assert decode_dicom_pixels(data, PictureRendering(1)).tolist() == SHOWN
+    assert decode_dicom_pixels(data, PictureRenderingOptions(2)).tolist() == expected
+    assert decode_dicom_pixels(data, PictureRenderingOptions(1)).tolist() == SHOWN
 
 
 @pytest.mark.parametrize("empty", [item(), item(LUTDescriptor=[4096, 0, 12]), item(LUTExplanation="NORMAL")])

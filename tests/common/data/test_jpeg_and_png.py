@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydicom import uid
 
-from common.data.base.spec import PictureRendering
-from common.data.images.dicom import decode_dicom_pixels
+from common.data.base.spec import PictureRenderingOptions
 from common.data.images.jpeg import END_OF_IMAGE
-from common.data.images.reading import DecodedImageFormat, decode_picture, decode_to_format
+from common.data.images.reading import DecodedImageFormat, decode_picture, fit_picture_to_format
 from tests.common.data.bombs import png
 from tests.common.data.conftest import long
+from tests.common.data.dicom_files import decode_dicom_pixels
 from tests.common.data.dicom_syntaxes import in_fragments, plain
 
 PHOTO = np.add.outer(np.arange(96), np.arange(72)).astype(np.uint8) + np.random.default_rng(0).integers(0, 60, (96, 72))
@@ -161,7 +161,7 @@ DEEP = (np.arange(64, dtype=np.uint16) * 64).reshape(8, 8)  # 12 bits
 @pytest.mark.parametrize("depth", [12, 14, 16])
 def test_16_bit_pngs_of_every_colour_type_are_read_by_the_one_depth_of_the_data_set(samples: int, depth: int) -> None:
     pixels = DEEP if samples == 1 else np.stack([DEEP] * samples, -1)
-    shown = np.asarray(decode_picture(imagecodecs.png_encode(pixels), PictureRendering(bit_depth=depth)))
+    shown = np.asarray(decode_picture(imagecodecs.png_encode(pixels), PictureRenderingOptions(bit_depth=depth)))
     expected = np.round(DEEP * (255 / ((1 << depth) - 1)))
     assert shown.shape == ((8, 8) if samples <= 2 else (8, 8, 3))
     assert (shown.reshape(8, 8, -1) == expected[..., None]).all()
@@ -171,11 +171,11 @@ def test_a_16_bit_png_is_never_read_by_its_own_brightest_pixel() -> None:
     for brightest in (300, 1008, 1024, 4095):
         dark = np.full((8, 8), 100, np.uint16)
         dark[7, 7] = brightest
-        assert decode_picture(imagecodecs.png_encode(dark), PictureRendering(bit_depth=12)).getpixel((0, 0)) == 6
+        assert decode_picture(imagecodecs.png_encode(dark), PictureRenderingOptions(bit_depth=12)).getpixel((0, 0)) == 6
         with pytest.raises(ValueError, match=r"data.bit_depth must say"):
             decode_picture(imagecodecs.png_encode(dark))
     with pytest.raises(ValueError, match=r"a sample is 4096, which does not fit into the 12 bits that data.bit_depth"):
-        decode_picture(imagecodecs.png_encode(DEEP + 64), PictureRendering(bit_depth=12))
+        decode_picture(imagecodecs.png_encode(DEEP + 64), PictureRenderingOptions(bit_depth=12))
 
 
 def test_a_png_that_says_that_its_samples_fill_16_bits_is_not_read_as_12() -> None:
@@ -183,9 +183,9 @@ def test_a_png_that_says_that_its_samples_fill_16_bits_is_not_read_as_12() -> No
     data, chunk = imagecodecs.png_encode(DEEP), b"sBIT\x0c"
     chunk = struct.pack(">I", 1) + chunk + struct.pack(">I", zlib.crc32(chunk))
     data = data[:33] + chunk + data[33:]
-    assert decode_picture(data, PictureRendering(bit_depth=16)).getpixel((7, 7)) == round(4032 * 255 / 65535)
+    assert decode_picture(data, PictureRenderingOptions(bit_depth=16)).getpixel((7, 7)) == round(4032 * 255 / 65535)
     with pytest.raises(ValueError, match=r"sBIT chunk, so its samples fill 16 bits; data.bit_depth must be 16"):
-        decode_picture(data, PictureRendering(bit_depth=12))
+        decode_picture(data, PictureRenderingOptions(bit_depth=12))
 
 
 @pytest.mark.parametrize("rows", [0, 4, 7])
@@ -200,12 +200,11 @@ def test_a_png_with_rows_missing_is_refused_also_where_its_chunks_are_whole(rows
 def test_draft_decodes_a_jpeg_smaller_with_nearly_the_same_picture(size: tuple[int, int]) -> None:
     y, x = np.mgrid[: size[1], : size[0]]
     data = jpeg((127 + 100 * np.sin(x / 40) * np.cos(y / 30)).astype(np.uint8))
+    form = DecodedImageFormat(64, False, "pad")
     full, draft = (
-        decode_to_format(data, DecodedImageFormat(64, False, "pad", PictureRendering(jpeg_draft=draft))).astype(int)
+        fit_picture_to_format(decode_picture(data, PictureRenderingOptions(jpeg_draft=draft), 64), form).astype(int)
         for draft in (False, True)
     )
     assert np.abs(full - draft).mean() < 2
     with pytest.raises(ValueError, match="of the picture is missing"):
-        decode_to_format(
-            data[:-900] + END_OF_IMAGE, DecodedImageFormat(64, False, "pad", PictureRendering(jpeg_draft=True))
-        )
+        decode_picture(data[:-900] + END_OF_IMAGE, PictureRenderingOptions(jpeg_draft=True), 64)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from common.data.tables.csv import CsvColumns, read_csv_columns
+from common.data.tables.csv import CsvTable, read_csv_table
 from common.data.tables.judgement import (
-    find_missing_codes,
-    finding_certainty,
-    is_free_text,
+    find_missing_value_codes,
+    get_finding_certainty,
+    is_free_text_column,
     is_metadata_column_name,
     is_no_finding_name,
-    judge_column,
+    judge_column_content,
     looks_like_split_column,
 )
 from common.data.tables.patient_columns import guess_patient_column, list_possible_patient_columns
@@ -23,10 +23,10 @@ from common.errors import BadInput
 from tests.common.data.conftest import long
 
 
-def columns_of(folder: Path, header: str, *lines: str) -> CsvColumns:
+def columns_of(folder: Path, header: str, *lines: str) -> CsvTable:
     path = folder / "t.csv"
     path.write_text("\n".join((header, *(f"{n}.png,{line}" for n, line in enumerate(lines)))), encoding="utf-8")
-    return read_csv_columns(path, "labels")
+    return read_csv_table(path, "labels")
 
 
 def numbered(cells: str) -> list[str]:
@@ -61,7 +61,7 @@ def numbered(cells: str) -> list[str]:
 )
 def test_a_column_is_judged_by_its_cells(cells: str, kind: str, tmp_path: Path) -> None:
     texts = [f'"{cell.replace("_", "")}"' for cell in cells.split()]
-    assert judge_column(columns_of(tmp_path, "file,Mass", *texts).get_column("Mass")).kind == kind
+    assert judge_column_content(columns_of(tmp_path, "file,Mass", *texts).get_column("Mass")).kind == kind
 
 
 FULL = ("1,0", "0,1", "1,1", "0,0") * 5
@@ -112,7 +112,7 @@ CERTAINTY = {
 @pytest.mark.parametrize("certainty", CERTAINTY)
 def test_how_certain_a_finding_is_is_read_from_its_words_or_the_letter_of_its_code(certainty: str | None) -> None:
     names = CERTAINTY[certainty].split("; ")
-    assert {name: finding_certainty(name) for name in names} == dict.fromkeys(names, certainty)
+    assert {name: get_finding_certainty(name) for name in names} == dict.fromkeys(names, certainty)
     assert [name for name in names if is_no_finding_name(name)] == [name for name in names if name in NORMAL]
 
 
@@ -132,7 +132,7 @@ def test_how_certain_a_finding_is_is_read_from_its_words_or_the_letter_of_its_co
     ],
 )
 def test_a_number_apart_from_the_grades_is_a_code_for_a_missing_value(names: str, codes: str) -> None:
-    assert find_missing_codes(names.split()) == codes.split()
+    assert find_missing_value_codes(names.split()) == codes.split()
 
 
 TEXTS = ("Befund: Kein Hinweis auf Erguss. Herz normal gross.", "The heart is normal in size. No effusion is seen.")
@@ -155,7 +155,7 @@ NAMES = ("Mass", "Mass|Nodule, Effusion|Atelectasis|Pneumonia|Fibrosis|Edema|Her
 )
 def test_sentences_and_parts_are_no_names(cells: Sequence[str], is_text: bool, is_split: bool, tmp_path: Path) -> None:
     column = columns_of(tmp_path, "file,other", *(f'"{cell}"' for cell in cells)).get_column("other")
-    assert (is_free_text(column), looks_like_split_column(column)) == (is_text, is_split)
+    assert (is_free_text_column(column), looks_like_split_column(column)) == (is_text, is_split)
 
 
 IDS = ("patient", "Patient ID", "PatNr", "pid", "MRN", "Subject", "PatientID", "Patientennummer", "ID of the patient")

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import DatasetSplits, ImageSet
 from common.data.partition.by_label import (
+    compute_rounded_down_share_ends,
     compute_share_ends_without_rest,
     distribute_patients_by_class,
-    draw_pathological_shares,
-    draw_practical_shares,
-    round_share_ends_down,
+    draw_pathological_label_shares,
+    draw_practical_label_shares,
 )
 from common.data.partition.checks import find_partition_faults
 from common.data.partition.division import PartitionedDataset, make_numbered_site_names
@@ -22,7 +22,7 @@ from common.data.partition.partition import partition_dataset
 from common.errors import BadInput
 from tests.common.data.conftest import check_disjoint, even_splits, evenly, one_class_each, partition_spec, splits_of
 
-SHARES = {"practical": draw_practical_shares, "pathological": draw_pathological_shares}
+SHARES = {"practical": draw_practical_label_shares, "pathological": draw_pathological_label_shares}
 SPECS: list[dict[str, Any]] = [
     {"kind": "label_skew", "shards": "practical", "sites": 4},
     {"kind": "label_skew", "shards": "pathological", "sites": 4},
@@ -85,7 +85,7 @@ def test_a_dirichlet_deal_gives_every_image_to_one_site(sites: int, alpha: float
 
 def test_what_rounding_leaves_is_dropped() -> None:
     # Of 9 images .5 -> 4, .3 -> 2, .2 -> 1: the hands end at 4, 6 and 7, two images are nobody's.
-    assert round_share_ends_down(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 6, 7]
+    assert compute_rounded_down_share_ends(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 6, 7]
     assert compute_share_ends_without_rest(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 7, 9]
 
 

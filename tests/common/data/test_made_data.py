@@ -9,7 +9,7 @@ from common.data.base.image_set import DatasetSplits
 from common.data.base.spec import DigitsDatasetSpec, PhantomDatasetSpec
 from common.data.load import find_dataset_faults, load_dataset
 from common.data.sources import built_in
-from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
+from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +31,11 @@ def test_digits_are_those_of_the_library(elsewhere: bool, monkeypatch: pytest.Mo
 
     if elsewhere:
         monkeypatch.setattr(Path, "is_file", lambda file: False)
-    built_in._load_images_and_digits.cache_clear()
-    images, labels = built_in._load_images_and_digits(None)
+    built_in._load_digit_images_and_labels.cache_clear()
+    images, labels = built_in._load_digit_images_and_labels(None)
     np.testing.assert_array_equal(images, np.round(of_the_library().images * (255 / 16)))
     np.testing.assert_array_equal(labels, of_the_library().target)
-    built_in._load_images_and_digits.cache_clear()
+    built_in._load_digit_images_and_labels.cache_clear()
 
 
 def test_phantom_patients_stand_on_one_side_with_one_to_three_images(splits: DatasetSplits) -> None:
@@ -54,7 +54,7 @@ def test_every_phantom_finding_is_there_but_not_common(splits: DatasetSplits) ->
 
 
 def test_the_same_seed_draws_the_same_phantoms_and_another_seed_others() -> None:
-    first, same, other = (draw_phantoms(25, 24, np.random.default_rng(seed)) for seed in (4, 4, 5))
+    first, same, other = (draw_phantom_images(25, 24, np.random.default_rng(seed)) for seed in (4, 4, 5))
     np.testing.assert_array_equal(first.images, same.images)
     np.testing.assert_array_equal(first.labels, same.labels)
     assert (first.images != other.images).any()

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from common.data.base.spec import MixtureDatasetSpec
-from common.data.images.reading import convert_color
+from common.data.images.reading import convert_image_colors
 from common.data.load import find_dataset_faults, load_dataset
 
 SCAN = {"kind": "npz", "path": "scan.npz", "classes": ["normal", "mass"], "patient_key": "patient"}
@@ -88,5 +88,5 @@ def test_settings_that_cannot_be_are_refused(keys: dict[str, Any], message: str)
 def test_colour_becomes_grey_by_its_brightness() -> None:
     # ITU-R 601: .299 R + .587 G + .114 B
     color = np.array([[[[200, 0, 0], [0, 100, 0], [0, 0, 250]]]], dtype=np.uint8)
-    np.testing.assert_allclose(convert_color(color, color=False), [[[59.8, 58.7, 28.5]]], atol=0.51)
-    assert convert_color(color, color=True) is color
+    np.testing.assert_allclose(convert_image_colors(color, color=False), [[[59.8, 58.7, 28.5]]], atol=0.51)
+    assert convert_image_colors(color, color=True) is color

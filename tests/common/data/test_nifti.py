@@ -13,9 +13,9 @@ import pytest
 from nibabel import orientations
 from numpy.typing import NDArray
 
-from common.data.base.spec import Axis, FolderDatasetSpec, PictureRendering
+from common.data.base.spec import Axis, FolderDatasetSpec, PictureRenderingOptions
 from common.data.images import nifti
-from common.data.images.nifti import decode_nifti_pixels
+from common.data.images.nifti import decode_nifti_and_blankness
 from common.data.images.reading import BLANK, DecodedImageFormat, decode_picture
 from common.data.images.store import decode_pictures
 from common.data.load import load_dataset
@@ -44,7 +44,7 @@ def test_a_slice_is_upright_in_all_48_orientations_of_a_file(tmp_path: Path, axi
         for flips in itertools.product([1, -1], repeat=3):
             turned = image.as_reoriented(np.array(list(zip(order, flips, strict=True))))
             nibabel.save(turned, tmp_path / "it.nii")
-            picture = decode_nifti_pixels(tmp_path / "it.nii", PictureRendering(3, axis, WIDE))
+            picture, _ = decode_nifti_and_blankness(tmp_path / "it.nii", PictureRenderingOptions(3, axis, WIDE))
             assert (picture == grey(SLICES[axis])).all(), orientations.aff2axcodes(turned.affine)
 
 
@@ -55,40 +55,42 @@ def test_slices_are_what_nibabel_reads(tmp_path: Path, kind: str, name: str, ver
     voxels = volume("<i2").astype(kind) if kind not in ("u1", "<u2") else np.abs(volume("<i2")).astype(kind)
     write(tmp_path / name, voxels, slope=0.5, intercept=-100, version=version)
     whole = nibabel.as_closest_canonical(nibabel.load(tmp_path / name)).get_fdata()
-    picture = decode_nifti_pixels(tmp_path / name, PictureRendering(5, "axial", (0, 1500)))
+    picture, _ = decode_nifti_and_blankness(tmp_path / name, PictureRenderingOptions(5, "axial", (0, 1500)))
     assert np.abs(picture.astype(int) - grey(whole[::-1, ::-1, 4].T, 0, 1500)).max() <= 1
 
 
-def shown(folder: Path, voxels: NDArray[Any], rendering: PictureRendering, **scale: float) -> list[list[int]]:
+def shown(folder: Path, voxels: NDArray[Any], rendering: PictureRenderingOptions, **scale: float) -> list[list[int]]:
     """Write a volume, and return a slice of it."""
     write(folder / "it.nii", voxels, **scale)
-    return decode_nifti_pixels(folder / "it.nii", rendering).tolist()
+    return decode_nifti_and_blankness(folder / "it.nii", rendering)[0].tolist()
 
 
 def test_hounsfield_units_follow_slope_and_intercept(tmp_path: Path) -> None:
     voxels = np.array([0, 1024, 1064, 3000], dtype="<i2").reshape(1, 4, 1)
     # -1024, 0, 40 and 1976 in a window of 40 ± 200: below -160 black, above 240 white, 40 is (40 - 39.5) / 399 + 0.5.
-    picture = shown(tmp_path, voxels, PictureRendering(1, "axial", (40, 400)), slope=1, intercept=-1024)
+    picture = shown(tmp_path, voxels, PictureRenderingOptions(1, "axial", (40, 400)), slope=1, intercept=-1024)
     assert picture[::-1] == [[0], [102], [128], [255]]
 
 
 def test_without_a_window_the_range_of_the_slice_is_shown(tmp_path: Path) -> None:
     voxels = np.zeros((2, 1, 3), dtype="<i2")
     voxels[:, 0, 1] = [10, 30]
-    assert shown(tmp_path, voxels, PictureRendering("middle")) == [[255, 0]]  # the second of three
+    assert shown(tmp_path, voxels, PictureRenderingOptions("middle")) == [[255, 0]]  # the second of three
 
 
 @pytest.mark.parametrize(("values", "blank"), [((10, 30), True), ((10, 10), False)])
 def test_a_window_that_misses_a_whole_slice_is_noticed(values: tuple[int, int], blank: bool, tmp_path: Path) -> None:
     write(tmp_path / "it.nii", np.array(values, dtype="<i2").reshape(2, 1, 1))
-    assert decode_picture(tmp_path / "it.nii", PictureRendering(window=(900, 20))).info.get(BLANK, False) == blank
-    assert not decode_picture(tmp_path / "it.nii", PictureRendering(window=(20, 30))).info.get(BLANK, False)
+    assert (
+        decode_picture(tmp_path / "it.nii", PictureRenderingOptions(window=(900, 20))).info.get(BLANK, False) == blank
+    )
+    assert not decode_picture(tmp_path / "it.nii", PictureRenderingOptions(window=(20, 30))).info.get(BLANK, False)
 
 
 def test_numbers_that_are_none_are_black(tmp_path: Path) -> None:
     voxels = np.array([np.nan, np.inf, -np.inf, 1e300], dtype="<f8").reshape(4, 1, 1)
-    assert len(shown(tmp_path, voxels, PictureRendering(window=(0, 2)))[0]) == 4
-    assert shown(tmp_path, voxels, PictureRendering()) == [[255, 0, 0, 0]]
+    assert len(shown(tmp_path, voxels, PictureRenderingOptions(window=(0, 2)))[0]) == 4
+    assert shown(tmp_path, voxels, PictureRenderingOptions()) == [[255, 0, 0, 0]]
 
 
 EMPTY, INFINITE = np.full((4, 4, 2), np.nan, "<f4"), np.full((4, 4, 2), np.inf, "<f4")
@@ -107,13 +109,13 @@ WRONG: dict[str, tuple[Any, int | None, str]] = {
 def test_files_without_such_a_slice(tmp_path: Path, name: str) -> None:
     voxels, frame, words = WRONG[name]
     with pytest.raises(ValueError, match=words):
-        shown(tmp_path, voxels, PictureRendering(frame))
+        shown(tmp_path, voxels, PictureRenderingOptions(frame))
 
 
 def test_a_slice_with_one_number_is_a_picture(tmp_path: Path) -> None:
     voxels = EMPTY.copy()
     voxels[0, 0, 1] = 3
-    assert np.shape(shown(tmp_path, voxels, PictureRendering(2, "axial"))) == (4, 4)
+    assert np.shape(shown(tmp_path, voxels, PictureRenderingOptions(2, "axial"))) == (4, 4)
 
 
 @pytest.mark.parametrize("name", ["it.nii", "it.nii.gz"])
@@ -121,7 +123,7 @@ def test_a_file_that_is_cut_off_is_damaged(tmp_path: Path, name: str) -> None:
     content = write(tmp_path / name, VOXELS)
     (tmp_path / name).write_bytes(content[:-40])
     with pytest.raises(ValueError, match="damaged or cut off"):
-        decode_nifti_pixels(tmp_path / name, PictureRendering(7))
+        decode_nifti_and_blankness(tmp_path / name, PictureRenderingOptions(7))
 
 
 @pytest.mark.parametrize("place", [0.5, -8])
@@ -133,7 +135,7 @@ def test_a_gzip_file_with_another_checksum_than_its_content_is_damaged(tmp_path:
     (tmp_path / "it.nii.gz").write_bytes(content)
     for number in (1, 7):
         with pytest.raises(ValueError, match="damaged or cut off"):
-            decode_nifti_pixels(tmp_path / "it.nii.gz", PictureRendering(number))
+            decode_nifti_and_blankness(tmp_path / "it.nii.gz", PictureRenderingOptions(number))
 
 
 @pytest.mark.parametrize(
@@ -147,13 +149,13 @@ def test_volumes_that_would_fill_the_memory_are_refused_by_their_head(
     content = content[:40] + struct.pack("<8h", 3, *shape, 1, 1, 1, 1) + content[56:]
     (tmp_path / name).write_bytes(gzip.compress(content + bytes(1 << 20)) if name.endswith(".gz") else content)
     with pytest.raises(ValueError, match=f"takes {size}, 256 MiB are allowed"):
-        decode_nifti_pixels(tmp_path / name, PictureRendering(1))
+        decode_nifti_and_blankness(tmp_path / name, PictureRenderingOptions(1))
 
 
 def test_what_gzip_holds_beyond_the_voxels_does_not_fill_the_memory(tmp_path: Path) -> None:
     content = write(tmp_path / "it.nii", VOXELS)
     (tmp_path / "it.nii.gz").write_bytes(gzip.compress(content + bytes(1 << 26), 1))
-    most, picture = peak(tmp_path / "it.nii.gz", PictureRendering(7))
+    most, picture = peak(tmp_path / "it.nii.gz", PictureRenderingOptions(7))
     assert picture.shape == (6, 5)
     assert most < 1 << 20
 
@@ -163,14 +165,14 @@ def test_what_gzip_holds_beyond_the_voxels_does_not_fill_the_memory(tmp_path: Pa
 def test_a_slice_takes_the_memory_of_a_slice(tmp_path: Path, name: str, axis: Axis) -> None:
     voxels = np.random.default_rng(0).integers(0, 9, (128, 128, 128)).astype("<i2")  # 4 MiB, a plane 32 KiB
     write(tmp_path / name, voxels)
-    most, _ = peak(tmp_path / name, PictureRendering("middle", axis))
+    most, _ = peak(tmp_path / name, PictureRenderingOptions("middle", axis))
     assert most < voxels.nbytes / 4
 
 
-def peak(file: Path, rendering: PictureRendering) -> tuple[int, NDArray[np.uint8]]:
+def peak(file: Path, rendering: PictureRenderingOptions) -> tuple[int, NDArray[np.uint8]]:
     """Most bytes in use while a slice is read; and the slice."""
     tracemalloc.start()
-    picture = decode_nifti_pixels(file, rendering)
+    picture, _ = decode_nifti_and_blankness(file, rendering)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return most, picture
@@ -193,7 +195,7 @@ def test_a_folder_of_volumes_is_a_data_set(tmp_path: Path) -> None:
 def test_a_volume_is_known_by_its_content(tmp_path: Path) -> None:
     write(tmp_path / "it.nii.gz", VOXELS)
     (tmp_path / "it.nii.gz").rename(tmp_path / "scan")
-    assert decode_picture(tmp_path / "scan", PictureRendering(1)).size == (5, 6)
+    assert decode_picture(tmp_path / "scan", PictureRenderingOptions(1)).size == (5, 6)
     (tmp_path / "other.nii.gz").write_bytes(gzip.compress(b"no volume"))
     (tmp_path / "short.nii.gz").write_bytes(b"\x1f\x8b\x08")
     files = [tmp_path / "other.nii.gz", tmp_path / "short.nii.gz"]
@@ -208,5 +210,5 @@ def test_copies_of_a_volume_have_one_place_and_volumes_that_share_a_slice_have_n
     for name, voxels in (("a", volume()), ("b", volume()), ("c", changed)):
         write(tmp_path / f"{name}.nii", voxels)
     files = [tmp_path / f"{name}.nii" for name in "abc"]
-    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRendering(3, "axial"))
+    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRenderingOptions(3, "axial"))
     assert decode_pictures(["a", "b", "c"], files.__getitem__, form).places.tolist() == [0, 0, 2]

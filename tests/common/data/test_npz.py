@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from common.data.base.spec import NpzDatasetSpec
 from common.data.images import store
-from common.data.images.pixel_cache import MappedPictures, PixelCache
+from common.data.images.pixel_cache import MemoryMappedPictures, PixelCache
 from common.data.images.store import DecodedImageStore
 from common.data.load import find_dataset_faults, load_dataset
 from common.data.sources import npz
@@ -90,7 +90,7 @@ def test_images_of_a_large_file_are_kept_on_the_disk(
         lines.clear()
         splits = load_dataset(spec(**settings), base, DecodedImageStore(base / "cache", tell=lines.append))
         for part, same in zip(splits.parts, expected.parts, strict=True):
-            assert isinstance(part.stored, MappedPictures) or not len(part)
+            assert isinstance(part.stored, MemoryMappedPictures) or not len(part)
             np.testing.assert_array_equal(part.images, same.images)
             np.testing.assert_array_equal(part.labels, same.labels)
     assert {"0 of them read now" in line for line in lines} == {True}

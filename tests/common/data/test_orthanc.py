@@ -32,11 +32,11 @@ import studies.cli
 from client.check.data import check_data
 from client.site.settings import read_site_settings
 from common.data.base.spec import DicomwebDatasetSpec
-from common.data.images.dicom import decode_dicom_pixels
 from common.data.load import load_dataset
 from common.errors import BadInput
 from polyclinic import load as load_run
 from tests.certificates import self_signed
+from tests.common.data.dicom_files import decode_dicom_pixels
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
 from tests.network.real import typed
 

@@ -13,7 +13,12 @@ from common.data.base.image_set import DatasetSplits
 from common.data.partition.checks import find_partition_faults
 from common.data.partition.division import SitePartition, select_site_images
 from common.data.partition.paper_tables import read_paper_class_lists
-from common.data.partition.partition import distribute_classes, draw_class_lists, draw_random_owners, partition_dataset
+from common.data.partition.partition import (
+    distribute_classes_over_sites,
+    draw_random_class_owners,
+    draw_site_classes_with_missing,
+    partition_dataset,
+)
 from common.data.partition.spec import PartitionSpec, RandomOwnersPartitionSpec
 from common.data.tables.class_names import NIH_CLASSES
 from common.errors import BadInput
@@ -64,7 +69,7 @@ def test_sites_have_different_patients_and_the_same_seed_the_same_sites(sites: i
 @settings(max_examples=50)
 @given(st.integers(1, 12), st.integers(1, 15), st.integers(0, 2**31))
 def test_random_owners_leave_no_class_and_no_site_empty(sites: int, classes: int, seed: int) -> None:
-    owned = draw_random_owners(sites, classes, np.random.default_rng(seed))
+    owned = draw_random_class_owners(sites, classes, np.random.default_rng(seed))
     assert owned.any(axis=0).all()
     assert owned.any(axis=1).all()
 
@@ -73,7 +78,9 @@ def test_random_owners_leave_no_class_and_no_site_empty(sites: int, classes: int
 @given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 2**31))
 def test_a_deal_with_a_minimum_still_gives_every_site_a_class(sites: int, minimum: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    owned = distribute_classes(np.zeros(7, dtype=np.bool_), random.integers(0, 9, (sites, 7)), minimum, random)
+    owned = distribute_classes_over_sites(
+        np.zeros(7, dtype=np.bool_), random.integers(0, 9, (sites, 7)), minimum, random
+    )
     assert owned.any(axis=1).all()
     assert (owned.sum(axis=0) == 1).all()
 
@@ -82,7 +89,7 @@ def test_a_class_goes_only_to_a_site_with_enough_positives() -> None:
     # Site 0 has 9 positives of classes 0 and 1, site 1 of classes 2 and 3: a minimum of 5 allows only one deal.
     positives = np.array([[9, 9, 1, 1], [1, 1, 9, 9]])
     for seed in range(10):
-        owned = distribute_classes(np.zeros(4, dtype=np.bool_), positives, 5, np.random.default_rng(seed))
+        owned = distribute_classes_over_sites(np.zeros(4, dtype=np.bool_), positives, 5, np.random.default_rng(seed))
         assert owned.tolist() == [[True, True, False, False], [False, False, True, True]]
 
 
@@ -231,13 +238,13 @@ def fedmlp(read_vectors: Callable[[str], dict[str, Any]]) -> Any:
 
 @pytest.mark.parametrize(("name", "sites", "classes", "missing"), FEDMLP)
 def test_class_lists_are_the_authors(fedmlp: dict[str, Any], name: str, sites: int, classes: int, missing: int) -> None:
-    drawn = draw_class_lists(sites, classes, missing, seed=1037)
+    drawn = draw_site_classes_with_missing(sites, classes, missing, seed=1037)
     assert columns(drawn) == fedmlp[f"{name}_missing_{missing}"]["active"]
 
 
 def test_the_authors_draw_that_leaves_a_class_without_owner_is_drawn_again(fedmlp: dict[str, Any]) -> None:
     assert not fedmlp["ChestXray14_missing_5"]["covers_all_classes"]
-    owned = draw_class_lists(8, 8, 5, seed=1037)
+    owned = draw_site_classes_with_missing(8, 8, 5, seed=1037)
     assert columns(owned) != fedmlp["ChestXray14_missing_5"]["active"]
     assert owned.any(axis=0).all()
     assert (owned.sum(axis=1) == 3).all()
@@ -248,13 +255,13 @@ def test_the_authors_draw_that_leaves_a_class_without_owner_is_drawn_again(fedml
 def test_sites_lack_as_many_classes_and_each_class_has_an_owner(
     sites: int, classes: int, missing: int, seed: int
 ) -> None:
-    owned = draw_class_lists(sites * classes, classes, missing, seed)
+    owned = draw_site_classes_with_missing(sites * classes, classes, missing, seed)
     assert (owned.sum(axis=1) == classes - missing).all()
     assert owned.any(axis=0).all()
 
 
 def test_one_class_a_site_goes_round() -> None:
-    assert columns(draw_class_lists(5, 3, 2, seed=1)) == [[0], [1], [2], [0], [1]]
+    assert columns(draw_site_classes_with_missing(5, 3, 2, seed=1)) == [[0], [1], [2], [0], [1]]
 
 
 def test_sites_with_missing_classes_have_patients_of_their_own_and_the_lists_of_the_draw() -> None:

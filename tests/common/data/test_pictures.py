@@ -7,12 +7,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from common.data.base.spec import PictureRendering
-from common.data.images.dicom import decode_dicom_pixels
+from common.data.base.spec import PictureRenderingOptions
 from common.data.images.grey import apply_voi_window
 from common.data.images.reading import DecodedImageFormat, decode_picture, fit_picture_to_format, resize_images
 from common.data.images.store import decode_pictures
-from tests.common.data.dicom_files import dicom
+from tests.common.data.dicom_files import decode_dicom_pixels, dicom
 
 
 def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
@@ -32,7 +31,7 @@ def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
     ],
 )
 def test_grey_pictures_of_any_depth_get_8_bits(pixels: NDArray[Any], depth: int | None, expected: list[int]) -> None:
-    shown = decode_picture(encoded(Image.fromarray(pixels)), PictureRendering(bit_depth=depth))
+    shown = decode_picture(encoded(Image.fromarray(pixels)), PictureRenderingOptions(bit_depth=depth))
     assert np.asarray(shown).tolist() == [expected]
 
 
@@ -126,5 +125,5 @@ def test_a_camera_that_was_turned_makes_no_turned_picture(orientation: int, kind
     exif[0x0112] = orientation
     content = io.BytesIO()
     image.save(content, kind, exif=exif, **({"quality": 100} if kind == "JPEG" else {}))
-    picture = np.asarray(decode_picture(content.getvalue(), PictureRendering(bit_depth=16)))
+    picture = np.asarray(decode_picture(content.getvalue(), PictureRenderingOptions(bit_depth=16)))
     assert np.abs(picture.astype(int) - UPRIGHT[orientation](stored)).max() <= 1

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from common.config import Experiment
-from common.data.base.image_set import deserialize_splits, serialize_splits
+from common.data.base.image_set import deserialize_dataset_splits, serialize_dataset_splits
 from common.data.partition.partition import partition_dataset
 from common.simulation import (
     SimulatedData,
@@ -100,9 +100,9 @@ def test_the_same_experiment_is_loaded_and_divided_once(tmp_path: Path) -> None:
 def test_a_worker_reads_what_was_decoded_for_it_and_cuts_it_likewise(tmp_path: Path) -> None:
     experiment = tasks_in(tmp_path)
     decoded = load_simulated_data(experiment, tmp_path)
-    flat = serialize_splits(load_undivided_data(experiment, tmp_path))
+    flat = serialize_dataset_splits(load_undivided_data(experiment, tmp_path))
     (tmp_path / "set.npz").unlink()
-    cache_received_data(experiment, tmp_path, deserialize_splits(*flat))
+    cache_received_data(experiment, tmp_path, deserialize_dataset_splits(*flat))
     received = load_simulated_data(experiment, tmp_path)
     for site in range(2):
         expected, actual = (select_simulated_site_images(data, site, "no") for data in (decoded, received))

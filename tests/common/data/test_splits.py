@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.data.base.image_set import UNKNOWN_PATIENT, has_known_patients, make_placeholder_patients
+from common.data.base.image_set import UNKNOWN_PATIENT, are_all_patients_known, make_placeholder_patient_names
 from common.data.base.splits import (
     PatientSplit,
     assign_images_to_parts,
@@ -123,12 +123,12 @@ def test_a_size_skew_of_one_gives_the_nth_site_an_nth_of_what_the_first_gets() -
 
 def test_images_of_unknown_patients_are_split_as_by_their_running_numbers() -> None:
     abnormal = np.random.default_rng(0).random(500) < 0.3
-    unknown, numbers = make_placeholder_patients(500), np.arange(500).astype(np.str_)
+    unknown, numbers = make_placeholder_patient_names(500), np.arange(500).astype(np.str_)
     split, same = split_patients(unknown, abnormal, 3), split_patients(numbers, abnormal, 3)
     for part in ("train", "validation", "test"):
         assert [name.removeprefix(UNKNOWN_PATIENT) for name in getattr(split, part)] == getattr(same, part).tolist()
-    assert not has_known_patients(unknown)
-    assert has_known_patients(numbers)
+    assert not are_all_patients_known(unknown)
+    assert are_all_patients_known(numbers)
 
 
 def test_ids_that_are_numbers_are_sorted_as_numbers() -> None:

@@ -23,9 +23,9 @@ from PIL import Image
 
 import polyclinic as pc
 from common.data.base.image_set import ImageSet
-from common.data.base.spec import PictureRendering
+from common.data.base.spec import PictureRenderingOptions
 from common.data.images import store
-from common.data.images.pixel_cache import IN_USE, PIXELS, ROWS, CacheFolderLock, MappedPictures
+from common.data.images.pixel_cache import IN_USE, PIXELS, ROWS, CacheFolderLock, MemoryMappedPictures
 from common.data.images.pixels import load_pixels_on_device
 from common.data.images.reading import DecodedImageFormat
 from common.data.images.store import DecodedImageStore, DecodedPictures, DecodingProgress, FileIdentity, decode_pictures
@@ -69,7 +69,7 @@ def decode(
             reads.append(row)
         return files[row]
 
-    identities = [FileIdentity.from_path(file) for file in files]
+    identities = [FileIdentity.identify_file(file) for file in files]
     return decode_pictures([file.name for file in files], read, form, place, identify=identities.__getitem__)
 
 
@@ -120,7 +120,7 @@ def test_a_file_is_read_again_only_if_it_or_the_decoder_may_have_changed(monkeyp
     files = write_pictures(10)
     assert read_rows(files) == [*range(10)]
     assert read_rows(files) == []
-    assert isinstance(decode(files).stored, MappedPictures)
+    assert isinstance(decode(files).stored, MemoryMappedPictures)
     files += write_pictures(2, first=10)
     Image.fromarray(np.full((9, 7), 77, np.uint8)).save(files[4])
     assert read_rows(files) == [4, 10, 11]
@@ -151,8 +151,8 @@ OTHER_FORMS = {
     "size": replace(FORM, size=9),
     "color": replace(FORM, color=True),
     "resize": replace(FORM, resize="stretch"),
-    "window": replace(FORM, rendering=PictureRendering(window=(40.0, 80.0))),
-    "frame": replace(FORM, rendering=PictureRendering(frame=1)),
+    "window": replace(FORM, rendering=PictureRenderingOptions(window=(40.0, 80.0))),
+    "frame": replace(FORM, rendering=PictureRenderingOptions(frame=1)),
 }
 
 
@@ -275,7 +275,7 @@ def read(row):
     time.sleep(float(sys.argv[3]))
     return files[row]
 place = store.DecodedImageStore(Path(sys.argv[2]), workers=2)
-identities = [store.FileIdentity.from_path(file) for file in files]
+identities = [store.FileIdentity.identify_file(file) for file in files]
 form = DecodedImageFormat(8, color=False, resize="pad")
 names = [file.name for file in files]
 decoded = store.decode_pictures(names, read, form, place, identify=identities.__getitem__)
@@ -336,7 +336,7 @@ def test_pictures_of_one_content_are_decoded_once_by_many_threads(monkeypatch: p
         copy.write_bytes(file.read_bytes())
     real, threads = store.decode_picture, list[int]()
 
-    def slow(content: bytes | Path, rendering: PictureRendering, side: int) -> Image.Image:
+    def slow(content: bytes | Path, rendering: PictureRenderingOptions, side: int) -> Image.Image:
         threads.append(threading.get_ident())
         time.sleep(0.05)
         return real(content, rendering, side)
@@ -504,7 +504,7 @@ def test_a_file_is_another_one_if_its_place_size_or_times_differ(monkeypatch: py
     identities = []
     for status in (facts, facts, facts | {changed: 2}):
         monkeypatch.setattr(Path, "stat", lambda path, status=status: SimpleNamespace(**status))
-        identities.append(FileIdentity.from_path(Path("/image.png")))
+        identities.append(FileIdentity.identify_file(Path("/image.png")))
     assert identities[0] == identities[1] != identities[2]
 
 

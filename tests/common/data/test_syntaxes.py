@@ -17,8 +17,8 @@ from pydicom.encaps import get_frame
 from pydicom.pixels import get_decoder
 from pydicom.pixels.utils import pixel_array
 
-from common.data.images.dicom import decode_dicom_pixels
-from common.data.images.syntaxes import READ_BY, is_syntax_readable, register_pydicom_decoder
+from common.data.images.syntaxes import READ_BY, is_transfer_syntax_readable, register_pydicom_decoder
+from tests.common.data.dicom_files import decode_dicom_pixels
 from tests.common.data.dicom_syntaxes import (
     as_jpeg,
     by_gdcm,
@@ -135,7 +135,7 @@ def test_a_deflated_file_is_what_was_deflated() -> None:
 
 
 def test_every_syntax_of_the_table_has_its_decoder_installed() -> None:
-    assert [syntax for syntax in READ_BY if not is_syntax_readable(syntax)] == []
+    assert [syntax for syntax in READ_BY if not is_transfer_syntax_readable(syntax)] == []
 
 
 EVERY_LOSSLESS = {**LOSSLESS, **dict.fromkeys((*NOT_PACKED, uid.DeflatedExplicitVRLittleEndian), unpacked_as)}

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from common.data.base.names import convert_array_to_names, find_similar_names, map_to_group_name, normalize_name
+from common.data.base.names import find_similar_names, map_names_to_group_names, normalize_name, normalize_name_array
 from common.data.base.spec import FolderDatasetSpec
 from common.data.images import store
 from common.data.images.store import DecodedImageStore
 from common.data.load import load_dataset, open_label_table
-from common.data.tables.csv import CsvColumns, read_csv_columns
+from common.data.tables.csv import CsvTable, read_csv_table
 from common.data.tables.labels import LabelTable
 from common.data.tables.patient_columns import guess_patients_by_filename, list_possible_patient_columns
 from common.data.tables.roles import find_class_synonyms, guess_column_roles, list_possible_hospital_columns
@@ -160,7 +160,7 @@ def test_numbers_of_one_form_are_not_similar(names: list[str]) -> None:
 def test_all_names_of_a_group_are_joined_in_any_order(names: list[str]) -> None:
     groups = dict.fromkeys(("1-2345", "12345", "12-345"), "1-2345")
     groups |= dict.fromkeys(("north/P9", "P9", "south/P9"), "P9")
-    assert map_to_group_name(find_similar_names(names)) == groups
+    assert map_names_to_group_names(find_similar_names(names)) == groups
 
 
 def test_a_text_in_a_formula_is_that_text() -> None:
@@ -179,16 +179,16 @@ def test_a_text_in_a_formula_is_that_text() -> None:
     ],
 )
 def test_names_come_from_arrays_of_any_kind(values: NDArray[Any], names: list[str]) -> None:
-    assert convert_array_to_names(values).tolist() == names
+    assert normalize_name_array(values).tolist() == names
 
 
 def test_a_table_in_use_is_not_read_again_unless_it_has_changed(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("a,b\n1,2\n")
-    columns = read_csv_columns(file, "labels")
-    assert read_csv_columns(file, "data.labels") is columns
+    columns = read_csv_table(file, "labels")
+    assert read_csv_table(file, "data.labels") is columns
     file.write_text("a,b\n1,23\n")
-    assert read_csv_columns(file, "labels")["b"].tolist() == ["23"]
+    assert read_csv_table(file, "labels")["b"].tolist() == ["23"]
 
 
 # ---------------------------------------------------------------------- forms of a table
@@ -238,9 +238,9 @@ def test_text_of_an_old_mac_is_refused_by_its_line(folder: Path) -> None:
     for name in ("Fl\u00e4che", "gro\u00df", "M\u00fcller", "m\u00e9diastin"):
         (folder / "t.csv").write_bytes(f"file,id,Mass,Edema\n00.png,{name},1,0\n".encode("mac-roman"))
         with pytest.raises(BadInput, match="line 2"):
-            read_csv_columns(folder / "t.csv", "data.labels")
+            read_csv_table(folder / "t.csv", "data.labels")
         (folder / "t.csv").write_bytes(f"file,id,Mass,Edema\n00.png,{name},1,0\n".encode("cp1252"))
-        assert read_csv_columns(folder / "t.csv", "data.labels")["id"].tolist() == [name]
+        assert read_csv_table(folder / "t.csv", "data.labels")["id"].tolist() == [name]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1", "cp1252"])
@@ -891,9 +891,9 @@ def test_spellings_are_proposed_as_one_class_though_a_row_has_labels_of_both() -
     assert find_class_synonyms(counts, everywhere, everywhere) == {"MASS": "Mass", "mass_": "Mass"}
 
 
-def read_columns(folder: Path, table: str) -> CsvColumns:
+def read_columns(folder: Path, table: str) -> CsvTable:
     (folder / "t.csv").write_text(table, encoding="utf-8")
-    return read_csv_columns(folder / "t.csv", "labels")
+    return read_csv_table(folder / "t.csv", "labels")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from common.data.base.image_set import GREY_DIGESTS, DatasetSplits, compute_picture_digest, has_known_patients
+from common.data.base.image_set import GREY_DIGESTS, DatasetSplits, are_all_patients_known, compute_picture_digest
 from common.data.base.spec import PluginDatasetSpec
 from common.data.images.pixels import load_pixels_on_device
 from common.data.images.store import DecodedImageStore
@@ -314,7 +314,7 @@ def test_pictures_that_a_data_set_repeats_need_patients(opened: Open, patients: 
 def test_a_patient_without_a_name_is_unknown(opened: Open) -> None:
     empty = [None, "", NAN, " ", np.float32(NAN), pd.NA]
     splits = opened(entries(patient=lambda row: empty[row % len(empty)]))
-    assert not any(has_known_patients(part.patients) for part in splits.parts)
+    assert not any(are_all_patients_known(part.patients) for part in splits.parts)
 
 
 @pytest.mark.parametrize("images", [GREY, Items(lambda row: GREY[row]), list(GREY)], ids=["array", "items", "list"])
