@@ -60,8 +60,8 @@ class LaterAdversary(Adversary):
         )
         self.length = measure_update_length(honest.update)
         self.distance = sum(float(((a - b).astype(float) ** 2).sum()) for a, b in change) ** 0.5
-        facts = {**self._make_request_fields(plan, model, "run"), "round": 2}
-        return self._exchange_records("train", TrainRequest(**facts), TrainReply)
+        facts = {**self._make_attack_request_fields(plan, model, "run"), "round": 2}
+        return self._send_request_record("train", TrainRequest(**facts), TrainReply)
 
 
 def main() -> None:

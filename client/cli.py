@@ -103,8 +103,13 @@ def preview(
 
     read_site_with_faults(folder)  # before torch is imported
     raise_faults([] if out is None else find_output_file_faults(out) if attack else find_output_folder_faults(out))
-    planned = _read_experiment(experiment)
-    from client.preview.dry_run import choose_preview_experiment, format_record, make_first_round_records, write_records
+    planned = _read_experiment_file(experiment)
+    from client.preview.dry_run import (
+        choose_preview_experiment,
+        format_record_for_terminal,
+        make_first_round_records,
+        write_record_files,
+    )
     from client.site.settings import load_site, read_site_settings
 
     site = replace(
@@ -112,7 +117,7 @@ def preview(
     )
     planned = choose_preview_experiment(planned, site)
     if attack:  # on copies of the site
-        from client.preview.attack.suite import attacks_as_json as figures
+        from client.preview.attack.suite import attack_results_as_json as figures
         from client.preview.attack.suite import run_attacks, write_attack_page
         from common.config import make_hospital_plan
 
@@ -129,14 +134,14 @@ def preview(
         return
     records, reasons = make_first_round_records(site, planned)
     for content in records:
-        console.print(format_record(content))
+        console.print(format_record_for_terminal(content))
     for reason in reasons:
         _plain(f"This site {reason}")
-    for path in write_records(records, out) if out else ():
+    for path in write_record_files(records, out) if out else ():
         _plain(str(path))
 
 
-def _read_experiment(path: Path | None) -> "Experiment | None":
+def _read_experiment_file(path: Path | None) -> "Experiment | None":
     """Read and check the coordinator's experiment file, without torch; return None if there is no file."""
     from strategies.method_list import read_experiment_without_data
 
@@ -153,14 +158,14 @@ def start(folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarte
     authority, 12 of another host, 13 expired, 14 key not admitted or revoked, 15 clocks differ, 16 another site's name,
     17 another wire version, 18 labels contradict those of the others.
     """
-    from client.connection.preflight import check_before_start
+    from client.connection.preflight import check_client_before_start
     from common.errors import BadInput
     from common.system.preflight import delay_failure_until_change
 
     tell = make_event_printer(console)
     try:
         with delay_failure_until_change(folder, tell, (BadInput, ConnectionNotAccepted), held=restarted):
-            check_before_start(folder)  # before torch is imported
+            check_client_before_start(folder)  # before torch is imported
             _run_message_loop(folder, tell)
     except SystemExit:
         tell("stopped on request; unfinished work resumes at the next start")
@@ -173,12 +178,12 @@ def _run_message_loop(folder: Path, tell: Callable[[str], None]) -> None:
         from client.connection.status import ClientStatus, keep_status_file_current
         from client.gate.gate import record_process_start
         from client.site.settings import load_site, read_site_settings
-        from client.site.site_file import read_credentials
+        from client.site.site_file import read_and_check_connection_kit
         from client.training.privacy import make_privacy_status
 
     reuse_large_buffers()
     settings = read_site_settings(folder)
-    kit = read_credentials(settings)
+    kit = read_and_check_connection_kit(settings)
     status = ClientStatus(site=settings.file.name, coordinator=kit.coordinator)
     with lock_site_folder(settings.state_folder), keep_status_file_current(status, settings.state_folder):
         site = load_site(settings, tell)
@@ -218,7 +223,7 @@ def check(
     """
     from client.site.site_file import read_site_with_faults
 
-    planned = _read_experiment(experiment)
+    planned = _read_experiment_file(experiment)
     if not as_json:  # its findings hold the faults of the file too
         read_site_with_faults(folder)  # before torch is imported
     from client.check.findings import make_narrow_console, print_check_result
@@ -249,7 +254,7 @@ def preview_data(
 
     read_site_with_faults(folder)  # before torch is imported
     raise_faults([] if out is None else find_output_file_faults(out))
-    planned = _read_experiment(experiment)
+    planned = _read_experiment_file(experiment)
     from client.preview.images import write_image_preview
 
     page = write_image_preview(folder, out or folder / "preview.html", planned, each)
@@ -262,14 +267,14 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
 
     Example: flwr-client status north
     """
-    from client.connection.status import format_status, read_status
+    from client.connection.status import format_client_status, read_client_status
     from client.site.site_file import refuse_missing_site_file
 
-    present = read_status(refuse_missing_site_file(folder) / "state")
+    present = read_client_status(refuse_missing_site_file(folder) / "state")
     if as_json:
         print(format_as_json_text(present, allow_nan=True))
     else:
-        _plain(format_status(present))
+        _plain(format_client_status(present))
 
 
 @app.command()
@@ -278,10 +283,10 @@ def health(folder: Folder) -> None:
 
     Example: flwr-client health north
     """
-    from client.connection.status import read_status
+    from client.connection.status import read_client_status
     from client.site.site_file import refuse_missing_site_file
 
-    present = read_status(refuse_missing_site_file(folder) / "state")
+    present = read_client_status(refuse_missing_site_file(folder) / "state")
     print("healthy" if present["healthy"] else escape_for_terminal(f"not healthy: {present['last_error']}"))
     raise SystemExit(0 if present["healthy"] else 1)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from client.site.memory import remove_old_run_states
 from client.site.site import Site
 from client.training.figures import score_data_part
-from client.training.layers import train_through_layers
+from client.training.layers import train_with_privacy_layers
 from client.training.local_round import load_best_local_parts
 from client.training.task import prepare_local_task
 from common.config import EvaluationSection, HospitalPlan, PrivacySection
@@ -50,7 +50,7 @@ class LocalOnlyTraining:
     """The training of a model by one site without the others.
 
     Attributes:
-        site: The site as :meth:`Site.copy_for_local_training` returns it.
+        site: The site as :meth:`Site.copy_site_for_local_training` returns it.
         plan: The plan as :func:`make_local_only_plan` returns it.
         initial: The initial model, with head rows of the site's own classes.
     """
@@ -59,13 +59,15 @@ class LocalOnlyTraining:
     plan: HospitalPlan
     initial: ModelGroups
 
-    def train_and_score(self, model_folder: Path, contract: str) -> tuple[NDArray[np.floating], tuple[str, ...]]:
+    def train_and_score_local_model(
+        self, model_folder: Path, contract: str
+    ) -> tuple[NDArray[np.floating], tuple[str, ...]]:
         """Train the rounds that are not on disk yet, save the best model, and return its test scores and classes."""
         memory = self.site.folder / "memory"
         remove_old_run_states(memory, self._local_run_name)
         folder, last = self.site.open_run_state_folder(self._local_run_name), self.plan.run.rounds
         for server_round in range(folder.newest_round + 1, last + 1):
-            train_through_layers(self.site, self._make_train_request(server_round, server_round - 1))
+            train_with_privacy_layers(self.site, self._make_train_request(server_round, server_round - 1))
         request = self._make_train_request(last, last)
         task = prepare_local_task(self.site, request)
         with make_training_reproducible(

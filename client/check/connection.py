@@ -22,7 +22,7 @@ from client.connection.tls import (
     fetch_untrusted_certificate,
     find_proxy_address,
 )
-from client.site.site_file import SiteSettings, read_credentials
+from client.site.site_file import SiteSettings, read_and_check_connection_kit
 from common import __version__
 from common.errors import BadInput
 from common.security.identity import (
@@ -53,7 +53,7 @@ def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, 
         if awaits_kit:
             read_private_key(settings.key_path)
         else:
-            read_credentials(settings)
+            read_and_check_connection_kit(settings)
     except BadInput as bad:
         area.add_input_faults(bad)
     if offline:
@@ -84,7 +84,7 @@ def _check_connection_steps(
         return
     days = None
     try:
-        if _check_host_name(area, *(proxy or (host, port))):
+        if _check_host_name_resolves(area, *(proxy or (host, port))):
             days = check_coordinator_certificate(kit.address, kit.ca_certificate, environment)
     except ConnectionNotAccepted as refused:
         _add_tls_fault(area, refused, kit, environment)
@@ -119,7 +119,7 @@ def _check_connection_steps(
 # ---------------------------------------------------------------------- host name, port, TLS
 
 
-def _check_host_name(area: CheckArea, host: str, port: int) -> bool:
+def _check_host_name_resolves(area: CheckArea, host: str, port: int) -> bool:
     """Look up a host name and record its addresses, or a fault; return True if the name exists."""
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -253,7 +253,7 @@ def check_hello_answer(area: CheckArea, hello: HelloAnswer, *, ahead_s: float, u
     else:
         area.passed.append(f"both run release {hello.release} (wire {hello.wire})")
     if hello.key == "unknown":
-        area.add_connection_fault(ConnectionNotAccepted.for_key_refusal("never admitted, or revoked"))
+        area.add_connection_fault(ConnectionNotAccepted.make_key_refusal_error("never admitted, or revoked"))
     else:
         area.passed.append("this site's key is admitted")
     area.facts |= {"clock_ahead_s": round(ahead_s, 3), "clock_unsure_s": round(unsure_s, 3), "release": hello.release}

@@ -96,7 +96,7 @@ class CheckArea:
 
 
 @dataclass(frozen=True)
-class ClassCounts:
+class ClassImageCounts:
     """Numbers of images of one class in all parts of the data together.
 
     Attributes:
@@ -188,7 +188,7 @@ def make_narrow_console(file: Any = None) -> Console:
     return console
 
 
-def print_check_result(result: CheckResult, classes: Sequence[ClassCounts], console: Console) -> None:
+def print_check_result(result: CheckResult, classes: Sequence[ClassImageCounts], console: Console) -> None:
     """Print the findings and remedies of each area, then repeat the most severe finding."""
     for area in result.areas:
         console.print(Text(area.name, style="bold"))
@@ -199,7 +199,7 @@ def print_check_result(result: CheckResult, classes: Sequence[ClassCounts], cons
             grid.add_row(Text("ok", style="green"), Text(line))
         for finding in sorted(area.findings, key=lambda finding: -finding.severity):
             mark, style = _MARKS[finding.severity]
-            grid.add_row(Text(mark, style=style), _format_finding(finding))
+            grid.add_row(Text(mark, style=style), _format_check_finding(finding))
         console.print(grid)
         if area.name == "data" and classes:
             cells = any(row.blank is not None for row in classes)
@@ -220,10 +220,10 @@ def print_check_result(result: CheckResult, classes: Sequence[ClassCounts], cons
     words = "begin with this one" if count > 1 else "one finding"
     style = "bold red" if worst.severity == FindingSeverity.FAULT else "bold yellow"
     console.print(Text(f"{result.site}: {words}, exit code {int(result.exit_code)}:", style=style))
-    console.print(Padding(_format_finding(worst), _INDENT))
+    console.print(Padding(_format_check_finding(worst), _INDENT))
 
 
-def _format_finding(finding: CheckFinding) -> Text:
+def _format_check_finding(finding: CheckFinding) -> Text:
     text = Text(finding.problem + (f" [{int(finding.exit_code)}]" if finding.severity else ""))
     if finding.names:
         more = len(finding.names) - MOST_NAMES

@@ -49,7 +49,7 @@ class ConnectionNotAccepted(Exception):
         self.exit_code, self.problem, self.remedy, self.may_pass = exit_code, problem, remedy, may_pass
 
     @classmethod
-    def for_key_refusal(cls, why: str) -> "ConnectionNotAccepted":
+    def make_key_refusal_error(cls, why: str) -> "ConnectionNotAccepted":
         """Make the exception for a key that the coordinator does not accept."""
         remedy = "Ask the coordinator whether this site is admitted; a revoked site needs a new key."
         return cls(
@@ -57,7 +57,7 @@ class ConnectionNotAccepted(Exception):
         )
 
     @classmethod
-    def for_newer_process(cls, why: str) -> "ConnectionNotAccepted":
+    def make_newer_process_error(cls, why: str) -> "ConnectionNotAccepted":
         """Make the exception for an old process, after a newer process has connected with the same key."""
         remedy = (
             "Only one may run: keep one copy of the site's folder and remove the others. If nobody here started"
@@ -66,7 +66,7 @@ class ConnectionNotAccepted(Exception):
         return cls(ClientExitCode.KEY, f"{why}; this one stops.", remedy)
 
     @classmethod
-    def for_clock_difference(cls) -> "ConnectionNotAccepted":
+    def make_clock_difference_error(cls) -> "ConnectionNotAccepted":
         """Make the exception for clocks that differ: Flower rejects signatures over 5 minutes old or in the future."""
         remedy = "Set the clock (NTP) here or there."
         return cls(ClientExitCode.CLOCK, "the clocks of this site and of the coordinator differ too much.", remedy)

@@ -26,10 +26,10 @@ from client.connection.fleet_client import (
     MessageContentGone,
     ReplyRejected,
     RequestRefused,
-    RunOver,
+    RunAlreadyEnded,
     is_message_expired,
     make_error_reply,
-    read_node_id,
+    read_stored_node_id,
 )
 from client.connection.preflight import make_already_running_fault
 from client.connection.status import ClientStatus
@@ -180,7 +180,7 @@ class HospitalMessageLoop:
         self.status.certificate_days = days = check_coordinator_certificate(self.kit.address, self.kit.ca_certificate)
         authority = self.kit.ca_certificate.encode()
         with FleetClient(self.kit.address, authority, self._key, self._statements, self._process) as link:
-            last_node_id = read_node_id(self._node_id_file)
+            last_node_id = read_stored_node_id(self._node_id_file)
             node_id = link.activate_node(last_node_id)
             if node_id != last_node_id:  # stored, so that a process started after a kill is the same node
                 try:
@@ -196,7 +196,7 @@ class HospitalMessageLoop:
             beat = threading.Thread(target=self._send_heartbeats, args=(link, stop), name="heartbeat", daemon=True)
             beat.start()
 
-            def sign_off() -> None:  # a heartbeat in progress must not arrive afterwards
+            def stop_heartbeats_and_deactivate() -> None:  # a heartbeat in progress must not arrive afterwards
                 stop.set()
                 beat.join(timeout=HEARTBEAT_ENDS_S)
                 link.deactivate_node()
@@ -204,12 +204,12 @@ class HospitalMessageLoop:
             try:
                 yield link
             except (KeyboardInterrupt, SystemExit):
-                sign_off()
+                stop_heartbeats_and_deactivate()
                 raise
             except ConnectionNotAccepted as refusal:
                 if refusal.exit_code is not ClientExitCode.KEY:  # a newer process may have signed on by this key
                     with contextlib.suppress(KeyboardInterrupt, SystemExit):  # report the refusal, not the interruption
-                        sign_off()
+                        stop_heartbeats_and_deactivate()
                 raise
             finally:
                 stop.set()
@@ -217,7 +217,7 @@ class HospitalMessageLoop:
 
     def _record_coordinator_release(self, link: FleetClient) -> None:
         """Record the coordinator's release, and warn if its wire version differs: then no run accepts this site."""
-        with contextlib.suppress(CoordinatorUnreachable, RunOver):  # the next call reports the fault
+        with contextlib.suppress(CoordinatorUnreachable, RunAlreadyEnded):  # the next call reports the fault
             if (hello := link.exchange_hello()) is None:
                 return
             self.status.coordinator_release = hello.release
@@ -236,7 +236,7 @@ class HospitalMessageLoop:
                 if run_id := self._current_run:
                     try:
                         link.check_run_active(run_id)
-                    except RunOver:
+                    except RunAlreadyEnded:
                         self._ended_run = run_id
                         _thread.interrupt_main(DROP_SIGNAL)
             except CoordinatorUnreachable:
@@ -296,7 +296,7 @@ class HospitalMessageLoop:
         """Fetch a message's content and send the reply; if ``give_up`` is not empty, reply with this error instead."""
         self.status.state = "working"
         try:
-            message = link.fetch_message(received)
+            message = link.fetch_message_content(received)
             if give_up:
                 reply = make_error_reply(message, SITE_RAISED, give_up)
             else:
@@ -312,7 +312,7 @@ class HospitalMessageLoop:
             record_refused_request(self.site, message, reason)
             self._report_error(f"refused a message of run {message.metadata.run_id}: {reason}")
             reply = make_error_reply(message, BUNDLE_REFUSED, reason)
-        except (RunOver, MessageContentGone) as error:
+        except (RunAlreadyEnded, MessageContentGone) as error:
             self._report_error(f"a message is no longer wanted: {error}")
             self._pending.remove()
             with contextlib.suppress(MessageContentGone):
@@ -332,7 +332,7 @@ class HospitalMessageLoop:
             link.send_reply(received, reply)
         except ReplyRejected as error:
             self._report_error(f"the coordinator did not take the reply: {error}")
-        except (RunOver, MessageContentGone) as error:
+        except (RunAlreadyEnded, MessageContentGone) as error:
             self._report_error(f"the reply came too late: {error}")
         self._unsent = None
         self._pending.remove()
@@ -357,7 +357,7 @@ class HospitalMessageLoop:
         if reply.has_error():
             self._report_error(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
             return reply
-        self._record_and_print_result(message, reply, time.monotonic() - began)
+        self._record_and_print_work_result(message, reply, time.monotonic() - began)
         return reply
 
     # ------------------------------------------------------------------ words
@@ -372,7 +372,7 @@ class HospitalMessageLoop:
 
     def _record_work_phase(self, message: Message) -> None:
         """Record a message's run, phase and round in the status, and estimate the time left from the rounds so far."""
-        fields, status = _read_scalar_fields(message), self.status
+        fields, status = _read_message_scalar_fields(message), self.status
         self.status.phase = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
         self.status.run = make_printable_line(str(fields.get("run", ""))[:8])
         self.status.finished = ""
@@ -393,8 +393,8 @@ class HospitalMessageLoop:
                 done = server_round - first_round
                 status.seconds_left = (status.rounds - server_round + 1) * (now - began) / done if done > 0 else None
 
-    def _record_and_print_result(self, message: Message, reply: Message, seconds: float) -> None:
-        status, fields = self.status, _read_scalar_fields(reply)
+    def _record_and_print_work_result(self, message: Message, reply: Message, seconds: float) -> None:
+        status, fields = self.status, _read_message_scalar_fields(reply)
         where = f"run {status.run}"
         if message.metadata.message_type != MessageType.TRAIN:
             self.tell(f"{where}: {status.phase} answered in {seconds:.1f} s")
@@ -427,7 +427,7 @@ def describe_error_for_coordinator(error: Exception) -> str:
     return f"{type(error).__name__} at the site; the site's own log has the text"
 
 
-def _read_scalar_fields(message: Message) -> dict[str, Any]:
+def _read_message_scalar_fields(message: Message) -> dict[str, Any]:
     """Return the scalar fields of one of our records, unchecked, for messages to people only."""
     return read_small_fields(message.content) if message.has_content() else {}
 

@@ -41,7 +41,7 @@ def check_coordinator_certificate(
     """
     context = ssl.create_default_context(cadata=ca_certificate)
     try:
-        shown = _fetch_certificate(address, context, environment, timeout_s)
+        shown = _fetch_server_certificate(address, context, environment, timeout_s)
     except ConnectionNotAccepted as refusal:
         if refusal.exit_code is not ClientExitCode.EXPIRED:
             raise
@@ -66,12 +66,12 @@ def fetch_untrusted_certificate(address: str, environment: Mapping[str, str] = o
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        return x509.load_der_x509_certificate(_fetch_certificate(address, context, environment))
+        return x509.load_der_x509_certificate(_fetch_server_certificate(address, context, environment))
     except UNREADABLE_CERTIFICATE as error:
         raise ValueError(str(error)) from None
 
 
-def _fetch_certificate(
+def _fetch_server_certificate(
     address: str, context: ssl.SSLContext, environment: Mapping[str, str], timeout_s: float | None = None
 ) -> bytes:
     """Return the server's certificate (DER) after a TLS handshake with this context, which may reject it."""
@@ -91,7 +91,7 @@ def _fetch_certificate(
         connection.connect()
         return connection.sock.getpeercert(binary_form=True) or b""
     except ssl.SSLCertVerificationError as error:
-        raise _make_certificate_refusal(error, host) from None
+        raise _make_certificate_refusal_error(error, host) from None
     except ssl.SSLError as error:
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
             problem = f"{address} does not speak TLS; this site talks to nobody without."
@@ -102,12 +102,16 @@ def _fetch_certificate(
         raise CoordinatorUnreachable(f"the name {proxy[0] if proxy else host} cannot be resolved") from None
     except TimeoutError:
         raise CoordinatorUnreachable(
-            f"no answer from {_describe_route(address, proxy)} within {within_s:.0f} s"
+            f"no answer from {_describe_connection_route(address, proxy)} within {within_s:.0f} s"
         ) from None
     except http.client.HTTPException:
-        raise CoordinatorUnreachable(f"{_describe_route(address, proxy)}: what answers is no proxy") from None
+        raise CoordinatorUnreachable(
+            f"{_describe_connection_route(address, proxy)}: what answers is no proxy"
+        ) from None
     except OSError as error:
-        raise CoordinatorUnreachable(f"{_describe_route(address, proxy)}: {error.strerror or error}") from None
+        raise CoordinatorUnreachable(
+            f"{_describe_connection_route(address, proxy)}: {error.strerror or error}"
+        ) from None
     finally:
         connection.close()
 
@@ -142,11 +146,11 @@ def _find_proxy_url(host: str, environment: Mapping[str, str]) -> SplitResult | 
         raise CoordinatorUnreachable(f"{name} names no proxy: {error}") from None
 
 
-def _describe_route(address: str, proxy: tuple[str, int] | None) -> str:
+def _describe_connection_route(address: str, proxy: tuple[str, int] | None) -> str:
     return f"{address} through the proxy {proxy[0]}:{proxy[1]}" if proxy else address
 
 
-def _make_certificate_refusal(error: ssl.SSLCertVerificationError, host: str) -> ConnectionNotAccepted:
+def _make_certificate_refusal_error(error: ssl.SSLCertVerificationError, host: str) -> ConnectionNotAccepted:
     if error.verify_code in (_OTHER_HOST, _OTHER_ADDRESS):
         problem = f"the coordinator's certificate is not for {host}."
         remedy = (

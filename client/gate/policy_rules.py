@@ -140,7 +140,7 @@ _LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
     ("classes", lambda work: work.rows, "head rows"),
     (
         "method_number",
-        lambda work: max(_iterate_integers(work.plan.method), default=0),
+        lambda work: max(_iterate_nested_integers(work.plan.method), default=0),
         "in [method] as one of its numbers",
     ),
 )
@@ -292,13 +292,13 @@ def _find_unlisted_names_fault(names: Iterable[str], allowed: tuple[str, ...] | 
     return f"{what} {quote_names(extra)}" if extra else ""
 
 
-def _iterate_integers(tree: Any) -> Iterator[int]:
+def _iterate_nested_integers(tree: Any) -> Iterator[int]:
     """Yield all integers of a table, including nested tables and lists."""
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     if isinstance(tree, list):
         for value in tree:
-            yield from _iterate_integers(value)
+            yield from _iterate_nested_integers(value)
     elif isinstance(tree, int):
         yield tree
 

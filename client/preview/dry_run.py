@@ -169,7 +169,7 @@ def _describe_number_range(numbers: NDArray[np.float32] | NDArray[np.int64]) -> 
     return f"{numbers.min():.3g} to {numbers.max():.3g}" if len(numbers) else "none"
 
 
-def format_record(content: RecordDict) -> Group:
+def format_record_for_terminal(content: RecordDict) -> Group:
     """Format a record for the terminal, with fields of the same meaning in one group."""
     every = list_record_field_rows(content)
     title = f"{every[0].record}: {count_payload_bytes(content):,} bytes, SHA-256 {hash_record(content)[:16]}..."
@@ -189,7 +189,7 @@ def format_record(content: RecordDict) -> Group:
     return Group(*pieces)
 
 
-def write_records(records: Sequence[RecordDict], out: Path) -> list[Path]:
+def write_record_files(records: Sequence[RecordDict], out: Path) -> list[Path]:
     """Write each record's bytes to one file, and its fields and SHA-256 to a JSON file.
 
     Raises:

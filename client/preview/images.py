@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from client.check.pictures import read_picture_facts
-from client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_image_source
+from client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_site_image_source
 from client.check.training import find_planned_training
-from client.site.settings import find_data_faults, make_label_declaration
-from client.site.site_file import read_site_toml_only
+from client.site.settings import find_hospital_data_faults, make_label_declaration
+from client.site.site_file import read_site_toml_without_data
 from common.config import Experiment, HospitalPlan
 from common.data.base.image_set import PARTS
 from common.data.base.spec import AugmentationSpec
@@ -66,9 +66,9 @@ def write_image_preview(folder: Path, out: Path, experiment: Experiment | None, 
     Raises:
         BadInput: With every fault of site.toml and the data.
     """
-    settings = read_site_toml_only(folder)
-    raise_faults(find_data_faults(settings))
-    source = open_image_source(settings)
+    settings = read_site_toml_without_data(folder)
+    raise_faults(find_hospital_data_faults(settings))
+    source = open_site_image_source(settings)
     make_label_declaration(settings, source.class_names)
     planned = find_planned_training(settings, experiment, source)
     names = settings.labels or source.class_names

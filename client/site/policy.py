@@ -137,7 +137,7 @@ class SitePolicy(TomlSection):
         return {**{key: value for key, value in LEVELS[level].items() if key not in unfit}, **tree}
 
     @property
-    def changes_from_level(self) -> dict[str, Any]:
+    def keys_changed_from_level(self) -> dict[str, Any]:
         """Return the keys, with their values, that differ from the defaults of the policy's ``level``."""
         return {key: getattr(self, key) for key, value in LEVELS[self.level].items() if getattr(self, key) != value}
 

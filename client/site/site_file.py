@@ -82,7 +82,7 @@ class SiteSettings:
         return self.folder / "state"
 
 
-def read_site_toml_only(folder: Path) -> SiteSettings:
+def read_site_toml_without_data(folder: Path) -> SiteSettings:
     """Read ``site.toml`` of a folder, without the data set that it names.
 
     Raises:
@@ -117,7 +117,7 @@ def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     return SiteSettings(folder, file, tuple(labels), synonyms), wrong
 
 
-def read_credentials(settings: SiteSettings) -> SiteConnectionKit:
+def read_and_check_connection_kit(settings: SiteSettings) -> SiteConnectionKit:
     """Read the coordinator's kit, and check that it belongs to this site and to its key.
 
     Raises:

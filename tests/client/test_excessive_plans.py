@@ -233,7 +233,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
             sum(range(1000))
         raise AssertionError("nobody stopped it")
 
-    monkeypatch.setattr(site_app, "train_through_layers", training)
+    monkeypatch.setattr(site_app, "train_with_privacy_layers", training)
 
 
 def test_work_that_takes_too_long_is_stopped_by_the_site_itself(

@@ -17,7 +17,7 @@ from rich.table import Table
 import server.runs.progress
 from client.connection import status as site_status
 from client.gate import audit_report
-from client.gate.gate import LISTED_BYTES, list_audit_fields
+from client.gate.gate import LISTED_BYTES, list_fields_for_audit_line
 from common.data.tables.csv import read_csv_columns
 from common.errors import BadInput, Fault
 from common.metrics.auroc import ClassMetrics, summarise_test_results
@@ -157,7 +157,7 @@ def test_at_a_site_words_of_the_coordinator_hold_none() -> None:
     at = site_status.ClientStatus("north", coordinator=ALL, run=ALL, phase=ALL, state=ALL)
     at.record_error(ALL)
     assert raw_in(at.last_error) == set()
-    assert raw_in(site_status.format_status({**asdict(at), "privacy": {}})) == set()
+    assert raw_in(site_status.format_client_status({**asdict(at), "privacy": {}})) == set()
     entry = {"n": 1, "time": ALL, "direction": "in", "decision": "deny", "rule": ALL, "reason": ALL, "record": ALL}
     assert raw_in(audit_report.describe_audit_entry(entry), "") == set()
     assert raw_in(format_as_json_text(entry), "") == set()
@@ -166,11 +166,11 @@ def test_at_a_site_words_of_the_coordinator_hold_none() -> None:
 def test_a_record_of_any_length_makes_a_short_line_of_the_audit(tmp_path: Path) -> None:
     shape = (2,) * 100_000
     many = [RecordField(f"{ALL} {n}", shape, 8) for n in range(3_000)]
-    fields = list_audit_fields(many)
+    fields = list_fields_for_audit_line(many)
     assert len(format_as_json_text(fields).encode()) < LISTED_BYTES + 500
     assert fields[-1] == [f"... {3_000 - len(fields) + 1:,} more", None, 8 * (3_000 - len(fields) + 1)]
-    assert list_audit_fields(many[:1])[0][1] == [2] * 8
-    assert list_audit_fields([RecordField("train_loss", None, 3)]) == [["train_loss", None, 3]]
+    assert list_fields_for_audit_line(many[:1])[0][1] == [2] * 8
+    assert list_fields_for_audit_line([RecordField("train_loss", None, 3)]) == [["train_loss", None, 3]]
 
 
 def test_reasons_of_a_thousand_sites_fit_into_one_line_of_the_audit() -> None:

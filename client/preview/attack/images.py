@@ -68,7 +68,7 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
         between, alone = -np.diff(weights, axis=0, append=0), -np.diff(biases, append=0)
         answered = np.abs(alone) > 1e-4 * np.abs(biases).max(initial=0)
         recovered = between[answered] / alone[answered, None]
-    best, place = _find_best_matches(truth, recovered)
+    best, place = _find_best_matching_pictures(truth, recovered)
     side = math.isqrt(truth.shape[1])
     end = size - CROP
     pixels = convert_backbone_pixels(convert_to_channels_first(train.images).float(), plan.model)[
@@ -140,7 +140,7 @@ def invert_gradients(at: Adversary) -> AttackResult:
             search.step()
             guess.data.clamp_(0, 255)
         recovered = guess.detach().flatten(1).double().numpy()  # (n, 256)
-    best, place = _find_best_matches(truth, recovered)
+    best, place = _find_best_matching_pictures(truth, recovered)
     return AttackResult(
         "gradient inversion",
         "Training images out of one update, by search",
@@ -156,7 +156,7 @@ def invert_gradients(at: Adversary) -> AttackResult:
     )
 
 
-def _find_best_matches(truth: Floats, recovered: Floats) -> tuple[Floats, NDArray[np.intp]]:
+def _find_best_matching_pictures(truth: Floats, recovered: Floats) -> tuple[Floats, NDArray[np.intp]]:
     """Return each image's highest correlation with a recovered image, and the row of that recovered image."""
     if not len(recovered):
         return np.zeros(len(truth)), np.zeros(len(truth), np.intp)

@@ -35,7 +35,7 @@ RIDGE = 1e-4
 FALSE_ALARMS = 0.05
 
 
-def attack_by_matched_filter(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
+def infer_membership_by_matched_filter(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
     """Infer membership of training images by the matched filter.
 
     Args:
@@ -45,21 +45,23 @@ def attack_by_matched_filter(at: Adversary, strangers: ImageSet, elsewhere: Adve
     """
     members = len(at.site.train)
     batch = min(members, at.site.policy.maximum_batch_size or members)
-    data = AttackerData.from_images(at, strangers, at.make_plan("tiny_cnn", 32, 0.05, batch, epochs=1))
+    data = MembershipAttackData.from_images(at, strangers, at.make_plan("tiny_cnn", 32, 0.05, batch, epochs=1))
     replies = data.request_replies(at, elsewhere)
-    scores = [np.zeros(len(data.images)) if reply is None else compute_matched_filter(data, reply) for reply in replies]
+    scores = [
+        np.zeros(len(data.images)) if reply is None else compute_shares_in_update(data, reply) for reply in replies
+    ]
     tried = f"One honest update (tiny_cnn, one epoch over {members} training images, {batch} at once)"
     return _make_membership_result("matched filter", tried, scores, data, at)
 
 
-def attack_by_likelihood_ratio(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
-    """Infer membership of training images by LiRA; for the arguments see :func:`attack_by_matched_filter`."""
+def infer_membership_by_lira(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
+    """Infer membership of training images by LiRA; for the arguments see :func:`infer_membership_by_matched_filter`."""
     epochs = min(EPOCHS, at.site.policy.maximum_epochs or EPOCHS)
-    data = AttackerData.from_images(
+    data = MembershipAttackData.from_images(
         at, strangers, at.make_plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs)
     )
     replies = data.request_replies(at, elsewhere)
-    scores = compute_likelihood_ratios(at, data, replies)
+    scores = compute_membership_likelihood_ratios(at, data, replies)
     tried = (
         f"One honest update (tiny_cnn, {epochs} epochs over {len(at.site.train)} training images, "
         f"{SHADOWS} shadow models)"
@@ -68,7 +70,7 @@ def attack_by_likelihood_ratio(at: Adversary, strangers: ImageSet, elsewhere: Ad
 
 
 @dataclass(frozen=True)
-class AttackerData:
+class MembershipAttackData:
     """The model that the attacker sends, and the attacker's images: the training images (``members``), then others."""
 
     plan: HospitalPlan
@@ -79,11 +81,11 @@ class AttackerData:
     examples: LabelledExamples
 
     @classmethod
-    def from_images(cls, at: Adversary, strangers: ImageSet, plan: HospitalPlan) -> "AttackerData":
+    def from_images(cls, at: Adversary, strangers: ImageSet, plan: HospitalPlan) -> "MembershipAttackData":
         network = at.build_attacked_network(plan)
         # The roll call tells which classes are hidden, so an attacker knows which labels are not trained on.
         site = copy_site_with_images(at.site, train=concatenate_image_sets([at.site.train, strangers]))
-        images = site.images_to_train_on("train", plan)
+        images = site.get_images_to_train_on("train", plan)
         examples = pair_pixels_with_labels(images, convert_to_channels_first(images.images), network.class_names)
         members = np.arange(len(images)) < len(at.site.train)
         return cls(plan, images, members, network, read_model_state(network), examples)
@@ -97,7 +99,7 @@ class AttackerData:
 
 
 def _make_membership_result(
-    name: str, tried: str, scores: Sequence[Floats], data: AttackerData, at: Adversary
+    name: str, tried: str, scores: Sequence[Floats], data: MembershipAttackData, at: Adversary
 ) -> AttackResult:
     """Compare the members' scores from the attacked update with those from the control update."""
     members, strangers = data.members, ~data.members
@@ -121,7 +123,7 @@ def _make_membership_result(
     )
 
 
-def compute_matched_filter(data: AttackerData, reply: TrainReply) -> Floats:
+def compute_shares_in_update(data: MembershipAttackData, reply: TrainReply) -> Floats:
     """Compute each image's share in the update, ``(n,)``, by ridge regression on the images' own gradients."""
     update = reply.update.trunk
     assert update is not None
@@ -143,7 +145,9 @@ def compute_matched_filter(data: AttackerData, reply: TrainReply) -> Floats:
     return np.asarray(np.linalg.solve(products, (steps @ target).astype(np.float64)))
 
 
-def compute_likelihood_ratios(at: Adversary, data: AttackerData, replies: Sequence[TrainReply | None]) -> list[Floats]:
+def compute_membership_likelihood_ratios(
+    at: Adversary, data: MembershipAttackData, replies: Sequence[TrainReply | None]
+) -> list[Floats]:
     """Compute for each reply the log likelihood ratio, member against stranger, of each image's loss, ``(n,)``.
 
     The attacker trains the shadow models at simulated sites of its own without a policy, each on half of the images.
@@ -169,7 +173,7 @@ def compute_likelihood_ratios(at: Adversary, data: AttackerData, replies: Sequen
     return [np.asarray(((row - strangers) ** 2 - (row - members) ** 2) / spread**2) for row in real]
 
 
-def _compute_image_losses(data: AttackerData, reply: TrainReply) -> Floats:
+def _compute_image_losses(data: MembershipAttackData, reply: TrainReply) -> Floats:
     """Compute each image's loss by the model after a reply's update, ``(n,)``."""
     update, head, start = reply.update, reply.update.head, data.start
     assert update.trunk is not None

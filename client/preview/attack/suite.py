@@ -25,8 +25,8 @@ from client.preview.attack.counts import (
     infer_counts_from_trunk,
 )
 from client.preview.attack.images import SIZE, attack_by_imprinting, invert_gradients
-from client.preview.attack.membership import attack_by_likelihood_ratio, attack_by_matched_filter
-from client.preview.attack.patients import list_pictures_to_locate, locate_pictures, locate_pictures_by_failure
+from client.preview.attack.membership import infer_membership_by_lira, infer_membership_by_matched_filter
+from client.preview.attack.patients import infer_parts_by_failing_model, infer_parts_of_pictures, join_pictures_of_parts
 from client.site.site import Site
 from common import __version__
 from common.config import HospitalPlan
@@ -76,34 +76,34 @@ def _make_site_attack(attack: Callable[[Adversary], AttackResult], most: int | N
 
 
 def _attack_by_locating_pictures(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
-    train, others, strangers = _split_off_nonmembers(site)
+    train, others, strangers = _split_training_images_in_halves(site)
     test, alike = draw_random_images(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
     parts = {"train": draw_random_images(train, MOST_PERSONS, 1), "test": draw_random_images(test, MOST_PERSONS, 1)}
     copy = copy_site_with_images(
         site, train=train, test=test, validation=draw_random_images(site.validation, MOST_IMAGES)
     )
-    return locate_pictures(Adversary(copy, folder, plan), list_pictures_to_locate(strangers, alike, **parts))
+    return infer_parts_of_pictures(Adversary(copy, folder, plan), join_pictures_of_parts(strangers, alike, **parts))
 
 
 def _attack_by_failing_models(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
-    train, others, strangers = _split_off_nonmembers(site)
+    train, others, strangers = _split_training_images_in_halves(site)
     validation, test = draw_random_images(site.validation, MOST_IMAGES), draw_random_images(site.test, MOST_IMAGES)
     parts = {
         "validation": draw_random_images(validation, MOST_FAILED, 1),
         "test": draw_random_images(test, MOST_FAILED, 1),
     }
     copy = copy_site_with_images(site, train=draw_random_images(train, FEW), validation=validation, test=test)
-    return locate_pictures_by_failure(
+    return infer_parts_by_failing_model(
         Adversary(copy, folder, plan),
-        list_pictures_to_locate(draw_random_images(strangers, MOST_FAILED), others, **parts),
+        join_pictures_of_parts(draw_random_images(strangers, MOST_FAILED), others, **parts),
     )
 
 
 ATTACKS: Mapping[str, Attack] = {
     coverage.IMPRINT: _attack_by_imprint,
     coverage.INVERSION: _make_site_attack(invert_gradients, FEW),
-    coverage.MATCHED: _make_membership_attack(attack_by_matched_filter),
-    coverage.LIRA: _make_membership_attack(attack_by_likelihood_ratio),
+    coverage.MATCHED: _make_membership_attack(infer_membership_by_matched_filter),
+    coverage.LIRA: _make_membership_attack(infer_membership_by_lira),
     coverage.LOSSES: _make_site_attack(infer_counts_from_losses),
     coverage.DIGITS: _make_site_attack(infer_counts_from_score_digits),
     coverage.ROWS: _make_site_attack(infer_counts_from_head),
@@ -125,7 +125,7 @@ def run_attacks(site: Site, plan: HospitalPlan) -> Iterator[AttackResult]:
         yield replace(attempt, seconds=time.monotonic() - began)
 
 
-def _split_off_nonmembers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
+def _split_training_images_in_halves(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
     """Divide training images of the site at random into two halves: the attacked copy trains on the first only.
 
     Returns:
@@ -156,7 +156,7 @@ def draw_patient_disjoint_sets(images: ImageSet, most: int) -> list[ImageSet]:
 _FIGURES = ("name", "tried", "recovered", "of", "things", "by_chance", "stops", "declined")
 
 
-def attacks_as_json(site: Site, plan: HospitalPlan, attempts: Sequence[AttackResult]) -> dict[str, Any]:
+def attack_results_as_json(site: Site, plan: HospitalPlan, attempts: Sequence[AttackResult]) -> dict[str, Any]:
     """Return the results of all attacks for JSON, without pictures."""
     return {
         "site": site.name,
@@ -173,13 +173,13 @@ def attacks_as_json(site: Site, plan: HospitalPlan, attempts: Sequence[AttackRes
             }
             for attempt in attempts
         ],
-        "fields": {record: _coverage_as_json(fields) for record, fields in coverage.BY_FIELD.items()},
-        "statistics": _coverage_as_json(coverage.BY_STATISTIC),
+        "fields": {record: _attack_coverage_as_json(fields) for record, fields in coverage.BY_FIELD.items()},
+        "statistics": _attack_coverage_as_json(coverage.BY_STATISTIC),
         "not_tried": list(coverage.NOT_TRIED),
     }
 
 
-def _coverage_as_json(fields: Mapping[str, coverage.Covered]) -> dict[str, Any]:
+def _attack_coverage_as_json(fields: Mapping[str, coverage.Covered]) -> dict[str, Any]:
     return {
         name: {"attacks": list(covered)} if isinstance(covered, tuple) else {"reason": covered}
         for name, covered in fields.items()

@@ -14,7 +14,7 @@ from client.check.connection import check_connection
 from client.check.findings import CheckResult
 from client.check.machine import GpuMeasurements, MachineMeasurements
 from client.check.run import check_site
-from client.site.site_file import make_site_folder, read_site_toml_only
+from client.site.site_file import make_site_folder, read_site_toml_without_data
 from common.config import read_experiment
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
 from common.security.identity import SiteConnectionKit, format_public_key_line, read_private_key, write_toml_section
@@ -95,7 +95,7 @@ class Hospital:
 
     def connection(self, environment: Mapping[str, str] | None = None) -> CheckResult:
         """Return the result of the check of the connection alone."""
-        area = check_connection(read_site_toml_only(self.folder), environment or {}, offline=False)
+        area = check_connection(read_site_toml_without_data(self.folder), environment or {}, offline=False)
         return CheckResult("north", (area,))
 
     def connection_at(self, port: int, host: str = "127.0.0.1") -> CheckResult:

@@ -218,14 +218,14 @@ def test_a_damaged_file_is_not_here_and_what_is_no_weights_file_is_not_read(tmp_
     with (weights / "large.safetensors").open("wb") as large:
         large.truncate(10**12)  # a hole: it takes no room
     parts = FrozenPartFiles(tmp_path / "frozen", weights, durable=False)
-    assert not parts.has_frozen_part(named)
-    parts.store_received_part(part, part.sha256)
-    assert parts.has_frozen_part(named)
+    assert not parts.ensure_frozen_part_stored(named)
+    parts.store_received_frozen_part(part, part.sha256)
+    assert parts.ensure_frozen_part_stored(named)
     (path,) = (tmp_path / "frozen").iterdir()
     content = bytearray(path.read_bytes())
     content[1000] ^= 1
     path.write_bytes(content)
-    assert not parts.has_frozen_part(named)
+    assert not parts.ensure_frozen_part_stored(named)
     assert not path.exists()
 
 
