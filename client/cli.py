@@ -30,13 +30,13 @@ from common.system.plain_text import escape_for_terminal, format_as_json_text
 from common.system.resources import exclude_imports_from_gc, reuse_large_buffers
 from common.system.stopping import graceful_shutdown, stop_on_signals
 from common.system.terminal import (
+    EscapingConsole,
     LogFormat,
     LogOutputFormat,
-    PlainConsole,
     Restarted,
     make_command_line_program,
     make_event_printer,
-    run_program,
+    run_command_line_program,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ app = make_command_line_program(
 )
 audit_app = typer.Typer(help="What came in and what left this site, line by line.", no_args_is_help=True)
 app.add_typer(audit_app, name="audit")
-console = PlainConsole()
+console = EscapingConsole()
 _plain = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
 _PRIVATE_PAGE = "images of patients, readable by you only. Delete it when you have looked."
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
@@ -113,7 +113,7 @@ def preview(
     from client.site.settings import load_site, read_site_settings
 
     site = replace(
-        load_site(read_site_settings(folder), make_event_printer(PlainConsole(stderr=True))), tell=lambda line: None
+        load_site(read_site_settings(folder), make_event_printer(EscapingConsole(stderr=True))), tell=lambda line: None
     )
     planned = choose_preview_experiment(planned, site)
     if attack:  # on copies of the site
@@ -357,7 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = words[:1] == ["start"]
     with graceful_shutdown(int(ClientExitCode.STOPPED)) if stays_up else contextlib.nullcontext(), stop_on_signals():
-        run_program(app, arguments, (ConnectionNotAccepted,), prints_result=not stays_up)
+        run_command_line_program(app, arguments, (ConnectionNotAccepted,), prints_result=not stays_up)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from common.models.state import read_model_state
 from common.system.files import write_atomically
 from common.system.hashing import derive_seed
 from common.system.plain_text import format_count_with_noun, format_interval, format_number, format_signed
-from common.wire.records import BenefitReply, BenefitRequest, ModelGroups, check_head_rows
+from common.wire.records import BenefitReply, BenefitRequest, ModelGroups, check_head_row_names
 from strategies.local.site_method import compute_largest_epoch_count
 from strategies.local.training import make_training_reproducible
 
@@ -98,7 +98,7 @@ def compare_with_local_only_training(site: Site, request: BenefitRequest) -> Ben
         raise WireError("the plan does not ask for a comparison with training alone.")
     if not 0 < request.epochs <= (most := plan.run.rounds * compute_largest_epoch_count(method, plan)):
         raise WireError(f"a run of at most {most:,} local epochs is compared with {request.epochs:,} alone.")
-    check_head_rows(request.initial.head, site.declaration.canonical_names)
+    check_head_row_names(request.initial.head, site.declaration.canonical_names)
     policy, privacy = site.policy, plan.privacy
     outside = privacy.level != "none" and not policy.metrics_outside_privacy  # models are trained here without noise
     masked = privacy.secure_aggregation and not site.simulated  # the figures would disclose what masks cover

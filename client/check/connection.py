@@ -30,7 +30,7 @@ from common.security.identity import (
     SiteConnectionKit,
     read_connection_kit,
     read_private_key,
-    split_address,
+    split_host_port,
 )
 from common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
 from common.wire.fleet_protocol import WIRE_VERSION, HelloAnswer
@@ -75,7 +75,7 @@ def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, 
 def _check_connection_steps(
     area: CheckArea, kit: SiteConnectionKit, key: ec.EllipticCurvePrivateKey | None, environment: Mapping[str, str]
 ) -> None:
-    host, port = split_address(kit.address)
+    host, port = split_host_port(kit.address)
     area.facts["address"] = kit.address
     try:
         proxy = find_proxy_address(host, environment)
@@ -137,7 +137,7 @@ def _add_tls_fault(
     area: CheckArea, refused: ConnectionNotAccepted, kit: SiteConnectionKit, environment: Mapping[str, str]
 ) -> None:
     """Record why TLS fails, with facts about the certificate or the protocol that the other side shows."""
-    host, port = split_address(kit.address)
+    host, port = split_host_port(kit.address)
     if refused.exit_code == ClientExitCode.NO_TLS:
         protocol = "" if find_proxy_address(host, environment) else _identify_server_protocol(host, port)
         remedy = (

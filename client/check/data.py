@@ -206,8 +206,8 @@ def _note_policy_and_label_effects(
         problem = "no column says whose images they are: one patient's may stand on two sides of a split."
         if source.patients_from:
             nameless = int(is_placeholder_patient(source.patients).sum())
-            problem = f"{format_count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a "
-            problem += "patient of its own, and may be of one who stands on the other side of the split."
+            problem = f"{format_count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as "
+            problem += "a patient of its own, and may be of one who stands on the other side of the split."
         area.add_note(problem, f"Name patient_column (of an npz file patient_key) in {FILE}, if there is one.")
     validation = len(np.unique(source.patients[source.parts == "validation"]))
     if 0 < validation < policy.smallest_count:

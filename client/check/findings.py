@@ -12,7 +12,7 @@ from rich.text import Text
 
 from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
 from common.errors import BadInput, Cause
-from common.system.terminal import PlainConsole
+from common.system.terminal import EscapingConsole
 
 SCHEMA = 1
 AreaName = Literal["connection", "machine", "data", "training"]
@@ -183,7 +183,7 @@ _INDENT = (0, 0, 0, 8)
 
 def make_narrow_console(file: Any = None) -> Console:
     """Make a console of at most :data:`WIDTH` characters, in colour on a terminal."""
-    console = PlainConsole(file=file, highlight=False)
+    console = EscapingConsole(file=file, highlight=False)
     console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
     return console
 

@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from cryptography import x509
 
 from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
-from common.security.identity import UNREADABLE_CERTIFICATE, split_address
+from common.security.identity import UNREADABLE_CERTIFICATE, split_host_port
 from common.system.timers import TLS_TIMEOUT_S
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -75,7 +75,7 @@ def _fetch_server_certificate(
     address: str, context: ssl.SSLContext, environment: Mapping[str, str], timeout_s: float | None = None
 ) -> bytes:
     """Return the server's certificate (DER) after a TLS handshake with this context, which may reject it."""
-    host, port = split_address(address)
+    host, port = split_host_port(address)
     within_s = TLS_TIMEOUT_S if timeout_s is None else timeout_s
     context.set_alpn_protocols(["h2"])
     url = _find_proxy_url(host, environment)

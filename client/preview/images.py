@@ -21,7 +21,7 @@ from common.data.images.augmentation import augment_weakly
 from common.data.images.pixels import convert_to_channels_first
 from common.data.images.reading import encode_png
 from common.errors import raise_faults
-from common.models.network import convert_backbone_pixels
+from common.models.network import convert_pixels_for_backbone
 from common.system.files import write_atomically
 from common.system.plain_text import make_jinja_environment
 
@@ -123,7 +123,7 @@ def _choose_images_by_class(
                 shown = [_encode_pixels_as_png(facts.pixels)]
                 for view in (pixels, *views):
                     # (1, channels, height, width); its augmented contrast may leave 0..255
-                    colours = convert_backbone_pixels(view, plan.model)[0].clamp(0, 255).round().to(torch.uint8)
+                    colours = convert_pixels_for_backbone(view, plan.model)[0].clamp(0, 255).round().to(torch.uint8)
                     image = colours.permute(1, 2, 0).numpy()
                     shown.append(_encode_pixels_as_png(image[..., 0] if image.shape[2] == 1 else image))
                 decoded, network, *augmented = shown

@@ -211,7 +211,7 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     network = get_unfilled_network(plan.model, request.class_names, site.device, site.gpus, plan.training.memory_format)
     if network.frozen or plan.model.frozen_sha256 is not None or request.frozen.trunk is not None:
         fill_frozen_part(network, site, request.frozen)
-    whole = memory.parts.fill_missing_groups(request.model).to_model()
+    whole = memory.parts.fill_missing_model_groups(request.model).to_model()
     received = replace(whole, head=whole.head.select_rows(request.class_names))
     write_model_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
     trained = NeckAndHeadOnFeatures(network) if network.frozen and trains_on_cached_features(plan, method) else network

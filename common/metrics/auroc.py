@@ -131,7 +131,7 @@ class ClassGroupAuroc:
     error: float = 0.0
 
     @property
-    def mean_with_error(self) -> ValueWithError | None:
+    def mean_auroc_with_error(self) -> ValueWithError | None:
         """The mean AUROC with its error bound: the exact mean lies within ``value`` ± ``error``; None if undefined."""
         return None if self.mean_auroc is None else ValueWithError(self.mean_auroc, self.error)
 

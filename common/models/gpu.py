@@ -50,7 +50,7 @@ def is_data_parallel(backbone: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def without_multi_gpu_batches(backbone: nn.Module) -> Iterator[None]:
+def disable_multi_gpu_batches(backbone: nn.Module) -> Iterator[None]:
     """Switch off batch splitting across GPUs inside the ``with`` block, so that forward hooks see whole batches."""
     parallel = backbone.__dict__.pop(PARALLEL, None)
     try:
@@ -162,7 +162,7 @@ class BackboneCudaGraph:
         """Return a new object without a recorded graph, because a graph is bound to the memory of one backbone."""
         return BackboneCudaGraph()
 
-    def begin_epoch(self, backbone: nn.Module, more: object) -> None:
+    def discard_outdated_graph(self, backbone: nn.Module, more: object) -> None:
         """Discard the recorded graph if the backbone's tensors, its training mode or ``more`` (settings) changed."""
         parameters = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in backbone.parameters())
         buffers = tuple(buffer.data_ptr() for buffer in backbone.buffers())
@@ -248,7 +248,7 @@ def use_cuda_graphs(backbone: nn.Module, device: torch.device, more: object) -> 
         yield lambda: None
         return
     replay: BackboneCudaGraph = backbone.__dict__.setdefault(REPLAY, BackboneCudaGraph())
-    replay.begin_epoch(backbone, more)
+    replay.discard_outdated_graph(backbone, more)
     try:
         yield replay.begin_step
     finally:
@@ -261,11 +261,11 @@ Network = TypeVar("Network", bound=nn.Module)
 def move_network_to_device(network: Network, device: str) -> Network:
     """Move a network to ``cpu`` or ``cuda``; for ``cuda`` also switch this process to deterministic algorithms."""
     if device != "cpu":
-        make_deterministic()
+        use_deterministic_algorithms()
     return network.to(device)
 
 
-def make_deterministic() -> None:
+def use_deterministic_algorithms() -> None:
     """Make cuDNN use deterministic algorithms, and float32 instead of the less exact TensorFloat-32."""
     # The older of torch's two switches: with the newer one, for convolutions alone, torch.export stops.
     torch.backends.cudnn.allow_tf32 = False

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from common.errors import Fault
-from common.security.identity import is_same_key
+from common.security.identity import is_same_public_key
 from common.security.signatures import CHAINED, ReplyStatement, SignatureFault, SignedStatement, verify_reply_signature
 from common.system.plain_text import format_count_with_noun, join_as_english_list, make_printable_line
 
@@ -109,7 +109,7 @@ def _check_site_signatures(
 ) -> None:
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
     where, key = f"{FILE}: {site}", receipt["sites"][site]["public_key"]
-    if not key or (known_key and not is_same_key(key, known_key)):
+    if not key or (known_key and not is_same_public_key(key, known_key)):
         findings.faults.append(Fault(where, "the receipt does not name this site's own public key: forged."))
         return
     statements: list[ReplyStatement] = []

@@ -158,12 +158,12 @@ def _yield_function_bytes_for_hash(part: types.FunctionType, visited: _Visited) 
     if not _is_own_function(part):
         return
     yield _convert_code_to_bytes(part.__code__)
-    codes = list(_yield_codes(part.__code__))
+    codes = list(_yield_nested_codes(part.__code__))
     names = sorted({name for code in codes for name in code.co_names})
     for name, attributes in sorted(_list_globals(codes).items()):
         if name in part.__globals__:
             value = part.__globals__[name]
-            if attributes is not None and _holds_settings(value):  # another ``args.resume`` changes nothing
+            if attributes is not None and _is_settings_holder(value):  # another ``args.resume`` changes nothing
                 value = {attribute: getattr(value, attribute, None) for attribute in sorted(attributes)}
             yield from _yield_global_bytes_for_hash(name, value, names, visited)
     for name in sorted(set(chain.from_iterable(_yield_imported_names(code, part.__globals__) for code in codes))):
@@ -201,7 +201,7 @@ def _list_globals(codes: Iterable[types.CodeType]) -> dict[str, set[str] | None]
     return reads
 
 
-def _holds_settings(value: Any) -> bool:
+def _is_settings_holder(value: Any) -> bool:
     """Return True for a namespace, and for an own class or an instance of one that has values and no methods."""
     if isinstance(value, argparse.Namespace | types.SimpleNamespace):
         return True
@@ -220,12 +220,12 @@ def _read_cell(cell: types.CellType) -> Any:
         return "empty"
 
 
-def _yield_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def _yield_nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """Yield a function's code and that of the functions, lambdas and comprehensions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _yield_codes(constant)
+            yield from _yield_nested_codes(constant)
 
 
 def _yield_imported_names(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[str]:

@@ -112,7 +112,7 @@ def graceful_shutdown(code: int, ask: Callable[[], object] | None = None) -> Ite
             _closing.remove(closing)
 
 
-def block_if_stopping() -> None:
+def block_thread_if_stopping() -> None:
     """Block the calling thread if the program is ending, so that the thread starts no new work."""
     if _ending.is_set():
         time.sleep(2 * ENDING_S)
@@ -169,7 +169,7 @@ def _block_signals_around_fork(how: signal.Sigmasks) -> None:
         signal.pthread_sigmask(how, SIGNALS)
 
 
-def _after_fork_in_child() -> None:
+def _restore_signals_after_fork() -> None:
     """Restore Python's default signal handlers in a forked child, which lacks the thread that ends the program."""
     if _is_handling_signals():
         signal.set_wakeup_fd(-1)
@@ -182,7 +182,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(
     before=partial(_block_signals_around_fork, signal.SIG_BLOCK),
     after_in_parent=partial(_block_signals_around_fork, signal.SIG_UNBLOCK),
-    after_in_child=_after_fork_in_child,
+    after_in_child=_restore_signals_after_fork,
 )
 
 

@@ -74,7 +74,7 @@ def encode_record(record: Record, written: WrittenArrays | None = None) -> Recor
     content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
     for name, kind in _make_record_schema(typing.cast(type, type(record))).items():
         value = getattr(record, name)
-        if isinstance(kind, _ValueField):
+        if isinstance(kind, _ScalarOrListField):
             if value is not None:
                 fields[name] = list(value) if kind.is_list else value
         elif kind is ModelGroups:
@@ -106,7 +106,7 @@ def decode_record(content: RecordDict, expected: type[R]) -> R:
     if unknown := sorted(key for key in content if key != _FIELDS and schema.get(key) not in (ModelGroups, Integers)):
         raise WireError(f"{name} does not have {', '.join(unknown)}.")
     for key, kind in schema.items():
-        if isinstance(kind, _ValueField):
+        if isinstance(kind, _ScalarOrListField):
             values[key] = kind.read(fields, key, name)
         elif kind is ModelGroups:
             values[key] = _read_model_groups(content, fields, key)
@@ -141,7 +141,7 @@ def _check_record_fields(content: RecordDict, expected: str) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _ValueField:
+class _ScalarOrListField:
     """The type of a record's field that is one value or a list of values, not an array."""
 
     kind: type
@@ -172,13 +172,13 @@ class _ValueField:
 
 @functools.cache
 def _make_record_schema(record: type) -> dict[str, Any]:
-    """Return field name -> type of a record class: an array type, or a :class:`_ValueField` for other fields."""
+    """Return field name -> type of a record class: an array type, or a :class:`_ScalarOrListField` for other fields."""
     schema: dict[str, Any] = {}
     for name, kind in typing.get_type_hints(record).items():
         optional = isinstance(kind, types.UnionType)
         inner = typing.get_args(kind)[0] if optional else _LISTS.get(kind, kind)
         arrays = kind in (ModelGroups, Arrays, Integers, ScoreCounts)
-        schema[name] = kind if arrays else _ValueField(inner, kind in _LISTS, optional)
+        schema[name] = kind if arrays else _ScalarOrListField(inner, kind in _LISTS, optional)
     return schema
 
 

@@ -153,7 +153,7 @@ def rebuild_message_from_objects(message_id: str, contents: Mapping[str, bytes |
     """
     try:
         rest = {name: bytes(content) for name, content in contents.items() if not _is_array_chunk(content)}
-        objects: dict[str, Any] = dict(_join_arrays(contents, rest, most))
+        objects: dict[str, Any] = dict(_join_array_chunks(contents, rest, most))
         message = inflate_object_from_contents(message_id, rest, keep_object_contents=True, objects=objects)
     except MessageTooLarge:
         raise
@@ -169,7 +169,7 @@ def rebuild_message_from_objects(message_id: str, contents: Mapping[str, bytes |
     return message
 
 
-def _join_arrays(
+def _join_array_chunks(
     contents: Mapping[str, bytes | memoryview], rest: Mapping[str, bytes], most: float
 ) -> Iterator[tuple[str, Array]]:
     room = most

@@ -16,9 +16,9 @@ from common.models.gpu import (
     SMALLEST_PART,
     DataParallelBackbone,
     compute_backbone_features,
+    disable_multi_gpu_batches,
     is_data_parallel,
     split_batches_across_gpus,
-    without_multi_gpu_batches,
 )
 from common.models.network import SplitNetwork, build_network, set_train_mode
 from common.models.zoo.spec import ModelSpec
@@ -186,7 +186,7 @@ def test_a_copy_divides_too_and_the_setting_can_be_taken_back() -> None:
     split_batches_across_gpus(of.backbone, 2)
     copy.deepcopy(of)(images(8))
     assert Calls.divided == 1
-    with without_multi_gpu_batches(of.backbone):
+    with disable_multi_gpu_batches(of.backbone):
         assert not is_data_parallel(of.backbone)
         of(images(8))
     assert is_data_parallel(of.backbone)

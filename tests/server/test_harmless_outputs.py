@@ -28,7 +28,7 @@ from common.models.saved import save_model
 from common.models.zoo.spec import ModelSpec
 from common.security.audit import AuditLog
 from common.system.plain_text import format_as_json_text
-from common.system.terminal import PlainConsole, make_event_printer, run_program
+from common.system.terminal import EscapingConsole, make_event_printer, run_command_line_program
 from common.wire.canonical_bytes import RecordField
 from server.deployment import status
 from server.export.evaluation import SavedModelEvaluation, evaluation_as_csv
@@ -64,7 +64,7 @@ def screen() -> io.StringIO:
 @pytest.fixture
 def console(screen: io.StringIO) -> Console:
     """Without colours, so that whatever control character is there came with a text."""
-    return PlainConsole(file=screen, width=200, color_system=None)
+    return EscapingConsole(file=screen, width=200, color_system=None)
 
 
 def test_a_printed_line_holds_no_control_character_nor_another(console: Console, screen: io.StringIO) -> None:
@@ -75,7 +75,7 @@ def test_a_printed_line_holds_no_control_character_nor_another(console: Console,
 
 
 def test_at_a_terminal_only_our_own_styles_are_escape_sequences(screen: io.StringIO) -> None:
-    coloured = PlainConsole(file=screen, force_terminal=True, color_system="truecolor", width=100)
+    coloured = EscapingConsole(file=screen, force_terminal=True, color_system="truecolor", width=100)
     coloured.print(f"[bold red]error[/] {'x' + chr(27)}]0;PWNED{chr(7)}", highlight=False)
     assert "\x1b[1;31merror\x1b[0m" in screen.getvalue()
     assert "\x1b]" not in screen.getvalue()
@@ -99,12 +99,12 @@ def test_a_program_that_ends_with_hostile_words_says_them_harmlessly(capsys: pyt
 
     fails.info = type("Info", (), {"name": "flwr-server"})  # type: ignore[attr-defined]
     with pytest.raises(SystemExit):
-        run_program(fails, ())  # type: ignore[arg-type]
+        run_command_line_program(fails, ())  # type: ignore[arg-type]
     assert raw_in(capsys.readouterr().err) == set()
 
 
 def test_the_progress_bar_holds_none(screen: io.StringIO) -> None:
-    console = PlainConsole(file=screen, force_terminal=True, color_system=None, width=120)
+    console = EscapingConsole(file=screen, force_terminal=True, color_system=None, width=120)
     with server.runs.progress.RunProgressBar(console, "title \x1b]0;PWNED\x07\u202e") as bar:
         bar.show_run_start(["east"], 2)
         bar.show_finished_round(RECORD, STATE)

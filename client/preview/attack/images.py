@@ -32,7 +32,7 @@ from client.preview.attack.adversary import (
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import convert_to_channels_first
 from common.data.images.reading import encode_png
-from common.models.network import SplitNetwork, convert_backbone_pixels, set_train_mode
+from common.models.network import SplitNetwork, convert_pixels_for_backbone, set_train_mode
 from common.models.state import make_model_layout, read_model_state
 from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import pair_pixels_with_labels
@@ -71,7 +71,7 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
     best, place = _find_best_matching_pictures(truth, recovered)
     side = math.isqrt(truth.shape[1])
     end = size - CROP
-    pixels = convert_backbone_pixels(convert_to_channels_first(train.images).float(), plan.model)[
+    pixels = convert_pixels_for_backbone(convert_to_channels_first(train.images).float(), plan.model)[
         ..., CROP:end, CROP:end
     ]
     shown = functional.avg_pool2d(pixels, POOL).flatten(1).double().numpy() / 255
@@ -118,7 +118,10 @@ def invert_gradients(at: Adversary) -> AttackResult:
     network = at.build_attacked_network(plan)
     update = read_trunk_tensor_update(at.request_training(plan, read_model_state(network)), slice(None))
     truth = (
-        convert_backbone_pixels(convert_to_channels_first(train.images).float(), plan.model).flatten(1).double().numpy()
+        convert_pixels_for_backbone(convert_to_channels_first(train.images).float(), plan.model)
+        .flatten(1)
+        .double()
+        .numpy()
     )
     recovered = np.zeros((0, truth.shape[1]))
     if update is not None:  # optimise images until their gradient has the direction of the update

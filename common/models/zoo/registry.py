@@ -22,9 +22,9 @@ from common.models.zoo.networks import (
     EfficientNetLite0,
     fedsld_cnn,
     femnist_cnn,
-    find_own_statistics,
+    find_statistics_beside_batch_norm,
     is_batch_norm,
-    make_single_value_safe,
+    make_batch_norms_single_value_safe,
     replace_with_group_norm,
     tiny_cnn,
     unifed_resnet18,
@@ -55,22 +55,22 @@ def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
     source, _, inner = spec.architecture.partition(":")
     module = _SOURCES[source](inner, spec.channels, spec.image_size)
     features = _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
-    if spec.own_head is not None:
-        logits, head = features, _detach_network_head(module, spec, spec.own_head)
+    if spec.plugin_head is not None:
+        logits, head = features, _detach_network_head(module, spec, spec.plugin_head)
         try:
             features = _probe_with_noise_image(module, spec)
         except BadInput as bad:  # its forward looks at the layer, or reshapes the logits
-            problem = f'{name_network_for_messages(spec)} fails without "{spec.head}": {bad.faults[0].problem}'
+            problem = f'{format_network_name(spec)} fails without "{spec.head}": {bad.faults[0].problem}'
             raise BadInput([Fault("model.head", problem, "Return the output of that layer as it is.")]) from None
         # Of several patches, say.
         if features.shape[1] != head.in_features or not _is_same_output(
             functional.linear(features, head.weight, head.bias), logits
         ):
-            raise BadInput([_make_head_position_fault(name_network_for_messages(spec), spec.own_head)])
+            raise BadInput([_make_head_position_fault(format_network_name(spec), spec.plugin_head)])
     return module, int(features.shape[1])
 
 
-def _build_timm(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_timm_backbone(name: str, channels: int, image_size: int) -> nn.Module:
     import timm  # takes seconds to import
 
     if not timm.is_model(name):
@@ -111,7 +111,7 @@ def _build_torchvision(name: str, channels: int, image_size: int) -> nn.Module:
     return network
 
 
-def _build_monai(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_monai_backbone(name: str, channels: int, image_size: int) -> nn.Module:
     """Build one of MONAI's classifiers for 2D images, without its last dense layer."""
     _refuse_missing_package("monai")
     from monai.networks import nets
@@ -131,7 +131,7 @@ def _build_monai(name: str, channels: int, image_size: int) -> nn.Module:
     return network
 
 
-def _build_torchxrayvision(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_torchxrayvision_backbone(name: str, channels: int, image_size: int) -> nn.Module:
     _refuse_missing_package("torchxrayvision")
     from torchxrayvision import models
 
@@ -194,10 +194,10 @@ def _accepts_channels_and_size(factory: Callable[..., Any]) -> bool:
 
 
 _SOURCES: Mapping[str, Callable[[str, int, int], nn.Module]] = {
-    "timm": _build_timm,
+    "timm": _build_timm_backbone,
     "torchvision": _build_torchvision,
-    "monai": _build_monai,
-    "torchxrayvision": _build_torchxrayvision,
+    "monai": _build_monai_backbone,
+    "torchxrayvision": _build_torchxrayvision_backbone,
     "plugin": _build_plugin_network,
 }
 
@@ -214,7 +214,7 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
     Raises:
         BadInput: If the network does not accept the image, or does not return a vector.
     """
-    name, channels, size = name_network_for_messages(spec), spec.channels, spec.image_size
+    name, channels, size = format_network_name(spec), spec.channels, spec.image_size
     was_training = module.training
     device = next((value.device for value in module.parameters()), torch.device("cpu"))
     image = torch.rand(1, channels, size, size, generator=torch.Generator().manual_seed(0), device="cpu").to(device)
@@ -246,7 +246,7 @@ def _detach_network_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Li
         BadInput: If no dense layer has this name, if it is no plain ``nn.Linear`` (own forward, hooks,
             parametrization), or if the network's output is not the layer's output.
     """
-    name, layers = name_network_for_messages(spec), _find_dense_layers(module)
+    name, layers = format_network_name(spec), _find_dense_layers(module)
     if (layer := layers.get(head)) is None:
         present = f"Its dense layers are {quote_names(list(layers), limit=8)}." if layers else "It has no dense layer."
         problem = f'{name} has no torch.nn.Linear "{head}". {present}'
@@ -261,7 +261,7 @@ def _detach_network_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Li
         remedy = "End in a plain torch.nn.Linear, and do the rest in a layer before it."
         raise BadInput([Fault("model.head", problem, remedy)])
     scores = torch.linspace(-1e4, 1e4, layer.out_features)
-    if not _is_same_output(scores[None], _compute_output_of_scores(module, layer, spec, scores)):
+    if not _is_same_output(scores[None], _run_with_layer_output(module, layer, spec, scores)):
         raise BadInput([_make_head_position_fault(name, head)])
     for path, part in list(module.named_modules(remove_duplicate=False)):
         if part is layer:
@@ -275,7 +275,7 @@ def _find_dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
     return {name: m for name, m in module.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)}
 
 
-def _compute_output_of_scores(module: nn.Module, layer: nn.Module, spec: ModelSpec, scores: Tensor) -> Tensor:
+def _run_with_layer_output(module: nn.Module, layer: nn.Module, spec: ModelSpec, scores: Tensor) -> Tensor:
     """Return a network's output for one image if ``layer`` returns ``scores``, in each call and at each pixel."""
 
     def replace(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
@@ -296,14 +296,14 @@ def _is_same_output(logits: Tensor, output: Tensor) -> bool:
     return torch.allclose(logits.to(output), output, rtol=1e-4, atol=1e-6)
 
 
-def _returns_scores(module: nn.Module, name: str, layer: nn.Module, spec: ModelSpec) -> bool:
+def _outputs_scores_of_layer(module: nn.Module, name: str, layer: nn.Module, spec: ModelSpec) -> bool:
     """Return True if a network's output is this layer's, perhaps after an increasing odd function (a scale, tanh).
 
     The layer is made to return fixed numbers, the same at each pixel, so a mean or maximum over pixels does not matter.
     Behind a convolution whose name contains one of :data:`CLASSIFIERS`, a function that never falls (ReLU) is accepted.
     """
     scores = torch.linspace(-3, 3, int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels))  # type: ignore[arg-type]
-    up, down = (_compute_output_of_scores(module, layer, spec, sign * scores)[0].cpu() for sign in (1, -1))
+    up, down = (_run_with_layer_output(module, layer, spec, sign * scores)[0].cpu() for sign in (1, -1))
     if isinstance(layer, nn.Conv2d) and set(CLASSIFIERS) & set(name.split(".")):
         return bool((up.diff() >= 0).all() and up[-1] > up[0])
     return bool(up.any() and (up.diff() > 0).all() and torch.allclose(up, -down, rtol=1e-3, atol=1e-5))
@@ -329,7 +329,7 @@ def find_plugin_network_faults(spec: ModelSpec, classes: int, *, keeps_norm: boo
         return []
     with torch.random.fork_rng(devices=[]):
         try:
-            if spec.own_head is not None:
+            if spec.plugin_head is not None:
                 build_external_backbone(spec)
             module = _build_plugin_network(spec.architecture.removeprefix(PLUGIN), spec.channels, spec.image_size)
             _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
@@ -353,10 +353,10 @@ def _find_norm_faults(module: nn.Module, spec: ModelSpec, *, keeps_norm: bool) -
     """
     if not keeps_norm and (spec.norm != "group" or spec.norm_frozen):
         return []
-    where, name = "method.trunk" if keeps_norm else "model.norm", name_network_for_messages(spec)
+    where, name = "method.trunk" if keeps_norm else "model.norm", format_network_name(spec)
     remedy = 'Use "fedavg".' if keeps_norm else 'Use "batch".'
     try:
-        statistics = find_own_statistics(module, (4, spec.channels, spec.image_size, spec.image_size))
+        statistics = find_statistics_beside_batch_norm(module, (4, spec.channels, spec.image_size, spec.image_size))
     except Exception:  # somebody else's code: it may raise anything, and the next check reports it
         return []
     if statistics:
@@ -376,17 +376,17 @@ def describe_missing_batch_norm(spec: ModelSpec) -> str:
     """
     is_replaced = spec.norm == "group" and not spec.norm_frozen
     if is_replaced or not any(map(is_batch_norm, build_meta_backbone(spec).module.modules())):
-        network = f"{name_network_for_messages(spec)}{' with group normalisation' if is_replaced else ''}"
+        network = f"{format_network_name(spec)}{' with group normalisation' if is_replaced else ''}"
         return f'method.trunk "fedbn" keeps nothing at the sites: {network} has no batch normalisation'
     return ""
 
 
 def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
     """Return a fault if other tensors of a network than those of its head, such as a temperature, change the scores."""
-    if spec.own_head is None:
+    if spec.plugin_head is None:
         return []
     probe = copy.deepcopy(module)
-    head = probe.get_submodule(spec.own_head)
+    head = probe.get_submodule(spec.plugin_head)
     of_head = {id(value) for value in (*head.parameters(), *head.buffers())}
     with torch.no_grad():
         for value in (*probe.parameters(), *probe.buffers()):
@@ -394,13 +394,13 @@ def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
                 value.add_(1)
     scores = torch.linspace(-3, 3, int(head.out_features))  # type: ignore[arg-type]
     try:
-        output = _compute_output_of_scores(probe, head, spec, scores)
+        output = _run_with_layer_output(probe, head, spec, scores)
     except BadInput:  # with other numbers the network fails
         return []
     return (
         []
         if _is_same_output(scores[None], output)
-        else [_make_head_position_fault(name_network_for_messages(spec), spec.own_head)]
+        else [_make_head_position_fault(format_network_name(spec), spec.plugin_head)]
     )
 
 
@@ -435,7 +435,7 @@ def _find_unsaved_state_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
         and not _is_equal_value(value, getattr(loaded.get_submodule(path), key, None))
     ]
     what = quote_names(names, limit=5) if names else "state"
-    problem = f"{name_network_for_messages(spec)} changes {what} in training, outside its state_dict, and uses it."
+    problem = f"{format_network_name(spec)} changes {what} in training, outside its state_dict, and uses it."
     remedy = "Register running statistics with register_buffer: else they are neither averaged nor saved."
     return [Fault(format_plugin_user_name("model", spec.architecture), problem, remedy)]
 
@@ -452,7 +452,7 @@ def _find_training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
 
     The call changes the network's state, so the network must not be used afterwards.
     """
-    name, head = name_network_for_messages(spec), None if spec.own_head is None else module.get_submodule(spec.own_head)
+    name, head = format_network_name(spec), None if spec.plugin_head is None else module.get_submodule(spec.plugin_head)
     probe = torch.linspace(-1e4, 1e4, 2 * head.out_features).reshape(2, -1) if isinstance(head, nn.Linear) else None
     hook = None if head is None else head.register_forward_hook(lambda layer, inputs, output: probe)
     device = next((value.device for value in module.parameters()), torch.device("cpu"))
@@ -471,7 +471,7 @@ def _find_training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
         problem = f"{name} returns {kind} for two images in training; one vector an image is needed, (2, width)."
         return [Fault(format_plugin_user_name("model", spec.architecture), problem, "Switch auxiliary outputs off.")]
     if probe is not None and not torch.equal(output.cpu(), probe):
-        return [_make_head_position_fault(name, spec.own_head or "")]
+        return [_make_head_position_fault(name, spec.plugin_head or "")]
     return []
 
 
@@ -491,26 +491,25 @@ def _find_undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: in
         for name, layer in module.named_modules(remove_duplicate=False)
         if isinstance(layer, nn.Conv2d) and layer.out_channels == width and set(layer.kernel_size) == {1}
     }
-    last = [name for name, layer in (heads | dense).items() if _returns_scores(module, name, layer, spec)]
+    last = [name for name, layer in (heads | dense).items() if _outputs_scores_of_layer(module, name, layer, spec)]
     is_probability = bool(((output > 0) & (output < 1)).all())  # of sigmoid or softmax
     is_probability |= width > 1 and abs(float(output.exp().sum()) - 1) < 1e-4  # of log_softmax
     if not last and not is_probability and width != classes:
         return []
     problem = (
-        f"{name_network_for_messages(spec)} returns {width} numbers for an image, as a classifier with its own head "
-        "does."
+        f"{format_network_name(spec)} returns {width} numbers for an image, as a classifier with its own head does."
     )
     line = 'head="{}"' if is_local_plugin_name(spec.architecture) else '[model] head = "{}"'
     remedy = "Return the features before its last layer, or end in a torch.nn.Linear."
     if named := [name for name in last or dense if name in dense]:
         scores = torch.linspace(-1e4, 1e4, width)
-        is_last = _is_same_output(scores[None], _compute_output_of_scores(module, dense[named[-1]], spec, scores))
+        is_last = _is_same_output(scores[None], _run_with_layer_output(module, dense[named[-1]], spec, scores))
         write = "Write" if is_last else f'Return the output of "{named[-1]}" as it is, and write'
         remedy = f"{write} {line.format(named[-1])}: the run's head, with a row a class, takes its place."
     return [Fault("model.head", problem, f"{remedy} If these are features, write {line.format(NEW_HEAD)}.")]
 
 
-def name_network_for_messages(spec: ModelSpec) -> str:
+def format_network_name(spec: ModelSpec) -> str:
     """Return a network's name for messages: the name of the Python object that a user passed, or the architecture."""
     return (
         format_plugin_user_name("model", spec.architecture)
@@ -587,7 +586,7 @@ def build_backbone(architecture: Architecture, channels: int, image_size: int, h
         backbone = Backbone(*build_external_backbone(spec))
     else:
         backbone = _BACKBONES[architecture](channels, image_size)
-    make_single_value_safe(backbone.module)
+    make_batch_norms_single_value_safe(backbone.module)
     return backbone
 
 
