@@ -139,7 +139,15 @@ def _add_tls_fault(
     """Record why TLS fails, with facts about the certificate or the protocol that the other side shows."""
     host, port = split_host_port(kit.address)
     if refused.exit_code == ClientExitCode.NO_TLS:
-        protocol = "" if find_proxy_address(host, environment) else _identify_server_protocol(host, port)
+        protocol = ""
+        if not find_proxy_address(host, environment):  # the answer to an HTTP/2 greeting without TLS tells it
+            with contextlib.suppress(OSError), socket.create_connection((host, port), TLS_TIMEOUT_S) as connection:
+                connection.sendall(_PREFACE)
+                answer = connection.recv(64)
+                if answer.startswith(b"HTTP/1"):
+                    protocol = " It speaks plain HTTP."
+                elif len(answer) >= 9 and answer[3] == 4 and answer[5:9] == bytes(4):  # SETTINGS of the connection
+                    protocol = " It speaks plain HTTP/2, as gRPC without TLS does."
         remedy = (
             "Ask the coordinator which port flwr-server listens on: this is another service's, or something between"
             " ends TLS before it (a reverse proxy must pass TCP through)."
@@ -185,21 +193,6 @@ def _explain_certificate_fault(
     dates = f"{certificate.not_valid_before_utc:{form}} to {certificate.not_valid_after_utc:{form}} UTC"
     now = f"{dt.datetime.now(dt.UTC):{form}} UTC"
     return f"{refused.problem} It is valid from {dates}; this machine's clock says {now}.", refused.remedy
-
-
-def _identify_server_protocol(host: str, port: int) -> str:
-    """Describe the protocol of a server without TLS by its answer to an HTTP/2 greeting; empty if it is unknown."""
-    try:
-        with socket.create_connection((host, port), timeout=TLS_TIMEOUT_S) as connection:
-            connection.sendall(_PREFACE)
-            answer = connection.recv(64)
-    except OSError:
-        return ""
-    if answer.startswith(b"HTTP/1"):
-        return " It speaks plain HTTP."
-    if len(answer) >= 9 and answer[3] == 4 and answer[5:9] == bytes(4):  # a SETTINGS frame of the whole connection
-        return " It speaks plain HTTP/2, as gRPC without TLS does."
-    return ""
 
 
 # ---------------------------------------------------------------------- the coordinator's answer
@@ -253,7 +246,8 @@ def check_hello_answer(area: CheckArea, hello: HelloAnswer, *, ahead_s: float, u
     else:
         area.passed.append(f"both run release {hello.release} (wire {hello.wire})")
     if hello.key == "unknown":
-        area.add_connection_fault(ConnectionNotAccepted.make_key_refusal_error("never admitted, or revoked"))
+        refused = ConnectionNotAccepted.make_key_refusal_error("never admitted, or revoked")
+        area.add_fault(refused.exit_code, refused.problem, refused.remedy)
     else:
         area.passed.append("this site's key is admitted")
     area.facts |= {"clock_ahead_s": round(ahead_s, 3), "clock_unsure_s": round(unsure_s, 3), "release": hello.release}

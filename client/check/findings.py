@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
+from client.connection.exit_codes import ClientExitCode
 from common.errors import BadInput, Cause
 from common.system.terminal import EscapingConsole
 
@@ -84,10 +84,6 @@ class CheckArea:
     def add_fault(self, exit_code: ClientExitCode, problem: str, remedy: str) -> None:
         """Add a finding of the severity fault."""
         self.findings.append(CheckFinding(FindingSeverity.FAULT, exit_code, problem, remedy))
-
-    def add_connection_fault(self, refused: ConnectionNotAccepted) -> None:
-        """Add the fault that the coordinator did not accept this site, or this site the coordinator."""
-        self.add_fault(refused.exit_code, refused.problem, refused.remedy)
 
     def add_input_faults(self, bad: BadInput) -> None:
         """Add the faults that were found in settings files and tables."""

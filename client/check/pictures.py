@@ -71,34 +71,30 @@ class PictureFacts:
 
 def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[PictureFacts]:
     """Read and decode the images of these rows on several threads; a fault in one image does not stop the others."""
+    form = source.form
+
+    def read_facts(row: int) -> PictureFacts:
+        dicom = NO_DICOM
+        try:
+            content = source.read(row)
+            if isinstance(content, np.ndarray):
+                height, width = content.shape[:2]
+                mode = "colour" if content.ndim == 3 else "grey"
+                return PictureFacts(row, "npz", width, height, mode, picture_looks_inverted(content), content)
+            if isinstance(content, bytes):
+                dicom = read_dicom_header(content)
+            image = decode_picture(content, form.rendering if form else AS_IN_FILE)
+            kind, mode = _read_picture_format_and_mode(content)
+            decoded = np.asarray(image)
+            pixels, blank = fit_picture_to_format(image, form) if form else decoded, image.info.get(BLANK, False)
+            inverted = picture_looks_inverted(decoded)
+            return PictureFacts(row, kind, *image.size, mode, inverted, pixels, dicom, blank)
+        except Exception as error:  # of any decoder on a broken file, as when a run reads the images
+            return PictureFacts(row, head=dicom, reason=explain_decoding_error(error))
+
     with ThreadPoolExecutor(IN_MEMORY.workers) as pool, source.opened():
-        pictures = pool.map(lambda row: _decode_picture_and_read_facts(source, int(row)), rows)
-        return [
-            facts if place < MOST_PIXELS_KEPT else replace(facts, pixels=None) for place, facts in enumerate(pictures)
-        ]
-
-
-def _decode_picture_and_read_facts(source: SiteImageSource, row: int) -> PictureFacts:
-    dicom = NO_DICOM
-    # Any error of a decoder on a broken file ends here, as it does when a run reads the images.
-    try:
-        content = source.read(row)
-        if isinstance(content, np.ndarray):
-            height, width = content.shape[:2]
-            mode = "colour" if content.ndim == 3 else "grey"
-            return PictureFacts(row, "npz", width, height, mode, picture_looks_inverted(content), content)
-        if isinstance(content, bytes):
-            dicom = read_dicom_header(content)
-        form = source.form
-        image = decode_picture(content, form.rendering if form else AS_IN_FILE)
-        kind, mode = _read_picture_format_and_mode(content)
-        decoded = np.asarray(image)
-        pixels = fit_picture_to_format(image, form) if form else decoded
-        return PictureFacts(
-            row, kind, *image.size, mode, picture_looks_inverted(decoded), pixels, dicom, image.info.get(BLANK, False)
-        )
-    except Exception as error:
-        return PictureFacts(row, head=dicom, reason=explain_decoding_error(error))
+        pictures = enumerate(pool.map(read_facts, map(int, rows)))
+        return [facts if place < MOST_PIXELS_KEPT else replace(facts, pixels=None) for place, facts in pictures]
 
 
 def _read_picture_format_and_mode(content: bytes | Path) -> tuple[str, str]:

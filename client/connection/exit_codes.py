@@ -1,6 +1,12 @@
 """Exit codes of ``flwr-client``, and the exceptions with which it ends, each with a remedy."""
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
+
+_NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
 
 
 class ClientExitCode(IntEnum):
@@ -70,3 +76,21 @@ class ConnectionNotAccepted(Exception):
         """Make the exception for clocks that differ: Flower rejects signatures over 5 minutes old or in the future."""
         remedy = "Set the clock (NTP) here or there."
         return cls(ClientExitCode.CLOCK, "the clocks of this site and of the coordinator differ too much.", remedy)
+
+    @classmethod
+    def make_certificate_error(cls, error: "ssl.SSLCertVerificationError", host: str) -> "ConnectionNotAccepted":
+        """Make the exception for a certificate that OpenSSL rejects: of another host, expired, or of another issuer."""
+        if error.verify_code in (_OTHER_HOST, _OTHER_ADDRESS):
+            remedy = "The coordinator adds this name with flwr-server init DIR --renew --host ..., "
+            remedy += "or the kit names another."
+            return cls(ClientExitCode.WRONG_HOST, f"the coordinator's certificate is not for {host}.", remedy)
+        if error.verify_code == _EXPIRED:
+            remedy = "The coordinator runs flwr-server init DIR --renew. If it has not, this machine's clock is wrong."
+            return cls(ClientExitCode.EXPIRED, "the coordinator's certificate has expired.", remedy)
+        if error.verify_code == _NOT_YET_VALID:
+            remedy = "This machine's clock, or the coordinator's, is wrong."
+            return cls(ClientExitCode.EXPIRED, "the coordinator's certificate is not valid yet.", remedy)
+        problem = f"{host} does not show the certificate of this kit's coordinator ({error.verify_message})."
+        remedy = "Another machine answers, a firewall opens TLS on the way, or the kit is an old one: "
+        remedy += "ask for a new kit. flwr-client check names who issued what is shown."
+        return cls(ClientExitCode.OTHER_AUTHORITY, problem, remedy)

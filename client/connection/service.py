@@ -138,7 +138,11 @@ class HospitalMessageLoop:
     _first: tuple[str, int, float] | None = None  # run, number and time of the first round in this process
 
     def __post_init__(self) -> None:
-        self._app = self.make_app(lambda context: self.site, self._record_refusal, self.tell)
+        def record_refusal(refusal: Refusal) -> None:
+            problem = f"the coordinator does not take this site into run {refusal.run[:8]}: {refusal.reason}"
+            self._refusal = ConnectionNotAccepted(EXIT_CODES[refusal.kind], problem, "")
+
+        self._app = self.make_app(lambda context: self.site, record_refusal, self.tell)
         self._pending = PendingMessage(self.settings.state_folder / "in-hand")
         self._node_id_file = self.settings.state_folder / "node-id"
         self._key = read_private_key(self.settings.key_path)
@@ -361,10 +365,6 @@ class HospitalMessageLoop:
         return reply
 
     # ------------------------------------------------------------------ words
-
-    def _record_refusal(self, refusal: Refusal) -> None:
-        problem = f"the coordinator does not take this site into run {refusal.run[:8]}: {refusal.reason}"
-        self._refusal = ConnectionNotAccepted(EXIT_CODES[refusal.kind], problem, "")
 
     def _report_error(self, reason: str) -> None:
         self.status.record_error(reason)

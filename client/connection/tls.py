@@ -23,8 +23,6 @@ PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 EXEMPTIONS = ("no_grpc_proxy", "no_proxy")
 """Environment variables with the hosts that are reached without the proxy; the first one that is set counts."""
 
-_NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
-
 
 def check_coordinator_certificate(
     address: str,
@@ -91,7 +89,7 @@ def _fetch_server_certificate(
         connection.connect()
         return connection.sock.getpeercert(binary_form=True) or b""
     except ssl.SSLCertVerificationError as error:
-        raise _make_certificate_refusal_error(error, host) from None
+        raise ConnectionNotAccepted.make_certificate_error(error, host) from None
     except ssl.SSLError as error:
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
             problem = f"{address} does not speak TLS; this site talks to nobody without."
@@ -148,24 +146,3 @@ def _find_proxy_url(host: str, environment: Mapping[str, str]) -> SplitResult | 
 
 def _describe_connection_route(address: str, proxy: tuple[str, int] | None) -> str:
     return f"{address} through the proxy {proxy[0]}:{proxy[1]}" if proxy else address
-
-
-def _make_certificate_refusal_error(error: ssl.SSLCertVerificationError, host: str) -> ConnectionNotAccepted:
-    if error.verify_code in (_OTHER_HOST, _OTHER_ADDRESS):
-        problem = f"the coordinator's certificate is not for {host}."
-        remedy = (
-            "The coordinator adds this name with flwr-server init DIR --renew --host ..., or the kit names another."
-        )
-        return ConnectionNotAccepted(ClientExitCode.WRONG_HOST, problem, remedy)
-    if error.verify_code == _EXPIRED:
-        remedy = "The coordinator runs flwr-server init DIR --renew. If it has not, this machine's clock is wrong."
-        return ConnectionNotAccepted(ClientExitCode.EXPIRED, "the coordinator's certificate has expired.", remedy)
-    if error.verify_code == _NOT_YET_VALID:
-        problem = "the coordinator's certificate is not valid yet."
-        return ConnectionNotAccepted(
-            ClientExitCode.EXPIRED, problem, "This machine's clock, or the coordinator's, is wrong."
-        )
-    problem = f"{host} does not show the certificate of this kit's coordinator ({error.verify_message})."
-    remedy = "Another machine answers, a firewall opens TLS on the way, or the kit is an old one: ask for a new kit."
-    remedy += " flwr-client check names who issued what is shown."
-    return ConnectionNotAccepted(ClientExitCode.OTHER_AUTHORITY, problem, remedy)

@@ -322,13 +322,27 @@ def _parse_strictly_checked_plan(text: str) -> HospitalPlan:
         deepest = max(deepest, depth)
     if deepest > DEEPEST:
         raise PlanRefused("plan.form", f"it is nested {deepest} deep; {DEEPEST} is the most")
+
+    def refuse_repeated_keys_and_long_texts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise PlanRefused("plan.form", f'it has the key "{twice}" twice in one table')
+        for part in (*table, *(value for value in table.values() if isinstance(value, str))):
+            if len(part) > LONGEST_TEXT:
+                raise PlanRefused("plan.form", f"it has a text of {len(part)} characters; {LONGEST_TEXT} is the most")
+        return table
+
     try:
         json.loads(
             text,
-            object_pairs_hook=_refuse_repeated_keys,
+            object_pairs_hook=refuse_repeated_keys_and_long_texts,
             parse_constant=_refuse_nan_and_infinity,
             parse_int=_refuse_long_number,
-            parse_float=_parse_finite_float,
+            parse_float=lambda text: (
+                value if math.isfinite(value := float(_refuse_long_number(text))) else _refuse_nan_and_infinity(text)
+            ),
         )
         return parse_plan_json(text)
     except ValidationError as error:
@@ -345,25 +359,8 @@ def describe_first_plan_fault(faults: Sequence[Fault]) -> str:
     return f"{faults[0]}".removesuffix(".") + more
 
 
-def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise PlanRefused("plan.form", f'it has the key "{twice}" twice in one table')
-    for text in (*table, *(value for value in table.values() if isinstance(value, str))):
-        if len(text) > LONGEST_TEXT:
-            raise PlanRefused("plan.form", f"it has a text of {len(text)} characters; {LONGEST_TEXT} is the most")
-    return table
-
-
 def _refuse_nan_and_infinity(name: str) -> Any:
     raise PlanRefused("plan.form", f"it has {name} in the place of a number")
-
-
-def _parse_finite_float(digits: str) -> float:
-    value = float(_refuse_long_number(digits))
-    return value if math.isfinite(value) else _refuse_nan_and_infinity(digits)
 
 
 def _refuse_long_number(digits: str) -> str:

@@ -221,40 +221,36 @@ def answer_evaluate_request(
 
 def evaluate_received_model(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     """Evaluate the received model; for a test, first load the site's own parts of the best round."""
-    reply = task.figures.run_metric_computation(task, partial(_evaluate_and_reply, task, request), None)
-    return reply or _make_evaluate_reply(task, request, ValidationMetrics(), {})
-
-
-def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     site, plan, figures = task.site, task.plan, task.figures
-    with make_training_reproducible(
-        derive_seed(plan.run.seed, request.round, site.name, "test"), plan.training.threads
-    ):
-        validation = task.validate()
-        if not request.test:
-            images, correct = figures.count_correct_test_images(task)
-            reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), {})
-            return replace(reply, test_images=images, test_correct=correct)
-        if task.method.keeps_local_parts:
-            load_best_local_parts(task, request, validation)
+
+    def evaluate_and_make_reply() -> EvaluateReply:
+        with make_training_reproducible(
+            derive_seed(plan.run.seed, request.round, site.name, "test"), plan.training.threads
+        ):
             validation = task.validate()
-            save_model(site.folder / "model", task.whole, label_contract_sha256=request.contract)
-        metrics, tested = figures.compute_test_metrics(task)
-        chosen_on = figures.compute_validation_histograms(task)
-        reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), metrics)
-    return replace(
-        reply,
-        histogram_classes=tuple(tested),
-        positive_scores=np.concatenate([make_empty_score_counts(), *(spread.positives for spread in tested.values())]),
-        negative_scores=np.concatenate([make_empty_score_counts(), *(spread.negatives for spread in tested.values())]),
-        validation_classes=tuple(chosen_on),
-        validation_positive_scores=np.concatenate(
-            [make_empty_score_counts(), *(spread.positives for spread in chosen_on.values())]
-        ),
-        validation_negative_scores=np.concatenate(
-            [make_empty_score_counts(), *(spread.negatives for spread in chosen_on.values())]
-        ),
-    )
+            if not request.test:
+                images, correct = figures.count_correct_test_images(task)
+                reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), {})
+                return replace(reply, test_images=images, test_correct=correct)
+            if task.method.keeps_local_parts:
+                load_best_local_parts(task, request, validation)
+                validation = task.validate()
+                save_model(site.folder / "model", task.whole, label_contract_sha256=request.contract)
+            metrics, tested = figures.compute_test_metrics(task)
+            spreads = {"": tested, "validation_": figures.compute_validation_histograms(task)}
+            reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), metrics)
+        scores = {
+            f"{part}{kind[:-1]}_scores": np.concatenate(
+                [make_empty_score_counts(), *(getattr(histogram, kind) for histogram in spread.values())]
+            )
+            for part, spread in spreads.items()
+            for kind in ("positives", "negatives")
+        }
+        classes = {"histogram_classes": tuple(tested), "validation_classes": tuple(spreads["validation_"])}
+        return replace(reply, **classes, **scores)
+
+    reply = figures.run_metric_computation(task, evaluate_and_make_reply, None)
+    return reply or _make_evaluate_reply(task, request, ValidationMetrics(), {})
 
 
 def _make_evaluate_reply(

@@ -130,11 +130,6 @@ class ClassGroupAuroc:
     classes: tuple[str, ...]
     error: float = 0.0
 
-    @property
-    def mean_auroc_with_error(self) -> ValueWithError | None:
-        """The mean AUROC with its error bound: the exact mean lies within ``value`` ± ``error``; None if undefined."""
-        return None if self.mean_auroc is None else ValueWithError(self.mean_auroc, self.error)
-
 
 @dataclass(frozen=True)
 class HeadlineAuroc:

@@ -75,38 +75,28 @@ class DataParallelBackbone:
         """Return a batch's features ``(batch, width)``, on the device of ``images``."""
         if images.device != self.devices[0] or len(images) < SMALLEST_PART * len(self.devices):
             return backbone(images)  # type: ignore[no-any-return]
-        parameters = self._copy_parameters(backbone)
+        learning = {name: value for name, value in backbone.named_parameters() if value.requires_grad}
+        copies: Sequence[Tensor] = _CopyToDevices.apply(self.devices, *learning.values()) if learning else ()
+        constants = {name: value.detach() for name, value in backbone.named_parameters() if name not in learning}
         # Copies of running statistics and other buffers, which a forward pass may write to.
         named = dict(backbone.named_buffers())
         buffers = [{name: value.to(device, copy=True) for name, value in named.items()} for device in self.devices]
         parts = images.tensor_split(len(self.devices))
         features = []
-        for device, part, weights, own in zip(self.devices, parts, parameters, buffers, strict=True):
+        for place, (device, part, own) in enumerate(zip(self.devices, parts, buffers, strict=True)):
+            weights = dict(zip(learning, copies[place * len(learning) :], strict=False))
+            weights |= {name: value.to(device) for name, value in constants.items()}
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
                 features.append(torch.func.functional_call(backbone, weights | own, (part.to(device),)))
         if any(module.training for module in backbone.modules()):  # layers of a backbone that is frozen in part, too
             with torch.no_grad():
                 for name, buffer in backbone.named_buffers():
-                    copies = [own[name].to(buffer.device) for own in buffers]
+                    changed = [own[name].to(buffer.device) for own in buffers]
                     if buffer.is_floating_point():  # the mean over the devices; nothing where nothing changed
-                        buffer += torch.stack([copy - buffer for copy in copies]).mean(dim=0)
+                        buffer += torch.stack([copy - buffer for copy in changed]).mean(dim=0)
                     else:
-                        buffer.copy_(copies[0])
+                        buffer.copy_(changed[0])
         return torch.cat([part.to(images.device) for part in features])
-
-    def _copy_parameters(self, backbone: nn.Module) -> list[dict[str, Tensor]]:
-        """Return a copy of the weights on each device, by name."""
-        learning = {name: value for name, value in backbone.named_parameters() if value.requires_grad}
-        copies: Sequence[Tensor] = _CopyToDevices.apply(self.devices, *learning.values()) if learning else ()
-        by_device = []
-        for number, device in enumerate(self.devices):
-            own = copies[number * len(learning) : (number + 1) * len(learning)]
-            weights = dict(zip(learning, own, strict=True))
-            for name, value in backbone.named_parameters():
-                if name not in learning:
-                    weights[name] = value.detach().to(device)
-            by_device.append(weights)
-        return by_device
 
 
 class _CopyToDevices(torch.autograd.Function):

@@ -69,7 +69,15 @@ class AuditLog:
         written = self._write_audit_line(line, b"\n" if end.cut else b"")
         now = _AuditChainEnd(end.entries + 1, hash_audit_line(line))
         head = json.dumps({"entries": now.entries, "sha256": now.sha256}).encode().ljust(_HEAD_BYTES)
-        if not _overwrite_file_in_place(self.folder / HEAD, head, durable=self.durable):
+        # Overwriting is cheaper than an atomic replacement, which must also flush the folder; the content is shorter
+        # than a disk sector, so a crash cannot leave half of it.
+        overwritten = False
+        with suppress(FileNotFoundError), (self.folder / HEAD).open("r+b", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size == len(head):
+                overwritten = file.write(head) == len(head)
+                if self.durable:
+                    os.fdatasync(file.fileno())
+        if not overwritten:
             write_atomically(self.folder / HEAD, head, durable=self.durable)
         self._written = written, now
         return end.torn
@@ -195,27 +203,6 @@ def parse_audit_entry(line: bytes) -> AuditEntry | None:
 def hash_audit_line(line: bytes) -> str:
     """Return the SHA-256 of a line, which must not include the newline."""
     return hashlib.sha256(line).hexdigest()
-
-
-def _overwrite_file_in_place(path: Path, content: bytes, *, durable: bool) -> bool:
-    """Overwrite a file in place with content of the same length; return False if there is no file of that length.
-
-    The content is shorter than a disk sector, so a crash cannot leave half of it. Overwriting is cheaper than an atomic
-    replacement, which must also flush the folder.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        if os.fstat(descriptor).st_size != len(content):
-            return False
-        written = os.pwrite(descriptor, content, 0) == len(content)
-        if durable:
-            os.fdatasync(descriptor)
-        return written
-    finally:
-        os.close(descriptor)
 
 
 @dataclass

@@ -62,8 +62,8 @@ def _yield_content_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[byte
     pandas = sys.modules.get("pandas")
     if isinstance(part, types.ModuleType):
         yield part.__name__.encode()
-    elif (inner := _list_wrapped_parts(part)) is not None:
-        yield from _yield_sequence_bytes_for_hash(inner, visited)
+    elif inner := next((names for kind, names in _WRAPPERS.items() if isinstance(part, kind)), ()):
+        yield from _yield_sequence_bytes_for_hash((getattr(part, name) for name in inner), visited)
     elif isinstance(part, types.FunctionType):
         yield from _yield_function_bytes_for_hash(part, visited)
     elif isinstance(part, type):
@@ -71,13 +71,16 @@ def _yield_content_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[byte
     elif f"{type(part).__module__}.".startswith(_CHANGING):
         yield b"changes by itself"
     elif pandas and isinstance(part, pandas.DataFrame | pandas.Series | pandas.Index):
-        yield from _yield_pandas_bytes_for_hash(part, visited)
+        names = part.columns.tolist() if hasattr(part, "columns") else part.name
+        yield from _yield_object_bytes_for_hash(names, visited)
+        try:
+            yield pandas.util.hash_pandas_object(part).to_numpy().tobytes()
+        except TypeError:  # cells that are lists
+            yield from _yield_object_bytes_for_hash(part.to_numpy().tolist(), visited)
     elif hasattr(part, "tobytes") and hasattr(part, "shape"):  # numpy's
         yield f"{part.dtype} {part.shape}".encode()
-        if part.dtype.hasobject:  # its bytes are addresses
-            yield from _yield_object_bytes_for_hash(part.tolist(), visited)
-        else:
-            yield part.tobytes()
+        is_plain = not part.dtype.hasobject  # else its bytes are addresses
+        yield from (part.tobytes(),) if is_plain else _yield_object_bytes_for_hash(part.tolist(), visited)
     elif type(part).__name__.startswith("Uninitialized"):  # torch's, of a lazy layer
         yield b"uninitialized"
     elif type(part).__name__ == "device":  # torch's: the same network on another machine
@@ -88,15 +91,14 @@ def _yield_content_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[byte
         yield from _yield_instance_bytes_for_hash(part, visited)
 
 
-def _list_wrapped_parts(part: Any) -> tuple[Any, ...] | None:
-    """Return the functions and values inside a partial function, bound method or property; None for other objects."""
-    if isinstance(part, functools.partial):
-        return part.func, part.args, part.keywords
-    if isinstance(part, types.MethodType):
-        return part.__func__, part.__self__
-    if isinstance(part, classmethod | staticmethod):
-        return (part.__func__,)
-    return (part.fget, part.fset, part.fdel) if isinstance(part, property) else None
+_WRAPPERS: Mapping[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    types.MethodType: ("__func__", "__self__"),
+    classmethod: ("__func__",),
+    staticmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"),
+}
+"""Kinds of objects that wrap functions -> attributes with the wrapped functions and values."""
 
 
 def _yield_sequence_bytes_for_hash(parts: Any, visited: _Visited) -> Iterator[bytes]:
@@ -126,15 +128,6 @@ def _yield_instance_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[byt
         yield from _yield_object_bytes_for_hash(type(part), visited)
 
 
-def _yield_pandas_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[bytes]:
-    names = part.columns.tolist() if hasattr(part, "columns") else part.name
-    yield from _yield_object_bytes_for_hash(names, visited)
-    try:
-        yield sys.modules["pandas"].util.hash_pandas_object(part).to_numpy().tobytes()
-    except TypeError:  # cells that are lists
-        yield from _yield_object_bytes_for_hash(part.to_numpy().tolist(), visited)
-
-
 def _yield_class_bytes_for_hash(part: type, visited: _Visited) -> Iterator[bytes]:
     """Yield the names of a class and its bases, and the contents of those that are the user's own."""
     for kind in part.__mro__:
@@ -153,9 +146,12 @@ def _yield_class_bytes_for_hash(part: type, visited: _Visited) -> Iterator[bytes
 def _yield_function_bytes_for_hash(part: types.FunctionType, visited: _Visited) -> Iterator[bytes]:
     yield f"{part.__module__}.{part.__qualname__}".encode()
     cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=True)
+    values = {name: "empty" if cell == types.CellType() else cell.cell_contents for name, cell in cells}
     yield from _yield_sequence_bytes_for_hash((part.__defaults__, part.__kwdefaults__), visited)
-    yield from _yield_object_bytes_for_hash({name: _read_cell(cell) for name, cell in cells}, visited)
-    if not _is_own_function(part):
+    yield from _yield_object_bytes_for_hash(values, visited)
+    file, module = part.__code__.co_filename, part.__module__
+    in_own_module = module in (None, "builtins") or _is_own_module(module)
+    if not (in_own_module if file.startswith("<") else _is_own_file(file)):
         return
     yield _convert_code_to_bytes(part.__code__)
     codes = list(_yield_nested_codes(part.__code__))
@@ -211,13 +207,6 @@ def _is_settings_holder(value: Any) -> bool:
     written = vars(kind).keys() - {"__dict__", "__weakref__"}
     written -= _DATACLASS_METHODS if dataclasses.is_dataclass(kind) else set()
     return not any(callable(vars(kind)[name]) or hasattr(vars(kind)[name], "__get__") for name in written)
-
-
-def _read_cell(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return "empty"
 
 
 def _yield_nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -290,13 +279,6 @@ def _is_own_class(kind: type) -> bool:
     if kind.__module__ == "builtins":  # a class from ``exec`` without a module's name says so, too
         return bool(kind.__flags__ & 1 << 9) and vars(builtins).get(kind.__name__) is not kind  # made at run time
     return _is_own_module(kind.__module__)
-
-
-def _is_own_function(part: types.FunctionType) -> bool:
-    file = part.__code__.co_filename
-    if not file.startswith("<"):
-        return _is_own_file(file)
-    return part.__module__ in (None, "builtins") or _is_own_module(part.__module__)
 
 
 def _is_own_module(name: str) -> bool:

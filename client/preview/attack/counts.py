@@ -197,43 +197,39 @@ def infer_counts_from_trunk(at: Adversary) -> AttackResult:
 def infer_counts_from_hash(at: Adversary) -> AttackResult:
     """Infer the counts of training images by class from the reported hash of a model whose head stays at the site."""
     counts = list_undisclosed_counts(at, "train") if at.honest.model.task == "multi_label" else []
+    images, recovered = len(at.site.train), 0
+    for undisclosed in counts:
+        row, plan = undisclosed.row, at.make_plan("tiny_cnn", 16, STEP * images * len(at.head_class_names))
+        plan = plan.model_copy(update={"run": plan.run.model_copy(update={"method": "pfl"})})
+        network = at.build_attacked_network(plan)
+        zero_all_parameters(network)
+        with torch.no_grad():
+            last = [module for module in network.backbone.modules() if isinstance(module, torch.nn.GroupNorm)][-1]
+            last.bias[0] = 1  # a feature that is 1 for every image
+            network.head.weight[:, 0], network.head.bias[:] = ABSORBS, ABSORBS
+            network.head.weight[row, 0], network.head.bias[row] = -OFFSET, OFFSET
+        model, layout, run = read_model_state(network), make_model_layout(network), at.make_unused_run_name()
+        at.request_training(plan, model, run)
+        reply = at.request_evaluation(plan, model, run, counted=1)
+        for count in range(images + 1) if reply else ():
+            change = np.float32(STEP * (images / 2 - count))  # of one step
+            weight, bias = model.head.weight.copy(), model.head.bias.copy()
+            weight[row, 0] -= change
+            bias[row] -= change
+            trained = ModelState(model.trunk, model.norm, Head(model.head.class_names, weight, bias))
+            if reply and hash_model_state(trained, layout) == reply.model_sha256:
+                recovered += count == undisclosed.truth
+                break
     return _make_count_attack_result(
         "counts from hashes",
         "How many training images show a class, out of the hash of a head that never leaves",
         "Each site has a head of its own. One step from a head that only one class moves; the site then says which "
         "model it judged, by its hash, and the attacker tries every count.",
         at,
-        sum(_search_count_by_hash(at, count.row) == count.truth for count in counts),
+        recovered,
         counts,
         stops="masks or noise on updates: the hash is then of what the coordinator sent",
     )
-
-
-def _search_count_by_hash(at: Adversary, row: int) -> int | None:
-    """Return the count for which the model has the hash that the site reports; None if there is none."""
-    images, rows = len(at.site.train), len(at.head_class_names)
-    plan = at.make_plan("tiny_cnn", 16, STEP * images * rows)
-    plan = plan.model_copy(update={"run": plan.run.model_copy(update={"method": "pfl"})})
-    network = at.build_attacked_network(plan)
-    zero_all_parameters(network)
-    with torch.no_grad():
-        last = [module for module in network.backbone.modules() if isinstance(module, torch.nn.GroupNorm)][-1]
-        last.bias[0] = 1  # a feature that is 1 for every image
-        network.head.weight[:, 0], network.head.bias[:] = ABSORBS, ABSORBS
-        network.head.weight[row, 0], network.head.bias[row] = -OFFSET, OFFSET
-    model, run = read_model_state(network), at.make_unused_run_name()
-    at.request_training(plan, model, run)
-    reply = at.request_evaluation(plan, model, run, counted=1)
-    layout = make_model_layout(network)
-    for count in range(images + 1) if reply else ():
-        change = np.float32(STEP * (images / 2 - count))  # of one step
-        weight, bias = model.head.weight.copy(), model.head.bias.copy()
-        weight[row, 0] -= change
-        bias[row] -= change
-        trained = ModelState(model.trunk, model.norm, Head(model.head.class_names, weight, bias))
-        if reply and hash_model_state(trained, layout) == reply.model_sha256:
-            return count
-    return None
 
 
 def _infer_counts_from_biases(

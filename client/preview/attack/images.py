@@ -37,7 +37,8 @@ from common.models.state import make_model_layout, read_model_state
 from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import pair_pixels_with_labels
 
-SIZE = 112
+SIZE, SIZE_WITH_BUDGET = 112, 60
+"""Side of the network's input in pixels; at a site with a privacy budget each image's own gradient is in memory."""
 CROP, POOL = 6, 4
 """Each input of the dense layer is the mean of 4 x 4 pixels of the image inside a border of 6 pixels."""
 ALIKE, NEARLY = 0.99, 0.9
@@ -45,13 +46,14 @@ MOST_PICTURES = 12
 STEPS = 120
 
 
-def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
+def attack_by_imprinting(at: Adversary, size: int = 0) -> AttackResult:
     """Recover training images from the update of one crafted model (*imprint*).
 
     Args:
-        size: Side in pixels of the network's input; the side of recovered images is about a quarter of it.
+        size: Side in pixels of the network's input; the side of recovered images is about a quarter of it. 0 for
+            :data:`SIZE`, or :data:`SIZE_WITH_BUDGET`.
     """
-    train = at.site.train
+    train, size = at.site.train, size or (SIZE if at.site.policy.epsilon is None else SIZE_WITH_BUDGET)
     plan = at.make_plan("fedsld_cnn", size, 1e3)
     network = at.build_attacked_network(plan)
     # The attacker learns the distribution of brightness from other images.

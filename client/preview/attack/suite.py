@@ -3,6 +3,7 @@
 The copy's folder is removed afterwards. The page has figures and patients' pictures, for this hospital only.
 """
 
+import re
 import tempfile
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from client.preview.attack.counts import (
     infer_counts_from_score_digits,
     infer_counts_from_trunk,
 )
-from client.preview.attack.images import SIZE, attack_by_imprinting, invert_gradients
+from client.preview.attack.images import attack_by_imprinting, invert_gradients
 from client.preview.attack.membership import infer_membership_by_lira, infer_membership_by_matched_filter
 from client.preview.attack.patients import infer_parts_by_failing_model, infer_parts_of_pictures, join_pictures_of_parts
 from client.site.site import Site
@@ -38,8 +39,8 @@ MOST_IMAGES = 60
 """Training images of the copy in attacks that recover pictures, so that an attack takes seconds."""
 MOST_TESTED = 1000
 """Test images of the copy in the search for pictures; with fewer images, more rare classes would be hidden."""
-FEW, SMALL = 16, 60
-"""Number and side in pixels of images in attacks that hold each image's own gradient in memory."""
+FEW = 16
+"""Number of images in attacks that hold each image's own gradient in memory."""
 MOST_PERSONS = 10
 """Pictures of the training part, of the test part and of neither: this many of each."""
 MOST_FAILED = 5
@@ -47,13 +48,6 @@ MOST_FAILED = 5
 
 Attack = Callable[[Site, Path, HospitalPlan], AttackResult]
 """Function that attacks a copy of the site in a folder of its own, under the plan that the hospital was sent."""
-
-
-def _attack_by_imprint(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
-    most, size = (MOST_IMAGES, SIZE) if site.policy.epsilon is None else (FEW, SMALL)
-    return attack_by_imprinting(
-        Adversary(copy_site_with_images(site, train=draw_random_images(site.train, most)), folder, plan), size
-    )
 
 
 def _make_membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], AttackResult]) -> Attack:
@@ -65,11 +59,18 @@ def _make_membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], A
     return attack_copies
 
 
-def _make_site_attack(attack: Callable[[Adversary], AttackResult], most: int | None = None) -> Attack:
-    """Make an attack on a copy of the site with at most ``most`` training images; None for all."""
+def _make_site_attack(
+    attack: Callable[[Adversary], AttackResult], most: int | None = None, with_budget: int | None = None
+) -> Attack:
+    """Make an attack on a copy of the site with at most ``most`` training images; None for all.
+
+    Args:
+        with_budget: Most training images at a site with a privacy budget; None for ``most``.
+    """
 
     def attack_copy(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
-        copy = site if most is None else copy_site_with_images(site, train=draw_random_images(site.train, most))
+        limit = most if site.policy.epsilon is None else with_budget or most
+        copy = site if limit is None else copy_site_with_images(site, train=draw_random_images(site.train, limit))
         return attack(Adversary(copy, folder, plan))
 
     return attack_copy
@@ -100,7 +101,7 @@ def _attack_by_failing_models(site: Site, folder: Path, plan: HospitalPlan) -> A
 
 
 ATTACKS: Mapping[str, Attack] = {
-    coverage.IMPRINT: _attack_by_imprint,
+    coverage.IMPRINT: _make_site_attack(attack_by_imprinting, MOST_IMAGES, FEW),
     coverage.INVERSION: _make_site_attack(invert_gradients, FEW),
     coverage.MATCHED: _make_membership_attack(infer_membership_by_matched_filter),
     coverage.LIRA: _make_membership_attack(infer_membership_by_lira),
@@ -186,17 +187,11 @@ def _attack_coverage_as_json(fields: Mapping[str, coverage.Covered]) -> dict[str
     }
 
 
-def _format_backquoted_code(text: str) -> Markup:
-    """Return HTML in which text in backquotes is marked as code."""
-    parts = text.split("`")
-    shown = (Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts))
-    return Markup("").join(shown)
-
-
 def write_attack_page(site: Site, plan: HospitalPlan, attempts: Sequence[AttackResult], out: Path) -> Path:
     """Write the page of results, with read permission for its owner only, because it shows patients' images."""
     environment = make_jinja_environment(Path(__file__).parent)
-    environment.globals.update(code=_format_backquoted_code)
+    # Text in backquotes is marked as code.
+    environment.globals.update(code=lambda text: Markup(re.sub("`(.*?)`", r"<code>\1</code>", escape(text))))
     template = environment.get_template("attack.html.j2")
     text = template.render(
         site=site.name, level=site.policy.level, plan=plan, attempts=attempts, not_tried=coverage.NOT_TRIED

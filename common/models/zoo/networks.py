@@ -90,6 +90,15 @@ def is_batch_norm(layer: nn.Module) -> bool:
 
 def _has_running_statistics(layer: nn.Module, buffers: list[str]) -> bool:
     """Return True if a layer's buffers follow from inputs in training and evaluation uses them; copies are tried."""
+
+    def call_copy_in_training(maps: Tensor) -> nn.Module:
+        copied = copy.deepcopy(layer).to_empty(device="cpu").train()  # the layer may be on the meta device
+        for value in (*copied.parameters(), *copied.buffers()):
+            value.fill_(1)
+        torch.default_generator.manual_seed(0)
+        copied(maps)
+        return copied
+
     values = [*(layer.get_buffer(name) for name in buffers), *layer.parameters()]
     sides = {side for value in values for side in value.shape if side > 1} or {1, 3}
     shapes = [(4, *value.shape) for value in values if value.ndim > 1]  # statistics of each position
@@ -99,7 +108,7 @@ def _has_running_statistics(layer: nn.Module, buffers: list[str]) -> bool:
         maps = torch.linspace(0, 3, math.prod(shape), dtype=values[0].dtype).reshape(shape)
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                probe, other = (_train_probe(layer, inputs) for inputs in (maps, maps.square()))
+                probe, other = map(call_copy_in_training, (maps, maps.square()))
                 changed = [name for name in buffers if not torch.equal(probe.get_buffer(name), other.get_buffer(name))]
                 outputs = list[Tensor]()
                 for number in (1, 2):
@@ -111,16 +120,6 @@ def _has_running_statistics(layer: nn.Module, buffers: list[str]) -> bool:
         except Exception:  # the layer takes no input of this shape: somebody else's code may raise anything
             continue
     return False
-
-
-def _train_probe(layer: nn.Module, maps: Tensor) -> nn.Module:
-    """Return a copy of a layer, with all its numbers 1, that was called once in training."""
-    probe = copy.deepcopy(layer).to_empty(device="cpu").train()  # the layer may be on the meta device
-    for value in (*probe.parameters(), *probe.buffers()):
-        value.fill_(1)
-    torch.default_generator.manual_seed(0)
-    probe(maps)
-    return probe
 
 
 def find_statistics_beside_batch_norm(network: nn.Module, size: tuple[int, ...]) -> list[str]:

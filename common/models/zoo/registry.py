@@ -4,6 +4,7 @@ External backbones come from timm, torchvision, MONAI, TorchXRayVision and plug-
 built without their classifier and with random weights; no weights are downloaded.
 """
 
+import contextlib
 import copy
 import importlib.util
 import inspect
@@ -157,8 +158,15 @@ def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Modul
             raise BadInput(
                 [Fault(format_plugin_user_name("model", name), f"is a {type(made).__name__}: {made!r}.", remedy)]
             )
+        takes_both = True  # also a function that takes neither: the call names what is missing
+        with contextlib.suppress(TypeError, ValueError):  # a function of C has no signature
+            signature = inspect.signature(made)
+            signature.bind()
+            takes_both = False
+            signature.bind(channels, image_size)
+            takes_both = True
         try:
-            made = made(channels, image_size) if _accepts_channels_and_size(made) else made()
+            made = made(channels, image_size) if takes_both else made()
         except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
             problem = f"cannot be made for {channels} channels and {image_size} pixels: {type(error).__name__}: {error}"
             raise BadInput([Fault(format_plugin_user_name("model", name), problem, remedy)]) from error
@@ -176,21 +184,6 @@ def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Modul
     if is_local_plugin_name(name):  # somebody may hold it: training must not change it, nor make it another plug-in
         made = copy.deepcopy(made)
     return made.float()
-
-
-def _accepts_channels_and_size(factory: Callable[..., Any]) -> bool:
-    """Return True if a plug-in's factory should be called with (channels, image size), False if without arguments."""
-
-    def accepts(*arguments: int) -> bool:
-        try:
-            inspect.signature(factory).bind(*arguments)
-        except TypeError:
-            return False
-        except ValueError:  # a function of C has no signature
-            return True
-        return True
-
-    return accepts(0, 0) or not accepts()  # the call of one that takes neither names what is missing
 
 
 _SOURCES: Mapping[str, Callable[[str, int, int], nn.Module]] = {
@@ -224,7 +217,13 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
     except Exception as error:  # somebody else's code: it may raise anything
         reason = str(error).strip().rstrip(".")
         problem = f"{name} does not take images of {size} pixels and {channels} channels: {reason}."
-        raise BadInput([Fault("model.image_size", problem, _suggest_image_size(module, channels, device))]) from error
+        remedy = "Each network has sizes of its own."
+        for usual in USUAL_SIZES:
+            with contextlib.suppress(Exception), torch.no_grad():  # it may raise anything
+                module(torch.zeros(1, channels, usual, usual, device=device))
+                remedy = f"It takes {usual} pixels, for instance."
+                break
+        raise BadInput([Fault("model.image_size", problem, remedy)]) from error
     module.train(was_training)
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 1:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
@@ -516,18 +515,6 @@ def format_network_name(spec: ModelSpec) -> str:
         if is_local_plugin_name(spec.architecture)
         else spec.architecture
     )
-
-
-def _suggest_image_size(module: nn.Module, channels: int, device: torch.device) -> str:
-    """Return a sentence that names the smallest usual image size that a network accepts."""
-    for size in USUAL_SIZES:
-        try:
-            with torch.no_grad():
-                module(torch.zeros(1, channels, size, size, device=device))
-        except Exception:  # somebody else's code: it may raise anything
-            continue
-        return f"It takes {size} pixels, for instance."
-    return "Each network has sizes of its own."
 
 
 def _remove_last_dense_layer(network: nn.Module, name: str) -> None:
