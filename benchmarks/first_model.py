@@ -44,7 +44,7 @@ class LaterAdversary(Adversary):
 
     def plan(self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any) -> HospitalPlan:
         """A plan of two rounds that names no weights file."""
-        plan = super().make_plan(architecture, image_size, self.rate, batch_size, **training)
+        plan = super().make_attack_plan(architecture, image_size, self.rate, batch_size, **training)
         return plan.model_copy(update={"run": plan.run.model_copy(update={"rounds": 2}), "weights_sha256": None})
 
     def request_training(self, plan: HospitalPlan, model: ModelState, run: str = "") -> TrainReply | None:

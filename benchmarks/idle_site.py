@@ -78,7 +78,9 @@ def serve(folder: Path) -> None:
     settings = read_site_settings(folder)
     site, kit = load_site(settings), read_and_check_connection_kit(settings)
     with lock_site_folder(settings.state_folder):
-        HospitalMessageLoop(settings, kit, site, make_event_printer(Console()), ClientStatus(site.name), idle_app).run()
+        HospitalMessageLoop(
+            settings, kit, site, make_event_printer(Console()), ClientStatus(site.name), idle_app
+        ).run_message_loop()
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ def make_client_app(
     """
     app, masks = ClientApp(mods=[make_policy_gate(site_of)] if mods is None else list(mods)), HeldUpdateStore(tell)
 
-    def make_handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
+    def make_record_handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
         """Make a Flower handler that decodes a record of class ``kind``, calls ``work`` and encodes the result."""
         return lambda message, context: Message(
             encode_record(work(site_of(context), decode_record(message.content, kind))), reply_to=message
@@ -64,17 +64,19 @@ def make_client_app(
         on_refusal(refusal)
         return RefusalNoted(refusal.run, site.name)
 
-    app.query("roll_call")(make_handler(RollCall, answer_roll_call))
-    app.query("refusal")(make_handler(Refusal, acknowledge_refusal))
-    app.train()(make_handler(TrainRequest, lambda site, request: train_with_privacy_layers(site, request, masks)))
-    app.evaluate()(
-        make_handler(EvaluateRequest, lambda site, request: evaluate_with_privacy_layers(site, request, masks))
+    app.query("roll_call")(make_record_handler(RollCall, answer_roll_call))
+    app.query("refusal")(make_record_handler(Refusal, acknowledge_refusal))
+    app.train()(
+        make_record_handler(TrainRequest, lambda site, request: train_with_privacy_layers(site, request, masks))
     )
-    app.query("benefit")(make_handler(BenefitRequest, compare_with_local_only_training))
-    app.query(STAGES[KeysRequest])(make_handler(KeysRequest, masks.answer_with_keys))
-    app.query(STAGES[SharesRequest])(make_handler(SharesRequest, masks.answer_with_shares))
-    app.query(STAGES[MaskedRequest])(make_handler(MaskedRequest, masks.answer_with_masked_update))
-    app.query(STAGES[RevealRequest])(make_handler(RevealRequest, masks.answer_with_revealed_shares))
+    app.evaluate()(
+        make_record_handler(EvaluateRequest, lambda site, request: evaluate_with_privacy_layers(site, request, masks))
+    )
+    app.query("benefit")(make_record_handler(BenefitRequest, compare_with_local_only_training))
+    app.query(STAGES[KeysRequest])(make_record_handler(KeysRequest, masks.answer_with_keys))
+    app.query(STAGES[SharesRequest])(make_record_handler(SharesRequest, masks.answer_with_shares))
+    app.query(STAGES[MaskedRequest])(make_record_handler(MaskedRequest, masks.answer_with_masked_update))
+    app.query(STAGES[RevealRequest])(make_record_handler(RevealRequest, masks.answer_with_revealed_shares))
     return app
 
 

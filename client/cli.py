@@ -59,8 +59,8 @@ Planned = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command()
-def init(
+@app.command("init")
+def init_site_folder(
     folder: Folder,
     name: Annotated[str, typer.Option("--name", help="The site's name in the federation.")],
 ) -> None:
@@ -74,8 +74,8 @@ def init(
         _plain(line)
 
 
-@app.command()
-def preview(
+@app.command("preview")
+def preview_outgoing_records(
     folder: Folder,
     experiment: Annotated[
         Path | None, typer.Option("--experiment", help="The coordinator's experiment file; a small one where left out.")
@@ -148,8 +148,8 @@ def _read_experiment_file(path: Path | None) -> "Experiment | None":
     return read_experiment_without_data(path).experiment if path else None
 
 
-@app.command()
-def start(folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarted: Restarted = False) -> None:
+@app.command("start")
+def start_client(folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarted: Restarted = False) -> None:
     """Connect to the coordinator and train when asked. Reconnects after a lost connection; runs until it is stopped.
 
     Example: flwr-client start north
@@ -166,13 +166,13 @@ def start(folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarte
     try:
         with delay_failure_until_change(folder, tell, (BadInput, ConnectionNotAccepted), held=restarted):
             check_client_before_start(folder)  # before torch is imported
-            _run_message_loop(folder, tell)
+            _load_site_and_run_message_loop(folder, tell)
     except SystemExit:
         tell("stopped on request; unfinished work resumes at the next start")
         raise
 
 
-def _run_message_loop(folder: Path, tell: Callable[[str], None]) -> None:
+def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None]) -> None:
     with exclude_imports_from_gc():
         from client.connection.service import DROP_SIGNAL, HospitalMessageLoop, lock_site_folder
         from client.connection.status import ClientStatus, keep_status_file_current
@@ -200,14 +200,14 @@ def _run_message_loop(folder: Path, tell: Callable[[str], None]) -> None:
         try:
             service = HospitalMessageLoop(settings, kit, site, tell, status)
             signal.signal(DROP_SIGNAL, service.interrupt_ended_work)
-            service.run()
+            service.run_message_loop()
         except ConnectionNotAccepted as refusal:
-            status.record_error(str(refusal))
+            status.record_last_error(str(refusal))
             raise
 
 
-@app.command()
-def check(
+@app.command("check")
+def check_site(
     folder: Folder,
     images: Annotated[int, typer.Option("--images", min=1, help="How many images to decode.")] = 200,
     every: Annotated[bool, typer.Option("--all", help="Decode all of them.")] = False,
@@ -227,9 +227,9 @@ def check(
     if not as_json:  # its findings hold the faults of the file too
         read_site_with_faults(folder)  # before torch is imported
     from client.check.findings import make_narrow_console, print_check_result
-    from client.check.run import check_site as run_check
+    from client.check.run import run_site_check
 
-    result, classes = run_check(folder, images=None if every else images, offline=offline, experiment=planned)
+    result, classes = run_site_check(folder, images=None if every else images, offline=offline, experiment=planned)
     if as_json:
         print(format_as_json_text(result.as_json(), indent=2, allow_nan=True))
     else:
@@ -238,7 +238,7 @@ def check(
 
 
 @app.command("preview-data")
-def preview_data(
+def preview_images(
     folder: Folder,
     out: Annotated[Path | None, typer.Option("--out", help="The page; DIR/preview.html where left out.")] = None,
     experiment: Planned = None,
@@ -261,8 +261,8 @@ def preview_data(
     _plain(f"{page}: {_PRIVATE_PAGE}")
 
 
-@app.command()
-def status(folder: Folder, as_json: AsJson = False) -> None:
+@app.command("status")
+def print_status_of_client(folder: Folder, as_json: AsJson = False) -> None:
     """Print the status of the flwr-client that runs on this folder.
 
     Example: flwr-client status north
@@ -277,8 +277,8 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
         _plain(format_client_status(present))
 
 
-@app.command()
-def health(folder: Folder) -> None:
+@app.command("health")
+def exit_with_health_code(folder: Folder) -> None:
     """Exit with 0 if the flwr-client that runs on this folder is healthy, else with 1. For health checks of containers.
 
     Example: flwr-client health north
@@ -292,7 +292,7 @@ def health(folder: Folder) -> None:
 
 
 @audit_app.command("verify")
-def audit_verify(
+def verify_audit_log(
     folder: Folder,
     receipt: Annotated[
         Path | None, typer.Option("--receipt", help="The coordinator's receipt.json: is all that it received in here?")
@@ -331,7 +331,7 @@ def audit_verify(
 
 
 @audit_app.command("show")
-def audit_show(
+def show_audit_log(
     folder: Folder,
     last: Annotated[int, typer.Option("--tail", min=0, help="How many entries; 0 for all.")] = 20,
     as_json: AsJson = False,

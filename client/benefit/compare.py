@@ -151,7 +151,7 @@ def _train_and_score_four_models(task: LocalTask, request: BenefitRequest, *, fi
     site, plan, method = task.site, task.plan, task.method
     with make_training_reproducible(derive_seed(plan.run.seed, site.name, "home"), plan.training.threads):
         if method.keeps_local_parts:
-            load_best_local_parts(task, request, task.validate())
+            load_best_local_parts(task, request, task.validate_current_network())
         federated, _, held = score_data_part(task, "test")
     model = read_model_state(task.network)  # a copy: the networks that are trained next share its tensors
     tuned_from = ModelGroups(model.trunk, model.norm, model.head.select_rows(site.declaration.canonical_names))

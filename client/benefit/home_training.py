@@ -66,14 +66,14 @@ class LocalOnlyTraining:
         memory = self.site.folder / "memory"
         remove_old_run_states(memory, self._local_run_name)
         folder, last = self.site.open_run_state_folder(self._local_run_name), self.plan.run.rounds
-        for server_round in range(folder.newest_round + 1, last + 1):
+        for server_round in range(folder.newest_stored_round + 1, last + 1):
             train_with_privacy_layers(self.site, self._make_train_request(server_round, server_round - 1))
         request = self._make_train_request(last, last)
         task = prepare_local_task(self.site, request)
         with make_training_reproducible(
             derive_seed(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads
         ):
-            load_best_local_parts(task, request, task.validate())
+            load_best_local_parts(task, request, task.validate_current_network())
             save_model(model_folder, task.whole, label_contract_sha256=contract)
             scores, _, names = score_data_part(task, "test")
         return scores, names

@@ -18,7 +18,7 @@ from common.errors import BadInput
 IMAGES = 200
 
 
-def check_site(
+def run_site_check(
     folder: Path,
     *,
     images: int | None = IMAGES,

@@ -150,7 +150,7 @@ def _open_whole_dataset_source(settings: SiteSettings) -> SiteImageSource:
     sets: list[ImageSet] = [splits.train, splits.validation, splits.test]
     starts = np.cumsum([0, *map(len, sets)])
 
-    def read_row(row: int) -> NDArray[np.uint8]:
+    def read_pixels_of_row(row: int) -> NDArray[np.uint8]:
         part = int(np.searchsorted(starts, row, side="right")) - 1
         pixels: NDArray[np.uint8] = sets[part].select_rows(np.array([row - starts[part]])).images[0]
         return pixels
@@ -162,7 +162,7 @@ def _open_whole_dataset_source(settings: SiteSettings) -> SiteImageSource:
         class_names=splits.class_names,
         patients=patients,
         parts=np.repeat(np.array(PARTS), [len(images) for images in sets]),
-        read=read_row,
+        read=read_pixels_of_row,
         patients_known=has_known_patients(patients),
         skipped=tuple(skip for images in sets for skip in images.skipped),
     )

@@ -180,11 +180,11 @@ def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
     with make_training_reproducible(0, plan.training.threads) as generator:
         optimizer = make_optimizer(network, plan.training, plan.training.lr)
 
-        def step() -> object:
+        def train_one_epoch() -> object:
             return train_epoch(network, task, optimizer, generator)
 
-        train_s = _measure_seconds(step)
-        train_s = train_s if train_s > PATIENCE_S else _measure_seconds(step)
+        train_s = _measure_seconds(train_one_epoch)
+        train_s = train_s if train_s > PATIENCE_S else _measure_seconds(train_one_epoch)
         validate_s = _measure_seconds(lambda: compute_logits(network, pixels, plan.training.precision).cpu())
     update = compute_model_difference(read_model_state(network), received, trial.method, trial.images.class_names)
     sent, _ = compress_trunk(update, ModelGroups(), trial.method.parameters.compress_update)

@@ -81,7 +81,7 @@ class PendingMessage:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def write(self, received: bytes, attempts: int = 0) -> bool:
+    def store_message(self, received: bytes, attempts: int = 0) -> bool:
         """Store a received message, and the number of processes that died while they worked on it.
 
         Returns:
@@ -93,11 +93,11 @@ class PendingMessage:
         except OSError as error:
             if not is_disk_full(error):
                 raise
-            self.remove()
+            self.remove_message()
             return False
         return True
 
-    def read(self) -> tuple[int, bytes] | None:
+    def read_message(self) -> tuple[int, bytes] | None:
         """Return the number of attempts and the message of an earlier process; None if there is no intact file."""
         try:
             data = self._path.read_bytes()
@@ -109,7 +109,7 @@ class PendingMessage:
             return None
         return content[0], content[1:]
 
-    def remove(self) -> None:
+    def remove_message(self) -> None:
         """Remove the stored message, because it is answered or its run has ended."""
         self._path.unlink(missing_ok=True)
 
@@ -153,7 +153,7 @@ class HospitalMessageLoop:
 
     # ------------------------------------------------------------------ connections
 
-    def run(self) -> None:
+    def run_message_loop(self) -> None:
         """Connect, answer messages, and reconnect after each lost connection; never return.
 
         Raises:
@@ -175,7 +175,7 @@ class HospitalMessageLoop:
             except CoordinatorUnreachable as error:
                 if str(error) != self.status.last_error or self.status.state != "connecting":
                     self.tell(f"no connection to {self.kit.address}: {error}; trying again for as long as it takes")
-                self.status.record_error(str(error))
+                self.status.record_last_error(str(error))
                 time.sleep(wait_s)
                 wait_s = min(wait_s * 1.5, MAX_RETRY_S)
 
@@ -264,14 +264,14 @@ class HospitalMessageLoop:
         """Answer messages, the unfinished one of an earlier process or connection first; never return."""
         if self._unsent:
             self._send_reply(link, *self._unsent)
-        elif left := self._pending.read():  # an earlier process was killed during this work
+        elif left := self._pending.read_message():  # an earlier process was killed during this work
             attempts, unfinished = left
             try:
                 expired = is_message_expired(unfinished, time.time())
             except MessageContentGone:
                 expired = True
             if expired:
-                self._pending.remove()
+                self._pending.remove_message()
             elif attempts >= MAX_ATTEMPTS:
                 reason = f"the site's process died {attempts} times while working on this"
                 self._answer_message(link, unfinished, attempts, reason)
@@ -291,7 +291,7 @@ class HospitalMessageLoop:
                     time.sleep(wait_s)
                     wait_s = min(wait_s * 1.2, MAX_POLL_S)
                 continue
-            if not self._pending.write(received):
+            if not self._pending.store_message(received):
                 self._report_error(f"no room on the disk of {self.settings.state_folder}: free some")
             self._answer_message(link, received)
             wait_s = POLL_S
@@ -304,11 +304,11 @@ class HospitalMessageLoop:
             if give_up:
                 reply = make_error_reply(message, SITE_RAISED, give_up)
             else:
-                self._pending.write(received, attempts + 1)  # counts a death of this process during the work
+                self._pending.store_message(received, attempts + 1)  # counts a death of this process during the work
                 try:
                     reply = self._make_reply(message)
                 except (KeyboardInterrupt, SystemExit):
-                    self._pending.write(received, attempts)  # stopped on request, not dead
+                    self._pending.store_message(received, attempts)  # stopped on request, not dead
                     raise
         except RequestRefused as refused:
             reason, message = refused.reason, refused.message
@@ -318,14 +318,14 @@ class HospitalMessageLoop:
             reply = make_error_reply(message, BUNDLE_REFUSED, reason)
         except (RunAlreadyEnded, MessageContentGone) as error:
             self._report_error(f"a message is no longer wanted: {error}")
-            self._pending.remove()
+            self._pending.remove_message()
             with contextlib.suppress(MessageContentGone):
                 link.confirm_receipt(received)  # else the message would come again
             return
         except RunWorkInterrupted:
             self.tell(f"run {self.status.run} ended; the work on it is dropped")
             self._current_run = 0
-            self._pending.remove()
+            self._pending.remove_message()
             return
         self._send_reply(link, received, reply)
 
@@ -339,7 +339,7 @@ class HospitalMessageLoop:
         except (RunAlreadyEnded, MessageContentGone) as error:
             self._report_error(f"the reply came too late: {error}")
         self._unsent = None
-        self._pending.remove()
+        self._pending.remove_message()
         if self._refusal:
             raise self._refusal
 
@@ -367,7 +367,7 @@ class HospitalMessageLoop:
     # ------------------------------------------------------------------ words
 
     def _report_error(self, reason: str) -> None:
-        self.status.record_error(reason)
+        self.status.record_last_error(reason)
         self.tell(reason)
 
     def _record_work_phase(self, message: Message) -> None:

@@ -60,7 +60,7 @@ class ClientStatus:
     privacy: Mapping[str, float | None] = field(default_factory=dict)
     coordinator_release: str = ""
 
-    def record_error(self, reason: str) -> None:
+    def record_last_error(self, reason: str) -> None:
         """Record the last error, without control characters, and its time."""
         self.last_error = make_printable_lines(reason)
         self.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -52,13 +52,13 @@ Mod = Callable[[Message, Context, Handler], Message]
 def make_policy_gate(site_of: Callable[[Context], Site]) -> Mod:
     """Make the Flower mod that checks each request and reply by the policy of the site that ``site_of`` returns."""
 
-    def check_message(message: Message, context: Context, answer: Handler) -> Message:
+    def check_message_by_policy(message: Message, context: Context, answer: Handler) -> Message:
         site = site_of(context)
         return GatedMessage(site, AuditLog(site.folder, durable=site.durable), message).make_checked_reply(
             context, answer
         )
 
-    return check_message
+    return check_message_by_policy
 
 
 def record_process_start(site: Site) -> TornAuditLine | None:
@@ -117,7 +117,7 @@ class GatedMessage:
             self._write_error_to_audit(type(error).__name__)
             raise
         self._write_record_to_audit("in", self._message.content, verdict)
-        if not verdict.allowed:
+        if not verdict.is_allowed:
             return self._decline_and_record(f"declines: {verdict}")
         try:
             with incoming.limit_working_time():
@@ -144,7 +144,7 @@ class GatedMessage:
             else:
                 verdict = decide_on_reply(self._site.policy, work, record)
         self._write_record_to_audit("out", reply.content, verdict)
-        if not verdict.allowed:
+        if not verdict.is_allowed:
             return self._decline_and_record(f"does not send this: {verdict}")
         return reply
 
@@ -160,9 +160,9 @@ class GatedMessage:
             fields=list_fields_for_audit_line(list_record_fields(content)),
             bytes=count_payload_bytes(content),
             sha256=hash_record(content),
-            decision="allow" if verdict.allowed else "deny",
+            decision="allow" if verdict.is_allowed else "deny",
             rule=verdict.rule,
-            **({} if verdict.allowed else {"reason": make_printable_line(verdict.reason)}),
+            **({} if verdict.is_allowed else {"reason": make_printable_line(verdict.reason)}),
             **(read_request_signature(content) if direction == "in" else {}),
         )
 

@@ -74,7 +74,7 @@ class IncomingRequest:
         if work is None:
             return None, PolicyVerdict("no plan")
         verdict = decide_on_request(self._policy, work)
-        if verdict.allowed and is_valid_run_name(self._run):  # otherwise the handler reports the wrong run name
+        if verdict.is_allowed and is_valid_run_name(self._run):  # otherwise the handler reports the wrong run name
             plan = str(self._fields["plan"])
             if self._record is None:
                 memory = self._site.folder / "memory"
@@ -94,7 +94,7 @@ class IncomingRequest:
         # simulation, because the author of the plan controls the simulated site.
         begins = work.round == 0 or (work.round == 1 and not work.method.sequential)
         trains = self._fields.get("wire.record") == TrainRequest.__name__
-        if verdict.allowed and begins and trains and not self._site.simulated:
+        if verdict.is_allowed and begins and trains and not self._site.simulated:
             try:
                 request = decode_record(self._content, TrainRequest)
             except WireError:

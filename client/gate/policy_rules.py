@@ -98,7 +98,7 @@ class PolicyVerdict:
     reason: str = ""
 
     @property
-    def allowed(self) -> bool:
+    def is_allowed(self) -> bool:
         """True if the record breaks no rule."""
         return not self.reason
 

@@ -147,9 +147,9 @@ class RoundStateFolder:
                 raise LostRoundState(f"{problem}: {name}: {fact} {stated} instead of {value}.")
         return state
 
-    def write_empty_state(self, counted: int) -> None:
+    def store_empty_state(self, counted: int) -> None:
         """Store an empty state in place of a lost one, so that the site continues from the coordinator's model."""
-        self.write_state(SiteRoundState(), counted)
+        self.store_state_of_round(SiteRoundState(), counted)
 
     def mark_round_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
         """Mark that training may continue from a round's state: its sum is unmasked, or its cost is in the ledger.
@@ -186,12 +186,12 @@ class RoundStateFolder:
         return self.folder / f"opened-{server_round:06d}"
 
     @property
-    def newest_round(self) -> int:
+    def newest_stored_round(self) -> int:
         """Return the last round with a state file; 0 if there is none."""
         names = [path.stem.removeprefix("round-") for path in self.folder.glob("round-*.safetensors")]
         return max(map(int, names), default=0)
 
-    def write_state(self, memory: SiteRoundState, server_round: int | None = None) -> None:
+    def store_state_of_round(self, memory: SiteRoundState, server_round: int | None = None) -> None:
         """Write the state after a round to the file of that round, which states the run, the site and the round.
 
         The file holds a SHA-256, then the state and these facts as safetensors.

@@ -84,7 +84,7 @@ class RequestedMetricsComputer:
 
     def compute_received_model_metrics(self, task: "LocalTask") -> ReceivedModelMetrics:
         """Return the metrics of the received model, before training."""
-        validation = task.validate()
+        validation = task.validate_current_network()
         # In a sequential method, this model is not the model of a round.
         counted = task.plan.evaluation.test_each_round and not task.method.sequential
         counts = self.count_correct_test_images(task) if counted else (None, None)

@@ -227,14 +227,14 @@ def evaluate_received_model(task: LocalTask, request: EvaluateRequest) -> Evalua
         with make_training_reproducible(
             derive_seed(plan.run.seed, request.round, site.name, "test"), plan.training.threads
         ):
-            validation = task.validate()
+            validation = task.validate_current_network()
             if not request.test:
                 images, correct = figures.count_correct_test_images(task)
                 reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), {})
                 return replace(reply, test_images=images, test_correct=correct)
             if task.method.keeps_local_parts:
                 load_best_local_parts(task, request, validation)
-                validation = task.validate()
+                validation = task.validate_current_network()
                 save_model(site.folder / "model", task.whole, label_contract_sha256=request.contract)
             metrics, tested = figures.compute_test_metrics(task)
             spreads = {"": tested, "validation_": figures.compute_validation_histograms(task)}
@@ -310,7 +310,7 @@ def write_round_state(
             memory = replace(memory, best=before, best_round=request.round - 1, best_loss=loss)
     elif (best := find_best_local_parts(memory, request, before)) is not None:
         memory = replace(memory, best=best, best_round=request.best)
-    task.folder.write_state(
+    task.folder.store_state_of_round(
         replace(
             memory,
             round=request.round,

@@ -83,10 +83,10 @@ class PrivacyBudgetLedger:
     @property
     def entries(self) -> tuple[PrivacyCostEntry, ...]:
         """Return the costs of all replies in the order in which they were written."""
-        if not self._path.exists():
+        if not self._ledger_path.exists():
             return ()
         return tuple(
-            PrivacyCostEntry(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))["entries"]
+            PrivacyCostEntry(**entry) for entry in json.loads(self._ledger_path.read_text(encoding="utf-8"))["entries"]
         )
 
     def compute_total_epsilon(
@@ -138,10 +138,10 @@ class PrivacyBudgetLedger:
         if once and entries and entries[-1].request == entry.request:
             return
         text = json.dumps({"entries": [asdict(noted) for noted in (*entries, entry)]}, indent=1)
-        write_atomically(self._path, text.encode(), durable=self._durable)
+        write_atomically(self._ledger_path, text.encode(), durable=self._durable)
 
     @property
-    def _path(self) -> Path:
+    def _ledger_path(self) -> Path:
         return self._folder / "ledger.json"
 
     @property

@@ -145,7 +145,7 @@ class SiteMaskingLayer(SiteRoundLayer):
         self.masks.drop_held_update(site)
         reply = replace(answer(request), seconds=0.0)
         verdict = decide_on_reply(site.policy, RequestedWork(plan, method, request.round), reply)
-        if not verdict.allowed:  # the gate later sees only masked numbers
+        if not verdict.is_allowed:  # the gate later sees only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
         shares = make_distributed_noise(plan, method)
         terms = replace(

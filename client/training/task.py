@@ -86,7 +86,7 @@ class LocalTask:
             return pixels
         return get_site_feature_cache(self.site).get_or_compute_features(self.whole, part, pixels, self.plan)
 
-    def validate(self) -> ValidationMetrics:
+    def validate_current_network(self) -> ValidationMetrics:
         """Validate the network as it is now; the AUROC leaves out hidden classes."""
         hidden = () if self.site.has_no_limits else self.site.hidden_classes("validation")
         return validate_network(
@@ -206,7 +206,7 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     except LostRoundState as lost:
         site.tell(str(lost))
         if trains and not site.simulated:  # the coordinator learns of it by this round's error, and the site goes on
-            folder.write_empty_state(request.counted)
+            folder.store_empty_state(request.counted)
         raise
     network = get_unfilled_network(plan.model, request.class_names, site.device, site.gpus, plan.training.memory_format)
     if network.frozen or plan.model.frozen_sha256 is not None or request.frozen.trunk is not None:

@@ -195,7 +195,7 @@ def compare_mean_aurocs(
     means = [EstimateWithInterval(float(model.observed.mean()), model.interval_of_mean_auroc) for model in models]
     drawn = [model.drawn.mean(axis=0) for model in models]
 
-    def reach(up: float, down: float, correlation: float) -> float:
+    def compute_interval_reach(up: float, down: float, correlation: float) -> float:
         return math.sqrt(max(up * up + down * down - 2 * correlation * up * down, 0.0))
 
     first, differences = means[0], list[EstimateWithInterval]()
@@ -203,8 +203,8 @@ def compare_mean_aurocs(
         value = mean.value - first.value
         varies = min(float(np.std(of_model)), float(np.std(drawn[0]))) > 1e-12
         correlation = float(np.corrcoef(of_model, drawn[0])[0, 1]) if varies else 0.0
-        below = reach(mean.value - mean.interval[0], first.interval[1] - first.value, correlation)
-        above = reach(mean.interval[1] - mean.value, first.value - first.interval[0], correlation)
+        below = compute_interval_reach(mean.value - mean.interval[0], first.interval[1] - first.value, correlation)
+        above = compute_interval_reach(mean.interval[1] - mean.value, first.value - first.interval[0], correlation)
         low, high = _compute_interval_hull(
             _compute_percentile_interval(of_model - drawn[0]), (value - below, value + above)
         )
@@ -220,13 +220,13 @@ def compute_newcombe_interval(auroc: float, positives: int, negatives: int) -> I
     """
     z, shape = NormalDist().inv_cdf((1 + LEVEL) / 2), (positives + negatives) / 2 - 1
 
-    def beyond(true: float) -> float:
+    def compute_excess(true: float) -> float:
         spread = 1 + shape * ((1 - true) / (2 - true) + true / (1 + true))
         return (auroc - true) ** 2 - z * z * true * (1 - true) * spread / (positives * negatives)
 
     # At 0 and 1 the true value itself is a root.
-    low = 0.0 if beyond(0.0) <= 0 else _find_sign_change_by_bisection(beyond, 0.0, auroc)
-    high = 1.0 if beyond(1.0) <= 0 else _find_sign_change_by_bisection(beyond, 1.0, auroc)
+    low = 0.0 if compute_excess(0.0) <= 0 else _find_sign_change_by_bisection(compute_excess, 0.0, auroc)
+    high = 1.0 if compute_excess(1.0) <= 0 else _find_sign_change_by_bisection(compute_excess, 1.0, auroc)
     return low, high
 
 

@@ -161,12 +161,12 @@ class BackboneCudaGraph:
             self._like, self._recorded = like, None
             self._steps.clear()
 
-    def begin_step(self) -> None:
+    def use_graph_in_next_pass(self) -> None:
         """Let the next forward pass use the graph; call this at the start of a training step."""
         self._free = True
 
-    def end_step(self) -> None:
-        """Stop using the graph until the next call of :meth:`begin_step`."""
+    def stop_using_graph(self) -> None:
+        """Stop using the graph until the next call of :meth:`use_graph_in_next_pass`."""
         self._free = False
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> Tensor:
@@ -240,9 +240,9 @@ def use_cuda_graphs(backbone: nn.Module, device: torch.device, more: object) -> 
     replay: BackboneCudaGraph = backbone.__dict__.setdefault(REPLAY, BackboneCudaGraph())
     replay.discard_outdated_graph(backbone, more)
     try:
-        yield replay.begin_step
+        yield replay.use_graph_in_next_pass
     finally:
-        replay.end_step()
+        replay.stop_using_graph()
 
 
 Network = TypeVar("Network", bound=nn.Module)

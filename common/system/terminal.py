@@ -106,7 +106,7 @@ def make_command_line_program(name: str, purpose: str, exit_codes: str) -> typer
             raise typer.Exit
 
     @app.callback()
-    def about(
+    def accept_version_option(
         version: Annotated[
             bool, typer.Option("--version", callback=print_version, is_eager=True, help="Say which release this is.")
         ] = False,
@@ -276,11 +276,11 @@ def choose_progress_format(requested: ProgressFormat, console: Console) -> Progr
 def make_json_printer(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
     """Return a function that writes a mapping, with ``time`` as its first field, to a file as one line of JSON."""
 
-    def print_json(fields: Mapping[str, Any]) -> None:
+    def print_json_line(fields: Mapping[str, Any]) -> None:
         file.write(format_as_json_text({"time": make_local_timestamp(), **fields}) + "\n")
         file.flush()
 
-    return print_json
+    return print_json_line
 
 
 def make_local_timestamp() -> str:

@@ -57,7 +57,7 @@ def parse_canonical_record(data: bytes) -> RecordDict:
         start += size
         return rest[start - size : start]
 
-    def read_value(entry: Any) -> Any:
+    def read_canonical_value(entry: Any) -> Any:
         if not isinstance(entry, dict):
             return entry
         if isinstance(entry[_BYTES], list):
@@ -68,7 +68,7 @@ def parse_canonical_record(data: bytes) -> RecordDict:
 
     content = RecordDict()
     for name, entries in described.items():
-        values = {key: read_value(entry) for key, entry in entries.items()}
+        values = {key: read_canonical_value(entry) for key, entry in entries.items()}
         if values and all(isinstance(value, Array) for value in values.values()):
             content[name] = record = ArrayRecord()  # which would copy arrays that it is made from
             for key, value in values.items():

@@ -101,15 +101,15 @@ def split_message_into_objects(message: Message) -> tuple[Any, dict[str, bytes]]
     """
     contents = dict[str, bytes]()
 
-    def collect(part: Any) -> Any:
-        children = [collect(child) for child in (part.children or {}).values()]
+    def collect_objects(part: Any) -> Any:
+        children = [collect_objects(child) for child in (part.children or {}).values()]
         if part.object_id not in contents:
             contents[part.object_id] = part.deflate()
         return ObjectTree(object_id=part.object_id, children=children)
 
     with no_object_id_recompute():
         split_arrays_into_chunks(message)
-        tree = collect(message)
+        tree = collect_objects(message)
     set_message_id(message, tree.object_id)
     return tree, contents
 

@@ -434,7 +434,7 @@ def test_sites_with_other_pasts_state_it(
     here, of, statements = Hospitals(tmp_path), masked_plan("pfl"), set()
     for name, site in here.sites.items():
         first = here.train_request(of, name)
-        memory(site).write_state(SiteRoundState(round=1, parts=ModelGroups(head=first.model.head)))
+        memory(site).store_state_of_round(SiteRoundState(round=1, parts=ModelGroups(head=first.model.head)))
         settle(site)
         if name in again:
             assert here.send(name, "train", with_dead_rows(first), TrainReply) is not None
@@ -523,7 +523,7 @@ def test_a_masked_update_that_is_longer_than_a_number_is_zero_and_no_error(tmp_p
     [
         (local_round, "train_local_epochs", OTHERS, "nothing of this round is in the update"),
         (local_round, "warm_up_head", OTHERS, "nothing of this round is in the update"),
-        (LocalTask, "validate", NAMES, "the model could not be judged"),
+        (LocalTask, "validate_current_network", NAMES, "the model could not be judged"),
         (DisclosableMetricsComputer, "count_correct_test_images", NAMES, "the model could not be judged"),
     ],
     ids=["train_local_epochs", "warm_up", "validated", "test_counts"],

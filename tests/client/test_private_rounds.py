@@ -206,9 +206,9 @@ def test_no_round_goes_on_from_one_whose_cost_was_not_noted(monkeypatch: pytest.
     whole, killed = (second_round(site(tmp_path / name), monkeypatch, killed=bool(name)) for name in ("", "killed"))
     assert any(not np.array_equal(whole[name], killed[name]) for name in whole)
     with monkeypatch.context() as patched:
-        write = RoundStateFolder.write_state
+        write = RoundStateFolder.store_state_of_round
         patched.setattr(
-            RoundStateFolder, "write_state", lambda folder, state: write(folder, SiteRoundState(), state.round)
+            RoundStateFolder, "store_state_of_round", lambda folder, state: write(folder, SiteRoundState(), state.round)
         )
         fresh = second_round(site(tmp_path / "alone"), monkeypatch, killed=False)
     assert all(np.allclose(fresh[name], killed[name], atol=1e-6) for name in fresh)

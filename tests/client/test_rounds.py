@@ -136,7 +136,7 @@ def test_a_site_without_a_memory_of_the_best_round_is_tested_with_its_last_head(
     trained: int, before: int, counted: int, best: int, rounds: int, tmp_path: Path
 ) -> None:
     at = site(tmp_path)
-    at.open_run_state_folder("run").write_empty_state(before)
+    at.open_run_state_folder("run").store_empty_state(before)
     last = trained_head(at, trained, before, min(best, before - 1))
     assert last != INITIAL
     assert evaluated_head(at, counted, best, rounds) == last
@@ -176,7 +176,7 @@ def test_only_the_first_round_that_a_site_takes_part_in_warms_up(tmp_path: Path)
         requests = [request(of, beginning(warm), 5, counted) for of in (warm, plan())]
         sites = [site(tmp_path / f"{counted}{number}") for number in (0, 1)]
         for at in sites:
-            at.open_run_state_folder("run").write_empty_state(counted)
+            at.open_run_state_folder("run").store_empty_state(counted)
         first, second = (train_with_privacy_layers(*pair).update.trunk for pair in zip(sites, requests, strict=True))
         assert np.array_equal(first, second) == bool(counted)
 
@@ -220,7 +220,7 @@ def test_a_model_that_cannot_be_judged_is_an_error_in_simulation_and_an_answer_w
     def fails(*anything: object) -> None:
         raise ValueError("Expected more than 1 value per channel")
 
-    monkeypatch.setattr(LocalTask, "validate", fails)
+    monkeypatch.setattr(LocalTask, "validate_current_network", fails)
     at, expectation = replace(site(tmp_path), simulated=simulated), pytest.raises(ValueError, match="more than 1")
     with expectation if simulated else nullcontext():
         judged = evaluate_with_privacy_layers(at, evaluation(SURGICAL, beginning(SURGICAL), 1, 0, -1))

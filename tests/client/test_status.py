@@ -67,7 +67,7 @@ def test_a_site_is_healthy_at_work_or_in_touch_with_the_coordinator() -> None:
 
 def test_the_health_check_of_a_container_ends_with_the_code_for_it(tmp_path: Path) -> None:
     status = ClientStatus("north", state="connecting", last_contact=time.time())
-    status.record_error("no route")
+    status.record_last_error("no route")
     (tmp_path / "site.toml").touch()
     with running(status, tmp_path) as state:
         well = flwr_client("health", tmp_path)
@@ -88,13 +88,13 @@ def test_the_file_has_the_present_and_the_last_error_and_only_its_owner_reads_it
         fields = "site state coordinator run round rounds phase finished rounds_done written seconds_left privacy"
         fields += " certificate_days last_contact last_error last_error_time coordinator_release"
         assert json.loads((state / FILE).read_bytes()).keys() == set(fields.split())
-        status.record_error("no route")
+        status.record_last_error("no route")
         status.state, status.run, status.round, status.rounds = "working", "abc", 3, 10
         present = read_when(state, lambda present: present["round"] == 3)
         assert (present["site"], present["coordinator"], present["state"]) == ("north", "trial", "working")
         assert (present["run"], present["rounds"], present["last_error"]) == ("abc", 10, "no route")
         assert present["last_error_time"].endswith("+00:00")
-        status.record_error("train failed")
+        status.record_last_error("train failed")
         read_when(state, lambda present: present["last_error"] == "train failed")
 
 
@@ -107,7 +107,7 @@ def test_a_person_reads_run_round_and_the_minutes_that_are_left() -> None:
 
 def test_a_person_reads_nothing_of_what_is_not_known_yet() -> None:
     status = ClientStatus("north", "connecting", "trial", last_contact=time.time() - 100)
-    status.record_error("no route")
+    status.record_last_error("no route")
     words = format_client_status(asdict(status))
     assert words.startswith("site north: connecting\ncoordinator trial: last answer 100 s ago\nlast error: no route (")
     status.run, status.rounds, status.round = "abc", 10, 1

@@ -155,7 +155,7 @@ def test_pages_hold_none() -> None:
 
 def test_at_a_site_words_of_the_coordinator_hold_none() -> None:
     at = site_status.ClientStatus("north", coordinator=ALL, run=ALL, phase=ALL, state=ALL)
-    at.record_error(ALL)
+    at.record_last_error(ALL)
     assert raw_in(at.last_error) == set()
     assert raw_in(site_status.format_client_status({**asdict(at), "privacy": {}})) == set()
     entry = {"n": 1, "time": ALL, "direction": "in", "decision": "deny", "rule": ALL, "reason": ALL, "record": ALL}

@@ -147,7 +147,7 @@ class Adversary:
         """Return a run name that the site has not seen before."""
         return f"attack-{next(self._runs)}"
 
-    def make_plan(
+    def make_attack_plan(
         self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any
     ) -> HospitalPlan:
         """Make the attacker's own plan, within this site's policy as far as possible.

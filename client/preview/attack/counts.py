@@ -88,7 +88,7 @@ def infer_counts_from_losses(at: Adversary) -> AttackResult:
 
     The attack is given the number of hidden classes of the validation part, since an attacker could try all numbers.
     """
-    plan, counts = at.make_plan("tiny_cnn", 16, STILL), list_undisclosed_counts(at, "train", "validation")
+    plan, counts = at.make_attack_plan("tiny_cnn", 16, STILL), list_undisclosed_counts(at, "train", "validation")
     recovered = 0
     for count in counts:
         model, rows, loss, images = make_constant_output_model(at, plan, count.row), len(at.head_class_names), None, 0
@@ -120,7 +120,7 @@ def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
     step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
     whole = Fraction(1, 10**6)  # tolerance for whole numbers
     for seed in range(TESTS if step > 1 else 0):
-        plan, run = at.make_plan("tiny_cnn", 16, STILL), at.make_unused_run_name()
+        plan, run = at.make_attack_plan("tiny_cnn", 16, STILL), at.make_unused_run_name()
         model = read_model_state(at.build_attacked_network(plan, seed))
         at.request_training(plan, model, run)
         if (reply := at.request_evaluation(plan, model, run, test=True)) is None:
@@ -159,7 +159,7 @@ def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
 
 def infer_counts_from_head(at: Adversary) -> AttackResult:
     """Infer the counts of training images by class from the update of the head's biases, with one request."""
-    plan = at.make_plan("tiny_cnn", 16, 1.0)
+    plan = at.make_attack_plan("tiny_cnn", 16, 1.0)
     reply = at.request_training(plan, make_constant_output_model(at, plan))
     head = None if reply is None else reply.update.head
     return _make_count_attack_result(
@@ -174,7 +174,7 @@ def infer_counts_from_head(at: Adversary) -> AttackResult:
 
 def infer_counts_from_trunk(at: Adversary) -> AttackResult:
     """Infer the counts of training images by class from the layer before the head, with one unit for each class."""
-    plan = at.make_plan("fedsld_cnn", 60, 1.0)
+    plan = at.make_attack_plan("fedsld_cnn", 60, 1.0)
     network = at.build_attacked_network(plan)
     zero_all_parameters(network)
     with torch.no_grad():
@@ -199,7 +199,7 @@ def infer_counts_from_hash(at: Adversary) -> AttackResult:
     counts = list_undisclosed_counts(at, "train") if at.honest.model.task == "multi_label" else []
     images, recovered = len(at.site.train), 0
     for undisclosed in counts:
-        row, plan = undisclosed.row, at.make_plan("tiny_cnn", 16, STEP * images * len(at.head_class_names))
+        row, plan = undisclosed.row, at.make_attack_plan("tiny_cnn", 16, STEP * images * len(at.head_class_names))
         plan = plan.model_copy(update={"run": plan.run.model_copy(update={"method": "pfl"})})
         network = at.build_attacked_network(plan)
         zero_all_parameters(network)
@@ -273,7 +273,7 @@ def bypass_privacy_budget(at: Adversary) -> AttackResult:
     has_budget = at.site.policy.epsilon is not None
     answered = False
     if has_budget:
-        plan = at.make_plan("tiny_cnn", 16, 0.01, 64).model_copy(update={"privacy": PrivacySection()})
+        plan = at.make_attack_plan("tiny_cnn", 16, 0.01, 64).model_copy(update={"privacy": PrivacySection()})
         reply = at.request_evaluation(plan, read_model_state(at.build_attacked_network(plan)), test=True)
         answered = reply is not None and (reply.validation_loss is not None or bool(reply.class_names))
     return AttackResult(

@@ -54,7 +54,7 @@ def attack_by_imprinting(at: Adversary, size: int = 0) -> AttackResult:
             :data:`SIZE`, or :data:`SIZE_WITH_BUDGET`.
     """
     train, size = at.site.train, size or (SIZE if at.site.policy.epsilon is None else SIZE_WITH_BUDGET)
-    plan = at.make_plan("fedsld_cnn", size, 1e3)
+    plan = at.make_attack_plan("fedsld_cnn", size, 1e3)
     network = at.build_attacked_network(plan)
     # The attacker learns the distribution of brightness from other images.
     alike = next((part for part in (at.site.test, at.site.validation) if len(part)), train)
@@ -116,7 +116,7 @@ def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -
 def invert_gradients(at: Adversary) -> AttackResult:
     """Recover training images from an honest update by *gradient inversion*."""
     train = at.site.train
-    plan = at.make_plan("tiny_cnn", 16, 0.1)
+    plan = at.make_attack_plan("tiny_cnn", 16, 0.1)
     network = at.build_attacked_network(plan)
     update = read_trunk_tensor_update(at.request_training(plan, read_model_state(network)), slice(None))
     truth = (

@@ -45,8 +45,8 @@ def infer_membership_by_matched_filter(at: Adversary, strangers: ImageSet, elsew
     """
     members = len(at.site.train)
     batch = min(members, at.site.policy.maximum_batch_size or members)
-    data = MembershipAttackData.from_images(at, strangers, at.make_plan("tiny_cnn", 32, 0.05, batch, epochs=1))
-    replies = data.request_replies(at, elsewhere)
+    data = MembershipAttackData.from_images(at, strangers, at.make_attack_plan("tiny_cnn", 32, 0.05, batch, epochs=1))
+    replies = data.request_training_replies(at, elsewhere)
     scores = [
         np.zeros(len(data.images)) if reply is None else compute_shares_in_update(data, reply) for reply in replies
     ]
@@ -58,9 +58,9 @@ def infer_membership_by_lira(at: Adversary, strangers: ImageSet, elsewhere: Adve
     """Infer membership of training images by LiRA; for the arguments see :func:`infer_membership_by_matched_filter`."""
     epochs = min(EPOCHS, at.site.policy.maximum_epochs or EPOCHS)
     data = MembershipAttackData.from_images(
-        at, strangers, at.make_plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs)
+        at, strangers, at.make_attack_plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs)
     )
-    replies = data.request_replies(at, elsewhere)
+    replies = data.request_training_replies(at, elsewhere)
     scores = compute_membership_likelihood_ratios(at, data, replies)
     tried = (
         f"One honest update (tiny_cnn, {epochs} epochs over {len(at.site.train)} training images, "
@@ -90,10 +90,10 @@ class MembershipAttackData:
         members = np.arange(len(images)) < len(at.site.train)
         return cls(plan, images, members, network, read_model_state(network), examples)
 
-    def request_replies(self, *adversaries: Adversary) -> list[TrainReply | None]:
+    def request_training_replies(self, *adversaries: Adversary) -> list[TrainReply | None]:
         return [at.request_training(self.plan, self.start) if len(at.site.train) else None for at in adversaries]
 
-    def pixels(self) -> Tensor:
+    def get_float_pixels(self) -> Tensor:
         assert isinstance(self.examples.images, Tensor)
         return self.examples.images.float()
 
@@ -131,7 +131,7 @@ def compute_shares_in_update(data: MembershipAttackData, reply: TrainReply) -> F
     write_model_state(network, trunk=data.start.trunk, norm=data.start.norm, head=data.start.head)
     loss, pixels, places = (
         PLAIN_LOSSES[network.spec.task, "masked"],
-        data.pixels(),
+        data.get_float_pixels(),
         make_model_layout(network).tensor_slices(),
     )
     names, parameters = zip(*[pair for pair in network.named_parameters() if pair[0] in places], strict=True)
@@ -182,6 +182,6 @@ def _compute_image_losses(data: MembershipAttackData, reply: TrainReply) -> Floa
     write_model_state(data.network, trunk=start.trunk + update.trunk, norm=start.norm, head=moved)
     loss, examples = PLAIN_LOSSES[data.network.spec.task, "masked"], data.examples
     with torch.no_grad():
-        logits = data.network.eval()(data.pixels())
+        logits = data.network.eval()(data.get_float_pixels())
         rows = range(len(examples))
         return np.array([loss(logits[[r]], examples.labels[[r]], examples.annotated).item() for r in rows])

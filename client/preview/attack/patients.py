@@ -61,7 +61,7 @@ def join_pictures_of_parts(strangers: ImageSet, alike: ImageSet, **parts: ImageS
 
 def infer_parts_of_pictures(at: Adversary, pictures: PicturesOfUnknownPart) -> AttackResult:
     """Infer the part of every picture, with one request to train for all pictures and one test for each."""
-    plan = at.make_plan("fedsld_cnn", SIZE, 1e3)
+    plan = at.make_attack_plan("fedsld_cnn", SIZE, 1e3)
     network = at.build_attacked_network(plan)
     set_pixel_passing_weights(network)
     _set_picture_detecting_units(network, pictures.images, pictures.alike)
@@ -139,7 +139,7 @@ OUT_OF_ALL_BOUNDS = 1e3
 
 def infer_parts_by_failing_model(at: Adversary, pictures: PicturesOfUnknownPart) -> AttackResult:
     """Infer the part of every picture from the loss, scores and comparison of a model that fails on the picture."""
-    plan = at.make_plan("fedsld_cnn", SIZE, STILL)
+    plan = at.make_attack_plan("fedsld_cnn", SIZE, STILL)
     asks = {"compare_local": True, "test_each_round": at.site.policy.test_each_round and at.site.policy.test_metrics}
     plan = plan.model_copy(update={"evaluation": plan.evaluation.model_copy(update=asks)})
     usual = _probe_with_failing_model(at, plan, pictures, None)

@@ -51,12 +51,12 @@ Attack = Callable[[Site, Path, HospitalPlan], AttackResult]
 
 
 def _make_membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], AttackResult]) -> Attack:
-    def attack_copies(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
+    def attack_patient_disjoint_copies(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
         members, strangers, others = draw_patient_disjoint_sets(site.train, MOST_IMAGES)
         elsewhere = Adversary(copy_site_with_images(site, train=others), folder / "elsewhere", plan)
         return attack(Adversary(copy_site_with_images(site, train=members), folder, plan), strangers, elsewhere)
 
-    return attack_copies
+    return attack_patient_disjoint_copies
 
 
 def _make_site_attack(
@@ -68,12 +68,12 @@ def _make_site_attack(
         with_budget: Most training images at a site with a privacy budget; None for ``most``.
     """
 
-    def attack_copy(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
+    def attack_site_copy(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
         limit = most if site.policy.epsilon is None else with_budget or most
         copy = site if limit is None else copy_site_with_images(site, train=draw_random_images(site.train, limit))
         return attack(Adversary(copy, folder, plan))
 
-    return attack_copy
+    return attack_site_copy
 
 
 def _attack_by_locating_pictures(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:

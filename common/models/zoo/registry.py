@@ -277,11 +277,11 @@ def _find_dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
 def _run_with_layer_output(module: nn.Module, layer: nn.Module, spec: ModelSpec, scores: Tensor) -> Tensor:
     """Return a network's output for one image if ``layer`` returns ``scores``, in each call and at each pixel."""
 
-    def replace(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    def return_scores(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
         shape = (1, -1, 1, 1) if isinstance(layer, nn.Conv2d) else (-1,)
         return scores.to(output).reshape(shape).expand_as(output)
 
-    hook = layer.register_forward_hook(replace)
+    hook = layer.register_forward_hook(return_scores)
     try:
         return _probe_with_noise_image(module, spec)
     finally:
