@@ -32,7 +32,6 @@ from common.system.hashing import derive_seed
 from common.system.plain_text import format_count_with_noun, format_interval, format_number, format_signed
 from common.wire.records import BenefitReply, BenefitRequest, ModelGroups, check_head_row_names
 from strategies.local.site_method import compute_largest_epoch_count
-from strategies.local.training import make_training_reproducible
 
 FOLDER = "alone"
 """Folder, below the site's own folder, with the page, figures and two trained models of the last comparison."""
@@ -149,7 +148,7 @@ def _make_estimate_columns(name: str, estimates: list[EstimateWithInterval]) -> 
 def _train_and_score_four_models(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) -> FourModelScores:
     """Train the alone and the fine-tuned model here, then score the test part with all four models."""
     site, plan, method = task.site, task.plan, task.method
-    with make_training_reproducible(derive_seed(plan.run.seed, site.name, "home"), plan.training.threads):
+    with task.use_seed_of(site.name, "home"):
         if method.keeps_local_parts:
             load_best_local_parts(task, request, task.validate_current_network())
         federated, _, held = score_data_part(task, "test")
@@ -160,12 +159,9 @@ def _train_and_score_four_models(task: LocalTask, request: BenefitRequest, *, fi
     short_rounds = max(rounds // FINE_TUNED_SHARE, 1)
     whole = make_local_only_plan(plan, method, rounds, warm_up=True)
     short = make_local_only_plan(plan, method, short_rounds, warm_up=False)
-    alone, names = LocalOnlyTraining(home, whole, request.initial).train_and_score_local_model(
-        home.folder / "model", request.contract
-    )
-    tuned, _ = LocalOnlyTraining(home, short, tuned_from).train_and_score_local_model(
-        home.folder / "fine-tuned", request.contract
-    )
+    training, tuning = LocalOnlyTraining(home, whole, request.initial), LocalOnlyTraining(home, short, tuned_from)
+    alone, names = training.train_and_score_local_model(home.folder / "model", request.contract)
+    tuned, _ = tuning.train_and_score_local_model(home.folder / "fine-tuned", request.contract)
     federated = federated[:, [held.index(name) for name in names]]
     both = (alone.astype(np.float64) + federated) / 2
     scores: Scores = {"alone": alone, "federated": federated, "fine_tuned": tuned, "ensemble": both}

@@ -22,10 +22,8 @@ from client.training.local_round import load_best_local_parts
 from client.training.task import prepare_local_task
 from common.config import EvaluationSection, HospitalPlan, PrivacySection
 from common.models.saved import save_model
-from common.system.hashing import derive_seed
 from common.wire.records import ModelGroups, TrainRequest
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import make_training_reproducible
 
 METHOD = "individual"
 WARM_UP = ("warm_up_epochs", "warm_up_lr")
@@ -70,9 +68,7 @@ class LocalOnlyTraining:
             train_with_privacy_layers(self.site, self._make_train_request(server_round, server_round - 1))
         request = self._make_train_request(last, last)
         task = prepare_local_task(self.site, request)
-        with make_training_reproducible(
-            derive_seed(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads
-        ):
+        with task.use_seed_of(self.site.name, "home"):
             load_best_local_parts(task, request, task.validate_current_network())
             save_model(model_folder, task.whole, label_contract_sha256=contract)
             scores, _, names = score_data_part(task, "test")

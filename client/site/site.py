@@ -107,12 +107,10 @@ class Site:
         """Return the hidden classes of one part of the data, whose counts and metrics are not reported."""
         if part not in self._hidden_classes_cache:
             images: ImageSet = getattr(self, part)
-            own = frozenset(images.class_names)
-            smallest = self.policy.smallest_count
-            hidden = (
-                self.hidden.get(part) if part in self.hidden or not smallest else find_hidden_classes(images, smallest)
-            )
-            self._hidden_classes_cache[part] = (hidden or frozenset()) & own
+            smallest, hidden = self.policy.smallest_count, self.hidden.get(part, frozenset[str]())
+            if part not in self.hidden and smallest:
+                hidden = find_hidden_classes(images, smallest)
+            self._hidden_classes_cache[part] = hidden & frozenset(images.class_names)
         return self._hidden_classes_cache[part]
 
     def mark_undisclosable_images(self, part: str) -> Few:
@@ -121,12 +119,9 @@ class Site:
         The known labels of such an image would disclose that it shows a hidden class; see
         :func:`mark_images_of_hidden_classes`.
         """
-        smallest, images = self.policy.smallest_count, getattr(self, part)
-        return (
-            self.unsaid[part]
-            if part in self.unsaid
-            else mark_images_of_hidden_classes(images, self.hidden_classes(part), smallest)
-        )
+        if part in self.unsaid:
+            return self.unsaid[part]
+        return mark_images_of_hidden_classes(getattr(self, part), self.hidden_classes(part), self.policy.smallest_count)
 
     def get_images_to_train_on(self, part: str, plan: HospitalPlan) -> ImageSet:
         """Return the images of one part, with the labels by which a run trains and chooses epochs.

@@ -181,16 +181,12 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
 
         Both are None if the plan does not ask for them, or the policy withholds them.
         """
-        site = task.site
-        if (
-            not task.plan.evaluation.test_each_round
-            or not may_send_test_metrics(task)
-            or not site.may_report_metrics("test")
-        ):
+        site, plan = task.site, task.plan
+        allowed = may_send_test_metrics(task) and site.may_report_metrics("test")
+        if not plan.evaluation.test_each_round or not allowed:
             return None, None
-        images, correct = self._count_known_and_correct_images(
-            task, site.get_images_without_hidden_labels("test", task.plan.model.task)
-        )
+        visible = site.get_images_without_hidden_labels("test", plan.model.task)
+        images, correct = self._count_known_and_correct_images(task, visible)
         return round_count_down(images, site.policy), round_count_down(correct, site.policy)
 
     def compute_test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
@@ -260,20 +256,14 @@ def may_send_validation_metrics(task: "LocalTask") -> bool:
     Only then does the validation part decide which epoch is kept: the update depends on that epoch, and so reveals
     something about the validation images.
     """
-    return (
-        task.site.policy.training_figures
-        and not are_unnoised_metrics_withheld(task)
-        and not has_protected_local_parts(task)
-    )
+    withheld = are_unnoised_metrics_withheld(task) or has_protected_local_parts(task)
+    return task.site.policy.training_figures and not withheld
 
 
 def may_send_test_metrics(task: "LocalTask") -> bool:
     """Return True if metrics of the test part may leave the hospital."""
-    return (
-        task.site.policy.test_metrics
-        and not are_unnoised_metrics_withheld(task)
-        and not has_protected_local_parts(task)
-    )
+    withheld = are_unnoised_metrics_withheld(task) or has_protected_local_parts(task)
+    return task.site.policy.test_metrics and not withheld
 
 
 def are_unnoised_metrics_withheld(task: "LocalTask") -> bool:

@@ -19,7 +19,6 @@ from common.metrics.auroc import ClassMetrics
 from common.models.network import Head, unfreeze_network
 from common.models.saved import save_model
 from common.models.state import ModelState, read_model_state, write_model_state
-from common.system.hashing import derive_seed
 from common.wire.bounds import clip_reported_loss
 from common.wire.records import (
     UNKNOWN_COUNT,
@@ -45,7 +44,6 @@ from strategies.local.training import (
     StopCriterion,
     TrainingTask,
     ValidationMetrics,
-    make_training_reproducible,
     refuse_diverged_training,
     train_epoch,
     train_fixed_epochs,
@@ -58,9 +56,7 @@ def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[Sit
     """Take part in one round, inside the given layers; the site's state is on disk before the reply is returned."""
     began = time.monotonic()
     task = prepare_local_task(site, request, layers)
-    with make_training_reproducible(
-        derive_seed(task.plan.run.seed, request.round, site.name), task.plan.training.threads
-    ):
+    with task.use_seed_of(request.round, site.name):
         received = task.figures.compute_received_model_metrics(task)
     step: Train = train_received_model
     for layer in reversed(layers):
@@ -93,10 +89,8 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
         FloatingPointError: If training diverged.
         WireError: If the method returns a statistic or a state that it does not declare.
     """
-    plan, network = task.plan, task.network
-    with make_training_reproducible(
-        derive_seed(plan.run.seed, request.round, task.site.name), plan.training.threads
-    ) as generator:
+    network = task.network
+    with task.use_seed_of(request.round, task.site.name) as generator:
         validation = task.make_labelled_examples("validation") if task.validation_chooses else None  # see StopCriterion
         local = task.method.make_local_round(make_client_context(task, request))
         if task.warms_up:
@@ -221,12 +215,10 @@ def answer_evaluate_request(
 
 def evaluate_received_model(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     """Evaluate the received model; for a test, first load the site's own parts of the best round."""
-    site, plan, figures = task.site, task.plan, task.figures
+    site, figures = task.site, task.figures
 
     def evaluate_and_make_reply() -> EvaluateReply:
-        with make_training_reproducible(
-            derive_seed(plan.run.seed, request.round, site.name, "test"), plan.training.threads
-        ):
+        with task.use_seed_of(request.round, site.name, "test"):
             validation = task.validate_current_network()
             if not request.test:
                 images, correct = figures.count_correct_test_images(task)

@@ -1,6 +1,7 @@
 """A request prepared for work at a site: the network with the received model, the images, and the stored state."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -26,11 +27,12 @@ from common.models.network import (
 )
 from common.models.state import FrozenPart, ModelState, write_model_state
 from common.models.zoo.spec import ModelSpec
+from common.system.hashing import derive_seed
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, ModelGroups, Request, TrainReply, TrainRequest
 from strategies.local.arithmetic import copy_with_arithmetic
 from strategies.local.objective import LabelledExamples, pair_pixels_with_labels
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import EpochTrainer, ValidationMetrics, validate_network
+from strategies.local.training import EpochTrainer, ValidationMetrics, make_training_reproducible, validate_network
 from strategies.registry import build_site_method_once
 
 
@@ -85,6 +87,10 @@ class LocalTask:
         if self.network is self.whole:
             return pixels
         return get_site_feature_cache(self.site).get_or_compute_features(self.whole, part, pixels, self.plan)
+
+    def use_seed_of(self, *purpose: object) -> AbstractContextManager[torch.Generator]:
+        """Return the context manager in which all random numbers follow from the run's seed and the work's purpose."""
+        return make_training_reproducible(derive_seed(self.plan.run.seed, *purpose), self.plan.training.threads)
 
     def validate_current_network(self) -> ValidationMetrics:
         """Validate the network as it is now; the AUROC leaves out hidden classes."""
