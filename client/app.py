@@ -91,9 +91,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     if site.durable:
         store_last_plan(site.folder, call.plan)
     counts_leave = method.declared_payload.label_counts and policy.label_counts
-    layout = make_model_layout(
-        get_unfilled_network(plan.model, site.declaration.canonical_names, site.device, site.gpus)
-    )
+    network = get_unfilled_network(plan.model, site.declaration.canonical_names, site.device, site.gpus)
     validation = (
         round_count_down(len(site.validation), policy) if site.may_report_metrics("validation") else UNKNOWN_COUNT
     )
@@ -105,7 +103,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         train_samples=site.train_samples,
         validation_samples=validation,
         patients=round_count_down(count_patients(site.reported_training_images), policy),
-        layout=layout.layout_sha256,
+        layout=make_model_layout(network).layout_sha256,
         version=__version__,
         positives=count_training_images_per_class(site, 1) if counts_leave else (),
         negatives=count_training_images_per_class(site, 0) if counts_leave else (),

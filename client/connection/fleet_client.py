@@ -48,7 +48,7 @@ TRANSFERS = 2
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 1.0
 """First and longest pause between two tries to fetch an object that the coordinator is still writing."""
 _CALLS = ("ActivateNode", "DeactivateNode", "SendNodeHeartbeat", "PullMessages", "PushMessages", "GetRun", "GetFab")
-RESPONSES = {call: getattr(fleet, f"{call}Response") for call in (*_CALLS, "ConfirmMessageReceived")}
+RESPONSES = {call: getattr(fleet, f"{call}Response") for call in (*_CALLS, "PushObject", "ConfirmMessageReceived")}
 T = TypeVar("T")
 
 _LINE_ERRORS = {
@@ -136,29 +136,18 @@ class FleetClient:
         ]
         self._raw = grpc.secure_channel(address, credentials, options=options)
         self._key = key
-        self._fleet = {  # calls without object content
-            name: self._raw.unary_unary(
-                f"/{fleet.SERVICE}/{name}",
-                request_serializer=lambda request: request.SerializeToString(),
-                response_deserializer=response.FromString,
+        parsers = {call: response.FromString for call, response in RESPONSES.items()}
+        parsers["PullObject"] = lambda data: fleet.extract_protobuf_field(data, fleet.CONTENT_OF_PULL)  # without a copy
+        parsers[fleet.HELLO_METHOD] = fleet.HelloAnswer.model_validate_json
+        services = {fleet.HELLO_METHOD: fleet.HELLO_SERVICE}
+        self._calls = {
+            call: self._raw.unary_unary(
+                f"/{services.get(call, fleet.SERVICE)}/{call}",
+                request_serializer=lambda request: request if type(request) is bytes else request.SerializeToString(),
+                response_deserializer=parse,
             )
-            for name, response in RESPONSES.items()
+            for call, parse in parsers.items()
         }
-        self._push_object = self._raw.unary_unary(
-            f"/{fleet.SERVICE}/PushObject",
-            request_serializer=bytes,
-            response_deserializer=fleet.PushObjectResponse.FromString,
-        )
-        self._pull_object = self._raw.unary_unary(
-            f"/{fleet.SERVICE}/PullObject",
-            request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=lambda data: fleet.extract_protobuf_field(data, fleet.CONTENT_OF_PULL),
-        )
-        self._hello = self._raw.unary_unary(
-            f"/{fleet.HELLO_SERVICE}/{fleet.HELLO_METHOD}",
-            request_serializer=bytes,
-            response_deserializer=fleet.HelloAnswer.model_validate_json,
-        )
         self._public_key = encode_public_key_pem(key.public_key())
         self._bundles: dict[int, str] = {}
         self._small: Mapping[str, bytes] = {}  # small objects that came with the last message
@@ -182,7 +171,7 @@ class FleetClient:
         """
         with _translate_grpc_errors():
             try:
-                return cast(fleet.HelloAnswer, self._make_signed_call(self._hello, b"", timeout=TLS_TIMEOUT_S))
+                return cast(fleet.HelloAnswer, self._make_signed_call(fleet.HELLO_METHOD, b"", timeout=TLS_TIMEOUT_S))
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     return None
@@ -204,7 +193,7 @@ class FleetClient:
         request = fleet.ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=HEARTBEAT_INTERVAL_S)
         try:
             with _translate_grpc_errors(admitted_only=True):
-                self.node_id = self._make_signed_call(self._fleet["ActivateNode"], request).node_id
+                self.node_id = self._make_signed_call("ActivateNode", request).node_id
         except ConnectionNotAccepted:
             if not node_id:
                 raise
@@ -216,16 +205,15 @@ class FleetClient:
         """Send a heartbeat, so that the coordinator counts this site as connected."""
         with _translate_grpc_errors():
             request = fleet.SendNodeHeartbeatRequest(node=self._flower_node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
-            answer = self._make_signed_call(self._fleet["SendNodeHeartbeat"], request, timeout=10)
+            answer = self._make_signed_call("SendNodeHeartbeat", request, timeout=10)
         if not answer.success:
             raise ConnectionNotAccepted.make_key_refusal_error("the coordinator no longer knows it")
 
     def deactivate_node(self) -> None:
         """Tell the coordinator that this site disconnects; a missing answer is ignored."""
         try:
-            self._make_signed_call(
-                self._fleet["DeactivateNode"], fleet.DeactivateNodeRequest(node_id=self.node_id), timeout=3
-            )
+            request = fleet.DeactivateNodeRequest(node_id=self.node_id)
+            self._make_signed_call("DeactivateNode", request, timeout=3)
         except grpc.RpcError:
             return
 
@@ -241,7 +229,7 @@ class FleetClient:
         """
         request, wait = fleet.PullMessagesRequest(node=self._flower_node), ((WAIT, f"{wait_s:g}"),)
         with _translate_grpc_errors():
-            answer = self._make_signed_call(self._fleet["PullMessages"], request, more_headers=wait)
+            answer = self._make_signed_call("PullMessages", request, more_headers=wait)
         self._small = fleet.index_by_sha256(answer.small_contents)
         answer.ClearField(fleet.SMALL_CONTENTS)
         return cast(bytes, answer.SerializeToString()) if answer.messages_list else None
@@ -271,11 +259,9 @@ class FleetClient:
         set_flower_node_identity(self.node_id, run_id)
         if run_id not in self._bundles:
             with _translate_grpc_errors():
-                run = self._make_signed_call(
-                    self._fleet["GetRun"], fleet.GetRunRequest(node=self._flower_node, run_id=run_id)
-                ).run
+                run = self._make_signed_call("GetRun", fleet.GetRunRequest(node=self._flower_node, run_id=run_id)).run
                 request = fleet.GetFabRequest(node=self._flower_node, hash_str=run.fab_hash, run_id=run_id)
-                content = self._make_signed_call(self._fleet["GetFab"], request).fab.content
+                content = self._make_signed_call("GetFab", request).fab.content
             self._bundles[run_id] = find_app_bundle_fault(content, run.fab_hash)
         if self._bundles[run_id]:
             raise RequestRefused(self._bundles[run_id], message)
@@ -297,9 +283,8 @@ class FleetClient:
             RunAlreadyEnded: If no process of the coordinator leads the run any more.
         """
         with _translate_grpc_errors():
-            self._make_signed_call(
-                self._fleet["GetRun"], fleet.GetRunRequest(node=self._flower_node, run_id=run_id), timeout=10
-            )
+            request = fleet.GetRunRequest(node=self._flower_node, run_id=run_id)
+            self._make_signed_call("GetRun", request, timeout=10)
 
     def send_reply(self, received: bytes, reply: Message) -> None:
         """Sign and send a reply, then confirm that the message it answers is done.
@@ -327,7 +312,7 @@ class FleetClient:
         )
         with _translate_grpc_errors():
             try:
-                answer = self._make_signed_call(self._fleet["PushMessages"], request)
+                answer = self._make_signed_call("PushMessages", request)
             except grpc.RpcError as error:
                 if error.code() in (grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.FAILED_PRECONDITION):
                     raise ReplyRejected(shorten_grpc_details(error.details())) from None
@@ -346,7 +331,7 @@ class FleetClient:
         request = fleet.PullObjectRequest(node=self._flower_node, run_id=run_id, object_id=name)
         pause_s = FIRST_LOOK_S
         while True:
-            rest, content = self._make_signed_call(self._pull_object, request)
+            rest, content = self._make_signed_call("PullObject", request)
             answer = fleet.PullObjectResponse.FromString(rest)
             if answer.object_available:
                 return cast(memoryview, content)
@@ -358,7 +343,7 @@ class FleetClient:
     def _send_message_object(self, run_id: int, session: str, name: str, content: bytes) -> None:
         request = fleet.PushObjectRequest(node=self._flower_node, run_id=run_id, object_id=name, session_id=session)
         data = fleet.append_protobuf_field(request.SerializeToString(), fleet.CONTENT_OF_PUSH, content)
-        if not self._make_signed_call(self._push_object, data).stored:
+        if not self._make_signed_call("PushObject", data).stored:
             raise MessageContentGone(f"the coordinator does not need object {name} any more")
 
     def confirm_receipt(self, received: bytes) -> None:
@@ -368,21 +353,17 @@ class FleetClient:
             node=self._flower_node, run_id=metadata.run_id, message_object_id=metadata.message_id
         )
         with suppress(RunAlreadyEnded), _translate_grpc_errors():  # a run that is over needs no confirmation
-            self._make_signed_call(self._fleet["ConfirmMessageReceived"], request)
+            self._make_signed_call("ConfirmMessageReceived", request)
 
     @property
     def _flower_node(self) -> fleet.Node:
         return fleet.Node(node_id=self.node_id)
 
     def _make_signed_call(
-        self,
-        method: Callable[..., Any],
-        request: Any,
-        timeout: float = CALL_TIMEOUT_S,
-        more_headers: tuple[tuple[str, str], ...] = (),
+        self, call: str, request: Any, timeout: float = CALL_TIMEOUT_S, more_headers: tuple[tuple[str, str], ...] = ()
     ) -> Any:
         metadata = (*make_signed_headers(self._key, self._public_key, self._process), *more_headers)
-        return method(request, timeout=timeout, metadata=metadata)
+        return self._calls[call](request, timeout=timeout, metadata=metadata)
 
 
 def _transfer_objects_in_parallel(transfer: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:

@@ -262,13 +262,10 @@ def compute_pooled_auroc_interval(histogram: ScoreHistogram, generator: np.rando
     exact = compute_pooled_auroc(histogram)
     assert exact is not None, "there are both kinds"
     counts = int(positives.sum()), int(negatives.sum())
-    low, high = (
-        compute_newcombe_interval(max(exact.low, 0.0), *counts)[0],
-        compute_newcombe_interval(min(exact.high, 1.0), *counts)[1],
-    )
-    return _compute_interval_hull(
-        (_compute_percentile_interval(won)[0], min(_compute_percentile_interval(won + tied)[1], 1.0)), (low, high)
-    )
+    low, _ = compute_newcombe_interval(max(exact.low, 0.0), *counts)
+    _, high = compute_newcombe_interval(min(exact.high, 1.0), *counts)
+    (worst, _), (_, best) = _compute_percentile_interval(won), _compute_percentile_interval(won + tied)
+    return _compute_interval_hull((worst, min(best, 1.0)), (low, high))
 
 
 def _compute_percentile_interval(aurocs: Floats) -> Interval:

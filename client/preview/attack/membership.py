@@ -57,9 +57,8 @@ def infer_membership_by_matched_filter(at: Adversary, strangers: ImageSet, elsew
 def infer_membership_by_lira(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
     """Infer membership of training images by LiRA; for the arguments see :func:`infer_membership_by_matched_filter`."""
     epochs = min(EPOCHS, at.site.policy.maximum_epochs or EPOCHS)
-    data = MembershipAttackData.from_images(
-        at, strangers, at.make_attack_plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs)
-    )
+    plan = at.make_attack_plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs)
+    data = MembershipAttackData.from_images(at, strangers, plan)
     replies = data.request_training_replies(at, elsewhere)
     scores = compute_membership_likelihood_ratios(at, data, replies)
     tried = (
@@ -129,11 +128,8 @@ def compute_shares_in_update(data: MembershipAttackData, reply: TrainReply) -> F
     assert update is not None
     network, examples = data.network.eval(), data.examples
     write_model_state(network, trunk=data.start.trunk, norm=data.start.norm, head=data.start.head)
-    loss, pixels, places = (
-        PLAIN_LOSSES[network.spec.task, "masked"],
-        data.get_float_pixels(),
-        make_model_layout(network).tensor_slices(),
-    )
+    loss, pixels = PLAIN_LOSSES[network.spec.task, "masked"], data.get_float_pixels()
+    places = make_model_layout(network).tensor_slices()
     names, parameters = zip(*[pair for pair in network.named_parameters() if pair[0] in places], strict=True)
     target = np.concatenate([update[places[name]] for name in names])
     steps = np.empty((len(data.images), len(target)), np.float32)

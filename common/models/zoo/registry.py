@@ -107,8 +107,7 @@ def _build_torchvision(name: str, channels: int, image_size: int) -> nn.Module:
         path, first = next((path, module) for path, module in modules if isinstance(module, nn.Conv2d))
         form: dict[str, Any] = {key: getattr(first, key) for key in ("kernel_size", "stride", "padding", "dilation")}
         stem = nn.Conv2d(channels, first.out_channels, bias=first.bias is not None, **form)
-        parent, _, last = path.rpartition(".")
-        setattr(network.get_submodule(parent), last, stem)
+        network.set_submodule(path, stem)
     return network
 
 
@@ -264,8 +263,7 @@ def _detach_network_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Li
         raise BadInput([_make_head_position_fault(name, head)])
     for path, part in list(module.named_modules(remove_duplicate=False)):
         if part is layer:
-            parent, _, last = path.rpartition(".")
-            setattr(module.get_submodule(parent), last, nn.Identity())
+            module.set_submodule(path, nn.Identity())
     return layer
 
 
@@ -396,11 +394,8 @@ def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
         output = _run_with_layer_output(probe, head, spec, scores)
     except BadInput:  # with other numbers the network fails
         return []
-    return (
-        []
-        if _is_same_output(scores[None], output)
-        else [_make_head_position_fault(format_network_name(spec), spec.plugin_head)]
-    )
+    same = _is_same_output(scores[None], output)
+    return [] if same else [_make_head_position_fault(format_network_name(spec), spec.plugin_head)]
 
 
 def _find_unsaved_state_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
@@ -510,11 +505,8 @@ def _find_undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: in
 
 def format_network_name(spec: ModelSpec) -> str:
     """Return a network's name for messages: the name of the Python object that a user passed, or the architecture."""
-    return (
-        format_plugin_user_name("model", spec.architecture)
-        if is_local_plugin_name(spec.architecture)
-        else spec.architecture
-    )
+    name = spec.architecture
+    return format_plugin_user_name("model", name) if is_local_plugin_name(name) else name
 
 
 def _remove_last_dense_layer(network: nn.Module, name: str) -> None:
@@ -524,8 +516,7 @@ def _remove_last_dense_layer(network: nn.Module, name: str) -> None:
     if not layers:
         problem = f"{name} has no dense layer at its end that could be taken off."
         raise BadInput([Fault("model.architecture", problem, 'Try the same network as "timm:...".')])
-    parent, _, last = layers[-1].rpartition(".")
-    setattr(network.get_submodule(parent), last, nn.Identity())
+    network.set_submodule(layers[-1], nn.Identity())
 
 
 class Backbone(NamedTuple):
