@@ -256,17 +256,10 @@ def _convert_constant_to_text(value: object) -> str:
     return f"tuple {[*map(_convert_constant_to_text, value)]}" if isinstance(value, tuple) else repr(value)
 
 
-_CHANGING: tuple[str, ...] = (
-    "logging.",
-    "threading.",
-    "_thread.",
-    "queue.",
-    "multiprocessing.",
-    "_io.",
-    "random.",
-    "weakref.",
+_CHANGING = (
+    *("logging.", "threading.", "_thread.", "queue.", "multiprocessing.", "concurrent.", "_io.", "random.", "weakref."),
+    *("torch.utils.tensorboard.", "tensorboard.", "tensorboardX.", "tqdm.", "wandb.", "mlflow."),
 )
-_CHANGING += ("concurrent.", "torch.utils.tensorboard.", "tensorboard.", "tensorboardX.", "tqdm.", "wandb.", "mlflow.")
 """Modules of classes whose instances change by themselves and compute nothing of a model, such as loggers."""
 _PROGRAM = Path(__file__).resolve().parents[2]
 _PROGRAM_FOLDERS = tuple(

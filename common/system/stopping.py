@@ -237,9 +237,8 @@ def _end_program(code: int, closing: _GracefulShutdown | None = None) -> None:
             with suppress(Exception):  # the program ends in any case
                 remove()
         cursor = _SHOW_CURSOR if os.isatty(stderr) else ""
-        os.write(
-            stderr, f"{cursor}\n{make_exit_message()}\n".encode() if closing is None or not closing.closed else b""
-        )
+        if closing is None or not closing.closed:
+            os.write(stderr, f"{cursor}\n{make_exit_message()}\n".encode())
     finally:
         os._exit(code)
 
