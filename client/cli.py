@@ -61,8 +61,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command("init")
 def init_site_folder(
-    folder: Folder,
-    name: Annotated[str, typer.Option("--name", help="The site's name in the federation.")],
+    folder: Folder, name: Annotated[str, typer.Option("--name", help="The site's name in the federation.")]
 ) -> None:
     """Make this site's folder: a key pair, site.toml, and the request for the coordinator.
 

@@ -25,11 +25,7 @@ EXEMPTIONS = ("no_grpc_proxy", "no_proxy")
 
 
 def check_coordinator_certificate(
-    address: str,
-    ca_certificate: str,
-    environment: Mapping[str, str] = os.environ,
-    *,
-    timeout_s: float | None = None,
+    address: str, ca_certificate: str, environment: Mapping[str, str] = os.environ, *, timeout_s: float | None = None
 ) -> float:
     """Connect as gRPC will, verify the coordinator's certificate, and return the days until it expires.
 

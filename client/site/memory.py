@@ -100,12 +100,7 @@ class RoundStateFolder:
         self._origin: dict[str, str | int] = {"run": folder.name, "site": site}
 
     def read_last_counted_state(
-        self,
-        counted: int,
-        *,
-        forget: bool = True,
-        settled: bool = False,
-        expected: bool = False,
+        self, counted: int, *, forget: bool = True, settled: bool = False, expected: bool = False
     ) -> SiteRoundState:
         """Return the site's state after the last round that counted, or an empty state.
 

@@ -264,11 +264,7 @@ def get_cached_networks(spec: ModelSpec, device: str, gpus: int) -> NetworkCache
 
 
 def get_unfilled_network(
-    spec: ModelSpec,
-    class_names: tuple[str, ...],
-    device: str,
-    gpus: int = 1,
-    memory_format: MemoryFormat | None = None,
+    spec: ModelSpec, class_names: tuple[str, ...], device: str, gpus: int = 1, memory_format: MemoryFormat | None = None
 ) -> SplitNetwork:
     """Return a cached network whose parameters the caller still has to fill.
 
