@@ -47,7 +47,10 @@ class NumberRangeBound:
         """Return the reason why a value is out of bounds; empty if it is valid."""
         if self.least <= value <= self.most or (isinstance(value, float) and math.isnan(value)):
             return ""
-        least, most, actual = map(_format_short_number, (self.least, self.most, value))
+        least, most, actual = (
+            f"{n:g}" if not isinstance(n, int) else f"{n:,}" if abs(n) < 2**64 else "a number of more than 64 bits"
+            for n in (self.least, self.most, value)
+        )
         return f"must be from {least} to {most}, not {actual}"
 
 
@@ -174,10 +177,3 @@ def clip_reported_loss(loss: float | None) -> float | None:
     if loss is None:
         return None
     return MOST_LOSS if math.isnan(loss) else min(loss, MOST_LOSS)
-
-
-def _format_short_number(value: float) -> str:
-    """Format a number of any size in few characters."""
-    if isinstance(value, int):
-        return f"{value:,}" if abs(value) < 2**64 else "a number of more than 64 bits"
-    return f"{value:g}"

@@ -1,7 +1,9 @@
 """A batch over several devices, which are all this CPU: what several GPUs do with it was never tried."""
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from common.models.gpu import (
     PARALLEL,
     SMALLEST_PART,
     DataParallelBackbone,
+    _CopyToDevices,
     compute_backbone_features,
     disable_multi_gpu_batches,
     is_data_parallel,
@@ -34,21 +37,22 @@ CASES = cases(STRATEGIES)
 TRAIN = {"resnet18": 32, "efficientnet_lite0": 32, "densenet121": 32, "unifed_resnet18": 32, "tiny_cnn": 16}
 
 
-class Calls(DataParallelBackbone):
+class Calls(_CopyToDevices):
     """Counts the batches that were divided."""
 
     divided = 0
 
-    def _copy_parameters(self, backbone: nn.Module) -> list[dict[str, Tensor]]:
+    @staticmethod
+    def forward(context: Any, devices: Sequence[torch.device], *values: Tensor) -> tuple[Tensor, ...]:
         Calls.divided += 1
-        return super()._copy_parameters(backbone)
+        return _CopyToDevices.forward(context, devices, *values)
 
 
 @pytest.fixture(autouse=True)
 def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the first GPUs be this CPU, as often."""
     monkeypatch.setattr(gpu, "list_first_gpus", lambda gpus: (CPU,) * gpus)
-    monkeypatch.setattr(gpu, "DataParallelBackbone", Calls)
+    monkeypatch.setattr(gpu, "_CopyToDevices", Calls)
     monkeypatch.setattr(Calls, "divided", 0)
 
 
