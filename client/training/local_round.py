@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -231,15 +232,15 @@ def evaluate_received_model(task: LocalTask, request: EvaluateRequest) -> Evalua
             metrics, tested = figures.compute_test_metrics(task)
             spreads = {"": tested, "validation_": figures.compute_validation_histograms(task)}
             reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), metrics)
-        scores = {
+        scores: dict[str, Any] = {
             f"{part}{kind[:-1]}_scores": np.concatenate(
                 [make_empty_score_counts(), *(getattr(histogram, kind) for histogram in spread.values())]
             )
             for part, spread in spreads.items()
             for kind in ("positives", "negatives")
         }
-        classes = {"histogram_classes": tuple(tested), "validation_classes": tuple(spreads["validation_"])}
-        return replace(reply, **classes, **scores)
+        chosen_on = tuple(spreads["validation_"])
+        return replace(reply, histogram_classes=tuple(tested), validation_classes=chosen_on, **scores)
 
     reply = figures.run_metric_computation(task, evaluate_and_make_reply, None)
     return reply or _make_evaluate_reply(task, request, ValidationMetrics(), {})

@@ -62,9 +62,8 @@ def parse_canonical_record(data: bytes) -> RecordDict:
             return entry
         if isinstance(entry[_BYTES], list):
             return [take_bytes(size) for size in entry[_BYTES]]
-        value, kind = take_bytes(entry[_BYTES]), entry.get("stype")
-        shape = None if kind is None else tuple(entry["shape"])
-        return value if kind is None else Array(dtype=entry["dtype"], shape=shape, stype=kind, data=value)
+        data, form = take_bytes(entry[_BYTES]), entry.get("stype")
+        return data if form is None else Array(dtype=entry["dtype"], shape=(*entry["shape"],), stype=form, data=data)
 
     content = RecordDict()
     for name, entries in described.items():
