@@ -44,7 +44,7 @@ class LaterAdversary(Adversary):
 
     def plan(self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any) -> HospitalPlan:
         """A plan of two rounds that names no weights file."""
-        plan = super().make_plan(architecture, image_size, self.rate, batch_size, **training)
+        plan = super().make_attack_plan(architecture, image_size, self.rate, batch_size, **training)
         return plan.model_copy(update={"run": plan.run.model_copy(update={"rounds": 2}), "weights_sha256": None})
 
     def request_training(self, plan: HospitalPlan, model: ModelState, run: str = "") -> TrainReply | None:
@@ -60,8 +60,8 @@ class LaterAdversary(Adversary):
         )
         self.length = compute_whole_update_norm(honest.update)
         self.distance = sum(float(((a - b).astype(float) ** 2).sum()) for a, b in change) ** 0.5
-        facts = {**self._make_request_fields(plan, model, "run"), "round": 2}
-        return self._exchange_records("train", TrainRequest(**facts), TrainReply)
+        facts = {**self._make_attack_request_fields(plan, model, "run"), "round": 2}
+        return self._send_request_record("train", TrainRequest(**facts), TrainReply)
 
 
 def main() -> None:

@@ -27,8 +27,8 @@ from rich.table import Table
 
 from client import app
 from client.site.site import Site
-from client.training.layers import train_through_layers
-from client.training.secure_aggregation import HeldUpdates
+from client.training.layers import train_with_privacy_layers
+from client.training.secure_aggregation import HeldUpdateStore
 from common.models.network import Head
 from common.wire.records import ModelGroups, TrainReply, TrainRequest
 from strategies.engine.membership import RunMembership
@@ -53,7 +53,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
 def permuted(site: Site, request: TrainRequest) -> TrainReply:
     """Train on each label as if it were the next class's."""
     labels = np.roll(site.train.labels, 1, axis=1)
-    return train_through_layers(replace(site, train=replace(site.train, labels=labels)), request)
+    return train_with_privacy_layers(replace(site, train=replace(site.train, labels=labels)), request)
 
 
 UPDATES: Mapping[str, Answer] = {
@@ -88,10 +88,10 @@ def name_of(site: int, sites: int) -> str:
 def run(choices: Iterable[str], answer_of: Mapping[str, Answer], *, patched: bool = False) -> Result:
     """One run in which the named sites answer otherwise; a run that stops has an AUROC of 0."""
 
-    def answered(site: Site, request: TrainRequest, masks: HeldUpdates) -> TrainReply:
-        return answer_of.get(site.name, train_through_layers)(site, request)
+    def answered(site: Site, request: TrainRequest, masks: HeldUpdateStore) -> TrainReply:
+        return answer_of.get(site.name, train_with_privacy_layers)(site, request)
 
-    vars(app)["train_through_layers"] = answered
+    vars(app)["train_with_privacy_layers"] = answered
     with tempfile.TemporaryDirectory() as folder:
         choices = tuple(choices)
         try:
@@ -230,7 +230,7 @@ def honest_runs(runs: int, settings: tuple[str, ...]) -> Table:
         drift = number % 2 == 1
         answer_of = {name_of(place, sites): unlike(place, drift=drift) for place in range(1, sites + 1)}
         with tempfile.TemporaryDirectory() as folder:
-            vars(app)["train_through_layers"] = lambda site, request, masks: answer_of[site.name](site, request)  # noqa: B023
+            vars(app)["train_with_privacy_layers"] = lambda site, request, masks: answer_of[site.name](site, request)  # noqa: B023
             summary = federation(Path(folder), *choices)
             events = [json.loads(line) for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()]
         back = sum(event["event"] == "rolled_back" for event in events)
@@ -250,7 +250,7 @@ def unlike(place: int, *, drift: bool) -> Answer:
         if drift:
             light = max(1.0 - 0.06 * place - 0.04 * request.round, 0.3)
             train = replace(train, stored=(train.images * light).astype(np.uint8), places=None)
-        return replace(train_through_layers(replace(site, train=train), request), train_samples=site.train_samples)
+        return replace(train_with_privacy_layers(replace(site, train=train), request), train_samples=site.train_samples)
 
     return answer
 

@@ -21,7 +21,7 @@ from client.connection.service import HospitalMessageLoop, lock_site_folder
 from client.connection.status import ClientStatus
 from client.gate.gate import make_policy_gate
 from client.site.settings import load_site, read_site_settings
-from client.site.site_file import read_credentials
+from client.site.site_file import read_and_check_connection_kit
 from common.models.network import Head
 from common.system.resources import reuse_large_buffers
 from common.system.stopping import graceful_shutdown, stop_on_signals
@@ -76,9 +76,11 @@ def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None], tell: Calla
 
 def serve(folder: Path) -> None:
     settings = read_site_settings(folder)
-    site, kit = load_site(settings), read_credentials(settings)
+    site, kit = load_site(settings), read_and_check_connection_kit(settings)
     with lock_site_folder(settings.state_folder):
-        HospitalMessageLoop(settings, kit, site, make_event_printer(Console()), ClientStatus(site.name), idle_app).run()
+        HospitalMessageLoop(
+            settings, kit, site, make_event_printer(Console()), ClientStatus(site.name), idle_app
+        ).run_message_loop()
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.check.pictures import looks_inverted
+from client.check.pictures import picture_looks_inverted
 
 SHOWN = 1000
 """Images of a file, spread evenly over its training part."""
@@ -17,7 +17,7 @@ SHOWN = 1000
 
 def share(images: NDArray[np.uint8]) -> tuple[int, float]:
     """How many pictures tell, and which part of these looks inverted."""
-    verdicts = [looks_inverted(image) for image in images]
+    verdicts = [picture_looks_inverted(image) for image in images]
     telling = [each for each in verdicts if each is not None]
     return len(telling), sum(telling) / max(1, len(telling))
 

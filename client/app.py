@@ -6,14 +6,14 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client.benefit.compare import compare_with_training_alone
+from client.benefit.compare import compare_with_local_only_training
 from client.gate.gate import Mod, make_policy_gate
 from client.site.disclosure import count_patients, round_count_down
 from client.site.site import Site
 from client.site.site_file import store_last_plan
-from client.training.layers import evaluate_through_layers, train_through_layers
+from client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
 from client.training.privacy import refuse_over_privacy_budget
-from client.training.secure_aggregation import HeldUpdates
+from client.training.secure_aggregation import HeldUpdateStore
 from client.training.task import get_unfilled_network
 from common import __version__
 from common.config import parse_plan_json
@@ -52,9 +52,9 @@ def make_client_app(
         mods: Flower mods around every handler; by default the gate, which applies the site's policy and writes its
             audit log.
     """
-    app, masks = ClientApp(mods=[make_policy_gate(site_of)] if mods is None else list(mods)), HeldUpdates(tell)
+    app, masks = ClientApp(mods=[make_policy_gate(site_of)] if mods is None else list(mods)), HeldUpdateStore(tell)
 
-    def make_handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
+    def make_record_handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
         """Make a Flower handler that decodes a record of class ``kind``, calls ``work`` and encodes the result."""
         return lambda message, context: Message(
             encode_record(work(site_of(context), decode_record(message.content, kind))), reply_to=message
@@ -64,15 +64,19 @@ def make_client_app(
         on_refusal(refusal)
         return RefusalNoted(refusal.run, site.name)
 
-    app.query("roll_call")(make_handler(RollCall, answer_roll_call))
-    app.query("refusal")(make_handler(Refusal, acknowledge_refusal))
-    app.train()(make_handler(TrainRequest, lambda site, request: train_through_layers(site, request, masks)))
-    app.evaluate()(make_handler(EvaluateRequest, lambda site, request: evaluate_through_layers(site, request, masks)))
-    app.query("benefit")(make_handler(BenefitRequest, compare_with_training_alone))
-    app.query(STAGES[KeysRequest])(make_handler(KeysRequest, masks.answer_with_keys))
-    app.query(STAGES[SharesRequest])(make_handler(SharesRequest, masks.answer_with_shares))
-    app.query(STAGES[MaskedRequest])(make_handler(MaskedRequest, masks.answer_with_masked_update))
-    app.query(STAGES[RevealRequest])(make_handler(RevealRequest, masks.answer_with_revealed_shares))
+    app.query("roll_call")(make_record_handler(RollCall, answer_roll_call))
+    app.query("refusal")(make_record_handler(Refusal, acknowledge_refusal))
+    app.train()(
+        make_record_handler(TrainRequest, lambda site, request: train_with_privacy_layers(site, request, masks))
+    )
+    app.evaluate()(
+        make_record_handler(EvaluateRequest, lambda site, request: evaluate_with_privacy_layers(site, request, masks))
+    )
+    app.query("benefit")(make_record_handler(BenefitRequest, compare_with_local_only_training))
+    app.query(STAGES[KeysRequest])(make_record_handler(KeysRequest, masks.answer_with_keys))
+    app.query(STAGES[SharesRequest])(make_record_handler(SharesRequest, masks.answer_with_shares))
+    app.query(STAGES[MaskedRequest])(make_record_handler(MaskedRequest, masks.answer_with_masked_update))
+    app.query(STAGES[RevealRequest])(make_record_handler(RevealRequest, masks.answer_with_revealed_shares))
     return app
 
 
@@ -87,10 +91,10 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     if site.durable:
         store_last_plan(site.folder, call.plan)
     counts_leave = method.declared_payload.label_counts and policy.label_counts
-    layout = make_model_layout(
-        get_unfilled_network(plan.model, site.declaration.canonical_names, site.device, site.gpus)
+    network = get_unfilled_network(plan.model, site.declaration.canonical_names, site.device, site.gpus)
+    validation = (
+        round_count_down(len(site.validation), policy) if site.may_report_metrics("validation") else UNKNOWN_COUNT
     )
-    validation = round_count_down(len(site.validation), policy) if site.may_report_part("validation") else UNKNOWN_COUNT
     return RollCallAnswer(
         run=call.run,
         site=site.name,
@@ -99,16 +103,16 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         train_samples=site.train_samples,
         validation_samples=validation,
         patients=round_count_down(count_patients(site.reported_training_images), policy),
-        layout=layout.layout_sha256,
+        layout=make_model_layout(network).layout_sha256,
         version=__version__,
-        positives=count_training_labels(site, 1) if counts_leave else (),
-        negatives=count_training_labels(site, 0) if counts_leave else (),
+        positives=count_training_images_per_class(site, 1) if counts_leave else (),
+        negatives=count_training_images_per_class(site, 0) if counts_leave else (),
         smallest_count=policy.smallest_count,
-        holds_frozen=site.frozen_part_files.has_frozen_part(plan.model),
+        holds_frozen=site.frozen_part_files.ensure_frozen_part_stored(plan.model),
     )
 
 
-def count_training_labels(site: Site, value: int) -> tuple[int, ...]:
+def count_training_images_per_class(site: Site, value: int) -> tuple[int, ...]:
     """Count for each class the training images with this label value, rounded down as the policy says.
 
     The count of a hidden class is :data:`UNKNOWN_COUNT`.

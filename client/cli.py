@@ -30,13 +30,13 @@ from common.system.plain_text import escape_for_terminal, format_as_json_text
 from common.system.resources import exclude_imports_from_gc, reuse_large_buffers
 from common.system.stopping import graceful_shutdown, stop_on_signals
 from common.system.terminal import (
+    EscapingConsole,
     LogFormat,
     LogOutputFormat,
-    PlainConsole,
     Restarted,
     make_command_line_program,
     make_event_printer,
-    run_program,
+    run_command_line_program,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ app = make_command_line_program(
 )
 audit_app = typer.Typer(help="What came in and what left this site, line by line.", no_args_is_help=True)
 app.add_typer(audit_app, name="audit")
-console = PlainConsole()
+console = EscapingConsole()
 _plain = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
 _PRIVATE_PAGE = "images of patients, readable by you only. Delete it when you have looked."
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
@@ -59,10 +59,9 @@ Planned = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command()
-def init(
-    folder: Folder,
-    name: Annotated[str, typer.Option("--name", help="The site's name in the federation.")],
+@app.command("init")
+def init_site_folder(
+    folder: Folder, name: Annotated[str, typer.Option("--name", help="The site's name in the federation.")]
 ) -> None:
     """Make this site's folder: a key pair, site.toml, and the request for the coordinator.
 
@@ -74,8 +73,8 @@ def init(
         _plain(line)
 
 
-@app.command()
-def preview(
+@app.command("preview")
+def preview_outgoing_records(
     folder: Folder,
     experiment: Annotated[
         Path | None, typer.Option("--experiment", help="The coordinator's experiment file; a small one where left out.")
@@ -103,16 +102,21 @@ def preview(
 
     read_site_with_faults(folder)  # before torch is imported
     raise_faults([] if out is None else find_output_file_faults(out) if attack else find_output_folder_faults(out))
-    planned = _read_experiment(experiment)
-    from client.preview.dry_run import choose_preview_experiment, format_record, make_first_round_records, write_records
+    planned = _read_experiment_file(experiment)
+    from client.preview.dry_run import (
+        choose_preview_experiment,
+        format_record_for_terminal,
+        make_first_round_records,
+        write_record_files,
+    )
     from client.site.settings import load_site, read_site_settings
 
     site = replace(
-        load_site(read_site_settings(folder), make_event_printer(PlainConsole(stderr=True))), tell=lambda line: None
+        load_site(read_site_settings(folder), make_event_printer(EscapingConsole(stderr=True))), tell=lambda line: None
     )
     planned = choose_preview_experiment(planned, site)
     if attack:  # on copies of the site
-        from client.preview.attack.suite import attacks_as_json as figures
+        from client.preview.attack.suite import attack_results_as_json as figures
         from client.preview.attack.suite import run_attacks, write_attack_page
         from common.config import make_hospital_plan
 
@@ -129,22 +133,22 @@ def preview(
         return
     records, reasons = make_first_round_records(site, planned)
     for content in records:
-        console.print(format_record(content))
+        console.print(format_record_for_terminal(content))
     for reason in reasons:
         _plain(f"This site {reason}")
-    for path in write_records(records, out) if out else ():
+    for path in write_record_files(records, out) if out else ():
         _plain(str(path))
 
 
-def _read_experiment(path: Path | None) -> "Experiment | None":
+def _read_experiment_file(path: Path | None) -> "Experiment | None":
     """Read and check the coordinator's experiment file, without torch; return None if there is no file."""
     from strategies.method_list import read_experiment_without_data
 
     return read_experiment_without_data(path).experiment if path else None
 
 
-@app.command()
-def start(folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarted: Restarted = False) -> None:
+@app.command("start")
+def start_client(folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarted: Restarted = False) -> None:
     """Connect to the coordinator and train when asked. Reconnects after a lost connection; runs until it is stopped.
 
     Example: flwr-client start north
@@ -153,32 +157,32 @@ def start(folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarte
     authority, 12 of another host, 13 expired, 14 key not admitted or revoked, 15 clocks differ, 16 another site's name,
     17 another wire version, 18 labels contradict those of the others.
     """
-    from client.connection.preflight import check_before_start
+    from client.connection.preflight import check_client_before_start
     from common.errors import BadInput
     from common.system.preflight import delay_failure_until_change
 
     tell = make_event_printer(console)
     try:
         with delay_failure_until_change(folder, tell, (BadInput, ConnectionNotAccepted), held=restarted):
-            check_before_start(folder)  # before torch is imported
-            _run_message_loop(folder, tell)
+            check_client_before_start(folder)  # before torch is imported
+            _load_site_and_run_message_loop(folder, tell)
     except SystemExit:
         tell("stopped on request; unfinished work resumes at the next start")
         raise
 
 
-def _run_message_loop(folder: Path, tell: Callable[[str], None]) -> None:
+def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None]) -> None:
     with exclude_imports_from_gc():
         from client.connection.service import DROP_SIGNAL, HospitalMessageLoop, lock_site_folder
         from client.connection.status import ClientStatus, keep_status_file_current
         from client.gate.gate import record_process_start
         from client.site.settings import load_site, read_site_settings
-        from client.site.site_file import read_credentials
+        from client.site.site_file import read_and_check_connection_kit
         from client.training.privacy import make_privacy_status
 
     reuse_large_buffers()
     settings = read_site_settings(folder)
-    kit = read_credentials(settings)
+    kit = read_and_check_connection_kit(settings)
     status = ClientStatus(site=settings.file.name, coordinator=kit.coordinator)
     with lock_site_folder(settings.state_folder), keep_status_file_current(status, settings.state_folder):
         site = load_site(settings, tell)
@@ -195,14 +199,14 @@ def _run_message_loop(folder: Path, tell: Callable[[str], None]) -> None:
         try:
             service = HospitalMessageLoop(settings, kit, site, tell, status)
             signal.signal(DROP_SIGNAL, service.interrupt_ended_work)
-            service.run()
+            service.run_message_loop()
         except ConnectionNotAccepted as refusal:
-            status.record_error(str(refusal))
+            status.record_last_error(str(refusal))
             raise
 
 
-@app.command()
-def check(
+@app.command("check")
+def check_site(
     folder: Folder,
     images: Annotated[int, typer.Option("--images", min=1, help="How many images to decode.")] = 200,
     every: Annotated[bool, typer.Option("--all", help="Decode all of them.")] = False,
@@ -218,13 +222,13 @@ def check(
     """
     from client.site.site_file import read_site_with_faults
 
-    planned = _read_experiment(experiment)
+    planned = _read_experiment_file(experiment)
     if not as_json:  # its findings hold the faults of the file too
         read_site_with_faults(folder)  # before torch is imported
     from client.check.findings import make_narrow_console, print_check_result
-    from client.check.run import check_site as run_check
+    from client.check.run import run_site_check
 
-    result, classes = run_check(folder, images=None if every else images, offline=offline, experiment=planned)
+    result, classes = run_site_check(folder, images=None if every else images, offline=offline, experiment=planned)
     if as_json:
         print(format_as_json_text(result.as_json(), indent=2, allow_nan=True))
     else:
@@ -233,7 +237,7 @@ def check(
 
 
 @app.command("preview-data")
-def preview_data(
+def preview_images(
     folder: Folder,
     out: Annotated[Path | None, typer.Option("--out", help="The page; DIR/preview.html where left out.")] = None,
     experiment: Planned = None,
@@ -249,45 +253,45 @@ def preview_data(
 
     read_site_with_faults(folder)  # before torch is imported
     raise_faults([] if out is None else find_output_file_faults(out))
-    planned = _read_experiment(experiment)
+    planned = _read_experiment_file(experiment)
     from client.preview.images import write_image_preview
 
     page = write_image_preview(folder, out or folder / "preview.html", planned, each)
     _plain(f"{page}: {_PRIVATE_PAGE}")
 
 
-@app.command()
-def status(folder: Folder, as_json: AsJson = False) -> None:
+@app.command("status")
+def print_status_of_client(folder: Folder, as_json: AsJson = False) -> None:
     """Print the status of the flwr-client that runs on this folder.
 
     Example: flwr-client status north
     """
-    from client.connection.status import format_status, read_status
+    from client.connection.status import format_client_status, read_client_status
     from client.site.site_file import refuse_missing_site_file
 
-    present = read_status(refuse_missing_site_file(folder) / "state")
+    present = read_client_status(refuse_missing_site_file(folder) / "state")
     if as_json:
         print(format_as_json_text(present, allow_nan=True))
     else:
-        _plain(format_status(present))
+        _plain(format_client_status(present))
 
 
-@app.command()
-def health(folder: Folder) -> None:
+@app.command("health")
+def exit_with_health_code(folder: Folder) -> None:
     """Exit with 0 if the flwr-client that runs on this folder is healthy, else with 1. For health checks of containers.
 
     Example: flwr-client health north
     """
-    from client.connection.status import read_status
+    from client.connection.status import read_client_status
     from client.site.site_file import refuse_missing_site_file
 
-    present = read_status(refuse_missing_site_file(folder) / "state")
+    present = read_client_status(refuse_missing_site_file(folder) / "state")
     print("healthy" if present["healthy"] else escape_for_terminal(f"not healthy: {present['last_error']}"))
     raise SystemExit(0 if present["healthy"] else 1)
 
 
 @audit_app.command("verify")
-def audit_verify(
+def verify_audit_log(
     folder: Folder,
     receipt: Annotated[
         Path | None, typer.Option("--receipt", help="The coordinator's receipt.json: is all that it received in here?")
@@ -326,7 +330,7 @@ def audit_verify(
 
 
 @audit_app.command("show")
-def audit_show(
+def show_audit_log(
     folder: Folder,
     last: Annotated[int, typer.Option("--tail", min=0, help="How many entries; 0 for all.")] = 20,
     as_json: AsJson = False,
@@ -352,7 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = words[:1] == ["start"]
     with graceful_shutdown(int(ClientExitCode.STOPPED)) if stays_up else contextlib.nullcontext(), stop_on_signals():
-        run_program(app, arguments, (ConnectionNotAccepted,), prints_result=not stays_up)
+        run_command_line_program(app, arguments, (ConnectionNotAccepted,), prints_result=not stays_up)
 
 
 if __name__ == "__main__":

@@ -485,11 +485,8 @@ def read_experiment_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple
     inherited, _ = read_experiment_tables(path.parent / parent, (*children, path.resolve()))
     if isinstance(small := inherited.get("small"), dict):
         # Sizes for another method, or keys of another kind of data, do not fit the file that extends this one.
-        for table, decider in (
-            ("method", ("run", "method")),
-            ("data", ("data", "kind")),
-            ("partition", ("partition", "kind")),
-        ):
+        deciders = {"method": ("run", "method"), "data": ("data", "kind"), "partition": ("partition", "kind")}
+        for table, decider in deciders.items():
             if _get_table_entry(tree, *decider) not in (None, _get_table_entry(inherited, *decider)):
                 small.pop(table, None)
     return _merge_experiment_tables(inherited, tree), path

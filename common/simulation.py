@@ -105,7 +105,7 @@ def load_simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda 
     key = data, parts, server, experiment.run.seed, base  # text, for specs hold mappings that cannot be hashed
     if key not in _simulated:
         store = open_simulation_image_store(experiment, base, tell)
-        splits = _load_whole_data(data, base, store)
+        splits = _load_cached_dataset(data, base, store)
         division = partition_dataset(splits, experiment.partition, experiment.run.seed)
         at_server = (
             load_dataset(experiment.server_data, base, store) if server and experiment.server_data else division.server
@@ -128,7 +128,7 @@ def open_simulation_image_store(
 def cache_received_data(experiment: Experiment, base: Path, splits: DatasetSplits) -> None:
     """Cache in this process a data set that another process loaded by :func:`load_undivided_data` and sent here."""
     assert experiment.data is not None, "checked before"
-    clear_data_cache()
+    clear_simulated_data_cache()
     _received.clear()
     _received[experiment.data.model_dump_json(), base] = splits
 
@@ -136,17 +136,17 @@ def cache_received_data(experiment: Experiment, base: Path, splits: DatasetSplit
 def load_undivided_data(experiment: Experiment, base: Path) -> DatasetSplits:
     """Load an experiment's data set without dividing it over the sites; the result is cached in this process."""
     assert experiment.data is not None, "checked before"
-    return _load_whole_data(experiment.data.model_dump_json(), base, open_simulation_image_store(experiment, base))
+    return _load_cached_dataset(experiment.data.model_dump_json(), base, open_simulation_image_store(experiment, base))
 
 
-def clear_data_cache() -> None:
+def clear_simulated_data_cache() -> None:
     """Clear the cached data, so that the next run loads it again, in case files or plug-ins have changed."""
     _simulated.clear()
-    _load_whole_data.cache_clear()
+    _load_cached_dataset.cache_clear()
 
 
 @lru_cache(maxsize=1)
-def _load_whole_data(data: str, base: Path, store: DecodedImageStore) -> DatasetSplits:
+def _load_cached_dataset(data: str, base: Path, store: DecodedImageStore) -> DatasetSplits:
     if (received := _received.get((data, base))) is not None:
         return received
     return load_dataset(TypeAdapter(DataSpec).validate_json(data), base, store)
@@ -167,8 +167,10 @@ def select_simulated_site_images(data: SimulatedData, index: int, pooling: Pooli
         declaration = LabelDeclaration(part.site, part.class_names)
         return SimulatedSiteImages(declaration, images.train, images.validation, images.test)
     names, splits = data.label_contract.class_names, data.splits
-    train = [_relabel_for_pooling(splits.train, part, part.train, names, pooling) for part in data.parts]
-    validation = [_relabel_for_pooling(splits.validation, part, part.validation, names, pooling) for part in data.parts]
+    train = [_relabel_pooled_images(splits.train, part, part.train, names, pooling) for part in data.parts]
+    validation = [
+        _relabel_pooled_images(splits.validation, part, part.validation, names, pooling) for part in data.parts
+    ]
     own_rows = [part.test for part in data.parts if part.test is not None]
     test = splits.test.select_rows(np.concatenate(own_rows)) if own_rows else splits.test
     return SimulatedSiteImages(
@@ -184,7 +186,7 @@ def select_site_test_images(data: SimulatedData) -> dict[str, ImageSet]:
     return {part.site: data.splits.test.select_rows(part.test) for part in data.parts if part.test is not None}
 
 
-def _relabel_for_pooling(
+def _relabel_pooled_images(
     images: ImageSet, part: SitePartition, rows: NDArray[np.intp], names: tuple[str, ...], pooling: Pooling
 ) -> ImageSet:
     """Return the images ``rows`` of a site with one label column for each of ``names``.

@@ -28,13 +28,13 @@ from common.system.plain_text import format_as_json_text
 from common.system.resources import exclude_imports_from_gc, reuse_large_buffers
 from common.system.stopping import end_with_parent_if_requested, graceful_shutdown, set_resume_hint, stop_on_signals
 from common.system.terminal import (
+    EscapingConsole,
     LogFormat,
     LogOutputFormat,
-    PlainConsole,
     Restarted,
     make_command_line_program,
     make_event_printer,
-    run_program,
+    run_command_line_program,
 )
 from server.runs.tracking import TrackingService
 
@@ -44,7 +44,7 @@ app = make_command_line_program(
     "0 done, 1 the run stopped or the answer is no, 2 a fault in what was given, 3 a run was stopped on request, "
     "70 it died again and again",
 )
-console = PlainConsole()
+console = EscapingConsole()
 WEB_PORT = 9443
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -380,7 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with graceful_shutdown(0) if stays_up else contextlib.nullcontext(), stop_on_signals():
         if words[:1] == ["run"]:
             set_resume_hint(lambda: shlex.join(["flwr-server", *words, *([] if "--resume" in words else ["--resume"])]))
-        run_program(app, arguments, (ProgramCannotContinue,), prints_result=not stays_up)
+        run_command_line_program(app, arguments, (ProgramCannotContinue,), prints_result=not stays_up)
 
 
 if __name__ == "__main__":

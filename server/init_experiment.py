@@ -81,11 +81,11 @@ def check_and_write_experiment(
     """
     raise_faults(find_existing_output_faults(out))
     with exclude_imports_from_gc():  # torch takes seconds, and most faults are found before
-        from common.simulation import clear_data_cache
+        from common.simulation import clear_simulated_data_cache
         from server.simulation.simulate import check_simulation_experiment
 
     tree = parse_toml(_format_experiment_file(data, out.resolve(), confirmed=True))
-    clear_data_cache()
+    clear_simulated_data_cache()
     _, checked = check_simulation_experiment(validate_experiment(tree, out.resolve(), name=out.name), tell)
     write_atomically(out, _format_experiment_file(data, out.resolve()).encode())
     skipped = [skip for part in checked.splits.parts for skip in part.skipped]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
-from common.metrics.benefit import locate_interval_around_zero
+from common.metrics.benefit import compare_interval_with_zero
 from common.system.plain_text import (
     NOT_APPLICABLE,
     format_count_with_noun,
@@ -92,7 +92,7 @@ def judge_test_outcome(test: PairedTest) -> Standing:
         return "not tested"
     if test.seeds < FEWEST_SEEDS:
         return "too few seeds"
-    if test.holm_p >= ALPHA or locate_interval_around_zero(test.interval) == "open":
+    if test.holm_p >= ALPHA or compare_interval_with_zero(test.interval) == "open":
         return "not distinguishable"
     return "better" if test.mean_difference > 0 else "worse"
 

@@ -32,11 +32,11 @@ from common.system.plain_text import format_as_json_text, list_first_and_count_r
 from common.system.resources import exclude_imports_from_gc
 from common.system.stopping import set_resume_hint, stop_on_signals
 from common.system.terminal import (
-    PlainConsole,
+    EscapingConsole,
     ProgressFormat,
     choose_progress_format,
     make_command_line_program,
-    run_program,
+    run_command_line_program,
 )
 from server.runs.tracking import TrackingService
 
@@ -45,7 +45,7 @@ app = make_command_line_program(
     "Train one classifier over simulated hospitals that label different things.",
     "0 done, 1 a run failed, 2 a fault in what was given, 3 stopped on request",
 )
-console = PlainConsole()
+console = EscapingConsole()
 Overrides = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. run.rounds=3. Repeatable."),
@@ -487,7 +487,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with stop_on_signals():
         if words and words[0] in RESUMABLE:
             set_resume_hint(partial(make_resume_command, words))
-        run_program(app, arguments, (ProgramCannotContinue,))
+        run_command_line_program(app, arguments, (ProgramCannotContinue,))
 
 
 def make_resume_command(words: list[str]) -> str:

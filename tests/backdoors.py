@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.site import Site
-from client.training.layers import train_through_layers
+from client.training.layers import train_with_privacy_layers
 from common.data.base.image_set import ImageSet, concatenate_image_sets
 from common.data.images.pixels import convert_to_channels_first
 from common.models.network import compute_image_probabilities
@@ -43,9 +43,9 @@ def backdoor(*, times: float = 1.0, from_round: int = 1, honest_norm: bool = Fal
 
     def answer(site: Site, request: TrainRequest) -> TrainReply:
         if request.round < from_round:
-            return train_through_layers(site, request)
-        honest = train_through_layers(site, request).update if honest_norm else None
-        reply = train_through_layers(replace(site, train=poisoned(site.train)), request)
+            return train_with_privacy_layers(site, request)
+        honest = train_with_privacy_layers(site, request).update if honest_norm else None
+        reply = train_with_privacy_layers(replace(site, train=poisoned(site.train)), request)
         longer = reply.update.apply_to_arrays(lambda array: np.float32(times) * array)
         norm = reply.update.norm if honest is None else honest.norm
         return replace(reply, update=replace(longer, norm=norm), train_samples=site.train_samples)

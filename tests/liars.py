@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.site import Site
-from client.training.layers import train_through_layers
-from client.training.secure_aggregation import HeldUpdates, SiteMaskingLayer
+from client.training.layers import train_with_privacy_layers
+from client.training.secure_aggregation import HeldUpdateStore, SiteMaskingLayer
 from common.config import parse_plan_json
 from common.models.network import Head
 from common.wire.records import TrainReply, TrainRequest
@@ -25,7 +25,7 @@ def changed(change: Change) -> Answer:
     """Train, and change what is sent."""
 
     def answer(site: Site, request: TrainRequest) -> TrainReply:
-        reply = train_through_layers(site, request)
+        reply = train_with_privacy_layers(site, request)
         as_sent = reply.update.apply_to_arrays(lambda array: change(array, request.round).astype(np.float32))
         return replace(reply, update=as_sent)
 
@@ -35,12 +35,12 @@ def changed(change: Change) -> Answer:
 def flipped(site: Site, request: TrainRequest) -> TrainReply:
     """Train on the opposite of every label; NaN stays NaN."""
     train = site.train
-    return train_through_layers(replace(site, train=replace(train, labels=1 - train.labels)), request)
+    return train_with_privacy_layers(replace(site, train=replace(train, labels=1 - train.labels)), request)
 
 
 def one_row(site: Site, request: TrainRequest) -> TrainReply:
     """Send the row of its first class turned round and fifty times as long, the rest as trained."""
-    reply = train_through_layers(site, request)
+    reply = train_with_privacy_layers(site, request)
     assert reply.update.head is not None
     weight, bias = reply.update.head.weight.copy(), reply.update.head.bias.copy()
     weight[0], bias[0] = -50 * weight[0], -50 * bias[0]
@@ -49,7 +49,7 @@ def one_row(site: Site, request: TrainRequest) -> TrainReply:
 
 def negative_variances(site: Site, request: TrainRequest) -> TrainReply:
     """Make every running variance, and all else in batch normalisation, negative."""
-    reply = train_through_layers(site, request)
+    reply = train_with_privacy_layers(site, request)
     assert request.model.norm is not None
     return replace(reply, update=replace(reply.update, norm=-2 * np.abs(request.model.norm)))
 
@@ -80,7 +80,7 @@ LIES: Mapping[str, Answer] = {
 
 @dataclass(frozen=True)
 class Lying:
-    """In the place of ``client.app.train_through_layers``: one site lies, the others train.
+    """In the place of ``client.app.train_with_privacy_layers``: one site lies, the others train.
 
     Attributes:
         liar: Its name.
@@ -90,9 +90,9 @@ class Lying:
     liar: str
     answer: Answer
 
-    def __call__(self, site: Site, request: TrainRequest, masks: HeldUpdates) -> TrainReply:
+    def __call__(self, site: Site, request: TrainRequest, masks: HeldUpdateStore) -> TrainReply:
         if site.name != self.liar:
-            return train_through_layers(site, request, masks)
+            return train_with_privacy_layers(site, request, masks)
         plan = parse_plan_json(request.plan)
         if not plan.privacy.secure_aggregation:
             return self.answer(site, request)
@@ -102,7 +102,7 @@ class Lying:
 
 def shifted_trunk(site: Site, request: TrainRequest) -> TrainReply:
     """Turn the trunk round from round 2 on, three and a half times as long."""
-    reply = train_through_layers(site, request)
+    reply = train_with_privacy_layers(site, request)
     if request.round < 2 or reply.update.trunk is None:
         return reply
     return replace(reply, update=replace(reply.update, trunk=np.float32(-3.5) * reply.update.trunk))

@@ -201,14 +201,14 @@ def test_ctrl_c_while_a_program_imports_ends_it_and_no_other_process(program: st
 def test_a_locale_without_our_signs_ends_no_program() -> None:
     """As in containers and cron jobs where nobody set a locale."""
     code = (
-        "from common.system.terminal import PlainConsole, make_command_line_program, run_program\n"
+        "from common.system.terminal import EscapingConsole, make_command_line_program, run_command_line_program\n"
         "app = make_command_line_program('flwr-sim', 'about', 'codes')\n"
         "@app.command()\n"
         "def tell():\n"
-        "    PlainConsole().print('\\u25cf annotated')\n"
+        "    EscapingConsole().print('\\u25cf annotated')\n"
         "@app.command()\n"
         "def other(): ...\n"
-        "run_program(app, ['tell'])\n"
+        "run_command_line_program(app, ['tell'])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -30,9 +30,8 @@ from common.models.state import read_model_state
 from common.system.files import write_atomically
 from common.system.hashing import derive_seed
 from common.system.plain_text import format_count_with_noun, format_interval, format_number, format_signed
-from common.wire.records import BenefitReply, BenefitRequest, ModelGroups, check_head_rows
+from common.wire.records import BenefitReply, BenefitRequest, ModelGroups, check_head_row_names
 from strategies.local.site_method import compute_largest_epoch_count
-from strategies.local.training import make_training_reproducible
 
 FOLDER = "alone"
 """Folder, below the site's own folder, with the page, figures and two trained models of the last comparison."""
@@ -64,7 +63,9 @@ class FourModelScores:
     class_names: tuple[str, ...]
     patients: NDArray[np.str_]
 
-    def compute_benefit(self, site: Site, seed: int, without: frozenset[str] = frozenset()) -> FederationBenefit | None:
+    def compute_federation_benefit(
+        self, site: Site, seed: int, without: frozenset[str] = frozenset()
+    ) -> FederationBenefit | None:
         """Compare the models over classes with both labels, except ``without``; None if no class is left."""
         both = [{0.0, 1.0} <= set(np.unique(column).tolist()) for column in self.labels.T]
         columns = [c for c, name in enumerate(self.class_names) if both[c] and name not in without]
@@ -82,7 +83,7 @@ class FourModelScores:
         return FederationBenefit(aurocs, *by_model, "patients" if are_all_patients_known(self.patients) else "images")
 
 
-def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitReply:
+def compare_with_local_only_training(site: Site, request: BenefitRequest) -> BenefitReply:
     """Compare the federated model with one trained alone, write the site's page, and return the figures that may leave.
 
     Raises:
@@ -96,7 +97,7 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
         raise WireError("the plan does not ask for a comparison with training alone.")
     if not 0 < request.epochs <= (most := plan.run.rounds * compute_largest_epoch_count(method, plan)):
         raise WireError(f"a run of at most {most:,} local epochs is compared with {request.epochs:,} alone.")
-    check_head_rows(request.initial.head, site.declaration.canonical_names)
+    check_head_row_names(request.initial.head, site.declaration.canonical_names)
     policy, privacy = site.policy, plan.privacy
     outside = privacy.level != "none" and not policy.metrics_outside_privacy  # models are trained here without noise
     masked = privacy.secure_aggregation and not site.simulated  # the figures would disclose what masks cover
@@ -106,8 +107,8 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
         return make_withheld_benefit_reply(site, request)
     seed = plan.run.seed
     try:
-        scores = _train_and_score_models(task, request, figures_leave=figures_leave)
-        benefit = scores.compute_benefit(site, seed)
+        scores = _train_and_score_four_models(task, request, figures_leave=figures_leave)
+        benefit = scores.compute_federation_benefit(site, seed)
     except Exception as error:
         if site.simulated:
             raise
@@ -116,7 +117,7 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
         return make_withheld_benefit_reply(site, request)
     write_site_benefit_files(site, request.run, request.epochs, benefit)
     hidden = site.hidden_classes("test")
-    released = scores.compute_benefit(site, seed, hidden) if hidden and figures_leave else benefit
+    released = scores.compute_federation_benefit(site, seed, hidden) if hidden and figures_leave else benefit
     if not figures_leave or released is None:
         return make_withheld_benefit_reply(site, request)
     return BenefitReply(
@@ -125,8 +126,8 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
         site.name,
         released.compared_classes,
         tuple(released.auroc[model][name] for model in MODELS for name in released.compared_classes),
-        **_make_interval_columns("mean", [released.mean[model] for model in MODELS]),
-        **_make_interval_columns("gain", [released.gain[model] for model in OVER_ALONE]),
+        **_make_estimate_columns("mean", [released.mean[model] for model in MODELS]),
+        **_make_estimate_columns("gain", [released.gain[model] for model in OVER_ALONE]),
         over_patients=released.over == "patients",
     )
 
@@ -136,7 +137,7 @@ def make_withheld_benefit_reply(site: Site, request: BenefitRequest) -> BenefitR
     return BenefitReply(request.run, request.round, site.name)
 
 
-def _make_interval_columns(name: str, estimates: list[EstimateWithInterval]) -> dict[str, tuple[float, ...]]:
+def _make_estimate_columns(name: str, estimates: list[EstimateWithInterval]) -> dict[str, tuple[float, ...]]:
     return {
         name: tuple(estimate.value for estimate in estimates),
         f"{name}_low": tuple(estimate.interval[0] for estimate in estimates),
@@ -144,24 +145,23 @@ def _make_interval_columns(name: str, estimates: list[EstimateWithInterval]) -> 
     }
 
 
-def _train_and_score_models(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) -> FourModelScores:
+def _train_and_score_four_models(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) -> FourModelScores:
     """Train the alone and the fine-tuned model here, then score the test part with all four models."""
     site, plan, method = task.site, task.plan, task.method
-    with make_training_reproducible(derive_seed(plan.run.seed, site.name, "home"), plan.training.threads):
+    with task.use_seed_of(site.name, "home"):
         if method.keeps_local_parts:
-            load_best_local_parts(task, request, task.validate())
+            load_best_local_parts(task, request, task.validate_current_network())
         federated, _, held = score_data_part(task, "test")
     model = read_model_state(task.network)  # a copy: the networks that are trained next share its tensors
     tuned_from = ModelGroups(model.trunk, model.norm, model.head.select_rows(site.declaration.canonical_names))
-    home = site.copy_for_local_training(site.folder / FOLDER, plan, figures_leave=figures_leave)
+    home = site.copy_site_for_local_training(site.folder / FOLDER, plan, figures_leave=figures_leave)
     rounds = math.ceil(request.epochs / plan.training.epochs)
     short_rounds = max(rounds // FINE_TUNED_SHARE, 1)
     whole = make_local_only_plan(plan, method, rounds, warm_up=True)
     short = make_local_only_plan(plan, method, short_rounds, warm_up=False)
-    alone, names = LocalOnlyTraining(home, whole, request.initial).train_and_score(
-        home.folder / "model", request.contract
-    )
-    tuned, _ = LocalOnlyTraining(home, short, tuned_from).train_and_score(home.folder / "fine-tuned", request.contract)
+    training, tuning = LocalOnlyTraining(home, whole, request.initial), LocalOnlyTraining(home, short, tuned_from)
+    alone, names = training.train_and_score_local_model(home.folder / "model", request.contract)
+    tuned, _ = tuning.train_and_score_local_model(home.folder / "fine-tuned", request.contract)
     federated = federated[:, [held.index(name) for name in names]]
     both = (alone.astype(np.float64) + federated) / 2
     scores: Scores = {"alone": alone, "federated": federated, "fine_tuned": tuned, "ensemble": both}

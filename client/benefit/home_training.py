@@ -17,15 +17,13 @@ from numpy.typing import NDArray
 from client.site.memory import remove_old_run_states
 from client.site.site import Site
 from client.training.figures import score_data_part
-from client.training.layers import train_through_layers
+from client.training.layers import train_with_privacy_layers
 from client.training.local_round import load_best_local_parts
 from client.training.task import prepare_local_task
 from common.config import EvaluationSection, HospitalPlan, PrivacySection
 from common.models.saved import save_model
-from common.system.hashing import derive_seed
 from common.wire.records import ModelGroups, TrainRequest
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import make_training_reproducible
 
 METHOD = "individual"
 WARM_UP = ("warm_up_epochs", "warm_up_lr")
@@ -50,7 +48,7 @@ class LocalOnlyTraining:
     """The training of a model by one site without the others.
 
     Attributes:
-        site: The site as :meth:`Site.copy_for_local_training` returns it.
+        site: The site as :meth:`Site.copy_site_for_local_training` returns it.
         plan: The plan as :func:`make_local_only_plan` returns it.
         initial: The initial model, with head rows of the site's own classes.
     """
@@ -59,19 +57,19 @@ class LocalOnlyTraining:
     plan: HospitalPlan
     initial: ModelGroups
 
-    def train_and_score(self, model_folder: Path, contract: str) -> tuple[NDArray[np.floating], tuple[str, ...]]:
+    def train_and_score_local_model(
+        self, model_folder: Path, contract: str
+    ) -> tuple[NDArray[np.floating], tuple[str, ...]]:
         """Train the rounds that are not on disk yet, save the best model, and return its test scores and classes."""
         memory = self.site.folder / "memory"
         remove_old_run_states(memory, self._local_run_name)
         folder, last = self.site.open_run_state_folder(self._local_run_name), self.plan.run.rounds
-        for server_round in range(folder.newest_round + 1, last + 1):
-            train_through_layers(self.site, self._make_train_request(server_round, server_round - 1))
+        for server_round in range(folder.newest_stored_round + 1, last + 1):
+            train_with_privacy_layers(self.site, self._make_train_request(server_round, server_round - 1))
         request = self._make_train_request(last, last)
         task = prepare_local_task(self.site, request)
-        with make_training_reproducible(
-            derive_seed(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads
-        ):
-            load_best_local_parts(task, request, task.validate())
+        with task.use_seed_of(self.site.name, "home"):
+            load_best_local_parts(task, request, task.validate_current_network())
             save_model(model_folder, task.whole, label_contract_sha256=contract)
             scores, _, names = score_data_part(task, "test")
         return scores, names

@@ -22,7 +22,7 @@ from client.connection.tls import (
     fetch_untrusted_certificate,
     find_proxy_address,
 )
-from client.site.site_file import SiteSettings, read_credentials
+from client.site.site_file import SiteSettings, read_and_check_connection_kit
 from common import __version__
 from common.errors import BadInput
 from common.security.identity import (
@@ -30,7 +30,7 @@ from common.security.identity import (
     SiteConnectionKit,
     read_connection_kit,
     read_private_key,
-    split_address,
+    split_host_port,
 )
 from common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
 from common.wire.fleet_protocol import WIRE_VERSION, HelloAnswer
@@ -53,7 +53,7 @@ def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, 
         if awaits_kit:
             read_private_key(settings.key_path)
         else:
-            read_credentials(settings)
+            read_and_check_connection_kit(settings)
     except BadInput as bad:
         area.add_input_faults(bad)
     if offline:
@@ -75,7 +75,7 @@ def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, 
 def _check_connection_steps(
     area: CheckArea, kit: SiteConnectionKit, key: ec.EllipticCurvePrivateKey | None, environment: Mapping[str, str]
 ) -> None:
-    host, port = split_address(kit.address)
+    host, port = split_host_port(kit.address)
     area.facts["address"] = kit.address
     try:
         proxy = find_proxy_address(host, environment)
@@ -84,7 +84,7 @@ def _check_connection_steps(
         return
     days = None
     try:
-        if _check_host_name(area, *(proxy or (host, port))):
+        if _check_host_name_resolves(area, *(proxy or (host, port))):
             days = check_coordinator_certificate(kit.address, kit.ca_certificate, environment)
     except ConnectionNotAccepted as refused:
         _add_tls_fault(area, refused, kit, environment)
@@ -119,7 +119,7 @@ def _check_connection_steps(
 # ---------------------------------------------------------------------- host name, port, TLS
 
 
-def _check_host_name(area: CheckArea, host: str, port: int) -> bool:
+def _check_host_name_resolves(area: CheckArea, host: str, port: int) -> bool:
     """Look up a host name and record its addresses, or a fault; return True if the name exists."""
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -137,9 +137,17 @@ def _add_tls_fault(
     area: CheckArea, refused: ConnectionNotAccepted, kit: SiteConnectionKit, environment: Mapping[str, str]
 ) -> None:
     """Record why TLS fails, with facts about the certificate or the protocol that the other side shows."""
-    host, port = split_address(kit.address)
+    host, port = split_host_port(kit.address)
     if refused.exit_code == ClientExitCode.NO_TLS:
-        protocol = "" if find_proxy_address(host, environment) else _identify_server_protocol(host, port)
+        protocol = ""
+        if not find_proxy_address(host, environment):  # the answer to an HTTP/2 greeting without TLS tells it
+            with contextlib.suppress(OSError), socket.create_connection((host, port), TLS_TIMEOUT_S) as connection:
+                connection.sendall(_PREFACE)
+                answer = connection.recv(64)
+                if answer.startswith(b"HTTP/1"):
+                    protocol = " It speaks plain HTTP."
+                elif len(answer) >= 9 and answer[3] == 4 and answer[5:9] == bytes(4):  # SETTINGS of the connection
+                    protocol = " It speaks plain HTTP/2, as gRPC without TLS does."
         remedy = (
             "Ask the coordinator which port flwr-server listens on: this is another service's, or something between"
             " ends TLS before it (a reverse proxy must pass TCP through)."
@@ -185,21 +193,6 @@ def _explain_certificate_fault(
     dates = f"{certificate.not_valid_before_utc:{form}} to {certificate.not_valid_after_utc:{form}} UTC"
     now = f"{dt.datetime.now(dt.UTC):{form}} UTC"
     return f"{refused.problem} It is valid from {dates}; this machine's clock says {now}.", refused.remedy
-
-
-def _identify_server_protocol(host: str, port: int) -> str:
-    """Describe the protocol of a server without TLS by its answer to an HTTP/2 greeting; empty if it is unknown."""
-    try:
-        with socket.create_connection((host, port), timeout=TLS_TIMEOUT_S) as connection:
-            connection.sendall(_PREFACE)
-            answer = connection.recv(64)
-    except OSError:
-        return ""
-    if answer.startswith(b"HTTP/1"):
-        return " It speaks plain HTTP."
-    if len(answer) >= 9 and answer[3] == 4 and answer[5:9] == bytes(4):  # a SETTINGS frame of the whole connection
-        return " It speaks plain HTTP/2, as gRPC without TLS does."
-    return ""
 
 
 # ---------------------------------------------------------------------- the coordinator's answer
@@ -253,7 +246,8 @@ def check_hello_answer(area: CheckArea, hello: HelloAnswer, *, ahead_s: float, u
     else:
         area.passed.append(f"both run release {hello.release} (wire {hello.wire})")
     if hello.key == "unknown":
-        area.add_connection_fault(ConnectionNotAccepted.for_key_refusal("never admitted, or revoked"))
+        refused = ConnectionNotAccepted.make_key_refusal_error("never admitted, or revoked")
+        area.add_fault(refused.exit_code, refused.problem, refused.remedy)
     else:
         area.passed.append("this site's key is admitted")
     area.facts |= {"clock_ahead_s": round(ahead_s, 3), "clock_unsure_s": round(unsure_s, 3), "release": hello.release}

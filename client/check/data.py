@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.check.findings import CheckArea, ClassCounts
-from client.check.pictures import FEWEST, InversionCounts, PictureFacts, describe_pictures, read_picture_facts
-from client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_image_source
+from client.check.findings import CheckArea, ClassImageCounts
+from client.check.pictures import FEWEST, InvertedPictureCounts, PictureFacts, describe_pictures, read_picture_facts
+from client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_site_image_source
 from client.connection.exit_codes import ClientExitCode
 from client.site.policy import TRUST, SitePolicy
-from client.site.settings import find_data_faults, make_label_declaration
+from client.site.settings import find_hospital_data_faults, make_label_declaration
 from client.site.site_file import FILE, SiteSettings
 from common.data.base.image_set import PARTS, describe_blank_pictures, find_placeholder_patients
 from common.data.base.spec import ChexpertDatasetSpec, LabelColumnsSpec, MimicDatasetSpec
@@ -50,15 +50,15 @@ class DataCheckResults:
     area: CheckArea
     source: SiteImageSource | None = None
     pictures: tuple[PictureFacts, ...] = ()
-    classes: tuple[ClassCounts, ...] = ()
+    classes: tuple[ClassImageCounts, ...] = ()
 
 
-def check_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
+def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
     """Check a site's files, labels and patients, and decode ``images`` of its images (None for all)."""
     area = CheckArea("data")
     try:
-        raise_faults(find_data_faults(settings))
-        source = open_image_source(settings)
+        raise_faults(find_hospital_data_faults(settings))
+        source = open_site_image_source(settings)
         make_label_declaration(settings, source.class_names)
     except BadInput as bad:
         area.add_input_faults(bad)
@@ -88,7 +88,7 @@ def check_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
     _check_unreadable_files(area, source, syntaxes, empty, pictures)
     _check_picture_appearance(area, source, heads, decoded)
     _check_duplicate_images(area, source, duplicates)
-    _add_policy_and_label_notes(area, source, classes, settings.file.policy)
+    _note_policy_and_label_effects(area, source, classes, settings.file.policy)
     _add_passed_checks(area, source, decoded, syntaxes)
     if duplicates.compared == len(filled) and not duplicates.groups:
         area.passed.append("no image is there twice")
@@ -181,38 +181,33 @@ def _check_picture_appearance(
         area.add_note(
             problem, "With color = false they take a third of the memory, if the run's model has one channel."
         )
-    counts = InversionCounts.from_pictures(decoded)
+    counts = InvertedPictureCounts.from_pictures(decoded)
     modes = ", ".join(counts.modes)
-    if counts.is_majority_inverted:
+    if counts.is_majority_of_pictures_inverted:
         share = f"{counts.inverted:,} of the {counts.telling:,} images that tell"
-        problem = (
-            f"black and white look exchanged ({counts.confidence_in_words}): in {share} the border is white, the middle"
-        )
+        problem = f"black and white look exchanged ({counts.inversion_confidence_in_words}): "
+        problem += f"in {share} the border is white, the middle darker."
         remedy = "In a radiograph air is black. Look with flwr-client preview-data; if so, export them again"
         if set(counts.modes) & {"MONOCHROME1", "MONOCHROME2"}:
             remedy += f" with the right PhotometricInterpretation (now {modes}; MONOCHROME1 is turned)."
         else:
             remedy += "; a DICOM viewer's export often forgets to turn MONOCHROME1."
-        area.add_warning(ClientExitCode.INVERTED, f"{problem} darker.", remedy)
+        area.add_warning(ClientExitCode.INVERTED, problem, remedy)
     elif modes and counts.inverted >= FEWEST:
         problem = f"{counts.inverted:,} of {counts.telling:,} images look inverted, most of those of mode {modes}."
         area.add_warning(ClientExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
 
 
-def _add_policy_and_label_notes(
-    area: CheckArea, source: SiteImageSource, classes: Sequence[ClassCounts], policy: SitePolicy
+def _note_policy_and_label_effects(
+    area: CheckArea, source: SiteImageSource, classes: Sequence[ClassImageCounts], policy: SitePolicy
 ) -> None:
     """Note the effects of the policy and of the labels on a run, for instance hidden classes."""
     if not source.patients_known:
         problem = "no column says whose images they are: one patient's may stand on two sides of a split."
         if source.patients_from:
             nameless = int(find_placeholder_patients(source.patients).sum())
-            problem = (
-                f"{format_count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a "
-                "patient of "
-                "its "
-            )
-            problem += "own, and may be of one who stands on the other side of the split."
+            problem = f"{format_count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as "
+            problem += "a patient of its own, and may be of one who stands on the other side of the split."
         area.add_note(problem, f"Name patient_column (of an npz file patient_key) in {FILE}, if there is one.")
     validation = len(np.unique(source.patients[source.parts == "validation"]))
     if 0 < validation < policy.smallest_count:
@@ -222,7 +217,7 @@ def _add_policy_and_label_notes(
         )
         area.add_note(problem)
     area.add_note(f'level = "{policy.level}" in [policy]: {TRUST[policy.level]}')
-    if overridden := [f"{key} = {json.dumps(value)}" for key, value in policy.changes_from_level.items()]:
+    if overridden := [f"{key} = {json.dumps(value)}" for key, value in policy.keys_changed_from_level.items()]:
         problem = f"[policy] overrides that level: {join_as_english_list(overridden)}."
         area.add_note(problem, "Leave these keys out, unless you mean them: the sentence above holds without them.")
     trains = policy.train_hidden_classes or policy.epsilon is not None
@@ -251,7 +246,7 @@ def _add_policy_and_label_notes(
             area.add_note(f"no image {verb} {', '.join(names)}.", remedy)
 
 
-def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> list[ClassCounts]:
+def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> list[ClassImageCounts]:
     """Count images and patients of each class that the site annotates."""
     smallest, spec = max(FEWEST_PATIENTS, settings.file.policy.smallest_count), settings.file.data
     cells: dict[str, tuple[int, int]] = {}
@@ -262,7 +257,7 @@ def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> li
         column = source.labels[:, source.class_names.index(name)]
         with_class, without = (0 < len(np.unique(source.patients[column == kind])) < smallest for kind in (1, 0))
         counts = int((column == 1).sum()), int((column == 0).sum()), int(np.isnan(column).sum())
-        rows.append(ClassCounts(name, *counts, (with_class, without), smallest, *cells.get(name, (None, None))))
+        rows.append(ClassImageCounts(name, *counts, (with_class, without), smallest, *cells.get(name, (None, None))))
     return rows
 
 

@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
+from client.connection.exit_codes import ClientExitCode
 from common.errors import BadInput, Cause
-from common.system.terminal import PlainConsole
+from common.system.terminal import EscapingConsole
 
 SCHEMA = 1
 AreaName = Literal["connection", "machine", "data", "training"]
@@ -85,10 +85,6 @@ class CheckArea:
         """Add a finding of the severity fault."""
         self.findings.append(CheckFinding(FindingSeverity.FAULT, exit_code, problem, remedy))
 
-    def add_connection_fault(self, refused: ConnectionNotAccepted) -> None:
-        """Add the fault that the coordinator did not accept this site, or this site the coordinator."""
-        self.add_fault(refused.exit_code, refused.problem, refused.remedy)
-
     def add_input_faults(self, bad: BadInput) -> None:
         """Add the faults that were found in settings files and tables."""
         for fault in bad.faults:
@@ -96,7 +92,7 @@ class CheckArea:
 
 
 @dataclass(frozen=True)
-class ClassCounts:
+class ClassImageCounts:
     """Numbers of images of one class in all parts of the data together.
 
     Attributes:
@@ -183,12 +179,12 @@ _INDENT = (0, 0, 0, 8)
 
 def make_narrow_console(file: Any = None) -> Console:
     """Make a console of at most :data:`WIDTH` characters, in colour on a terminal."""
-    console = PlainConsole(file=file, highlight=False)
+    console = EscapingConsole(file=file, highlight=False)
     console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
     return console
 
 
-def print_check_result(result: CheckResult, classes: Sequence[ClassCounts], console: Console) -> None:
+def print_check_result(result: CheckResult, classes: Sequence[ClassImageCounts], console: Console) -> None:
     """Print the findings and remedies of each area, then repeat the most severe finding."""
     for area in result.areas:
         console.print(Text(area.name, style="bold"))
@@ -199,7 +195,7 @@ def print_check_result(result: CheckResult, classes: Sequence[ClassCounts], cons
             grid.add_row(Text("ok", style="green"), Text(line))
         for finding in sorted(area.findings, key=lambda finding: -finding.severity):
             mark, style = _MARKS[finding.severity]
-            grid.add_row(Text(mark, style=style), _format_finding(finding))
+            grid.add_row(Text(mark, style=style), _format_check_finding(finding))
         console.print(grid)
         if area.name == "data" and classes:
             cells = any(row.blank is not None for row in classes)
@@ -220,10 +216,10 @@ def print_check_result(result: CheckResult, classes: Sequence[ClassCounts], cons
     words = "begin with this one" if count > 1 else "one finding"
     style = "bold red" if worst.severity == FindingSeverity.FAULT else "bold yellow"
     console.print(Text(f"{result.site}: {words}, exit code {int(result.exit_code)}:", style=style))
-    console.print(Padding(_format_finding(worst), _INDENT))
+    console.print(Padding(_format_check_finding(worst), _INDENT))
 
 
-def _format_finding(finding: CheckFinding) -> Text:
+def _format_check_finding(finding: CheckFinding) -> Text:
     text = Text(finding.problem + (f" [{int(finding.exit_code)}]" if finding.severity else ""))
     if finding.names:
         more = len(finding.names) - MOST_NAMES

@@ -1,6 +1,6 @@
 """The machine and what a run needs of it: disk, memory, GPU and file permissions.
 
-:func:`measure_machine` and :func:`check_machine` are separate, so that a test can check any machine by its numbers.
+:func:`measure_machine` and :func:`check_machine_resources` are separate, so a test can check any machine by numbers.
 """
 
 import os
@@ -16,7 +16,7 @@ from torch import Tensor
 from client.check.findings import CheckArea
 from client.connection.exit_codes import ClientExitCode
 from client.gate.plan_costs import count_layer_outputs
-from client.site.settings import find_gpu_fault
+from client.site.settings import find_gpu_count_fault
 from client.site.site_file import SiteSettings
 from common import __version__
 from common.config import BY_STEP, HospitalPlan
@@ -110,7 +110,7 @@ class TrainingResourceNeeds:
     gpu: int
 
 
-def estimate_resource_needs(
+def estimate_training_resource_needs(
     network: SplitNetwork,
     plan: HospitalPlan,
     sample: Tensor,
@@ -140,7 +140,7 @@ def estimate_resource_needs(
     )
 
 
-def check_machine(
+def check_machine_resources(
     machine: MachineMeasurements, settings: SiteSettings, needs: TrainingResourceNeeds | None
 ) -> CheckArea:
     """Compare a machine's measurements with a run's needs.
@@ -204,7 +204,7 @@ def _check_disk_memory_and_gpu(
         problem = 'device is "cuda" in site.toml, but this machine shows no GPU.'
         remedy = 'Start the container with --gpus all and the NVIDIA container toolkit, or set device = "auto".'
         area.add_fault(ClientExitCode.GPU, problem, remedy)
-    elif lacking := find_gpu_fault(settings.file, gpu.count if gpu else 0):
+    elif lacking := find_gpu_count_fault(settings.file, gpu.count if gpu else 0):
         area.add_fault(ClientExitCode.GPU, f"gpus {lacking.problem}", lacking.remedy)
     if needs and machine.memory_free < needs.memory:
         problem = (

@@ -71,37 +71,33 @@ class PictureFacts:
 
 def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[PictureFacts]:
     """Read and decode the images of these rows on several threads; a fault in one image does not stop the others."""
+    form = source.form
+
+    def read_facts(row: int) -> PictureFacts:
+        dicom = NO_DICOM
+        try:
+            content = source.read(row)
+            if isinstance(content, np.ndarray):
+                height, width = content.shape[:2]
+                mode = "colour" if content.ndim == 3 else "grey"
+                return PictureFacts(row, "npz", width, height, mode, picture_looks_inverted(content), content)
+            if isinstance(content, bytes):
+                dicom = read_dicom_header(content)
+            image = decode_picture(content, form.rendering if form else AS_IN_FILE)
+            kind, mode = _read_picture_format_and_mode(content)
+            decoded = np.asarray(image)
+            pixels, blank = fit_picture_to_format(image, form) if form else decoded, image.info.get(BLANK, False)
+            inverted = picture_looks_inverted(decoded)
+            return PictureFacts(row, kind, *image.size, mode, inverted, pixels, dicom, blank)
+        except Exception as error:  # of any decoder on a broken file, as when a run reads the images
+            return PictureFacts(row, head=dicom, reason=explain_decoding_error(error))
+
     with ThreadPoolExecutor(IN_MEMORY.workers) as pool, source.opened():
-        pictures = pool.map(lambda row: _read_facts_of_picture(source, int(row)), rows)
-        return [
-            facts if place < MOST_PIXELS_KEPT else replace(facts, pixels=None) for place, facts in enumerate(pictures)
-        ]
+        pictures = enumerate(pool.map(read_facts, map(int, rows)))
+        return [facts if place < MOST_PIXELS_KEPT else replace(facts, pixels=None) for place, facts in pictures]
 
 
-def _read_facts_of_picture(source: SiteImageSource, row: int) -> PictureFacts:
-    dicom = NO_DICOM
-    # Any error of a decoder on a broken file ends here, as it does when a run reads the images.
-    try:
-        content = source.read(row)
-        if isinstance(content, np.ndarray):
-            height, width = content.shape[:2]
-            mode = "colour" if content.ndim == 3 else "grey"
-            return PictureFacts(row, "npz", width, height, mode, looks_inverted(content), content)
-        if isinstance(content, bytes):
-            dicom = read_dicom_header(content)
-        form = source.form
-        image = decode_picture(content, form.rendering if form else AS_IN_FILE)
-        kind, mode = _read_format_and_mode(content)
-        decoded = np.asarray(image)
-        pixels = fit_picture_to_format(image, form) if form else decoded
-        return PictureFacts(
-            row, kind, *image.size, mode, looks_inverted(decoded), pixels, dicom, image.info.get(BLANK, False)
-        )
-    except Exception as error:
-        return PictureFacts(row, head=dicom, reason=explain_decoding_error(error))
-
-
-def _read_format_and_mode(content: bytes | Path) -> tuple[str, str]:
+def _read_picture_format_and_mode(content: bytes | Path) -> tuple[str, str]:
     """Return format and colour mode of a file that could be decoded."""
     if isinstance(content, Path):
         if is_nifti_file(read_first_bytes(content)):
@@ -115,7 +111,7 @@ def _read_format_and_mode(content: bytes | Path) -> tuple[str, str]:
         return str(image.format), mode
 
 
-def looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:
+def picture_looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:
     """Return True if air looks white in a radiograph, a CT or an ultrasound image, and False if it looks black.
 
     Air, and regions that the beam did not reach, are black and lie at the border; the body is bright and lies in the
@@ -141,7 +137,7 @@ def looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:
 
 
 @dataclass(frozen=True)
-class InversionCounts:
+class InvertedPictureCounts:
     """Counts of pictures in which black and white look exchanged.
 
     Attributes:
@@ -155,7 +151,7 @@ class InversionCounts:
     modes: tuple[str, ...]
 
     @classmethod
-    def from_pictures(cls, pictures: Sequence[PictureFacts]) -> "InversionCounts":
+    def from_pictures(cls, pictures: Sequence[PictureFacts]) -> "InvertedPictureCounts":
         """Count the pictures that show if they are inverted, and the inverted ones; find the mostly inverted modes."""
         total = Counter(facts.mode for facts in pictures if facts.inverted is not None)
         inverted = Counter(facts.mode for facts in pictures if facts.inverted)
@@ -163,12 +159,12 @@ class InversionCounts:
         return cls(inverted.total(), total.total(), modes)
 
     @property
-    def is_majority_inverted(self) -> bool:
+    def is_majority_of_pictures_inverted(self) -> bool:
         """True if so many pictures look inverted that probably all of them are."""
         return self.telling >= FEWEST and self.inverted >= MAJORITY * self.telling
 
     @property
-    def confidence_in_words(self) -> str:
+    def inversion_confidence_in_words(self) -> str:
         """Confidence that the pictures are inverted, as "likely" or "nearly sure"."""
         share = self.inverted / self.telling
         return "nearly sure" if share >= 0.95 and self.telling >= 5 * FEWEST else "likely"

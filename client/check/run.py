@@ -7,18 +7,18 @@ from pathlib import Path
 import torch
 
 from client.check.connection import check_connection
-from client.check.data import check_data
-from client.check.findings import CheckArea, CheckResult, ClassCounts
-from client.check.machine import MachineMeasurements, check_machine, measure_machine
-from client.check.training import check_training, find_planned_training, prepare_training_trial
-from client.site.site_file import SiteSettings, read_site_toml_only
+from client.check.data import check_site_data
+from client.check.findings import CheckArea, CheckResult, ClassImageCounts
+from client.check.machine import MachineMeasurements, check_machine_resources, measure_machine
+from client.check.training import check_trial_training, find_planned_training, prepare_training_trial
+from client.site.site_file import SiteSettings, read_site_toml_without_data
 from common.config import Experiment
 from common.errors import BadInput
 
 IMAGES = 200
 
 
-def check_site(
+def run_site_check(
     folder: Path,
     *,
     images: int | None = IMAGES,
@@ -26,7 +26,7 @@ def check_site(
     experiment: Experiment | None = None,
     look: Callable[[SiteSettings], MachineMeasurements] = measure_machine,
     environment: Mapping[str, str] = os.environ,
-) -> tuple[CheckResult, tuple[ClassCounts, ...]]:
+) -> tuple[CheckResult, tuple[ClassImageCounts, ...]]:
     """Check a site's folder; the check changes no file and sends nothing of the data.
 
     Args:
@@ -41,10 +41,10 @@ def check_site(
     Raises:
         BadInput: If site.toml itself cannot be read.
     """
-    settings = read_site_toml_only(folder)
+    settings = read_site_toml_without_data(folder)
     machine = look(settings)
     connection = check_connection(settings, environment, offline=offline)
-    data = check_data(settings, images)
+    data = check_site_data(settings, images)
     training, trial = CheckArea("training"), None
     if data.source is None or not data.pictures:
         training.add_note("no step was trained: no image could be read.")
@@ -56,7 +56,7 @@ def check_site(
         except BadInput as bad:
             training.add_input_faults(bad)
     needs = trial.estimated_resource_needs if trial else None
-    checked_machine = check_machine(machine, settings, needs)
+    checked_machine = check_machine_resources(machine, settings, needs)
     if trial and needs:
-        check_training(training, trial, needs)
+        check_trial_training(training, trial, needs)
     return CheckResult(settings.file.name, (connection, checked_machine, data.area, training)), data.classes

@@ -76,7 +76,7 @@ class SiteImageSource:
         return len(self.names)
 
     @property
-    def longer_side(self) -> int:
+    def longer_image_side(self) -> int:
         """Longer side, in pixels, of an image as the network receives it."""
         if self.form:
             return self.form.size
@@ -84,7 +84,7 @@ class SiteImageSource:
         return max(first.shape[:2]) if isinstance(first, np.ndarray) else 0
 
 
-def open_image_source(settings: SiteSettings) -> SiteImageSource:
+def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
     """Find a site's images and labels, without reading the pixels of image files.
 
     Raises:
@@ -100,7 +100,7 @@ def open_image_source(settings: SiteSettings) -> SiteImageSource:
         | CompositesDatasetSpec
         | PluginDatasetSpec,
     ):
-        return _open_array_source(settings)
+        return _open_whole_dataset_source(settings)
     archive = patients_from = ""
     files: Sequence[Path] = ()
     heads = list[DicomHeader]()
@@ -143,12 +143,12 @@ def open_image_source(settings: SiteSettings) -> SiteImageSource:
     )
 
 
-def _open_array_source(settings: SiteSettings) -> SiteImageSource:
+def _open_whole_dataset_source(settings: SiteSettings) -> SiteImageSource:
     splits = load_dataset(settings.file.data, settings.folder)
     sets: list[ImageSet] = [splits.train, splits.validation, splits.test]
     starts = np.cumsum([0, *map(len, sets)])
 
-    def read_row(row: int) -> NDArray[np.uint8]:
+    def read_pixels_of_row(row: int) -> NDArray[np.uint8]:
         part = int(np.searchsorted(starts, row, side="right")) - 1
         pixels: NDArray[np.uint8] = sets[part].select_rows(np.array([row - starts[part]])).images[0]
         return pixels
@@ -160,7 +160,7 @@ def _open_array_source(settings: SiteSettings) -> SiteImageSource:
         class_names=splits.class_names,
         patients=patients,
         parts=np.repeat(np.array(PARTS), [len(images) for images in sets]),
-        read=read_row,
+        read=read_pixels_of_row,
         patients_known=are_all_patients_known(patients),
         skipped=tuple(skip for images in sets for skip in images.skipped),
     )

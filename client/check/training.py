@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from client.check.findings import CheckArea
-from client.check.machine import TrainingResourceNeeds, estimate_resource_needs
+from client.check.machine import TrainingResourceNeeds, estimate_training_resource_needs
 from client.check.pictures import PictureFacts
 from client.check.source import SiteImageSource
 from client.connection.exit_codes import ClientExitCode
@@ -60,7 +60,7 @@ def find_planned_training(
         return PlannedTraining(make_hospital_plan(experiment), "the experiment given")
     if plan := read_last_plan(settings.state_folder):
         return PlannedTraining(plan, "the last roll call")
-    model = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.longer_side)))
+    model = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.longer_image_side)))
     guess = Experiment(run=RunSection(method="surgical"), model=model, training=TrainingSection(batch_size=32))
     return PlannedTraining(make_hospital_plan(guess), "no run is known here: ResNet-18 assumed", assumed=True)
 
@@ -87,7 +87,7 @@ class TrainingTrial:
     def estimated_resource_needs(self) -> TrainingResourceNeeds:
         sample, plan = convert_to_channels_first(self.images.images[:1]).to(self.device), self.planned.plan
         total, on_disk = sum(self.totals), self.images_on_disk
-        return estimate_resource_needs(self.network, plan, sample, total, self.gpus, images_on_disk=on_disk)
+        return estimate_training_resource_needs(self.network, plan, sample, total, self.gpus, images_on_disk=on_disk)
 
 
 def prepare_training_trial(
@@ -128,7 +128,7 @@ class TrainingStepCost:
     sent: int
 
 
-def check_training(area: CheckArea, trial: TrainingTrial, needs: TrainingResourceNeeds) -> None:
+def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingResourceNeeds) -> None:
     """Train a trial step, and estimate the time and the traffic of a round."""
     try:
         cost = _measure_training_step(trial)
@@ -149,8 +149,8 @@ def check_training(area: CheckArea, trial: TrainingTrial, needs: TrainingResourc
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     area.passed += [
         f"{plan.run.method}, {model} ({trial.planned.origin}): a step on {where} works",
-        f"a round: about {_format_minutes(seconds)} of training, {down:.1f} MB down, {up:.1f} MB up"
-        f" ({_format_minutes(transfer)} at {LINE_MBIT:.0f} Mbit/s)",
+        f"a round: about {_format_seconds_or_minutes(seconds)} of training, {down:.1f} MB down, {up:.1f} MB up"
+        f" ({_format_seconds_or_minutes(transfer)} at {LINE_MBIT:.0f} Mbit/s)",
         f"a model of {format_bytes(needs.model)}; this check took {format_bytes(peak)} of memory",
     ]
     if trial.planned.assumed:
@@ -180,11 +180,11 @@ def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
     with make_training_reproducible(0, plan.training.threads) as generator:
         optimizer = make_optimizer(network, plan.training, plan.training.lr)
 
-        def step() -> object:
+        def train_one_epoch() -> object:
             return train_epoch(network, task, optimizer, generator)
 
-        train_s = _measure_seconds(step)
-        train_s = train_s if train_s > PATIENCE_S else _measure_seconds(step)
+        train_s = _measure_seconds(train_one_epoch)
+        train_s = train_s if train_s > PATIENCE_S else _measure_seconds(train_one_epoch)
         validate_s = _measure_seconds(lambda: compute_logits(network, pixels, plan.training.precision).cpu())
     update = compute_model_difference(read_model_state(network), received, trial.method, trial.images.class_names)
     sent, _ = compress_update_trunk(update, ModelGroups(), trial.method.parameters.compress_update)
@@ -201,5 +201,5 @@ def _measure_seconds(work: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def _format_minutes(seconds: float) -> str:
+def _format_seconds_or_minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

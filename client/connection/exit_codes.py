@@ -1,6 +1,12 @@
 """Exit codes of ``flwr-client``, and the exceptions with which it ends, each with a remedy."""
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
+
+_NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
 
 
 class ClientExitCode(IntEnum):
@@ -49,7 +55,7 @@ class ConnectionNotAccepted(Exception):
         self.exit_code, self.problem, self.remedy, self.may_pass = exit_code, problem, remedy, may_pass
 
     @classmethod
-    def for_key_refusal(cls, why: str) -> "ConnectionNotAccepted":
+    def make_key_refusal_error(cls, why: str) -> "ConnectionNotAccepted":
         """Make the exception for a key that the coordinator does not accept."""
         remedy = "Ask the coordinator whether this site is admitted; a revoked site needs a new key."
         return cls(
@@ -57,7 +63,7 @@ class ConnectionNotAccepted(Exception):
         )
 
     @classmethod
-    def for_newer_process(cls, why: str) -> "ConnectionNotAccepted":
+    def make_newer_process_error(cls, why: str) -> "ConnectionNotAccepted":
         """Make the exception for an old process, after a newer process has connected with the same key."""
         remedy = (
             "Only one may run: keep one copy of the site's folder and remove the others. If nobody here started"
@@ -66,7 +72,25 @@ class ConnectionNotAccepted(Exception):
         return cls(ClientExitCode.KEY, f"{why}; this one stops.", remedy)
 
     @classmethod
-    def for_clock_difference(cls) -> "ConnectionNotAccepted":
+    def make_clock_difference_error(cls) -> "ConnectionNotAccepted":
         """Make the exception for clocks that differ: Flower rejects signatures over 5 minutes old or in the future."""
         remedy = "Set the clock (NTP) here or there."
         return cls(ClientExitCode.CLOCK, "the clocks of this site and of the coordinator differ too much.", remedy)
+
+    @classmethod
+    def make_certificate_error(cls, error: "ssl.SSLCertVerificationError", host: str) -> "ConnectionNotAccepted":
+        """Make the exception for a certificate that OpenSSL rejects: of another host, expired, or of another issuer."""
+        if error.verify_code in (_OTHER_HOST, _OTHER_ADDRESS):
+            remedy = "The coordinator adds this name with flwr-server init DIR --renew --host ..., "
+            remedy += "or the kit names another."
+            return cls(ClientExitCode.WRONG_HOST, f"the coordinator's certificate is not for {host}.", remedy)
+        if error.verify_code == _EXPIRED:
+            remedy = "The coordinator runs flwr-server init DIR --renew. If it has not, this machine's clock is wrong."
+            return cls(ClientExitCode.EXPIRED, "the coordinator's certificate has expired.", remedy)
+        if error.verify_code == _NOT_YET_VALID:
+            remedy = "This machine's clock, or the coordinator's, is wrong."
+            return cls(ClientExitCode.EXPIRED, "the coordinator's certificate is not valid yet.", remedy)
+        problem = f"{host} does not show the certificate of this kit's coordinator ({error.verify_message})."
+        remedy = "Another machine answers, a firewall opens TLS on the way, or the kit is an old one: "
+        remedy += "ask for a new kit. flwr-client check names who issued what is shown."
+        return cls(ClientExitCode.OTHER_AUTHORITY, problem, remedy)

@@ -48,7 +48,7 @@ TRANSFERS = 2
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 1.0
 """First and longest pause between two tries to fetch an object that the coordinator is still writing."""
 _CALLS = ("ActivateNode", "DeactivateNode", "SendNodeHeartbeat", "PullMessages", "PushMessages", "GetRun", "GetFab")
-RESPONSES = {call: getattr(fleet, f"{call}Response") for call in (*_CALLS, "ConfirmMessageReceived")}
+RESPONSES = {call: getattr(fleet, f"{call}Response") for call in (*_CALLS, "PushObject", "ConfirmMessageReceived")}
 T = TypeVar("T")
 
 _LINE_ERRORS = {
@@ -78,7 +78,7 @@ DESCRIPTIONS = {
 _WRAPPING = re.compile(r"^failed to connect to all addresses; last error: (\w+: )?(ipv[46]:\S+: )?")
 
 
-class RunOver(Exception):
+class RunAlreadyEnded(Exception):
     """Raised if the run of a message has ended."""
 
 
@@ -136,29 +136,18 @@ class FleetClient:
         ]
         self._raw = grpc.secure_channel(address, credentials, options=options)
         self._key = key
-        self._fleet = {  # calls without object content
-            name: self._raw.unary_unary(
-                f"/{fleet.SERVICE}/{name}",
-                request_serializer=lambda request: request.SerializeToString(),
-                response_deserializer=response.FromString,
+        parsers = {call: response.FromString for call, response in RESPONSES.items()}
+        parsers["PullObject"] = lambda data: fleet.extract_protobuf_field(data, fleet.CONTENT_OF_PULL)  # without a copy
+        parsers[fleet.HELLO_METHOD] = fleet.HelloAnswer.model_validate_json
+        services = {fleet.HELLO_METHOD: fleet.HELLO_SERVICE}
+        self._calls = {
+            call: self._raw.unary_unary(
+                f"/{services.get(call, fleet.SERVICE)}/{call}",
+                request_serializer=lambda request: request if type(request) is bytes else request.SerializeToString(),
+                response_deserializer=parse,
             )
-            for name, response in RESPONSES.items()
+            for call, parse in parsers.items()
         }
-        self._push_object = self._raw.unary_unary(
-            f"/{fleet.SERVICE}/PushObject",
-            request_serializer=bytes,
-            response_deserializer=fleet.PushObjectResponse.FromString,
-        )
-        self._pull_object = self._raw.unary_unary(
-            f"/{fleet.SERVICE}/PullObject",
-            request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=lambda data: fleet.extract_protobuf_field(data, fleet.CONTENT_OF_PULL),
-        )
-        self._hello = self._raw.unary_unary(
-            f"/{fleet.HELLO_SERVICE}/{fleet.HELLO_METHOD}",
-            request_serializer=bytes,
-            response_deserializer=fleet.HelloAnswer.model_validate_json,
-        )
         self._public_key = encode_public_key_pem(key.public_key())
         self._bundles: dict[int, str] = {}
         self._small: Mapping[str, bytes] = {}  # small objects that came with the last message
@@ -182,7 +171,7 @@ class FleetClient:
         """
         with _translate_grpc_errors():
             try:
-                return cast(fleet.HelloAnswer, self._call_signed(self._hello, b"", timeout=TLS_TIMEOUT_S))
+                return cast(fleet.HelloAnswer, self._make_signed_call(fleet.HELLO_METHOD, b"", timeout=TLS_TIMEOUT_S))
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     return None
@@ -204,7 +193,7 @@ class FleetClient:
         request = fleet.ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=HEARTBEAT_INTERVAL_S)
         try:
             with _translate_grpc_errors(admitted_only=True):
-                self.node_id = self._call_signed(self._fleet["ActivateNode"], request).node_id
+                self.node_id = self._make_signed_call("ActivateNode", request).node_id
         except ConnectionNotAccepted:
             if not node_id:
                 raise
@@ -216,23 +205,22 @@ class FleetClient:
         """Send a heartbeat, so that the coordinator counts this site as connected."""
         with _translate_grpc_errors():
             request = fleet.SendNodeHeartbeatRequest(node=self._flower_node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
-            answer = self._call_signed(self._fleet["SendNodeHeartbeat"], request, timeout=10)
+            answer = self._make_signed_call("SendNodeHeartbeat", request, timeout=10)
         if not answer.success:
-            raise ConnectionNotAccepted.for_key_refusal("the coordinator no longer knows it")
+            raise ConnectionNotAccepted.make_key_refusal_error("the coordinator no longer knows it")
 
     def deactivate_node(self) -> None:
         """Tell the coordinator that this site disconnects; a missing answer is ignored."""
         try:
-            self._call_signed(
-                self._fleet["DeactivateNode"], fleet.DeactivateNodeRequest(node_id=self.node_id), timeout=3
-            )
+            request = fleet.DeactivateNodeRequest(node_id=self.node_id)
+            self._make_signed_call("DeactivateNode", request, timeout=3)
         except grpc.RpcError:
             return
 
     # ------------------------------------------------------------------ messages
 
     def receive_message(self, wait_s: float = 0.0) -> bytes | None:
-        """Return the next message without its content, which :meth:`fetch_message` fetches; None if there is none.
+        """Return the next message, without the content that :meth:`fetch_message_content` fetches; None for none.
 
         A message that this site has received and not answered comes again at the next call.
 
@@ -241,28 +229,28 @@ class FleetClient:
         """
         request, wait = fleet.PullMessagesRequest(node=self._flower_node), ((WAIT, f"{wait_s:g}"),)
         with _translate_grpc_errors():
-            answer = self._call_signed(self._fleet["PullMessages"], request, more_headers=wait)
+            answer = self._make_signed_call("PullMessages", request, more_headers=wait)
         self._small = fleet.index_by_sha256(answer.small_contents)
         answer.ClearField(fleet.SMALL_CONTENTS)
         return cast(bytes, answer.SerializeToString()) if answer.messages_list else None
 
-    def fetch_message(self, received: bytes) -> Message:
+    def fetch_message_content(self, received: bytes) -> Message:
         """Fetch the content of a received message.
 
         Raises:
-            RunOver: If the run of the message has ended.
+            RunAlreadyEnded: If the run of the message has ended.
             MessageContentGone: If the content is gone, or cannot be read.
             RequestRefused: If the run's Flower App Bundle contains code, or the request is not signed for this site.
         """
-        metadata, tree = _read_metadata_and_tree(received)
+        metadata, tree = _parse_metadata_and_object_tree(received)
         run_id, message_id = metadata.run_id, metadata.message_id
         with _translate_grpc_errors():
             try:
                 names = fleet.list_tree_object_ids(tree)
                 contents = {name: memoryview(self._small[name]) for name in names if name in self._small}
                 missing = [name for name in dict.fromkeys(names) if name not in contents]
-                fetch = partial(self._fetch_object, run_id, time.monotonic() + CALL_TIMEOUT_S)
-                pulled = _transfer_in_parallel(fetch, [(name,) for name in missing])
+                fetch = partial(self._fetch_message_object, run_id, time.monotonic() + CALL_TIMEOUT_S)
+                pulled = _transfer_objects_in_parallel(fetch, [(name,) for name in missing])
                 contents |= dict(zip(missing, pulled, strict=True))
                 most = MOST_TIMES * sum(len(content) for content in contents.values()) + MORE_BYTES
                 message = rebuild_message_from_objects(message_id, contents, most)
@@ -271,11 +259,9 @@ class FleetClient:
         set_flower_node_identity(self.node_id, run_id)
         if run_id not in self._bundles:
             with _translate_grpc_errors():
-                run = self._call_signed(
-                    self._fleet["GetRun"], fleet.GetRunRequest(node=self._flower_node, run_id=run_id)
-                ).run
+                run = self._make_signed_call("GetRun", fleet.GetRunRequest(node=self._flower_node, run_id=run_id)).run
                 request = fleet.GetFabRequest(node=self._flower_node, hash_str=run.fab_hash, run_id=run_id)
-                content = self._call_signed(self._fleet["GetFab"], request).fab.content
+                content = self._make_signed_call("GetFab", request).fab.content
             self._bundles[run_id] = find_app_bundle_fault(content, run.fab_hash)
         if self._bundles[run_id]:
             raise RequestRefused(self._bundles[run_id], message)
@@ -294,12 +280,11 @@ class FleetClient:
         """Check that a run is still active.
 
         Raises:
-            RunOver: If no process of the coordinator leads the run any more.
+            RunAlreadyEnded: If no process of the coordinator leads the run any more.
         """
         with _translate_grpc_errors():
-            self._call_signed(
-                self._fleet["GetRun"], fleet.GetRunRequest(node=self._flower_node, run_id=run_id), timeout=10
-            )
+            request = fleet.GetRunRequest(node=self._flower_node, run_id=run_id)
+            self._make_signed_call("GetRun", request, timeout=10)
 
     def send_reply(self, received: bytes, reply: Message) -> None:
         """Sign and send a reply, then confirm that the message it answers is done.
@@ -308,7 +293,7 @@ class FleetClient:
 
         Raises:
             ReplyRejected: If the coordinator rejects the reply.
-            RunOver: If the run has ended.
+            RunAlreadyEnded: If the run has ended.
             MessageContentGone: If the coordinator no longer takes all parts of the reply.
         """
         run_id = reply.metadata.run_id
@@ -327,24 +312,26 @@ class FleetClient:
         )
         with _translate_grpc_errors():
             try:
-                answer = self._call_signed(self._fleet["PushMessages"], request)
+                answer = self._make_signed_call("PushMessages", request)
             except grpc.RpcError as error:
                 if error.code() in (grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.FAILED_PRECONDITION):
                     raise ReplyRejected(shorten_grpc_details(error.details())) from None
                 raise
             names = set(answer.objects_to_push)
-            push = partial(self._send_object, run_id, answer.session_id)
-            _transfer_in_parallel(push, [(name, content) for name, content in contents.items() if name in names])
+            push = partial(self._send_message_object, run_id, answer.session_id)
+            _transfer_objects_in_parallel(
+                push, [(name, content) for name, content in contents.items() if name in names]
+            )
             if self._statements and reply.has_content():
                 self._statements.count_accepted_reply(reply.content, answered.message_id)
             self.confirm_receipt(received)
 
-    def _fetch_object(self, run_id: int, until: float, name: str) -> memoryview:
+    def _fetch_message_object(self, run_id: int, until: float, name: str) -> memoryview:
         """Return an object's content; raise :class:`MessageContentGone` if it is gone or not there before ``until``."""
         request = fleet.PullObjectRequest(node=self._flower_node, run_id=run_id, object_id=name)
         pause_s = FIRST_LOOK_S
         while True:
-            rest, content = self._call_signed(self._pull_object, request)
+            rest, content = self._make_signed_call("PullObject", request)
             answer = fleet.PullObjectResponse.FromString(rest)
             if answer.object_available:
                 return cast(memoryview, content)
@@ -353,37 +340,33 @@ class FleetClient:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
-    def _send_object(self, run_id: int, session: str, name: str, content: bytes) -> None:
+    def _send_message_object(self, run_id: int, session: str, name: str, content: bytes) -> None:
         request = fleet.PushObjectRequest(node=self._flower_node, run_id=run_id, object_id=name, session_id=session)
         data = fleet.append_protobuf_field(request.SerializeToString(), fleet.CONTENT_OF_PUSH, content)
-        if not self._call_signed(self._push_object, data).stored:
+        if not self._make_signed_call("PushObject", data).stored:
             raise MessageContentGone(f"the coordinator does not need object {name} any more")
 
     def confirm_receipt(self, received: bytes) -> None:
         """Tell the coordinator that this site no longer needs a message's content."""
-        metadata, _ = _read_metadata_and_tree(received)
+        metadata, _ = _parse_metadata_and_object_tree(received)
         request = fleet.ConfirmMessageReceivedRequest(
             node=self._flower_node, run_id=metadata.run_id, message_object_id=metadata.message_id
         )
-        with suppress(RunOver), _translate_grpc_errors():  # a run that is over needs no confirmation
-            self._call_signed(self._fleet["ConfirmMessageReceived"], request)
+        with suppress(RunAlreadyEnded), _translate_grpc_errors():  # a run that is over needs no confirmation
+            self._make_signed_call("ConfirmMessageReceived", request)
 
     @property
     def _flower_node(self) -> fleet.Node:
         return fleet.Node(node_id=self.node_id)
 
-    def _call_signed(
-        self,
-        method: Callable[..., Any],
-        request: Any,
-        timeout: float = CALL_TIMEOUT_S,
-        more_headers: tuple[tuple[str, str], ...] = (),
+    def _make_signed_call(
+        self, call: str, request: Any, timeout: float = CALL_TIMEOUT_S, more_headers: tuple[tuple[str, str], ...] = ()
     ) -> Any:
         metadata = (*make_signed_headers(self._key, self._public_key, self._process), *more_headers)
-        return method(request, timeout=timeout, metadata=metadata)
+        return self._calls[call](request, timeout=timeout, metadata=metadata)
 
 
-def _transfer_in_parallel(transfer: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
+def _transfer_objects_in_parallel(transfer: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
     """Make transfers in parallel, :data:`TRANSFERS` at a time; after a failure, start no further one."""
     pool = ThreadPoolExecutor(TRANSFERS)
     try:
@@ -418,11 +401,11 @@ def is_message_expired(received: bytes, now: float) -> bool:
     Raises:
         MessageContentGone: If the bytes are not a message.
     """
-    metadata, _ = _read_metadata_and_tree(received)
+    metadata, _ = _parse_metadata_and_object_tree(received)
     return bool(metadata.created_at + metadata.ttl + CLOCKS_DIFFER_S <= now)
 
 
-def _read_metadata_and_tree(received: bytes) -> tuple[Any, Any]:
+def _parse_metadata_and_object_tree(received: bytes) -> tuple[Any, Any]:
     """Return a message's metadata and object tree; raise :class:`MessageContentGone` if the bytes are no message."""
     try:
         answer = fleet.PullMessagesResponse.FromString(received)
@@ -451,20 +434,20 @@ def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
             cause = causes[0] if causes else _WRAPPING.sub("", details)
             raise CoordinatorUnreachable(cause or code.name.lower().replace("_", " ")) from None
         if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details:
-            raise ConnectionNotAccepted.for_clock_difference() from None
+            raise ConnectionNotAccepted.make_clock_difference_error() from None
         if code == grpc.StatusCode.UNAUTHENTICATED and ANOTHER_PROCESS in details:
-            raise ConnectionNotAccepted.for_newer_process(details) from None
+            raise ConnectionNotAccepted.make_newer_process_error(details) from None
         if code == grpc.StatusCode.UNAUTHENTICATED or (admitted_only and code == grpc.StatusCode.FAILED_PRECONDITION):
             used = "in use by another process: a second one here, or elsewhere with a copy of this key"
-            raise ConnectionNotAccepted.for_key_refusal(
+            raise ConnectionNotAccepted.make_key_refusal_error(
                 used if "in use" in details else "not admitted, or revoked"
             ) from None
         if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
-            raise RunOver(details) from None
+            raise RunAlreadyEnded(details) from None
         raise CoordinatorUnreachable(f"{code.name.lower()}: {details}") from None
 
 
-def read_node_id(path: Path) -> int:
+def read_stored_node_id(path: Path) -> int:
     """Return the node number that an earlier connection stored; 0 if there is none."""
     try:
         return int(path.read_text(encoding="ascii"))

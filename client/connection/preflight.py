@@ -7,7 +7,7 @@ from cryptography import x509
 
 from client.connection.exit_codes import CoordinatorUnreachable
 from client.connection.tls import check_coordinator_certificate
-from client.site.site_file import read_credentials, read_site_with_faults
+from client.site.site_file import read_and_check_connection_kit, read_site_with_faults
 from common.errors import BadInput, Fault, raise_faults
 from common.system.files import is_file_locked
 from common.system.preflight import find_certificate_date_faults, find_flower_release_faults, find_folder_write_faults
@@ -16,7 +16,7 @@ LOOK_S = 0.5
 """Time for the coordinator to show its certificate; after that, the connection itself reports a fault."""
 
 
-def check_before_start(folder: Path) -> None:
+def check_client_before_start(folder: Path) -> None:
     """Check settings, key, kit (the coordinator's file), disk, Flower and, if it answers, the coordinator's identity.
 
     Raises:
@@ -28,7 +28,7 @@ def check_before_start(folder: Path) -> None:
         raise BadInput([make_already_running_fault(settings.state_folder)])
     faults = list[Fault]()
     try:
-        kit = read_credentials(settings)
+        kit = read_and_check_connection_kit(settings)
     except BadInput as bad:
         faults += bad.faults
     else:

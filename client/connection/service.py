@@ -26,10 +26,10 @@ from client.connection.fleet_client import (
     MessageContentGone,
     ReplyRejected,
     RequestRefused,
-    RunOver,
+    RunAlreadyEnded,
     is_message_expired,
     make_error_reply,
-    read_node_id,
+    read_stored_node_id,
 )
 from client.connection.preflight import make_already_running_fault
 from client.connection.status import ClientStatus
@@ -81,7 +81,7 @@ class PendingMessage:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def write(self, received: bytes, attempts: int = 0) -> bool:
+    def store_message(self, received: bytes, attempts: int = 0) -> bool:
         """Store a received message, and the number of processes that died while they worked on it.
 
         Returns:
@@ -93,11 +93,11 @@ class PendingMessage:
         except OSError as error:
             if not is_disk_full(error):
                 raise
-            self.remove()
+            self.remove_message()
             return False
         return True
 
-    def read(self) -> tuple[int, bytes] | None:
+    def read_message(self) -> tuple[int, bytes] | None:
         """Return the number of attempts and the message of an earlier process; None if there is no intact file."""
         try:
             data = self._path.read_bytes()
@@ -109,7 +109,7 @@ class PendingMessage:
             return None
         return content[0], content[1:]
 
-    def remove(self) -> None:
+    def remove_message(self) -> None:
         """Remove the stored message, because it is answered or its run has ended."""
         self._path.unlink(missing_ok=True)
 
@@ -138,7 +138,11 @@ class HospitalMessageLoop:
     _first: tuple[str, int, float] | None = None  # run, number and time of the first round in this process
 
     def __post_init__(self) -> None:
-        self._app = self.make_app(lambda context: self.site, self._record_refusal, self.tell)
+        def record_refusal(refusal: Refusal) -> None:
+            problem = f"the coordinator does not take this site into run {refusal.run[:8]}: {refusal.reason}"
+            self._refusal = ConnectionNotAccepted(EXIT_CODES[refusal.kind], problem, "")
+
+        self._app = self.make_app(lambda context: self.site, record_refusal, self.tell)
         self._pending = PendingMessage(self.settings.state_folder / "in-hand")
         self._node_id_file = self.settings.state_folder / "node-id"
         self._key = read_private_key(self.settings.key_path)
@@ -149,7 +153,7 @@ class HospitalMessageLoop:
 
     # ------------------------------------------------------------------ connections
 
-    def run(self) -> None:
+    def run_message_loop(self) -> None:
         """Connect, answer messages, and reconnect after each lost connection; never return.
 
         Raises:
@@ -171,7 +175,7 @@ class HospitalMessageLoop:
             except CoordinatorUnreachable as error:
                 if str(error) != self.status.last_error or self.status.state != "connecting":
                     self.tell(f"no connection to {self.kit.address}: {error}; trying again for as long as it takes")
-                self.status.record_error(str(error))
+                self.status.record_last_error(str(error))
                 time.sleep(wait_s)
                 wait_s = min(wait_s * 1.5, MAX_RETRY_S)
 
@@ -180,7 +184,7 @@ class HospitalMessageLoop:
         self.status.certificate_days = days = check_coordinator_certificate(self.kit.address, self.kit.ca_certificate)
         authority = self.kit.ca_certificate.encode()
         with FleetClient(self.kit.address, authority, self._key, self._statements, self._process) as link:
-            last_node_id = read_node_id(self._node_id_file)
+            last_node_id = read_stored_node_id(self._node_id_file)
             node_id = link.activate_node(last_node_id)
             if node_id != last_node_id:  # stored, so that a process started after a kill is the same node
                 try:
@@ -196,7 +200,7 @@ class HospitalMessageLoop:
             beat = threading.Thread(target=self._send_heartbeats, args=(link, stop), name="heartbeat", daemon=True)
             beat.start()
 
-            def sign_off() -> None:  # a heartbeat in progress must not arrive afterwards
+            def stop_heartbeats_and_deactivate() -> None:  # a heartbeat in progress must not arrive afterwards
                 stop.set()
                 beat.join(timeout=HEARTBEAT_ENDS_S)
                 link.deactivate_node()
@@ -204,12 +208,12 @@ class HospitalMessageLoop:
             try:
                 yield link
             except (KeyboardInterrupt, SystemExit):
-                sign_off()
+                stop_heartbeats_and_deactivate()
                 raise
             except ConnectionNotAccepted as refusal:
                 if refusal.exit_code is not ClientExitCode.KEY:  # a newer process may have signed on by this key
                     with contextlib.suppress(KeyboardInterrupt, SystemExit):  # report the refusal, not the interruption
-                        sign_off()
+                        stop_heartbeats_and_deactivate()
                 raise
             finally:
                 stop.set()
@@ -217,7 +221,7 @@ class HospitalMessageLoop:
 
     def _record_coordinator_release(self, link: FleetClient) -> None:
         """Record the coordinator's release, and warn if its wire version differs: then no run accepts this site."""
-        with contextlib.suppress(CoordinatorUnreachable, RunOver):  # the next call reports the fault
+        with contextlib.suppress(CoordinatorUnreachable, RunAlreadyEnded):  # the next call reports the fault
             if (hello := link.exchange_hello()) is None:
                 return
             self.status.coordinator_release = hello.release
@@ -236,7 +240,7 @@ class HospitalMessageLoop:
                 if run_id := self._current_run:
                     try:
                         link.check_run_active(run_id)
-                    except RunOver:
+                    except RunAlreadyEnded:
                         self._ended_run = run_id
                         _thread.interrupt_main(DROP_SIGNAL)
             except CoordinatorUnreachable:
@@ -260,14 +264,14 @@ class HospitalMessageLoop:
         """Answer messages, the unfinished one of an earlier process or connection first; never return."""
         if self._unsent:
             self._send_reply(link, *self._unsent)
-        elif left := self._pending.read():  # an earlier process was killed during this work
+        elif left := self._pending.read_message():  # an earlier process was killed during this work
             attempts, unfinished = left
             try:
                 expired = is_message_expired(unfinished, time.time())
             except MessageContentGone:
                 expired = True
             if expired:
-                self._pending.remove()
+                self._pending.remove_message()
             elif attempts >= MAX_ATTEMPTS:
                 reason = f"the site's process died {attempts} times while working on this"
                 self._answer_message(link, unfinished, attempts, reason)
@@ -287,7 +291,7 @@ class HospitalMessageLoop:
                     time.sleep(wait_s)
                     wait_s = min(wait_s * 1.2, MAX_POLL_S)
                 continue
-            if not self._pending.write(received):
+            if not self._pending.store_message(received):
                 self._report_error(f"no room on the disk of {self.settings.state_folder}: free some")
             self._answer_message(link, received)
             wait_s = POLL_S
@@ -296,15 +300,15 @@ class HospitalMessageLoop:
         """Fetch a message's content and send the reply; if ``give_up`` is not empty, reply with this error instead."""
         self.status.state = "working"
         try:
-            message = link.fetch_message(received)
+            message = link.fetch_message_content(received)
             if give_up:
                 reply = make_error_reply(message, SITE_RAISED, give_up)
             else:
-                self._pending.write(received, attempts + 1)  # counts a death of this process during the work
+                self._pending.store_message(received, attempts + 1)  # counts a death of this process during the work
                 try:
                     reply = self._make_reply(message)
                 except (KeyboardInterrupt, SystemExit):
-                    self._pending.write(received, attempts)  # stopped on request, not dead
+                    self._pending.store_message(received, attempts)  # stopped on request, not dead
                     raise
         except RequestRefused as refused:
             reason, message = refused.reason, refused.message
@@ -312,16 +316,16 @@ class HospitalMessageLoop:
             record_refused_request(self.site, message, reason)
             self._report_error(f"refused a message of run {message.metadata.run_id}: {reason}")
             reply = make_error_reply(message, BUNDLE_REFUSED, reason)
-        except (RunOver, MessageContentGone) as error:
+        except (RunAlreadyEnded, MessageContentGone) as error:
             self._report_error(f"a message is no longer wanted: {error}")
-            self._pending.remove()
+            self._pending.remove_message()
             with contextlib.suppress(MessageContentGone):
                 link.confirm_receipt(received)  # else the message would come again
             return
         except RunWorkInterrupted:
             self.tell(f"run {self.status.run} ended; the work on it is dropped")
             self._current_run = 0
-            self._pending.remove()
+            self._pending.remove_message()
             return
         self._send_reply(link, received, reply)
 
@@ -332,10 +336,10 @@ class HospitalMessageLoop:
             link.send_reply(received, reply)
         except ReplyRejected as error:
             self._report_error(f"the coordinator did not take the reply: {error}")
-        except (RunOver, MessageContentGone) as error:
+        except (RunAlreadyEnded, MessageContentGone) as error:
             self._report_error(f"the reply came too late: {error}")
         self._unsent = None
-        self._pending.remove()
+        self._pending.remove_message()
         if self._refusal:
             raise self._refusal
 
@@ -357,22 +361,18 @@ class HospitalMessageLoop:
         if reply.has_error():
             self._report_error(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
             return reply
-        self._record_and_print_result(message, reply, time.monotonic() - began)
+        self._record_and_print_work_result(message, reply, time.monotonic() - began)
         return reply
 
     # ------------------------------------------------------------------ words
 
-    def _record_refusal(self, refusal: Refusal) -> None:
-        problem = f"the coordinator does not take this site into run {refusal.run[:8]}: {refusal.reason}"
-        self._refusal = ConnectionNotAccepted(EXIT_CODES[refusal.kind], problem, "")
-
     def _report_error(self, reason: str) -> None:
-        self.status.record_error(reason)
+        self.status.record_last_error(reason)
         self.tell(reason)
 
     def _record_work_phase(self, message: Message) -> None:
         """Record a message's run, phase and round in the status, and estimate the time left from the rounds so far."""
-        fields, status = _read_scalar_fields(message), self.status
+        fields, status = _read_message_scalar_fields(message), self.status
         self.status.phase = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
         self.status.run = make_printable_line(str(fields.get("run", ""))[:8])
         self.status.finished = ""
@@ -393,8 +393,8 @@ class HospitalMessageLoop:
                 done = server_round - first_round
                 status.seconds_left = (status.rounds - server_round + 1) * (now - began) / done if done > 0 else None
 
-    def _record_and_print_result(self, message: Message, reply: Message, seconds: float) -> None:
-        status, fields = self.status, _read_scalar_fields(reply)
+    def _record_and_print_work_result(self, message: Message, reply: Message, seconds: float) -> None:
+        status, fields = self.status, _read_message_scalar_fields(reply)
         where = f"run {status.run}"
         if message.metadata.message_type != MessageType.TRAIN:
             self.tell(f"{where}: {status.phase} answered in {seconds:.1f} s")
@@ -427,7 +427,7 @@ def describe_error_for_coordinator(error: Exception) -> str:
     return f"{type(error).__name__} at the site; the site's own log has the text"
 
 
-def _read_scalar_fields(message: Message) -> dict[str, Any]:
+def _read_message_scalar_fields(message: Message) -> dict[str, Any]:
     """Return the scalar fields of one of our records, unchecked, for messages to people only."""
     return read_small_fields(message.content) if message.has_content() else {}
 

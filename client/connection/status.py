@@ -60,13 +60,13 @@ class ClientStatus:
     privacy: Mapping[str, float | None] = field(default_factory=dict)
     coordinator_release: str = ""
 
-    def record_error(self, reason: str) -> None:
+    def record_last_error(self, reason: str) -> None:
         """Record the last error, without control characters, and its time."""
         self.last_error = make_printable_lines(reason)
         self.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
-def is_healthy(status: Mapping[str, Any], now: float) -> bool:
+def is_client_healthy(status: Mapping[str, Any], now: float) -> bool:
     """Return True if the site is starting or working, or the coordinator answered less than :data:`STALE_S` ago."""
     return status["state"] in ("starting", "working") or now - status["last_contact"] < STALE_S
 
@@ -75,13 +75,13 @@ def is_healthy(status: Mapping[str, Any], now: float) -> bool:
 def keep_status_file_current(status: ClientStatus, state: Path) -> Iterator[None]:
     """Keep ``state/status.json`` up to date from a thread while the program runs; remove it at the end."""
     path, stop = state / FILE, threading.Event()
-    _write_status(asdict(status), path)
+    _write_status_file(asdict(status), path)
 
     def write_changed_status() -> None:
         last, written = asdict(status), time.monotonic()
         while not stop.wait(LOOK_S):
             present = asdict(status)
-            if (present != last or time.monotonic() - written > SIGN_S) and _write_status(present, path):
+            if (present != last or time.monotonic() - written > SIGN_S) and _write_status_file(present, path):
                 last, written = present, time.monotonic()
 
     thread = threading.Thread(target=write_changed_status, name="status", daemon=True)
@@ -94,7 +94,7 @@ def keep_status_file_current(status: ClientStatus, state: Path) -> Iterator[None
         path.unlink(missing_ok=True)
 
 
-def _write_status(present: Mapping[str, Any], path: Path) -> bool:
+def _write_status_file(present: Mapping[str, Any], path: Path) -> bool:
     """Write the status file; return False if that failed, which readers notice by the age of the file."""
     content = json.dumps({**present, "written": time.time()}).encode()
     with contextlib.suppress(OSError):  # a full disk must not end the program
@@ -103,7 +103,7 @@ def _write_status(present: Mapping[str, Any], path: Path) -> bool:
     return False
 
 
-def read_status(state: Path) -> Mapping[str, Any]:
+def read_client_status(state: Path) -> Mapping[str, Any]:
     """Read the status of the ``flwr-client`` that runs on a state folder.
 
     Returns:
@@ -125,10 +125,10 @@ def read_status(state: Path) -> Mapping[str, Any]:
         problem = f"flwr-client runs on this folder and has not written {FILE} for {SILENT_S:.0f} s."
         remedy = "Look whether the disk is full; if it is not, the program hangs: restart it."
         raise BadInput([Fault(str(state.parent), problem, remedy)])
-    return {"healthy": is_healthy(present, time.time()), **present}
+    return {"healthy": is_client_healthy(present, time.time()), **present}
 
 
-def format_status(status: Mapping[str, Any]) -> str:
+def format_client_status(status: Mapping[str, Any]) -> str:
     """Format a status as the text that ``flwr-client status`` prints."""
     lines = [f"site {status['site']}: {status['state']}"]
     if status["phase"]:

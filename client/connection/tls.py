@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from cryptography import x509
 
 from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
-from common.security.identity import UNREADABLE_CERTIFICATE, split_address
+from common.security.identity import UNREADABLE_CERTIFICATE, split_host_port
 from common.system.timers import TLS_TIMEOUT_S
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -23,15 +23,9 @@ PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 EXEMPTIONS = ("no_grpc_proxy", "no_proxy")
 """Environment variables with the hosts that are reached without the proxy; the first one that is set counts."""
 
-_NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
-
 
 def check_coordinator_certificate(
-    address: str,
-    ca_certificate: str,
-    environment: Mapping[str, str] = os.environ,
-    *,
-    timeout_s: float | None = None,
+    address: str, ca_certificate: str, environment: Mapping[str, str] = os.environ, *, timeout_s: float | None = None
 ) -> float:
     """Connect as gRPC will, verify the coordinator's certificate, and return the days until it expires.
 
@@ -41,7 +35,7 @@ def check_coordinator_certificate(
     """
     context = ssl.create_default_context(cadata=ca_certificate)
     try:
-        shown = _fetch_certificate(address, context, environment, timeout_s)
+        shown = _fetch_server_certificate(address, context, environment, timeout_s)
     except ConnectionNotAccepted as refusal:
         if refusal.exit_code is not ClientExitCode.EXPIRED:
             raise
@@ -66,16 +60,16 @@ def fetch_untrusted_certificate(address: str, environment: Mapping[str, str] = o
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        return x509.load_der_x509_certificate(_fetch_certificate(address, context, environment))
+        return x509.load_der_x509_certificate(_fetch_server_certificate(address, context, environment))
     except UNREADABLE_CERTIFICATE as error:
         raise ValueError(str(error)) from None
 
 
-def _fetch_certificate(
+def _fetch_server_certificate(
     address: str, context: ssl.SSLContext, environment: Mapping[str, str], timeout_s: float | None = None
 ) -> bytes:
     """Return the server's certificate (DER) after a TLS handshake with this context, which may reject it."""
-    host, port = split_address(address)
+    host, port = split_host_port(address)
     within_s = TLS_TIMEOUT_S if timeout_s is None else timeout_s
     context.set_alpn_protocols(["h2"])
     url = _find_proxy_url(host, environment)
@@ -91,7 +85,7 @@ def _fetch_certificate(
         connection.connect()
         return connection.sock.getpeercert(binary_form=True) or b""
     except ssl.SSLCertVerificationError as error:
-        raise _make_certificate_refusal(error, host) from None
+        raise ConnectionNotAccepted.make_certificate_error(error, host) from None
     except ssl.SSLError as error:
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
             problem = f"{address} does not speak TLS; this site talks to nobody without."
@@ -102,12 +96,16 @@ def _fetch_certificate(
         raise CoordinatorUnreachable(f"the name {proxy[0] if proxy else host} cannot be resolved") from None
     except TimeoutError:
         raise CoordinatorUnreachable(
-            f"no answer from {_describe_route(address, proxy)} within {within_s:.0f} s"
+            f"no answer from {_describe_connection_route(address, proxy)} within {within_s:.0f} s"
         ) from None
     except http.client.HTTPException:
-        raise CoordinatorUnreachable(f"{_describe_route(address, proxy)}: what answers is no proxy") from None
+        raise CoordinatorUnreachable(
+            f"{_describe_connection_route(address, proxy)}: what answers is no proxy"
+        ) from None
     except OSError as error:
-        raise CoordinatorUnreachable(f"{_describe_route(address, proxy)}: {error.strerror or error}") from None
+        raise CoordinatorUnreachable(
+            f"{_describe_connection_route(address, proxy)}: {error.strerror or error}"
+        ) from None
     finally:
         connection.close()
 
@@ -142,26 +140,5 @@ def _find_proxy_url(host: str, environment: Mapping[str, str]) -> SplitResult | 
         raise CoordinatorUnreachable(f"{name} names no proxy: {error}") from None
 
 
-def _describe_route(address: str, proxy: tuple[str, int] | None) -> str:
+def _describe_connection_route(address: str, proxy: tuple[str, int] | None) -> str:
     return f"{address} through the proxy {proxy[0]}:{proxy[1]}" if proxy else address
-
-
-def _make_certificate_refusal(error: ssl.SSLCertVerificationError, host: str) -> ConnectionNotAccepted:
-    if error.verify_code in (_OTHER_HOST, _OTHER_ADDRESS):
-        problem = f"the coordinator's certificate is not for {host}."
-        remedy = (
-            "The coordinator adds this name with flwr-server init DIR --renew --host ..., or the kit names another."
-        )
-        return ConnectionNotAccepted(ClientExitCode.WRONG_HOST, problem, remedy)
-    if error.verify_code == _EXPIRED:
-        remedy = "The coordinator runs flwr-server init DIR --renew. If it has not, this machine's clock is wrong."
-        return ConnectionNotAccepted(ClientExitCode.EXPIRED, "the coordinator's certificate has expired.", remedy)
-    if error.verify_code == _NOT_YET_VALID:
-        problem = "the coordinator's certificate is not valid yet."
-        return ConnectionNotAccepted(
-            ClientExitCode.EXPIRED, problem, "This machine's clock, or the coordinator's, is wrong."
-        )
-    problem = f"{host} does not show the certificate of this kit's coordinator ({error.verify_message})."
-    remedy = "Another machine answers, a firewall opens TLS on the way, or the kit is an old one: ask for a new kit."
-    remedy += " flwr-client check names who issued what is shown."
-    return ConnectionNotAccepted(ClientExitCode.OTHER_AUTHORITY, problem, remedy)

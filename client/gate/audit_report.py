@@ -9,7 +9,7 @@ from typing import Any
 from cryptography import x509
 
 from client.site.statements import FILE as STATEMENTS
-from client.site.statements import read_accepted_replies
+from client.site.statements import read_accepted_reply_count
 from common.errors import BadInput, Fault
 from common.security.audit import FILE, AuditCheckResult, AuditEntry, AuditLog, check_audit_log
 from common.security.authorship import AuthorshipCheckResult, OwnReplyRecord, SentReply, check_receipt_authorship
@@ -53,12 +53,12 @@ def make_audit_report(
     if receipt is not None:
         try:
             content = dict(json.loads(receipt.read_text(encoding="utf-8")))
-            _list_received_replies(content, "")
+            _list_replies_in_receipt(content, "")
             if content["format_version"] != RECEIPT_FORMAT:
                 raise ValueError(f"it has format {content['format_version']}, this release reads {RECEIPT_FORMAT}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadInput([Fault(str(receipt), f"is no receipt that can be read: {error!r}.")]) from None
-        received = _list_received_replies(content, site)
+        received = _list_replies_in_receipt(content, site)
         sent_hashes = {
             entry.get("sha256") for entry in AuditLog(state).read_entries() if entry.get("direction") == "out"
         }
@@ -119,7 +119,7 @@ def _check_request_signatures(state: Path, authority: x509.Certificate) -> Audit
     return findings
 
 
-def _list_received_replies(content: Mapping[str, Any], site: str) -> dict[str, str]:
+def _list_replies_in_receipt(content: Mapping[str, Any], site: str) -> dict[str, str]:
     """Return the replies that a receipt lists for a site: SHA-256 -> round."""
     updates = {row["sites"][site]: f"round {row['round']}" for row in content["rounds"] if site in row["sites"]}
     answers = content["sites"]
@@ -139,7 +139,7 @@ def _check_receipt_authorship(
             and entry.get("record") in CHAINED
         ]
         authorship = check_receipt_authorship(
-            content, keys, OwnReplyRecord(site, read_accepted_replies(state, run).count, sent)
+            content, keys, OwnReplyRecord(site, read_accepted_reply_count(state, run).count, sent)
         )
         authorship.notes += [
             f"the {reply['record']} of round {reply['round']} of {site} was received and did not count: "

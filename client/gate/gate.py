@@ -52,13 +52,13 @@ Mod = Callable[[Message, Context, Handler], Message]
 def make_policy_gate(site_of: Callable[[Context], Site]) -> Mod:
     """Make the Flower mod that checks each request and reply by the policy of the site that ``site_of`` returns."""
 
-    def check_message(message: Message, context: Context, answer: Handler) -> Message:
+    def check_message_by_policy(message: Message, context: Context, answer: Handler) -> Message:
         site = site_of(context)
         return GatedMessage(site, AuditLog(site.folder, durable=site.durable), message).make_checked_reply(
             context, answer
         )
 
-    return check_message
+    return check_message_by_policy
 
 
 def record_process_start(site: Site) -> TornAuditLine | None:
@@ -117,15 +117,15 @@ class GatedMessage:
             self._write_error_to_audit(type(error).__name__)
             raise
         self._write_record_to_audit("in", self._message.content, verdict)
-        if not verdict.allowed:
-            return self._record_and_decline(f"declines: {verdict}")
+        if not verdict.is_allowed:
+            return self._decline_and_record(f"declines: {verdict}")
         try:
             with incoming.limit_working_time():
                 reply = answer(self._message, context)
         except RequestTimeExceeded:
             verdict = incoming.make_time_limit_verdict()
             self._write_record_to_audit("in", self._message.content, verdict)
-            return self._record_and_decline(f"stopped its work: {verdict}")
+            return self._decline_and_record(f"stopped its work: {verdict}")
         except Exception as error:
             self._write_error_to_audit(type(error).__name__)
             raise
@@ -144,11 +144,11 @@ class GatedMessage:
             else:
                 verdict = decide_on_reply(self._site.policy, work, record)
         self._write_record_to_audit("out", reply.content, verdict)
-        if not verdict.allowed:
-            return self._record_and_decline(f"does not send this: {verdict}")
+        if not verdict.is_allowed:
+            return self._decline_and_record(f"does not send this: {verdict}")
         return reply
 
-    def _record_and_decline(self, reason: str) -> Message:
+    def _decline_and_record(self, reason: str) -> Message:
         self._write_error_to_audit("declined", reason)
         return Message(Error(DECLINED, reason), reply_to=self._message)
 
@@ -157,12 +157,12 @@ class GatedMessage:
             **self._about,
             direction=direction,
             record=make_printable_line(str(read_small_fields(content).get("wire.record", "")), MOST_NAME),
-            fields=list_audit_fields(list_record_fields(content)),
+            fields=list_fields_for_audit_line(list_record_fields(content)),
             bytes=count_payload_bytes(content),
             sha256=hash_record(content),
-            decision="allow" if verdict.allowed else "deny",
+            decision="allow" if verdict.is_allowed else "deny",
             rule=verdict.rule,
-            **({} if verdict.allowed else {"reason": make_printable_line(verdict.reason)}),
+            **({} if verdict.is_allowed else {"reason": make_printable_line(verdict.reason)}),
             **(read_request_signature(content) if direction == "in" else {}),
         )
 
@@ -173,7 +173,7 @@ class GatedMessage:
         self._audit.append(**self._about, direction="out", record="Error", kind=kind, decision="allow", **facts)
 
 
-def list_audit_fields(fields: Sequence[RecordField]) -> list[Any]:
+def list_fields_for_audit_line(fields: Sequence[RecordField]) -> list[Any]:
     """List name, shape and bytes of a record's fields for an audit line, at most ``LISTED_BYTES`` of JSON.
 
     An ordinary record has some thirty fields. Further fields of a longer list are only counted, because the sender of a

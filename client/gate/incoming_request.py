@@ -60,7 +60,7 @@ class IncomingRequest:
         self._site, self._policy = site, site.policy
         self._run = str(fields.get("run", ""))
         self._runs = RunRecordsFile(site.folder, durable=site.durable)
-        self._record = self._runs.find_record(self._run)
+        self._record = self._runs.find_run_record(self._run)
 
     def decide_and_record_plan(self) -> tuple[RequestedWork | None, PolicyVerdict]:
         """Return the requested work, and the policy's verdict: the first rule that the request breaks, if any.
@@ -74,7 +74,7 @@ class IncomingRequest:
         if work is None:
             return None, PolicyVerdict("no plan")
         verdict = decide_on_request(self._policy, work)
-        if verdict.allowed and is_valid_run_name(self._run):  # otherwise the handler reports the wrong run name
+        if verdict.is_allowed and is_valid_run_name(self._run):  # otherwise the handler reports the wrong run name
             plan = str(self._fields["plan"])
             if self._record is None:
                 memory = self._site.folder / "memory"
@@ -82,11 +82,11 @@ class IncomingRequest:
                 # another plan, that state could disclose what the first plan kept at the site.
                 shutil.rmtree(memory / self._run, ignore_errors=True)
                 remove_old_run_states(memory, self._run)
-                self._record = self._runs.record_plan(self._run, plan)
+                self._record = self._runs.record_run_plan(self._run, plan)
             if self._record.plan != hash_plan(plan):
                 reason = "this run was announced with another plan; another plan needs a new run"
                 verdict = PolicyVerdict("run.plan", reason)
-            elif self._policy_seconds_left() == 0:
+            elif self._compute_seconds_left_by_policy() == 0:
                 verdict = self.make_time_limit_verdict()
         # A run starts from the initial model that its plan determines. Only the first request to train is checked: that
         # of round 1, or that of round 0, in which the method UniFed ranks the sites by one epoch of training. Round 1
@@ -94,7 +94,7 @@ class IncomingRequest:
         # simulation, because the author of the plan controls the simulated site.
         begins = work.round == 0 or (work.round == 1 and not work.method.sequential)
         trains = self._fields.get("wire.record") == TrainRequest.__name__
-        if verdict.allowed and begins and trains and not self._site.simulated:
+        if verdict.is_allowed and begins and trains and not self._site.simulated:
             try:
                 request = decode_record(self._content, TrainRequest)
             except WireError:
@@ -112,11 +112,11 @@ class IncomingRequest:
         """
         began = time.monotonic()
         try:
-            with interrupt_after(self._policy_seconds_left()):
+            with interrupt_after_seconds(self._compute_seconds_left_by_policy()):
                 yield
         finally:
             if self._site.durable:  # a simulation needs no record of time
-                self._record = self._runs.add_seconds(self._run, time.monotonic() - began)
+                self._record = self._runs.add_worked_seconds(self._run, time.monotonic() - began)
 
     def make_time_limit_verdict(self) -> PolicyVerdict:
         """Return the verdict on a request after its own time limit, or that of its run, has passed."""
@@ -128,7 +128,7 @@ class IncomingRequest:
         most = self._policy.maximum_hours or 0.0
         return PolicyVerdict("policy.maximum_hours", f"it is {most:g}, and the work on this request took that long")
 
-    def _policy_seconds_left(self) -> float | None:
+    def _compute_seconds_left_by_policy(self) -> float | None:
         """Return the seconds left by the limits of the request and of its run; None without a limit."""
         request, whole = self._policy.maximum_hours, self._policy.maximum_run_hours
         limits = [] if request is None else [request * HOUR_S]
@@ -177,7 +177,7 @@ class RequestTimeExceeded(BaseException):
 
 
 @contextmanager
-def interrupt_after(seconds: float | None) -> Iterator[None]:
+def interrupt_after_seconds(seconds: float | None) -> Iterator[None]:
     """Context manager that interrupts its body after ``seconds``; None is no limit.
 
     It has no effect outside the main thread, because Python delivers signals there only.
@@ -190,10 +190,10 @@ def interrupt_after(seconds: float | None) -> Iterator[None]:
         return
     began, (left, _) = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)
 
-    def raise_out_of_time(number: int, frame: object) -> None:
+    def raise_time_exceeded(number: int, frame: object) -> None:
         raise RequestTimeExceeded
 
-    before = signal.signal(signal.SIGALRM, raise_out_of_time)
+    before = signal.signal(signal.SIGALRM, raise_time_exceeded)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
     try:
         yield
@@ -225,17 +225,19 @@ class RunRecordsFile:
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self._path, self._durable = folder / RUNS_FILE, durable
 
-    def find_record(self, run: str) -> SiteRunRecord | None:
+    def find_run_record(self, run: str) -> SiteRunRecord | None:
         """Return the record of a run; None for a new run."""
         return self._read_all().get(run)
 
-    def record_plan(self, run: str, plan: str) -> SiteRunRecord:
+    def record_run_plan(self, run: str, plan: str) -> SiteRunRecord:
         """Store a new run with the hash of its plan; return the record of the run."""
-        return self.find_record(run) or self._write_record(run, SiteRunRecord(hash_plan(plan)), durable=self._durable)
+        return self.find_run_record(run) or self._write_record(
+            run, SiteRunRecord(hash_plan(plan)), durable=self._durable
+        )
 
-    def add_seconds(self, run: str, seconds: float) -> SiteRunRecord | None:
+    def add_worked_seconds(self, run: str, seconds: float) -> SiteRunRecord | None:
         """Add to the time that the site has worked for a run; return the new record, None if the run has no record."""
-        if (record := self.find_record(run)) is None:
+        if (record := self.find_run_record(run)) is None:
             return None
         return self._write_record(run, replace(record, seconds=record.seconds + seconds), durable=False)
 
@@ -308,11 +310,11 @@ def read_plan(text: object, maximum_kb: float | None) -> HospitalPlan:
     length = len(text.encode(errors="replace"))
     if maximum_kb is not None and length > maximum_kb * KB:
         raise PlanRefused("policy.maximum_plan_kb", f"it is {maximum_kb:g}, and the plan has {length / KB:.1f} kB")
-    return _parse_plan(text)
+    return _parse_strictly_checked_plan(text)
 
 
 @lru_cache(maxsize=4)
-def _parse_plan(text: str) -> HospitalPlan:
+def _parse_strictly_checked_plan(text: str) -> HospitalPlan:
     """Parse a plan; the last few results are cached, because every request of a run holds the same plan."""
     depth = deepest = 0
     for letter in re.findall(r"[\[\]{}]", _STRING.sub("", text)):  # brackets inside texts do not count
@@ -320,13 +322,27 @@ def _parse_plan(text: str) -> HospitalPlan:
         deepest = max(deepest, depth)
     if deepest > DEEPEST:
         raise PlanRefused("plan.form", f"it is nested {deepest} deep; {DEEPEST} is the most")
+
+    def refuse_repeated_keys_and_long_texts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise PlanRefused("plan.form", f'it has the key "{twice}" twice in one table')
+        for part in (*table, *(value for value in table.values() if isinstance(value, str))):
+            if len(part) > LONGEST_TEXT:
+                raise PlanRefused("plan.form", f"it has a text of {len(part)} characters; {LONGEST_TEXT} is the most")
+        return table
+
     try:
         json.loads(
             text,
-            object_pairs_hook=_refuse_repeated_keys,
-            parse_constant=_refuse_json_constant,
-            parse_int=_refuse_too_many_digits,
-            parse_float=_parse_finite_float,
+            object_pairs_hook=refuse_repeated_keys_and_long_texts,
+            parse_constant=_refuse_nan_and_infinity,
+            parse_int=_refuse_long_number,
+            parse_float=lambda text: (
+                value if math.isfinite(value := float(_refuse_long_number(text))) else _refuse_nan_and_infinity(text)
+            ),
         )
         return parse_plan_json(text)
     except ValidationError as error:
@@ -343,28 +359,11 @@ def describe_first_plan_fault(faults: Sequence[Fault]) -> str:
     return f"{faults[0]}".removesuffix(".") + more
 
 
-def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise PlanRefused("plan.form", f'it has the key "{twice}" twice in one table')
-    for text in (*table, *(value for value in table.values() if isinstance(value, str))):
-        if len(text) > LONGEST_TEXT:
-            raise PlanRefused("plan.form", f"it has a text of {len(text)} characters; {LONGEST_TEXT} is the most")
-    return table
-
-
-def _refuse_json_constant(name: str) -> Any:
+def _refuse_nan_and_infinity(name: str) -> Any:
     raise PlanRefused("plan.form", f"it has {name} in the place of a number")
 
 
-def _parse_finite_float(digits: str) -> float:
-    value = float(_refuse_too_many_digits(digits))
-    return value if math.isfinite(value) else _refuse_json_constant(digits)
-
-
-def _refuse_too_many_digits(digits: str) -> str:
+def _refuse_long_number(digits: str) -> str:
     if len(digits) > MOST_DIGITS:
         raise PlanRefused("plan.form", f"it has a number of {len(digits)} digits; {MOST_DIGITS} is the most")
     return digits

@@ -119,12 +119,12 @@ def count_layer_outputs(network: nn.Module, images: Tensor) -> int:
     """Count the numbers that all layers of a network output for these images."""
     counts = list[int]()
 
-    def count_outputs(module: nn.Module, inputs: object, output: object) -> None:
+    def count_output_numbers(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, Tensor):
             counts.append(output.numel())
 
     leaves = [module for module in network.modules() if not list(module.children())]
-    hooks = [leaf.register_forward_hook(count_outputs) for leaf in leaves]
+    hooks = [leaf.register_forward_hook(count_output_numbers) for leaf in leaves]
     network.eval()
     try:
         with torch.no_grad():

@@ -98,7 +98,7 @@ class PolicyVerdict:
     reason: str = ""
 
     @property
-    def allowed(self) -> bool:
+    def is_allowed(self) -> bool:
         """True if the record breaks no rule."""
         return not self.reason
 
@@ -108,17 +108,14 @@ class PolicyVerdict:
 
 def decide_on_request(policy: SitePolicy, work: RequestedWork) -> PolicyVerdict:
     """Decide if the site carries out a request; the first broken rule counts."""
-    return next(
-        (PolicyVerdict(*broken) for broken in check_request_rules(policy, work) if broken[1]), PolicyVerdict("policy")
-    )
+    broken = (PolicyVerdict(rule, reason) for rule, reason in check_request_rules(policy, work) if reason)
+    return next(broken, PolicyVerdict("policy"))
 
 
 def decide_on_reply(policy: SitePolicy, work: RequestedWork, reply: Reply) -> PolicyVerdict:
     """Decide if a reply may leave the site; the first broken rule counts."""
-    return next(
-        (PolicyVerdict(*broken) for broken in check_reply_rules(policy, work, reply) if broken[1]),
-        PolicyVerdict("policy"),
-    )
+    broken = (PolicyVerdict(rule, reason) for rule, reason in check_reply_rules(policy, work, reply) if reason)
+    return next(broken, PolicyVerdict("policy"))
 
 
 # ---------------------------------------------------------------------- requests
@@ -140,7 +137,7 @@ _LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
     ("classes", lambda work: work.rows, "head rows"),
     (
         "method_number",
-        lambda work: max(_iterate_integers(work.plan.method), default=0),
+        lambda work: max(_iterate_nested_integers(work.plan.method), default=0),
         "in [method] as one of its numbers",
     ),
 )
@@ -185,14 +182,10 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
     )
     yield "plan.privacy", next(outside, "") if plan.privacy.level != "none" else ""
     yield from _check_network_size_rules(policy, work)
-    yield (
-        "policy.parts",
-        _find_unlisted_names_fault(work.updated_model_groups, policy.parts, f"{method.name} needs the change of"),
-    )
-    yield (
-        "policy.statistics",
-        _find_unlisted_names_fault(method.declared_payload.names, policy.statistics, f"{method.name} needs"),
-    )
+    needs = f"{method.name} needs"
+    groups, statistics = work.updated_model_groups, method.declared_payload.names
+    yield "policy.parts", _find_unlisted_names_fault(groups, policy.parts, f"{needs} the change of")
+    yield "policy.statistics", _find_unlisted_names_fault(statistics, policy.statistics, needs)
     yield from _check_privacy_rules(policy, work)
 
 
@@ -237,17 +230,12 @@ def _check_network_size_rules(policy: SitePolicy, work: RequestedWork) -> Iterat
         if most is None:
             continue
         room = measure_machine_memory(work.device) if most == "machine" else int(most * GB)
-        needed = (
-            estimate_training_memory_bytes(plan, rows, work.images, work.device, work.gpus)
-            if key == "memory"
-            else estimate_run_disk_bytes(plan, work.method, rows)
-        )
-        reason = (
-            f"it is {format_bytes(room)}, and this plan takes {format_bytes(needed)} of {key} or more"
-            if needed > room
-            else ""
-        )
-        yield f"policy.maximum_{key}_gb", reason
+        if key == "memory":
+            needed = estimate_training_memory_bytes(plan, rows, work.images, work.device, work.gpus)
+        else:
+            needed = estimate_run_disk_bytes(plan, work.method, rows)
+        reason = f"it is {format_bytes(room)}, and this plan takes {format_bytes(needed)} of {key} or more"
+        yield f"policy.maximum_{key}_gb", reason if needed > room else ""
 
 
 def _check_privacy_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
@@ -292,13 +280,13 @@ def _find_unlisted_names_fault(names: Iterable[str], allowed: tuple[str, ...] | 
     return f"{what} {quote_names(extra)}" if extra else ""
 
 
-def _iterate_integers(tree: Any) -> Iterator[int]:
+def _iterate_nested_integers(tree: Any) -> Iterator[int]:
     """Yield all integers of a table, including nested tables and lists."""
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     if isinstance(tree, list):
         for value in tree:
-            yield from _iterate_integers(value)
+            yield from _iterate_nested_integers(value)
     elif isinstance(tree, int):
         yield tree
 
@@ -320,10 +308,8 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
             name = work.method.name
             groups = tuple(group for group in GROUPS if getattr(reply.update, group) is not None)
             needed = work.updated_model_groups if work.round else ()  # round 0 ranks the sites by their statistics
-            unneeded = _find_unlisted_names_fault(
-                groups, needed, f"round {work.round} of {name} does not need the change of"
-            )
-            yield "method.groups", unneeded
+            unneeded = f"round {work.round} of {name} does not need the change of"
+            yield "method.groups", _find_unlisted_names_fault(groups, needed, unneeded)
             yield "policy.parts", _find_unlisted_names_fault(groups, policy.parts, "it does not have")
             sent, declared = tuple(reply.statistics), work.method.declared_payload.names
             yield "method.statistics", _find_unlisted_names_fault(sent, declared, f"{name} does not declare")

@@ -26,7 +26,7 @@ from client.site.site import Site
 from common.config import Experiment, ParticipationSection, make_hospital_plan
 from common.errors import raise_faults
 from common.models.network import build_network
-from common.models.state import add_frozen_hash, build_initial_frozen_part, make_model_layout, read_model_state
+from common.models.state import add_frozen_hash_to_spec, build_initial_frozen_part, make_model_layout, read_model_state
 from common.system.files import find_output_folder_faults, remove_outputs_on_failure, write_atomically
 from common.system.plain_text import format_as_json_text
 from common.wire.canonical_bytes import WIDTH, hash_record, iterate_canonical_bytes, list_record_fields
@@ -125,7 +125,7 @@ def make_first_round_records(site: Site, experiment: Experiment) -> tuple[list[R
     """
     plan = make_hospital_plan(experiment)
     frozen = build_initial_frozen_part(plan.model, plan.run.seed, Path())
-    plan = plan.model_copy(update={"model": add_frozen_hash(plan.model, frozen), "weights_sha256": None})
+    plan = plan.model_copy(update={"model": add_frozen_hash_to_spec(plan.model, frozen), "weights_sha256": None})
     with tempfile.TemporaryDirectory() as folder:
         grid = SingleSiteGrid(replace(site, folder=Path(folder), durable=False))
         participation = ParticipationSection(round_deadline_s=DEADLINE_S)
@@ -169,7 +169,7 @@ def _describe_number_range(numbers: NDArray[np.float32] | NDArray[np.int64]) -> 
     return f"{numbers.min():.3g} to {numbers.max():.3g}" if len(numbers) else "none"
 
 
-def format_record(content: RecordDict) -> Group:
+def format_record_for_terminal(content: RecordDict) -> Group:
     """Format a record for the terminal, with fields of the same meaning in one group."""
     every = list_record_field_rows(content)
     title = f"{every[0].record}: {count_payload_bytes(content):,} bytes, SHA-256 {hash_record(content)[:16]}..."
@@ -189,7 +189,7 @@ def format_record(content: RecordDict) -> Group:
     return Group(*pieces)
 
 
-def write_records(records: Sequence[RecordDict], out: Path) -> list[Path]:
+def write_record_files(records: Sequence[RecordDict], out: Path) -> list[Path]:
     """Write each record's bytes to one file, and its fields and SHA-256 to a JSON file.
 
     Raises:

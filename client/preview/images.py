@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from client.check.pictures import read_picture_facts
-from client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_image_source
+from client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_site_image_source
 from client.check.training import find_planned_training
-from client.site.settings import find_data_faults, make_label_declaration
-from client.site.site_file import read_site_toml_only
+from client.site.settings import find_hospital_data_faults, make_label_declaration
+from client.site.site_file import read_site_toml_without_data
 from common.config import Experiment, HospitalPlan
 from common.data.base.image_set import PARTS
 from common.data.base.spec import AugmentationSpec
@@ -21,7 +21,7 @@ from common.data.images.augmentation import augment_images_weakly
 from common.data.images.pixels import convert_to_channels_first
 from common.data.images.reading import encode_png_thumbnail
 from common.errors import raise_faults
-from common.models.network import convert_backbone_pixels
+from common.models.network import convert_pixels_for_backbone
 from common.system.files import write_atomically
 from common.system.plain_text import make_jinja_environment
 
@@ -66,9 +66,9 @@ def write_image_preview(folder: Path, out: Path, experiment: Experiment | None, 
     Raises:
         BadInput: With every fault of site.toml and the data.
     """
-    settings = read_site_toml_only(folder)
-    raise_faults(find_data_faults(settings))
-    source = open_image_source(settings)
+    settings = read_site_toml_without_data(folder)
+    raise_faults(find_hospital_data_faults(settings))
+    source = open_site_image_source(settings)
     make_label_declaration(settings, source.class_names)
     planned = find_planned_training(settings, experiment, source)
     names = settings.labels or source.class_names
@@ -123,7 +123,7 @@ def _choose_images_by_class(
                 shown = [_encode_pixels_as_png(facts.pixels)]
                 for view in (pixels, *views):
                     # (1, channels, height, width); its augmented contrast may leave 0..255
-                    colours = convert_backbone_pixels(view, plan.model)[0].clamp(0, 255).round().to(torch.uint8)
+                    colours = convert_pixels_for_backbone(view, plan.model)[0].clamp(0, 255).round().to(torch.uint8)
                     image = colours.permute(1, 2, 0).numpy()
                     shown.append(_encode_pixels_as_png(image[..., 0] if image.shape[2] == 1 else image))
                 decoded, network, *augmented = shown

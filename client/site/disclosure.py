@@ -36,7 +36,7 @@ def count_patients(images: ImageSet) -> int:
     return len(np.unique(images.patients))
 
 
-def mark_classes_below_threshold(images: ImageSet, smallest: int) -> Few:
+def mark_classes_of_few_patients(images: ImageSet, smallest: int) -> Few:
     """Mark classes with too few patients, ``(classes, 2)``: first too few without the class, then too few with it."""
     kinds = [[len(np.unique(images.patients[column == kind])) for kind in (0, 1)] for column in images.labels.T]
     return np.array(kinds, np.int64).reshape(-1, 2) < smallest
@@ -49,7 +49,7 @@ def find_hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
     all images show exactly one class, the other counts would disclose theirs. Then further classes are hidden, in the
     order of names, until the hidden classes together have ``smallest`` images.
     """
-    few = mark_classes_below_threshold(images, smallest)
+    few = mark_classes_of_few_patients(images, smallest)
     hidden = {name for name, kinds in zip(images.class_names, few, strict=True) if kinds.any()}
     labelled = ~np.isnan(images.labels).all(axis=1)
     others = np.nan_to_num(images.labels[labelled]).sum(axis=1) != 1  # images that show no class or several
@@ -101,12 +101,12 @@ def round_count_down(count: int, policy: SitePolicy) -> int:
     return count - count % policy.round_counts_to
 
 
-def mark_rows_below_threshold(images: ImageSet, class_names: Sequence[str], policy: SitePolicy) -> Few:
-    """Mark head rows as :func:`mark_classes_below_threshold` marks classes; False for classes that the site lacks."""
+def mark_head_rows_of_few_patients(images: ImageSet, class_names: Sequence[str], policy: SitePolicy) -> Few:
+    """Mark head rows as :func:`mark_classes_of_few_patients` marks classes; False for classes that the site lacks."""
     few = np.zeros((len(class_names), 2), np.bool_)
     if policy.smallest_count:
         few_of_class = dict(
-            zip(images.class_names, mark_classes_below_threshold(images, policy.smallest_count), strict=True)
+            zip(images.class_names, mark_classes_of_few_patients(images, policy.smallest_count), strict=True)
         )
         for row, name in enumerate(class_names):
             few[row] = few_of_class.get(name, few[row])
@@ -121,7 +121,7 @@ def suppress_class_metrics(metrics: ClassMetrics, policy: SitePolicy, *, hidden:
     return replace(metrics, positives=positives, negatives=negatives)
 
 
-def suppress_small_statistics(
+def suppress_statistics_of_few_patients(
     statistics: Arrays, declared: Collection[Statistic], few: Few, policy: SitePolicy
 ) -> Arrays:
     """Set the entries of a method's statistics that depend on few patients to NaN, and round counts down.
@@ -129,7 +129,7 @@ def suppress_small_statistics(
     Args:
         declared: The statistics that the method declares; each tells what its entries count or average.
         few: ``(rows, 2)`` for the head's rows: True where too few patients are without, and with, the class; see
-            :func:`mark_classes_below_threshold`.
+            :func:`mark_classes_of_few_patients`.
     """
     granularity_of = {statistic.name: statistic.granularity for statistic in declared}
     limited = dict(statistics)

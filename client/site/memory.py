@@ -100,12 +100,7 @@ class RoundStateFolder:
         self._origin: dict[str, str | int] = {"run": folder.name, "site": site}
 
     def read_last_counted_state(
-        self,
-        counted: int,
-        *,
-        forget: bool = True,
-        settled: bool = False,
-        expected: bool = False,
+        self, counted: int, *, forget: bool = True, settled: bool = False, expected: bool = False
     ) -> SiteRoundState:
         """Return the site's state after the last round that counted, or an empty state.
 
@@ -147,15 +142,15 @@ class RoundStateFolder:
                 raise LostRoundState(f"{problem}: {name}: {fact} {stated} instead of {value}.")
         return state
 
-    def write_empty_state(self, counted: int) -> None:
+    def store_empty_state(self, counted: int) -> None:
         """Store an empty state in place of a lost one, so that the site continues from the coordinator's model."""
-        self.write_state(SiteRoundState(), counted)
+        self.store_state_of_round(SiteRoundState(), counted)
 
     def mark_round_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
         """Mark that training may continue from a round's state: its sum is unmasked, or its cost is in the ledger.
 
         Args:
-            left: Result of :meth:`hash_round_state` after this training, to detect later changes of the state.
+            left: Result of :meth:`read_round_state_hash` after this training, to detect later changes of the state.
             agreed: Hash of the request that the sites of the sum agreed on.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -170,11 +165,11 @@ class RoundStateFolder:
 
     def read_settled_request_hash(self, server_round: int) -> str | None:
         """Return the ``agreed`` hash of a round's mark (:meth:`mark_round_settled`); None if there is no valid mark."""
-        opened, written = self._settled_mark_path(server_round), self.hash_round_state(server_round)
+        opened, written = self._settled_mark_path(server_round), self.read_round_state_hash(server_round)
         noted = opened.read_bytes() if written and opened.exists() else b""
         return noted.removeprefix(written).decode() if written and noted.startswith(written) else None
 
-    def hash_round_state(self, server_round: int) -> bytes:
+    def read_round_state_hash(self, server_round: int) -> bytes:
         """Return the SHA-256 of a round's state, with which its file begins; empty if there is no file."""
         path = self._state_file_path(server_round)
         if not path.exists():
@@ -186,12 +181,12 @@ class RoundStateFolder:
         return self.folder / f"opened-{server_round:06d}"
 
     @property
-    def newest_round(self) -> int:
+    def newest_stored_round(self) -> int:
         """Return the last round with a state file; 0 if there is none."""
         names = [path.stem.removeprefix("round-") for path in self.folder.glob("round-*.safetensors")]
         return max(map(int, names), default=0)
 
-    def write_state(self, memory: SiteRoundState, server_round: int | None = None) -> None:
+    def store_state_of_round(self, memory: SiteRoundState, server_round: int | None = None) -> None:
         """Write the state after a round to the file of that round, which states the run, the site and the round.
 
         The file holds a SHA-256, then the state and these facts as safetensors.
@@ -273,7 +268,7 @@ class FrozenPartFiles:
     def __init__(self, folder: Path, weights: Path | None, *, durable: bool) -> None:
         self._folder, self._weights, self._durable = folder, weights, durable
 
-    def has_frozen_part(self, spec: ModelSpec) -> bool:
+    def ensure_frozen_part_stored(self, spec: ModelSpec) -> bool:
         """Return True if a network's frozen part is stored here, or is now made from a weights file here and stored."""
         if spec.frozen_sha256 is None:
             return False
@@ -305,7 +300,7 @@ class FrozenPartFiles:
         files = sorted(self._weights.glob("*.safetensors")) if self._weights else []
         return [path for path in files if path.is_file() and path.stat().st_size <= most]
 
-    def store_received_part(self, part: FrozenPart, sha256: str) -> None:
+    def store_received_frozen_part(self, part: FrozenPart, sha256: str) -> None:
         """Store a frozen part that the coordinator sent.
 
         Raises:

@@ -27,12 +27,7 @@ LIMITS = (
 WITHOUT_LIMITS: dict[str, Any] = {
     **dict.fromkeys((f"maximum_{name}" for name in LIMITS), None),
     "methods": ("*", "plugin:*"),
-    "networks": ("*",),
-    "losses": ("*",),
-    "metrics": ("*",),
-    "transforms": ("*",),
-    "optimizers": ("*",),
-    "schedules": ("*",),
+    **dict.fromkeys(("networks", "losses", "metrics", "transforms", "optimizers", "schedules"), ("*",)),
     "smallest_cohort": 1,
     "honest_sites": None,
     "train_hidden_classes": True,
@@ -49,23 +44,9 @@ TRUST: Mapping[Level, str] = {
 """Sentence for each level about who is trusted, for all pages and messages."""
 _FIGURES_STAY = {"training_figures": False, "test_metrics": False, "test_each_round": False}
 LEVELS: Mapping[Level, Mapping[str, Any]] = {
-    "trusted": {
-        "label_counts": True,
-        "score_histograms": True,
-        "train_hidden_classes": True,
-    },
-    "masked": {
-        **_FIGURES_STAY,
-        "masked_only": True,
-        "score_histograms": True,
-        "smallest_cohort": 3,
-    },
-    "private": {
-        **_FIGURES_STAY,
-        "epsilon": 8.0,
-        "privacy_unit": "patient",
-        "round_counts_to": 10,
-    },
+    "trusted": {"label_counts": True, "score_histograms": True, "train_hidden_classes": True},
+    "masked": {**_FIGURES_STAY, "masked_only": True, "score_histograms": True, "smallest_cohort": 3},
+    "private": {**_FIGURES_STAY, "epsilon": 8.0, "privacy_unit": "patient", "round_counts_to": 10},
 }
 """Defaults of keys that each level changes; a key in the file takes precedence."""
 NOT_BESIDE = {"round_counts_to": "smallest_count", "score_histograms": "round_counts_to"}
@@ -137,7 +118,7 @@ class SitePolicy(TomlSection):
         return {**{key: value for key, value in LEVELS[level].items() if key not in unfit}, **tree}
 
     @property
-    def changes_from_level(self) -> dict[str, Any]:
+    def keys_changed_from_level(self) -> dict[str, Any]:
         """Return the keys, with their values, that differ from the defaults of the policy's ``level``."""
         return {key: getattr(self, key) for key, value in LEVELS[self.level].items() if getattr(self, key) != value}
 

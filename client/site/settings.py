@@ -25,16 +25,16 @@ def read_site_settings(folder: Path) -> SiteSettings:
         BadInput: With every fault.
     """
     settings, faults = read_site_with_faults(folder)
-    faults += find_data_faults(settings)
+    faults += find_hospital_data_faults(settings)
     if settings.file.device == "cuda" and not torch.cuda.is_available():
         faults.append(Fault(f"{FILE}: device", "is cuda, but this machine shows no GPU.", 'Set "auto" or "cpu".'))
-    elif fault := find_gpu_fault(settings.file, count_visible_gpus()):
+    elif fault := find_gpu_count_fault(settings.file, count_visible_gpus()):
         faults.append(fault)
     raise_faults(faults)
     return settings
 
 
-def find_gpu_fault(file: SiteTomlContent, visible: int) -> Fault | None:
+def find_gpu_count_fault(file: SiteTomlContent, visible: int) -> Fault | None:
     """Return a fault if site.toml asks for more GPUs than the program can use; otherwise None."""
     if file.gpus == 1 or (file.device != "cpu" and file.gpus <= visible):
         return None
@@ -44,7 +44,7 @@ def find_gpu_fault(file: SiteTomlContent, visible: int) -> Fault | None:
     return Fault(f"{FILE}: gpus", problem, f"Set {visible}." if visible > 1 else "Leave it out.")
 
 
-def find_data_faults(settings: SiteSettings) -> list[Fault]:
+def find_hospital_data_faults(settings: SiteSettings) -> list[Fault]:
     """Return the faults of a site's data set that show without decoding pictures."""
     return [
         replace(fault, where=f"{FILE}: {fault.where}")
@@ -78,7 +78,7 @@ def load_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line:
         validation=_select_declared_classes(splits.validation, declaration),
         test=_select_declared_classes(splits.test, declaration),
         folder=settings.state_folder,
-        device=choose_device(settings),
+        device=choose_training_device(settings),
         gpus=settings.file.gpus,
         hidden=hidden,
         unsaid=unsaid,
@@ -113,7 +113,7 @@ def prepare_image_store(settings: SiteSettings, tell: Callable[[str], None]) -> 
     return replace(store, secret=derive_storage_key(key, "images"))
 
 
-def choose_device(settings: SiteSettings) -> str:
+def choose_training_device(settings: SiteSettings) -> str:
     """Return the device that a site trains on: ``cpu`` or ``cuda``."""
     if settings.file.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

@@ -77,7 +77,7 @@ class Site:
         """True for a simulated site without limits: it hides nothing, declines nothing and has no audit log."""
         return self.simulated and self.policy == UNLIMITED and not self.hidden
 
-    def choose_arithmetic_for(self, plan: HospitalPlan) -> TrainingNumberFormat:
+    def choose_arithmetic_for_plan(self, plan: HospitalPlan) -> TrainingNumberFormat:
         """Return the number formats and kernels, for instance bfloat16, with which this site trains by a plan."""
         if self.arithmetic is not None and plan.training.precision == "fastest":
             return self.arithmetic
@@ -95,7 +95,7 @@ class Site:
         An update can disclose their number. If reports counted all images, the difference would disclose how many
         images have labels of hidden classes only.
         """
-        rows = self.rows_to_train_on(self._images_for_plain_training("train", "multi_label"))
+        rows = self.find_rows_to_train_on(self._get_images_for_unnoised_training("train", "multi_label"))
         return self.train if rows is None else self.train.select_rows(rows)
 
     @cached_property
@@ -107,12 +107,10 @@ class Site:
         """Return the hidden classes of one part of the data, whose counts and metrics are not reported."""
         if part not in self._hidden_classes_cache:
             images: ImageSet = getattr(self, part)
-            own = frozenset(images.class_names)
-            smallest = self.policy.smallest_count
-            hidden = (
-                self.hidden.get(part) if part in self.hidden or not smallest else find_hidden_classes(images, smallest)
-            )
-            self._hidden_classes_cache[part] = (hidden or frozenset()) & own
+            smallest, hidden = self.policy.smallest_count, self.hidden.get(part, frozenset[str]())
+            if part not in self.hidden and smallest:
+                hidden = find_hidden_classes(images, smallest)
+            self._hidden_classes_cache[part] = hidden & frozenset(images.class_names)
         return self._hidden_classes_cache[part]
 
     def mark_undisclosable_images(self, part: str) -> Few:
@@ -121,14 +119,11 @@ class Site:
         The known labels of such an image would disclose that it shows a hidden class; see
         :func:`mark_images_of_hidden_classes`.
         """
-        smallest, images = self.policy.smallest_count, getattr(self, part)
-        return (
-            self.unsaid[part]
-            if part in self.unsaid
-            else mark_images_of_hidden_classes(images, self.hidden_classes(part), smallest)
-        )
+        if part in self.unsaid:
+            return self.unsaid[part]
+        return mark_images_of_hidden_classes(getattr(self, part), self.hidden_classes(part), self.policy.smallest_count)
 
-    def images_to_train_on(self, part: str, plan: HospitalPlan) -> ImageSet:
+    def get_images_to_train_on(self, part: str, plan: HospitalPlan) -> ImageSet:
         """Return the images of one part, with the labels by which a run trains and chooses epochs.
 
         An update without noise discloses the effect of labels, so labels of hidden classes are removed unless the
@@ -137,14 +132,16 @@ class Site:
         each site can be computed from a sum of few sites.
         """
         images: ImageSet = getattr(self, part)
-        return images if self.policy.epsilon is not None else self._images_for_plain_training(part, plan.model.task)
+        return (
+            images if self.policy.epsilon is not None else self._get_images_for_unnoised_training(part, plan.model.task)
+        )
 
-    def _images_for_plain_training(self, part: str, task: Task) -> ImageSet:
+    def _get_images_for_unnoised_training(self, part: str, task: Task) -> ImageSet:
         """Return the images of one part with the labels that training without noise may use."""
         images: ImageSet = getattr(self, part)
-        return images if self.policy.train_hidden_classes else self.images_without_hidden_labels(part, task)
+        return images if self.policy.train_hidden_classes else self.get_images_without_hidden_labels(part, task)
 
-    def images_without_hidden_labels(self, part: str, task: Task) -> ImageSet:
+    def get_images_without_hidden_labels(self, part: str, task: Task) -> ImageSet:
         """Return all images of one part, with the labels of hidden classes unknown, for metrics that are sent.
 
         An image from whose other labels a hidden class could be inferred has no known label.
@@ -154,14 +151,14 @@ class Site:
             return images
         return remove_hidden_labels(images, self.hidden_classes(part), self.mark_undisclosable_images(part), task)
 
-    def rows_to_train_on(self, labelled: ImageSet) -> NDArray[np.intp] | None:
-        """Return the rows of :meth:`images_to_train_on` that a run trains on; None if it trains on all images.
+    def find_rows_to_train_on(self, labelled: ImageSet) -> NDArray[np.intp] | None:
+        """Return the rows of :meth:`get_images_to_train_on` that a run trains on; None if it trains on all images.
 
         An image that lost all its labels because of hidden classes is left out: the effect of an unlabelled image would
         disclose that it shows a hidden class. If no image would remain, all are used.
 
         Args:
-            labelled: The training part as :meth:`images_to_train_on` returns it.
+            labelled: The training part as :meth:`get_images_to_train_on` returns it.
         """
         if labelled is self.train:
             return None
@@ -174,7 +171,7 @@ class Site:
         Raises:
             BadInput: With the threshold, and without the number of patients.
         """
-        if not self.may_report_part("train"):
+        if not self.may_report_metrics("train"):
             least = self.policy.smallest_count
             problem = (
                 f"there are training images of fewer than {least} patients, and the policy tells nothing of so few."
@@ -182,23 +179,23 @@ class Site:
             remedy = "A smaller smallest_count in its [policy] lets it take part."
             raise BadInput([Fault("site.toml: policy.smallest_count", problem, remedy)])
 
-    def may_report_part(self, part: str) -> bool:
+    def may_report_metrics(self, part: str) -> bool:
         """Return True if metrics of a whole part of the data may be reported: it has enough patients, or no image."""
-        if part not in self._reports_cache:
+        if part not in self._may_report_part_cache:
             images: ImageSet = getattr(self, part)
             least = self.policy.smallest_count
-            self._reports_cache[part] = not len(images) or not least or count_patients(images) >= least
-        return self._reports_cache[part]
+            self._may_report_part_cache[part] = not len(images) or not least or count_patients(images) >= least
+        return self._may_report_part_cache[part]
 
     @cached_property
-    def _reports_cache(self) -> dict[str, bool]:
+    def _may_report_part_cache(self) -> dict[str, bool]:
         return {}
 
     @cached_property
     def _hidden_classes_cache(self) -> dict[str, frozenset[str]]:
         return {}
 
-    def copy_for_local_training(self, folder: Path, plan: HospitalPlan, *, figures_leave: bool) -> "Site":
+    def copy_site_for_local_training(self, folder: Path, plan: HospitalPlan, *, figures_leave: bool) -> "Site":
         """Return a site with the same images and without hidden classes, for the comparison with training alone.
 
         The copy trains and validates on the labels that the run trains and validates on.
@@ -210,7 +207,9 @@ class Site:
         """
         task = plan.model.task
         train, validation = (
-            self._images_for_plain_training(part, task) if figures_leave else self.images_to_train_on(part, plan)
+            self._get_images_for_unnoised_training(part, task)
+            if figures_leave
+            else self.get_images_to_train_on(part, plan)
             for part in ("train", "validation")
         )
         inner = replace(

@@ -20,7 +20,7 @@ from common.security.identity import (
     compute_public_key_fingerprint,
     create_private_key,
     format_public_key_line,
-    is_same_key,
+    is_same_public_key,
     read_connection_kit,
     read_private_key,
     write_toml_section,
@@ -82,7 +82,7 @@ class SiteSettings:
         return self.folder / "state"
 
 
-def read_site_toml_only(folder: Path) -> SiteSettings:
+def read_site_toml_without_data(folder: Path) -> SiteSettings:
     """Read ``site.toml`` of a folder, without the data set that it names.
 
     Raises:
@@ -117,7 +117,7 @@ def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     return SiteSettings(folder, file, tuple(labels), synonyms), wrong
 
 
-def read_credentials(settings: SiteSettings) -> SiteConnectionKit:
+def read_and_check_connection_kit(settings: SiteSettings) -> SiteConnectionKit:
     """Read the coordinator's kit, and check that it belongs to this site and to its key.
 
     Raises:
@@ -142,7 +142,7 @@ def read_credentials(settings: SiteSettings) -> SiteConnectionKit:
     if kit.site != settings.file.name:
         problem = f'is "{settings.file.name}", but the kit is for "{kit.site}".'
         faults.append(Fault(f"{FILE}: name", problem, "A site uses the name it is registered by."))
-    if not is_same_key(kit.public_key, format_public_key_line(key, "")):
+    if not is_same_public_key(kit.public_key, format_public_key_line(key, "")):
         problem = f"is not the key that {settings.kit_path.name} was written for."
         faults.append(Fault(settings.key_path.name, problem, "Ask for a kit for this key, or put the old key back."))
     raise_faults(faults)

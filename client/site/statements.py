@@ -63,7 +63,7 @@ class SiteRecordSigner:
     def sign_reply(self, content: RecordDict, message: str) -> RecordDict:
         """Return a reply's records with the site's signature, which names the answered message."""
         run, server_round, record = read_run_round_class(content)
-        last = read_accepted_replies(self._state, run) if record in CHAINED else AcceptedReplyCount(-1)
+        last = read_accepted_reply_count(self._state, run) if record in CHAINED else AcceptedReplyCount(-1)
         statement = ReplyStatement(
             site=self._site,
             run=run,
@@ -79,10 +79,10 @@ class SiteRecordSigner:
     def count_accepted_reply(self, content: RecordDict, message: str) -> None:
         """Count an accepted reply, if its kind is numbered (:data:`CHAINED`) and it is not counted yet."""
         run, _, record = read_run_round_class(content)
-        last = read_accepted_replies(self._state, run)
+        last = read_accepted_reply_count(self._state, run)
         if record not in CHAINED or last.message == message:
             return
-        runs = {**_read_accepted_by_run(self._state), run: vars(AcceptedReplyCount(last.count + 1, message))}
+        runs = {**_read_accepted_counts_by_run(self._state), run: vars(AcceptedReplyCount(last.count + 1, message))}
         newest = dict(list(runs.items())[-RUNS_KEPT:])
         write_atomically(self._state / FILE, json.dumps(newest).encode())
 
@@ -119,13 +119,13 @@ class SiteRecordSigner:
                 file.write(f"{statement.nonce} {message}\n")
 
 
-def read_accepted_replies(state: Path, run: str) -> AcceptedReplyCount:
+def read_accepted_reply_count(state: Path, run: str) -> AcceptedReplyCount:
     """Return how many of the site's replies to a run the coordinator has accepted."""
-    entry = _read_accepted_by_run(state).get(run)
+    entry = _read_accepted_counts_by_run(state).get(run)
     return AcceptedReplyCount(int(entry["count"]), str(entry["message"])) if entry else AcceptedReplyCount()
 
 
-def _read_accepted_by_run(state: Path) -> dict[str, dict[str, Any]]:
+def _read_accepted_counts_by_run(state: Path) -> dict[str, dict[str, Any]]:
     try:
         runs: dict[str, dict[str, Any]] = json.loads((state / FILE).read_bytes())
         return runs

@@ -4,6 +4,7 @@ Features are computed as in evaluation, in batches of :data:`BATCH` images in th
 bits in every round, and after every restart on the same machine.
 """
 
+import contextlib
 import hashlib
 import os
 from dataclasses import dataclass, field
@@ -81,7 +82,12 @@ class FeatureCache:
                 images.update(str(tuple(batch.shape)).encode())
                 images.update(batch.cpu().contiguous().numpy().tobytes())
             name = hashlib.sha256(f"{about} {part} {images.hexdigest()}".encode()).hexdigest()
-            features = self._read_encrypted_features(path, name)
+            # No file, a damaged one, or one of other images or another model: computed again.
+            with contextlib.suppress(OSError, InvalidTag, ValueError):
+                content = path.read_bytes()
+                plain = AESGCM(self.key).decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], name.encode())
+                width = int.from_bytes(plain[:8], "little")
+                features = torch.from_numpy(np.frombuffer(plain[8:], "<f4").reshape(-1, width).copy())
         if features is None:
             network.backbone.eval()
             computed = []
@@ -91,28 +97,12 @@ class FeatureCache:
                     computed.append(apply_doubling_single_image(network.backbone, inputs).float())
             features = torch.cat(computed)
             if self.key is not None:
-                self._write_encrypted_features(path, name, features.cpu().numpy())
+                nonce, width_bytes = os.urandom(NONCE_BYTES), features.shape[1].to_bytes(8, "little")
+                plain = width_bytes + features.cpu().numpy().astype("<f4").tobytes()
+                sealed = AESGCM(self.key).encrypt(nonce, plain, name.encode())
+                write_atomically(path, nonce + sealed, durable=self.durable, private=True)
         self._parts[part] = features.to(pixels.device)
         return self._parts[part]
-
-    def _write_encrypted_features(
-        self, path: Path, name: str, features: np.ndarray[tuple[int, int], np.dtype[np.float32]]
-    ) -> None:
-        assert self.key is not None, "checked before"
-        nonce, width = os.urandom(NONCE_BYTES), features.shape[1].to_bytes(8, "little")
-        sealed = AESGCM(self.key).encrypt(nonce, width + features.astype("<f4").tobytes(), name.encode())
-        write_atomically(path, nonce + sealed, durable=self.durable, private=True)
-
-    def _read_encrypted_features(self, path: Path, name: str) -> Tensor | None:
-        """Read features from a file; return None if it is missing, damaged, or of other images or another model."""
-        assert self.key is not None, "checked before"
-        try:
-            content = path.read_bytes()
-            plain = AESGCM(self.key).decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], name.encode())
-        except (OSError, InvalidTag, ValueError):
-            return None
-        width = int.from_bytes(plain[:8], "little")
-        return torch.from_numpy(np.frombuffer(plain[8:], "<f4").reshape(-1, width).copy())
 
 
 def get_site_feature_cache(site: Site) -> FeatureCache:

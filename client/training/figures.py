@@ -1,7 +1,7 @@
 """Metrics of a model on a site's own images: all metrics, or those that the policy allows to leave the hospital.
 
-:class:`RequestedMetrics` computes everything that a request asks for, in a simulation without limits.
-:class:`DisclosableMetrics` follows the site's policy: no metric of classes with few patients leaves
+:class:`RequestedMetricsComputer` computes everything that a request asks for, in a simulation without limits.
+:class:`DisclosableMetricsComputer` follows the site's policy: no metric of classes with few patients leaves
 (:mod:`client.site.disclosure`). If masks or noise protect the update, it also withholds all metrics of a model with
 parts that never leave the site.
 """
@@ -47,7 +47,7 @@ def score_data_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple
     return scores[:, rows], select_head_row_labels(images, names).numpy(), names
 
 
-def make_score_histograms(
+def make_allowed_score_histograms(
     policy: SitePolicy, scores: Floats, labels: Floats, class_names: Sequence[str], hidden: Collection[str] = ()
 ) -> dict[str, ScoreHistogram]:
     """Return class -> histogram of its scores by label; empty if the policy forbids it or the model diverged."""
@@ -75,7 +75,7 @@ class ReceivedModelMetrics:
     test_correct: int | None = None
 
 
-class RequestedMetrics:
+class RequestedMetricsComputer:
     """Computes all metrics that a request asks for, on all images and without rounding."""
 
     def run_metric_computation(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
@@ -84,20 +84,22 @@ class RequestedMetrics:
 
     def compute_received_model_metrics(self, task: "LocalTask") -> ReceivedModelMetrics:
         """Return the metrics of the received model, before training."""
-        validation = task.validate()
+        validation = task.validate_current_network()
         # In a sequential method, this model is not the model of a round.
         counted = task.plan.evaluation.test_each_round and not task.method.sequential
-        counts = self.count_test_images(task) if counted else (None, None)
+        counts = self.count_correct_test_images(task) if counted else (None, None)
         return ReceivedModelMetrics(validation, self.compute_validation_metrics(task, validation), *counts)
 
     def compute_validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
         """Return the validation metrics to send, given ``own``, those by which the site chooses its best round."""
         return own
 
-    def count_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
+    def count_correct_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
         """Return the numbers of test images of known class and of correct predictions; None if not requested."""
         return (
-            self._count_correct_images(task, task.site.test) if task.plan.evaluation.test_each_round else (None, None)
+            self._count_known_and_correct_images(task, task.site.test)
+            if task.plan.evaluation.test_each_round
+            else (None, None)
         )
 
     def compute_test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
@@ -107,13 +109,13 @@ class RequestedMetrics:
         scores, labels, names = score_data_part(task, "test")
         metrics = compute_metrics_per_class(scores, labels, names, self._compute_plugin_metrics(task))
         pooled = task.plan.evaluation.pooled
-        return metrics, make_score_histograms(task.site.policy, scores, labels, names) if pooled else {}
+        return metrics, make_allowed_score_histograms(task.site.policy, scores, labels, names) if pooled else {}
 
     def compute_validation_histograms(self, task: "LocalTask") -> Histograms:
         """Return score histograms of the validation part, from which the coordinator chooses thresholds."""
         if not task.plan.evaluation.pooled or not len(task.site.validation):
             return {}
-        return make_score_histograms(task.site.policy, *score_data_part(task, "validation"))
+        return make_allowed_score_histograms(task.site.policy, *score_data_part(task, "validation"))
 
     def hash_evaluated_model(self, task: "LocalTask", request: Request) -> str:
         """Return the SHA-256 of the evaluated model."""
@@ -123,7 +125,7 @@ class RequestedMetrics:
         return load_plugin_metrics(task.plan.evaluation.metrics)
 
     @staticmethod
-    def _count_correct_images(task: "LocalTask", images: ImageSet) -> tuple[int, int]:
+    def _count_known_and_correct_images(task: "LocalTask", images: ImageSet) -> tuple[int, int]:
         labels = select_head_row_labels(images, task.network.class_names).nan_to_num().numpy()
         labelled = labels.any(axis=1)
         if not labelled.any():
@@ -135,7 +137,7 @@ class RequestedMetrics:
         return int(labelled.sum()), int((right & labelled).sum())
 
 
-class DisclosableMetrics(RequestedMetrics):
+class DisclosableMetricsComputer(RequestedMetricsComputer):
     """Computes only the metrics that a site's policy allows to leave the hospital."""
 
     def run_metric_computation(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
@@ -163,29 +165,28 @@ class DisclosableMetrics(RequestedMetrics):
     def compute_validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
         """Return the validation metrics to send, over visible classes; empty if the policy withholds them."""
         site, network, plan = task.site, task.network, task.plan
-        if not site.may_report_part("validation") or not may_send_validation_metrics(task):
+        if not site.may_report_metrics("validation") or not may_send_validation_metrics(task):
             return ValidationMetrics()
-        if not site.hidden_classes("validation") or site.images_to_train_on("validation", plan) is not site.validation:
+        if (
+            not site.hidden_classes("validation")
+            or site.get_images_to_train_on("validation", plan) is not site.validation
+        ):
             return own  # no label of a hidden class is in it
-        images = site.images_without_hidden_labels("validation", plan.model.task)
+        images = site.get_images_without_hidden_labels("validation", plan.model.task)
         examples = pair_pixels_with_labels(images, task.prepare_network_inputs("validation"), network.class_names)
         return validate_network(network, examples, task.method.loss, plan.training, site.hidden_classes("validation"))
 
-    def count_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
+    def count_correct_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
         """Return, rounded down, the numbers of test images of a known and visible class and of correct predictions.
 
         Both are None if the plan does not ask for them, or the policy withholds them.
         """
-        site = task.site
-        if (
-            not task.plan.evaluation.test_each_round
-            or not may_send_test_metrics(task)
-            or not site.may_report_part("test")
-        ):
+        site, plan = task.site, task.plan
+        allowed = may_send_test_metrics(task) and site.may_report_metrics("test")
+        if not plan.evaluation.test_each_round or not allowed:
             return None, None
-        images, correct = self._count_correct_images(
-            task, site.images_without_hidden_labels("test", task.plan.model.task)
-        )
+        visible = site.get_images_without_hidden_labels("test", plan.model.task)
+        images, correct = self._count_known_and_correct_images(task, visible)
         return round_count_down(images, site.policy), round_count_down(correct, site.policy)
 
     def compute_test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
@@ -211,7 +212,7 @@ class DisclosableMetrics(RequestedMetrics):
         """
         site = task.site
         allowed = site.policy.score_histograms and may_send_validation_metrics(task)
-        if not allowed or task.plan.privacy.secure_aggregation or not site.may_report_part("validation"):
+        if not allowed or task.plan.privacy.secure_aggregation or not site.may_report_metrics("validation"):
             return {}
         hidden = site.hidden_classes("validation")
         return {
@@ -236,7 +237,7 @@ class DisclosableMetrics(RequestedMetrics):
         return {name: catch_metric_failures(name, metric, task.site.tell) for name, metric in metrics.items()}
 
 
-ALL_FIGURES, LIMITED_FIGURES = RequestedMetrics(), DisclosableMetrics()
+ALL_FIGURES, LIMITED_FIGURES = RequestedMetricsComputer(), DisclosableMetricsComputer()
 
 
 def has_protected_local_parts(task: "LocalTask") -> bool:
@@ -255,20 +256,14 @@ def may_send_validation_metrics(task: "LocalTask") -> bool:
     Only then does the validation part decide which epoch is kept: the update depends on that epoch, and so reveals
     something about the validation images.
     """
-    return (
-        task.site.policy.training_figures
-        and not are_unnoised_metrics_withheld(task)
-        and not has_protected_local_parts(task)
-    )
+    withheld = are_unnoised_metrics_withheld(task) or has_protected_local_parts(task)
+    return task.site.policy.training_figures and not withheld
 
 
 def may_send_test_metrics(task: "LocalTask") -> bool:
     """Return True if metrics of the test part may leave the hospital."""
-    return (
-        task.site.policy.test_metrics
-        and not are_unnoised_metrics_withheld(task)
-        and not has_protected_local_parts(task)
-    )
+    withheld = are_unnoised_metrics_withheld(task) or has_protected_local_parts(task)
+    return task.site.policy.test_metrics and not withheld
 
 
 def are_unnoised_metrics_withheld(task: "LocalTask") -> bool:
@@ -289,5 +284,5 @@ def compute_test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogr
     hidden = site.hidden_classes("test")
     names = [name for name in task.network.class_names if name in site.test.class_names and name not in hidden]
     nothing = {name: compute_score_histogram(np.zeros(0), np.zeros(0)) for name in names}
-    judge = lambda: make_score_histograms(policy, *score_data_part(task, "test"), hidden)  # noqa: E731
+    judge = lambda: make_allowed_score_histograms(policy, *score_data_part(task, "test"), hidden)  # noqa: E731
     return LIMITED_FIGURES.run_metric_computation(task, judge, nothing) or nothing

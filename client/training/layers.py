@@ -6,18 +6,18 @@ from functools import partial
 
 import numpy as np
 
-from client.site.disclosure import mark_rows_below_threshold, suppress_small_statistics
+from client.site.disclosure import mark_head_rows_of_few_patients, suppress_statistics_of_few_patients
 from client.site.site import Site
 from client.training.figures import LIMITED_FIGURES, may_send_validation_metrics
 from client.training.local_round import (
     answer_evaluate_request,
     answer_train_request,
-    compute_update,
+    compute_update_to_send,
     make_client_context,
 )
 from client.training.privacy import PrivacyBudgetLayer
-from client.training.secure_aggregation import HeldUpdates, SiteMaskingLayer
-from client.training.task import LocalResult, LocalTask, SiteRoundLayer, Train, read_site_plan
+from client.training.secure_aggregation import HeldUpdateStore, SiteMaskingLayer
+from client.training.task import LocalTask, LocalTrainingResult, SiteRoundLayer, Train, adapt_plan_to_site
 from common.config import HospitalPlan
 from common.errors import BadInput, WireError
 from common.models.state import write_model_state
@@ -27,28 +27,30 @@ from strategies.local.site_method import SiteMethod
 from strategies.local.updates import clip_update_to_norm, compress_update_trunk
 
 
-def train_through_layers(site: Site, request: TrainRequest, masks: HeldUpdates | None = None) -> TrainReply:
+def train_with_privacy_layers(site: Site, request: TrainRequest, masks: HeldUpdateStore | None = None) -> TrainReply:
     """Train for one request, wrapped as plan and policy need it: clipping, noise, masks, disclosure limits.
 
     Args:
         masks: Holds updates until they are masked; None if no plan may use secure aggregation.
     """
-    followed = read_site_plan(site, request.plan)
-    layers = make_site_layers(site, followed.plan, followed.method, masks)
+    followed = adapt_plan_to_site(site, request.plan)
+    layers = make_privacy_layers(site, followed.plan, followed.method, masks)
     answer: Callable[[TrainRequest], TrainReply] = partial(answer_train_request, site, layers=layers)
     for layer in reversed(layers):
         answer = partial(layer.wrap_answer, answer)
     return answer(request)
 
 
-def evaluate_through_layers(site: Site, request: EvaluateRequest, masks: HeldUpdates | None = None) -> EvaluateReply:
-    """Answer a request to evaluate, with the same layers as :func:`train_through_layers`."""
-    followed = read_site_plan(site, request.plan)
-    return answer_evaluate_request(site, request, make_site_layers(site, followed.plan, followed.method, masks))
+def evaluate_with_privacy_layers(
+    site: Site, request: EvaluateRequest, masks: HeldUpdateStore | None = None
+) -> EvaluateReply:
+    """Answer a request to evaluate, with the same layers as :func:`train_with_privacy_layers`."""
+    followed = adapt_plan_to_site(site, request.plan)
+    return answer_evaluate_request(site, request, make_privacy_layers(site, followed.plan, followed.method, masks))
 
 
-def make_site_layers(
-    site: Site, plan: HospitalPlan, method: SiteMethod, masks: HeldUpdates | None
+def make_privacy_layers(
+    site: Site, plan: HospitalPlan, method: SiteMethod, masks: HeldUpdateStore | None
 ) -> list[SiteRoundLayer]:
     """Return a plan's layers at a site, the outermost first; none for a plain run without limits."""
     privacy, parameters = plan.privacy, method.parameters
@@ -77,7 +79,7 @@ class UpdateClippingLayer(SiteRoundLayer):
 
     longest: float
 
-    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalTrainingResult:
         """Train, and clip the update."""
         result = train(task, request)
         return replace(result, update=clip_update_to_norm(result.update, self.longest))
@@ -89,7 +91,7 @@ class UpdateCompressionLayer(SiteRoundLayer):
 
     form: Form
 
-    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalTrainingResult:
         """Train, and compress the update."""
         result = train(task, request)
         update, unsent = compress_update_trunk(result.update, task.memory.unsent, self.form)
@@ -103,11 +105,13 @@ class DisclosureLimitsLayer(SiteRoundLayer):
         """Return a task that computes only the metrics that may leave the hospital."""
         return replace(task, figures=LIMITED_FIGURES, validation_chooses=may_send_validation_metrics(task))
 
-    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalTrainingResult:
         """Train; remove statistics that depend on few patients and, if the policy withholds it, the training loss."""
         result, policy = train(task, request), task.site.policy
-        few = mark_rows_below_threshold(task.site.train, task.network.class_names, policy)
-        statistics = suppress_small_statistics(result.statistics, task.method.declared_payload.statistics, few, policy)
+        few = mark_head_rows_of_few_patients(task.site.train, task.network.class_names, policy)
+        statistics = suppress_statistics_of_few_patients(
+            result.statistics, task.method.declared_payload.statistics, few, policy
+        )
         loss = result.train_loss if may_send_validation_metrics(task) else None
         return replace(result, statistics=statistics, train_loss=loss)
 
@@ -122,7 +126,7 @@ class FailureHidingLayer(SiteRoundLayer):
 
     hidden: type[Exception]
 
-    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalTrainingResult:
         """Train; return an update of zero if training failed.
 
         Raises:
@@ -143,12 +147,12 @@ class FailureHidingLayer(SiteRoundLayer):
         if task.method.declared_payload.statistics:  # of the received model; noise is added later
             local = task.method.make_local_round(make_client_context(task, request))
             statistics = local.statistics(network, np.zeros(plan.training.epochs, np.float32))
-        return LocalResult(
+        return LocalTrainingResult(
             state=received,
             train_loss=0.0,
             epochs=plan.training.epochs,
             optimizer=make_optimizer(network, plan.training, plan.training.lr),
             method_state=task.memory.method_state,
             statistics=statistics,
-            update=compute_update(task, request, received),
+            update=compute_update_to_send(task, request, received),
         )

@@ -7,19 +7,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from client.site.memory import SiteRoundState
 from client.site.site import Site
-from client.training.task import Evaluate, LocalResult, LocalTask, SiteRoundLayer, Train, prepare_local_task
+from client.training.task import Evaluate, LocalTask, LocalTrainingResult, SiteRoundLayer, Train, prepare_local_task
 from common.errors import WireError, quote_names
 from common.metrics.auroc import ClassMetrics
 from common.models.network import Head, unfreeze_network
 from common.models.saved import save_model
 from common.models.state import ModelState, read_model_state, write_model_state
-from common.system.hashing import derive_seed
 from common.wire.bounds import clip_reported_loss
 from common.wire.records import (
     UNKNOWN_COUNT,
@@ -45,7 +45,6 @@ from strategies.local.training import (
     LocalTrainingMetrics,
     TrainingTask,
     ValidationMetrics,
-    make_training_reproducible,
     refuse_diverged_training,
     train_epoch,
     train_fixed_epochs,
@@ -58,11 +57,9 @@ def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[Sit
     """Take part in one round, inside the given layers; the site's state is on disk before the reply is returned."""
     began = time.monotonic()
     task = prepare_local_task(site, request, layers)
-    with make_training_reproducible(
-        derive_seed(task.plan.run.seed, request.round, site.name), task.plan.training.threads
-    ):
+    with task.use_seed_of(request.round, site.name):
         received = task.figures.compute_received_model_metrics(task)
-    step: Train = train_locally
+    step: Train = train_received_model
     for layer in reversed(layers):
         step = partial(layer.wrap_training, step)
     result = step(task, request)
@@ -86,17 +83,15 @@ def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[Sit
     )
 
 
-def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
+def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainingResult:
     """Train the received model, with all random numbers drawn from the round's own seed.
 
     Raises:
         FloatingPointError: If training diverged.
         WireError: If the method returns a statistic or a state that it does not declare.
     """
-    plan, network = task.plan, task.network
-    with make_training_reproducible(
-        derive_seed(plan.run.seed, request.round, task.site.name), plan.training.threads
-    ) as generator:
+    network = task.network
+    with task.use_seed_of(request.round, task.site.name) as generator:
         validation = (
             task.make_labelled_examples("validation") if task.validation_chooses else None
         )  # see EarlyStopCriterion
@@ -112,14 +107,14 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
         raise WireError(f"{task.method.name} stores a state and does not declare it: keeps_method_state = True.")
     if undeclared := statistics.keys() - set(task.method.declared_payload.names):
         raise WireError(f"{task.method.name} does not declare {quote_names(sorted(undeclared))}.")
-    return LocalResult(
+    return LocalTrainingResult(
         state=state,
         train_loss=trained.last_loss,
         epochs=trained.epochs,
         optimizer=optimizer,
         method_state=method_state,
         statistics=statistics,
-        update=compute_update(task, request, state),
+        update=compute_update_to_send(task, request, state),
     )
 
 
@@ -187,7 +182,7 @@ def train_local_epochs(
     return train_fixed_epochs(network, exercise, optimizer, generator), optimizer
 
 
-def compute_update(task: LocalTask, request: TrainRequest, trained: ModelState) -> ModelGroups:
+def compute_update_to_send(task: LocalTask, request: TrainRequest, trained: ModelState) -> ModelGroups:
     """Return the update to send; it is empty in the round that only ranks the sites."""
     if request.is_ranking_round:
         return ModelGroups()
@@ -215,48 +210,42 @@ def answer_evaluate_request(
     site: Site, request: EvaluateRequest, layers: Sequence[SiteRoundLayer] = ()
 ) -> EvaluateReply:
     """Answer a request to evaluate, inside the given layers, with validation loss and, in a test, class metrics."""
-    step: Evaluate = evaluate_locally
+    step: Evaluate = evaluate_received_model
     for layer in reversed(layers):
         step = partial(layer.wrap_evaluation, step)
     return step(prepare_local_task(site, request, layers), request)
 
 
-def evaluate_locally(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
+def evaluate_received_model(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     """Evaluate the received model; for a test, first load the site's own parts of the best round."""
-    reply = task.figures.run_metric_computation(task, partial(_evaluate_and_reply, task, request), None)
+    site, figures = task.site, task.figures
+
+    def evaluate_and_make_reply() -> EvaluateReply:
+        with task.use_seed_of(request.round, site.name, "test"):
+            validation = task.validate_current_network()
+            if not request.test:
+                images, correct = figures.count_correct_test_images(task)
+                reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), {})
+                return replace(reply, test_images=images, test_correct=correct)
+            if task.method.keeps_local_parts:
+                load_best_local_parts(task, request, validation)
+                validation = task.validate_current_network()
+                save_model(site.folder / "model", task.whole, label_contract_sha256=request.contract)
+            metrics, tested = figures.compute_test_metrics(task)
+            spreads = {"": tested, "validation_": figures.compute_validation_histograms(task)}
+            reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), metrics)
+        scores: dict[str, Any] = {
+            f"{part}{kind[:-1]}_scores": np.concatenate(
+                [make_empty_score_counts(), *(getattr(histogram, kind) for histogram in spread.values())]
+            )
+            for part, spread in spreads.items()
+            for kind in ("positives", "negatives")
+        }
+        chosen_on = tuple(spreads["validation_"])
+        return replace(reply, histogram_classes=tuple(tested), validation_classes=chosen_on, **scores)
+
+    reply = figures.run_metric_computation(task, evaluate_and_make_reply, None)
     return reply or _make_evaluate_reply(task, request, ValidationMetrics(), {})
-
-
-def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
-    site, plan, figures = task.site, task.plan, task.figures
-    with make_training_reproducible(
-        derive_seed(plan.run.seed, request.round, site.name, "test"), plan.training.threads
-    ):
-        validation = task.validate()
-        if not request.test:
-            images, correct = figures.count_test_images(task)
-            reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), {})
-            return replace(reply, test_images=images, test_correct=correct)
-        if task.method.keeps_local_parts:
-            load_best_local_parts(task, request, validation)
-            validation = task.validate()
-            save_model(site.folder / "model", task.whole, label_contract_sha256=request.contract)
-        metrics, tested = figures.compute_test_metrics(task)
-        chosen_on = figures.compute_validation_histograms(task)
-        reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), metrics)
-    return replace(
-        reply,
-        histogram_classes=tuple(tested),
-        positive_scores=np.concatenate([make_empty_score_counts(), *(spread.positives for spread in tested.values())]),
-        negative_scores=np.concatenate([make_empty_score_counts(), *(spread.negatives for spread in tested.values())]),
-        validation_classes=tuple(chosen_on),
-        validation_positive_scores=np.concatenate(
-            [make_empty_score_counts(), *(spread.positives for spread in chosen_on.values())]
-        ),
-        validation_negative_scores=np.concatenate(
-            [make_empty_score_counts(), *(spread.negatives for spread in chosen_on.values())]
-        ),
-    )
 
 
 def _make_evaluate_reply(
@@ -269,7 +258,7 @@ def _make_evaluate_reply(
     def nan_if_none(value: float | None) -> float:
         return np.nan if value is None else float(value)
 
-    def unknown_if_none(value: int | None) -> int:
+    def unknown_count_if_none(value: int | None) -> int:
         return UNKNOWN_COUNT if value is None else value
 
     return EvaluateReply(
@@ -282,8 +271,8 @@ def _make_evaluate_reply(
         auroc=tuple(nan_if_none(row.auroc) for row in rows),
         average_precision=tuple(nan_if_none(row.average_precision) for row in rows),
         balanced_accuracy=tuple(nan_if_none(row.balanced_accuracy) for row in rows),
-        positives=tuple(unknown_if_none(row.positives) for row in rows),
-        negatives=tuple(unknown_if_none(row.negatives) for row in rows),
+        positives=tuple(unknown_count_if_none(row.positives) for row in rows),
+        negatives=tuple(unknown_count_if_none(row.negatives) for row in rows),
         model_sha256=task.figures.hash_evaluated_model(task, request),
         metric_names=plugin_metrics,
         metric_values=tuple(nan_if_none(row.more[name]) for row in rows for name in plugin_metrics),
@@ -302,7 +291,9 @@ def select_local_parts(state: ModelState, method: SiteMethod) -> ModelGroups:
     )
 
 
-def write_round_state(task: LocalTask, request: TrainRequest, received: ValidationMetrics, result: LocalResult) -> None:
+def write_round_state(
+    task: LocalTask, request: TrainRequest, received: ValidationMetrics, result: LocalTrainingResult
+) -> None:
     """Write the site's state after this round, if the method or the optimiser has any."""
     method, memory = task.method, task.memory
     if not method.stores_site_state(task.plan):
@@ -312,9 +303,9 @@ def write_round_state(task: LocalTask, request: TrainRequest, received: Validati
         loss = compute_selection_loss(task, received)
         if loss is not None and loss < memory.best_loss:
             memory = replace(memory, best=before, best_round=request.round - 1, best_loss=loss)
-    elif (best := read_best_local_parts(memory, request, before)) is not None:
+    elif (best := find_best_local_parts(memory, request, before)) is not None:
         memory = replace(memory, best=best, best_round=request.best)
-    task.folder.write_state(
+    task.folder.store_state_of_round(
         replace(
             memory,
             round=request.round,
@@ -341,11 +332,11 @@ def load_best_local_parts(task: LocalTask, request: Request, last: ValidationMet
         better = loss is not None and loss < memory.best_loss  # False where the last round diverged
         best = memory.parts if better else memory.best
     else:
-        best = read_best_local_parts(memory, request, memory.parts) or memory.parts
+        best = find_best_local_parts(memory, request, memory.parts) or memory.parts
     write_model_state(task.network, trunk=best.trunk, norm=best.norm, head=best.head)
 
 
-def read_best_local_parts(memory: SiteRoundState, request: Request, now: ModelGroups) -> ModelGroups | None:
+def find_best_local_parts(memory: SiteRoundState, request: Request, now: ModelGroups) -> ModelGroups | None:
     """Return the site's own parts of the federation's best round; None if they were lost with the disk.
 
     These parts change only in rounds in which the site's reply counted. So if the best round is the last such round or

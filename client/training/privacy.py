@@ -22,7 +22,7 @@ from torch import Tensor
 
 from client.gate.incoming_request import RequestTimeExceeded
 from client.site.site import Site
-from client.training.task import LocalResult, LocalTask, SiteRoundLayer, Train
+from client.training.task import LocalTask, LocalTrainingResult, SiteRoundLayer, Train
 from common.config import HospitalPlan
 from common.errors import BadInput, Fault, WireError, quote_names
 from common.models.state import ModelState, make_model_layout, read_model_state, split_state_into_tensors
@@ -45,7 +45,7 @@ FOLDER = "privacy"
 
 @dataclass(frozen=True)
 class PrivacyCostEntry:
-    """The privacy cost of one reply that may have left; ``request`` is the :func:`hash_request` of the request."""
+    """The privacy cost of one reply that may have left; ``request`` is the request's :func:`hash_train_request`."""
 
     run: str
     round: int
@@ -60,7 +60,7 @@ class PrivacyCostEntry:
         return NoisySteps(self.noise_multiplier, self.sample_rate, self.count)
 
 
-def hash_request(request: TrainRequest) -> str:
+def hash_train_request(request: TrainRequest) -> str:
     """Return the SHA-256 of a request's content, to recognise a repeated request."""
     digest = hashlib.sha256()
     plain = (request.run, request.round, request.plan, request.contract, request.counted, request.best)
@@ -89,10 +89,10 @@ class PrivacyBudgetLedger:
     @property
     def entries(self) -> tuple[PrivacyCostEntry, ...]:
         """Return the costs of all replies in the order in which they were written."""
-        if not self._path.exists():
+        if not self._ledger_path.exists():
             return ()
         return tuple(
-            PrivacyCostEntry(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))["entries"]
+            PrivacyCostEntry(**entry) for entry in json.loads(self._ledger_path.read_text(encoding="utf-8"))["entries"]
         )
 
     def compute_total_epsilon(
@@ -105,7 +105,7 @@ class PrivacyBudgetLedger:
         steps = [NoisySteps(noise, rate, count) for (noise, rate), count in counts.items()]
         return compute_epsilon(steps, delta, accountant)
 
-    def find_last_reply(self, request: str) -> LastStoredReply | None:
+    def find_stored_reply(self, request: str) -> LastStoredReply | None:
         """Return the stored reply if it answers the request with this hash; otherwise None."""
         if not self._reply_path.exists():
             return None
@@ -132,9 +132,9 @@ class PrivacyBudgetLedger:
         }
         content = save({name: array.copy() for name, array in arrays.items()}, {"facts": json.dumps(facts)})
         write_atomically(self._reply_path, content, durable=self._durable)
-        self.write_cost(entry)
+        self.write_privacy_cost(entry)
 
-    def write_cost(self, entry: PrivacyCostEntry, *, once: bool = False) -> None:
+    def write_privacy_cost(self, entry: PrivacyCostEntry, *, once: bool = False) -> None:
         """Write the privacy cost of a reply, or of an error sent instead (which can depend on images), to the ledger.
 
         Args:
@@ -144,10 +144,10 @@ class PrivacyBudgetLedger:
         if once and entries and entries[-1].request == entry.request:
             return
         text = json.dumps({"entries": [asdict(noted) for noted in (*entries, entry)]}, indent=1)
-        write_atomically(self._path, text.encode(), durable=self._durable)
+        write_atomically(self._ledger_path, text.encode(), durable=self._durable)
 
     @property
-    def _path(self) -> Path:
+    def _ledger_path(self) -> Path:
         return self._folder / "ledger.json"
 
     @property
@@ -189,7 +189,7 @@ def refuse_over_privacy_budget(site: Site, plan: HospitalPlan, method: SiteMetho
         raise BadInput([Fault("site.toml: policy.epsilon", problem, "It takes no further part.")])
 
 
-class UncoveredChangeError(BadInput):
+class UnnoisedChange(BadInput):
     """Raised if a value of the model changed without noise.
 
     Such a change depends on the images, so this refusal counts in the privacy budget like a reply.
@@ -204,7 +204,7 @@ def refuse_unnoised_change(task: LocalTask, state: ModelState, covered: Iterable
         covered: The parameters that training with noise has changed; their differences are accepted.
 
     Raises:
-        UncoveredChangeError: If any other value differs, for instance a buffer that holds a mean of images.
+        UnnoisedChange: If any other value differs, for instance a buffer that holds a mean of images.
     """
     layout, of_optimizer = make_model_layout(task.network), set(map(id, covered))
     before, after = (split_state_into_tensors(values, layout) for values in (task.received, state))
@@ -216,7 +216,7 @@ def refuse_unnoised_change(task: LocalTask, state: ModelState, covered: Iterable
     ]
     if changed:
         problem = f"changes {quote_names(changed, limit=4)} beside its training: what it keeps of images has no noise."
-        raise UncoveredChangeError([Fault("model.architecture", problem, CONSTANT_BUFFERS)])
+        raise UnnoisedChange([Fault("model.architecture", problem, CONSTANT_BUFFERS)])
 
 
 @dataclass(frozen=True)
@@ -241,12 +241,12 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             BadInput: If the round would exceed the budget, or the number of replies that the plan's noise allows.
         """
         site, plan, cost = self.site, self.plan, self.site_privacy.noisy_steps_per_round
-        ledger, digest, section = open_privacy_ledger(site), hash_request(request), plan.privacy
+        ledger, digest, section = open_privacy_ledger(site), hash_train_request(request), plan.privacy
         entry = PrivacyCostEntry(
             request.run, request.round, digest, cost.noise_multiplier, cost.sample_rate, cost.count
         )
-        if (paid := ledger.find_last_reply(digest)) is not None:
-            ledger.write_cost(entry, once=True)
+        if (paid := ledger.find_stored_reply(digest)) is not None:
+            ledger.write_privacy_cost(entry, once=True)
         else:
             answers = sum(entry.run == request.run for entry in ledger.entries)
             most = plan.run.rounds + self.method.ranks_sites  # answers that the plan's noise was computed for
@@ -258,17 +258,17 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             try:
                 reply = answer(request)
             except (BadInput, WireError) as error:
-                if isinstance(error, UncoveredChangeError):
-                    ledger.write_cost(entry)
+                if isinstance(error, UnnoisedChange):
+                    ledger.write_privacy_cost(entry)
                 raise  # the others are faults of the request itself
             except (Exception, RequestTimeExceeded):
-                ledger.write_cost(entry)  # an error can depend on the images as well
+                ledger.write_privacy_cost(entry)  # an error can depend on the images as well
                 raise
             reply = replace(reply, epsilon=_finite_or_none(spent))
             if not site.policy.metrics_outside_privacy:
                 # The number of epochs until a loss settles, and the time, depend on the images.
                 reply = replace(reply, epochs=plan.training.epochs, seconds=0.0)
-            paid = LastStoredReply(reply, site.open_run_state_folder(request.run).hash_round_state(request.round))
+            paid = LastStoredReply(reply, site.open_run_state_folder(request.run).read_round_state_hash(request.round))
             ledger.write_reply_and_cost(entry, paid)
         if not section.secure_aggregation:
             # Later rounds may start from this state, whose cost is charged. A masked round must also be unmasked.
@@ -280,19 +280,19 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         if self.plan.privacy.level == "update" or not isinstance(request, TrainRequest):
             return task
         site = self.site
-        rows = site.rows_to_train_on(site.images_to_train_on("train", self.plan))
+        rows = site.find_rows_to_train_on(site.get_images_to_train_on("train", self.plan))
         patients = site.train.patients if rows is None else site.train.patients[rows]
         return replace(
             task, epoch=self.site_privacy.make_private_trainer(self.method, self._make_noise_source(request), patients)
         )
 
-    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalTrainingResult:
         """Train, then add noise to update and statistics if the plan has noise on updates.
 
         If the plan has noise in each training step instead, check that nothing else changed the model.
 
         Raises:
-            UncoveredChangeError: If evaluation or training changed a value of the model without noise.
+            UnnoisedChange: If evaluation or training changed a value of the model without noise.
         """
         if self.plan.privacy.level != "update":
             refuse_unnoised_change(task, read_model_state(task.network))  # evaluation, before training

@@ -61,21 +61,21 @@ class HeldUpdate:
 
     Attributes:
         round: The site's part in this round of secure aggregation.
-        left: :meth:`RoundStateFolder.hash_round_state` of the site's state after training; None for test scores.
+        left: :meth:`RoundStateFolder.read_round_state_hash` of the site's state after training; None for test scores.
     """
 
     round: SiteMaskingRound
     left: bytes | None
 
 
-class HeldUpdates:
+class HeldUpdateStore:
     """The updates held by the sites of this process until they are masked: one for each site, in memory only."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._updates: dict[str, HeldUpdate] = {}
         self.tell = tell
 
-    def drop_update(self, site: Site) -> None:
+    def drop_held_update(self, site: Site) -> None:
         """Drop a site's held update, because a new training may overwrite the stored state that belongs to it."""
         self._updates.pop(site.name, None)
 
@@ -129,7 +129,7 @@ class HeldUpdates:
 class SiteMaskingLayer(SiteRoundLayer):
     """Holds updates and test score histograms until they are masked."""
 
-    masks: HeldUpdates
+    masks: HeldUpdateStore
     site: Site
     plan: HospitalPlan
     method: SiteMethod
@@ -142,14 +142,14 @@ class SiteMaskingLayer(SiteRoundLayer):
                 only the masked update.
         """
         site, plan, method = self.site, self.plan, self.method
-        self.masks.drop_update(site)
+        self.masks.drop_held_update(site)
         reply = replace(answer(request), seconds=0.0)
         verdict = decide_on_reply(site.policy, RequestedWork(plan, method, request.round), reply)
-        if not verdict.allowed:  # the gate later sees only masked numbers
+        if not verdict.is_allowed:  # the gate later sees only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
         shares = make_distributed_noise(plan, method)
         terms = replace(
-            _make_participation_terms(site, request, method, shares),
+            _make_masking_conditions(site, request, method, shares),
             largest=choose_max_update_value(plan, method),
             shares=shares,
         )
@@ -157,7 +157,7 @@ class SiteMaskingLayer(SiteRoundLayer):
             terms = replace(terms, noise=make_noise_key_function(site, plan, request.round))
         masking = SiteMaskingRound(request.run, request.round, site.name, reply.update, terms)
         self.masks.hold_update(
-            site, HeldUpdate(masking, site.open_run_state_folder(request.run).hash_round_state(request.round))
+            site, HeldUpdate(masking, site.open_run_state_folder(request.run).read_round_state_hash(request.round))
         )
         if masking.cut:
             self.masks.tell(f"round {request.round}: {masking.cut} numbers of the update were cut to {terms.largest:g}")
@@ -176,18 +176,18 @@ class SiteMaskingLayer(SiteRoundLayer):
         reply = evaluate(task, request)
         if not request.test:
             return reply
-        self.masks.drop_update(self.site)
+        self.masks.drop_held_update(self.site)
         if not (histograms := compute_test_histograms_for_sum(task)):
             return reply
         names, counts = convert_histograms_to_rows(histograms)
-        terms = replace(_make_participation_terms(self.site, request, self.method, None), counts=True)
+        terms = replace(_make_masking_conditions(self.site, request, self.method, None), counts=True)
         update = ModelGroups(head=Head(names, counts[:, :-1], counts[:, -1]))
         masking = SiteMaskingRound(request.run, TEST_ROUND, self.site.name, update, terms)
         self.masks.hold_update(self.site, HeldUpdate(masking, None))
         return replace(reply, masked_classes=names)
 
 
-def _make_participation_terms(
+def _make_masking_conditions(
     site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod, shares: DistributedNoise | None
 ) -> MaskingConditions:
     """Return the terms, such as the fewest sites of a sum, on which this site masks counts or an update."""
@@ -198,7 +198,7 @@ def _make_participation_terms(
         peers=site.policy.peers,
         cohort=max(site.policy.smallest_cohort, shares.honest if shares else 0),
         digest=hash_request_parts(site, request, method),
-        masked=open_masked_round_record(site, shares),
+        masked=open_masked_round_store(site, shares),
     )
 
 
@@ -218,7 +218,7 @@ def make_noise_key_function(site: Site, plan: HospitalPlan, server_round: int) -
     return lambda covered: hmac.digest(secret, covered.encode(), hashlib.sha256)
 
 
-def open_masked_round_record(site: Site, shares: DistributedNoise | None = None) -> MaskedRoundStore:
+def open_masked_round_store(site: Site, shares: DistributedNoise | None = None) -> MaskedRoundStore:
     """Return the record of rounds that a site has masked.
 
     By this record, the site refuses to open two sums that differ by a few sites. It stores nothing if the policy allows

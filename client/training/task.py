@@ -1,6 +1,7 @@
 """A request prepared for work at a site: the network with the received model, the images, and the stored state."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from client.site.memory import LostRoundState, RoundStateFolder, SiteRoundState
 from client.site.site import Site
 from client.training.features import NeckAndHeadOnFeatures, get_site_feature_cache, trains_on_cached_features
-from client.training.figures import ALL_FIGURES, RequestedMetrics
+from client.training.figures import ALL_FIGURES, RequestedMetricsComputer
 from common.config import HospitalPlan, parse_plan_json
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import ImageTensors, select_input_rows
@@ -26,11 +27,12 @@ from common.models.network import (
 )
 from common.models.state import FrozenPart, ModelState, write_model_state
 from common.models.zoo.spec import ModelSpec
+from common.system.hashing import derive_seed
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, ModelGroups, Request, TrainReply, TrainRequest
 from strategies.local.arithmetic import copy_with_number_format
 from strategies.local.objective import LabelledExamples, pair_pixels_with_labels
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import EpochTrainer, ValidationMetrics, validate_network
+from strategies.local.training import EpochTrainer, ValidationMetrics, make_training_reproducible, validate_network
 from strategies.registry import get_cached_site_method
 
 
@@ -61,7 +63,7 @@ class LocalTask:
     folder: RoundStateFolder
     memory: SiteRoundState
     warms_up: bool
-    figures: RequestedMetrics = ALL_FIGURES
+    figures: RequestedMetricsComputer = ALL_FIGURES
     validation_chooses: bool = True
     epoch: EpochTrainer | None = None
     arithmetic: str = ""
@@ -71,8 +73,10 @@ class LocalTask:
         """Return the images of ``train`` or ``validation``, with labels for the network's head rows."""
         if part not in self._examples:
             site, inputs = self.site, self.prepare_network_inputs(part)
-            images: ImageSet = getattr(site, part) if site.has_no_limits else site.images_to_train_on(part, self.plan)
-            if part == "train" and not site.has_no_limits and (rows := site.rows_to_train_on(images)) is not None:
+            images: ImageSet = (
+                getattr(site, part) if site.has_no_limits else site.get_images_to_train_on(part, self.plan)
+            )
+            if part == "train" and not site.has_no_limits and (rows := site.find_rows_to_train_on(images)) is not None:
                 images, inputs = images.select_rows(rows), select_input_rows(inputs, rows)
             self._examples[part] = pair_pixels_with_labels(images, inputs, self.network.class_names)
         return self._examples[part]
@@ -84,7 +88,11 @@ class LocalTask:
             return pixels
         return get_site_feature_cache(self.site).get_or_compute_features(self.whole, part, pixels, self.plan)
 
-    def validate(self) -> ValidationMetrics:
+    def use_seed_of(self, *purpose: object) -> AbstractContextManager[torch.Generator]:
+        """Return the context manager in which all random numbers follow from the run's seed and the work's purpose."""
+        return make_training_reproducible(derive_seed(self.plan.run.seed, *purpose), self.plan.training.threads)
+
+    def validate_current_network(self) -> ValidationMetrics:
         """Validate the network as it is now; the AUROC leaves out hidden classes."""
         hidden = () if self.site.has_no_limits else self.site.hidden_classes("validation")
         return validate_network(
@@ -93,7 +101,7 @@ class LocalTask:
 
 
 @dataclass(frozen=True)
-class LocalResult:
+class LocalTrainingResult:
     """The result of a site's training in one round.
 
     Attributes:
@@ -114,7 +122,7 @@ class LocalResult:
     unsent: ModelGroups = field(default_factory=ModelGroups)
 
 
-Train = Callable[[LocalTask, TrainRequest], LocalResult]
+Train = Callable[[LocalTask, TrainRequest], LocalTrainingResult]
 Evaluate = Callable[[LocalTask, EvaluateRequest], EvaluateReply]
 
 
@@ -133,7 +141,7 @@ class SiteRoundLayer:
         """Return the prepared task, which subclasses change before the work begins."""
         return task
 
-    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalTrainingResult:
         """Train by calling ``train``; subclasses change the result before the site stores its state."""
         return train(task, request)
 
@@ -143,7 +151,7 @@ class SiteRoundLayer:
 
 
 @dataclass(frozen=True)
-class SitePlan:
+class SiteAdaptedPlan:
     """A run's plan as one site carries it out.
 
     Attributes:
@@ -157,16 +165,18 @@ class SitePlan:
     arithmetic: str
 
 
-def read_site_plan(site: Site, text: str) -> SitePlan:
+def adapt_plan_to_site(site: Site, text: str) -> SiteAdaptedPlan:
     """Parse a plan from JSON and choose this site's number formats; the result is cached for the run's requests."""
-    read: tuple[str, SitePlan] | None = site.computed_results_cache.get("plan")
+    read: tuple[str, SiteAdaptedPlan] | None = site.computed_results_cache.get("plan")
     if read is None or read[0] != text:
         plan = parse_plan_json(text)
-        arithmetic = site.choose_arithmetic_for(plan)
+        arithmetic = site.choose_arithmetic_for_plan(plan)
         described = f"{arithmetic}{f', {site.gpus} GPUs' if site.gpus > 1 else ''}"
         read = (
             text,
-            SitePlan(copy_with_number_format(plan, arithmetic), get_cached_site_method(site.name, text), described),
+            SiteAdaptedPlan(
+                copy_with_number_format(plan, arithmetic), get_cached_site_method(site.name, text), described
+            ),
         )
         site.computed_results_cache["plan"] = read
     return read[1]
@@ -187,7 +197,7 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     """
     if not site.has_no_limits:
         site.refuse_too_few_patients()
-    followed, own = read_site_plan(site, request.plan), site.declaration.canonical_names
+    followed, own = adapt_plan_to_site(site, request.plan), site.declaration.canonical_names
     plan, method = followed.plan, followed.method
     if method.declared_payload.rows == "own" and request.class_names != own:
         raise WireError(
@@ -204,12 +214,12 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     except LostRoundState as lost:
         site.tell(str(lost))
         if trains and not site.simulated:  # the coordinator learns of it by this round's error, and the site goes on
-            folder.write_empty_state(request.counted)
+            folder.store_empty_state(request.counted)
         raise
     network = get_unfilled_network(plan.model, request.class_names, site.device, site.gpus, plan.training.memory_format)
     if network.frozen or plan.model.frozen_sha256 is not None or request.frozen.trunk is not None:
         fill_frozen_part(network, site, request.frozen)
-    whole = memory.parts.fill_missing_groups(request.model).to_model()
+    whole = memory.parts.fill_missing_model_groups(request.model).to_model()
     received = replace(whole, head=whole.head.select_rows(request.class_names))
     write_model_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
     trained = NeckAndHeadOnFeatures(network) if network.frozen and trains_on_cached_features(plan, method) else network
@@ -256,11 +266,7 @@ def get_cached_networks(spec: ModelSpec, device: str, gpus: int) -> NetworkCache
 
 
 def get_unfilled_network(
-    spec: ModelSpec,
-    class_names: tuple[str, ...],
-    device: str,
-    gpus: int = 1,
-    memory_format: MemoryFormat | None = None,
+    spec: ModelSpec, class_names: tuple[str, ...], device: str, gpus: int = 1, memory_format: MemoryFormat | None = None
 ) -> SplitNetwork:
     """Return a cached network whose parameters the caller still has to fill.
 
@@ -276,14 +282,14 @@ def get_unfilled_network(
         set_memory_format(networks[()], memory_format)  # all networks share this backbone and neck
         cache.memory_format = memory_format
     if class_names not in networks:
-        networks[class_names] = network_with_new_head(networks[()], class_names, device)
+        networks[class_names] = make_network_with_new_head(networks[()], class_names, device)
     network = networks[class_names]
     unfreeze_network(network)
     network.zero_grad(set_to_none=True)
     return network
 
 
-def network_with_new_head(network: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:
+def make_network_with_new_head(network: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:
     """Return a network with the same backbone and neck, and a new head of unset values with a row for each class."""
     rows, features = len(class_names), network.head.in_features
     head = make_dense_layer(torch.empty(rows, features, device=device), torch.empty(rows, device=device))
@@ -302,7 +308,7 @@ def fill_frozen_part(network: SplitNetwork, site: Site, sent: ModelGroups) -> No
             raise WireError("the plan does not name the frozen part of its model.")
         return
     if sent.trunk is not None:
-        site.frozen_part_files.store_received_part(FrozenPart(sent.trunk), sha256)
+        site.frozen_part_files.store_received_frozen_part(FrozenPart(sent.trunk), sha256)
     cache = get_cached_networks(network.spec, site.device, site.gpus)
     if cache.frozen_sha256 != sha256:
         site.frozen_part_files.read_frozen_part(sha256).write_to_network(network)

@@ -60,14 +60,14 @@ def compute_plugin_metric(
 def catch_metric_failures(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
     """Wrap a plug-in's metric, so that a failure returns None (undefined) and passes the reason to ``tell``."""
 
-    def value(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
+    def compute_metric_or_none(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
         try:
             return compute_plugin_metric(name, metric, scores, labels)
         except BadInput as error:
             tell(str(error))
             return None
 
-    return value
+    return compute_metric_or_none
 
 
 Floats = NDArray[np.floating]
@@ -129,11 +129,6 @@ class ClassGroupAuroc:
     sd_auroc: float | None
     classes: tuple[str, ...]
     error: float = 0.0
-
-    @property
-    def mean_with_error(self) -> ValueWithError | None:
-        """The mean AUROC with its error bound: the exact mean lies within ``value`` ± ``error``; None if undefined."""
-        return None if self.mean_auroc is None else ValueWithError(self.mean_auroc, self.error)
 
 
 @dataclass(frozen=True)

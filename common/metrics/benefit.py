@@ -40,7 +40,7 @@ PRINTED = 0.0005
 """Smallest number that does not print as zero; an interval that reaches below it counts as including zero."""
 
 
-def locate_interval_around_zero(interval: Interval) -> Direction:
+def compare_interval_with_zero(interval: Interval) -> Direction:
     """Return where an interval lies: ``above`` or ``below`` zero, or ``open`` if it includes zero after rounding."""
     low, high = interval
     if low < PRINTED and high > -PRINTED:
@@ -73,8 +73,8 @@ class FederationBenefit:
     @property
     def better_models(self) -> tuple[SiteModel, ...]:
         """The models whose AUROC is above chance and whose gain over the model trained alone is above zero."""
-        ahead = (model for model in OVER_ALONE if locate_interval_around_zero(self.gain[model].interval) == "above")
-        return tuple(model for model in ahead if self._model_ranks_above_chance(model))
+        ahead = (model for model in OVER_ALONE if compare_interval_with_zero(self.gain[model].interval) == "above")
+        return tuple(model for model in ahead if self._is_auroc_above_chance(model))
 
     @property
     def recommended_training(self) -> Choice:
@@ -85,10 +85,10 @@ class FederationBenefit:
         """
         if self.better_models:
             return "federation"
-        worse = locate_interval_around_zero(self.gain["federated"].interval) == "below"
-        return "alone" if worse and self._model_ranks_above_chance("alone") else "open"
+        worse = compare_interval_with_zero(self.gain["federated"].interval) == "below"
+        return "alone" if worse and self._is_auroc_above_chance("alone") else "open"
 
-    def _model_ranks_above_chance(self, model: SiteModel) -> bool:
+    def _is_auroc_above_chance(self, model: SiteModel) -> bool:
         """Return True if the interval of a model's mean AUROC lies above 0.5."""
         return self.mean[model].interval[0] > CHANCE
 

@@ -106,7 +106,7 @@ def bootstrap_auroc_intervals(
         return AurocIntervals(None, {})
     ranked = [RankedClassScores.from_scores(scores[:, c], labels[:, c]) for c in columns.values()]
     resampled = ResampledAurocs.from_ranked_classes(ranked, patients, generator)
-    return AurocIntervals(resampled.interval_of_mean, dict(zip(columns, resampled.wide, strict=True)))
+    return AurocIntervals(resampled.interval_of_mean_auroc, dict(zip(columns, resampled.wide, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -144,13 +144,13 @@ class ResampledAurocs:
         ]
         narrow = [_compute_percentile_interval(of_class) for of_class in aurocs]
         wide = [
-            _join_intervals(own, compute_newcombe_interval(value, *n))
+            _compute_interval_hull(own, compute_newcombe_interval(value, *n))
             for own, value, n in zip(narrow, observed, counts, strict=True)
         ]
         return cls(observed, aurocs, narrow, wide)
 
     @property
-    def interval_of_mean(self) -> Interval:
+    def interval_of_mean_auroc(self) -> Interval:
         """The interval of the mean AUROC, widened by the same factor as the intervals of the classes."""
         mean, narrow, wide = self.observed.mean(), self.narrow, self.wide
         widths = [sum((high - low) ** 2 for low, high in each) for each in (narrow, wide)]
@@ -192,10 +192,10 @@ def compare_mean_aurocs(
     ranked = [RankedClassScores.from_scores(model[:, c], labels[:, c]) for model in scores for c in range(classes)]
     resampled = ResampledAurocs.from_ranked_classes(ranked, patients, generator)
     models = [resampled.select_classes(slice(m * classes, (m + 1) * classes)) for m in range(len(scores))]
-    means = [EstimateWithInterval(float(model.observed.mean()), model.interval_of_mean) for model in models]
+    means = [EstimateWithInterval(float(model.observed.mean()), model.interval_of_mean_auroc) for model in models]
     drawn = [model.drawn.mean(axis=0) for model in models]
 
-    def reach(up: float, down: float, correlation: float) -> float:
+    def compute_interval_reach(up: float, down: float, correlation: float) -> float:
         return math.sqrt(max(up * up + down * down - 2 * correlation * up * down, 0.0))
 
     first, differences = means[0], list[EstimateWithInterval]()
@@ -203,9 +203,11 @@ def compare_mean_aurocs(
         value = mean.value - first.value
         varies = min(float(np.std(of_model)), float(np.std(drawn[0]))) > 1e-12
         correlation = float(np.corrcoef(of_model, drawn[0])[0, 1]) if varies else 0.0
-        below = reach(mean.value - mean.interval[0], first.interval[1] - first.value, correlation)
-        above = reach(mean.interval[1] - mean.value, first.value - first.interval[0], correlation)
-        low, high = _join_intervals(_compute_percentile_interval(of_model - drawn[0]), (value - below, value + above))
+        below = compute_interval_reach(mean.value - mean.interval[0], first.interval[1] - first.value, correlation)
+        above = compute_interval_reach(mean.interval[1] - mean.value, first.value - first.interval[0], correlation)
+        low, high = _compute_interval_hull(
+            _compute_percentile_interval(of_model - drawn[0]), (value - below, value + above)
+        )
         differences.append(EstimateWithInterval(value, (max(min(low, value), -1.0), min(max(high, value), 1.0))))
     return means, differences
 
@@ -218,17 +220,17 @@ def compute_newcombe_interval(auroc: float, positives: int, negatives: int) -> I
     """
     z, shape = NormalDist().inv_cdf((1 + LEVEL) / 2), (positives + negatives) / 2 - 1
 
-    def beyond(true: float) -> float:
+    def compute_excess(true: float) -> float:
         spread = 1 + shape * ((1 - true) / (2 - true) + true / (1 + true))
         return (auroc - true) ** 2 - z * z * true * (1 - true) * spread / (positives * negatives)
 
     # At 0 and 1 the true value itself is a root.
-    low = 0.0 if beyond(0.0) <= 0 else _bisect_sign_change(beyond, 0.0, auroc)
-    high = 1.0 if beyond(1.0) <= 0 else _bisect_sign_change(beyond, 1.0, auroc)
+    low = 0.0 if compute_excess(0.0) <= 0 else _find_sign_change_by_bisection(compute_excess, 0.0, auroc)
+    high = 1.0 if compute_excess(1.0) <= 0 else _find_sign_change_by_bisection(compute_excess, 1.0, auroc)
     return low, high
 
 
-def _bisect_sign_change(beyond: Callable[[float], float], outside: float, inside: float) -> float:
+def _find_sign_change_by_bisection(beyond: Callable[[float], float], outside: float, inside: float) -> float:
     """Find where ``beyond``, positive at ``outside`` and not at ``inside``, changes its sign, by bisection."""
     # scipy's own search takes a quarter of a second to import, more than all intervals of a run take.
     for _ in range(HALVINGS):
@@ -237,7 +239,7 @@ def _bisect_sign_change(beyond: Callable[[float], float], outside: float, inside
     return inside
 
 
-def _join_intervals(interval: Interval, other: Interval) -> Interval:
+def _compute_interval_hull(interval: Interval, other: Interval) -> Interval:
     return min(interval[0], other[0]), max(interval[1], other[1])
 
 
@@ -260,13 +262,10 @@ def compute_pooled_auroc_interval(histogram: ScoreHistogram, generator: np.rando
     exact = compute_pooled_auroc(histogram)
     assert exact is not None, "there are both kinds"
     counts = int(positives.sum()), int(negatives.sum())
-    low, high = (
-        compute_newcombe_interval(max(exact.low, 0.0), *counts)[0],
-        compute_newcombe_interval(min(exact.high, 1.0), *counts)[1],
-    )
-    return _join_intervals(
-        (_compute_percentile_interval(won)[0], min(_compute_percentile_interval(won + tied)[1], 1.0)), (low, high)
-    )
+    low, _ = compute_newcombe_interval(max(exact.low, 0.0), *counts)
+    _, high = compute_newcombe_interval(min(exact.high, 1.0), *counts)
+    (worst, _), (_, best) = _compute_percentile_interval(won), _compute_percentile_interval(won + tied)
+    return _compute_interval_hull((worst, min(best, 1.0)), (low, high))
 
 
 def _compute_percentile_interval(aurocs: Floats) -> Interval:

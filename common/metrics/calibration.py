@@ -63,11 +63,11 @@ class DecisionCounts:
 
     @property
     def sensitivity(self) -> float | None:
-        return _divide_by_total(self.true_positives, self.false_negatives)
+        return _compute_share_or_none(self.true_positives, self.false_negatives)
 
     @property
     def specificity(self) -> float | None:
-        return _divide_by_total(self.true_negatives, self.false_positives)
+        return _compute_share_or_none(self.true_negatives, self.false_positives)
 
     @property
     def balanced_accuracy(self) -> float | None:
@@ -76,26 +76,26 @@ class DecisionCounts:
 
     @property
     def f1(self) -> float | None:
-        return _divide_by_total(2 * self.true_positives, self.false_negatives + self.false_positives)
+        return _compute_share_or_none(2 * self.true_positives, self.false_negatives + self.false_positives)
 
 
-def _divide_by_total(part: int, rest: int) -> float | None:
+def _compute_share_or_none(part: int, rest: int) -> float | None:
     return part / (part + rest) if part + rest else None
 
 
 def compute_calibration(scores: Floats, labels: Floats) -> Calibration | None:
     """Compute the calibration from scores and labels ``(n,)``, NaN for unknown; None if no label is known."""
     positives, negatives = ((labels == kind).astype(np.int64) for kind in (1, 0))
-    return _calibration_from_counts(np.asarray(scores, np.float64), positives, negatives)
+    return _compute_calibration_from_counts(np.asarray(scores, np.float64), positives, negatives)
 
 
 def compute_pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
     """Compute the calibration from a score histogram; each score counts as the middle of its bin."""
     positives, negatives = histogram.positives, histogram.negatives
-    return _calibration_from_counts(MIDDLES, positives, negatives, HALF_WIDTHS)
+    return _compute_calibration_from_counts(MIDDLES, positives, negatives, HALF_WIDTHS)
 
 
-def _calibration_from_counts(
+def _compute_calibration_from_counts(
     scores: Floats, positives: Counts, negatives: Counts, half_widths: Floats | None = None
 ) -> Calibration | None:
     """Compute the calibration from distinct scores and the numbers of positives and negatives with each, ``(m,)``.
@@ -183,7 +183,7 @@ def choose_operating_points(
             continue
         if not (chosen.positives.any() and chosen.negatives.any()):
             continue
-        detected, alarms = _count_above_borders(chosen.positives), _count_above_borders(chosen.negatives)
+        detected, alarms = _count_images_above_borders(chosen.positives), _count_images_above_borders(chosen.negatives)
         chosen_on = (int(detected[0]), int(alarms[0]))
         # Divided, not multiplied: 55 of 100 is 0.55, but 0.55 * 100 is a little more than 55.
         border = int(np.flatnonzero(detected / chosen_on[0] >= sensitivity)[-1])
@@ -202,7 +202,7 @@ def choose_operating_points(
     return points
 
 
-def _count_above_borders(counts: Counts) -> Counts:
+def _count_images_above_borders(counts: Counts) -> Counts:
     """Return the number of images above each border of the bins, ``(BINS + 1,)``."""
     return np.append(np.cumsum(counts[::-1])[::-1], 0)
 

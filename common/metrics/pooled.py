@@ -67,7 +67,7 @@ class PooledMetrics:
     per_class: Mapping[str, PooledClassMetrics]
 
 
-def pool_site_histograms(
+def compute_pooled_metrics(
     sums: Mapping[str, SummedScoreHistogram],
     owners: Mapping[str, Sequence[str]],
     generator: np.random.Generator | None = None,
@@ -112,7 +112,7 @@ def sum_site_histograms(
 
     Args:
         reported: Site -> class -> score histogram.
-        owners: As in :func:`pool_site_histograms`.
+        owners: As in :func:`compute_pooled_metrics`.
     """
     sums = dict[str, SummedScoreHistogram]()
     for name, sites in owners.items():
@@ -140,7 +140,7 @@ class SiteSampleIntervals:
     per_class: Mapping[str, Interval] = field(default_factory=dict)
 
 
-def estimate_from_sampled_sites(
+def estimate_sampled_site_intervals(
     values: Mapping[str, Mapping[str, float]], shares: Mapping[str, float], drawn: int, of: int
 ) -> SiteSampleIntervals:
     """Estimate intervals of the AUROCs over all sites from the AUROCs of the sampled sites.

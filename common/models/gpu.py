@@ -50,7 +50,7 @@ def is_data_parallel(backbone: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def without_multi_gpu_batches(backbone: nn.Module) -> Iterator[None]:
+def disable_multi_gpu_batches(backbone: nn.Module) -> Iterator[None]:
     """Switch off batch splitting across GPUs inside the ``with`` block, so that forward hooks see whole batches."""
     parallel = backbone.__dict__.pop(PARALLEL, None)
     try:
@@ -75,38 +75,28 @@ class DataParallelBackbone:
         """Return a batch's features ``(batch, width)``, on the device of ``images``."""
         if images.device != self.devices[0] or len(images) < SMALLEST_PART * len(self.devices):
             return backbone(images)  # type: ignore[no-any-return]
-        parameters = self._copy_parameters(backbone)
+        learning = {name: value for name, value in backbone.named_parameters() if value.requires_grad}
+        copies: Sequence[Tensor] = _CopyToDevices.apply(self.devices, *learning.values()) if learning else ()
+        constants = {name: value.detach() for name, value in backbone.named_parameters() if name not in learning}
         # Copies of running statistics and other buffers, which a forward pass may write to.
         named = dict(backbone.named_buffers())
         buffers = [{name: value.to(device, copy=True) for name, value in named.items()} for device in self.devices]
         parts = images.tensor_split(len(self.devices))
         features = []
-        for device, part, weights, own in zip(self.devices, parts, parameters, buffers, strict=True):
+        for place, (device, part, own) in enumerate(zip(self.devices, parts, buffers, strict=True)):
+            weights = dict(zip(learning, copies[place * len(learning) :], strict=False))
+            weights |= {name: value.to(device) for name, value in constants.items()}
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
                 features.append(torch.func.functional_call(backbone, weights | own, (part.to(device),)))
         if any(module.training for module in backbone.modules()):  # layers of a backbone that is frozen in part, too
             with torch.no_grad():
                 for name, buffer in backbone.named_buffers():
-                    copies = [own[name].to(buffer.device) for own in buffers]
+                    changed = [own[name].to(buffer.device) for own in buffers]
                     if buffer.is_floating_point():  # the mean over the devices; nothing where nothing changed
-                        buffer += torch.stack([copy - buffer for copy in copies]).mean(dim=0)
+                        buffer += torch.stack([copy - buffer for copy in changed]).mean(dim=0)
                     else:
-                        buffer.copy_(copies[0])
+                        buffer.copy_(changed[0])
         return torch.cat([part.to(images.device) for part in features])
-
-    def _copy_parameters(self, backbone: nn.Module) -> list[dict[str, Tensor]]:
-        """Return a copy of the weights on each device, by name."""
-        learning = {name: value for name, value in backbone.named_parameters() if value.requires_grad}
-        copies: Sequence[Tensor] = _CopyToDevices.apply(self.devices, *learning.values()) if learning else ()
-        by_device = []
-        for number, device in enumerate(self.devices):
-            own = copies[number * len(learning) : (number + 1) * len(learning)]
-            weights = dict(zip(learning, own, strict=True))
-            for name, value in backbone.named_parameters():
-                if name not in learning:
-                    weights[name] = value.detach().to(device)
-            by_device.append(weights)
-        return by_device
 
 
 class _CopyToDevices(torch.autograd.Function):
@@ -162,7 +152,7 @@ class BackboneCudaGraph:
         """Return a new object without a recorded graph, because a graph is bound to the memory of one backbone."""
         return BackboneCudaGraph()
 
-    def begin_epoch(self, backbone: nn.Module, more: object) -> None:
+    def discard_outdated_graph(self, backbone: nn.Module, more: object) -> None:
         """Discard the recorded graph if the backbone's tensors, its training mode or ``more`` (settings) changed."""
         parameters = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in backbone.parameters())
         buffers = tuple(buffer.data_ptr() for buffer in backbone.buffers())
@@ -171,12 +161,12 @@ class BackboneCudaGraph:
             self._like, self._recorded = like, None
             self._steps.clear()
 
-    def begin_step(self) -> None:
+    def use_graph_in_next_pass(self) -> None:
         """Let the next forward pass use the graph; call this at the start of a training step."""
         self._free = True
 
-    def end_step(self) -> None:
-        """Stop using the graph until the next call of :meth:`begin_step`."""
+    def stop_using_graph(self) -> None:
+        """Stop using the graph until the next call of :meth:`use_graph_in_next_pass`."""
         self._free = False
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> Tensor:
@@ -248,11 +238,11 @@ def use_cuda_graphs(backbone: nn.Module, device: torch.device, more: object) -> 
         yield lambda: None
         return
     replay: BackboneCudaGraph = backbone.__dict__.setdefault(REPLAY, BackboneCudaGraph())
-    replay.begin_epoch(backbone, more)
+    replay.discard_outdated_graph(backbone, more)
     try:
-        yield replay.begin_step
+        yield replay.use_graph_in_next_pass
     finally:
-        replay.end_step()
+        replay.stop_using_graph()
 
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -261,11 +251,11 @@ Network = TypeVar("Network", bound=nn.Module)
 def move_network_to_device(network: Network, device: str) -> Network:
     """Move a network to ``cpu`` or ``cuda``; for ``cuda`` also switch this process to deterministic algorithms."""
     if device != "cpu":
-        make_deterministic()
+        use_deterministic_algorithms()
     return network.to(device)
 
 
-def make_deterministic() -> None:
+def use_deterministic_algorithms() -> None:
     """Make cuDNN use deterministic algorithms, and float32 instead of the less exact TensorFloat-32."""
     # The older of torch's two switches: with the newer one, for convolutions alone, torch.export stops.
     torch.backends.cudnn.allow_tf32 = False

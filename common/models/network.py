@@ -158,8 +158,8 @@ class SplitNetwork(nn.Module):
         self.frozen = list_frozen_tensor_names(backbone, spec)
         normalisation = spec.normalisation
         # Not persistent: they follow from the spec and are no part of a model's state.
-        self.register_buffer("pixel_mean", _make_channel_tensor(normalisation.mean), persistent=False)
-        self.register_buffer("pixel_std", _make_channel_tensor(normalisation.std), persistent=False)
+        self.register_buffer("pixel_mean", _make_pixel_scale_tensor(normalisation.mean), persistent=False)
+        self.register_buffer("pixel_std", _make_pixel_scale_tensor(normalisation.std), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits ``(batch, classes)`` of uint8 or float pixels 0..255, ``(batch, 1 or 3, height, width)``."""
@@ -179,11 +179,11 @@ class SplitNetwork(nn.Module):
         """Convert pixels 0..255 to the backbone's channels and image size, and normalise them."""
         pixels, spec = images.to(self.pixel_mean.dtype), self.spec
         if pixels.shape[1:] != (spec.channels, spec.image_size, spec.image_size):
-            pixels = convert_backbone_pixels(pixels, spec)
+            pixels = convert_pixels_for_backbone(pixels, spec)
         return (pixels - self.pixel_mean) / self.pixel_std
 
 
-def convert_backbone_pixels(images: Tensor, spec: ModelSpec) -> Tensor:
+def convert_pixels_for_backbone(images: Tensor, spec: ModelSpec) -> Tensor:
     """Convert float pixels 0..255 to a backbone's channels and image size, without normalisation."""
     pixels = images
     if (images.shape[1], spec.channels) == (1, 3):
@@ -326,7 +326,7 @@ def make_dense_layer(weight: Tensor, bias: Tensor) -> nn.Linear:
     return head
 
 
-def _make_channel_tensor(values: Sequence[float]) -> Tensor:
+def _make_pixel_scale_tensor(values: Sequence[float]) -> Tensor:
     return 255 * torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1)
 
 
@@ -352,7 +352,7 @@ def select_head_row_labels(images: ImageSet, class_names: tuple[str, ...]) -> Te
 
 def compute_logits(network: Model, images: Tensor | ImageTensors, precision: Precision = "auto") -> Tensor:
     """Compute logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
-    return _apply_in_batches(network, network, images, precision)
+    return _apply_network_in_batches(network, network, images, precision)
 
 
 @torch.no_grad()
@@ -360,12 +360,12 @@ def compute_features_and_logits(
     network: Model, images: Tensor | ImageTensors, precision: Precision = "auto"
 ) -> tuple[Tensor, Tensor]:
     """Compute features ``(n, features)`` and logits ``(n, rows)`` of uint8 images, in evaluation mode."""
-    features = _apply_in_batches(network, network.features, images, precision)
+    features = _apply_network_in_batches(network, network.features, images, precision)
     return features, network.head(features)
 
 
 @torch.no_grad()
-def _apply_in_batches(
+def _apply_network_in_batches(
     network: Model, function: Callable[[Tensor], Tensor], images: Tensor | ImageTensors, precision: Precision
 ) -> Tensor:
     network.eval()

@@ -143,14 +143,8 @@ def read_model_description(folder: Path) -> SavedModelDescription:
     except ValidationError as error:
         faults = list[Fault]()
         for fault in error.errors(include_url=False):
-            place = ".".join(map(str, fault["loc"]))
-            faults.append(
-                Fault(
-                    f"{path}: {place}" if place else str(path),
-                    describe_validation_error(dict(fault)),
-                    _WRITTEN_TOGETHER,
-                )
-            )
+            where = ": ".join(filter(None, (str(path), ".".join(map(str, fault["loc"])))))
+            faults.append(Fault(where, describe_validation_error(dict(fault)), _WRITTEN_TOGETHER))
         raise BadInput(faults) from None
 
 

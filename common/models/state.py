@@ -106,7 +106,7 @@ class ModelState:
 
 def make_model_layout(network: SplitNetwork) -> ModelStateLayout:
     """Return the layout of a network's trained values."""
-    trunk, norm = _trunk_and_norm_tensors(network)
+    trunk, norm = _get_trunk_and_norm_tensors(network)
     spec = network.spec
     trunk_shapes, norm_shapes = (
         tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in group.items()) for group in (trunk, norm)
@@ -117,7 +117,7 @@ def make_model_layout(network: SplitNetwork) -> ModelStateLayout:
 
 def read_model_state(network: Model) -> ModelState:
     """Return a copy of a network's trained values as numpy arrays; the network may be on any device."""
-    trunk, norm = _trunk_and_norm_tensors(network)
+    trunk, norm = _get_trunk_and_norm_tensors(network)
     head = network.head
     weight = head.weight.detach().cpu().numpy().astype(np.float32, copy=True)
     bias = head.bias.detach().cpu().numpy().astype(np.float32, copy=True)
@@ -135,7 +135,7 @@ def write_model_state(
         ValueError: If a group does not fit the network; nothing is written then.
         LookupError: If ``head`` lacks one of the network's classes; nothing is written then.
     """
-    own_trunk, own_norm = _trunk_and_norm_tensors(network)
+    own_trunk, own_norm = _get_trunk_and_norm_tensors(network)
     if head is not None and head.features != network.head.in_features:
         raise ValueError(f"head rows of this network have {network.head.in_features} features, got {head.features}")
     own_rows = None if head is None else head.select_rows(network.class_names)
@@ -144,8 +144,8 @@ def write_model_state(
         if flat is not None and flat.shape != (expected,):
             raise ValueError(f"{group} of this network is flat and holds {expected} values, got shape {flat.shape}")
     with torch.no_grad():
-        _copy_into_tensors(trunk, own_trunk)
-        _copy_into_tensors(norm, own_norm)
+        _copy_flat_array_into_tensors(trunk, own_trunk)
+        _copy_flat_array_into_tensors(norm, own_norm)
         if own_rows is not None:
             network.head.weight.copy_(torch.from_numpy(own_rows.weight))
             network.head.bias.copy_(torch.from_numpy(own_rows.bias))
@@ -191,7 +191,7 @@ def hash_arrays(*arrays: NDArray[Any]) -> str:
     for array in arrays:
         written = np.ascontiguousarray(array, "<f4")
         digest.update(f"{written.shape}\0".encode())
-        digest.update(_view_bytes(written))
+        digest.update(_view_array_as_bytes(written))
     return digest.hexdigest()
 
 
@@ -200,11 +200,11 @@ def hash_model_state(state: ModelState, layout: ModelStateLayout) -> str:
     digest = hashlib.sha256(layout.frozen_sha256.encode())
     for name, values in sorted(split_state_into_tensors(state, layout).items()):
         digest.update(f"{name}\0float32\0{list(values.shape)}\0".encode())
-        digest.update(_view_bytes(np.ascontiguousarray(values, "<f4")))
+        digest.update(_view_array_as_bytes(np.ascontiguousarray(values, "<f4")))
     return digest.hexdigest()
 
 
-def _view_bytes(array: NDArray[Any]) -> memoryview:
+def _view_array_as_bytes(array: NDArray[Any]) -> memoryview:
     """Return the bytes of a contiguous array without a copy."""
     return array.reshape(-1).view(np.uint8).data
 
@@ -213,7 +213,7 @@ _NORM_LAYERS: WeakKeyDictionary[Model, frozenset[str]] = WeakKeyDictionary()
 """Names of the batch normalisations of the networks in use, which every round asks for."""
 
 
-def _trunk_and_norm_tensors(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _get_trunk_and_norm_tensors(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the network's own (uncopied) trained float tensors of trunk and of norm, by name."""
     if (norms := _NORM_LAYERS.get(network)) is None:
         layers = (name for name, module in network.named_modules() if is_batch_norm(module))
@@ -248,7 +248,7 @@ def _flatten_tensors(tensors: Mapping[str, Tensor]) -> Array:
     return flat
 
 
-def _copy_into_tensors(flat: Array | None, tensors: Mapping[str, Tensor]) -> None:
+def _copy_flat_array_into_tensors(flat: Array | None, tensors: Mapping[str, Tensor]) -> None:
     if flat is None or not tensors:
         return
     device = next(iter(tensors.values())).device
@@ -296,7 +296,7 @@ class FrozenPart:
             has = f"has {size:,} frozen values"
             raise ValueError(f"the frozen part of the model holds {len(self.values):,} values, and this network {has}.")
         with torch.no_grad():
-            _copy_into_tensors(self.values, tensors)
+            _copy_flat_array_into_tensors(self.values, tensors)
 
 
 def list_frozen_tensors(network: SplitNetwork) -> dict[str, Tensor]:
@@ -313,6 +313,6 @@ def build_initial_frozen_part(spec: ModelSpec, seed: int, base: Path) -> FrozenP
     return None if spec.train == "all" else FrozenPart.from_network(build_network(spec, ("",), seed, base))
 
 
-def add_frozen_hash(spec: ModelSpec, frozen: FrozenPart | None) -> ModelSpec:
+def add_frozen_hash_to_spec(spec: ModelSpec, frozen: FrozenPart | None) -> ModelSpec:
     """Return a copy of the specification with the hash of the frozen part; unchanged if ``frozen`` is None."""
     return spec if frozen is None else spec.model_copy(update={"frozen_sha256": frozen.sha256})

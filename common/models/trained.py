@@ -73,7 +73,7 @@ def add_low_rank_factors(backbone: nn.Module, train: str) -> None:
         parametrize.register_parametrization(layer, "weight", LowRankParametrization(name, layer.weight, rank))
 
 
-def iterate_low_rank_factors(backbone: nn.Module) -> Iterator[str]:
+def iterate_low_rank_factor_names(backbone: nn.Module) -> Iterator[str]:
     """Yield the names of the trained low-rank factors (``up``) in a backbone."""
     for name, module in backbone.named_modules():
         if isinstance(module, LowRankParametrization):
@@ -115,7 +115,7 @@ def list_trained_layers(backbone: nn.Module, train: str) -> frozenset[str]:
     if train in ("head", "neck"):
         return frozenset()
     if train.startswith(PREFIX):
-        return frozenset(iterate_low_rank_factors(backbone))
+        return frozenset(iterate_low_rank_factor_names(backbone))
     layers = [name for name, module in backbone.named_modules() if list(module.parameters(recurse=False))]
     if train == "all":
         return frozenset(layers)

@@ -35,10 +35,10 @@ PluginName = Annotated[str, Field(pattern=f"^{PLUGIN}{NAME_PATTERN}$")]
 def accept_names_matching(pattern: str) -> WrapValidator:
     """Return a pydantic validator that accepts strings of a pattern in addition to the field's ``Literal`` values."""
 
-    def accept(value: Any, ours: ValidatorFunctionWrapHandler) -> Any:
+    def accept_matching_name(value: Any, ours: ValidatorFunctionWrapHandler) -> Any:
         return value if isinstance(value, str) and re.fullmatch(pattern, value) else ours(value)
 
-    return WrapValidator(accept)
+    return WrapValidator(accept_matching_name)
 
 
 OrPlugin = accept_names_matching(PLUGIN + NAME_PATTERN)

@@ -57,7 +57,7 @@ class AuditLog:
 
     def append(self, **facts: Any) -> TornAuditLine | None:
         """Append one entry; return the torn line that it follows, if a killed process left one."""
-        end = self._find_chain_end()
+        end = self._find_audit_chain_end()
         entry: dict[str, Any] = {
             "n": end.entries + 1,
             "time": dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
@@ -66,10 +66,18 @@ class AuditLog:
         if end.torn is not None:
             entry["torn"] = {"bytes": end.torn.bytes, "sha256": end.torn.sha256}
         line = format_as_json_text({**entry, **facts}).encode()
-        written = self._write_line(line, b"\n" if end.cut else b"")
+        written = self._write_audit_line(line, b"\n" if end.cut else b"")
         now = _AuditChainEnd(end.entries + 1, hash_audit_line(line))
         head = json.dumps({"entries": now.entries, "sha256": now.sha256}).encode().ljust(_HEAD_BYTES)
-        if not _overwrite_in_place(self.folder / HEAD, head, durable=self.durable):
+        # Overwriting is cheaper than an atomic replacement, which must also flush the folder; the content is shorter
+        # than a disk sector, so a crash cannot leave half of it.
+        overwritten = False
+        with suppress(FileNotFoundError), (self.folder / HEAD).open("r+b", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size == len(head):
+                overwritten = file.write(head) == len(head)
+                if self.durable:
+                    os.fdatasync(file.fileno())
+        if not overwritten:
             write_atomically(self.folder / HEAD, head, durable=self.durable)
         self._written = written, now
         return end.torn
@@ -81,7 +89,7 @@ class AuditLog:
                 if (entry := parse_audit_entry(line)) is not None:
                     yield entry
 
-    def _write_line(self, line: bytes, first: bytes) -> tuple[int, ...]:
+    def _write_audit_line(self, line: bytes, first: bytes) -> tuple[int, ...]:
         path, flags = self.folder / FILE, os.O_WRONLY | os.O_APPEND
         try:
             descriptor, new = os.open(path, flags), False
@@ -101,7 +109,7 @@ class AuditLog:
             flush_folder(self.folder)
         return state
 
-    def _find_chain_end(self) -> "_AuditChainEnd":
+    def _find_audit_chain_end(self) -> "_AuditChainEnd":
         """Return the last entry's number and hash, and rename the current file if it is full."""
         active, debris, cut = self.folder / FILE, b"", False
         with suppress(FileNotFoundError):
@@ -112,7 +120,7 @@ class AuditLog:
             if is_full:
                 active.rename(self.folder / f"audit-{len(list_audit_files(self.folder)):06d}.jsonl")
         for path in reversed(list_audit_files(self.folder)):
-            last, behind = _read_last_entry(path)
+            last, behind = _read_last_audit_entry(path)
             if path == active and path.stat().st_size > 0:
                 with path.open("rb") as file:
                     file.seek(-1, os.SEEK_END)
@@ -120,9 +128,9 @@ class AuditLog:
             debris = behind + debris
             if last is not None:
                 return _AuditChainEnd(
-                    int(json.loads(last)["n"]), hash_audit_line(last), describe_torn_line(debris), cut
+                    int(json.loads(last)["n"]), hash_audit_line(last), describe_torn_audit_line(debris), cut
                 )
-        return _AuditChainEnd(0, BEGINNING, describe_torn_line(debris), cut)
+        return _AuditChainEnd(0, BEGINNING, describe_torn_audit_line(debris), cut)
 
 
 @dataclass(frozen=True)
@@ -144,8 +152,8 @@ _TAIL = 2**18
 """Number of bytes in which the last entry is first looked for; an entry has a few thousand."""
 
 
-def _read_last_entry(path: Path) -> tuple[bytes | None, bytes]:
-    """Return :func:`split_last_entry` of a file.
+def _read_last_audit_entry(path: Path) -> tuple[bytes | None, bytes]:
+    """Return :func:`split_off_last_audit_entry` of a file.
 
     A growing part at the end of the file is read until it contains an entry. An entry can have any length, because it
     may quote text from other machines.
@@ -156,13 +164,13 @@ def _read_last_entry(path: Path) -> tuple[bytes | None, bytes]:
             start = max(size - step, 0)
             file.seek(start)
             data = file.read()
-            last, behind = split_last_entry(data.partition(b"\n")[2] if start else data)
+            last, behind = split_off_last_audit_entry(data.partition(b"\n")[2] if start else data)
             if last is not None or not start:
                 return last, behind
             step *= 4
 
 
-def split_last_entry(data: bytes) -> tuple[bytes | None, bytes]:
+def split_off_last_audit_entry(data: bytes) -> tuple[bytes | None, bytes]:
     """Return the last complete entry as a line, and the bytes after it; ``(None, data)`` if there is no entry."""
     lines = data.split(b"\n")
     for place in range(len(lines) - 1, -1, -1):
@@ -171,7 +179,7 @@ def split_last_entry(data: bytes) -> tuple[bytes | None, bytes]:
     return None, data
 
 
-def describe_torn_line(debris: bytes) -> TornAuditLine | None:
+def describe_torn_audit_line(debris: bytes) -> TornAuditLine | None:
     """Return size and hash of the bytes after the last entry; None if there are no bytes."""
     debris = debris.removesuffix(b"\n")
     return TornAuditLine(len(debris), hash_audit_line(debris)) if debris else None
@@ -195,27 +203,6 @@ def parse_audit_entry(line: bytes) -> AuditEntry | None:
 def hash_audit_line(line: bytes) -> str:
     """Return the SHA-256 of a line, which must not include the newline."""
     return hashlib.sha256(line).hexdigest()
-
-
-def _overwrite_in_place(path: Path, content: bytes, *, durable: bool) -> bool:
-    """Overwrite a file in place with content of the same length; return False if there is no file of that length.
-
-    The content is shorter than a disk sector, so a crash cannot leave half of it. Overwriting is cheaper than an atomic
-    replacement, which must also flush the folder.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        if os.fstat(descriptor).st_size != len(content):
-            return False
-        written = os.pwrite(descriptor, content, 0) == len(content)
-        if durable:
-            os.fdatasync(descriptor)
-        return written
-    finally:
-        os.close(descriptor)
 
 
 @dataclass
@@ -254,12 +241,12 @@ def check_audit_log(folder: Path) -> AuditCheckResult:
             debris, where_torn = debris + line + b"\n", where_torn or where
             continue
         if debris or "torn" in entry:
-            _check_torn_line(findings, entry, describe_torn_line(debris), where_torn or where)
+            _check_torn_line(findings, entry, describe_torn_audit_line(debris), where_torn or where)
         if (entry["n"], entry["before"]) != (findings.entries + 1, findings.sha256):
             _add_chain_fault(findings, entry, where, last)
         findings.entries, findings.sha256, findings.before = entry["n"], hash_audit_line(line), str(entry["before"])
         debris, where_torn, last = b"", "", where
-    if describe_torn_line(debris) is not None:
+    if describe_torn_audit_line(debris) is not None:
         findings.notes.append(f"{where_torn} is torn, as by a kill; the next entry will say so.")
     _check_audit_head(findings, folder, last)
     return findings

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from common.errors import Fault
-from common.security.identity import is_same_key
+from common.security.identity import is_same_public_key
 from common.security.signatures import CHAINED, ReplyStatement, SignatureFault, SignedStatement, verify_reply_signature
 from common.system.plain_text import format_count_with_noun, join_as_english_list, make_printable_line
 
@@ -97,10 +97,8 @@ def check_receipt_authorship(
             problem = f"round {entry['round']} counts {make_printable_line(site)}, which does not take part: forged."
             findings.faults.append(Fault(f"{FILE}: rounds", problem))
     if not findings.faults:
-        findings.right.append(
-            f"signatures: {format_count_with_noun(len(receipt['replies']), 'reply', 'replies')}, each signed by its "
-            "site"
-        )
+        replies = format_count_with_noun(len(receipt["replies"]), "reply", "replies")
+        findings.right.append(f"signatures: {replies}, each signed by its site")
     return findings
 
 
@@ -109,7 +107,7 @@ def _check_site_signatures(
 ) -> None:
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
     where, key = f"{FILE}: {site}", receipt["sites"][site]["public_key"]
-    if not key or (known_key and not is_same_key(key, known_key)):
+    if not key or (known_key and not is_same_public_key(key, known_key)):
         findings.faults.append(Fault(where, "the receipt does not name this site's own public key: forged."))
         return
     statements: list[ReplyStatement] = []
@@ -178,20 +176,14 @@ def _check_reply_gaps(
         if after - before > 1:
             missing = range(before + 1, after)
             names = [str(n) for n in missing] if len(missing) <= MOST_NUMBERS else [f"{missing[0]} to {missing[-1]}"]
-            which = (
-                f"{format_count_with_noun(len(missing), 'reply', 'replies')} of {site} (number {', '.join(names)} by "
-                "its own "
-                "count)"
-            )
+            which = f"{format_count_with_noun(len(missing), 'reply', 'replies')} of {site} "
+            which += f"(number {', '.join(names)} by its own count)"
             where = _describe_reply_gap(receipt, site, numbered, before, after, sent)
             problem = f"{which}: taken from the site, and not in the receipt: withheld. {where}"
             absences = [absence for absence in receipt["absences"] if absence["site"] == site]
             reasons = [make_printable_line(f"{absence['where']}: {absence['reason']}", 100) for absence in absences[:3]]
-            reasons += (
-                [f"the run was resumed {format_count_with_noun(receipt['resumed'], 'time')}"]
-                if receipt["resumed"]
-                else []
-            )
+            if receipt["resumed"]:
+                reasons.append(f"the run was resumed {format_count_with_noun(receipt['resumed'], 'time')}")
             stated = "; ".join(reasons) or "no reason"  # by the coordinator, without a signature
             stated = f"The coordinator states{':' if reasons else ''} {stated}."
             findings.faults.append(Fault(f"{FILE}: {site}", problem, stated, site=site))

@@ -110,7 +110,7 @@ class SiteConnectionKit(TomlSection):
     @field_validator("address")
     @classmethod
     def _check_address(cls, address: str) -> str:
-        split_address(address)
+        split_host_port(address)
         return address
 
     @field_validator("ca_certificate")
@@ -124,7 +124,7 @@ class SiteConnectionKit(TomlSection):
         return text
 
 
-def split_address(address: str) -> tuple[str, int]:
+def split_host_port(address: str) -> tuple[str, int]:
     """Split ``host:port`` into host (an IPv6 address without brackets) and port.
 
     Raises:
@@ -255,7 +255,7 @@ def format_public_key_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str
     return f"{text.decode()} {'_'.join(comment.split())}"
 
 
-def is_same_key(line: str, other: str) -> bool:
+def is_same_public_key(line: str, other: str) -> bool:
     """Return True if two OpenSSH lines hold the same public key; their comments may differ."""
     return line.split()[1] == other.split()[1]
 

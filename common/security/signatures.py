@@ -41,7 +41,7 @@ class _SignableStatement(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @classmethod
-    def read(cls, text: str) -> Self:
+    def parse_statement(cls, text: str) -> Self:
         """Parse a statement from its JSON.
 
         Raises:
@@ -172,7 +172,7 @@ def verify_reply_signature(signed: SignedStatement, public_key: str) -> ReplySta
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise SignatureFault("the site's public key is of another kind")
     _verify_signature(key, OF_A_REPLY, signed)
-    return ReplyStatement.read(signed.statement)
+    return ReplyStatement.parse_statement(signed.statement)
 
 
 def verify_request_signature(
@@ -188,7 +188,7 @@ def verify_request_signature(
         SignatureFault: If the certificate or the signature is wrong, or the text is not a valid statement.
     """
     _verify_signature(verify_signing_certificate(certificate, authority), OF_A_REQUEST, signed)
-    return RequestStatement.read(signed.statement)
+    return RequestStatement.parse_statement(signed.statement)
 
 
 def verify_signing_certificate(certificate: bytes, authority: x509.Certificate) -> ec.EllipticCurvePublicKey:

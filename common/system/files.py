@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from common.errors import BadInput, Fault, suggest_nearest_name
-from common.system.stopping import block_if_stopping, remove_output_if_stopped
+from common.system.stopping import block_thread_if_stopping, remove_output_if_stopped
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a full disk, a used-up quota, or a file at its size limit."""
@@ -133,7 +133,7 @@ def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True
         durable: Flush the file and its folder to the disk before the return.
         private: Let only the owner read the file, also while it is written.
     """
-    block_if_stopping()  # a file begun now would stay half done when the program ends
+    block_thread_if_stopping()  # a file begun now would stay half done when the program ends
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = make_temporary_path(path)
     remove = partial(temporary.unlink, missing_ok=True)

@@ -62,8 +62,8 @@ def _yield_content_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[byte
     pandas = sys.modules.get("pandas")
     if isinstance(part, types.ModuleType):
         yield part.__name__.encode()
-    elif (inner := _list_wrapped_parts(part)) is not None:
-        yield from _yield_sequence_bytes_for_hash(inner, visited)
+    elif inner := next((names for kind, names in _WRAPPERS.items() if isinstance(part, kind)), ()):
+        yield from _yield_sequence_bytes_for_hash((getattr(part, name) for name in inner), visited)
     elif isinstance(part, types.FunctionType):
         yield from _yield_function_bytes_for_hash(part, visited)
     elif isinstance(part, type):
@@ -71,13 +71,16 @@ def _yield_content_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[byte
     elif f"{type(part).__module__}.".startswith(_CHANGING):
         yield b"changes by itself"
     elif pandas and isinstance(part, pandas.DataFrame | pandas.Series | pandas.Index):
-        yield from _yield_pandas_bytes_for_hash(part, visited)
+        names = part.columns.tolist() if hasattr(part, "columns") else part.name
+        yield from _yield_object_bytes_for_hash(names, visited)
+        try:
+            yield pandas.util.hash_pandas_object(part).to_numpy().tobytes()
+        except TypeError:  # cells that are lists
+            yield from _yield_object_bytes_for_hash(part.to_numpy().tolist(), visited)
     elif hasattr(part, "tobytes") and hasattr(part, "shape"):  # numpy's
         yield f"{part.dtype} {part.shape}".encode()
-        if part.dtype.hasobject:  # its bytes are addresses
-            yield from _yield_object_bytes_for_hash(part.tolist(), visited)
-        else:
-            yield part.tobytes()
+        is_plain = not part.dtype.hasobject  # else its bytes are addresses
+        yield from (part.tobytes(),) if is_plain else _yield_object_bytes_for_hash(part.tolist(), visited)
     elif type(part).__name__.startswith("Uninitialized"):  # torch's, of a lazy layer
         yield b"uninitialized"
     elif type(part).__name__ == "device":  # torch's: the same network on another machine
@@ -88,15 +91,14 @@ def _yield_content_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[byte
         yield from _yield_instance_bytes_for_hash(part, visited)
 
 
-def _list_wrapped_parts(part: Any) -> tuple[Any, ...] | None:
-    """Return the functions and values inside a partial function, bound method or property; None for other objects."""
-    if isinstance(part, functools.partial):
-        return part.func, part.args, part.keywords
-    if isinstance(part, types.MethodType):
-        return part.__func__, part.__self__
-    if isinstance(part, classmethod | staticmethod):
-        return (part.__func__,)
-    return (part.fget, part.fset, part.fdel) if isinstance(part, property) else None
+_WRAPPERS: Mapping[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    types.MethodType: ("__func__", "__self__"),
+    classmethod: ("__func__",),
+    staticmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"),
+}
+"""Kinds of objects that wrap functions -> attributes with the wrapped functions and values."""
 
 
 def _yield_sequence_bytes_for_hash(parts: Any, visited: _Visited) -> Iterator[bytes]:
@@ -126,15 +128,6 @@ def _yield_instance_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[byt
         yield from _yield_object_bytes_for_hash(type(part), visited)
 
 
-def _yield_pandas_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[bytes]:
-    names = part.columns.tolist() if hasattr(part, "columns") else part.name
-    yield from _yield_object_bytes_for_hash(names, visited)
-    try:
-        yield sys.modules["pandas"].util.hash_pandas_object(part).to_numpy().tobytes()
-    except TypeError:  # cells that are lists
-        yield from _yield_object_bytes_for_hash(part.to_numpy().tolist(), visited)
-
-
 def _yield_class_bytes_for_hash(part: type, visited: _Visited) -> Iterator[bytes]:
     """Yield the names of a class and its bases, and the contents of those that are the user's own."""
     for kind in part.__mro__:
@@ -153,17 +146,20 @@ def _yield_class_bytes_for_hash(part: type, visited: _Visited) -> Iterator[bytes
 def _yield_function_bytes_for_hash(part: types.FunctionType, visited: _Visited) -> Iterator[bytes]:
     yield f"{part.__module__}.{part.__qualname__}".encode()
     cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=True)
+    values = {name: "empty" if cell == types.CellType() else cell.cell_contents for name, cell in cells}
     yield from _yield_sequence_bytes_for_hash((part.__defaults__, part.__kwdefaults__), visited)
-    yield from _yield_object_bytes_for_hash({name: _read_cell(cell) for name, cell in cells}, visited)
-    if not _is_own_function(part):
+    yield from _yield_object_bytes_for_hash(values, visited)
+    file, name = part.__code__.co_filename, part.__module__
+    in_own_module = name in (None, "builtins") or _is_own_module(name)
+    if not (in_own_module if file.startswith("<") else _is_own_file(file)):
         return
     yield _convert_code_to_bytes(part.__code__)
-    codes = list(_yield_codes(part.__code__))
+    codes = list(_yield_nested_codes(part.__code__))
     names = sorted({name for code in codes for name in code.co_names})
     for name, attributes in sorted(_list_globals(codes).items()):
         if name in part.__globals__:
             value = part.__globals__[name]
-            if attributes is not None and _holds_settings(value):  # another ``args.resume`` changes nothing
+            if attributes is not None and _is_settings_holder(value):  # another ``args.resume`` changes nothing
                 value = {attribute: getattr(value, attribute, None) for attribute in sorted(attributes)}
             yield from _yield_global_bytes_for_hash(name, value, names, visited)
     for name in sorted(set(chain.from_iterable(_yield_imported_names(code, part.__globals__) for code in codes))):
@@ -201,7 +197,7 @@ def _list_globals(codes: Iterable[types.CodeType]) -> dict[str, set[str] | None]
     return reads
 
 
-def _holds_settings(value: Any) -> bool:
+def _is_settings_holder(value: Any) -> bool:
     """Return True for a namespace, and for an own class or an instance of one that has values and no methods."""
     if isinstance(value, argparse.Namespace | types.SimpleNamespace):
         return True
@@ -213,19 +209,12 @@ def _holds_settings(value: Any) -> bool:
     return not any(callable(vars(kind)[name]) or hasattr(vars(kind)[name], "__get__") for name in written)
 
 
-def _read_cell(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return "empty"
-
-
-def _yield_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def _yield_nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """Yield a function's code and that of the functions, lambdas and comprehensions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _yield_codes(constant)
+            yield from _yield_nested_codes(constant)
 
 
 def _yield_imported_names(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[str]:
@@ -267,17 +256,10 @@ def _convert_constant_to_text(value: object) -> str:
     return f"tuple {[*map(_convert_constant_to_text, value)]}" if isinstance(value, tuple) else repr(value)
 
 
-_CHANGING: tuple[str, ...] = (
-    "logging.",
-    "threading.",
-    "_thread.",
-    "queue.",
-    "multiprocessing.",
-    "_io.",
-    "random.",
-    "weakref.",
+_CHANGING = (
+    *("logging.", "threading.", "_thread.", "queue.", "multiprocessing.", "concurrent.", "_io.", "random.", "weakref."),
+    *("torch.utils.tensorboard.", "tensorboard.", "tensorboardX.", "tqdm.", "wandb.", "mlflow."),
 )
-_CHANGING += ("concurrent.", "torch.utils.tensorboard.", "tensorboard.", "tensorboardX.", "tqdm.", "wandb.", "mlflow.")
 """Modules of classes whose instances change by themselves and compute nothing of a model, such as loggers."""
 _PROGRAM = Path(__file__).resolve().parents[2]
 _PROGRAM_FOLDERS = tuple(
@@ -290,13 +272,6 @@ def _is_own_class(kind: type) -> bool:
     if kind.__module__ == "builtins":  # a class from ``exec`` without a module's name says so, too
         return bool(kind.__flags__ & 1 << 9) and vars(builtins).get(kind.__name__) is not kind  # made at run time
     return _is_own_module(kind.__module__)
-
-
-def _is_own_function(part: types.FunctionType) -> bool:
-    file = part.__code__.co_filename
-    if not file.startswith("<"):
-        return _is_own_file(file)
-    return part.__module__ in (None, "builtins") or _is_own_module(part.__module__)
 
 
 def _is_own_module(name: str) -> bool:

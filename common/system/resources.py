@@ -17,11 +17,7 @@ KEPT_BYTES = 2**30
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of <malloc.h>
 
-LARGE_BUFFERS = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
-    "MALLOC_ARENA_MAX": "1",
-}
+LARGE_BUFFERS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES), "MALLOC_ARENA_MAX": "1"}
 """Environment of a process that keeps large buffers; glibc reads these variables at its start."""
 
 

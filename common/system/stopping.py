@@ -112,7 +112,7 @@ def graceful_shutdown(code: int, ask: Callable[[], object] | None = None) -> Ite
             _closing.remove(closing)
 
 
-def block_if_stopping() -> None:
+def block_thread_if_stopping() -> None:
     """Block the calling thread if the program is ending, so that the thread starts no new work."""
     if _ending.is_set():
         time.sleep(2 * ENDING_S)
@@ -169,7 +169,7 @@ def _block_signals_around_fork(how: signal.Sigmasks) -> None:
         signal.pthread_sigmask(how, SIGNALS)
 
 
-def _after_fork_in_child() -> None:
+def _restore_signals_after_fork() -> None:
     """Restore Python's default signal handlers in a forked child, which lacks the thread that ends the program."""
     if _is_handling_signals():
         signal.set_wakeup_fd(-1)
@@ -182,7 +182,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(
     before=partial(_block_signals_around_fork, signal.SIG_BLOCK),
     after_in_parent=partial(_block_signals_around_fork, signal.SIG_UNBLOCK),
-    after_in_child=_after_fork_in_child,
+    after_in_child=_restore_signals_after_fork,
 )
 
 
@@ -213,19 +213,23 @@ def _wait_for_signal(reading: int) -> None:
                 closing.ask()
             if not has_timer:
                 has_timer = True
-                threading.Thread(target=_end_program_after_delay, args=(closing,), daemon=True).start()
+                threading.Thread(target=_end_program, args=(closing.code, closing), daemon=True).start()
 
 
-def _end_program_after_delay(closing: _GracefulShutdown) -> None:
-    time.sleep(CLOSING_S)
-    _end_program(closing.code, silently=closing.closed)
+def _end_program(code: int, closing: _GracefulShutdown | None = None) -> None:
+    """End all child processes, remove unfinished output, print the exit message, and end this process.
 
-
-def _end_program(code: int, *, silently: bool = False) -> None:
-    """End all child processes, remove unfinished output, print the exit message, and end this process."""
+    In a graceful shutdown this is done after ``CLOSING_S`` seconds, and without a message if it has closed by then.
+    """
+    if closing is not None:
+        time.sleep(CLOSING_S)
     _ending.set()
+    stderr = 2
     try:
-        stderr = _silence_other_threads()
+        with suppress(OSError):  # it has as many files open as it may; else other threads print no more from here on
+            stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+            for descriptor in (1, 2):
+                os.dup2(nowhere, descriptor)
         half_done = list(_to_remove)  # when its child has ended, a thread of ours takes it off the list
         with suppress(Exception):
             _end_children()
@@ -233,7 +237,8 @@ def _end_program(code: int, *, silently: bool = False) -> None:
             with suppress(Exception):  # the program ends in any case
                 remove()
         cursor = _SHOW_CURSOR if os.isatty(stderr) else ""
-        os.write(stderr, f"{cursor}\n{make_exit_message()}\n".encode() if not silently else b"")
+        if closing is None or not closing.closed:
+            os.write(stderr, f"{cursor}\n{make_exit_message()}\n".encode())
     finally:
         os._exit(code)
 
@@ -242,17 +247,6 @@ def make_exit_message() -> str:
     """Return the last message of a stopped program, with the command line that resumes the run, if it is set."""
     again = f"; to go on: {_how_to_go_on[0]()}" if _how_to_go_on else ""
     return f"stopped on request{again}"
-
-
-def _silence_other_threads() -> int:
-    """Discard all further output of this process; return a descriptor of standard error for the last message."""
-    try:
-        stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    except OSError:  # it has as many files open as it may
-        return 2
-    for descriptor in (1, 2):
-        os.dup2(nowhere, descriptor)
-    return stderr
 
 
 def _end_children() -> None:

@@ -71,7 +71,7 @@ Restarted = Annotated[
 ]
 
 
-class PlainConsole(Console):
+class EscapingConsole(Console):
     """A rich console that escapes control characters in every text, and does not replace ``:name:`` by emojis."""
 
     def __init__(self, *, file: IO[str] | None = None, **more: Any) -> None:
@@ -106,7 +106,7 @@ def make_command_line_program(name: str, purpose: str, exit_codes: str) -> typer
             raise typer.Exit
 
     @app.callback()
-    def about(
+    def accept_version_option(
         version: Annotated[
             bool, typer.Option("--version", callback=print_version, is_eager=True, help="Say which release this is.")
         ] = False,
@@ -140,7 +140,7 @@ class _NeverFailingStream(io.FileIO):
         return memoryview(data).nbytes
 
 
-def _make_never_failing(stream: Any, descriptor: int) -> Any:
+def _make_stream_safe(stream: Any, descriptor: int) -> Any:
     """Wrap standard output or error so that writing never fails; return any other stream unchanged."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
@@ -166,7 +166,7 @@ def _drop_unwritable_output(*, prints_result: bool) -> Iterator[None]:
         SystemExit: With code 1, if the program succeeded but could not print its result.
     """
     before = sys.stdout, sys.stderr
-    out, error = sys.stdout, sys.stderr = _make_never_failing(sys.stdout, 1), _make_never_failing(sys.stderr, 2)
+    out, error = sys.stdout, sys.stderr = _make_stream_safe(sys.stdout, 1), _make_stream_safe(sys.stderr, 2)
     try:
         yield
     except SystemExit as end:
@@ -187,7 +187,7 @@ def _drop_unwritable_output(*, prints_result: bool) -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def run_program(
+def run_command_line_program(
     app: typer.Typer,
     arguments: Sequence[str] | None,
     stopped: tuple[type[Exception], ...] = (),
@@ -232,7 +232,7 @@ def _print_error(kind: str, text: str) -> None:
     if get_log_format() is LogOutputFormat.json:
         make_json_printer(sys.stderr)({"level": "error", "message": escape_for_terminal(text)})
     else:
-        console = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
+        console = EscapingConsole(stderr=True, highlight=False, soft_wrap=True)
         console.print(f"[bold red]{kind}[/] {escape(text)}")
 
 
@@ -249,7 +249,7 @@ def make_event_printer(console: Console) -> Callable[[str], None]:
     def print_event(text: str) -> None:
         first, *others = escape_for_terminal(text).split("\n")
         lines = "\n".join([first, *(line if line.startswith(HANGING) else f"{HANGING}{line}" for line in others)])
-        console.print(f"[dim]{local_timestamp()}[/]  {escape(lines)}", soft_wrap=True, highlight=False)
+        console.print(f"[dim]{make_local_timestamp()}[/]  {escape(lines)}", soft_wrap=True, highlight=False)
         console.file.flush()
 
     return print_event
@@ -276,13 +276,13 @@ def choose_progress_format(requested: ProgressFormat, console: Console) -> Progr
 def make_json_printer(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
     """Return a function that writes a mapping, with ``time`` as its first field, to a file as one line of JSON."""
 
-    def print_json(fields: Mapping[str, Any]) -> None:
-        file.write(format_as_json_text({"time": local_timestamp(), **fields}) + "\n")
+    def print_json_line(fields: Mapping[str, Any]) -> None:
+        file.write(format_as_json_text({"time": make_local_timestamp(), **fields}) + "\n")
         file.flush()
 
-    return print_json
+    return print_json_line
 
 
-def local_timestamp() -> str:
+def make_local_timestamp() -> str:
     """Return the local time in ISO 8601 to the second, with the time zone's offset."""
     return dt.datetime.now().astimezone().isoformat(timespec="seconds")

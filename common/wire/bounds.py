@@ -47,10 +47,11 @@ class NumberRangeBound:
         """Return the reason why a value is out of bounds; empty if it is valid."""
         if self.least <= value <= self.most or (isinstance(value, float) and math.isnan(value)):
             return ""
-        return (
-            f"must be from {_format_short_number(self.least)} to {_format_short_number(self.most)}, not "
-            f"{_format_short_number(value)}"
+        least, most, actual = (
+            f"{n:g}" if not isinstance(n, int) else f"{n:,}" if abs(n) < 2**64 else "a number of more than 64 bits"
+            for n in (self.least, self.most, value)
         )
+        return f"must be from {least} to {most}, not {actual}"
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,8 @@ class ListBound:
             fits = max(map(len, value)) <= self.bound.longest and is_plain_text("".join(value))
         if fits:
             return ""
-        return next(
-            (
-                f"entry {n}: {fault}"
-                for n, entry in enumerate(value, 1)
-                if (fault := self.bound.find_bound_violation(entry))
-            ),
-            "",
-        )
+        violations = ((n, self.bound.find_bound_violation(entry)) for n, entry in enumerate(value, 1))
+        return next((f"entry {n}: {violation}" for n, violation in violations if violation), "")
 
 
 Bound = NumberRangeBound | PlainLineBound | LongTextBound | EscapedFreeText | ListBound
@@ -130,11 +125,8 @@ TRAIN_LOSS = NumberRangeBound(-MOST_LOSS, MOST_LOSS)
 COUNT = NumberRangeBound(0, MOST_IMAGES)
 COUNT_OR_UNKNOWN = NumberRangeBound(-1, MOST_IMAGES)
 ROUND = NumberRangeBound(0, MOST_ROUNDS)
-SECONDS, EPOCHS, EPSILON = (
-    NumberRangeBound(0.0, MOST_SECONDS),
-    NumberRangeBound(0, MOST_EPOCHS),
-    NumberRangeBound(0.0, MOST_EPSILON),
-)
+SECONDS, EPSILON = NumberRangeBound(0.0, MOST_SECONDS), NumberRangeBound(0.0, MOST_EPSILON)
+EPOCHS = NumberRangeBound(0, MOST_EPOCHS)
 
 Text = Annotated[str, NAME]
 ClassNames = Annotated[tuple[str, ...], ListBound(MOST_CLASSES, NAME)]
@@ -185,10 +177,3 @@ def clip_reported_loss(loss: float | None) -> float | None:
     if loss is None:
         return None
     return MOST_LOSS if math.isnan(loss) else min(loss, MOST_LOSS)
-
-
-def _format_short_number(value: float) -> str:
-    """Format a number of any size in few characters."""
-    if isinstance(value, int):
-        return f"{value:,}" if abs(value) < 2**64 else "a number of more than 64 bits"
-    return f"{value:g}"

@@ -9,7 +9,7 @@ instructions).
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,16 +50,24 @@ def parse_canonical_record(data: bytes) -> RecordDict:
         raise ValueError("these are no records: the first line must be an object of JSON")
     start = 0
 
-    def take(size: int) -> bytes:
+    def take_bytes(size: int) -> bytes:
         nonlocal start
         if not 0 <= size <= len(rest) - start:
             raise ValueError(f"{size} bytes are announced, {len(rest) - start} are left")
         start += size
         return rest[start - size : start]
 
+    def read_canonical_value(entry: Any) -> Any:
+        if not isinstance(entry, dict):
+            return entry
+        if isinstance(entry[_BYTES], list):
+            return [take_bytes(size) for size in entry[_BYTES]]
+        data, form = take_bytes(entry[_BYTES]), entry.get("stype")
+        return data if form is None else Array(dtype=entry["dtype"], shape=(*entry["shape"],), stype=form, data=data)
+
     content = RecordDict()
     for name, entries in described.items():
-        values = {key: _read_canonical_value(entry, take) for key, entry in entries.items()}
+        values = {key: read_canonical_value(entry) for key, entry in entries.items()}
         if values and all(isinstance(value, Array) for value in values.values()):
             content[name] = record = ArrayRecord()  # which would copy arrays that it is made from
             for key, value in values.items():
@@ -71,18 +79,6 @@ def parse_canonical_record(data: bytes) -> RecordDict:
     if _make_canonical_first_line(content)[0] != head + newline:
         raise ValueError("the bytes are not those that the first line names")
     return content
-
-
-def _read_canonical_value(entry: Any, take: Callable[[int], bytes]) -> Any:
-    """Return the value of one entry of the first line; ``take(size)`` returns the next bytes after that line."""
-    if not isinstance(entry, dict):
-        return entry
-    if isinstance(entry[_BYTES], list):
-        return [take(size) for size in entry[_BYTES]]
-    data = take(entry[_BYTES])
-    if "stype" not in entry:
-        return data
-    return Array(dtype=entry["dtype"], shape=tuple(entry["shape"]), stype=entry["stype"], data=data)
 
 
 def read_small_fields(content: RecordDict) -> dict[str, Any]:

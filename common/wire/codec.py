@@ -34,7 +34,7 @@ from common.wire.bounds import (
     escape_free_text_fields,
     refuse_unprintable_names,
 )
-from common.wire.canonical_bytes import SIGNATURE, WIDTH
+from common.wire.canonical_bytes import FIELDS, SIGNATURE, WIDTH, read_small_fields
 from common.wire.fleet_protocol import WIRE_VERSION
 from common.wire.records import FORMS, Arrays, Form, ModelGroups, Record, ScoreCounts, make_empty_score_counts
 from common.wire.secure_aggregation import Integers
@@ -45,7 +45,7 @@ MOST_DIMENSIONS = 64
 R = TypeVar("R", bound=Record)
 
 RAW = "raw-little-endian"
-_FIELDS, _VERSION, _RECORD, _TRUNK = "fields", "wire.version", "wire.record", "trunk"
+_VERSION, _RECORD, _TRUNK = "wire.version", "wire.record", "trunk"
 _VECTOR = "vector"
 _LISTS: dict[Any, type] = {
     tuple[str, ...]: str,
@@ -73,25 +73,8 @@ def encode_record(record: Record, written: WrittenArrays | None = None) -> Recor
     """
     content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
     for name, kind in _make_record_schema(typing.cast(type, type(record))).items():
-        value = getattr(record, name)
-        if isinstance(kind, _ValueField):
-            if value is not None:
-                fields[name] = list(value) if kind.is_list else value
-        elif kind is ModelGroups:
-            _write_model_groups(content, fields, name, value, {} if written is None else written)
-        elif kind == Arrays:
-            fields[f"{name}.names"] = sorted(value)
-            for key, array in value.items():
-                fields[f"{name}/{key}"] = pack_numbers(array.astype(np.float32, copy=False), "float32")
-                fields[f"{name}/{key}/shape"] = list(array.shape)
-        elif kind == Integers:
-            content[name] = vector = ArrayRecord()
-            vector[_VECTOR] = Array("uint32", value.shape, RAW, value.astype("<u4", copy=False).tobytes())
-        else:
-            fields[name], width = pack_counts(value)
-            if len(value):
-                fields[f"{name}/{WIDTH}"] = width
-    content[_FIELDS] = fields
+        kind.encode_field(content, fields, name, getattr(record, name), {} if written is None else written)
+    content[FIELDS] = fields
     return content
 
 
@@ -101,21 +84,18 @@ def decode_record(content: RecordDict, expected: type[R]) -> R:
     Raises:
         WireError: If the content is not a valid record of the class ``expected``.
     """
-    name, values = expected.__name__, dict[str, Any]()
-    fields, schema = _check_record_fields(content, name), _make_record_schema(typing.cast(type, expected))
-    if unknown := sorted(key for key in content if key != _FIELDS and schema.get(key) not in (ModelGroups, Integers)):
+    name, schema = expected.__name__, _make_record_schema(typing.cast(type, expected))
+    fields = {key: value for key, value in read_small_fields(content).items() if not key.startswith(SIGNATURE)}
+    if _VERSION not in fields:
+        raise WireError(f"expected {name}, got records {sorted(content)} without a wire version.")
+    if (version := fields.pop(_VERSION)) != WIRE_VERSION:
+        spoken = f"the other side speaks wire version {version!r}, this one {WIRE_VERSION}."
+        raise WireVersionError(f"{spoken} Install the same release on both.")
+    if (actual := fields.pop(_RECORD, None)) != name:
+        raise WireError(f"expected {name}, got {actual!r}.")
+    if unknown := sorted(key for key in content if key != FIELDS and not isinstance(schema.get(key), _IN_OWN_RECORD)):
         raise WireError(f"{name} does not have {', '.join(unknown)}.")
-    for key, kind in schema.items():
-        if isinstance(kind, _ValueField):
-            values[key] = kind.read(fields, key, name)
-        elif kind is ModelGroups:
-            values[key] = _read_model_groups(content, fields, key)
-        elif kind == Arrays:
-            values[key] = _read_arrays(fields, key)
-        elif kind == Integers:
-            values[key] = _read_integers(content, key)
-        else:
-            values[key] = _read_counts(fields, key, name)
+    values = {key: kind.decode_field(content, fields, key, name) for key, kind in schema.items()}
     if fields:
         raise WireError(f"{name} does not have {', '.join(sorted(fields))}.")
     record = expected(**escape_free_text_fields(expected, values))
@@ -123,37 +103,25 @@ def decode_record(content: RecordDict, expected: type[R]) -> R:
     return record
 
 
-def _check_record_fields(content: RecordDict, expected: str) -> dict[str, Any]:
-    """Return the small fields of a record, after checks of its wire version and class name."""
-    record = content.get(_FIELDS)
-    fields = dict(record) if isinstance(record, ConfigRecord) else {}
-    if _VERSION not in fields:
-        raise WireError(f"expected {expected}, got records {sorted(content)} without a wire version.")
-    if (version := fields.pop(_VERSION)) != WIRE_VERSION:
-        spoken = f"the other side speaks wire version {version!r}, this one {WIRE_VERSION}."
-        raise WireVersionError(f"{spoken} Install the same release on both.")
-    if (name := fields.pop(_RECORD, None)) != expected:
-        raise WireError(f"expected {expected}, got {name!r}.")
-    for name in tuple(fields):
-        if name.startswith(SIGNATURE):
-            del fields[name]
-    return fields
+# The kinds of fields of our records. Each writes its value into the Flower record ``fields`` or into one of its own. It
+# reads the value again, removes it from ``fields``, and raises WireError if it is missing or not valid.
 
 
 @dataclasses.dataclass(frozen=True)
-class _ValueField:
-    """The type of a record's field that is one value or a list of values, not an array."""
+class _ScalarOrListField:
+    """A value or a list of values; a value must be finite, and NaN is allowed in lists (undefined)."""
 
     kind: type
     is_list: bool
     optional: bool
 
-    def read(self, fields: dict[str, Any], name: str, record: str) -> Any:
-        """Return the value of this field, and remove it from ``fields``.
+    def encode_field(
+        self, content: RecordDict, fields: ConfigRecord, name: str, value: Any, written: WrittenArrays
+    ) -> None:
+        if value is not None:
+            fields[name] = list(value) if self.is_list else value
 
-        Raises:
-            WireError: If the value is missing, of another type or not finite; NaN is allowed in lists (undefined).
-        """
+    def decode_field(self, content: RecordDict, fields: dict[str, Any], name: str, record: str) -> Any:
         if name not in fields and self.optional:
             return None
         if name not in fields:
@@ -170,124 +138,157 @@ class _ValueField:
         return tuple(items) if self.is_list else value
 
 
+class _ModelGroupsField:
+    def encode_field(
+        self, content: RecordDict, fields: ConfigRecord, name: str, value: ModelGroups, written: WrittenArrays
+    ) -> None:
+        if (trunk := value.trunk) is not None:
+            if id(trunk) not in written:
+                array = Array(dtype=value.form, shape=trunk.shape, stype=RAW, data=pack_numbers(trunk, value.form))
+                written[id(trunk)] = (trunk, array)
+            content[name] = trunk_record = ArrayRecord()  # which would copy an array that it is made from
+            trunk_record[_TRUNK] = written[id(trunk)][1]
+        if value.norm is not None:
+            fields[f"{name}.norm"] = pack_numbers(value.norm, "float32")
+        fields[f"{name}.classes"] = list(value.head.class_names) if value.head else []
+        if value.head:
+            fields[f"{name}.weight"] = pack_numbers(value.head.weight, "float32")
+            fields[f"{name}.bias"] = pack_numbers(value.head.bias, "float32")
+
+    def decode_field(self, content: RecordDict, fields: dict[str, Any], name: str, record: str) -> ModelGroups:
+        class_names = fields.pop(f"{name}.classes", None)
+        if not isinstance(class_names, list) or not set(map(type, class_names)) <= {str}:
+            raise WireError(f"class names of {name} must be a list of str.")
+        refuse_unprintable_names(class_names, f"class names of {name}")
+        norm = _decode_float32_bytes(fields.pop(f"{name}.norm", None), f"norm of {name}")
+        weight = _decode_float32_bytes(fields.pop(f"{name}.weight", None), f"weight of {name}")
+        bias = _decode_float32_bytes(fields.pop(f"{name}.bias", None), f"bias of {name}")
+        if (weight is not None) != bool(class_names) or (bias is not None) != bool(class_names):
+            raise WireError(f"{name} has head rows without class names, or class names without head rows.")
+        head = None
+        if weight is not None and bias is not None:
+            if not len(weight) or len(weight) % len(class_names):
+                raise WireError(f"head of {name}: {len(weight)} weights cannot be those of {len(class_names)} classes.")
+            try:
+                head = Head(tuple(class_names), weight.reshape(len(class_names), -1), bias)
+            except (ValueError, AssertionError) as error:
+                raise WireError(f"head of {name}: {error}.") from error
+        if name not in content:
+            return ModelGroups(None, norm, head, "float32")
+        groups = content[name]
+        if not isinstance(groups, ArrayRecord) or list(groups) != [_TRUNK]:
+            raise WireError(f"the record {name} must hold one array, {_TRUNK}.")
+        array, where = groups[_TRUNK], f"{_TRUNK} of {name}"
+        if array.stype != RAW or array.dtype not in FORMS:
+            raise WireError(f"{where} must be {', '.join(FORMS)} as {RAW}, not {array.dtype} as {array.stype}.")
+        form = array.dtype
+        one_length = len(array.shape) == 1 and type(array.shape[0]) is int
+        if not one_length or len(array.data) != count_packed_bytes(array.shape[0], form):
+            raise WireError(f"{where} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
+        try:
+            return ModelGroups(unpack_numbers(array.data, array.shape[0], form), norm, head, form)
+        except ValueError as error:
+            raise WireError(f"{where}: {error}.") from error
+
+
+class _NamedArraysField:
+    def encode_field(
+        self, content: RecordDict, fields: ConfigRecord, name: str, value: Arrays, written: WrittenArrays
+    ) -> None:
+        fields[f"{name}.names"] = sorted(value)
+        for key, array in value.items():
+            fields[f"{name}/{key}"] = pack_numbers(array.astype(np.float32, copy=False), "float32")
+            fields[f"{name}/{key}/shape"] = list(array.shape)
+
+    def decode_field(self, content: RecordDict, fields: dict[str, Any], name: str, record: str) -> Arrays:
+        keys = fields.pop(f"{name}.names", None)
+        if not isinstance(keys, list) or not set(map(type, keys)) <= {str} or "/" in "".join(keys):
+            raise WireError(f"{name} must name its arrays.")
+        refuse_unprintable_names(keys, f"names of {name}", MOST_SITES)
+        arrays = dict[str, NDArray[np.float32]]()
+        for key in keys:
+            where = f"{name}/{key}"
+            values, shape = _decode_float32_bytes(fields.pop(where, None), where), fields.pop(f"{where}/shape", None)
+            has_shape = isinstance(shape, list) and all(type(side) is int and side >= 0 for side in shape)
+            if values is None or not has_shape:
+                raise WireError(f"{where} must be float32 numbers with a shape.")
+            if len(shape) > MOST_DIMENSIONS:  # before they are multiplied: a million of them would take minutes
+                raise WireError(f"{where} announces {len(shape)} dimensions; no array has more than {MOST_DIMENSIONS}.")
+            if math.prod(shape) != len(values):
+                raise WireError(f"{where} announces shape {tuple(shape)} and has {len(values)} numbers.")
+            if np.isinf(values).any():
+                raise WireError(f"{where} holds infinite values.")
+            if (np.abs(values) > MOST_STATISTIC).any():  # NaN is "nothing to say"
+                reach = "which nothing that a method tells can reach"
+                raise WireError(f"{where} holds values beyond {MOST_STATISTIC:g}, {reach}.")
+            try:
+                arrays[key] = values.reshape(shape)
+            except ValueError as error:
+                raise WireError(f"{where} announces a shape that no array has: {tuple(shape)}.") from error
+        return arrays
+
+
+class _IntegerVectorField:
+    def encode_field(
+        self, content: RecordDict, fields: ConfigRecord, name: str, value: Integers, written: WrittenArrays
+    ) -> None:
+        content[name] = vector = ArrayRecord()
+        vector[_VECTOR] = Array("uint32", value.shape, RAW, value.astype("<u4", copy=False).tobytes())
+
+    def decode_field(self, content: RecordDict, fields: dict[str, Any], name: str, record: str) -> Integers:
+        vector = content.get(name)
+        if not isinstance(vector, ArrayRecord) or list(vector) != [_VECTOR]:
+            raise WireError(f"the record {name} must hold one array, {_VECTOR}.")
+        array = vector[_VECTOR]
+        if array.stype != RAW or array.dtype != "uint32" or len(array.shape) != 1:
+            raise WireError(f"{name} must be flat uint32 as {RAW}, not {array.dtype} as {array.stype}.")
+        if len(array.data) != 4 * array.shape[0]:
+            raise WireError(f"{name} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
+        return np.frombuffer(array.data, "<u4")
+
+
+class _ScoreCountsField:
+    def encode_field(
+        self, content: RecordDict, fields: ConfigRecord, name: str, value: ScoreCounts, written: WrittenArrays
+    ) -> None:
+        fields[name], width = pack_counts(value)
+        if len(value):
+            fields[f"{name}/{WIDTH}"] = width
+
+    def decode_field(self, content: RecordDict, fields: dict[str, Any], name: str, record: str) -> ScoreCounts:
+        data, width = fields.pop(name, None), fields.pop(f"{name}/{WIDTH}", None)
+        if data == b"" and width is None:
+            return make_empty_score_counts()
+        if not isinstance(data, bytes) or type(width) is not int:
+            raise WireError(f"{record}.{name} must be the bytes of counts, with how many bytes each takes.")
+        try:
+            counts = unpack_counts(data, width)
+        except ValueError as error:
+            raise WireError(f"{record}.{name}: {error}.") from error
+        if counts.max(initial=0) > MOST_IMAGES:
+            raise WireError(f"{record}.{name} holds counts of more than {MOST_IMAGES:,} images.")
+        return counts
+
+
+_FieldKind = _ScalarOrListField | _ModelGroupsField | _NamedArraysField | _IntegerVectorField | _ScoreCountsField
+_IN_OWN_RECORD = (_ModelGroupsField, _IntegerVectorField)
+_ARRAY_KINDS: dict[Any, _FieldKind] = {
+    ModelGroups: _ModelGroupsField(),
+    Arrays: _NamedArraysField(),
+    Integers: _IntegerVectorField(),
+    ScoreCounts: _ScoreCountsField(),
+}
+
+
 @functools.cache
-def _make_record_schema(record: type) -> dict[str, Any]:
-    """Return field name -> type of a record class: an array type, or a :class:`_ValueField` for other fields."""
-    schema: dict[str, Any] = {}
+def _make_record_schema(record: type) -> dict[str, _FieldKind]:
+    """Return field name -> kind of a record class's fields."""
+    schema: dict[str, _FieldKind] = {}
     for name, kind in typing.get_type_hints(record).items():
         optional = isinstance(kind, types.UnionType)
         inner = typing.get_args(kind)[0] if optional else _LISTS.get(kind, kind)
-        arrays = kind in (ModelGroups, Arrays, Integers, ScoreCounts)
-        schema[name] = kind if arrays else _ValueField(inner, kind in _LISTS, optional)
+        schema[name] = _ARRAY_KINDS.get(kind) or _ScalarOrListField(inner, kind in _LISTS, optional)
     return schema
-
-
-def _write_model_groups(
-    content: RecordDict, fields: ConfigRecord, name: str, groups: ModelGroups, written: WrittenArrays
-) -> None:
-    if (trunk := groups.trunk) is not None:
-        if id(trunk) not in written:
-            array = Array(dtype=groups.form, shape=trunk.shape, stype=RAW, data=pack_numbers(trunk, groups.form))
-            written[id(trunk)] = (trunk, array)
-        content[name] = record = ArrayRecord()  # which would copy an array that it is made from
-        record[_TRUNK] = written[id(trunk)][1]
-    if groups.norm is not None:
-        fields[f"{name}.norm"] = pack_numbers(groups.norm, "float32")
-    fields[f"{name}.classes"] = list(groups.head.class_names) if groups.head else []
-    if groups.head:
-        fields[f"{name}.weight"] = pack_numbers(groups.head.weight, "float32")
-        fields[f"{name}.bias"] = pack_numbers(groups.head.bias, "float32")
-
-
-def _read_arrays(fields: dict[str, Any], name: str) -> Arrays:
-    keys = fields.pop(f"{name}.names", None)
-    if not isinstance(keys, list) or not set(map(type, keys)) <= {str} or "/" in "".join(keys):
-        raise WireError(f"{name} must name its arrays.")
-    refuse_unprintable_names(keys, f"names of {name}", MOST_SITES)
-    arrays = dict[str, NDArray[np.float32]]()
-    for key in keys:
-        where = f"{name}/{key}"
-        values, shape = _decode_float32_bytes(fields.pop(where, None), where), fields.pop(f"{where}/shape", None)
-        if values is None or not isinstance(shape, list) or any(type(side) is not int or side < 0 for side in shape):
-            raise WireError(f"{where} must be float32 numbers with a shape.")
-        if len(shape) > MOST_DIMENSIONS:  # before they are multiplied: a million of them would take minutes
-            raise WireError(f"{where} announces {len(shape)} dimensions; no array has more than {MOST_DIMENSIONS}.")
-        if math.prod(shape) != len(values):
-            raise WireError(f"{where} announces shape {tuple(shape)} and has {len(values)} numbers.")
-        if np.isinf(values).any():
-            raise WireError(f"{where} holds infinite values.")
-        if (np.abs(values) > MOST_STATISTIC).any():  # NaN is "nothing to say"
-            raise WireError(
-                f"{where} holds values beyond {MOST_STATISTIC:g}, which nothing that a method tells can reach."
-            )
-        try:
-            arrays[key] = values.reshape(shape)
-        except ValueError as error:
-            raise WireError(f"{where} announces a shape that no array has: {tuple(shape)}.") from error
-    return arrays
-
-
-def _read_model_groups(content: RecordDict, fields: dict[str, Any], name: str) -> ModelGroups:
-    class_names = fields.pop(f"{name}.classes", None)
-    if not isinstance(class_names, list) or not set(map(type, class_names)) <= {str}:
-        raise WireError(f"class names of {name} must be a list of str.")
-    refuse_unprintable_names(class_names, f"class names of {name}")
-    norm = _decode_float32_bytes(fields.pop(f"{name}.norm", None), f"norm of {name}")
-    weight = _decode_float32_bytes(fields.pop(f"{name}.weight", None), f"weight of {name}")
-    bias = _decode_float32_bytes(fields.pop(f"{name}.bias", None), f"bias of {name}")
-    if (weight is not None) != bool(class_names) or (bias is not None) != bool(class_names):
-        raise WireError(f"{name} has head rows without class names, or class names without head rows.")
-    head = None
-    if weight is not None and bias is not None:
-        if not len(weight) or len(weight) % len(class_names):
-            raise WireError(f"head of {name}: {len(weight)} weights cannot be those of {len(class_names)} classes.")
-        try:
-            head = Head(tuple(class_names), weight.reshape(len(class_names), -1), bias)
-        except (ValueError, AssertionError) as error:
-            raise WireError(f"head of {name}: {error}.") from error
-    if name not in content:
-        return ModelGroups(None, norm, head, "float32")
-    record = content[name]
-    if not isinstance(record, ArrayRecord) or list(record) != [_TRUNK]:
-        raise WireError(f"the record {name} must hold one array, {_TRUNK}.")
-    array, where = record[_TRUNK], f"{_TRUNK} of {name}"
-    if array.stype != RAW or array.dtype not in FORMS:
-        raise WireError(f"{where} must be {', '.join(FORMS)} as {RAW}, not {array.dtype} as {array.stype}.")
-    form = array.dtype
-    one_length = len(array.shape) == 1 and type(array.shape[0]) is int
-    if not one_length or len(array.data) != count_packed_bytes(array.shape[0], form):
-        raise WireError(f"{where} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
-    try:
-        return ModelGroups(unpack_numbers(array.data, array.shape[0], form), norm, head, form)
-    except ValueError as error:
-        raise WireError(f"{where}: {error}.") from error
-
-
-def _read_integers(content: RecordDict, name: str) -> Integers:
-    record = content.get(name)
-    if not isinstance(record, ArrayRecord) or list(record) != [_VECTOR]:
-        raise WireError(f"the record {name} must hold one array, {_VECTOR}.")
-    array = record[_VECTOR]
-    if array.stype != RAW or array.dtype != "uint32" or len(array.shape) != 1:
-        raise WireError(f"{name} must be flat uint32 as {RAW}, not {array.dtype} as {array.stype}.")
-    if len(array.data) != 4 * array.shape[0]:
-        raise WireError(f"{name} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
-    return np.frombuffer(array.data, "<u4")
-
-
-def _read_counts(fields: dict[str, Any], name: str, record: str) -> ScoreCounts:
-    data, width = fields.pop(name, None), fields.pop(f"{name}/{WIDTH}", None)
-    if data == b"" and width is None:
-        return make_empty_score_counts()
-    if not isinstance(data, bytes) or type(width) is not int:
-        raise WireError(f"{record}.{name} must be the bytes of counts, with how many bytes each takes.")
-    try:
-        counts = unpack_counts(data, width)
-    except ValueError as error:
-        raise WireError(f"{record}.{name}: {error}.") from error
-    if counts.max(initial=0) > MOST_IMAGES:
-        raise WireError(f"{record}.{name} holds counts of more than {MOST_IMAGES:,} images.")
-    return counts
 
 
 def _decode_float32_bytes(data: Any, where: str) -> NDArray[np.float32] | None:

@@ -101,15 +101,15 @@ def split_message_into_objects(message: Message) -> tuple[Any, dict[str, bytes]]
     """
     contents = dict[str, bytes]()
 
-    def collect(part: Any) -> Any:
-        children = [collect(child) for child in (part.children or {}).values()]
+    def collect_objects(part: Any) -> Any:
+        children = [collect_objects(child) for child in (part.children or {}).values()]
         if part.object_id not in contents:
             contents[part.object_id] = part.deflate()
         return ObjectTree(object_id=part.object_id, children=children)
 
     with no_object_id_recompute():
         split_arrays_into_chunks(message)
-        tree = collect(message)
+        tree = collect_objects(message)
     set_message_id(message, tree.object_id)
     return tree, contents
 
@@ -153,7 +153,7 @@ def rebuild_message_from_objects(message_id: str, contents: Mapping[str, bytes |
     """
     try:
         rest = {name: bytes(content) for name, content in contents.items() if not _is_array_chunk(content)}
-        objects: dict[str, Any] = dict(_join_arrays(contents, rest, most))
+        objects: dict[str, Any] = dict(_join_array_chunks(contents, rest, most))
         message = inflate_object_from_contents(message_id, rest, keep_object_contents=True, objects=objects)
     except MessageTooLarge:
         raise
@@ -169,7 +169,7 @@ def rebuild_message_from_objects(message_id: str, contents: Mapping[str, bytes |
     return message
 
 
-def _join_arrays(
+def _join_array_chunks(
     contents: Mapping[str, bytes | memoryview], rest: Mapping[str, bytes], most: float
 ) -> Iterator[tuple[str, Array]]:
     room = most

@@ -147,7 +147,7 @@ class ModelGroups:
             raise WireError(f"a whole model has trunk, norm and head; there is no {quote_names(lacking)}.")
         return ModelState(self.trunk, self.norm, self.head)
 
-    def fill_missing_groups(self, others: "ModelGroups") -> "ModelGroups":
+    def fill_missing_model_groups(self, others: "ModelGroups") -> "ModelGroups":
         """Return a copy of these groups, with missing groups replaced by those of ``others``."""
         return ModelGroups(
             others.trunk if self.trunk is None else self.trunk,
@@ -169,7 +169,7 @@ def is_valid_run_name(run: str) -> bool:
     return re.fullmatch(r"[a-z0-9_][a-z0-9_-]{0,63}", run) is not None
 
 
-def check_head_rows(head: Head | None, class_names: Sequence[str]) -> None:
+def check_head_row_names(head: Head | None, class_names: Sequence[str]) -> None:
     """Check that a model's head has exactly the rows in ``class_names``, in that order.
 
     Secure aggregation relies on this check: sites compare the head rows that they received, and the compared rows must
@@ -302,7 +302,7 @@ class Request:
 
     def __post_init__(self) -> None:
         check_run_name(self.run)
-        check_head_rows(self.model.head, self.class_names)
+        check_head_row_names(self.model.head, self.class_names)
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ TEST_ROUND = 0
 
 
 @dataclass(frozen=True)
-class _StepRecord:
+class _MaskingStepRecord:
     run: Text
     round: RoundNumber
 
 
 @dataclass(frozen=True)
-class KeysRequest(_StepRecord):
+class KeysRequest(_MaskingStepRecord):
     """Request 1: asks a site for new public keys, by which the sites agree on masks in this round.
 
     Attributes:
@@ -46,7 +46,7 @@ class KeysRequest(_StepRecord):
 
 
 @dataclass(frozen=True)
-class KeysAnswer(_StepRecord):
+class KeysAnswer(_MaskingStepRecord):
     """Answer 1: a site's public keys, in a statement that the site signed.
 
     Attributes:
@@ -64,7 +64,7 @@ class KeysAnswer(_StepRecord):
 
 
 @dataclass(frozen=True)
-class SharesRequest(_StepRecord):
+class SharesRequest(_MaskingStepRecord):
     """Request 2: relays all sites' public keys, and asks a site to secret-share its private keys and mask seeds."""
 
     statements: tuple[bytes, ...]
@@ -77,7 +77,7 @@ class SharesRequest(_StepRecord):
 
 
 @dataclass(frozen=True)
-class SharesAnswer(_StepRecord):
+class SharesAnswer(_MaskingStepRecord):
     """Answer 2: shares of this site's secrets, for each other site in an encrypted letter.
 
     Attributes:
@@ -95,7 +95,7 @@ class SharesAnswer(_StepRecord):
 
 
 @dataclass(frozen=True)
-class MaskedRequest(_StepRecord):
+class MaskedRequest(_MaskingStepRecord):
     """Request 3: relays other sites' encrypted letters to a site, and asks for the site's masked update.
 
     Attributes:
@@ -112,7 +112,7 @@ class MaskedRequest(_StepRecord):
 
 
 @dataclass(frozen=True)
-class MaskedAnswer(_StepRecord):
+class MaskedAnswer(_MaskingStepRecord):
     """Answer 3: the masked update as one vector: trunk, batch normalisation, then head rows by class name.
 
     Attributes:
@@ -125,14 +125,14 @@ class MaskedAnswer(_StepRecord):
 
 
 @dataclass(frozen=True)
-class RevealRequest(_StepRecord):
+class RevealRequest(_MaskingStepRecord):
     """Request 4: asks a site for the shares that remove the masks from the sum of the survivors' updates."""
 
     survivors: SiteNames
 
 
 @dataclass(frozen=True)
-class RevealAnswer(_StepRecord):
+class RevealAnswer(_MaskingStepRecord):
     """Answer 4: shares of the survivors' own masks, and shares of the private keys of sites that dropped out.
 
     Attributes:

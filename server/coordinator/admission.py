@@ -14,7 +14,7 @@ from common.security.identity import (
     SiteConnectionKit,
     check_public_key,
     check_site_name,
-    is_same_key,
+    is_same_public_key,
     write_toml_section,
 )
 from common.system.toml import TomlSection, read_toml, validate_tables
@@ -83,7 +83,7 @@ def find_admission_faults(coordinator: CoordinatorFolder, request: SiteAdmission
     where = f"{request.site}.request"
     faults = []
     named = sites.get(request.site)
-    if named and not named.revoked and not is_same_key(named.public_key, request.public_key):
+    if named and not named.revoked and not is_same_public_key(named.public_key, request.public_key):
         remedy = f"If this is the same hospital with a new key: flwr-server revoke {coordinator.folder} {request.site}"
         faults.append(Fault(where, f'the name "{request.site}" is taken by another key.', remedy))
     alphabets = {unicodedata.name(letter, "UNKNOWN").split()[0] for letter in request.site if letter.isalpha()}
@@ -94,8 +94,8 @@ def find_admission_faults(coordinator: CoordinatorFolder, request: SiteAdmission
         if site.site != request.site and site.site.casefold() == request.site.casefold():
             problem = f'its name differs from the admitted site "{site.site}" in capitals only.'
             faults.append(Fault(where, problem, "The site takes another name: flwr-client init."))
-        same = is_same_key(site.public_key, request.public_key)
-        revoked = (same and site.revoked) or any(is_same_key(key, request.public_key) for key in site.old_keys)
+        same = is_same_public_key(site.public_key, request.public_key)
+        revoked = (same and site.revoked) or any(is_same_public_key(key, request.public_key) for key in site.old_keys)
         if revoked or (same and site.site != request.site):
             problem = f'its key was {"revoked" if revoked else "admitted"} under the name "{site.site}".'
             faults.append(Fault(where, problem, "The site makes a new key: another folder, flwr-client init."))

@@ -31,8 +31,8 @@ from common.metrics.pooled import (
     PooledClassMetrics,
     SiteSampleIntervals,
     SummedScoreHistogram,
-    estimate_from_sampled_sites,
-    pool_site_histograms,
+    compute_pooled_metrics,
+    estimate_sampled_site_intervals,
     sum_site_histograms,
 )
 from common.metrics.score_histograms import ScoreHistogram, compute_score_histogram
@@ -229,7 +229,7 @@ def _add_histogram_metrics(
     points = choose_operating_points(chosen_on, tested, coordinator.plan.evaluation.sensitivity)
     # In a simulation the sites may test on the same images, which are not as many as they seem.
     generator = np.random.default_rng(derive_seed(coordinator.plan.run.seed, "pooled intervals")) if real else None
-    of_all = pool_site_histograms(sums, owners, generator)
+    of_all = compute_pooled_metrics(sums, owners, generator)
     if own is None and masked_sums and of_all:
         test = summarise_test_results(
             {name: compute_class_metrics_from_sums(of_all.per_class.get(name)) for name in contract.class_names},
@@ -300,7 +300,7 @@ def _estimate_site_sample_intervals(
                 values[name][site] = metrics.auroc
     owners = {name: contract.annotating_sites(name) for name in contract.class_names}
     shares = {name: len(drawn.intersection(sites)) / len(sites) for name, sites in owners.items()}
-    return estimate_from_sampled_sites(values, shares, len(drawn), every)
+    return estimate_sampled_site_intervals(values, shares, len(drawn), every)
 
 
 def _convert_to_class_metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:

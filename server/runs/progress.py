@@ -14,7 +14,7 @@ from rich.text import Text
 
 from common.system.plain_text import format_count_with_noun, format_duration
 from common.system.terminal import (
-    PlainConsole,
+    EscapingConsole,
     ProgressFormat,
     choose_progress_format,
     make_event_printer,
@@ -172,7 +172,7 @@ class RunProgressEvents(SilentRunProgress):
 def choose_event_printer(form: ProgressFormat) -> Tell | None:
     """Return the function that prints events to standard error in this form; None for forms without events."""
     if form is ProgressFormat.lines:
-        print_line = make_event_printer(PlainConsole(stderr=True))
+        print_line = make_event_printer(EscapingConsole(stderr=True))
         return lambda line, event: print_line(line) if line else None
     if form is ProgressFormat.json:
         print_object = make_json_printer(sys.stderr)

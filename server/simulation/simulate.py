@@ -28,7 +28,7 @@ from common.models.zoo.registry import describe_missing_batch_norm, find_plugin_
 from common.simulation import (
     POOLED,
     SimulatedData,
-    clear_data_cache,
+    clear_simulated_data_cache,
     load_simulated_data,
     load_undivided_data,
     open_simulation_image_store,
@@ -118,7 +118,7 @@ class SimulationBackend:
         Raises:
             BadInput: With every fault.
         """
-        clear_data_cache()
+        clear_simulated_data_cache()
         self.method, self.data = check_simulation_experiment(self.file, self.tell)
         self.external = read_external_test_set(self.file, self.data, self.tell)
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.errors import BadInput, Fault
-from common.models.gpu import without_multi_gpu_batches
+from common.models.gpu import disable_multi_gpu_batches
 from common.models.network import SplitNetwork
 from strategies.privacy.noise import NoiseSource
 
@@ -146,7 +146,7 @@ def record_per_image_gradients(network: SplitNetwork) -> Iterator[list[nn.Parame
     hooked = None
     try:
         hooked = GradSampleModule(network, loss_reduction="sum", strict=False)  # pixel statistics are buffers
-        with without_multi_gpu_batches(network.backbone), warnings.catch_warnings():
+        with disable_multi_gpu_batches(network.backbone), warnings.catch_warnings():
             # The first layer's input has no gradient, and needs none.
             warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
             # Opacus has no fast rule for attention inside an unknown layer; the result is correct but slow.

@@ -24,11 +24,11 @@ from client.preview.attack.counts import (
 )
 from client.preview.attack.coverage import BY_FIELD, BY_STATISTIC
 from client.preview.attack.images import attack_by_imprinting
-from client.preview.attack.membership import attack_by_likelihood_ratio, attack_by_matched_filter
-from client.preview.attack.patients import list_pictures_to_locate, locate_pictures, locate_pictures_by_failure
+from client.preview.attack.membership import infer_membership_by_lira, infer_membership_by_matched_filter
+from client.preview.attack.patients import infer_parts_by_failing_model, infer_parts_of_pictures, join_pictures_of_parts
 from client.preview.attack.suite import (
     ATTACKS,
-    attacks_as_json,
+    attack_results_as_json,
     draw_patient_disjoint_sets,
     run_attacks,
     write_attack_page,
@@ -156,11 +156,11 @@ def auroc(attempt: AttackResult) -> float:
 
 def test_who_has_an_image_sees_its_part_in_an_update_of_one_step(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted")
-    attempt = sought_by(attack_by_matched_filter, site)
+    attempt = sought_by(infer_membership_by_matched_filter, site)
     assert (figures(attempt), auroc(attempt)) == ((16, 16), 1)
     assert attempt.by_chance < 8
     few = replace(site, train=site.train.select_rows(np.arange(1)))  # a hospital with one patient attacks itself too
-    assert figures(sought_by(attack_by_matched_filter, few)) == (0, 1)
+    assert figures(sought_by(infer_membership_by_matched_filter, few)) == (0, 1)
 
 
 def test_noise_hides_an_image_in_an_update_of_one_step(tmp_path: Path) -> None:
@@ -168,11 +168,11 @@ def test_noise_hides_an_image_in_an_update_of_one_step(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).mkdir()
     sites = [hospital(tmp_path / name, "private") for name in "abc"]
-    assert np.mean([auroc(sought_by(attack_by_matched_filter, site)) for site in sites]) < 0.9
+    assert np.mean([auroc(sought_by(infer_membership_by_matched_filter, site)) for site in sites]) < 0.9
 
 
 def test_shadow_models_tell_members_of_a_model_that_memorised_them(tmp_path: Path) -> None:
-    assert auroc(sought_by(attack_by_likelihood_ratio, hospital(tmp_path, "trusted"))) > 0.7
+    assert auroc(sought_by(infer_membership_by_lira, hospital(tmp_path, "trusted"))) > 0.7
 
 
 def test_labels_that_a_site_hides_do_not_hide_its_images(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_labels_that_a_site_hides_do_not_hide_its_images(tmp_path: Path) -> None
     labels[4:, 2] = 0
     labels[(labels[:, :2] == 0).all(axis=1), 0] = 1  # images that show hidden classes alone are not trained on
     site = replace(site, train=replace(site.train, labels=labels))
-    assert figures(sought_by(attack_by_matched_filter, site)) == (16, 16)
+    assert figures(sought_by(infer_membership_by_matched_filter, site)) == (16, 16)
 
 
 def test_members_and_strangers_are_other_patients() -> None:
@@ -210,8 +210,8 @@ def test_single_persons(
     site = hospital(tmp_path, level)
     train, strangers = site.train.select_rows(np.arange(20)), site.train.select_rows(np.arange(20, 24))
     parts = {"train": train.select_rows(np.arange(4)), "test": site.test.select_rows(np.arange(4))}
-    pictures = list_pictures_to_locate(strangers, site.validation, **parts)
-    attempt = locate_pictures(adversary(copy_site_with_images(site, train=train)), pictures)
+    pictures = join_pictures_of_parts(strangers, site.validation, **parts)
+    attempt = infer_parts_of_pictures(adversary(copy_site_with_images(site, train=train)), pictures)
     assert attempt.of == 12
     assert least <= attempt.recovered <= most
 
@@ -223,8 +223,8 @@ def test_models_that_fail_on_one_picture(level: Level, expected: int, tmp_path: 
     few, others = np.arange(10), site.train.select_rows(np.arange(20, 48))
     parts = {part: getattr(site, part).select_rows(few) for part in ("train", "validation", "test")}
     pictures = {part: parts[part].select_rows(few[:1]) for part in ("validation", "test")}
-    sought = list_pictures_to_locate(others.select_rows(few[:1]), others, **pictures)
-    attempt = locate_pictures_by_failure(adversary(replace(site, **parts)), sought)
+    sought = join_pictures_of_parts(others.select_rows(few[:1]), others, **pictures)
+    attempt = infer_parts_by_failing_model(adversary(replace(site, **parts)), sought)
     assert (figures(attempt), attempt.by_chance) == ((expected, 2), 0)
 
 
@@ -251,7 +251,7 @@ def test_all_attacks_make_a_page_and_are_in_the_json(tmp_path: Path) -> None:
     results = list(run_attacks(site, plan))
     assert {attempt.name for attempt in results} == set(ATTACKS)
     write_attack_page(site, plan, results, tmp_path / "attack.html")
-    tree = json.loads(json.dumps(attacks_as_json(site, plan, results)))
+    tree = json.loads(json.dumps(attack_results_as_json(site, plan, results)))
     assert [row["name"] for row in tree["attacks"]] == [attempt.name for attempt in results]
 
 

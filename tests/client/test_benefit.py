@@ -79,7 +79,7 @@ def test_nothing_leaves_and_the_hospital_sees_it(
 def test_a_gate_stops_figures_that_the_policy_forbids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at, of = site(tmp_path, smallest_count=0), asking()
     figures = reply(at, of)
-    monkeypatch.setattr("client.app.compare_with_training_alone", lambda site, request: figures)
+    monkeypatch.setattr("client.app.compare_with_local_only_training", lambda site, request: figures)
     other = replace(at, folder=tmp_path / "other", policy=SitePolicy(test_metrics=False))
     refused = compared(other, of)
     assert "policy.test_metrics" in refused.error.reason
@@ -130,7 +130,7 @@ def test_a_killed_site_goes_on_from_the_round_that_it_had_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = reply(site(tmp_path / "whole", smallest_count=0), asking())
-    trains, done = home_training.train_through_layers, list[int]()
+    trains, done = home_training.train_with_privacy_layers, list[int]()
 
     def dying(at: Site, request: TrainRequest) -> Any:
         if len(done) == 2:
@@ -139,7 +139,7 @@ def test_a_killed_site_goes_on_from_the_round_that_it_had_finished(
         done.append(request.round)
         return trains(at, request)
 
-    monkeypatch.setattr(home_training, "train_through_layers", dying)
+    monkeypatch.setattr(home_training, "train_with_privacy_layers", dying)
     at = site(tmp_path / "killed", smallest_count=0)
     with pytest.raises(Killed):
         compared(at, asking())

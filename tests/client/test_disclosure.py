@@ -17,7 +17,7 @@ from client.site.disclosure import find_hidden_classes
 from client.site.policy import SitePolicy
 from client.site.settings import load_site, read_site_settings
 from client.site.site import Site
-from client.training.layers import evaluate_through_layers, train_through_layers
+from client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
 from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
@@ -105,8 +105,8 @@ def test_few_patients_are_no_site_and_answer_nothing_without_a_roll_call_either(
     first = beginning(of, NAMES[:1])
     for ask in (
         lambda: answer(at),
-        lambda: train_through_layers(at, request(of, first)),
-        lambda: evaluate_through_layers(at, evaluation(of, first, 1, 0, -1)),
+        lambda: train_with_privacy_layers(at, request(of, first)),
+        lambda: evaluate_with_privacy_layers(at, evaluation(of, first, 1, 0, -1)),
     ):
         with pytest.raises(BadInput, match="fewer than 10 patients"):
             ask()
@@ -118,7 +118,7 @@ def test_counts_are_rounded_down_and_the_site_weighs_by_what_it_answer(tmp_path:
     assert (reply.train_samples, reply.validation_samples, reply.patients) == (75, 75, 75)
     assert (reply.positives, reply.negatives) == ((20, 20, 30), (55, 50, 45))
     of = plan("fedavg", {})
-    assert train_through_layers(at, request(of, beginning(of, NAMES[:3]))).train_samples == 75
+    assert train_with_privacy_layers(at, request(of, beginning(of, NAMES[:3]))).train_samples == 75
 
 
 def test_of_few_patients_in_a_part_or_a_class_no_figure_is_told(tmp_path: Path) -> None:
@@ -126,15 +126,15 @@ def test_of_few_patients_in_a_part_or_a_class_no_figure_is_told(tmp_path: Path) 
     at = replace(site(tmp_path, many, few), validation=few)
     assert answer(at).validation_samples == UNKNOWN_COUNT
     of = plan("fedavg", {})
-    reply = train_through_layers(at, request(of, beginning(of, NAMES[:2])))
+    reply = train_with_privacy_layers(at, request(of, beginning(of, NAMES[:2])))
     assert (reply.validation_loss, reply.validation_auroc) == (None, None)
-    tested = evaluate_through_layers(at, evaluation(of, beginning(of, NAMES[:2]), 1, 1, -1))
+    tested = evaluate_with_privacy_layers(at, evaluation(of, beginning(of, NAMES[:2]), 1, 1, -1))
     assert (tested.positives, tested.negatives) == ((UNKNOWN_COUNT,) * 2, (UNKNOWN_COUNT,) * 2)
     assert np.isnan([*tested.auroc, *tested.average_precision, *tested.balanced_accuracy]).all()
     labels = one_class_an_image([20, 3, 30])
     labels[:10, 2] = 1  # so that classes do not add up
     at = site(tmp_path, image_set(labels))
-    tested = evaluate_through_layers(at, evaluation(of, beginning(of, NAMES[:3]), 1, 1, -1))
+    tested = evaluate_with_privacy_layers(at, evaluation(of, beginning(of, NAMES[:3]), 1, 1, -1))
     assert tested.histogram_classes == ("a", "c")
     assert tested.positives == (20, UNKNOWN_COUNT, 40)
     assert [bool(np.isnan(value)) for value in tested.auroc] == [False, True, False]
@@ -163,7 +163,7 @@ def test_a_statistic_that_rests_on_few_patients_is_not_told(method: str, tmp_pat
     of = plan(method, TELLING[method])
     keys = [{"smallest_count": count, "train_hidden_classes": True} for count in (0, 10)]
     sites = [site(tmp_path / str(number), image_set(labels), **policy) for number, policy in enumerate(keys)]
-    every, released = (train_through_layers(at, request(of, beginning(of, ("a", "b")))).statistics for at in sites)
+    every, released = (train_with_privacy_layers(at, request(of, beginning(of, ("a", "b")))).statistics for at in sites)
     assert set(every) == set(released)
     positives_of_a = {"prototypes": (0, 1), "relations": (0,), "indicators": (0, 1)}  # of 4 patients
     for name, array in every.items():
@@ -177,7 +177,7 @@ def test_every_method_that_tells_something_is_tested_here_or_tells_nothing(tmp_p
     for name in sorted(set(STRATEGIES) - set(TELLING) - {"centralised", "server_only"}):
         of = plan(name, {})
         at = site(tmp_path / name, image_set(one_class_an_image([20, 20])), smallest_count=0)
-        assert train_through_layers(at, request(of, beginning(of, ("a", "b")))).statistics == {}
+        assert train_with_privacy_layers(at, request(of, beginning(of, ("a", "b")))).statistics == {}
 
 
 def visible(counts: Sequence[int], smallest: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:

@@ -233,7 +233,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
             sum(range(1000))
         raise AssertionError("nobody stopped it")
 
-    monkeypatch.setattr(site_app, "train_through_layers", training)
+    monkeypatch.setattr(site_app, "train_with_privacy_layers", training)
 
 
 def test_work_that_takes_too_long_is_stopped_by_the_site_itself(
@@ -326,7 +326,9 @@ def test_which_plans_are_too_large_says_no_more_of_the_number_of_images_than_the
         text = text_of(ORDINARY, {"model.image_size": size, "training.batch_size": 4096})
         fields = {"plan": text, "wire.version": WIRE_VERSION}
         allowed = [
-            decide_on_request(policy, work).allowed for at in (least, most) if (work := read_requested_work(fields, at))
+            decide_on_request(policy, work).is_allowed
+            for at in (least, most)
+            if (work := read_requested_work(fields, at))
         ]
         assert allowed[0] == allowed[1], size
         verdicts += allowed

@@ -130,7 +130,7 @@ def test_what_says_more_than_method_and_policy_allow_is_made_and_not_sent(
 ) -> None:
     """A defect, or somebody's change, in what makes a reply."""
     at, counted = under(tmp_path, **policy), rule in ("policy.label_counts", "policy.smallest_count")
-    maker, ask = ("answer_roll_call", called) if counted else ("train_through_layers", trained)
+    maker, ask = ("answer_roll_call", called) if counted else ("train_with_privacy_layers", trained)
     make = getattr(site_app, maker)
     monkeypatch.setattr(site_app, maker, lambda *arguments, **more: change(make(*arguments, **more)))
     assert ask(at, of).error.reason.startswith(f"does not send this: {rule}: ")
@@ -178,7 +178,7 @@ def test_an_error_at_the_site_is_a_line_with_its_kind_alone(tmp_path: Path, monk
     def failing(*arguments: object) -> None:
         raise OSError("/images/doe.png")
 
-    monkeypatch.setattr(site_app, "train_through_layers", failing)
+    monkeypatch.setattr(site_app, "train_with_privacy_layers", failing)
     at = under(tmp_path)
     with pytest.raises(OSError, match="doe"):
         trained(at, SURGICAL)

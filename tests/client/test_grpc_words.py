@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable
-from client.connection.fleet_client import FleetClient, RunOver
+from client.connection.fleet_client import FleetClient, RunAlreadyEnded
 from common.security.call_signatures import ANOTHER_PROCESS
 from common.system.plain_text import MOST_WORDS, is_plain_text
 from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
@@ -66,7 +66,7 @@ def asking(answer: Any, coordinator: CoordinatorFolder) -> Iterator[FleetClient]
     ("code", "before", "raised"),
     [
         *((code, "", CoordinatorUnreachable) for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS)),
-        (grpc.StatusCode.PERMISSION_DENIED, "", RunOver),
+        (grpc.StatusCode.PERMISSION_DENIED, "", RunAlreadyEnded),
         (grpc.StatusCode.UNAUTHENTICATED, ANOTHER_PROCESS, ConnectionNotAccepted),
         (grpc.StatusCode.UNAUTHENTICATED, "", ConnectionNotAccepted),
         (grpc.StatusCode.ALREADY_EXISTS, "", CoordinatorUnreachable),

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.app import count_training_labels
-from client.benefit.compare import FOLDER, compare_with_training_alone
+from client.app import count_training_images_per_class
+from client.benefit.compare import FOLDER, compare_with_local_only_training
 from client.site.site import Site
-from client.training.layers import evaluate_through_layers
+from client.training.layers import evaluate_with_privacy_layers
 from client.training.task import prepare_local_task
 from common.config import HospitalPlan
 from common.wire.records import TrainRequest
@@ -104,7 +104,7 @@ def test_what_a_hospital_says_of_itself_counts_only_images_that_an_update_withou
         (
             site.train_samples,
             len(site.reported_training_images),
-            (count_training_labels(site, 1), count_training_labels(site, 0)),
+            (count_training_images_per_class(site, 1), count_training_images_per_class(site, 0)),
             sorted(set(site.reported_training_images.patients)),
         )
         for site in (at, without)
@@ -128,7 +128,7 @@ def test_models_of_a_comparison_whose_figures_leave_do_not_depend_on_hidden_labe
         policy = {"epsilon": 8.0, "metrics_outside_privacy": leaves}
         at = hospital(tmp_path / str(shown), CLASSES, labels, **policy)
         assert at.hidden_classes("train") == {"c", "d"}
-        compare_with_training_alone(at, benefit_request(of, first, first, 4, 4))
+        compare_with_local_only_training(at, benefit_request(of, first, first, 4, 4))
         folders = [at.folder / FOLDER / name for name in ("model", "fine-tuned")]
         models.append([path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.safetensors"))])
     assert len(models[0]) == 2
@@ -180,7 +180,7 @@ def test_no_figure_that_leaves_depends_on_labels_of_hidden_classes_that_are_trai
     for shown in (1, 3):
         at = hospital(tmp_path / str(shown), CLASSES, several_classes_an_image(4, shown), train_hidden_classes=True)
         assert at.hidden_classes("validation") == at.hidden_classes("test") == {"c", "d"}
-        replies.append(evaluate_through_layers(at, evaluation(of, first, 1, 0, -1)))
+        replies.append(evaluate_with_privacy_layers(at, evaluation(of, first, 1, 0, -1)))
         assert replies[-1].validation_loss
     few, more = (
         (reply.validation_loss, reply.validation_auroc, reply.class_names, reply.auroc[:2], reply.validation_classes)

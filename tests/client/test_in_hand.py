@@ -54,41 +54,41 @@ def test_a_pending_message_outlives_the_process(
     received: bytes, attempt: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("state") / "in-hand"
-    PendingMessage(path).write(b"an earlier one, and longer", 2)
-    PendingMessage(path).write(received, attempt)
-    assert PendingMessage(path).read() == (attempt, received)
+    PendingMessage(path).store_message(b"an earlier one, and longer", 2)
+    PendingMessage(path).store_message(received, attempt)
+    assert PendingMessage(path).read_message() == (attempt, received)
 
 
 def test_what_is_done_is_forgotten_and_may_be_forgotten_again(tmp_path: Path) -> None:
     pending = PendingMessage(tmp_path / "state" / "in-hand")
-    assert pending.read() is None
-    pending.write(b"train")
-    assert pending.read() == (0, b"train")  # no work on it has begun
-    pending.remove()
-    pending.remove()
-    assert pending.read() is None
+    assert pending.read_message() is None
+    pending.store_message(b"train")
+    assert pending.read_message() == (0, b"train")  # no work on it has begun
+    pending.remove_message()
+    pending.remove_message()
+    assert pending.read_message() is None
     assert list((tmp_path / "state").iterdir()) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"\1"])
 def test_a_file_without_a_message_counts_for_nothing(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "in-hand").write_bytes(content)
-    assert PendingMessage(tmp_path / "in-hand").read() is None
+    assert PendingMessage(tmp_path / "in-hand").read_message() is None
 
 
 def test_a_process_killed_while_it_takes_a_message_leaves_the_one_before_whole(tmp_path: Path) -> None:
     pending = PendingMessage(tmp_path / "in-hand")
-    pending.write(b"first, and longer", 2)
+    pending.store_message(b"first, and longer", 2)
 
     def die_while_writing() -> None:
         os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
-        pending.write(b"second")
+        pending.store_message(b"second")
 
     process = multiprocessing.get_context("fork").Process(target=die_while_writing)
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    assert pending.read() == (2, b"first, and longer")
+    assert pending.read_message() == (2, b"first, and longer")
 
 
 ARCHIVE = io.BytesIO()
@@ -209,7 +209,7 @@ class Hospital:
             settings, kit, load_site(settings), self.lines.append, ClientStatus("north"), self._app
         )
         with pytest.raises((ConnectionNotAccepted, SystemExit, Killed)) as ended:
-            service.run()
+            service.run_message_loop()
         return getattr(ended.value, "exit_code", ClientExitCode.STOPPED)
 
     def _app(self, *_: object) -> ClientApp:
@@ -225,7 +225,7 @@ class Hospital:
 
     @property
     def left(self) -> tuple[int, bytes] | None:
-        return PendingMessage(self.folder / "state" / "in-hand").read()
+        return PendingMessage(self.folder / "state" / "in-hand").read_message()
 
     @property
     def reply(self) -> Message:

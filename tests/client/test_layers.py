@@ -15,10 +15,10 @@ from client.training.layers import (
     FailureHidingLayer,
     UpdateClippingLayer,
     UpdateCompressionLayer,
-    make_site_layers,
+    make_privacy_layers,
 )
 from client.training.privacy import PrivacyBudgetLayer
-from client.training.secure_aggregation import HeldUpdates, SiteMaskingLayer
+from client.training.secure_aggregation import HeldUpdateStore, SiteMaskingLayer
 from common.config import HospitalPlan
 from common.wire.codec import decode_record, encode_record
 from common.wire.records import RollCall, RollCallAnswer
@@ -31,7 +31,7 @@ NOISY_UPDATE, NOISY_STEPS = ({"level": level, "noise_multiplier": 1.0} for level
 
 
 def names(at: Site, of: HospitalPlan) -> list[str]:
-    layers = make_site_layers(at, of, build_site_method(of), HeldUpdates(lambda text: None))
+    layers = make_privacy_layers(at, of, build_site_method(of), HeldUpdateStore(lambda text: None))
     return [type(layer).__name__ for layer in layers]
 
 

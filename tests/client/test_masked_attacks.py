@@ -14,8 +14,8 @@ import torch
 from client.site.memory import RoundStateFolder, SiteRoundState
 from client.site.site import Site
 from client.training import local_round
-from client.training.figures import DisclosableMetrics
-from client.training.layers import train_through_layers
+from client.training.figures import DisclosableMetricsComputer
+from client.training.layers import train_with_privacy_layers
 from client.training.secure_aggregation import hash_request_parts
 from client.training.task import LocalTask
 from common.config import HospitalPlan
@@ -366,7 +366,7 @@ def memory(site: Site) -> RoundStateFolder:
 
 
 def settle(site: Site) -> None:
-    memory(site).mark_round_settled(1, memory(site).hash_round_state(1))
+    memory(site).mark_round_settled(1, memory(site).read_round_state_hash(1))
 
 
 def test_two_attempts_at_a_round_that_other_hospitals_opened_are_two_pasts(tmp_path: Path) -> None:
@@ -434,7 +434,7 @@ def test_sites_with_other_pasts_state_it(
     here, of, statements = Hospitals(tmp_path), masked_plan("pfl"), set()
     for name, site in here.sites.items():
         first = here.train_request(of, name)
-        memory(site).write_state(SiteRoundState(round=1, parts=ModelGroups(head=first.model.head)))
+        memory(site).store_state_of_round(SiteRoundState(round=1, parts=ModelGroups(head=first.model.head)))
         settle(site)
         if name in again:
             assert here.send(name, "train", with_dead_rows(first), TrainReply) is not None
@@ -512,7 +512,7 @@ def test_a_masked_update_that_is_longer_than_a_number_is_zero_and_no_error(tmp_p
     bare = far.model_copy(update={"privacy": plan("vanilla").privacy})
     # The control: this is what would be masked.
     control = replace(victim, folder=tmp_path / "control", policy=unmasked)
-    update = train_through_layers(control, leaning(here.train_request(bare, VICTIM))).update
+    update = train_with_privacy_layers(control, leaning(here.train_request(bare, VICTIM))).update
     assert np.isneginf(update.head.bias[0])
     assert not here.opened(far, change=of_training(leaning)).integers.any()
     assert here.refusals == []
@@ -523,8 +523,8 @@ def test_a_masked_update_that_is_longer_than_a_number_is_zero_and_no_error(tmp_p
     [
         (local_round, "train_local_epochs", OTHERS, "nothing of this round is in the update"),
         (local_round, "warm_up_head", OTHERS, "nothing of this round is in the update"),
-        (LocalTask, "validate", NAMES, "the model could not be judged"),
-        (DisclosableMetrics, "count_test_images", NAMES, "the model could not be judged"),
+        (LocalTask, "validate_current_network", NAMES, "the model could not be judged"),
+        (DisclosableMetricsComputer, "count_correct_test_images", NAMES, "the model could not be judged"),
     ],
     ids=["train_local_epochs", "warm_up", "validated", "test_counts"],
 )

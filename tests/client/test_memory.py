@@ -25,7 +25,7 @@ def kept_rounds(folder: Path) -> list[int]:
 
 
 def test_what_was_kept_comes_back_whole_without_what_a_kill_left_half_written(tmp_path: Path) -> None:
-    RoundStateFolder(tmp_path).write_state(memory(3))
+    RoundStateFolder(tmp_path).store_state_of_round(memory(3))
     (tmp_path / ".round-000004.safetensors.4194305-1.part").write_bytes(b"half")
     back = RoundStateFolder(tmp_path).read_last_counted_state(counted=3)
     assert [path.name for path in tmp_path.iterdir()] == ["round-000003.safetensors"]
@@ -48,7 +48,7 @@ def test_the_round_that_counted_is_recalled_and_others_are_forgotten(
 ) -> None:
     folder = RoundStateFolder(tmp_path)
     for server_round in rounds:
-        folder.write_state(memory(server_round))
+        folder.store_state_of_round(memory(server_round))
     assert folder.read_last_counted_state(counted, forget=forget).round == counted
     assert kept_rounds(tmp_path) == left
     assert folder.read_last_counted_state(3).round == 3
@@ -65,13 +65,13 @@ def test_before_the_first_round_and_where_nothing_is_stored_there_is_no_memory(
 
 def test_a_lost_memory_is_refused_by_name_until_the_site_begins_anew(tmp_path: Path) -> None:
     folder = RoundStateFolder(tmp_path / "memory" / "run")
-    folder.write_state(memory(2))  # of a copy that is older than the checkpoint
+    folder.store_state_of_round(memory(2))  # of a copy that is older than the checkpoint
     with pytest.raises(LostRoundState, match=r"after round 3 is missing: memory/run/round-000003.safetensors"):
         folder.read_last_counted_state(3, expected=True)
     (tmp_path / "memory" / "run" / "round-000003.safetensors").write_bytes(b"cut off")
     with pytest.raises(LostRoundState, match="after round 3 is damaged"):
         folder.read_last_counted_state(3)
-    folder.write_empty_state(3)
+    folder.store_empty_state(3)
     anew = folder.read_last_counted_state(3, expected=True)
     assert (anew.round, anew.best_round, repr(anew.parts), dict(anew.optimizer)) == (0, -1, repr(ModelGroups()), {})
 
@@ -112,7 +112,7 @@ def test_the_oldest_memories_go_where_room_is_short(run: str, room: dict[str, in
 def test_a_state_under_the_name_of_another_run_site_or_round_is_refused(
     run: str, site: str, server_round: int, problem: str, tmp_path: Path
 ) -> None:
-    RoundStateFolder(tmp_path / "copied" / run, site).write_state(memory(server_round))
+    RoundStateFolder(tmp_path / "copied" / run, site).store_state_of_round(memory(server_round))
     place = tmp_path / "memory" / "run"
     place.mkdir(parents=True)
     copied = tmp_path / "copied" / run / f"round-{server_round:06d}.safetensors"

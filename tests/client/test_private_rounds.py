@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from client.app import answer_roll_call
-from client.connection.status import ClientStatus, format_status
+from client.connection.status import ClientStatus, format_client_status
 from client.gate.incoming_request import RequestTimeExceeded, hash_plan
 from client.site.memory import RoundStateFolder, SiteRoundState
 from client.site.policy import SitePolicy
 from client.site.site import Site
-from client.training.layers import evaluate_through_layers, train_through_layers
+from client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
 from client.training.privacy import PrivacyBudgetLedger, make_privacy_status, open_privacy_ledger
 from common.config import HospitalPlan
 from common.data.base.image_set import ImageSet
@@ -43,7 +43,7 @@ def private_site(folder: Path, **policy: Any) -> Site:
 
 
 def first_round(at: Site, of: HospitalPlan, server_round: int = 1) -> TrainReply:
-    return train_through_layers(at, request(of, server_round=server_round, counted=server_round - 1))
+    return train_with_privacy_layers(at, request(of, server_round=server_round, counted=server_round - 1))
 
 
 def entries(folder: Path) -> int:
@@ -139,12 +139,12 @@ def test_a_site_stops_before_its_budget_is_exceeded_over_all_runs(tmp_path: Path
     call = RollCall("another-run", of.model_dump_json())
     answer_roll_call(at, call)
     last = replace(request(of), run="another-run")
-    epsilon = train_through_layers(at, last).epsilon
+    epsilon = train_with_privacy_layers(at, last).epsilon
     with pytest.raises(BadInput, match="this site allows"):
         first_round(at, of, 2)
     with pytest.raises(BadInput, match="It takes no further part"):
         answer_roll_call(at, call)
-    assert train_through_layers(at, last).epsilon == epsilon  # paid for before
+    assert train_with_privacy_layers(at, last).epsilon == epsilon  # paid for before
     assert entries(tmp_path) == 2
 
 
@@ -152,7 +152,7 @@ def test_a_site_stops_before_its_budget_is_exceeded_over_all_runs(tmp_path: Path
 def test_losses_and_test_results_stay_at_home_unless_the_policy_says_otherwise(outside: bool, tmp_path: Path) -> None:
     of, at = noisy(), private_site(tmp_path, metrics_outside_privacy=outside)
     reply = first_round(at, of)
-    tested = evaluate_through_layers(at, evaluation(of, beginning(of), 1, 1, -1))
+    tested = evaluate_with_privacy_layers(at, evaluation(of, beginning(of), 1, 1, -1))
     figures = (reply.train_loss, reply.validation_loss, reply.validation_auroc, tested.validation_loss)
     assert [value is not None for value in figures] == [outside] * 4
     assert bool(tested.class_names) is outside
@@ -163,7 +163,7 @@ def test_that_training_diverged_is_told_by_nothing_that_noise_does_not_cover(lev
     of = changed_plan(noisy(level), training={"lr": 1e30})
     received = beginning(of)
     received.head.weight[:] = 1e30  # the logits overflow, and with them every loss
-    reply = train_through_layers(private_site(tmp_path), request(of, received))
+    reply = train_with_privacy_layers(private_site(tmp_path), request(of, received))
     assert (reply.seconds, reply.train_loss) == (0.0, None)
     if level == "update":
         assert all(np.isfinite(array).all() for array in reply.update.to_named_arrays().values())
@@ -180,7 +180,7 @@ def test_the_status_says_what_is_spent_and_of_what(tmp_path: Path) -> None:
     first_round(at, noisy())
     assert make_privacy_status(at) == {"epsilon": cost(), "delta": 1e-5, "budget": 40.0}
     status = asdict(ClientStatus("north", privacy=make_privacy_status(at)))
-    assert f"epsilon {cost():.2f} of 40 at delta 1e-05" in format_status(status)
+    assert f"epsilon {cost():.2f} of 40 at delta 1e-05" in format_client_status(status)
 
 
 def second_round(at: Site, monkeypatch: pytest.MonkeyPatch, *, killed: bool) -> Mapping[str, NDArray[np.float32]]:
@@ -191,10 +191,10 @@ def second_round(at: Site, monkeypatch: pytest.MonkeyPatch, *, killed: bool) -> 
     )
     with monkeypatch.context() as patched:
         if killed:
-            patched.setattr(PrivacyBudgetLedger, "write_cost", kill)
+            patched.setattr(PrivacyBudgetLedger, "write_privacy_cost", kill)
         with pytest.raises(Killed) if killed else nullcontext():
-            train_through_layers(at, request(of))
-    return train_through_layers(at, request(of, server_round=2, counted=1)).update.to_named_arrays()
+            train_with_privacy_layers(at, request(of))
+    return train_with_privacy_layers(at, request(of, server_round=2, counted=1)).update.to_named_arrays()
 
 
 def kill(*arguments: Any, **more: Any) -> None:
@@ -206,9 +206,9 @@ def test_no_round_goes_on_from_one_whose_cost_was_not_noted(monkeypatch: pytest.
     whole, killed = (second_round(site(tmp_path / name), monkeypatch, killed=bool(name)) for name in ("", "killed"))
     assert any(not np.array_equal(whole[name], killed[name]) for name in whole)
     with monkeypatch.context() as patched:
-        write = RoundStateFolder.write_state
+        write = RoundStateFolder.store_state_of_round
         patched.setattr(
-            RoundStateFolder, "write_state", lambda folder, state: write(folder, SiteRoundState(), state.round)
+            RoundStateFolder, "store_state_of_round", lambda folder, state: write(folder, SiteRoundState(), state.round)
         )
         fresh = second_round(site(tmp_path / "alone"), monkeypatch, killed=False)
     assert all(np.allclose(fresh[name], killed[name], atol=1e-6) for name in fresh)
@@ -227,11 +227,11 @@ def test_a_run_gets_no_more_answers_than_its_plan_has_noise_for(tmp_path: Path) 
     first_round(at, of)
     first_round(at, of)  # the very same request
     first = beginning(of)
-    train_through_layers(at, request(of, replace(first, trunk=first.trunk + np.float32(1))))
+    train_with_privacy_layers(at, request(of, replace(first, trunk=first.trunk + np.float32(1))))
     for server_round in (1, 2, 3):
         with pytest.raises(BadInput, match="noise for 2 answers"):
-            train_through_layers(at, request(of, replace(first, trunk=-first.trunk), server_round))
-    train_through_layers(at, replace(request(of), run="another-run"))
+            train_with_privacy_layers(at, request(of, replace(first, trunk=-first.trunk), server_round))
+    train_with_privacy_layers(at, replace(request(of), run="another-run"))
 
 
 @pytest.mark.parametrize(("level", "same"), [("none", True), ("update", False), ("patient", False)])
@@ -273,13 +273,13 @@ def test_a_private_training_that_fails_costs_what_an_answer_costs(
 def test_no_round_goes_on_from_a_training_that_is_not_paid_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Killed before the ledger has it, a training leaves a memory; the answer before it, asked again, is paid for."""
     at, train = private_site(tmp_path), request(noisy())
-    paid, memory = train_through_layers(at, train), at.open_run_state_folder("run")
+    paid, memory = train_with_privacy_layers(at, train), at.open_run_state_folder("run")
     assert memory.may_continue_from_round(1)
     with monkeypatch.context() as patched:
         patched.setattr(PrivacyBudgetLedger, "write_reply_and_cost", kill)
         with pytest.raises(Killed):
-            train_through_layers(at, replace(train, contract="another"))
-    assert train_through_layers(at, train).update.trunk.tolist() == paid.update.trunk.tolist()
+            train_with_privacy_layers(at, replace(train, contract="another"))
+    assert train_with_privacy_layers(at, train).update.trunk.tolist() == paid.update.trunk.tolist()
     assert not memory.may_continue_from_round(1)
 
 

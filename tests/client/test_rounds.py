@@ -12,7 +12,7 @@ import torch
 
 from client.site.memory import RoundStateFolder
 from client.site.site import Site
-from client.training.layers import evaluate_through_layers, train_through_layers
+from client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
 from client.training.local_round import warm_up_head
 from client.training.task import LocalTask, get_unfilled_network, prepare_local_task
 from common.errors import WireError
@@ -40,13 +40,13 @@ INITIAL = beginning(PFL).head.weight.tobytes()
 
 def evaluated_head(at: Site, counted: int, best: int, rounds: int) -> bytes:
     """The head rows of the model that the site tests, as it lies on its disk."""
-    evaluate_through_layers(at, evaluation(PFL, beginning(PFL), rounds, counted=counted, best=best))
+    evaluate_with_privacy_layers(at, evaluation(PFL, beginning(PFL), rounds, counted=counted, best=best))
     return read_model_state(load_model(at.folder / "model")).head.weight.tobytes()
 
 
 def trained_head(at: Site, server_round: int, counted: int, best: int = -1) -> bytes:
     """Train a round; return the head rows in the site's memory of it."""
-    train_through_layers(at, request(PFL, None, server_round, counted, best))
+    train_with_privacy_layers(at, request(PFL, None, server_round, counted, best))
     return (
         RoundStateFolder(at.folder / "memory" / "run").read_last_counted_state(server_round).parts.head.weight.tobytes()
     )
@@ -60,7 +60,7 @@ NO_WARM_UP: dict[str, dict[str, Any]] = {"fedseq": {}, "polyclinic": {}, "server
 def test_what_a_site_is_lent_stays_as_it_was_and_what_it_sends_is_the_difference(method: str, tmp_path: Path) -> None:
     of = plan(method, NO_WARM_UP.get(method, {"warm_up_epochs": 1}), reset_optimizer=True)
     model, lent = beginning(of), beginning(of)
-    reply = train_through_layers(site(tmp_path), request(of, lent))
+    reply = train_with_privacy_layers(site(tmp_path), request(of, lent))
     for group in ("trunk", "norm"):
         assert getattr(lent, group).tobytes() == getattr(model, group).tobytes()
     assert lent.head.weight.tobytes() == model.head.weight.tobytes()
@@ -72,8 +72,8 @@ def test_what_a_site_is_lent_stays_as_it_was_and_what_it_sends_is_the_difference
 
 
 def test_the_update_is_new_minus_received(tmp_path: Path) -> None:
-    update = train_through_layers(site(tmp_path / "pfl"), request(PFL)).update
-    alone = train_through_layers(site(tmp_path / "alone"), request(plan("individual"), beginning(PFL)))
+    update = train_with_privacy_layers(site(tmp_path / "pfl"), request(PFL)).update
+    alone = train_with_privacy_layers(site(tmp_path / "alone"), request(plan("individual"), beginning(PFL)))
     own = RoundStateFolder(tmp_path / "alone" / "memory" / "run").read_last_counted_state(1).parts
     assert alone.update.trunk is None
     np.testing.assert_allclose(beginning(PFL).trunk + update.trunk, own.trunk, rtol=0, atol=1e-7)
@@ -83,16 +83,16 @@ def test_a_hospital_says_that_its_state_is_lost_and_takes_part_anew_from_the_nex
     trained_head(at := site(tmp_path), 1, 0)
     (at.folder / "memory" / "run" / "round-000001.safetensors").unlink()
     with pytest.raises(WireError, match="state after round 1 is missing: memory/run/round-000001"):
-        evaluate_through_layers(at, evaluation(PFL, beginning(PFL), 1, counted=1, best=-1))
+        evaluate_with_privacy_layers(at, evaluation(PFL, beginning(PFL), 1, counted=1, best=-1))
     with pytest.raises(WireError, match="state after round 1 is missing: memory/run/round-000001"):
-        train_through_layers(at, request(PFL, None, 2, 1))
+        train_with_privacy_layers(at, request(PFL, None, 2, 1))
     assert trained_head(at, 3, 1) == trained_head(site(tmp_path / "other"), 3, 0)
 
 
 def test_a_repeated_round_gives_the_same_update_bit_for_bit(tmp_path: Path) -> None:
     at = site(tmp_path)
     rounds = ((1, 0), (2, 1), (3, 1), (2, 1))  # the reply of round 3 never arrived
-    replies = [train_through_layers(at, request(SURGICAL, None, number, counted)) for number, counted in rounds]
+    replies = [train_with_privacy_layers(at, request(SURGICAL, None, number, counted)) for number, counted in rounds]
     assert replies[1].update.trunk.tobytes() == replies[3].update.trunk.tobytes()
 
 
@@ -101,7 +101,7 @@ def test_the_optimiser_is_kept_over_rounds_unless_the_experiment_resets_it(tmp_p
     for reset in (False, True):
         of, at = plan(reset_optimizer=reset), site(tmp_path / str(reset))
         for number in (1, 2):
-            reply = train_through_layers(at, request(of, None, number, counted=number - 1))
+            reply = train_with_privacy_layers(at, request(of, None, number, counted=number - 1))
             trunks.append(reply.update.trunk.tobytes())
     assert trunks[0] == trunks[2]
     assert trunks[1] != trunks[3]
@@ -136,7 +136,7 @@ def test_a_site_without_a_memory_of_the_best_round_is_tested_with_its_last_head(
     trained: int, before: int, counted: int, best: int, rounds: int, tmp_path: Path
 ) -> None:
     at = site(tmp_path)
-    at.open_run_state_folder("run").write_empty_state(before)
+    at.open_run_state_folder("run").store_empty_state(before)
     last = trained_head(at, trained, before, min(best, before - 1))
     assert last != INITIAL
     assert evaluated_head(at, counted, best, rounds) == last
@@ -176,22 +176,22 @@ def test_only_the_first_round_that_a_site_takes_part_in_warms_up(tmp_path: Path)
         requests = [request(of, beginning(warm), 5, counted) for of in (warm, plan())]
         sites = [site(tmp_path / f"{counted}{number}") for number in (0, 1)]
         for at in sites:
-            at.open_run_state_folder("run").write_empty_state(counted)
-        first, second = (train_through_layers(*pair).update.trunk for pair in zip(sites, requests, strict=True))
+            at.open_run_state_folder("run").store_empty_state(counted)
+        first, second = (train_with_privacy_layers(*pair).update.trunk for pair in zip(sites, requests, strict=True))
         assert np.array_equal(first, second) == bool(counted)
 
 
 def test_frozen_batch_normalisation_stays_bit_for_bit_through_a_round(tmp_path: Path) -> None:
     of = plan("individual", {"trunk": "fedbn_plus"}, weight_decay=0.1)
     at, model = site(tmp_path), beginning(of)
-    train_through_layers(at, request(of, model))
-    evaluate_through_layers(at, evaluation(of, model, 1, counted=1, best=1))
+    train_with_privacy_layers(at, request(of, model))
+    evaluate_with_privacy_layers(at, evaluation(of, model, 1, counted=1, best=1))
     assert read_model_state(load_model(at.folder / "model")).norm.tobytes() == model.norm.tobytes()
 
 
 def test_a_wide_head_learns_from_the_sites_own_classes_only(tmp_path: Path) -> None:
     of = plan("partial_loss")
-    head = train_through_layers(site(tmp_path), request(of, beginning(of, EVERY))).update.head
+    head = train_with_privacy_layers(site(tmp_path), request(of, beginning(of, EVERY))).update.head
     assert head.class_names == EVERY
     assert head.weight[:2].any(axis=1).all()
     np.testing.assert_array_equal(head.weight[2], 0)
@@ -201,12 +201,12 @@ def test_a_site_receives_the_rows_it_holds_in_its_own_order_and_refuses_others(t
     model = beginning(SURGICAL, EVERY)
     np.testing.assert_array_equal(select_site_model_groups(model, OWN).head.weight, model.head.weight[[1, 0]])
     with pytest.raises(ValueError, match=r'"a", "b", "c", this site has "b", "a"\.'):
-        train_through_layers(site(tmp_path), request(SURGICAL, model))
+        train_with_privacy_layers(site(tmp_path), request(SURGICAL, model))
 
 
 def test_a_site_without_training_images_says_so(tmp_path: Path) -> None:
     with pytest.raises(WireError, match="train_samples must be positive, not 0"):
-        train_through_layers(
+        train_with_privacy_layers(
             replace(site(tmp_path), train=images(1, 4).select_rows(np.array([], np.intp))), request(SURGICAL)
         )
 
@@ -220,13 +220,13 @@ def test_a_model_that_cannot_be_judged_is_an_error_in_simulation_and_an_answer_w
     def fails(*anything: object) -> None:
         raise ValueError("Expected more than 1 value per channel")
 
-    monkeypatch.setattr(LocalTask, "validate", fails)
+    monkeypatch.setattr(LocalTask, "validate_current_network", fails)
     at, expectation = replace(site(tmp_path), simulated=simulated), pytest.raises(ValueError, match="more than 1")
     with expectation if simulated else nullcontext():
-        judged = evaluate_through_layers(at, evaluation(SURGICAL, beginning(SURGICAL), 1, 0, -1))
+        judged = evaluate_with_privacy_layers(at, evaluation(SURGICAL, beginning(SURGICAL), 1, 0, -1))
         assert (judged.validation_loss, judged.class_names) == (None, ())
     with expectation if simulated else nullcontext():
-        trained = train_through_layers(at, request(SURGICAL))
+        trained = train_with_privacy_layers(at, request(SURGICAL))
         assert trained.validation_loss is None
         assert trained.update.trunk.any()
 

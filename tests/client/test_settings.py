@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from client.site.policy import SitePolicy
-from client.site.settings import choose_device, load_site, read_site_settings
-from client.site.site_file import make_site_folder, read_credentials
+from client.site.settings import choose_training_device, load_site, read_site_settings
+from client.site.site_file import make_site_folder, read_and_check_connection_kit
 from common.data.base.image_set import LazyPictures
 from common.data.base.spec import PhantomDatasetSpec
 from common.data.images import store
@@ -159,8 +159,8 @@ def test_a_missing_gpu_is_a_fault_beside_those_of_the_data(folder: Path, monkeyp
 @pytest.mark.parametrize(("available", "device"), [(True, "cuda"), (False, "cpu")])
 def test_auto_takes_a_gpu_if_any(available: bool, device: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    assert choose_device(read_site_settings(folder)) == device
-    assert choose_device(read_site_settings(write(folder, f'{HEAD}device = "cpu"\n{DATA}'))) == "cpu"
+    assert choose_training_device(read_site_settings(folder)) == device
+    assert choose_training_device(read_site_settings(write(folder, f'{HEAD}device = "cpu"\n{DATA}'))) == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -208,11 +208,11 @@ def kit_for(folder: Path, site: str = "north") -> SiteConnectionKit:
 
 def test_a_kit_for_this_site_and_this_key_is_accepted(folder: Path) -> None:
     kit = kit_for(folder)
-    assert read_credentials(read_site_settings(folder)) == kit == read_connection_kit(folder / "north.kit")
+    assert read_and_check_connection_kit(read_site_settings(folder)) == kit == read_connection_kit(folder / "north.kit")
 
 
 def test_a_kit_for_another_site_with_another_key_has_both_faults(folder: Path) -> None:
     """Each alone is in the catalogue of tests/bad_input."""
     make_site_folder(folder, "south")
     kit_for(folder, site="south")
-    assert places_of_faults(read_credentials, read_site_settings(folder)) == ["name", "north.key"]
+    assert places_of_faults(read_and_check_connection_kit, read_site_settings(folder)) == ["name", "north.key"]

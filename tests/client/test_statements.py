@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import RecordDict
 
 from client.gate.audit_report import make_audit_report
-from client.site.statements import RUNS_KEPT, SiteRecordSigner, read_accepted_replies
+from client.site.statements import RUNS_KEPT, SiteRecordSigner, read_accepted_reply_count
 from common.security.audit import AuditLog
 from common.security.identity import compute_public_key_fingerprint, format_public_key_line
 from common.security.signatures import (
@@ -108,7 +108,7 @@ def test_replies_are_counted_from_1_once_they_are_accepted_and_each_names_the_on
     for message in (MESSAGE, OTHER_MESSAGE, "d" * 64):
         signed = statements.sign_reply(answer(), message)
         pairs.append((statement_of(signed).number, statement_of(signed).before))
-        counts.append(read_accepted_replies(tmp_path / "state", RUN).count)
+        counts.append(read_accepted_reply_count(tmp_path / "state", RUN).count)
         for _ in range(2):  # only once
             statements.count_accepted_reply(signed, message)
     assert pairs == [(1, ""), (2, MESSAGE), (3, OTHER_MESSAGE)]
@@ -118,7 +118,7 @@ def test_replies_are_counted_from_1_once_they_are_accepted_and_each_names_the_on
 def test_each_run_is_counted_by_itself_up_to_a_number_of_runs(statements: SiteRecordSigner, tmp_path: Path) -> None:
     for number in range(RUNS_KEPT + 3):
         statements.count_accepted_reply(answer(f"run{number}"), MESSAGE)
-    counts = [read_accepted_replies(tmp_path / "state", f"run{number}").count for number in range(RUNS_KEPT + 3)]
+    counts = [read_accepted_reply_count(tmp_path / "state", f"run{number}").count for number in range(RUNS_KEPT + 3)]
     assert counts == [0, 0, 0] + [1] * RUNS_KEPT
 
 
@@ -126,7 +126,7 @@ def test_records_of_no_round_are_signed_and_not_counted(statements: SiteRecordSi
     signed = statements.sign_reply(encode_record(RefusalNoted(RUN, "north")), MESSAGE)
     assert statement_of(signed).number == 0
     statements.count_accepted_reply(signed, MESSAGE)
-    assert read_accepted_replies(tmp_path / "state", RUN).count == 0
+    assert read_accepted_reply_count(tmp_path / "state", RUN).count == 0
 
 
 def test_a_request_is_accepted_again_by_its_message_alone(

@@ -17,10 +17,10 @@ from client.connection.status import (
     SILENT_S,
     STALE_S,
     ClientStatus,
-    format_status,
-    is_healthy,
+    format_client_status,
+    is_client_healthy,
     keep_status_file_current,
-    read_status,
+    read_client_status,
 )
 from common.errors import BadInput
 from tests.network.real import eventually, flwr_client
@@ -40,28 +40,34 @@ def running(status: ClientStatus, folder: Path) -> Iterator[Path]:
 
 def read_when(state: Path, holds: Callable[[Any], bool]) -> Any:
     """The status, as soon as it is this."""
-    eventually(lambda: holds(read_status(state)), "the status is written")
-    return read_status(state)
+    eventually(lambda: holds(read_client_status(state)), "the status is written")
+    return read_client_status(state)
 
 
 def refusal(folder: Path) -> str:
     with pytest.raises(BadInput) as refused:
-        read_status(folder / "state")
+        read_client_status(folder / "state")
     return str(refused.value)
 
 
 def test_a_site_is_healthy_at_work_or_in_touch_with_the_coordinator() -> None:
     now = time.time()
     for age_s, healthy in ((0, ALL), (LONG_S, {"starting", "working"})):
-        states = {state for state in ALL if is_healthy(asdict(ClientStatus("n", state, last_contact=now - age_s)), now)}
+        states = {
+            state for state in ALL if is_client_healthy(asdict(ClientStatus("n", state, last_contact=now - age_s)), now)
+        }
         assert states == healthy
     waiting = asdict(ClientStatus("north", state="waiting", last_contact=1000.0))
-    assert (STALE_S, is_healthy(waiting, now=1240.0), is_healthy(waiting, now=1301.0)) == (300, True, False)
+    assert (STALE_S, is_client_healthy(waiting, now=1240.0), is_client_healthy(waiting, now=1301.0)) == (
+        300,
+        True,
+        False,
+    )
 
 
 def test_the_health_check_of_a_container_ends_with_the_code_for_it(tmp_path: Path) -> None:
     status = ClientStatus("north", state="connecting", last_contact=time.time())
-    status.record_error("no route")
+    status.record_last_error("no route")
     (tmp_path / "site.toml").touch()
     with running(status, tmp_path) as state:
         well = flwr_client("health", tmp_path)
@@ -77,37 +83,37 @@ def test_the_file_has_the_present_and_the_last_error_and_only_its_owner_reads_it
 ) -> None:
     status = ClientStatus("north", coordinator="trial")
     with running(status, tmp_path) as state:
-        assert (read_status(state)["state"], read_status(state)["last_error"]) == ("starting", "")
+        assert (read_client_status(state)["state"], read_client_status(state)["last_error"]) == ("starting", "")
         assert (state / FILE).stat().st_mode & 0o777 == 0o600
         fields = "site state coordinator run round rounds phase finished rounds_done written seconds_left privacy"
         fields += " certificate_days last_contact last_error last_error_time coordinator_release"
         assert json.loads((state / FILE).read_bytes()).keys() == set(fields.split())
-        status.record_error("no route")
+        status.record_last_error("no route")
         status.state, status.run, status.round, status.rounds = "working", "abc", 3, 10
         present = read_when(state, lambda present: present["round"] == 3)
         assert (present["site"], present["coordinator"], present["state"]) == ("north", "trial", "working")
         assert (present["run"], present["rounds"], present["last_error"]) == ("abc", 10, "no route")
         assert present["last_error_time"].endswith("+00:00")
-        status.record_error("train failed")
+        status.record_last_error("train failed")
         read_when(state, lambda present: present["last_error"] == "train failed")
 
 
 def test_a_person_reads_run_round_and_the_minutes_that_are_left() -> None:
     status = ClientStatus("north", "working", "trial", "abc", 3, 10, "train", seconds_left=90.0, certificate_days=20.6)
-    words = format_status(asdict(status)).splitlines()
+    words = format_client_status(asdict(status)).splitlines()
     assert words[:2] == ["site north: working (train)", "run abc: round 3 of 10; about 2 min left"]
     assert words[2:4] == ["coordinator trial: last answer 0 s ago", "its certificate is valid for 21 more days"]
 
 
 def test_a_person_reads_nothing_of_what_is_not_known_yet() -> None:
     status = ClientStatus("north", "connecting", "trial", last_contact=time.time() - 100)
-    status.record_error("no route")
-    words = format_status(asdict(status))
+    status.record_last_error("no route")
+    words = format_client_status(asdict(status))
     assert words.startswith("site north: connecting\ncoordinator trial: last answer 100 s ago\nlast error: no route (")
     status.run, status.rounds, status.round = "abc", 10, 1
-    assert "run abc: round 1 of 10\n" in format_status(asdict(status))
+    assert "run abc: round 1 of 10\n" in format_client_status(asdict(status))
     status.finished = "2026-11-22T04:00:00+00:00"
-    assert "last run abc: done 2026-11-22T04:00:00+00:00\n" in format_status(asdict(status))
+    assert "last run abc: done 2026-11-22T04:00:00+00:00\n" in format_client_status(asdict(status))
 
 
 def test_after_the_program_has_ended_there_is_no_status(tmp_path: Path) -> None:

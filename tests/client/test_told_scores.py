@@ -11,7 +11,7 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, ro
 import polyclinic
 from client.site.policy import SitePolicy
 from client.site.site import Site
-from client.training.layers import evaluate_through_layers
+from client.training.layers import evaluate_with_privacy_layers
 from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 from common.metrics.score_histograms import BINS, EDGES
@@ -95,7 +95,7 @@ def test_validation_scores_leave_by_the_policy(
     judged = part.select_rows(np.arange(0, len(labels), 2)) if policy.smallest_count == FEW else part
     at = Site(LabelDeclaration("north", part.class_names), part, judged, part, tmp_path, policy=policy, durable=False)
     of = plan("fedavg")
-    reply = evaluate_through_layers(at, evaluation(of, beginning(of, part.class_names), 1, 1, -1))
+    reply = evaluate_with_privacy_layers(at, evaluation(of, beginning(of, part.class_names), 1, 1, -1))
     assert reply.validation_classes == classes
     assert not reply.histogram_classes or policy.score_histograms
     assert len(reply.validation_positive_scores) == len(classes) * BINS

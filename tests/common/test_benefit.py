@@ -15,8 +15,8 @@ from common.metrics.benefit import (
     PRINTED,
     FederationBenefit,
     SiteModel,
+    compare_interval_with_zero,
     format_benefit_sentence,
-    locate_interval_around_zero,
 )
 from common.metrics.bootstrap import EstimateWithInterval, bootstrap_auroc_intervals, compare_mean_aurocs
 
@@ -38,7 +38,7 @@ def test_means_are_those_of_scikit_learn_and_differences_are_over_the_first() ->
     expected = [np.mean([roc_auc_score(labels[:, c], model[:, c]) for c in (0, 1)]) for model in scores]
     assert [mean.value for mean in means] == pytest.approx(expected)
     assert [gain.value for gain in gains] == pytest.approx([expected[1] - expected[0], expected[2] - expected[0]])
-    assert locate_interval_around_zero(gains[1].interval) == "above"
+    assert compare_interval_with_zero(gains[1].interval) == "above"
 
 
 def test_a_models_interval_is_the_one_that_a_test_of_it_alone_has() -> None:
@@ -82,7 +82,7 @@ def test_models_that_are_equally_good_are_told_apart_in_few_of_many_draws() -> N
     [(PRINTED, 1, "above"), (0.0004, 1, "open"), (-1, -PRINTED, "below"), (-1, -0.0004, "open"), (-1, 1, "open")],
 )
 def test_an_interval_that_prints_as_reaching_zero_is_open(low: float, high: float, expected: str) -> None:
-    assert locate_interval_around_zero((low, high)) == expected
+    assert compare_interval_with_zero((low, high)) == expected
 
 
 @st.composite

@@ -31,7 +31,7 @@ from common.metrics.calibration import (
     count_decisions,
     count_pooled_decisions,
 )
-from common.metrics.pooled import pool_site_histograms, sum_site_histograms
+from common.metrics.pooled import compute_pooled_metrics, sum_site_histograms
 from common.metrics.score_histograms import BINS, EDGES, ScoreHistogram, compute_score_histogram, find_score_bins
 
 Floats = NDArray[np.floating]
@@ -137,7 +137,7 @@ def test_pooling_adds_up_the_sites_with_histograms_and_names_those_without() -> 
     halves = {"north": slice(0, None, 2), "south": slice(1, None, 2)}
     histograms = {site: {"mass": compute_score_histogram(scores[rows], labels[rows])} for site, rows in halves.items()}
     owners = {"edema": ("north", "south"), "mass": ("east", "north", "south")}
-    pooled = pool_site_histograms(sum_site_histograms(histograms, owners), owners)
+    pooled = compute_pooled_metrics(sum_site_histograms(histograms, owners), owners)
     assert list(pooled.per_class) == ["mass"]
     of_class, decisions = pooled.per_class["mass"], count_decisions(scores, labels)
     assert (of_class.sites, of_class.silent) == (("north", "south"), ("east",))
@@ -151,10 +151,12 @@ def test_the_mean_of_pooled_classes_leaves_out_those_without_a_value() -> None:
     scores = {"mass": ((0.9, 1), (0.2, 0), (0.4, 0)), "hernia": ((0.9, 0),), "edema": ((0.3, 1), (0.2, 0), (0.4, 0))}
     site = {name: compute_score_histogram(*np.array(rows).T) for name, rows in scores.items()}
     owners = dict.fromkeys(site, ("north",))
-    pooled = pool_site_histograms(sum_site_histograms({"north": site}, owners), owners)
+    pooled = compute_pooled_metrics(sum_site_histograms({"north": site}, owners), owners)
     assert pooled.mean_auroc.value == pytest.approx(0.75)
     assert pooled.per_class["hernia"].auroc is None
-    assert pool_site_histograms(sum_site_histograms({"north": {}}, {"mass": ("north",)}), {"mass": ("north",)}) is None
+    assert (
+        compute_pooled_metrics(sum_site_histograms({"north": {}}, {"mass": ("north",)}), {"mass": ("north",)}) is None
+    )
 
 
 # ---------------------------------------------------------------------- curves

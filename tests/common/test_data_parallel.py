@@ -1,7 +1,9 @@
 """A batch over several devices, which are all this CPU: what several GPUs do with it was never tried."""
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +17,11 @@ from common.models.gpu import (
     PARALLEL,
     SMALLEST_PART,
     DataParallelBackbone,
+    _CopyToDevices,
     compute_backbone_features,
+    disable_multi_gpu_batches,
     is_data_parallel,
     split_batches_across_gpus,
-    without_multi_gpu_batches,
 )
 from common.models.network import SplitNetwork, build_network, set_train_mode
 from common.models.zoo.spec import ModelSpec
@@ -34,21 +37,22 @@ CASES = cases(STRATEGIES)
 TRAIN = {"resnet18": 32, "efficientnet_lite0": 32, "densenet121": 32, "unifed_resnet18": 32, "tiny_cnn": 16}
 
 
-class Calls(DataParallelBackbone):
+class Calls(_CopyToDevices):
     """Counts the batches that were divided."""
 
     divided = 0
 
-    def _copy_parameters(self, backbone: nn.Module) -> list[dict[str, Tensor]]:
+    @staticmethod
+    def forward(context: Any, devices: Sequence[torch.device], *values: Tensor) -> tuple[Tensor, ...]:
         Calls.divided += 1
-        return super()._copy_parameters(backbone)
+        return _CopyToDevices.forward(context, devices, *values)
 
 
 @pytest.fixture(autouse=True)
 def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the first GPUs be this CPU, as often."""
     monkeypatch.setattr(gpu, "list_first_gpus", lambda gpus: (CPU,) * gpus)
-    monkeypatch.setattr(gpu, "DataParallelBackbone", Calls)
+    monkeypatch.setattr(gpu, "_CopyToDevices", Calls)
     monkeypatch.setattr(Calls, "divided", 0)
 
 
@@ -186,7 +190,7 @@ def test_a_copy_divides_too_and_the_setting_can_be_taken_back() -> None:
     split_batches_across_gpus(of.backbone, 2)
     copy.deepcopy(of)(images(8))
     assert Calls.divided == 1
-    with without_multi_gpu_batches(of.backbone):
+    with disable_multi_gpu_batches(of.backbone):
         assert not is_data_parallel(of.backbone)
         of(images(8))
     assert is_data_parallel(of.backbone)

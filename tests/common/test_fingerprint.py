@@ -22,7 +22,7 @@ from torch import nn
 
 import polyclinic as pc
 from common.models.trained import make_standardising_layers
-from common.models.zoo.networks import SingleValueSafeNorm
+from common.models.zoo.networks import SingleValueSafeBatchNorm
 from common.system.hashing import hash_python_object
 
 FACTOR = 2
@@ -336,9 +336,9 @@ def test_what_changes_by_itself_does_not_count() -> None:
 def test_code_of_this_program_and_of_installed_packages_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     patients = np.array(["p", "q"], object)
     images = pc.LabelledImages(np.zeros((2, 8, 8), np.uint8), class_names=["a"], patients=patients)
-    parts = (images, nn.Sequential(nn.ReLU(), SingleValueSafeNorm()), make_standardising_layers)
+    parts = (images, nn.Sequential(nn.ReLU(), SingleValueSafeBatchNorm()), make_standardising_layers)
     before = [*map(hash_python_object, parts)]
-    for kind, name in ((pc.LabelledImages, "__eq__"), (nn.ReLU, "forward"), (SingleValueSafeNorm, "forward")):
+    for kind, name in ((pc.LabelledImages, "__eq__"), (nn.ReLU, "forward"), (SingleValueSafeBatchNorm, "forward")):
         monkeypatch.setattr(kind, name, lambda *given: None)
     monkeypatch.setattr(pc.LabelledImages, "__doc__", "Another text.")
     assert [*map(hash_python_object, parts)] == before

@@ -16,9 +16,9 @@ from common.models import gpu
 from common.models.gpu import (
     BackboneCudaGraph,
     compute_backbone_features,
-    make_deterministic,
     move_network_to_device,
     use_cuda_graphs,
+    use_deterministic_algorithms,
 )
 from strategies.local import training
 from tests.federations import federation, finished
@@ -187,7 +187,7 @@ def test_exact_gpus_leave_torchs_settings_as_they_belong_together(monkeypatch: p
     cudnn = torch.backends.cudnn
     for name in ("deterministic", "allow_tf32"):
         monkeypatch.setattr(cudnn, name, getattr(cudnn, name))  # as it was at the end of the test
-    make_deterministic()
+    use_deterministic_algorithms()
     with cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):  # as torch.export does
         pass
     assert (cudnn.deterministic, cudnn.allow_tf32) == (True, False)

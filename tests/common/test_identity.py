@@ -21,11 +21,11 @@ from common.security.identity import (
     compute_public_key_fingerprint,
     create_private_key,
     format_public_key_line,
-    is_same_key,
+    is_same_public_key,
     read_admission_request,
     read_connection_kit,
     read_private_key,
-    split_address,
+    split_host_port,
     write_toml_section,
 )
 from common.system.plain_text import PLAIN_NAME
@@ -60,7 +60,7 @@ def test_a_key_that_others_may_touch_is_refused_with_the_command_that_mends_it(m
 
 def test_a_key_is_the_same_under_any_comment_and_another_under_the_same_comment() -> None:
     renamed = format_public_key_line(KEY, "the same hospital, years later")
-    assert [is_same_key(LINE, line) for line in (renamed, OTHER)] == [True, False]
+    assert [is_same_public_key(LINE, line) for line in (renamed, OTHER)] == [True, False]
     same, renamed, other = map(compute_public_key_fingerprint, (LINE, renamed, OTHER))
     assert same == renamed != other
 
@@ -96,7 +96,7 @@ def certified(key: ec.EllipticCurvePrivateKey) -> str:
     "line", [*spelled_differently(LINE), certified(KEY)], ids=["sign", "bits", "rest", "certificate"]
 )
 def test_a_key_in_other_letters_is_refused_or_recognised(line: str) -> None:
-    if not is_same_key(line, LINE):
+    if not is_same_public_key(line, LINE):
         with pytest.raises(ValueError, match=r"^is no"):
             check_public_key(line)
 
@@ -129,7 +129,7 @@ def test_a_name_that_is_accepted_is_that_of_a_file_in_its_folder(
     port=st.integers(1, 2**16 - 1),
 )
 def test_an_address_is_a_host_without_brackets_and_a_port(host: str, port: int) -> None:
-    assert split_address(f"{host}:{port}") == (host.strip("[]"), port)
+    assert split_host_port(f"{host}:{port}") == (host.strip("[]"), port)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_an_address_is_a_host_without_brackets_and_a_port(host: str, port: int) 
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match=r"^expected host:port$"):
-        split_address(address)
+        split_host_port(address)
 
 
 @example(site="north", comment="\x7f")

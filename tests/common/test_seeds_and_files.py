@@ -80,15 +80,13 @@ def test_while_a_program_ends_nothing_is_begun(monkeypatch: pytest.MonkeyPatch, 
     is_ending = list[bool]()
     monkeypatch.setattr(stopping, "_ending", threading.Event())
     monkeypatch.setattr(stopping, "_to_remove", [lambda: is_ending.append(stopping._ending.is_set())])
-    monkeypatch.setattr(stopping, "_silence_other_threads", lambda: os.open(os.devnull, os.O_WRONLY))
     monkeypatch.setattr(stopping, "_end_children", lambda: None)
-    staying = SimpleNamespace(isatty=os.isatty, write=os.write, _exit=lambda code: None)
+    staying = SimpleNamespace(isatty=os.isatty, write=os.write, open=os.open, devnull=os.devnull, O_WRONLY=os.O_WRONLY)
+    vars(staying).update(dup=lambda file: os.open(os.devnull, os.O_WRONLY), dup2=lambda *files: None)
+    vars(staying).update(_exit=lambda code: None)
     monkeypatch.setattr(stopping, "os", staying)
     monkeypatch.setattr(stopping, "CLOSING_S", 0.0)
-    if late:
-        stopping._end_program_after_delay(stopping._GracefulShutdown(3, None))
-    else:
-        stopping._end_program(3)
+    stopping._end_program(3, stopping._GracefulShutdown(3, None) if late else None)
     assert is_ending
     assert all(is_ending)
 

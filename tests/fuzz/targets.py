@@ -357,7 +357,7 @@ def rounds(folder: Path) -> None:
 def memory_seeds() -> list[bytes]:
     with TemporaryDirectory() as name:
         site = SiteRoundState(3, MODEL, ModelGroups(), 2, MODEL, 1, 0.25, {"head.weight/step": np.ones((), np.float32)})
-        RoundStateFolder(Path(name) / "run", durable=False).write_state(site)
+        RoundStateFolder(Path(name) / "run", durable=False).store_state_of_round(site)
         return [(Path(name) / "run" / "round-000003.safetensors").read_bytes()]
 
 
@@ -372,7 +372,7 @@ def memory(data: bytes) -> None:
 @target("in-hand", lambda: [hashlib.sha256(b"\1train").digest() + b"\1train"])
 def in_hand(data: bytes) -> None:
     with folder_with({"it": data}) as folder:
-        pending = PendingMessage(folder / "it").read()
+        pending = PendingMessage(folder / "it").read_message()
         assert pending is None or data[32:] == bytes([pending[0]]) + pending[1]
 
 

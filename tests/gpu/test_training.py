@@ -150,7 +150,7 @@ def test_a_graph_is_recorded_once_for_all_rounds_and_heads(recordings: list[tupl
     state = read_model_state(network)
     write_model_state(network, trunk=state.trunk, norm=state.norm, head=state.head)  # as the next round does
     replay: BackboneCudaGraph = network.backbone.__dict__[gpu.REPLAY]
-    replay.begin_epoch(network.backbone, "auto")
+    replay.discard_outdated_graph(network.backbone, "auto")
     assert replay._recorded is not None
 
 

@@ -186,7 +186,7 @@ def at_the_site(point: str, death: Death) -> None:
 
     match point:
         case "while training":
-            at(local_round, "compute_update", death.kill, lambda task, *rest: task.memory.round == ROUND - 1)
+            at(local_round, "compute_update_to_send", death.kill, lambda task, *rest: task.memory.round == ROUND - 1)
         case "after its memory is written":
             at(local_round, "write_round_state", death.kill, remembered, after=True)
         case "half-way through its memory":
@@ -195,7 +195,7 @@ def at_the_site(point: str, death: Death) -> None:
             at(FleetClient, "send_reply", death.kill, replied, after=point == "after it has sent")
         case "while it sends":
             at(FleetClient, "send_reply", lambda: None, replied)
-            at(FleetClient, "_send_object", death.kill, lambda *arguments: bool(sending), after=True)
+            at(FleetClient, "_send_message_object", death.kill, lambda *arguments: bool(sending), after=True)
         case "clock +1" | "clock -1":
             at(local_round, "write_round_state", death.set_clock(point), remembered)
         case "disk full":

@@ -22,7 +22,7 @@ import pytest
 import client.cli
 import server.cli
 import studies.cli
-from client.connection.status import read_status
+from client.connection.status import read_client_status
 from common.errors import BadInput
 from server.coordinator.state import ControlSocketPath
 from tests.federations import DIGITS
@@ -274,7 +274,7 @@ class Site:
     def now(self) -> Mapping[str, Any]:
         """What ``flwr-client status --json`` says; empty where nobody answers."""
         try:
-            return read_status(self.folder / "state")
+            return read_client_status(self.folder / "state")
         except BadInput:
             return {}
 

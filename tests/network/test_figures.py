@@ -16,7 +16,7 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, ro
 
 from client.site.policy import Level
 from client.site.settings import load_site
-from client.site.site_file import read_site_toml_only
+from client.site.site_file import read_site_toml_without_data
 from common.data.images.pixels import load_pixels_on_device
 from common.models.network import compute_image_probabilities, select_head_row_labels
 from common.models.saved import load_model
@@ -74,7 +74,7 @@ def image_folder(folder: Path, part: int) -> Path:
 
 def scored(site: Site, run: Path) -> Scored:
     """The site's test images, scored by the run's model."""
-    images, network = load_site(read_site_toml_only(site.folder)).test, load_model(run)
+    images, network = load_site(read_site_toml_without_data(site.folder)).test, load_model(run)
     scores = compute_image_probabilities(network, load_pixels_on_device(images, "cpu"), "float32")
     labels = select_head_row_labels(images, NAMES).numpy()
     order = [network.class_names.index(name) for name in NAMES]

@@ -42,14 +42,14 @@ def test_a_site_that_sends_something_else_that_cannot_count_in_every_round_chang
     assert status["left_out"] == {LIAR: last}
     assert f"{LIAR} was left out of {last}" in words
     assert f"did not count in {last}" in at_site
-    train = app.train_through_layers
+    train = app.train_with_privacy_layers
 
     def train_or_fail(at: Any, request: TrainRequest, masks: Any) -> TrainReply:
         if at.name == LIAR:
             raise OSError("not there")
         return train(at, request, masks)
 
-    monkeypatch.setattr(app, "train_through_layers", train_or_fail)
+    monkeypatch.setattr(app, "train_with_privacy_layers", train_or_fail)
     out = tmp_path / "simulation"
     done = flwr_sim("run", experiment, "--backend", "inline", "--out", out, *settings(*CHANGES))
     assert done.code == 0, done.err

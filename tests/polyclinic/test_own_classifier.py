@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 
 import polyclinic as pc
 from common.errors import BadInput
-from common.models.zoo.networks import SingleValueSafeNorm, make_single_value_safe
+from common.models.zoo.networks import SingleValueSafeBatchNorm, make_batch_norms_single_value_safe
 from common.models.zoo.registry import describe_missing_batch_norm
 from common.models.zoo.spec import ModelSpec
 from tests.polyclinic.pictures import SMALL, pictures
@@ -520,7 +520,7 @@ def test_one_value_a_channel_is_normalised_as_in_evaluation(
     make: Callable[[], nn.Module], shape: tuple[int, ...]
 ) -> None:
     network = nn.Sequential(make())
-    make_single_value_safe(network)
+    make_batch_norms_single_value_safe(network)
     network.train()(torch.randn(4, *shape))  # a lazy one has statistics from here on
     images = torch.tensor([6.0, -3.0]).reshape(1, *shape)
     before = {name: value.clone() for name, value in network.state_dict().items()}
@@ -533,7 +533,7 @@ def test_one_value_without_running_statistics_has_no_variance() -> None:
     norm = nn.BatchNorm2d(2, track_running_stats=False)
     nn.init.constant_(norm.bias, 0.5)
     network = nn.Sequential(norm)
-    make_single_value_safe(network)
+    make_batch_norms_single_value_safe(network)
     images = torch.tensor([6.0, -3.0]).reshape(1, 2, 1, 1)
     for mode in (network.train(), network.eval()):
         assert torch.allclose(mode(images).flatten(), torch.tensor([0.5, 0.5]), atol=1e-3)
@@ -543,6 +543,6 @@ def test_a_normalisation_of_timm_that_is_also_an_activation_stays_one() -> None:
     network = nn.Sequential(of_timm("BatchNormAct2d"))
     images = torch.from_numpy(np.random.default_rng(1).normal(size=(4, 2, 3, 3)).astype(np.float32))
     before = network.eval()(images)
-    make_single_value_safe(network)
+    make_batch_norms_single_value_safe(network)
     assert torch.equal(network(images), before)
-    assert isinstance(network[0], SingleValueSafeNorm)
+    assert isinstance(network[0], SingleValueSafeBatchNorm)

@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 import client.app
-from client.benefit.compare import compare_with_training_alone
+from client.benefit.compare import compare_with_local_only_training
 from client.site.site import Site
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet
@@ -47,10 +47,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def failing(site: Site, request: BenefitRequest) -> BenefitReply:
         if site.name == "site-3":
             raise FloatingPointError("training diverged")
-        return compare_with_training_alone(site, request)
+        return compare_with_local_only_training(site, request)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(client.app, "compare_with_training_alone", failing)
+        patched.setattr(client.app, "compare_with_local_only_training", failing)
         federation(out, ALONE, ROUND)
     return out / "run"
 

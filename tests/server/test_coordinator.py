@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import BadInput
-from common.security.identity import SiteAdmissionRequest, create_private_key, format_public_key_line, split_address
+from common.security.identity import SiteAdmissionRequest, create_private_key, format_public_key_line, split_host_port
 from common.system.files import make_private_folder
 from server.coordinator.admission import admit_site, revoke_site
 from server.coordinator.folder import (
@@ -96,7 +96,7 @@ def test_an_address_is_taken_in_its_one_canonical_form(address: str) -> None:
 @given(host=names | addresses, port=ports)
 def test_the_address_in_a_kit_leads_back_to_the_host_and_the_port(host: str, port: int) -> None:
     file = CoordinatorTomlContent(name="trial", hosts=(host, "other.example"), port=port)
-    assert split_address(CoordinatorFolder(Path(), file).public_address) == (normalize_host(host), port)
+    assert split_host_port(CoordinatorFolder(Path(), file).public_address) == (normalize_host(host), port)
 
 
 def test_an_ipv6_address_to_listen_on_stands_in_brackets() -> None:

@@ -25,7 +25,7 @@ from common.metrics.bootstrap import bootstrap_auroc_intervals
 from common.metrics.calibration import choose_operating_points, compute_score_quality
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, ValueWithError, format_value_with_error
 from common.metrics.multi_class import compute_multi_class_metrics
-from common.metrics.pooled import pool_site_histograms, sum_site_histograms
+from common.metrics.pooled import compute_pooled_metrics, sum_site_histograms
 from common.metrics.score_histograms import compute_score_histogram
 from common.system.plain_text import format_interval
 from server.federation.evaluation import compute_class_metrics_from_sums
@@ -67,7 +67,7 @@ def by_sums(scores: NDArray[np.float64], labels: NDArray[np.float64]) -> ClassMe
         site: {"mass": compute_score_histogram(scores[at::3], labels[at::3])} for at, site in enumerate(SITES)
     }
     owners = {"mass": SITES}
-    pooled = pool_site_histograms(sum_site_histograms(histograms, owners), owners)
+    pooled = compute_pooled_metrics(sum_site_histograms(histograms, owners), owners)
     return compute_class_metrics_from_sums(pooled.per_class["mass"] if pooled else None)
 
 
@@ -157,7 +157,7 @@ HISTOGRAMS = {
 }
 BY_SITES = replace(
     summarise_test_results(RESULTS, {"edema"}, set(), "mean over the sites' own test parts"),
-    pooled=pool_site_histograms(sum_site_histograms(HISTOGRAMS, OWNERS), OWNERS, np.random.default_rng(4)),
+    pooled=compute_pooled_metrics(sum_site_histograms(HISTOGRAMS, OWNERS), OWNERS, np.random.default_rng(4)),
 )
 """Two sites report edema, one the node; nobody reports hernia."""
 

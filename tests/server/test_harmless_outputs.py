@@ -17,7 +17,7 @@ from rich.table import Table
 import server.runs.progress
 from client.connection import status as site_status
 from client.gate import audit_report
-from client.gate.gate import LISTED_BYTES, list_audit_fields
+from client.gate.gate import LISTED_BYTES, list_fields_for_audit_line
 from common.data.tables.csv import read_csv_table
 from common.errors import BadInput, Fault
 from common.metrics.auroc import ClassMetrics, summarise_test_results
@@ -28,7 +28,7 @@ from common.models.saved import save_model
 from common.models.zoo.spec import ModelSpec
 from common.security.audit import AuditLog
 from common.system.plain_text import format_as_json_text
-from common.system.terminal import PlainConsole, make_event_printer, run_program
+from common.system.terminal import EscapingConsole, make_event_printer, run_command_line_program
 from common.wire.canonical_bytes import RecordField
 from server.deployment import status
 from server.export.evaluation import SavedModelEvaluation, evaluation_as_csv
@@ -64,7 +64,7 @@ def screen() -> io.StringIO:
 @pytest.fixture
 def console(screen: io.StringIO) -> Console:
     """Without colours, so that whatever control character is there came with a text."""
-    return PlainConsole(file=screen, width=200, color_system=None)
+    return EscapingConsole(file=screen, width=200, color_system=None)
 
 
 def test_a_printed_line_holds_no_control_character_nor_another(console: Console, screen: io.StringIO) -> None:
@@ -75,7 +75,7 @@ def test_a_printed_line_holds_no_control_character_nor_another(console: Console,
 
 
 def test_at_a_terminal_only_our_own_styles_are_escape_sequences(screen: io.StringIO) -> None:
-    coloured = PlainConsole(file=screen, force_terminal=True, color_system="truecolor", width=100)
+    coloured = EscapingConsole(file=screen, force_terminal=True, color_system="truecolor", width=100)
     coloured.print(f"[bold red]error[/] {'x' + chr(27)}]0;PWNED{chr(7)}", highlight=False)
     assert "\x1b[1;31merror\x1b[0m" in screen.getvalue()
     assert "\x1b]" not in screen.getvalue()
@@ -99,12 +99,12 @@ def test_a_program_that_ends_with_hostile_words_says_them_harmlessly(capsys: pyt
 
     fails.info = type("Info", (), {"name": "flwr-server"})  # type: ignore[attr-defined]
     with pytest.raises(SystemExit):
-        run_program(fails, ())  # type: ignore[arg-type]
+        run_command_line_program(fails, ())  # type: ignore[arg-type]
     assert raw_in(capsys.readouterr().err) == set()
 
 
 def test_the_progress_bar_holds_none(screen: io.StringIO) -> None:
-    console = PlainConsole(file=screen, force_terminal=True, color_system=None, width=120)
+    console = EscapingConsole(file=screen, force_terminal=True, color_system=None, width=120)
     with server.runs.progress.RunProgressBar(console, "title \x1b]0;PWNED\x07\u202e") as bar:
         bar.show_run_start(["east"], 2)
         bar.show_finished_round(RECORD, STATE)
@@ -155,9 +155,9 @@ def test_pages_hold_none() -> None:
 
 def test_at_a_site_words_of_the_coordinator_hold_none() -> None:
     at = site_status.ClientStatus("north", coordinator=ALL, run=ALL, phase=ALL, state=ALL)
-    at.record_error(ALL)
+    at.record_last_error(ALL)
     assert raw_in(at.last_error) == set()
-    assert raw_in(site_status.format_status({**asdict(at), "privacy": {}})) == set()
+    assert raw_in(site_status.format_client_status({**asdict(at), "privacy": {}})) == set()
     entry = {"n": 1, "time": ALL, "direction": "in", "decision": "deny", "rule": ALL, "reason": ALL, "record": ALL}
     assert raw_in(audit_report.describe_audit_entry(entry), "") == set()
     assert raw_in(format_as_json_text(entry), "") == set()
@@ -166,11 +166,11 @@ def test_at_a_site_words_of_the_coordinator_hold_none() -> None:
 def test_a_record_of_any_length_makes_a_short_line_of_the_audit(tmp_path: Path) -> None:
     shape = (2,) * 100_000
     many = [RecordField(f"{ALL} {n}", shape, 8) for n in range(3_000)]
-    fields = list_audit_fields(many)
+    fields = list_fields_for_audit_line(many)
     assert len(format_as_json_text(fields).encode()) < LISTED_BYTES + 500
     assert fields[-1] == [f"... {3_000 - len(fields) + 1:,} more", None, 8 * (3_000 - len(fields) + 1)]
-    assert list_audit_fields(many[:1])[0][1] == [2] * 8
-    assert list_audit_fields([RecordField("train_loss", None, 3)]) == [["train_loss", None, 3]]
+    assert list_fields_for_audit_line(many[:1])[0][1] == [2] * 8
+    assert list_fields_for_audit_line([RecordField("train_loss", None, 3)]) == [["train_loss", None, 3]]
 
 
 def test_reasons_of_a_thousand_sites_fit_into_one_line_of_the_audit() -> None:

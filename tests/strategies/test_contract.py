@@ -203,14 +203,14 @@ def test_a_resumed_run_makes_the_same_next_round(method: str, tmp_path: Path) ->
 
 def failing(monkeypatch: pytest.MonkeyPatch, site: str, server_round: int) -> None:
     """The site's disk is full in that round."""
-    train = app.train_through_layers
+    train = app.train_with_privacy_layers
 
     def train_or_fail(at: Any, request: TrainRequest, masks: Any) -> TrainReply:
         if (at.name, request.round) == (site, server_round):
             raise OSError("No space left on device")
         return train(at, request, masks)
 
-    monkeypatch.setattr(app, "train_through_layers", train_or_fail)
+    monkeypatch.setattr(app, "train_with_privacy_layers", train_or_fail)
 
 
 def replies_of(traffic: Traffic, server_round: int) -> dict[str, TrainReply]:

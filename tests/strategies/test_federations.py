@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from client import app
-from client.training.figures import RequestedMetrics
+from client.training.figures import RequestedMetricsComputer
 from common.errors import BadInput
 from common.models.network import build_network
 from common.models.saved import load_model
@@ -154,7 +154,7 @@ def test_a_site_that_builds_another_model_is_told(tmp_path: Path, monkeypatch: p
 def test_a_site_that_fails_or_sends_what_is_not_finite_costs_only_its_own_update_and_the_line_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = app.train_through_layers
+    train = app.train_with_privacy_layers
 
     def harmed(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
         if (site.name, request.round) == ("site-2", 2):
@@ -167,7 +167,7 @@ def test_a_site_that_fails_or_sends_what_is_not_finite_costs_only_its_own_update
         spoil.get((site.name, request.round), lambda: None)()
         return reply
 
-    monkeypatch.setattr(app, "train_through_layers", harmed)
+    monkeypatch.setattr(app, "train_with_privacy_layers", harmed)
     summary = federation(tmp_path, "participation.min_sites=2", "run.rounds=4")
     lines = json_lines(tmp_path / "run" / "rounds.jsonl")
     assert summary["rounds"] == 4
@@ -180,9 +180,9 @@ def test_a_site_that_fails_or_sends_what_is_not_finite_costs_only_its_own_update
 
 
 def test_too_few_sites_stop_the_run_with_who_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train = app.train_through_layers
+    train = app.train_with_privacy_layers
     monkeypatch.setattr(
-        app, "train_through_layers", lambda site, r, masks: train(site, r, masks) if r.round < 3 else 1 / 0
+        app, "train_with_privacy_layers", lambda site, r, masks: train(site, r, masks) if r.round < 3 else 1 / 0
     )
     with pytest.raises(TooFewSites, match=r"round 3: 0 of 3 sites replied. site-1: .*division by zero.*site-3"):
         federation(tmp_path, "run.rounds=4")
@@ -197,9 +197,9 @@ def test_a_site_alone_that_diverges_stops_the_run_with_the_reason_and_keeps_no_s
 
 
 def test_personal_models_that_cannot_be_tested_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tested = RequestedMetrics.compute_test_metrics
+    tested = RequestedMetricsComputer.compute_test_metrics
     monkeypatch.setattr(
-        RequestedMetrics,
+        RequestedMetricsComputer,
         "compute_test_metrics",
         lambda self, task: 1 / 0 if task.site.name == "site-2" else tested(self, task),
     )

@@ -75,13 +75,13 @@ def test_only_classes_that_a_site_does_not_annotate_are_tagged() -> None:
 def test_a_site_that_starts_anew_keeps_its_tags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Between rounds, every trace of the site in memory goes: what a restart leaves is its folder.
     straight = finished(*FEW_CLASSES, pages=True)[1]["model_sha256"]
-    train = app.train_through_layers
+    train = app.train_with_privacy_layers
 
     def after_a_restart(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
         simulation._get_cached_run_sites.cache_clear()
         return train(site, request, masks)
 
-    monkeypatch.setattr(app, "train_through_layers", after_a_restart)
+    monkeypatch.setattr(app, "train_with_privacy_layers", after_a_restart)
     assert federation(tmp_path, *FEW_CLASSES, out="restarted")["model_sha256"] == straight
 
 

@@ -176,7 +176,7 @@ def test_a_frozen_part_of_another_hash_is_refused_by_the_site(tmp_path: Path) ->
     """A coordinator that exchanges the frozen part: the plan, which is signed and shown, has the hash."""
     parts = FrozenPartFiles(tmp_path, None, durable=False)
     with pytest.raises(WireError, match=f"the plan names {'0' * 64}"):
-        parts.store_received_part(FrozenPart(np.arange(5, dtype=np.float32)), "0" * 64)
+        parts.store_received_frozen_part(FrozenPart(np.arange(5, dtype=np.float32)), "0" * 64)
     assert not list(tmp_path.iterdir())
 
 
@@ -184,7 +184,7 @@ def test_only_a_few_are_kept_and_a_damaged_file_is_removed_and_asked_for_again(t
     parts = FrozenPartFiles(tmp_path, None, durable=False)
     for value in range(5):
         part = FrozenPart(np.full(3, value, np.float32))
-        parts.store_received_part(part, part.sha256)
+        parts.store_received_frozen_part(part, part.sha256)
     assert len(list(tmp_path.glob("*.f32"))) == 3
     assert parts.read_frozen_part(part.sha256).values.tolist() == [4.0, 4.0, 4.0]
     path = tmp_path / f"{part.sha256}.f32"
@@ -204,7 +204,7 @@ def test_a_weights_file_of_the_hospital_saves_the_transfer(tmp_path: Path) -> No
     parts = FrozenPartFiles(tmp_path / "frozen", weights, durable=False)
     sha256 = json.loads((first / "summary.json").read_text())["experiment"]["model"]["frozen_sha256"]
     named = file.experiment.model.model_copy(update={"frozen_sha256": sha256})
-    assert not parts.has_frozen_part(named)
+    assert not parts.ensure_frozen_part_stored(named)
     (weights / "ours.safetensors").write_bytes((first / "model.safetensors").read_bytes())
-    assert parts.has_frozen_part(named)
+    assert parts.ensure_frozen_part_stored(named)
     assert parts.read_frozen_part(sha256).sha256 == sha256

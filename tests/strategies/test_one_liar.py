@@ -14,7 +14,7 @@ from rich.console import Console
 import strategies.engine.coordinator
 import strategies.engine.layers
 from client import app
-from client.training.layers import train_through_layers
+from client.training.layers import train_with_privacy_layers
 from common.config import read_experiment
 from server.federation.checkpoints import CheckpointFolder
 from server.federation.recorder import RunRecorder
@@ -42,7 +42,7 @@ def quietly() -> Iterator[None]:
 
 
 def lied(monkeypatch: pytest.MonkeyPatch, answer: Answer, liar: str = LIAR) -> None:
-    monkeypatch.setitem(vars(app), "train_through_layers", Lying(liar, answer))
+    monkeypatch.setitem(vars(app), "train_with_privacy_layers", Lying(liar, answer))
 
 
 def events(run: Path, name: str) -> list[dict[str, Any]]:
@@ -234,7 +234,7 @@ def test_wrong_aurocs_do_not_choose_the_untrained_model(monkeypatch: pytest.Monk
     """It states 1 of the model before round 1 and 0 of all later ones, over the real wire."""
 
     def praising(site: Any, request: Any) -> Any:
-        return replace(train_through_layers(site, request), validation_auroc=float(request.round == 1))
+        return replace(train_with_privacy_layers(site, request), validation_auroc=float(request.round == 1))
 
     lied(monkeypatch, praising)
     summary = federation(tmp_path, *plan(3, rounds=4))

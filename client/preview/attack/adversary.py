@@ -143,11 +143,11 @@ class Adversary:
         """Return the class names of a model's head rows for this site."""
         return self.site.declaration.canonical_names
 
-    def make_new_run_name(self) -> str:
+    def make_unused_run_name(self) -> str:
         """Return a run name that the site has not seen before."""
         return f"attack-{next(self._runs)}"
 
-    def make_plan(
+    def make_attack_plan(
         self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any
     ) -> HospitalPlan:
         """Make the attacker's own plan, within this site's policy as far as possible.
@@ -182,8 +182,8 @@ class Adversary:
 
     def request_training(self, plan: HospitalPlan, model: ModelState, run: str = "") -> TrainReply | None:
         """Ask the site to train a model in round 1; return its reply, None after a refusal."""
-        facts = self._make_request_fields(plan, model, run)
-        return self._exchange_records("train", TrainRequest(**facts), TrainReply)
+        facts = self._make_attack_request_fields(plan, model, run)
+        return self._send_request_record("train", TrainRequest(**facts), TrainReply)
 
     def request_evaluation(
         self, plan: HospitalPlan, model: ModelState, run: str = "", *, test: bool = False, counted: int = 0
@@ -194,19 +194,19 @@ class Adversary:
             test: True to ask also for metrics of the test part.
             counted: Number that the request gives as the last round that counted.
         """
-        facts = {**self._make_request_fields(plan, model, run), "counted": counted}
-        return self._exchange_records("evaluate", EvaluateRequest(**facts, test=test), EvaluateReply)
+        facts = {**self._make_attack_request_fields(plan, model, run), "counted": counted}
+        return self._send_request_record("evaluate", EvaluateRequest(**facts, test=test), EvaluateReply)
 
     def request_comparison(self, plan: HospitalPlan, model: ModelState, run: str) -> BenefitReply | None:
         """Ask the site to compare a model with one that it trains alone; return its reply, None after a refusal."""
-        facts = self._make_request_fields(plan, model, run)
-        return self._exchange_records(
+        facts = self._make_attack_request_fields(plan, model, run)
+        return self._send_request_record(
             "query.benefit", BenefitRequest(**facts, initial=facts["model"], epochs=1), BenefitReply
         )
 
-    def _make_request_fields(self, plan: HospitalPlan, model: ModelState, run: str) -> dict[str, Any]:
+    def _make_attack_request_fields(self, plan: HospitalPlan, model: ModelState, run: str) -> dict[str, Any]:
         return {
-            "run": run or self.make_new_run_name(),
+            "run": run or self.make_unused_run_name(),
             "round": 1,
             "plan": plan.model_dump_json(),
             "contract": "attack",
@@ -217,7 +217,7 @@ class Adversary:
             "model": ModelGroups.from_model(model),
         }
 
-    def _exchange_records(self, kind: str, record: Record, expected: type[R]) -> R | None:
+    def _send_request_record(self, kind: str, record: Record, expected: type[R]) -> R | None:
         """Send a record through the site's gate; return the decoded reply, None after a refusal."""
         message, refusal = Message(encode_record(record), 2, kind), ""
         try:

@@ -73,7 +73,7 @@ def list_undisclosed_counts(at: Adversary, *parts: str) -> list[UndisclosedCount
     return counts
 
 
-def make_constant_model(at: Adversary, plan: HospitalPlan, row: int | None = None) -> ModelState:
+def make_constant_output_model(at: Adversary, plan: HospitalPlan, row: int | None = None) -> ModelState:
     """Make a model of zeros with the same output for every image; with ``row``, it always predicts that row's class."""
     model = read_model_state(at.build_attacked_network(plan))
     for values in (model.trunk, model.norm, model.head.weight, model.head.bias):
@@ -88,10 +88,10 @@ def infer_counts_from_losses(at: Adversary) -> AttackResult:
 
     The attack is given the number of hidden classes of the validation part, since an attacker could try all numbers.
     """
-    plan, counts = at.make_plan("tiny_cnn", 16, STILL), list_undisclosed_counts(at, "train", "validation")
+    plan, counts = at.make_attack_plan("tiny_cnn", 16, STILL), list_undisclosed_counts(at, "train", "validation")
     recovered = 0
     for count in counts:
-        model, rows, loss, images = make_constant_model(at, plan, count.row), len(at.head_class_names), None, 0
+        model, rows, loss, images = make_constant_output_model(at, plan, count.row), len(at.head_class_names), None, 0
         if count.part == "train":
             if trained := at.request_training(plan, model):
                 loss, images = trained.train_loss, trained.train_samples
@@ -120,7 +120,7 @@ def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
     step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
     whole = Fraction(1, 10**6)  # tolerance for whole numbers
     for seed in range(TESTS if step > 1 else 0):
-        plan, run = at.make_plan("tiny_cnn", 16, STILL), at.make_new_run_name()
+        plan, run = at.make_attack_plan("tiny_cnn", 16, STILL), at.make_unused_run_name()
         model = read_model_state(at.build_attacked_network(plan, seed))
         at.request_training(plan, model, run)
         if (reply := at.request_evaluation(plan, model, run, test=True)) is None:
@@ -159,10 +159,10 @@ def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
 
 def infer_counts_from_head(at: Adversary) -> AttackResult:
     """Infer the counts of training images by class from the update of the head's biases, with one request."""
-    plan = at.make_plan("tiny_cnn", 16, 1.0)
-    reply = at.request_training(plan, make_constant_model(at, plan))
+    plan = at.make_attack_plan("tiny_cnn", 16, 1.0)
+    reply = at.request_training(plan, make_constant_output_model(at, plan))
     head = None if reply is None else reply.update.head
-    return _make_counts_result(
+    return _make_count_attack_result(
         "counts from head rows",
         "How many training images show a class, out of the change of its head row",
         "One step from a model of zeros: the change of each class's bias is the share of images that show it.",
@@ -174,7 +174,7 @@ def infer_counts_from_head(at: Adversary) -> AttackResult:
 
 def infer_counts_from_trunk(at: Adversary) -> AttackResult:
     """Infer the counts of training images by class from the layer before the head, with one unit for each class."""
-    plan = at.make_plan("fedsld_cnn", 60, 1.0)
+    plan = at.make_attack_plan("fedsld_cnn", 60, 1.0)
     network = at.build_attacked_network(plan)
     zero_all_parameters(network)
     with torch.no_grad():
@@ -183,7 +183,7 @@ def infer_counts_from_trunk(at: Adversary) -> AttackResult:
         network.head.bias.fill_(-1)  # each class has probability 0.5 for every image
     reply = at.request_training(plan, read_model_state(network))
     change = read_trunk_tensor_update(reply, make_model_layout(network).tensor_slices()[f"{DENSE}.bias"])
-    return _make_counts_result(
+    return _make_count_attack_result(
         "counts from the trunk",
         "How many training images show a class, out of the layer below the head",
         "One step from a model in which one unit stands for each class: the change of the unit's bias is the share of "
@@ -197,43 +197,39 @@ def infer_counts_from_trunk(at: Adversary) -> AttackResult:
 def infer_counts_from_hash(at: Adversary) -> AttackResult:
     """Infer the counts of training images by class from the reported hash of a model whose head stays at the site."""
     counts = list_undisclosed_counts(at, "train") if at.honest.model.task == "multi_label" else []
-    return _make_counts_result(
+    images, recovered = len(at.site.train), 0
+    for undisclosed in counts:
+        row, plan = undisclosed.row, at.make_attack_plan("tiny_cnn", 16, STEP * images * len(at.head_class_names))
+        plan = plan.model_copy(update={"run": plan.run.model_copy(update={"method": "pfl"})})
+        network = at.build_attacked_network(plan)
+        zero_all_parameters(network)
+        with torch.no_grad():
+            last = [module for module in network.backbone.modules() if isinstance(module, torch.nn.GroupNorm)][-1]
+            last.bias[0] = 1  # a feature that is 1 for every image
+            network.head.weight[:, 0], network.head.bias[:] = ABSORBS, ABSORBS
+            network.head.weight[row, 0], network.head.bias[row] = -OFFSET, OFFSET
+        model, layout, run = read_model_state(network), make_model_layout(network), at.make_unused_run_name()
+        at.request_training(plan, model, run)
+        reply = at.request_evaluation(plan, model, run, counted=1)
+        for count in range(images + 1) if reply else ():
+            change = np.float32(STEP * (images / 2 - count))  # of one step
+            weight, bias = model.head.weight.copy(), model.head.bias.copy()
+            weight[row, 0] -= change
+            bias[row] -= change
+            trained = ModelState(model.trunk, model.norm, Head(model.head.class_names, weight, bias))
+            if reply and hash_model_state(trained, layout) == reply.model_sha256:
+                recovered += count == undisclosed.truth
+                break
+    return _make_count_attack_result(
         "counts from hashes",
         "How many training images show a class, out of the hash of a head that never leaves",
         "Each site has a head of its own. One step from a head that only one class moves; the site then says which "
         "model it judged, by its hash, and the attacker tries every count.",
         at,
-        sum(_search_count_by_hash(at, count.row) == count.truth for count in counts),
+        recovered,
         counts,
         stops="masks or noise on updates: the hash is then of what the coordinator sent",
     )
-
-
-def _search_count_by_hash(at: Adversary, row: int) -> int | None:
-    """Return the count for which the model has the hash that the site reports; None if there is none."""
-    images, rows = len(at.site.train), len(at.head_class_names)
-    plan = at.make_plan("tiny_cnn", 16, STEP * images * rows)
-    plan = plan.model_copy(update={"run": plan.run.model_copy(update={"method": "pfl"})})
-    network = at.build_attacked_network(plan)
-    zero_all_parameters(network)
-    with torch.no_grad():
-        last = [module for module in network.backbone.modules() if isinstance(module, torch.nn.GroupNorm)][-1]
-        last.bias[0] = 1  # a feature that is 1 for every image
-        network.head.weight[:, 0], network.head.bias[:] = ABSORBS, ABSORBS
-        network.head.weight[row, 0], network.head.bias[row] = -OFFSET, OFFSET
-    model, run = read_model_state(network), at.make_new_run_name()
-    at.request_training(plan, model, run)
-    reply = at.request_evaluation(plan, model, run, counted=1)
-    layout = make_model_layout(network)
-    for count in range(images + 1) if reply else ():
-        change = np.float32(STEP * (images / 2 - count))  # of one step
-        weight, bias = model.head.weight.copy(), model.head.bias.copy()
-        weight[row, 0] -= change
-        bias[row] -= change
-        trained = ModelState(model.trunk, model.norm, Head(model.head.class_names, weight, bias))
-        if reply and hash_model_state(trained, layout) == reply.model_sha256:
-            return count
-    return None
 
 
 def _infer_counts_from_biases(
@@ -261,7 +257,7 @@ def _infer_counts_from_biases(
     return sum(round(best[count.row]) == count.truth for count in counts), counts
 
 
-def _make_counts_result(
+def _make_count_attack_result(
     name: str, title: str, tried: str, at: Adversary, recovered: int, counts: Sequence[UndisclosedCount], *, stops: str
 ) -> AttackResult:
     hidden = sum(at.head_class_names[count.row] in at.site.hidden_classes(count.part) for count in counts)
@@ -277,7 +273,7 @@ def bypass_privacy_budget(at: Adversary) -> AttackResult:
     has_budget = at.site.policy.epsilon is not None
     answered = False
     if has_budget:
-        plan = at.make_plan("tiny_cnn", 16, 0.01, 64).model_copy(update={"privacy": PrivacySection()})
+        plan = at.make_attack_plan("tiny_cnn", 16, 0.01, 64).model_copy(update={"privacy": PrivacySection()})
         reply = at.request_evaluation(plan, read_model_state(at.build_attacked_network(plan)), test=True)
         answered = reply is not None and (reply.validation_loss is not None or bool(reply.class_names))
     return AttackResult(

@@ -32,12 +32,13 @@ from client.preview.attack.adversary import (
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import convert_to_channels_first
 from common.data.images.reading import encode_png_thumbnail
-from common.models.network import SplitNetwork, convert_backbone_pixels, set_train_mode
+from common.models.network import SplitNetwork, convert_pixels_for_backbone, set_train_mode
 from common.models.state import make_model_layout, read_model_state
 from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import pair_pixels_with_labels
 
-SIZE = 112
+SIZE, SIZE_WITH_BUDGET = 112, 60
+"""Side of the network's input in pixels; at a site with a privacy budget each image's own gradient is in memory."""
 CROP, POOL = 6, 4
 """Each input of the dense layer is the mean of 4 x 4 pixels of the image inside a border of 6 pixels."""
 ALIKE, NEARLY = 0.99, 0.9
@@ -45,14 +46,15 @@ MOST_PICTURES = 12
 STEPS = 120
 
 
-def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
+def attack_by_imprinting(at: Adversary, size: int = 0) -> AttackResult:
     """Recover training images from the update of one crafted model (*imprint*).
 
     Args:
-        size: Side in pixels of the network's input; the side of recovered images is about a quarter of it.
+        size: Side in pixels of the network's input; the side of recovered images is about a quarter of it. 0 for
+            :data:`SIZE`, or :data:`SIZE_WITH_BUDGET`.
     """
-    train = at.site.train
-    plan = at.make_plan("fedsld_cnn", size, 1e3)
+    train, size = at.site.train, size or (SIZE if at.site.policy.epsilon is None else SIZE_WITH_BUDGET)
+    plan = at.make_attack_plan("fedsld_cnn", size, 1e3)
     network = at.build_attacked_network(plan)
     # The attacker learns the distribution of brightness from other images.
     alike = next((part for part in (at.site.test, at.site.validation) if len(part)), train)
@@ -68,10 +70,10 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
         between, alone = -np.diff(weights, axis=0, append=0), -np.diff(biases, append=0)
         answered = np.abs(alone) > 1e-4 * np.abs(biases).max(initial=0)
         recovered = between[answered] / alone[answered, None]
-    best, place = _find_best_matches(truth, recovered)
+    best, place = _find_best_matching_pictures(truth, recovered)
     side = math.isqrt(truth.shape[1])
     end = size - CROP
-    pixels = convert_backbone_pixels(convert_to_channels_first(train.images).float(), plan.model)[
+    pixels = convert_pixels_for_backbone(convert_to_channels_first(train.images).float(), plan.model)[
         ..., CROP:end, CROP:end
     ]
     shown = functional.avg_pool2d(pixels, POOL).flatten(1).double().numpy() / 255
@@ -114,11 +116,14 @@ def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -
 def invert_gradients(at: Adversary) -> AttackResult:
     """Recover training images from an honest update by *gradient inversion*."""
     train = at.site.train
-    plan = at.make_plan("tiny_cnn", 16, 0.1)
+    plan = at.make_attack_plan("tiny_cnn", 16, 0.1)
     network = at.build_attacked_network(plan)
     update = read_trunk_tensor_update(at.request_training(plan, read_model_state(network)), slice(None))
     truth = (
-        convert_backbone_pixels(convert_to_channels_first(train.images).float(), plan.model).flatten(1).double().numpy()
+        convert_pixels_for_backbone(convert_to_channels_first(train.images).float(), plan.model)
+        .flatten(1)
+        .double()
+        .numpy()
     )
     recovered = np.zeros((0, truth.shape[1]))
     if update is not None:  # optimise images until their gradient has the direction of the update
@@ -140,7 +145,7 @@ def invert_gradients(at: Adversary) -> AttackResult:
             search.step()
             guess.data.clamp_(0, 255)
         recovered = guess.detach().flatten(1).double().numpy()  # (n, 256)
-    best, place = _find_best_matches(truth, recovered)
+    best, place = _find_best_matching_pictures(truth, recovered)
     return AttackResult(
         "gradient inversion",
         "Training images out of one update, by search",
@@ -156,7 +161,7 @@ def invert_gradients(at: Adversary) -> AttackResult:
     )
 
 
-def _find_best_matches(truth: Floats, recovered: Floats) -> tuple[Floats, NDArray[np.intp]]:
+def _find_best_matching_pictures(truth: Floats, recovered: Floats) -> tuple[Floats, NDArray[np.intp]]:
     """Return each image's highest correlation with a recovered image, and the row of that recovered image."""
     if not len(recovered):
         return np.zeros(len(truth)), np.zeros(len(truth), np.intp)

@@ -35,7 +35,7 @@ RIDGE = 1e-4
 FALSE_ALARMS = 0.05
 
 
-def attack_by_matched_filter(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
+def infer_membership_by_matched_filter(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
     """Infer membership of training images by the matched filter.
 
     Args:
@@ -45,21 +45,22 @@ def attack_by_matched_filter(at: Adversary, strangers: ImageSet, elsewhere: Adve
     """
     members = len(at.site.train)
     batch = min(members, at.site.policy.maximum_batch_size or members)
-    data = AttackerData.from_images(at, strangers, at.make_plan("tiny_cnn", 32, 0.05, batch, epochs=1))
-    replies = data.request_replies(at, elsewhere)
-    scores = [np.zeros(len(data.images)) if reply is None else compute_matched_filter(data, reply) for reply in replies]
+    data = MembershipAttackData.from_images(at, strangers, at.make_attack_plan("tiny_cnn", 32, 0.05, batch, epochs=1))
+    replies = data.request_training_replies(at, elsewhere)
+    scores = [
+        np.zeros(len(data.images)) if reply is None else compute_shares_in_update(data, reply) for reply in replies
+    ]
     tried = f"One honest update (tiny_cnn, one epoch over {members} training images, {batch} at once)"
     return _make_membership_result("matched filter", tried, scores, data, at)
 
 
-def attack_by_likelihood_ratio(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
-    """Infer membership of training images by LiRA; for the arguments see :func:`attack_by_matched_filter`."""
+def infer_membership_by_lira(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
+    """Infer membership of training images by LiRA; for the arguments see :func:`infer_membership_by_matched_filter`."""
     epochs = min(EPOCHS, at.site.policy.maximum_epochs or EPOCHS)
-    data = AttackerData.from_images(
-        at, strangers, at.make_plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs)
-    )
-    replies = data.request_replies(at, elsewhere)
-    scores = compute_likelihood_ratios(at, data, replies)
+    plan = at.make_attack_plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs)
+    data = MembershipAttackData.from_images(at, strangers, plan)
+    replies = data.request_training_replies(at, elsewhere)
+    scores = compute_membership_likelihood_ratios(at, data, replies)
     tried = (
         f"One honest update (tiny_cnn, {epochs} epochs over {len(at.site.train)} training images, "
         f"{SHADOWS} shadow models)"
@@ -68,7 +69,7 @@ def attack_by_likelihood_ratio(at: Adversary, strangers: ImageSet, elsewhere: Ad
 
 
 @dataclass(frozen=True)
-class AttackerData:
+class MembershipAttackData:
     """The model that the attacker sends, and the attacker's images: the training images (``members``), then others."""
 
     plan: HospitalPlan
@@ -79,25 +80,25 @@ class AttackerData:
     examples: LabelledExamples
 
     @classmethod
-    def from_images(cls, at: Adversary, strangers: ImageSet, plan: HospitalPlan) -> "AttackerData":
+    def from_images(cls, at: Adversary, strangers: ImageSet, plan: HospitalPlan) -> "MembershipAttackData":
         network = at.build_attacked_network(plan)
         # The roll call tells which classes are hidden, so an attacker knows which labels are not trained on.
         site = copy_site_with_images(at.site, train=concatenate_image_sets([at.site.train, strangers]))
-        images = site.images_to_train_on("train", plan)
+        images = site.get_images_to_train_on("train", plan)
         examples = pair_pixels_with_labels(images, convert_to_channels_first(images.images), network.class_names)
         members = np.arange(len(images)) < len(at.site.train)
         return cls(plan, images, members, network, read_model_state(network), examples)
 
-    def request_replies(self, *adversaries: Adversary) -> list[TrainReply | None]:
+    def request_training_replies(self, *adversaries: Adversary) -> list[TrainReply | None]:
         return [at.request_training(self.plan, self.start) if len(at.site.train) else None for at in adversaries]
 
-    def pixels(self) -> Tensor:
+    def get_float_pixels(self) -> Tensor:
         assert isinstance(self.examples.images, Tensor)
         return self.examples.images.float()
 
 
 def _make_membership_result(
-    name: str, tried: str, scores: Sequence[Floats], data: AttackerData, at: Adversary
+    name: str, tried: str, scores: Sequence[Floats], data: MembershipAttackData, at: Adversary
 ) -> AttackResult:
     """Compare the members' scores from the attacked update with those from the control update."""
     members, strangers = data.members, ~data.members
@@ -121,17 +122,14 @@ def _make_membership_result(
     )
 
 
-def compute_matched_filter(data: AttackerData, reply: TrainReply) -> Floats:
+def compute_shares_in_update(data: MembershipAttackData, reply: TrainReply) -> Floats:
     """Compute each image's share in the update, ``(n,)``, by ridge regression on the images' own gradients."""
     update = reply.update.trunk
     assert update is not None
     network, examples = data.network.eval(), data.examples
     write_model_state(network, trunk=data.start.trunk, norm=data.start.norm, head=data.start.head)
-    loss, pixels, places = (
-        PLAIN_LOSSES[network.spec.task, "masked"],
-        data.pixels(),
-        make_model_layout(network).tensor_slices(),
-    )
+    loss, pixels = PLAIN_LOSSES[network.spec.task, "masked"], data.get_float_pixels()
+    places = make_model_layout(network).tensor_slices()
     names, parameters = zip(*[pair for pair in network.named_parameters() if pair[0] in places], strict=True)
     target = np.concatenate([update[places[name]] for name in names])
     steps = np.empty((len(data.images), len(target)), np.float32)
@@ -143,7 +141,9 @@ def compute_matched_filter(data: AttackerData, reply: TrainReply) -> Floats:
     return np.asarray(np.linalg.solve(products, (steps @ target).astype(np.float64)))
 
 
-def compute_likelihood_ratios(at: Adversary, data: AttackerData, replies: Sequence[TrainReply | None]) -> list[Floats]:
+def compute_membership_likelihood_ratios(
+    at: Adversary, data: MembershipAttackData, replies: Sequence[TrainReply | None]
+) -> list[Floats]:
     """Compute for each reply the log likelihood ratio, member against stranger, of each image's loss, ``(n,)``.
 
     The attacker trains the shadow models at simulated sites of its own without a policy, each on half of the images.
@@ -169,7 +169,7 @@ def compute_likelihood_ratios(at: Adversary, data: AttackerData, replies: Sequen
     return [np.asarray(((row - strangers) ** 2 - (row - members) ** 2) / spread**2) for row in real]
 
 
-def _compute_image_losses(data: AttackerData, reply: TrainReply) -> Floats:
+def _compute_image_losses(data: MembershipAttackData, reply: TrainReply) -> Floats:
     """Compute each image's loss by the model after a reply's update, ``(n,)``."""
     update, head, start = reply.update, reply.update.head, data.start
     assert update.trunk is not None
@@ -178,6 +178,6 @@ def _compute_image_losses(data: AttackerData, reply: TrainReply) -> Floats:
     write_model_state(data.network, trunk=start.trunk + update.trunk, norm=start.norm, head=moved)
     loss, examples = PLAIN_LOSSES[data.network.spec.task, "masked"], data.examples
     with torch.no_grad():
-        logits = data.network.eval()(data.pixels())
+        logits = data.network.eval()(data.get_float_pixels())
         rows = range(len(examples))
         return np.array([loss(logits[[r]], examples.labels[[r]], examples.annotated).item() for r in rows])

@@ -38,7 +38,7 @@ SHRINKAGE = 0.1
 
 
 @dataclass(frozen=True)
-class PicturesToLocate:
+class PicturesOfUnknownPart:
     """The pictures that the attacker looks for in the site's data.
 
     Attributes:
@@ -52,19 +52,19 @@ class PicturesToLocate:
     alike: ImageSet
 
 
-def list_pictures_to_locate(strangers: ImageSet, alike: ImageSet, **parts: ImageSet) -> PicturesToLocate:
+def join_pictures_of_parts(strangers: ImageSet, alike: ImageSet, **parts: ImageSet) -> PicturesOfUnknownPart:
     """Join pictures of the site's parts with strangers, which are not in its data, and record the true part of each."""
     kinds = [(part, images) for part, images in (*parts.items(), ("neither", strangers)) if len(images)]
     truth = [part for part, images in kinds for _ in range(len(images))]
-    return PicturesToLocate(concatenate_image_sets([images for _, images in kinds]), truth, alike)
+    return PicturesOfUnknownPart(concatenate_image_sets([images for _, images in kinds]), truth, alike)
 
 
-def locate_pictures(at: Adversary, pictures: PicturesToLocate) -> AttackResult:
+def infer_parts_of_pictures(at: Adversary, pictures: PicturesOfUnknownPart) -> AttackResult:
     """Infer the part of every picture, with one request to train for all pictures and one test for each."""
-    plan = at.make_plan("fedsld_cnn", SIZE, 1e3)
+    plan = at.make_attack_plan("fedsld_cnn", SIZE, 1e3)
     network = at.build_attacked_network(plan)
     set_pixel_passing_weights(network)
-    _set_units_for_pictures(network, pictures.images, pictures.alike)
+    _set_picture_detecting_units(network, pictures.images, pictures.alike)
     count, truth = len(pictures.parts), pictures.parts
     # A picture is in the training part if training changed its unit; None without an update, or if noise may hide it.
     change = read_trunk_tensor_update(
@@ -112,7 +112,9 @@ def locate_pictures(at: Adversary, pictures: PicturesToLocate) -> AttackResult:
 
 
 @torch.no_grad()
-def _set_units_for_pictures(network: SplitNetwork, images: ImageSet, others: ImageSet, strength: float = 1.0) -> None:
+def _set_picture_detecting_units(
+    network: SplitNetwork, images: ImageSet, others: ImageSet, strength: float = 1.0
+) -> None:
     """Set the dense layer's weights so that each of these images activates one unit, and other images do not."""
     pictures, alike = (compute_dense_layer_input(network, each) for each in (images, others))  # (n, numbers)
     centre, covariance = alike.mean(axis=0), np.cov(alike, rowvar=False)
@@ -135,9 +137,9 @@ OUT_OF_ALL_BOUNDS = 1e3
 """A validation loss above this shows that the picture is in the validation part."""
 
 
-def locate_pictures_by_failure(at: Adversary, pictures: PicturesToLocate) -> AttackResult:
+def infer_parts_by_failing_model(at: Adversary, pictures: PicturesOfUnknownPart) -> AttackResult:
     """Infer the part of every picture from the loss, scores and comparison of a model that fails on the picture."""
-    plan = at.make_plan("fedsld_cnn", SIZE, STILL)
+    plan = at.make_attack_plan("fedsld_cnn", SIZE, STILL)
     asks = {"compare_local": True, "test_each_round": at.site.policy.test_each_round and at.site.policy.test_metrics}
     plan = plan.model_copy(update={"evaluation": plan.evaluation.model_copy(update=asks)})
     usual = _probe_with_failing_model(at, plan, pictures, None)
@@ -167,18 +169,20 @@ def locate_pictures_by_failure(at: Adversary, pictures: PicturesToLocate) -> Att
 
 
 def _probe_with_failing_model(
-    at: Adversary, plan: HospitalPlan, pictures: PicturesToLocate, place: int | None
+    at: Adversary, plan: HospitalPlan, pictures: PicturesOfUnknownPart, place: int | None
 ) -> tuple[Any, ...] | None:
     """Send a model that fails on one picture (or on none, as a control); return the answers to compare, the loss first.
 
     Return None if the site refuses to train: the model fails on a training image, which may only resemble the picture.
     """
-    network, run = at.build_attacked_network(plan), at.make_new_run_name()
+    network, run = at.build_attacked_network(plan), at.make_unused_run_name()
     set_pixel_passing_weights(network)
     with torch.no_grad():
         network.head.weight.zero_()
         if place is not None:
-            _set_units_for_pictures(network, pictures.images.select_rows(np.array([place])), pictures.alike, STRONG)
+            _set_picture_detecting_units(
+                network, pictures.images.select_rows(np.array([place])), pictures.alike, STRONG
+            )
             network.head.weight[:, 0] = STRONG
     model = read_model_state(network)
     images: tuple[int | None, ...] = ()

@@ -3,6 +3,7 @@
 The copy's folder is removed afterwards. The page has figures and patients' pictures, for this hospital only.
 """
 
+import re
 import tempfile
 import time
 from collections import Counter
@@ -24,9 +25,9 @@ from client.preview.attack.counts import (
     infer_counts_from_score_digits,
     infer_counts_from_trunk,
 )
-from client.preview.attack.images import SIZE, attack_by_imprinting, invert_gradients
-from client.preview.attack.membership import attack_by_likelihood_ratio, attack_by_matched_filter
-from client.preview.attack.patients import list_pictures_to_locate, locate_pictures, locate_pictures_by_failure
+from client.preview.attack.images import attack_by_imprinting, invert_gradients
+from client.preview.attack.membership import infer_membership_by_lira, infer_membership_by_matched_filter
+from client.preview.attack.patients import infer_parts_by_failing_model, infer_parts_of_pictures, join_pictures_of_parts
 from client.site.site import Site
 from common import __version__
 from common.config import HospitalPlan
@@ -38,8 +39,8 @@ MOST_IMAGES = 60
 """Training images of the copy in attacks that recover pictures, so that an attack takes seconds."""
 MOST_TESTED = 1000
 """Test images of the copy in the search for pictures; with fewer images, more rare classes would be hidden."""
-FEW, SMALL = 16, 60
-"""Number and side in pixels of images in attacks that hold each image's own gradient in memory."""
+FEW = 16
+"""Number of images in attacks that hold each image's own gradient in memory."""
 MOST_PERSONS = 10
 """Pictures of the training part, of the test part and of neither: this many of each."""
 MOST_FAILED = 5
@@ -49,61 +50,61 @@ Attack = Callable[[Site, Path, HospitalPlan], AttackResult]
 """Function that attacks a copy of the site in a folder of its own, under the plan that the hospital was sent."""
 
 
-def _attack_by_imprint(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
-    most, size = (MOST_IMAGES, SIZE) if site.policy.epsilon is None else (FEW, SMALL)
-    return attack_by_imprinting(
-        Adversary(copy_site_with_images(site, train=draw_random_images(site.train, most)), folder, plan), size
-    )
-
-
 def _make_membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], AttackResult]) -> Attack:
-    def attack_copies(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
+    def attack_patient_disjoint_copies(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
         members, strangers, others = draw_patient_disjoint_sets(site.train, MOST_IMAGES)
         elsewhere = Adversary(copy_site_with_images(site, train=others), folder / "elsewhere", plan)
         return attack(Adversary(copy_site_with_images(site, train=members), folder, plan), strangers, elsewhere)
 
-    return attack_copies
+    return attack_patient_disjoint_copies
 
 
-def _make_site_attack(attack: Callable[[Adversary], AttackResult], most: int | None = None) -> Attack:
-    """Make an attack on a copy of the site with at most ``most`` training images; None for all."""
+def _make_site_attack(
+    attack: Callable[[Adversary], AttackResult], most: int | None = None, with_budget: int | None = None
+) -> Attack:
+    """Make an attack on a copy of the site with at most ``most`` training images; None for all.
 
-    def attack_copy(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
-        copy = site if most is None else copy_site_with_images(site, train=draw_random_images(site.train, most))
+    Args:
+        with_budget: Most training images at a site with a privacy budget; None for ``most``.
+    """
+
+    def attack_site_copy(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
+        limit = most if site.policy.epsilon is None else with_budget or most
+        copy = site if limit is None else copy_site_with_images(site, train=draw_random_images(site.train, limit))
         return attack(Adversary(copy, folder, plan))
 
-    return attack_copy
+    return attack_site_copy
 
 
 def _attack_by_locating_pictures(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
-    train, others, strangers = _split_off_nonmembers(site)
+    train, others, strangers = _split_training_images_in_halves(site)
     test, alike = draw_random_images(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
     parts = {"train": draw_random_images(train, MOST_PERSONS, 1), "test": draw_random_images(test, MOST_PERSONS, 1)}
     copy = copy_site_with_images(
         site, train=train, test=test, validation=draw_random_images(site.validation, MOST_IMAGES)
     )
-    return locate_pictures(Adversary(copy, folder, plan), list_pictures_to_locate(strangers, alike, **parts))
+    return infer_parts_of_pictures(Adversary(copy, folder, plan), join_pictures_of_parts(strangers, alike, **parts))
 
 
 def _attack_by_failing_models(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
-    train, others, strangers = _split_off_nonmembers(site)
+    train, others, strangers = _split_training_images_in_halves(site)
     validation, test = draw_random_images(site.validation, MOST_IMAGES), draw_random_images(site.test, MOST_IMAGES)
     parts = {
         "validation": draw_random_images(validation, MOST_FAILED, 1),
         "test": draw_random_images(test, MOST_FAILED, 1),
     }
     copy = copy_site_with_images(site, train=draw_random_images(train, FEW), validation=validation, test=test)
-    return locate_pictures_by_failure(
+    return infer_parts_by_failing_model(
         Adversary(copy, folder, plan),
-        list_pictures_to_locate(draw_random_images(strangers, MOST_FAILED), others, **parts),
+        join_pictures_of_parts(draw_random_images(strangers, MOST_FAILED), others, **parts),
     )
 
 
 ATTACKS: Mapping[str, Attack] = {
-    coverage.IMPRINT: _attack_by_imprint,
+    coverage.IMPRINT: _make_site_attack(attack_by_imprinting, MOST_IMAGES, FEW),
     coverage.INVERSION: _make_site_attack(invert_gradients, FEW),
-    coverage.MATCHED: _make_membership_attack(attack_by_matched_filter),
-    coverage.LIRA: _make_membership_attack(attack_by_likelihood_ratio),
+    coverage.MATCHED: _make_membership_attack(infer_membership_by_matched_filter),
+    coverage.LIRA: _make_membership_attack(infer_membership_by_lira),
     coverage.LOSSES: _make_site_attack(infer_counts_from_losses),
     coverage.DIGITS: _make_site_attack(infer_counts_from_score_digits),
     coverage.ROWS: _make_site_attack(infer_counts_from_head),
@@ -125,7 +126,7 @@ def run_attacks(site: Site, plan: HospitalPlan) -> Iterator[AttackResult]:
         yield replace(attempt, seconds=time.monotonic() - began)
 
 
-def _split_off_nonmembers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
+def _split_training_images_in_halves(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
     """Divide training images of the site at random into two halves: the attacked copy trains on the first only.
 
     Returns:
@@ -156,7 +157,7 @@ def draw_patient_disjoint_sets(images: ImageSet, most: int) -> list[ImageSet]:
 _FIGURES = ("name", "tried", "recovered", "of", "things", "by_chance", "stops", "declined")
 
 
-def attacks_as_json(site: Site, plan: HospitalPlan, attempts: Sequence[AttackResult]) -> dict[str, Any]:
+def attack_results_as_json(site: Site, plan: HospitalPlan, attempts: Sequence[AttackResult]) -> dict[str, Any]:
     """Return the results of all attacks for JSON, without pictures."""
     return {
         "site": site.name,
@@ -173,30 +174,24 @@ def attacks_as_json(site: Site, plan: HospitalPlan, attempts: Sequence[AttackRes
             }
             for attempt in attempts
         ],
-        "fields": {record: _coverage_as_json(fields) for record, fields in coverage.BY_FIELD.items()},
-        "statistics": _coverage_as_json(coverage.BY_STATISTIC),
+        "fields": {record: _attack_coverage_as_json(fields) for record, fields in coverage.BY_FIELD.items()},
+        "statistics": _attack_coverage_as_json(coverage.BY_STATISTIC),
         "not_tried": list(coverage.NOT_TRIED),
     }
 
 
-def _coverage_as_json(fields: Mapping[str, coverage.Covered]) -> dict[str, Any]:
+def _attack_coverage_as_json(fields: Mapping[str, coverage.Covered]) -> dict[str, Any]:
     return {
         name: {"attacks": list(covered)} if isinstance(covered, tuple) else {"reason": covered}
         for name, covered in fields.items()
     }
 
 
-def _format_backquoted_code(text: str) -> Markup:
-    """Return HTML in which text in backquotes is marked as code."""
-    parts = text.split("`")
-    shown = (Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts))
-    return Markup("").join(shown)
-
-
 def write_attack_page(site: Site, plan: HospitalPlan, attempts: Sequence[AttackResult], out: Path) -> Path:
     """Write the page of results, with read permission for its owner only, because it shows patients' images."""
     environment = make_jinja_environment(Path(__file__).parent)
-    environment.globals.update(code=_format_backquoted_code)
+    # Text in backquotes is marked as code.
+    environment.globals.update(code=lambda text: Markup(re.sub("`(.*?)`", r"<code>\1</code>", escape(text))))
     template = environment.get_template("attack.html.j2")
     text = template.render(
         site=site.name, level=site.policy.level, plan=plan, attempts=attempts, not_tried=coverage.NOT_TRIED

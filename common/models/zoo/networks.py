@@ -27,7 +27,7 @@ from torch.nn import functional
 from common.errors import BadInput, Fault
 
 
-class SingleValueSafeNorm(nn.Module):
+class SingleValueSafeBatchNorm(nn.Module):
     """Mixin that lets a batch normalisation train on a batch with a single value per channel.
 
     PyTorch raises an error for such a batch: one image with 1x1 feature maps, as the last batch of an epoch can be at
@@ -53,12 +53,12 @@ class SingleValueSafeNorm(nn.Module):
 _STEADY = dict[type[nn.Module], type[nn.Module]]()
 
 
-def _single_value_safe_subclass(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return a cached subclass of a batch normalisation class with the mixin :class:`SingleValueSafeNorm`."""
+def _make_safe_norm_subclass(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return a cached subclass of a batch normalisation class with the mixin :class:`SingleValueSafeBatchNorm`."""
     if kind not in _STEADY:
         later = getattr(kind, "cls_to_become", None)  # the class that torch gives a lazy layer at its first call
-        attributes = {"cls_to_become": _single_value_safe_subclass(later)} if later else {}
-        _STEADY[kind] = type(f"Steady{kind.__name__}", (SingleValueSafeNorm, kind), attributes)
+        attributes = {"cls_to_become": _make_safe_norm_subclass(later)} if later else {}
+        _STEADY[kind] = type(f"Steady{kind.__name__}", (SingleValueSafeBatchNorm, kind), attributes)
     return _STEADY[kind]
 
 
@@ -84,12 +84,21 @@ def is_batch_norm(layer: nn.Module) -> bool:
     if not buffers or any(sorted([1, 1, *value.shape])[-2] > _STACKED for value in layer.parameters()):
         return False
     if layer not in _KEEPS_STATISTICS:
-        _KEEPS_STATISTICS[layer] = _keeps_statistics(layer, list(buffers))
+        _KEEPS_STATISTICS[layer] = _has_running_statistics(layer, list(buffers))
     return _KEEPS_STATISTICS[layer]
 
 
-def _keeps_statistics(layer: nn.Module, buffers: list[str]) -> bool:
+def _has_running_statistics(layer: nn.Module, buffers: list[str]) -> bool:
     """Return True if a layer's buffers follow from inputs in training and evaluation uses them; copies are tried."""
+
+    def call_copy_in_training(maps: Tensor) -> nn.Module:
+        copied = copy.deepcopy(layer).to_empty(device="cpu").train()  # the layer may be on the meta device
+        for value in (*copied.parameters(), *copied.buffers()):
+            value.fill_(1)
+        torch.default_generator.manual_seed(0)
+        copied(maps)
+        return copied
+
     values = [*(layer.get_buffer(name) for name in buffers), *layer.parameters()]
     sides = {side for value in values for side in value.shape if side > 1} or {1, 3}
     shapes = [(4, *value.shape) for value in values if value.ndim > 1]  # statistics of each position
@@ -99,7 +108,7 @@ def _keeps_statistics(layer: nn.Module, buffers: list[str]) -> bool:
         maps = torch.linspace(0, 3, math.prod(shape), dtype=values[0].dtype).reshape(shape)
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                probe, other = (_train_probe(layer, inputs) for inputs in (maps, maps.square()))
+                probe, other = map(call_copy_in_training, (maps, maps.square()))
                 changed = [name for name in buffers if not torch.equal(probe.get_buffer(name), other.get_buffer(name))]
                 outputs = list[Tensor]()
                 for number in (1, 2):
@@ -113,17 +122,7 @@ def _keeps_statistics(layer: nn.Module, buffers: list[str]) -> bool:
     return False
 
 
-def _train_probe(layer: nn.Module, maps: Tensor) -> nn.Module:
-    """Return a copy of a layer, with all its numbers 1, that was called once in training."""
-    probe = copy.deepcopy(layer).to_empty(device="cpu").train()  # the layer may be on the meta device
-    for value in (*probe.parameters(), *probe.buffers()):
-        value.fill_(1)
-    torch.default_generator.manual_seed(0)
-    probe(maps)
-    return probe
-
-
-def find_own_statistics(network: nn.Module, size: tuple[int, ...]) -> list[str]:
+def find_statistics_beside_batch_norm(network: nn.Module, size: tuple[int, ...]) -> list[str]:
     """Return the names of float buffers whose values depend on training images, outside :func:`is_batch_norm` layers.
 
     A layer with such a buffer may be a batch normalisation that does something else too, such as a convolution. They
@@ -154,16 +153,16 @@ def find_own_statistics(network: nn.Module, size: tuple[int, ...]) -> list[str]:
     ]
 
 
-def make_single_value_safe(module: nn.Module) -> None:
-    """Turn every batch normalisation inside ``module`` into a :class:`SingleValueSafeNorm`, in place."""
+def make_batch_norms_single_value_safe(module: nn.Module) -> None:
+    """Turn every batch normalisation inside ``module`` into a :class:`SingleValueSafeBatchNorm`, in place."""
     for layer in module.modules():
-        if is_batch_norm(layer) and not isinstance(layer, SingleValueSafeNorm):
-            layer.__class__ = _single_value_safe_subclass(type(layer))
+        if is_batch_norm(layer) and not isinstance(layer, SingleValueSafeBatchNorm):
+            layer.__class__ = _make_safe_norm_subclass(type(layer))
 
 
 MOST_GROUPS = 32
 _PLAIN: tuple[type[nn.Module], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_PLAIN += tuple(map(_single_value_safe_subclass, _PLAIN))
+_PLAIN += tuple(map(_make_safe_norm_subclass, _PLAIN))
 
 
 def replace_with_group_norm(module: nn.Module) -> None:
@@ -177,7 +176,7 @@ def replace_with_group_norm(module: nn.Module) -> None:
     """
     for name, child in module.named_children():
         if is_batch_norm(child):
-            kind = type(child) if isinstance(child, SingleValueSafeNorm) else _single_value_safe_subclass(type(child))
+            kind = type(child) if isinstance(child, SingleValueSafeBatchNorm) else _make_safe_norm_subclass(type(child))
             if kind not in _PLAIN:  # timm's BatchNormAct2d applies an activation, too
                 name = kind.__name__.removeprefix("Steady")
                 problem = f"group normalisation cannot take the place of {name}, which is not torch's or does more."
@@ -277,7 +276,7 @@ def unifed_vgg11(channels: int) -> nn.Sequential:
     )
 
 
-def _make_biased_convolution(narrow: int, wide: int, stride: int) -> nn.Sequential:
+def _make_convolution_with_batch_norm(narrow: int, wide: int, stride: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(narrow, wide, 3, stride=stride, padding=1), nn.BatchNorm2d(wide))
 
 
@@ -286,9 +285,9 @@ class _ResidualBlock(nn.Module):
 
     def __init__(self, narrow: int, wide: int, stride: int) -> None:
         super().__init__()
-        self.first = _make_biased_convolution(narrow, wide, stride)
-        self.second = _make_biased_convolution(wide, wide, 1)
-        self.shortcut = nn.Identity() if stride == 1 else _make_biased_convolution(narrow, wide, stride)
+        self.first = _make_convolution_with_batch_norm(narrow, wide, stride)
+        self.second = _make_convolution_with_batch_norm(wide, wide, 1)
+        self.shortcut = nn.Identity() if stride == 1 else _make_convolution_with_batch_norm(narrow, wide, stride)
 
     def forward(self, maps: Tensor) -> Tensor:
         inner: Tensor = self.second(functional.relu(self.first(maps)))
@@ -337,7 +336,7 @@ def _compute_same_padding(side: int, kernel: int, stride: int) -> tuple[int, int
     return total // 2, total - total // 2
 
 
-class _SameConv2d(nn.Conv2d):
+class _SamePaddingConv2d(nn.Conv2d):
     """A square convolution without bias, with the padding that TensorFlow calls "SAME"."""
 
     def __init__(self, narrow: int, wide: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
@@ -365,11 +364,11 @@ class _InvertedResidualBlock(nn.Module):
         self.widens = stage.expansion > 1
         self.has_shortcut = stride == 1 and narrow == wide
         if self.widens:
-            self.expand_conv = _SameConv2d(narrow, inner, 1)
+            self.expand_conv = _SamePaddingConv2d(narrow, inner, 1)
             self.bn0 = _make_efficientnet_batch_norm(inner)
-        self.depthwise_conv = _SameConv2d(inner, inner, stage.kernel, stride=stride, groups=inner)
+        self.depthwise_conv = _SamePaddingConv2d(inner, inner, stage.kernel, stride=stride, groups=inner)
         self.bn1 = _make_efficientnet_batch_norm(inner)
-        self.project_conv = _SameConv2d(inner, wide, 1)
+        self.project_conv = _SamePaddingConv2d(inner, wide, 1)
         self.bn2 = _make_efficientnet_batch_norm(wide)
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -384,14 +383,14 @@ class EfficientNetLite0(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv_stem = _SameConv2d(channels, 32, 3, stride=2)
+        self.conv_stem = _SamePaddingConv2d(channels, 32, 3, stride=2)
         self.bn0 = _make_efficientnet_batch_norm(32)
         blocks = list[_InvertedResidualBlock]()
         for stage in _STAGES:  # only the first block of a stage strides and changes the width
             blocks.append(_InvertedResidualBlock(stage.narrow, stage.wide, stage.stride, stage))
             blocks += [_InvertedResidualBlock(stage.wide, stage.wide, 1, stage) for _ in range(stage.repeats - 1)]
         self.blocks = nn.Sequential(*blocks)
-        self.conv_head = _SameConv2d(320, WIDTH, 1)
+        self.conv_head = _SamePaddingConv2d(320, WIDTH, 1)
         self.bn1 = _make_efficientnet_batch_norm(WIDTH)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ External backbones come from timm, torchvision, MONAI, TorchXRayVision and plug-
 built without their classifier and with random weights; no weights are downloaded.
 """
 
+import contextlib
 import copy
 import importlib.util
 import inspect
@@ -22,9 +23,9 @@ from common.models.zoo.networks import (
     EfficientNetLite0,
     fedsld_cnn,
     femnist_cnn,
-    find_own_statistics,
+    find_statistics_beside_batch_norm,
     is_batch_norm,
-    make_single_value_safe,
+    make_batch_norms_single_value_safe,
     replace_with_group_norm,
     tiny_cnn,
     unifed_resnet18,
@@ -55,22 +56,22 @@ def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
     source, _, inner = spec.architecture.partition(":")
     module = _SOURCES[source](inner, spec.channels, spec.image_size)
     features = _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
-    if spec.own_head is not None:
-        logits, head = features, _detach_network_head(module, spec, spec.own_head)
+    if spec.plugin_head is not None:
+        logits, head = features, _detach_network_head(module, spec, spec.plugin_head)
         try:
             features = _probe_with_noise_image(module, spec)
         except BadInput as bad:  # its forward looks at the layer, or reshapes the logits
-            problem = f'{name_network_for_messages(spec)} fails without "{spec.head}": {bad.faults[0].problem}'
+            problem = f'{format_network_name(spec)} fails without "{spec.head}": {bad.faults[0].problem}'
             raise BadInput([Fault("model.head", problem, "Return the output of that layer as it is.")]) from None
         # Of several patches, say.
         if features.shape[1] != head.in_features or not _is_same_output(
             functional.linear(features, head.weight, head.bias), logits
         ):
-            raise BadInput([_make_head_position_fault(name_network_for_messages(spec), spec.own_head)])
+            raise BadInput([_make_head_position_fault(format_network_name(spec), spec.plugin_head)])
     return module, int(features.shape[1])
 
 
-def _build_timm(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_timm_backbone(name: str, channels: int, image_size: int) -> nn.Module:
     import timm  # takes seconds to import
 
     if not timm.is_model(name):
@@ -106,12 +107,11 @@ def _build_torchvision(name: str, channels: int, image_size: int) -> nn.Module:
         path, first = next((path, module) for path, module in modules if isinstance(module, nn.Conv2d))
         form: dict[str, Any] = {key: getattr(first, key) for key in ("kernel_size", "stride", "padding", "dilation")}
         stem = nn.Conv2d(channels, first.out_channels, bias=first.bias is not None, **form)
-        parent, _, last = path.rpartition(".")
-        setattr(network.get_submodule(parent), last, stem)
+        network.set_submodule(path, stem)
     return network
 
 
-def _build_monai(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_monai_backbone(name: str, channels: int, image_size: int) -> nn.Module:
     """Build one of MONAI's classifiers for 2D images, without its last dense layer."""
     _refuse_missing_package("monai")
     from monai.networks import nets
@@ -131,7 +131,7 @@ def _build_monai(name: str, channels: int, image_size: int) -> nn.Module:
     return network
 
 
-def _build_torchxrayvision(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_torchxrayvision_backbone(name: str, channels: int, image_size: int) -> nn.Module:
     _refuse_missing_package("torchxrayvision")
     from torchxrayvision import models
 
@@ -157,8 +157,15 @@ def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Modul
             raise BadInput(
                 [Fault(format_plugin_user_name("model", name), f"is a {type(made).__name__}: {made!r}.", remedy)]
             )
+        takes_both = True  # also a function that takes neither: the call names what is missing
+        with contextlib.suppress(TypeError, ValueError):  # a function of C has no signature
+            signature = inspect.signature(made)
+            signature.bind()
+            takes_both = False
+            signature.bind(channels, image_size)
+            takes_both = True
         try:
-            made = made(channels, image_size) if _accepts_channels_and_size(made) else made()
+            made = made(channels, image_size) if takes_both else made()
         except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
             problem = f"cannot be made for {channels} channels and {image_size} pixels: {type(error).__name__}: {error}"
             raise BadInput([Fault(format_plugin_user_name("model", name), problem, remedy)]) from error
@@ -178,26 +185,11 @@ def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Modul
     return made.float()
 
 
-def _accepts_channels_and_size(factory: Callable[..., Any]) -> bool:
-    """Return True if a plug-in's factory should be called with (channels, image size), False if without arguments."""
-
-    def accepts(*arguments: int) -> bool:
-        try:
-            inspect.signature(factory).bind(*arguments)
-        except TypeError:
-            return False
-        except ValueError:  # a function of C has no signature
-            return True
-        return True
-
-    return accepts(0, 0) or not accepts()  # the call of one that takes neither names what is missing
-
-
 _SOURCES: Mapping[str, Callable[[str, int, int], nn.Module]] = {
-    "timm": _build_timm,
+    "timm": _build_timm_backbone,
     "torchvision": _build_torchvision,
-    "monai": _build_monai,
-    "torchxrayvision": _build_torchxrayvision,
+    "monai": _build_monai_backbone,
+    "torchxrayvision": _build_torchxrayvision_backbone,
     "plugin": _build_plugin_network,
 }
 
@@ -214,7 +206,7 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
     Raises:
         BadInput: If the network does not accept the image, or does not return a vector.
     """
-    name, channels, size = name_network_for_messages(spec), spec.channels, spec.image_size
+    name, channels, size = format_network_name(spec), spec.channels, spec.image_size
     was_training = module.training
     device = next((value.device for value in module.parameters()), torch.device("cpu"))
     image = torch.rand(1, channels, size, size, generator=torch.Generator().manual_seed(0), device="cpu").to(device)
@@ -224,7 +216,13 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
     except Exception as error:  # somebody else's code: it may raise anything
         reason = str(error).strip().rstrip(".")
         problem = f"{name} does not take images of {size} pixels and {channels} channels: {reason}."
-        raise BadInput([Fault("model.image_size", problem, _suggest_image_size(module, channels, device))]) from error
+        remedy = "Each network has sizes of its own."
+        for usual in USUAL_SIZES:
+            with contextlib.suppress(Exception), torch.no_grad():  # it may raise anything
+                module(torch.zeros(1, channels, usual, usual, device=device))
+                remedy = f"It takes {usual} pixels, for instance."
+                break
+        raise BadInput([Fault("model.image_size", problem, remedy)]) from error
     module.train(was_training)
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 1:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
@@ -246,7 +244,7 @@ def _detach_network_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Li
         BadInput: If no dense layer has this name, if it is no plain ``nn.Linear`` (own forward, hooks,
             parametrization), or if the network's output is not the layer's output.
     """
-    name, layers = name_network_for_messages(spec), _find_dense_layers(module)
+    name, layers = format_network_name(spec), _find_dense_layers(module)
     if (layer := layers.get(head)) is None:
         present = f"Its dense layers are {quote_names(list(layers), limit=8)}." if layers else "It has no dense layer."
         problem = f'{name} has no torch.nn.Linear "{head}". {present}'
@@ -261,12 +259,11 @@ def _detach_network_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Li
         remedy = "End in a plain torch.nn.Linear, and do the rest in a layer before it."
         raise BadInput([Fault("model.head", problem, remedy)])
     scores = torch.linspace(-1e4, 1e4, layer.out_features)
-    if not _is_same_output(scores[None], _compute_output_of_scores(module, layer, spec, scores)):
+    if not _is_same_output(scores[None], _run_with_layer_output(module, layer, spec, scores)):
         raise BadInput([_make_head_position_fault(name, head)])
     for path, part in list(module.named_modules(remove_duplicate=False)):
         if part is layer:
-            parent, _, last = path.rpartition(".")
-            setattr(module.get_submodule(parent), last, nn.Identity())
+            module.set_submodule(path, nn.Identity())
     return layer
 
 
@@ -275,14 +272,14 @@ def _find_dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
     return {name: m for name, m in module.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)}
 
 
-def _compute_output_of_scores(module: nn.Module, layer: nn.Module, spec: ModelSpec, scores: Tensor) -> Tensor:
+def _run_with_layer_output(module: nn.Module, layer: nn.Module, spec: ModelSpec, scores: Tensor) -> Tensor:
     """Return a network's output for one image if ``layer`` returns ``scores``, in each call and at each pixel."""
 
-    def replace(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    def return_scores(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
         shape = (1, -1, 1, 1) if isinstance(layer, nn.Conv2d) else (-1,)
         return scores.to(output).reshape(shape).expand_as(output)
 
-    hook = layer.register_forward_hook(replace)
+    hook = layer.register_forward_hook(return_scores)
     try:
         return _probe_with_noise_image(module, spec)
     finally:
@@ -296,14 +293,14 @@ def _is_same_output(logits: Tensor, output: Tensor) -> bool:
     return torch.allclose(logits.to(output), output, rtol=1e-4, atol=1e-6)
 
 
-def _returns_scores(module: nn.Module, name: str, layer: nn.Module, spec: ModelSpec) -> bool:
+def _outputs_scores_of_layer(module: nn.Module, name: str, layer: nn.Module, spec: ModelSpec) -> bool:
     """Return True if a network's output is this layer's, perhaps after an increasing odd function (a scale, tanh).
 
     The layer is made to return fixed numbers, the same at each pixel, so a mean or maximum over pixels does not matter.
     Behind a convolution whose name contains one of :data:`CLASSIFIERS`, a function that never falls (ReLU) is accepted.
     """
     scores = torch.linspace(-3, 3, int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels))  # type: ignore[arg-type]
-    up, down = (_compute_output_of_scores(module, layer, spec, sign * scores)[0].cpu() for sign in (1, -1))
+    up, down = (_run_with_layer_output(module, layer, spec, sign * scores)[0].cpu() for sign in (1, -1))
     if isinstance(layer, nn.Conv2d) and set(CLASSIFIERS) & set(name.split(".")):
         return bool((up.diff() >= 0).all() and up[-1] > up[0])
     return bool(up.any() and (up.diff() > 0).all() and torch.allclose(up, -down, rtol=1e-3, atol=1e-5))
@@ -329,7 +326,7 @@ def find_plugin_network_faults(spec: ModelSpec, classes: int, *, keeps_norm: boo
         return []
     with torch.random.fork_rng(devices=[]):
         try:
-            if spec.own_head is not None:
+            if spec.plugin_head is not None:
                 build_external_backbone(spec)
             module = _build_plugin_network(spec.architecture.removeprefix(PLUGIN), spec.channels, spec.image_size)
             _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
@@ -353,10 +350,10 @@ def _find_norm_faults(module: nn.Module, spec: ModelSpec, *, keeps_norm: bool) -
     """
     if not keeps_norm and (spec.norm != "group" or spec.norm_frozen):
         return []
-    where, name = "method.trunk" if keeps_norm else "model.norm", name_network_for_messages(spec)
+    where, name = "method.trunk" if keeps_norm else "model.norm", format_network_name(spec)
     remedy = 'Use "fedavg".' if keeps_norm else 'Use "batch".'
     try:
-        statistics = find_own_statistics(module, (4, spec.channels, spec.image_size, spec.image_size))
+        statistics = find_statistics_beside_batch_norm(module, (4, spec.channels, spec.image_size, spec.image_size))
     except Exception:  # somebody else's code: it may raise anything, and the next check reports it
         return []
     if statistics:
@@ -376,17 +373,17 @@ def describe_missing_batch_norm(spec: ModelSpec) -> str:
     """
     is_replaced = spec.norm == "group" and not spec.norm_frozen
     if is_replaced or not any(map(is_batch_norm, build_meta_backbone(spec).module.modules())):
-        network = f"{name_network_for_messages(spec)}{' with group normalisation' if is_replaced else ''}"
+        network = f"{format_network_name(spec)}{' with group normalisation' if is_replaced else ''}"
         return f'method.trunk "fedbn" keeps nothing at the sites: {network} has no batch normalisation'
     return ""
 
 
 def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
     """Return a fault if other tensors of a network than those of its head, such as a temperature, change the scores."""
-    if spec.own_head is None:
+    if spec.plugin_head is None:
         return []
     probe = copy.deepcopy(module)
-    head = probe.get_submodule(spec.own_head)
+    head = probe.get_submodule(spec.plugin_head)
     of_head = {id(value) for value in (*head.parameters(), *head.buffers())}
     with torch.no_grad():
         for value in (*probe.parameters(), *probe.buffers()):
@@ -394,14 +391,11 @@ def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
                 value.add_(1)
     scores = torch.linspace(-3, 3, int(head.out_features))  # type: ignore[arg-type]
     try:
-        output = _compute_output_of_scores(probe, head, spec, scores)
+        output = _run_with_layer_output(probe, head, spec, scores)
     except BadInput:  # with other numbers the network fails
         return []
-    return (
-        []
-        if _is_same_output(scores[None], output)
-        else [_make_head_position_fault(name_network_for_messages(spec), spec.own_head)]
-    )
+    same = _is_same_output(scores[None], output)
+    return [] if same else [_make_head_position_fault(format_network_name(spec), spec.plugin_head)]
 
 
 def _find_unsaved_state_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
@@ -435,7 +429,7 @@ def _find_unsaved_state_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
         and not _is_equal_value(value, getattr(loaded.get_submodule(path), key, None))
     ]
     what = quote_names(names, limit=5) if names else "state"
-    problem = f"{name_network_for_messages(spec)} changes {what} in training, outside its state_dict, and uses it."
+    problem = f"{format_network_name(spec)} changes {what} in training, outside its state_dict, and uses it."
     remedy = "Register running statistics with register_buffer: else they are neither averaged nor saved."
     return [Fault(format_plugin_user_name("model", spec.architecture), problem, remedy)]
 
@@ -452,7 +446,7 @@ def _find_training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
 
     The call changes the network's state, so the network must not be used afterwards.
     """
-    name, head = name_network_for_messages(spec), None if spec.own_head is None else module.get_submodule(spec.own_head)
+    name, head = format_network_name(spec), None if spec.plugin_head is None else module.get_submodule(spec.plugin_head)
     probe = torch.linspace(-1e4, 1e4, 2 * head.out_features).reshape(2, -1) if isinstance(head, nn.Linear) else None
     hook = None if head is None else head.register_forward_hook(lambda layer, inputs, output: probe)
     device = next((value.device for value in module.parameters()), torch.device("cpu"))
@@ -471,7 +465,7 @@ def _find_training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
         problem = f"{name} returns {kind} for two images in training; one vector an image is needed, (2, width)."
         return [Fault(format_plugin_user_name("model", spec.architecture), problem, "Switch auxiliary outputs off.")]
     if probe is not None and not torch.equal(output.cpu(), probe):
-        return [_make_head_position_fault(name, spec.own_head or "")]
+        return [_make_head_position_fault(name, spec.plugin_head or "")]
     return []
 
 
@@ -491,44 +485,28 @@ def _find_undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: in
         for name, layer in module.named_modules(remove_duplicate=False)
         if isinstance(layer, nn.Conv2d) and layer.out_channels == width and set(layer.kernel_size) == {1}
     }
-    last = [name for name, layer in (heads | dense).items() if _returns_scores(module, name, layer, spec)]
+    last = [name for name, layer in (heads | dense).items() if _outputs_scores_of_layer(module, name, layer, spec)]
     is_probability = bool(((output > 0) & (output < 1)).all())  # of sigmoid or softmax
     is_probability |= width > 1 and abs(float(output.exp().sum()) - 1) < 1e-4  # of log_softmax
     if not last and not is_probability and width != classes:
         return []
     problem = (
-        f"{name_network_for_messages(spec)} returns {width} numbers for an image, as a classifier with its own head "
-        "does."
+        f"{format_network_name(spec)} returns {width} numbers for an image, as a classifier with its own head does."
     )
     line = 'head="{}"' if is_local_plugin_name(spec.architecture) else '[model] head = "{}"'
     remedy = "Return the features before its last layer, or end in a torch.nn.Linear."
     if named := [name for name in last or dense if name in dense]:
         scores = torch.linspace(-1e4, 1e4, width)
-        is_last = _is_same_output(scores[None], _compute_output_of_scores(module, dense[named[-1]], spec, scores))
+        is_last = _is_same_output(scores[None], _run_with_layer_output(module, dense[named[-1]], spec, scores))
         write = "Write" if is_last else f'Return the output of "{named[-1]}" as it is, and write'
         remedy = f"{write} {line.format(named[-1])}: the run's head, with a row a class, takes its place."
     return [Fault("model.head", problem, f"{remedy} If these are features, write {line.format(NEW_HEAD)}.")]
 
 
-def name_network_for_messages(spec: ModelSpec) -> str:
+def format_network_name(spec: ModelSpec) -> str:
     """Return a network's name for messages: the name of the Python object that a user passed, or the architecture."""
-    return (
-        format_plugin_user_name("model", spec.architecture)
-        if is_local_plugin_name(spec.architecture)
-        else spec.architecture
-    )
-
-
-def _suggest_image_size(module: nn.Module, channels: int, device: torch.device) -> str:
-    """Return a sentence that names the smallest usual image size that a network accepts."""
-    for size in USUAL_SIZES:
-        try:
-            with torch.no_grad():
-                module(torch.zeros(1, channels, size, size, device=device))
-        except Exception:  # somebody else's code: it may raise anything
-            continue
-        return f"It takes {size} pixels, for instance."
-    return "Each network has sizes of its own."
+    name = spec.architecture
+    return format_plugin_user_name("model", name) if is_local_plugin_name(name) else name
 
 
 def _remove_last_dense_layer(network: nn.Module, name: str) -> None:
@@ -538,8 +516,7 @@ def _remove_last_dense_layer(network: nn.Module, name: str) -> None:
     if not layers:
         problem = f"{name} has no dense layer at its end that could be taken off."
         raise BadInput([Fault("model.architecture", problem, 'Try the same network as "timm:...".')])
-    parent, _, last = layers[-1].rpartition(".")
-    setattr(network.get_submodule(parent), last, nn.Identity())
+    network.set_submodule(layers[-1], nn.Identity())
 
 
 class Backbone(NamedTuple):
@@ -587,7 +564,7 @@ def build_backbone(architecture: Architecture, channels: int, image_size: int, h
         backbone = Backbone(*build_external_backbone(spec))
     else:
         backbone = _BACKBONES[architecture](channels, image_size)
-    make_single_value_safe(backbone.module)
+    make_batch_norms_single_value_safe(backbone.module)
     return backbone
 
 

@@ -188,7 +188,7 @@ class ModelSpec(BaseModel):
         return values
 
     @property
-    def own_head(self) -> str | None:
+    def plugin_head(self) -> str | None:
         """Name of the layer that is a plug-in network's own head; None if the network returns features."""
         return None if self.head == NEW_HEAD else self.head
 

@@ -22,7 +22,7 @@ import psutil
 
 from common.config import Experiment
 from common.errors import BadInput, Fault, ProgramCannotContinue
-from common.system.stopping import block_if_stopping, remove_output_if_stopped
+from common.system.stopping import block_thread_if_stopping, remove_output_if_stopped
 from server.simulation.backends import transfer
 from server.simulation.backends.cluster import (
     RayWorkerSettings,
@@ -128,7 +128,7 @@ class RayDriverHandle:
 
     def _make_ended_process_error(self) -> ProgramCannotContinue:
         """Return the error for a process that has ended, with the last reason in its output, else its exit code."""
-        block_if_stopping()
+        block_thread_if_stopping()
         self._process.wait()
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()

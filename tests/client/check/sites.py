@@ -13,8 +13,8 @@ from PIL import Image
 from client.check.connection import check_connection
 from client.check.findings import CheckResult
 from client.check.machine import GpuMeasurements, MachineMeasurements
-from client.check.run import check_site
-from client.site.site_file import make_site_folder, read_site_toml_only
+from client.check.run import run_site_check
+from client.site.site_file import make_site_folder, read_site_toml_without_data
 from common.config import read_experiment
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
 from common.security.identity import SiteConnectionKit, format_public_key_line, read_private_key, write_toml_section
@@ -91,11 +91,11 @@ class Hospital:
         (self.folder / "experiment.toml").write_text(DIGITS, encoding="utf-8")
         experiment = read_experiment(self.folder / "experiment.toml").experiment
         usual = {"environment": {}, "experiment": experiment, "look": lambda settings: machine}
-        return check_site(self.folder, **usual | options)[0]
+        return run_site_check(self.folder, **usual | options)[0]
 
     def connection(self, environment: Mapping[str, str] | None = None) -> CheckResult:
         """Return the result of the check of the connection alone."""
-        area = check_connection(read_site_toml_only(self.folder), environment or {}, offline=False)
+        area = check_connection(read_site_toml_without_data(self.folder), environment or {}, offline=False)
         return CheckResult("north", (area,))
 
     def connection_at(self, port: int, host: str = "127.0.0.1") -> CheckResult:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydicom import uid
 
-from client.check.data import check_data
+from client.check.data import check_site_data
 from client.check.findings import CheckArea
 from client.connection.exit_codes import ClientExitCode
 from client.site.settings import read_site_settings
@@ -81,7 +81,7 @@ def test_a_file_of_another_kind_is_a_patient_of_its_own(tmp_path: Path) -> None:
     files[3] = b"no DICOM"
     patients = table_of(tmp_path, files).patients.tolist()
     assert (patients[2], patients[3], len(set(patients))) == ("P2", "unknown#3", 20)
-    passed = check_data(read_site_settings(tmp_path), None).area.passed
+    passed = check_site_data(read_site_settings(tmp_path), None).area.passed
     assert any("PatientID of 19 of 20 files" in line for line in passed)
 
 
@@ -89,13 +89,13 @@ def checked(folder: Path, change: Callable[[bytes], bytes], count: int) -> Check
     """The check's data area of 20 files, of which the first few are changed."""
     files = [plain(source(8), 8, PatientID=f"P{place}") for place in range(20)]
     files[:count] = map(change, files[:count])
-    return check_data(read_site_settings(write_site(folder, files)), None).area
+    return check_site_data(read_site_settings(write_site(folder, files)), None).area
 
 
 def test_patients_stay_known_beside_files_without_one_whose_study_stays_together(tmp_path: Path) -> None:
     patients = table_of(tmp_path, [*map(of_patient, "ABAB  C  ", "123455672")]).patients.tolist()
     assert patients == ["A", "B", "A", "B", "unknown#1.5", "unknown#1.5", "C", "unknown#1.7", "B"]
-    area = check_data(read_site_settings(tmp_path), None).area
+    area = check_site_data(read_site_settings(tmp_path), None).area
     assert any("PatientID of 5 of 9 files" in line for line in area.passed)
     assert any(finding.problem.startswith("3 images without a PatientID") for finding in area.findings)
 
@@ -105,7 +105,7 @@ def test_the_check_notes_mixed_modalities_and_files_without_a_window(tmp_path: P
     files = [plain(source(8), 8, PatientID=f"P{n}", Modality="CT" if n < 12 else "CR", **window) for n in range(19)]
     files.append(plain(source(8), 8, PatientID="Z", Modality="CR"))
     files[3] = plain(source(8), 8, PatientID="P3", Modality="CT", WindowCenter=9000, WindowWidth=20)
-    area = check_data(read_site_settings(write_site(tmp_path, files)), None).area
+    area = check_site_data(read_site_settings(write_site(tmp_path, files)), None).area
     problems = [finding.problem for finding in area.findings]
     assert any("12 CT, 8 CR" in problem for problem in problems)
     assert any(problem.startswith("1 of 20 DICOM files name no window") for problem in problems)

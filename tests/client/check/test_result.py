@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from client.check import training
-from client.check.data import check_data
-from client.check.findings import CheckArea, CheckResult, ClassCounts, make_narrow_console, print_check_result
-from client.check.machine import estimate_resource_needs
-from client.check.pictures import looks_inverted
+from client.check.data import check_site_data
+from client.check.findings import CheckArea, CheckResult, ClassImageCounts, make_narrow_console, print_check_result
+from client.check.machine import estimate_training_resource_needs
+from client.check.pictures import picture_looks_inverted
 from client.check.training import find_planned_training
 from client.connection.exit_codes import ClientExitCode
 from client.site.policy import TRUST, Level
 from client.site.settings import load_site
-from client.site.site_file import read_site_toml_only, store_last_plan
+from client.site.site_file import read_site_toml_without_data, store_last_plan
 from client.training import task
 from common.config import Experiment, make_hospital_plan, read_experiment
 from common.data.sources.built_in import draw_phantom_images
@@ -36,13 +36,15 @@ from tests.network.real import flwr_client
 ROOT = Path(__file__).parents[3]
 
 
-def labelled(hospital: Hospital, cells: list[tuple[str, str]], images_a_patient: int = 1) -> dict[str, ClassCounts]:
+def labelled(
+    hospital: Hospital, cells: list[tuple[str, str]], images_a_patient: int = 1
+) -> dict[str, ClassImageCounts]:
     """Give the first images these labels, and leave the others out."""
     rows = hospital.table[: len(cells)]
     for place, (row, of_row) in enumerate(zip(rows, cells, strict=True)):
         row |= dict(zip(CLASSES, of_row, strict=True), patient=str(place // images_a_patient), part="train")
     hospital.rewrite(rows)
-    return {row.name: row for row in check_data(read_site_toml_only(hospital.folder), 1).classes}
+    return {row.name: row for row in check_site_data(read_site_toml_without_data(hospital.folder), 1).classes}
 
 
 NINE_OF_40 = [("1", "1")] * 9 + [("0", "1")] * 20 + [("0", "0")] * 11
@@ -82,12 +84,14 @@ def test_labels_of_a_hidden_class_are_noted_as_untrained_exactly_where_a_masked_
 ) -> None:
     hospital.edit("[data]", f"[policy]\n{policy}\n[data]")
     labelled(hospital, [("1", "1")] * 9 + [("0", "1")] * 31)
-    settings = read_site_toml_only(hospital.folder)
-    notes = [finding.problem for finding in check_data(settings, 1).area.findings if "Cardiomegaly" in finding.problem]
+    settings = read_site_toml_without_data(hospital.folder)
+    notes = [
+        finding.problem for finding in check_site_data(settings, 1).area.findings if "Cardiomegaly" in finding.problem
+    ]
     assert len(notes) == untrained
     (hospital.folder / "e.toml").write_text(f"{DIGITS}\n[privacy]\nsecure_aggregation = true\n", encoding="utf-8")
     plan, site = make_hospital_plan(read_experiment(hospital.folder / "e.toml").experiment), load_site(settings)
-    assert (site.images_to_train_on("train", plan) is not site.train) == untrained
+    assert (site.get_images_to_train_on("train", plan) is not site.train) == untrained
 
 
 @pytest.mark.parametrize(
@@ -103,7 +107,7 @@ def test_the_check_says_whom_the_policy_trusts_and_which_keys_override_its_level
     level: Level, keys: str, overridden: str, hospital: Hospital
 ) -> None:
     hospital.edit("[data]", f'[policy]\nlevel = "{level}"\n{keys}\n[data]')
-    findings = check_data(read_site_toml_only(hospital.folder), 1).area.findings
+    findings = check_site_data(read_site_toml_without_data(hospital.folder), 1).area.findings
     assert sum(finding.problem.endswith(TRUST[level]) for finding in findings) == 1
     notes = [finding.problem for finding in findings if "overrides" in finding.problem]
     assert len(notes) == bool(overridden)
@@ -119,10 +123,10 @@ CHESTS = draw_phantom_images(40, 48, np.random.default_rng(1)).images
 
 
 def test_a_radiograph_tells_whether_it_is_inverted_and_a_colour_or_even_picture_does_not() -> None:
-    assert [looks_inverted(image) for image in CHESTS] == [False] * 40
-    assert [looks_inverted(255 - image) for image in CHESTS] == [True] * 40
-    assert looks_inverted(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)) is None
-    assert looks_inverted(np.full((32, 32), 255, dtype=np.uint8)) is None
+    assert [picture_looks_inverted(image) for image in CHESTS] == [False] * 40
+    assert [picture_looks_inverted(255 - image) for image in CHESTS] == [True] * 40
+    assert picture_looks_inverted(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)) is None
+    assert picture_looks_inverted(np.full((32, 32), 255, dtype=np.uint8)) is None
 
 
 def test_dicom_files_with_the_wrong_photometric_interpretation_are_named_by_it(hospital: Hospital) -> None:
@@ -142,13 +146,13 @@ PLAN = make_hospital_plan(Experiment.model_validate(tomllib.loads(DIGITS)))
 def test_what_a_run_needs_grows_with_model_and_batch() -> None:
     network, batch = build_network(PLAN.model, ("a", "b"), 0), PLAN.training.batch_size
     image = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
-    small = estimate_resource_needs(network, PLAN, image, 100)
+    small = estimate_training_resource_needs(network, PLAN, image, 100)
     bigger = PLAN.model_copy(update={"training": PLAN.training.model_copy(update={"batch_size": 2 * batch})})
-    large = estimate_resource_needs(network, bigger, image, 100)
+    large = estimate_training_resource_needs(network, bigger, image, 100)
     assert small.model == 4 * sum(tensor.numel() for tensor in network.state_dict().values())
     assert large.gpu - small.gpu == large.memory - small.memory > 0
     assert (large.gpu - small.gpu) % (2 * 4 * batch) == 0
-    assert estimate_resource_needs(network, PLAN, image, 1100).gpu - small.gpu == 1000 * 16 * 16
+    assert estimate_training_resource_needs(network, PLAN, image, 1100).gpu - small.gpu == 1000 * 16 * 16
     assert large.disk == small.disk == 10**9 + 24 * small.model
 
 
@@ -162,8 +166,8 @@ def test_the_plan_of_the_last_roll_call_is_what_a_site_is_checked_for(hospital: 
 
 
 def test_without_any_plan_the_model_is_a_guess_and_said_to_be_one(hospital: Hospital) -> None:
-    settings = read_site_toml_only(hospital.folder)
-    planned = find_planned_training(settings, None, check_data(settings, 1).source)
+    settings = read_site_toml_without_data(hospital.folder)
+    planned = find_planned_training(settings, None, check_site_data(settings, 1).source)
     assert (planned.plan.model.architecture, planned.plan.model.image_size) == ("resnet18", 32)
     assert planned.assumed
 
@@ -176,7 +180,7 @@ def test_a_screen_has_faults_before_warnings_and_repeats_the_first_at_the_end() 
     data.add_warning(ClientExitCode.EMPTY_FILES, long, long, [f"{row:05}.png" for row in range(48)])
     data.add_note("a note")
     data.add_fault(ClientExitCode.COLUMN, "no [Effusion] column", "Name it.")
-    counts = [ClassCounts("Mass", 3, 90, 0, (True, False), 10)]
+    counts = [ClassImageCounts("Mass", 3, 90, 0, (True, False), 10)]
     print_check_result(
         CheckResult("north", (CheckArea("connection", ["well"]), data)), counts, make_narrow_console(file)
     )
@@ -232,7 +236,7 @@ def test_the_tables_of_exit_codes_are_those_of_the_code() -> None:
 
 def test_the_step_is_tried_on_a_network_of_initial_values(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
     """It must not be tried on undefined memory."""
-    make, epoch, losses = task.network_with_new_head, training.train_epoch, list[float]()
+    make, epoch, losses = task.make_network_with_new_head, training.train_epoch, list[float]()
 
     def of_nothing(*arguments: Any) -> SplitNetwork:
         network = make(*arguments)
@@ -245,7 +249,7 @@ def test_the_step_is_tried_on_a_network_of_initial_values(hospital: Hospital, mo
         losses.extend(of_epoch.tolist())
         return of_epoch
 
-    monkeypatch.setattr(task, "network_with_new_head", of_nothing)
+    monkeypatch.setattr(task, "make_network_with_new_head", of_nothing)
     monkeypatch.setattr(training, "train_epoch", watched)
     assert hospital.checked(offline=True).areas[-1].facts["device"] == "cpu"
     assert losses

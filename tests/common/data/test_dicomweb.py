@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from client.site.site_file import read_site_toml_only
+from client.site.site_file import read_site_toml_without_data
 from common.data.base.image_set import DatasetSplits, are_all_patients_known
 from common.data.base.spec import DicomwebDatasetSpec
 from common.data.dicomweb import client, search
@@ -340,7 +340,7 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(tmp_path: Path) -
     text = 'name = "north"\n[data]\nkind = "dicomweb"\nurl = "https://anna:hush-hush@pacs/dicom-web"\n'
     (tmp_path / "site.toml").write_text(f'{text}labels = "labels.csv"\nstudy_column = "study"\n', encoding="utf-8")
     with pytest.raises(BadInput, match="without a name, a password") as bad:
-        read_site_toml_only(tmp_path)
+        read_site_toml_without_data(tmp_path)
     assert "hush" not in str(bad.value)
 
 

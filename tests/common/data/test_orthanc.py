@@ -29,7 +29,7 @@ import pytest
 from pydicom import uid
 
 import studies.cli
-from client.check.data import check_data
+from client.check.data import check_site_data
 from client.site.settings import read_site_settings
 from common.data.base.spec import DicomwebDatasetSpec
 from common.data.load import load_dataset
@@ -282,7 +282,7 @@ def test_the_check_says_what_the_archive_answered(pacs: Pacs, folder: Path) -> N
     (folder / "labels.csv").write_text(f"{table}\n1.2.999,A999,1,0\n", encoding="utf-8")
     text = f'name = "north"\n[data]\n{as_toml(settings(pacs))}missing_files = "ignore"\n'
     (folder / "site.toml").write_text(text, encoding="utf-8")
-    checked = check_data(read_site_settings(folder), None).area
+    checked = check_site_data(read_site_settings(folder), None).area
     name = pacs.url.split("/")[2]
     first = f"{name} answers: 60 images of 30 studies for 31 lines of the table; its certificate is accepted"
     assert checked.passed[0] == first

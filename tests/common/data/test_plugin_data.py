@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from client.check.source import open_image_source
+from client.check.source import open_site_image_source
 from client.site.settings import read_site_settings
 from common.data.base.spec import PluginDatasetSpec
 from common.data.load import find_dataset_faults, load_dataset
@@ -124,7 +124,7 @@ def test_parts_of_its_own_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_hospital_can_check_and_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '\n[data]\nkind = "plugin"\nname = "stripes"\nannotates = ["vertical"]\n[data.options]\nimages = 100\n'
     (tmp_path / "site.toml").write_text(f'name = "east"\n{text}')
-    source = open_image_source(read_site_settings(tmp_path))
+    source = open_site_image_source(read_site_settings(tmp_path))
     assert (len(source), source.patients_known) == (100, True)
     monkeypatch.setattr(plugin, "load_plugin_entry_point", lambda group, name: lambda folder, options: GOOD)
-    assert not open_image_source(read_site_settings(tmp_path)).patients_known
+    assert not open_site_image_source(read_site_settings(tmp_path)).patients_known

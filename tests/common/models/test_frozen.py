@@ -25,7 +25,7 @@ from common.models.network import (
 from common.models.saved import load_model, save_model
 from common.models.state import (
     FrozenPart,
-    add_frozen_hash,
+    add_frozen_hash_to_spec,
     build_initial_frozen_part,
     hash_model_state,
     list_frozen_tensors,
@@ -148,14 +148,16 @@ def test_the_frozen_part_goes_from_network_to_network() -> None:
 def test_another_frozen_part_is_another_model() -> None:
     model = network("head")
     state, layout = read_model_state(model), make_model_layout(model)
-    named = make_model_layout(build_network(add_frozen_hash(spec("head"), FrozenPart.from_network(model)), NAMES, 1))
+    named = make_model_layout(
+        build_network(add_frozen_hash_to_spec(spec("head"), FrozenPart.from_network(model)), NAMES, 1)
+    )
     assert named.layout_sha256 != layout.layout_sha256
     assert hash_model_state(state, named) != hash_model_state(state, layout)
 
 
 def test_a_saved_model_is_whole_and_refused_where_its_frozen_part_was_exchanged(tmp_path: Path) -> None:
     chosen = spec("last:2")
-    model = build_network(add_frozen_hash(chosen, build_initial_frozen_part(chosen, 1, Path())), NAMES, 1)
+    model = build_network(add_frozen_hash_to_spec(chosen, build_initial_frozen_part(chosen, 1, Path())), NAMES, 1)
     save_model(tmp_path, model, label_contract_sha256="")
     with torch.no_grad():
         assert torch.equal(load_model(tmp_path)(images()), model.eval()(images()))
@@ -211,21 +213,21 @@ def test_weights_that_are_no_numbers_are_refused_before_anything_is_trained(tmp_
 def test_a_damaged_file_is_not_here_and_what_is_no_weights_file_is_not_read(tmp_path: Path) -> None:
     """What the roll call says decides whether the coordinator sends it."""
     part = FrozenPart.from_network(network("head"))
-    named = add_frozen_hash(spec("head"), part)
+    named = add_frozen_hash_to_spec(spec("head"), part)
     weights = tmp_path / "weights"
     weights.mkdir()
     (weights / "endless.safetensors").symlink_to("/dev/zero")
     with (weights / "large.safetensors").open("wb") as large:
         large.truncate(10**12)  # a hole: it takes no room
     parts = FrozenPartFiles(tmp_path / "frozen", weights, durable=False)
-    assert not parts.has_frozen_part(named)
-    parts.store_received_part(part, part.sha256)
-    assert parts.has_frozen_part(named)
+    assert not parts.ensure_frozen_part_stored(named)
+    parts.store_received_frozen_part(part, part.sha256)
+    assert parts.ensure_frozen_part_stored(named)
     (path,) = (tmp_path / "frozen").iterdir()
     content = bytearray(path.read_bytes())
     content[1000] ^= 1
     path.write_bytes(content)
-    assert not parts.has_frozen_part(named)
+    assert not parts.ensure_frozen_part_stored(named)
     assert not path.exists()
 
 
