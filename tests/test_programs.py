@@ -155,8 +155,11 @@ def test_a_run_imports_neither_torch_compile_nor_sympy(tmp_path: Path) -> None:
     packages = {"torch", "torch._dynamo", "torch._inductor", "sympy", "sklearn", "torchvision"}
     code = f"import sys\nfrom studies.cli import main\ntry:\n    main({arguments!r})\n"
     code += f"except SystemExit as end:\n    print(end.code, {packages!r} & set(sys.modules))\n"
+    code += "from pathlib import Path\nfrom common.models.network import ModelSpec, find_network_build_faults\n"
+    code += "faults = find_network_build_faults(ModelSpec(architecture='torchvision:resnet18', image_size=64), Path())\n"
+    code += "print(faults, {'torch._dynamo', 'sympy'} & set(sys.modules))\n"
     ended = python(code, tmp_path)
-    assert ended.stdout.splitlines()[-1:] == ["0 {'torch'}"], ended.stderr
+    assert ended.stdout.splitlines()[-2:] == ["0 {'torch'}", "[] set()"], ended.stderr
 
 
 WRONG_PATHS = [
