@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from tests.federations import needs_of
+from tests.federations import ALL_DIGITS, AT_COORDINATOR, OWN_IMAGES, needs_of
 
 ROUNDS = "run.rounds=4"
 WRAPPED: Mapping[str, tuple[str, ...]] = {
@@ -35,6 +35,9 @@ WRAPPED: Mapping[str, tuple[str, ...]] = {
 
 def cases(methods: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Name of a run -> overrides of the digits experiment."""
-    plain = {name: (ROUNDS, f"run.method={name}", *needs_of(name)) for name in methods}
-    wrapped = {f"surgical+{name}": (ROUNDS, *overrides) for name, overrides in WRAPPED.items()}
+    plain = {
+        name: (ROUNDS, ALL_DIGITS, f"run.method={name}", *needs_of(name), *[OWN_IMAGES] * (name in AT_COORDINATOR))
+        for name in methods
+    }
+    wrapped = {f"surgical+{name}": (ROUNDS, ALL_DIGITS, *overrides) for name, overrides in WRAPPED.items()}
     return plain | wrapped

@@ -159,6 +159,28 @@ def test_a_run_imports_neither_torch_compile_nor_sympy(tmp_path: Path) -> None:
     assert ended.stdout.splitlines()[-1:] == ["0 {'torch'}"], ended.stderr
 
 
+def test_a_run_of_ones_own_network_imports_neither_torch_compile_nor_sympy(tmp_path: Path) -> None:
+    code = """
+import sys
+import numpy as np
+from torch import nn
+import polyclinic as pc
+labels = np.arange(90)[:, None] // [1, 2] % 2
+data = pc.LabelledImages(
+    images=np.tile(labels[:, :1, None], (32, 32)).astype(np.uint8), labels=labels, class_names=("a", "b"),
+    patients=[str(number) for number in range(90)],
+)
+layers = lambda channels: (nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+network = lambda channels, size: nn.Sequential(*layers(channels))
+tables = {"run": {"method": "surgical", "rounds": 1}, "model": {"channels": 1, "image_size": 32}}
+sites = {"kind": "class_lists", "lists": {"east": ["a", "b"], "north": ["b"]}}
+run = pc.simulate({**tables, "partition": sites}, dataset=data, model=network, out="own")
+print(run.summary["rounds"], {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules))
+"""
+    ended = python(code, tmp_path)
+    assert ended.stdout.splitlines()[-1:] == ["1 set()"], ended.stderr
+
+
 WRONG_PATHS = [
     ("studies.cli", "run", "nowhere.toml", "--out", "run"),
     ("studies.cli", "compare", "nowhere.toml", "--out", "run"),

@@ -29,7 +29,7 @@ from common.models.trained import (
 )
 from common.models.weights import read_backbone_weights
 from common.models.zoo.networks import is_batch_norm, replace_with_group_norm
-from common.models.zoo.registry import build_backbone, build_meta_backbone
+from common.models.zoo.registry import build_backbone, build_backbone_for_check, build_meta_backbone
 from common.models.zoo.spec import ModelSpec, Task, is_external_network
 
 MemoryFormat = Literal["channels_last", "contiguous"]
@@ -223,9 +223,7 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
                 own[name].copy_(tensor)
     if spec.norm == "group" and not spec.norm_frozen:  # frozen, it mixes no images and must stay as published
         replace_with_group_norm(backbone)
-    add_low_rank_factors(backbone, spec.train)
-    register_frozen_constants(backbone, spec)
-    refuse_unfit_train_setting(backbone, spec)
+    refuse_unfit_train_setting(_adapt_to_train_setting(backbone, spec), spec)
     rows = draw_initial_head(class_names, spec.neck or width, seed)
     head = make_dense_layer(torch.from_numpy(rows.weight), torch.from_numpy(rows.bias))
     # Most convolutions and poolings read channels last faster, on a CPU too.
@@ -239,17 +237,17 @@ def set_memory_format(network: SplitNetwork, memory_format: MemoryFormat) -> Spl
 
 
 def find_network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
-    """Return the faults for which :func:`build_network` would fail, without allocating the network's memory."""
+    """Return the faults for which :func:`build_network` would fail; torch's global random state does not change."""
     if spec.weights is None and spec.train == "all" and not is_external_network(spec.architecture):
         return []
     try:
-        refuse_unfit_train_setting(build_meta_lora_backbone(spec), spec)
+        refuse_unfit_train_setting(_adapt_to_train_setting(build_backbone_for_check(spec).module, spec), spec)
     except BadInput as bad:
         return list(bad.faults)
     if spec.weights is None:
         return []
     try:
-        plain = build_meta_backbone(spec).module
+        plain = build_backbone_for_check(spec).module
         read_backbone_weights(plain, base / spec.weights, spec.weights_sha256)
     except BadInput as bad:
         return [replace(fault, where=f"model.weights ({spec.weights})") for fault in bad.faults]
@@ -262,7 +260,11 @@ def build_meta_lora_backbone(spec: ModelSpec) -> nn.Module:
     Raises:
         BadInput: If the network cannot be built, or has no layer for these factors.
     """
-    backbone = build_meta_backbone(spec).module
+    return _adapt_to_train_setting(build_meta_backbone(spec).module, spec)
+
+
+def _adapt_to_train_setting(backbone: nn.Module, spec: ModelSpec) -> nn.Module:
+    """Add a backbone's low-rank factors and turn its frozen constants into buffers, in place; return it."""
     add_low_rank_factors(backbone, spec.train)
     register_frozen_constants(backbone, spec)
     return backbone

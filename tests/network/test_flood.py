@@ -13,7 +13,7 @@ from tests.network.real import Program, eventually, flwr_client
 pytestmark = pytest.mark.slow
 
 MOST_MB = 100.0
-SHORT, FULL = (60, 15.0), (400, 90.0)
+SHORT, FULL = (60, 8.0), (400, 90.0)
 """Connections and seconds."""
 
 

@@ -156,7 +156,13 @@ def test_compare_refuses_two_of_one_name_and_a_seed_of_ones_own(experiment: Path
 
 
 @needs_real_data
-@pytest.mark.parametrize("name", ["nih_surgical", "nih_folder", "ham10000_surgical", "mnist_surgical"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nih_surgical",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("nih_folder", "ham10000_surgical", "mnist_surgical")),
+    ],
+)
 def test_the_projects_experiments_run_on_real_images(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

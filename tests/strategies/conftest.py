@@ -5,14 +5,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from strategies.engine import exchange, membership
 from tests.federations import Traffic, overheard
-from tests.strategies.few_images import write_few_images
 from tests.strategies.scripted import SUPERLINK, Clock
-
-
-@pytest.fixture(scope="session", autouse=True)
-def few_images() -> None:
-    """The file that ``FEW`` names."""
-    write_few_images()
 
 
 @pytest.fixture

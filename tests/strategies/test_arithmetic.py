@@ -23,7 +23,6 @@ from strategies.local.arithmetic import (
     time_training_steps,
 )
 from tests.federations import experiment, federation, json_lines
-from tests.strategies.few_images import FEW
 
 BF16, CONTIGUOUS = TrainingNumberFormat("bf16", "channels_last"), TrainingNumberFormat("float32", "contiguous")
 needs_bf16 = pytest.mark.skipif(not cpu_supports_bf16(), reason="this CPU has no instructions for bfloat16")
@@ -141,9 +140,9 @@ def stated(summary: dict[str, Any]) -> set[str]:
 
 @pytest.mark.slow
 def test_a_run_by_the_fastest_is_the_run_that_names_it(tmp_path: Path, measured: list[HospitalPlan]) -> None:
-    by_choice = federation(tmp_path, FEW, "training.precision=fastest", out="chosen")
-    by_name = federation(tmp_path, FEW, "training.precision=float32", "training.memory_format=contiguous", out="named")
-    by_default = federation(tmp_path, FEW, out="default")
+    by_choice = federation(tmp_path, "training.precision=fastest", out="chosen")
+    by_name = federation(tmp_path, "training.precision=float32", "training.memory_format=contiguous", out="named")
+    by_default = federation(tmp_path, out="default")
     assert by_choice["model_sha256"] == by_name["model_sha256"]
     assert by_choice["test"] == by_name["test"]
     assert stated(by_choice) == stated(by_name) == {"float32, contiguous"}

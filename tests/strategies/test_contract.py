@@ -22,8 +22,7 @@ from strategies.local.site_method import SiteMethod
 from strategies.methods.base import Method
 from strategies.registry import STRATEGIES, build_site_method, build_strategy
 from tests.client.hidden_labels import IMAGES, hospital, sent, several_classes_an_image
-from tests.federations import GATED, Traffic, experiment, overheard, temporary_folder
-from tests.strategies.few_images import few_needs_of
+from tests.federations import GATED, Traffic, experiment, needs_of, overheard, temporary_folder
 from tests.strategies.leading import POOLED, Ran, Turned, lead
 
 SITES = ["site-1", "site-2", "site-3"]
@@ -36,7 +35,7 @@ SEQUENTIAL = sorted(name for name, site in SITE_METHODS.items() if site.sequenti
 
 def unlike(method: str, folder: Path, *overrides: str) -> ExperimentFile:
     """Three sites, few images, as unlike in their classes as the method takes."""
-    return experiment(folder, f"run.method={method}", *few_needs_of(method), "training.batch_size=64", *overrides)
+    return experiment(folder, f"run.method={method}", *needs_of(method), "training.batch_size=64", *overrides)
 
 
 def bits(ran: Ran) -> bytes:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from strategies.methods.fedfixmatch import assign_confident_pseudo_labels, compute_unlabelled_loss
 from tests.federations import ALL_SHARED, federation
-from tests.strategies.few_images import FEW
 
 NAN = math.nan
 
@@ -59,6 +58,6 @@ def test_with_nothing_missing_it_is_fedavg_and_so_is_fedirm(tmp_path: Path) -> N
         "balanced": ("run.method=fedfixmatch",),
         "balanced fedirm": ("run.method=fedirm",),
     }
-    models = {name: federation(tmp_path, *run, ALL_SHARED, FEW, out=name)["model_sha256"] for name, run in runs.items()}
+    models = {name: federation(tmp_path, *run, ALL_SHARED, out=name)["model_sha256"] for name, run in runs.items()}
     assert models["plain"] == models["plain fedirm"] == models["fedavg"]
     assert models["balanced"] == models["balanced fedirm"] != models["plain"]

@@ -25,7 +25,6 @@ from strategies.methods.fedirm import (
     mask_confident_positives,
 )
 from tests.federations import Traffic, federation
-from tests.strategies.few_images import FEW
 from tests.strategies.states import make_reply
 
 NAN = math.nan
@@ -131,7 +130,7 @@ def test_a_site_has_no_say_in_what_it_does_not_annotate_and_what_nobody_tells_st
 
 
 def test_relations_of_own_classes_are_told_from_the_last_supervised_round_on(tmp_path: Path, traffic: Traffic) -> None:
-    summary = federation(tmp_path, FEW, "run.method=fedirm", "run.rounds=3", "method.supervised_rounds=2")
+    summary = federation(tmp_path, "run.method=fedirm", "run.rounds=3", "method.supervised_rounds=2")
     statistics = {(reply.round, *reply.statistics) for reply in traffic.replies}
     assert statistics == {(1,), (2, "relations"), (3, "relations")}
     assert {(request.round, *request.statistics) for request in traffic.requests} == {(1,), (2,), (3, "relations")}
@@ -142,9 +141,9 @@ def test_relations_of_own_classes_are_told_from_the_last_supervised_round_on(tmp
 
 
 def test_supervised_rounds_are_the_partial_loss_and_what_follows_is_not(tmp_path: Path) -> None:
-    partial = federation(tmp_path, FEW, "run.method=partial_loss", "method.weighting=samples", out="partial")
+    partial = federation(tmp_path, "run.method=partial_loss", "method.weighting=samples", out="partial")
     once, always = (
-        federation(tmp_path, FEW, "run.method=fedirm", PLAIN, f"method.supervised_rounds={rounds}", out=f"run-{rounds}")
+        federation(tmp_path, "run.method=fedirm", PLAIN, f"method.supervised_rounds={rounds}", out=f"run-{rounds}")
         for rounds in (1, 2)
     )
     assert always["model_sha256"] == partial["model_sha256"] != once["model_sha256"]

@@ -29,7 +29,6 @@ from strategies.methods.fedsld import (
     find_uncounted_label_faults,
 )
 from tests.federations import federation, json_lines, read_vectors
-from tests.strategies.few_images import FEW
 
 VECTOR = read_vectors("fedsld.json")
 needs_vectors = pytest.mark.skipif(not VECTOR, reason="../shared/vectors/fedsld.json is absent")
@@ -201,7 +200,7 @@ def test_every_site_is_tested_on_its_own_images_every_round_and_no_round_is_chos
 def test_each_reduction_and_each_scale_makes_another_model(tmp_path: Path) -> None:
     variants = [f"run.method=fedsld method.reduction={name}" for name in ("sum_over_batch", "sum", "weighted_mean")]
     variants += [f"run.method=fedavg_scaled method.scale={name}" for name in ("federation", "batch")]
-    models = {federation(tmp_path, *SKEWED, FEW, *choices.split(), out=choices)["model_sha256"] for choices in variants}
+    models = {federation(tmp_path, *SKEWED, *choices.split(), out=choices)["model_sha256"] for choices in variants}
     assert len(models) == 5
 
 

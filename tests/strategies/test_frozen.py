@@ -19,14 +19,13 @@ from server.federation.checkpoints import CheckpointFolder
 from server.runs.verify import verify_run
 from server.simulation.backends import inline as backends
 from strategies.registry import STRATEGIES
-from tests.federations import Traffic, experiment, federation, finished, json_lines, of_type
+from tests.federations import Traffic, experiment, federation, finished, json_lines, needs_of, of_type
 from tests.server.killing import Killed, kill_at
-from tests.strategies.few_images import FEW, few_needs_of
 
-HEAD = ("model.train=head", FEW)
-NECK = ("model.train=neck", "model.neck=24", FEW)
-LAST = ("model.train=last:2", FEW)
-LORA = ("model.train=lora:4", FEW)
+HEAD = ("model.train=head",)
+NECK = ("model.train=neck", "model.neck=24")
+LAST = ("model.train=last:2",)
+LORA = ("model.train=lora:4",)
 SHORT = {
     *((name, HEAD) for name in ("surgical", "fedsld", "unifed", "individual")),
     *((name, LORA) for name in ("surgical", "fedmlp", "fedbn")),
@@ -56,7 +55,7 @@ def whole_model() -> ModelState:
 )
 def test_every_method_trains_only_the_part(method: str, part: tuple[str, ...], tmp_path: Path) -> None:
     choices = (*part, *(WITHOUT_BATCH_NORM.get(method, ()) if part == HEAD else ()))
-    summary = federation(tmp_path, f"run.method={method}", *few_needs_of(method), *choices, "run.keep_updates=true")
+    summary = federation(tmp_path, f"run.method={method}", *needs_of(method), *choices, "run.keep_updates=true")
     sha256 = frozen_of(tmp_path, *choices).sha256
     assert summary["experiment"]["model"]["frozen_sha256"] == sha256
     models = [path.parent for path in tmp_path.rglob("model.safetensors")]

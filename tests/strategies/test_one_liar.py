@@ -126,10 +126,11 @@ def test_an_honest_run_is_the_same_bit_by_bit_with_the_bound_and_without(method:
     assert events(tmp_path / "3.0", "shortened_update") == []
 
 
-def test_training_that_has_settled_costs_no_honest_site_its_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [8, pytest.param(20, marks=pytest.mark.long)])
+def test_training_that_has_settled_costs_no_honest_site_its_place(rounds: int, tmp_path: Path) -> None:
     """The rehearsal of the README, 20 rounds: updates of a settled model point anywhere."""
     experiment = Path(__file__).parents[2] / "experiments" / "digits_surgical.toml"
-    file = read_experiment(experiment, ("run.rounds=20", "simulation.backend=inline"))
+    file = read_experiment(experiment, (f"run.rounds={rounds}", "simulation.backend=inline"))
     summary = simulate(file, tmp_path / "run", Console(quiet=True))
     assert summary["excluded"] == {}
 

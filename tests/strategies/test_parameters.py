@@ -6,22 +6,18 @@ import pytest
 
 from common.errors import BadInput
 from strategies.registry import STRATEGIES, build_strategy
-from tests.federations import federation, finished
-from tests.strategies.few_images import FEW
+from tests.federations import ALL_DIGITS, federation, finished
 
 FEW_CLASSES = 'partition={kind = "missing_classes", sites = 3, missing = 6}'
 RATES = ("method.tag_rate_negative=0.1", "method.tag_rate_positive=0.1")
 LAST = "evaluation.checkpoint=last"  # the best round may be one of stage one
 RUNS = {
-    "cbafed": (FEW, LAST, FEW_CLASSES, "run.rounds=3", "method.stage_one_rounds=2"),
-    "fedfixmatch": (FEW,),
-    # Not few images: it would tag none of them.
-    "fedmlp": (LAST, FEW_CLASSES, "run.rounds=3", "method.stage_one_rounds=1", *RATES),
-    "fednoro": (FEW, LAST, "run.rounds=3", "method.stage_one_rounds=1", "method.ramp_rounds=1"),
-    "rscfed": (
-        FEW,
-        "method.consensus_sites=2",
-    ),
+    "cbafed": (LAST, FEW_CLASSES, "run.rounds=3", "method.stage_one_rounds=2"),
+    "fedfixmatch": (),
+    # Not few digits: it would tag none of them.
+    "fedmlp": (ALL_DIGITS, LAST, FEW_CLASSES, "run.rounds=3", "method.stage_one_rounds=1", *RATES),
+    "fednoro": (LAST, "run.rounds=3", "method.stage_one_rounds=1", "method.ramp_rounds=1"),
+    "rscfed": ("method.consensus_sites=2",),
 }
 VALUES = {
     "cbafed": {"stage_one_rounds": "1", "threshold_base": "0.7", "residual_every": "1", "balanced": "false"},

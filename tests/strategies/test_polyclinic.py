@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from tests.federations import Traffic, experiment, federation, finished, json_lines
-from tests.strategies.few_images import FEW
 from tests.strategies.leading import lead
 
 PLAIN = ('method.order="name"', "method.mean_rounds=0")
-RUN = ("run.method=polyclinic", "run.rounds=3", "partition.shared=2", "training.batch_size=64", FEW)
+RUN = ("run.method=polyclinic", "run.rounds=3", "partition.shared=2", "training.batch_size=64")
 
 
 def test_without_its_changes_it_is_sequential_training_that_leaves_missing_labels_out() -> None:

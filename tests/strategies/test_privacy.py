@@ -43,7 +43,6 @@ from strategies.privacy.mechanism import (
 from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, make_seeded_noise_source
 from strategies.registry import build_site_method
 from tests.federations import experiment, federation, given_weights
-from tests.strategies.few_images import FEW
 
 BCE = PLAIN_LOSSES["multi_label", "masked"]
 EVERY = torch.tensor([True, True])
@@ -384,7 +383,7 @@ def test_it_is_known_which_architectures_have_batch_normalisation() -> None:
 def test_a_run_ends_in_the_same_model_again_and_tells_what_it_cost(level: str, tmp_path: Path) -> None:
     overrides = (
         f"privacy.level={level}", "privacy.noise_multiplier=2.0", "model.norm=group", "evaluation.checkpoint=last",
-        "partition.sites=2", "run.rounds=1", "training.batch_size=100", FEW,
+        "partition.sites=2", "run.rounds=1", "training.batch_size=100",
     )  # fmt: skip
     first = federation(tmp_path, *overrides)
     again = federation(tmp_path, *overrides, out="again")

@@ -12,7 +12,6 @@ from server.runs.verify import verify_run
 from server.simulation.backends import inline as backends
 from tests.federations import Traffic, experiment, federation, of_type
 from tests.server.killing import Killed, kill_at
-from tests.strategies.few_images import FEW
 
 COHORTS = (
     "partition.sites=6", "participation.sites_per_round=3", "run.rounds=4", "training.lr=0.02",
@@ -48,28 +47,28 @@ def test_a_sample_chooses_the_model_that_all_would(criterion: str, tmp_path: Pat
 
 
 def test_the_last_round_is_judged_by_the_sites_of_the_next(tmp_path: Path, traffic: Traffic) -> None:
-    federation(tmp_path, *COHORTS, FEW, TWO, "evaluation.checkpoint=last", out="short")
+    federation(tmp_path, *COHORTS, TWO, "evaluation.checkpoint=last", out="short")
     assert [test for _, test in evaluations(traffic)] == [False] * 3 + [True] * 2
-    longer = federation(tmp_path, *COHORTS, FEW, TWO, "evaluation.checkpoint=last", "run.rounds=5", out="longer")
+    longer = federation(tmp_path, *COHORTS, TWO, "evaluation.checkpoint=last", "run.rounds=5", out="longer")
     assert longer["rounds"] == 5
     short, long = ([line.validation_loss for line in read_run(tmp_path / out).rounds] for out in ("short", "longer"))
     assert short == long[:4]
 
 
 def test_a_run_that_is_killed_in_its_test_asks_the_same_sites_when_it_goes_on(tmp_path: Path, traffic: Traffic) -> None:
-    through = federation(tmp_path, *COHORTS, FEW, TWO, out="through")
+    through = federation(tmp_path, *COHORTS, TWO, out="through")
     with pytest.MonkeyPatch.context() as patched:
         kill_at(patched, backends.InlineGrid, "answer_message", len(traffic.down))  # the second of two sites that test
         with pytest.raises(Killed):
-            federation(tmp_path, *COHORTS, FEW, TWO, out="killed")
-    resumed = federation(tmp_path, *COHORTS, FEW, TWO, out="killed", resume=True)
+            federation(tmp_path, *COHORTS, TWO, out="killed")
+    resumed = federation(tmp_path, *COHORTS, TWO, out="killed", resume=True)
     for key in ("model_sha256", "drawn_to_test", "per_site", "test", "best_round"):
         assert resumed[key] == through[key], key
     assert verify_run(tmp_path / "killed").faults == verify_run(tmp_path / "through").faults == []
 
 
 def test_a_pass_is_judged_by_the_same_sites_in_every_round(tmp_path: Path, traffic: Traffic) -> None:
-    federation(tmp_path, "run.method=fedseq", *COHORTS, FEW, "partition.shared=10", TWO)
+    federation(tmp_path, "run.method=fedseq", *COHORTS, "partition.shared=10", TWO)
     assert [reply.round for reply in traffic.evaluations] == [1, 1, 2, 2, 3, 3, 4, 4, 4, 4]  # the last two test
     judges = [reply.site for reply in traffic.evaluations[:-2]]
     assert set(judges[::2]) == {judges[0]}

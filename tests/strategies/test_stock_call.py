@@ -18,7 +18,6 @@ from server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
 from server.simulation.backends.ray_process import start_ray_driver
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation
-from tests.strategies.few_images import FEW
 
 DIGITS = tuple("0123456789")
 Run = Callable[[Any, ExperimentFile, Path], None]
@@ -40,7 +39,7 @@ def on_ray_here(main: Any, file: ExperimentFile, folder: Path) -> None:
 
 def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Run = in_this_process) -> tuple[SplitNetwork, Result]:
     """Two rounds of surgical aggregation over three sites."""
-    file = experiment(folder, FEW, "evaluation.checkpoint=last")
+    file = experiment(folder, "evaluation.checkpoint=last")
     network = build_network(file.experiment.model, classes, file.experiment.run.seed)
     results: list[Result] = []
 
@@ -67,7 +66,7 @@ def test_start_calls_the_roll_and_ends_in_the_model_that_our_own_run_ends_in(run
     network, result = started(tmp_path, run=run)
     assert result.arrays.keys() == ArrayRecord(network.state_dict()).keys()
     network.load_state_dict(result.arrays.to_torch_state_dict())
-    summary = federation(tmp_path, FEW, "evaluation.checkpoint=last", out="ours")
+    summary = federation(tmp_path, "evaluation.checkpoint=last", out="ours")
     assert hash_model_state(read_model_state(network), make_model_layout(network)) == summary["model_sha256"]
     assert list(result.train_metrics_clientapp) == [1, 2]
 

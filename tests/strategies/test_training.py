@@ -41,7 +41,6 @@ from strategies.local.training import (
     validate_network,
 )
 from tests.federations import federation, finished
-from tests.strategies.few_images import FEW
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8, dropout=0.5)
 RNG = np.random.default_rng(11)
@@ -256,8 +255,8 @@ def test_the_schedule_rises_falls_and_never_ends_at_nothing() -> None:
     "override", ["schedule=cosine", "schedule_warm_up=2", "clip_gradients=0.1", "gradient_accumulation_steps=3"]
 )
 def test_each_reaches_the_sites_of_a_federation(override: str, tmp_path: Path) -> None:
-    _, plain_run = finished(FEW)
-    assert federation(tmp_path, FEW, f"training.{override}")["model_sha256"] != plain_run["model_sha256"]
+    _, plain_run = finished()
+    assert federation(tmp_path, f"training.{override}")["model_sha256"] != plain_run["model_sha256"]
 
 
 def test_float16_takes_the_steps_of_float32_and_leaves_out_one_that_overflows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from common.models.zoo.spec import Task
 from strategies.local.losses import PLAIN_LOSSES, LossFunction, Missing, make_training_loss
 from strategies.registry import STRATEGIES, build_site_method
 from tests.federations import experiment, federation, finished
-from tests.strategies.few_images import FEW
 from tests.third_parties import install, stairs
 
 NAN = float("nan")
@@ -172,11 +171,9 @@ def test_each_choice_trains_another_model(tmp_path: Path, monkeypatch: pytest.Mo
         "loss=focal", "loss=focal focal_gamma=1", "loss=asymmetric", "class_weights=true", "loss=plugin:absolute",
         "loss=focal focal_gamma=0",
     )  # fmt: skip
-    plain = finished(FEW, "run.rounds=1")[1]["model_sha256"]
+    plain = finished("run.rounds=1")[1]["model_sha256"]
     *others, same = (
-        federation(tmp_path, FEW, "run.rounds=1", *(f"training.{key}" for key in choice.split()), out=choice)[
-            "model_sha256"
-        ]
+        federation(tmp_path, "run.rounds=1", *(f"training.{key}" for key in choice.split()), out=choice)["model_sha256"]
         for choice in choices
     )
     assert len({plain, *others}) == 6

@@ -26,8 +26,7 @@ from strategies.engine.events import RoundRecord, RunStopped, TooFewSites
 from strategies.engine.sequential import make_coordinator
 from strategies.engine.state import make_model_array_record
 from strategies.methods.unifed import SequentialTraining, UniFed
-from tests.federations import Traffic, federation, json_lines, read_vectors
-from tests.strategies.few_images import few_needs_of
+from tests.federations import Traffic, federation, json_lines, needs_of, read_vectors
 from tests.strategies.leading import Noted, app_of, small_plan
 
 VECTOR = read_vectors("unifed.json")
@@ -182,7 +181,7 @@ def test_who_was_absent_at_the_ranking_is_told_and_comes_last() -> None:
 def test_a_coordinator_whose_own_training_diverges_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     steep = ("training.optimizer=sgd", "training.lr=1e30", "training.momentum=0.9")
     with pytest.raises(RunStopped, match=r"round 1, the coordinator's own training: .*not all numbers are finite"):
-        federation(tmp_path, "run.method=server_only", *few_needs_of("server_only"), *steep)
+        federation(tmp_path, "run.method=server_only", *needs_of("server_only"), *steep)
     assert json_lines(tmp_path / "run" / "events.jsonl")[-1]["event"] == "stopped"
 
 
@@ -192,13 +191,13 @@ def test_without_images_of_the_coordinators_own_the_sites_say_which_round_was_be
 
 
 def test_the_run_ends_where_the_coordinators_loss_has_not_fallen_for_long_enough(tmp_path: Path) -> None:
-    needs = (*few_needs_of("server_only"), "method.global_patience=1", "training.lr=1e-9", "run.rounds=9")
+    needs = (*needs_of("server_only"), "method.global_patience=1", "training.lr=1e-9", "run.rounds=9")
     summary = federation(tmp_path, "run.method=server_only", *needs)
     assert summary["rounds"] < 9
 
 
 def test_unifed_writes_epochs_order_and_slopes_into_every_line(tmp_path: Path, traffic: Traffic) -> None:
-    summary = federation(tmp_path, "run.method=unifed", *few_needs_of("unifed"), "method.patience=1")
+    summary = federation(tmp_path, "run.method=unifed", *needs_of("unifed"), "method.patience=1")
     lines = json_lines(tmp_path / "run" / "rounds.jsonl")
     assert [line["round"] for line in lines] == [1, 2]
     for line in lines:
@@ -217,6 +216,6 @@ def test_unifed_writes_epochs_order_and_slopes_into_every_line(tmp_path: Path, t
 
 
 def test_with_the_hospitals_weighing_nothing_unifed_ends_where_the_coordinator_alone_does(tmp_path: Path) -> None:
-    alone = federation(tmp_path, "run.method=server_only", *few_needs_of("server_only"), out="alone")
-    mixed = federation(tmp_path, "run.method=unifed", *few_needs_of("unifed"), "method.alpha=0.0", out="mixed")
+    alone = federation(tmp_path, "run.method=server_only", *needs_of("server_only"), out="alone")
+    mixed = federation(tmp_path, "run.method=unifed", *needs_of("unifed"), "method.alpha=0.0", out="mixed")
     assert mixed["model_sha256"] == alone["model_sha256"]

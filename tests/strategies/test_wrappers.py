@@ -20,8 +20,7 @@ from strategies.engine.state import FederationState
 from strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound, add_proximal_term
 from strategies.local.updates import clip_update_to_norm, compress_update_trunk, compute_whole_update_norm
 from strategies.registry import build_strategy
-from tests.federations import ALL_SHARED, Traffic, federation, finished
-from tests.strategies.few_images import FEW, few_needs_of
+from tests.federations import ALL_SHARED, Traffic, federation, finished, needs_of
 from tests.strategies.folds import aggregated, stepped_by
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
@@ -55,7 +54,7 @@ def test_fedprox_without_mu_would_be_fedavg_and_with_it_is_not(tmp_path: Path) -
         "wrapped": ("run.method=fedavg", "method.proximal_mu=0.3"),
         "fedprox": ("run.method=fedprox", "method.proximal_mu=0.3"),
     }
-    same = (ALL_SHARED, FEW, "training.epochs=2", "run.rounds=1")
+    same = (ALL_SHARED, "training.epochs=2", "run.rounds=1")
     models = {name: federation(tmp_path, *run, *same, out=name)["model_sha256"] for name, run in runs.items()}
     assert models["fedprox"] == models["wrapped"] != models["fedavg"]
 
@@ -77,7 +76,7 @@ def test_an_update_that_is_too_long_keeps_its_direction() -> None:
     "method", ["surgical", "fedmlp", *(pytest.param(m, marks=pytest.mark.long) for m in ("fedsld", "vanilla"))]
 )
 def test_no_site_sends_more_than_the_bound(method: str, tmp_path: Path, traffic: Traffic) -> None:
-    federation(tmp_path, f"run.method={method}", *few_needs_of(method), "method.clip_update=0.05")
+    federation(tmp_path, f"run.method={method}", *needs_of(method), "method.clip_update=0.05")
     lengths = [compute_whole_update_norm(reply.update) for reply in traffic.replies]
     assert lengths == [pytest.approx(0.05, rel=1e-5)] * 6
 
@@ -186,15 +185,15 @@ COVERING = {("surgical", "momentum"), ("surgical", "adam"), ("surgical", "yogi")
 )
 def test_every_averaging_method_runs_under_every_server_optimiser(method: str, kind: str, tmp_path: Path) -> None:
     optimizer = f'method.server_optimizer={{kind = "{kind}"}}'
-    _, plain = finished(f"run.method={method}", *few_needs_of(method))
-    wrapped = federation(tmp_path, f"run.method={method}", *few_needs_of(method), optimizer)
+    _, plain = finished(f"run.method={method}", *needs_of(method))
+    wrapped = federation(tmp_path, f"run.method={method}", *needs_of(method), optimizer)
     assert wrapped["rounds"] == 2
     assert wrapped["model_sha256"] != plain["model_sha256"]
 
 
 @pytest.mark.parametrize("method", ["fedsld", "fedmlp"])
 def test_with_surgical_heads_a_site_sends_its_own_rows_only(method: str, tmp_path: Path, traffic: Traffic) -> None:
-    needs = [need for need in few_needs_of(method) if not need.startswith("partition")]
+    needs = [need for need in needs_of(method) if not need.startswith("partition")]
     summary = federation(tmp_path, f"run.method={method}", *needs, "partition.shared=2", "method.heads=own")
     own = {site: set(facts["classes"]) for site, facts in summary["sites"].items()}
     sent = [(reply.site, set(reply.update.head.class_names)) for reply in traffic.replies if reply.update.head]
