@@ -20,7 +20,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.gate.gate import make_policy_gate
-from client.gate.policy_rules import RequestedWork, decide_on_reply, decide_on_request
+from client.gate.policy_rules import RequestedWork, decide_if_reply_may_leave, decide_on_request
 from client.site.policy import SitePolicy
 from client.site.site import Site
 from common.config import HospitalPlan
@@ -76,7 +76,7 @@ def passage(durable: bool) -> Check:
 def policy_alone(each: Round) -> Callable[[], object]:
     """The rules, without reading the record back; with a bound on the length, which is measured."""
     policy, options = each.site(durable=False).policy, RequestedWork(each.plan, build_site_method(each.plan), 1)
-    return lambda: (decide_on_request(policy, options), decide_on_reply(policy, options, each.reply))
+    return lambda: (decide_on_request(policy, options), decide_if_reply_may_leave(policy, options, each.reply))
 
 
 def one_hash(each: Round) -> Callable[[], object]:

@@ -116,7 +116,9 @@ def admit_hospital(
 
 
 @app.command("start")
-def start_superlink(folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarted: Restarted = False) -> None:
+def run_superlink_until_stopped(
+    folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarted: Restarted = False
+) -> None:
     """Start the server that hospitals connect to, and keep it running.
 
     Example: flwr-server start trial

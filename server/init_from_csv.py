@@ -28,7 +28,7 @@ from common.data.tables.roles import (
     ColumnRoles,
     find_absent_picture_columns,
     find_ambiguous_picture_faults,
-    find_labels_of_other_pictures,
+    find_label_columns_of_other_images,
     find_picture_columns,
     find_picture_folder,
     guess_column_roles,
@@ -220,7 +220,7 @@ def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) ->
     roles = guess_column_roles(columns, column, given[1], given[2], [normalize_name(name) for name in hints.findings])
     others += find_absent_picture_columns(columns, column, others)
     if not hints.findings and (
-        foreign := find_labels_of_other_pictures(column, others, roles.label_columns, folder.name)
+        foreign := find_label_columns_of_other_images(column, others, roles.label_columns, folder.name)
     ):
         raise BadInput([make_other_picture_labels_fault(column, others, roles.label_columns, foreign)])
     settings: dict[str, object] = {

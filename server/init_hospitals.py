@@ -12,7 +12,7 @@ from common.data.base.image_set import find_placeholder_patients
 from common.data.base.names import make_class_spelling_key, make_name_similarity_key
 from common.data.tables.csv import CsvTable
 from common.data.tables.judgement import is_metadata_column_name, judge_column_content, split_diagnosis_code
-from common.data.tables.labels import LabelTable, make_site_name
+from common.data.tables.labels import LabelTable, convert_hospital_to_site_name
 from common.data.tables.roles import ColumnRoles, describe_non_label_cells, find_class_synonyms, rank_name_similarity
 from common.errors import Fault, quote_names
 from common.system.plain_text import format_as_json_text, format_count_with_noun, list_first_and_count_rest
@@ -64,7 +64,7 @@ class HospitalsInTable:
         for name, row, trains in zip(self.names, self.annotated, self.trains, strict=True):
             if row.any() or not trains:
                 continue
-            places = [place for place, cell in enumerate(source.cells) if make_site_name(cell) == name]
+            places = [place for place, cell in enumerate(source.cells) if convert_hospital_to_site_name(cell) == name]
             own = columns.select_rows(np.isin(source.places, places))
             others = [other for other, of in roles.unused.items() if of.may_be_labels]
             judged = {other: judge_column_content(own.get_column(other)) for other in others}

@@ -28,7 +28,7 @@ from common.data.tables.roles import (
     ColumnRoles,
     describe_non_label_cells,
     describe_unnamed_columns,
-    find_labels_of_other_pictures,
+    find_label_columns_of_other_images,
     format_findings_options,
     group_label_columns_by_reader,
     list_possible_finding_columns,
@@ -98,7 +98,7 @@ def _describe_other_pictures(data: InspectedDataset) -> list[str]:
         f"    NOT USED, though they name pictures too: {', '.join(names)}. A line's labels are learned for that of",
         f'    {data.roles.image} alone. A line for each picture: docs/recipes.md, "Two pictures in a line".',
     ]
-    if foreign := find_labels_of_other_pictures(data.roles.image, names, labels, data.images.name):
+    if foreign := find_label_columns_of_other_images(data.roles.image, names, labels, data.images.name):
         lines.append(f"    WRONG PICTURE, by their names: {', '.join(foreign)} say what {', '.join(names)} shows.")
         if right := [name for name in labels if name not in foreign]:
             options = f"--image-column {quote(data.roles.image)} {format_findings_options(right)}"

@@ -174,7 +174,7 @@ def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
     plan, network = trial.planned.plan, trial.network
     pixels = convert_to_channels_first(trial.images.images).to(trial.device)
     examples = pair_pixels_with_labels(trial.images, pixels, network.class_names)
-    local = LocalRound(plain(trial.method.training_loss(examples, plan.training)))
+    local = LocalRound(plain(trial.method.choose_training_loss(examples, plan.training)))
     task = TrainingTask(examples, local.objective, plan.training, plan.augmentation, FrozenNetworkParts())
     received = read_model_state(network)
     with make_training_reproducible(0, plan.training.threads) as generator:

@@ -14,7 +14,7 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 
 from client.gate.incoming_request import IncomingRequest, RequestTimeExceeded
-from client.gate.policy_rules import PolicyVerdict, decide_on_reply
+from client.gate.policy_rules import PolicyVerdict, decide_if_reply_may_leave
 from client.site.site import Site
 from common import __version__
 from common.errors import WireError
@@ -142,7 +142,7 @@ class GatedMessage:
                     "no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this"
                 )
             else:
-                verdict = decide_on_reply(self._site.policy, work, record)
+                verdict = decide_if_reply_may_leave(self._site.policy, work, record)
         self._write_record_to_audit("out", reply.content, verdict)
         if not verdict.is_allowed:
             return self._decline_and_record(f"does not send this: {verdict}")

@@ -65,7 +65,7 @@ class RequestedWork:
     gpus: int = 1
 
     @property
-    def updated_model_groups(self) -> tuple[str, ...]:
+    def required_update_groups(self) -> tuple[str, ...]:
         """Return the model groups (trunk, norm, head) whose update the method needs."""
         method = self.method
         sends = {
@@ -112,7 +112,7 @@ def decide_on_request(policy: SitePolicy, work: RequestedWork) -> PolicyVerdict:
     return next(broken, PolicyVerdict("policy"))
 
 
-def decide_on_reply(policy: SitePolicy, work: RequestedWork, reply: Reply) -> PolicyVerdict:
+def decide_if_reply_may_leave(policy: SitePolicy, work: RequestedWork, reply: Reply) -> PolicyVerdict:
     """Decide if a reply may leave the site; the first broken rule counts."""
     broken = (PolicyVerdict(rule, reason) for rule, reason in check_reply_rules(policy, work, reply) if reason)
     return next(broken, PolicyVerdict("policy"))
@@ -183,7 +183,7 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
     yield "plan.privacy", next(outside, "") if plan.privacy.level != "none" else ""
     yield from _check_network_size_rules(policy, work)
     needs = f"{method.name} needs"
-    groups, statistics = work.updated_model_groups, method.declared_payload.names
+    groups, statistics = work.required_update_groups, method.declared_payload.names
     yield "policy.parts", _find_unlisted_names_fault(groups, policy.parts, f"{needs} the change of")
     yield "policy.statistics", _find_unlisted_names_fault(statistics, policy.statistics, needs)
     yield from _check_privacy_rules(policy, work)
@@ -242,7 +242,7 @@ def _check_privacy_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tu
     """Yield the rules for clipping, masks and noise of an update, as :func:`check_request_rules` does."""
     privacy, parameters, bound = work.plan.privacy, work.method.parameters, policy.maximum_update_norm
     clips, reason = privacy.max_update_norm if privacy.level == "update" else parameters.clip_update, ""
-    if bound is not None and work.updated_model_groups:
+    if bound is not None and work.required_update_groups:
         if clips is None:
             reason = f"it is {bound:g}, and the plan does not clip: method.clip_update is not set"
         elif clips > bound:
@@ -307,7 +307,7 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
         case TrainReply():
             name = work.method.name
             groups = tuple(group for group in GROUPS if getattr(reply.update, group) is not None)
-            needed = work.updated_model_groups if work.round else ()  # round 0 ranks the sites by their statistics
+            needed = work.required_update_groups if work.round else ()  # round 0 ranks the sites by their statistics
             unneeded = f"round {work.round} of {name} does not need the change of"
             yield "method.groups", _find_unlisted_names_fault(groups, needed, unneeded)
             yield "policy.parts", _find_unlisted_names_fault(groups, policy.parts, "it does not have")

@@ -42,7 +42,7 @@ def mark_classes_of_few_patients(images: ImageSet, smallest: int) -> Few:
     return np.array(kinds, np.int64).reshape(-1, 2) < smallest
 
 
-def find_hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
+def find_classes_hidden_by_policy(images: ImageSet, smallest: int) -> frozenset[str]:
     """Return the classes whose counts and metrics are not reported.
 
     These are the classes with fewer than ``smallest`` patients who have the class, or who do not have it. If nearly

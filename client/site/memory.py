@@ -87,7 +87,7 @@ def remove_old_run_states(memory: Path, run: str, *, days: float = KEPT_DAYS, mo
         newest = False
 
 
-class RoundStateFolder:
+class SiteRoundStateFolder:
     """The folder with a site's stored states of one run, one file for each round.
 
     Args:

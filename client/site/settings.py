@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from client.site.disclosure import find_hidden_classes, mark_images_of_hidden_classes
+from client.site.disclosure import find_classes_hidden_by_policy, mark_images_of_hidden_classes
 from client.site.site import Site
 from client.site.site_file import FILE, SiteSettings, SiteTomlContent, read_site_with_faults
 from common.contract import LabelDeclaration, merge_label_declarations
@@ -69,7 +69,7 @@ def load_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line:
     hidden, unsaid, smallest = {}, {}, settings.file.policy.smallest_count  # from all columns of the data
     for part in PARTS:
         images: ImageSet = getattr(splits, part)
-        classes = find_hidden_classes(images, smallest)
+        classes = find_classes_hidden_by_policy(images, smallest)
         hidden[part] = frozenset(canonical[name] for name in classes if name in canonical)
         unsaid[part] = mark_images_of_hidden_classes(images, classes, smallest)
     return Site(

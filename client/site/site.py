@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from client.site.disclosure import (
     Few,
     count_patients,
-    find_hidden_classes,
+    find_classes_hidden_by_policy,
     mark_images_of_hidden_classes,
     remove_hidden_labels,
     round_count_down,
 )
-from client.site.memory import FrozenPartFiles, RoundStateFolder
+from client.site.memory import FrozenPartFiles, SiteRoundStateFolder
 from client.site.policy import UNLIMITED, WITHOUT_LIMITS, SitePolicy
 from common.config import HospitalPlan
 from common.contract import LabelDeclaration
@@ -109,7 +109,7 @@ class Site:
             images: ImageSet = getattr(self, part)
             smallest, hidden = self.policy.smallest_count, self.hidden.get(part, frozenset[str]())
             if part not in self.hidden and smallest:
-                hidden = find_hidden_classes(images, smallest)
+                hidden = find_classes_hidden_by_policy(images, smallest)
             self._hidden_classes_cache[part] = hidden & frozenset(images.class_names)
         return self._hidden_classes_cache[part]
 
@@ -227,9 +227,9 @@ class Site:
         vars(inner).update(pixels=self.pixels, computed_results_cache=self.computed_results_cache)
         return inner
 
-    def open_run_state_folder(self, run: str) -> RoundStateFolder:
+    def open_run_state_folder(self, run: str) -> SiteRoundStateFolder:
         """Return the folder with the site's stored states of a run."""
-        return RoundStateFolder(self.folder / "memory" / run, self.name, durable=self.durable)
+        return SiteRoundStateFolder(self.folder / "memory" / run, self.name, durable=self.durable)
 
     @cached_property
     def name(self) -> str:

@@ -141,7 +141,7 @@ def warm_up_head(task: LocalTask, validation: LabelledExamples | None, generator
     if not method.parameters.warm_up_epochs:
         return
     optimizer = make_optimizer(network, spec, method.parameters.warm_up_lr)
-    minimised = method.training_loss(task.make_labelled_examples("train"), spec)
+    minimised = method.choose_training_loss(task.make_labelled_examples("train"), spec)
     exercise = make_training_task(task, LocalRound(plain(minimised)), backbone_frozen=True)
     best, best_loss = read_model_state(network), float("inf")
     for _ in range(method.parameters.warm_up_epochs):

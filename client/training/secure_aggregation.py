@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from client.gate.policy_rules import RequestedWork, decide_on_reply
+from client.gate.policy_rules import RequestedWork, decide_if_reply_may_leave
 from client.site.site import Site
 from client.training.figures import compute_test_histograms_for_sum
 from client.training.task import Evaluate, LocalTask, SiteRoundLayer
@@ -61,7 +61,8 @@ class HeldUpdate:
 
     Attributes:
         round: The site's part in this round of secure aggregation.
-        left: :meth:`RoundStateFolder.read_round_state_hash` of the site's state after training; None for test scores.
+        left: :meth:`SiteRoundStateFolder.read_round_state_hash` of the site's state after training; None for test
+            scores.
     """
 
     round: SiteMaskingRound
@@ -144,7 +145,7 @@ class SiteMaskingLayer(SiteRoundLayer):
         site, plan, method = self.site, self.plan, self.method
         self.masks.drop_held_update(site)
         reply = replace(answer(request), seconds=0.0)
-        verdict = decide_on_reply(site.policy, RequestedWork(plan, method, request.round), reply)
+        verdict = decide_if_reply_may_leave(site.policy, RequestedWork(plan, method, request.round), reply)
         if not verdict.is_allowed:  # the gate later sees only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
         shares = make_distributed_noise(plan, method)

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from client.site.memory import LostRoundState, RoundStateFolder, SiteRoundState
+from client.site.memory import LostRoundState, SiteRoundState, SiteRoundStateFolder
 from client.site.site import Site
 from client.training.features import NeckAndHeadOnFeatures, get_site_feature_cache, trains_on_cached_features
 from client.training.figures import ALL_FIGURES, RequestedMetricsComputer
@@ -60,7 +60,7 @@ class LocalTask:
     network: SplitNetwork
     whole: SplitNetwork
     received: ModelState
-    folder: RoundStateFolder
+    folder: SiteRoundStateFolder
     memory: SiteRoundState
     warms_up: bool
     figures: RequestedMetricsComputer = ALL_FIGURES

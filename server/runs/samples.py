@@ -31,7 +31,7 @@ BUDGET = 300_000
 """Most bytes of all pictures together, which are reduced until they fit."""
 
 
-def report_includes_samples(experiment: Experiment) -> bool:
+def report_shows_sample_images(experiment: Experiment) -> bool:
     """Return whether the report of this experiment shows sample images."""
     if experiment.evaluation.sample_grid is not None:
         return experiment.evaluation.sample_grid

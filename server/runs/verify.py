@@ -320,7 +320,7 @@ class AggregationReplay:
                 for hops, reply in enumerate(replies.values(), start=1):
                     visited = add_sequential_site_update(passed, reply, self.update_clip_limit, self.lengths)
                     passed, self.lengths = visited.model, visited.lengths
-                    self.model = self.method.result_after_hop(left, hops, self.model, passed)
+                    self.model = self.method.result_after_site_visit(left, hops, self.model, passed)
             else:
                 bounded = replies
                 if self.update_clip_limit is not None:

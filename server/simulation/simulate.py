@@ -44,7 +44,7 @@ from server.reporting.run_claims import UNKNOWN_PATIENTS
 from server.runs.live_status import CurrentRun
 from server.runs.progress import SilentRunProgress, make_run_progress
 from server.runs.reporter import RunReporter
-from server.runs.samples import report_includes_samples, write_sample_images
+from server.runs.samples import report_shows_sample_images, write_sample_images
 from server.runs.tracking import TrackingService
 from server.simulation.backends.inline import import_client_app, run_with_inline_grid
 from server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
@@ -159,7 +159,7 @@ class SimulationBackend:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
         with self._show_run_progress(folder.path) as watchers:
             summary = self._run_federation(setting, experiment, watchers)
-        if self.method.site.has_global_model and len(data.test_images) and report_includes_samples(self.experiment):
+        if self.method.site.has_global_model and len(data.test_images) and report_shows_sample_images(self.experiment):
             network = load_model(folder.path)
             write_sample_images(folder.path, network, data.test_images, setting.device, setting.precision)
         return summary

@@ -253,7 +253,7 @@ class Coordinator:
         requests = self.begin_message_exchange(server_round)
         chosen = self.sites.draw_training_sites(server_round, self.state.excluded)
         for layer in self.layers:
-            chosen = layer.choose_round_sites(chosen)
+            chosen = layer.filter_sites_of_round(chosen)
         statistics, model, update = (
             self.method.statistics_for(requests.context),
             self.state.model,

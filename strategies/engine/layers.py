@@ -62,7 +62,7 @@ class CoordinatorRoundLayer:
     buffered: ClassVar[bool] = False
     updates_in_replies: ClassVar[bool] = True
 
-    def choose_round_sites(self, sites: list[str]) -> list[str]:
+    def filter_sites_of_round(self, sites: list[str]) -> list[str]:
         """Return those of the drawn sites that can take part in the round."""
         return sites
 

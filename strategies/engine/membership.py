@@ -407,14 +407,14 @@ class RunMembership:
         needed = section.min_sites or expected
         roll.wait_for_sites(expected, needed, section.roll_call_deadline_s, self.callbacks.on_waiting_for_sites)
         for rule in self.admission:
-            self._refuse_faulty_sites(rule(roll.members.values()), "labels")
+            self._exclude_faulty_sites(rule(roll.members.values()), "labels")
         if section.min_sites:  # else every site is needed: merging says all that is wrong at once
-            self._refuse_faulty_sites(find_label_faults(roll.label_declarations), "labels")
-            self._refuse_faulty_sites(find_minority_class_spellings(roll.label_declarations), "labels")
-            self._refuse_faulty_sites(find_class_coverage_faults(self.method, roll.label_declarations), "labels")
+            self._exclude_faulty_sites(find_label_faults(roll.label_declarations), "labels")
+            self._exclude_faulty_sites(find_minority_class_spellings(roll.label_declarations), "labels")
+            self._exclude_faulty_sites(find_class_coverage_faults(self.method, roll.label_declarations), "labels")
         return self._make_label_contract()
 
-    def _refuse_faulty_sites(self, faults: Sequence[Fault], kind: str) -> None:
+    def _exclude_faulty_sites(self, faults: Sequence[Fault], kind: str) -> None:
         """Refuse the sites with faults, and continue without them.
 
         Raises:
@@ -469,7 +469,7 @@ class RunMembership:
         """
         self._layout = layout
         faults = find_model_layout_faults(self.members.values(), layout)
-        self._refuse_faulty_sites(faults, "version")
+        self._exclude_faulty_sites(faults, "version")
         return self._make_label_contract() if faults else self.contract
 
     def admit_late_joiners(self, server_round: int) -> None:

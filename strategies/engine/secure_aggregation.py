@@ -104,7 +104,7 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
     def __init__(self, coordinator: "Coordinator") -> None:
         self._coordinator = coordinator
 
-    def choose_round_sites(self, sites: list[str]) -> list[str]:
+    def filter_sites_of_round(self, sites: list[str]) -> list[str]:
         """Return the sites whose updates can be masked together; the others are reported as absent.
 
         These are all sites, unless sites keep local model parts. Then they are the largest group of sites whose last

@@ -91,7 +91,7 @@ class CoordinatorTraining:
         if not spec.reset_optimizer:
             restore_optimizer_state(self.network, optimizer, optimizer_state)
         frozen = FrozenNetworkParts(norm=self.method.freezes_batch_norm)
-        objective = plain(self.method.training_loss(self.train, spec))
+        objective = plain(self.method.choose_training_loss(self.train, spec))
         task = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen)
         criterion = EarlyStopCriterion(self.validation, self.method.loss, server.early_stopping)
         seed = derive_seed(self.plan.run.seed, server_round, "\0", COORDINATOR)
@@ -251,7 +251,9 @@ class SequentialCoordinator(Coordinator):
                 done.replies[site] = reply
                 done.model, done.lengths = passed.model, passed.lengths
                 rounds_left = self.plan.run.rounds - reply.round
-                done.result = self.method.result_after_hop(rounds_left, len(done.replies), done.result, done.model)
+                done.result = self.method.result_after_site_visit(
+                    rounds_left, len(done.replies), done.result, done.model
+                )
             if site in received.unfit or (site in received.accepted and site not in done.replies):
                 unfit.add(site)
                 needed = max(self.sites.count_needed_replies(len(order) - len(unfit)), 1)

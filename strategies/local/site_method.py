@@ -195,7 +195,7 @@ class SiteMethod:
         """Return the loss that validation measures, which is by default also the training loss."""
         return PLAIN_LOSSES[self.task, self.missing_labels_count_as]
 
-    def training_loss(self, examples: LabelledExamples, spec: TrainingSection) -> LossFunction:
+    def choose_training_loss(self, examples: LabelledExamples, spec: TrainingSection) -> LossFunction:
         """Return the training loss: the one chosen in ``[training]``, or :attr:`loss`.
 
         Raises:
@@ -286,7 +286,7 @@ class SiteMethod:
         Args:
             statistics: The statistics that the coordinator sent.
         """
-        return self.training_loss(examples, spec)
+        return self.choose_training_loss(examples, spec)
 
     def client(self, context: ClientContext) -> LocalRound:
         """Return the local round of a site: its objective, and functions for the statistics and the stored state."""

@@ -228,7 +228,7 @@ class SequentialMethod(Method):
         """Return the order in which the model visits the sites of a round; ``sites`` are sorted by name."""
         return sites
 
-    def result_after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
+    def result_after_site_visit(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
         """Return the round's result after this site; by default ``passed``, the model that the site returned.
 
         Args:

@@ -291,7 +291,7 @@ class ScaledFedAvgSite(SiteMethod):
         ``scale = "federation"`` multiplies the learning rate by one factor for all sites; ``"batch"`` multiplies each
         batch's loss by the mean weight of its labels.
         """
-        loss = self.training_loss(context.examples, context.spec)
+        loss = self.choose_training_loss(context.examples, context.spec)
         if self.parameters.scale == "federation":
             return LocalRound(plain(loss), lr_factor=float(context.statistics["factor"][0]))
         prior = torch.from_numpy(context.statistics["prior"].copy()).to(context.examples.labels.device)

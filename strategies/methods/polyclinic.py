@@ -63,6 +63,6 @@ class Polyclinic(SequentialMethod):
         generator = np.random.default_rng(derive_seed(context.seed, context.round, "order"))
         return [sites[place] for place in generator.permutation(len(sites))]
 
-    def result_after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
+    def result_after_site_visit(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
         """Return the model after this site; in the last rounds, the mean of the models after all sites so far."""
         return mix_models(passed, result, 1 / hops) if left < self.site.parameters.mean_rounds else passed

@@ -132,7 +132,7 @@ class UniFedSite(SequentialSite):
         def slope(model: Model, losses: Losses) -> Arrays:
             return {"slope": np.array([loss_slope(losses.tolist(), self.parameters.slope)], np.float32)}
 
-        return LocalRound(plain(self.training_loss(context.examples, context.spec)), slope)
+        return LocalRound(plain(self.choose_training_loss(context.examples, context.spec)), slope)
 
 
 class UniFed(SequentialMethod):

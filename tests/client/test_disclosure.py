@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from client.app import answer_roll_call
-from client.site.disclosure import find_hidden_classes
+from client.site.disclosure import find_classes_hidden_by_policy
 from client.site.policy import SitePolicy
 from client.site.settings import load_site, read_site_settings
 from client.site.site import Site
@@ -182,7 +182,7 @@ def test_every_method_that_tells_something_is_tested_here_or_tells_nothing(tmp_p
 
 def visible(counts: Sequence[int], smallest: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """What an attacker gets of a table in which every image, of a patient of its own, shows one class."""
-    hidden = find_hidden_classes(image_set(one_class_an_image(counts)), smallest)
+    hidden = find_classes_hidden_by_policy(image_set(one_class_an_image(counts)), smallest)
     released = tuple(-1 if NAMES[row] in hidden else count for row, count in enumerate(counts))
     return (sum(counts), *released), tuple(NAMES[row] in hidden for row in range(len(counts)))
 

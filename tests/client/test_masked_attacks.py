@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from client.site.memory import RoundStateFolder, SiteRoundState
+from client.site.memory import SiteRoundState, SiteRoundStateFolder
 from client.site.site import Site
 from client.training import local_round
 from client.training.figures import DisclosableMetricsComputer
@@ -361,8 +361,8 @@ def going_on(counted: int, sites: Collection[str] = NAMES) -> Change:
     return of_training(lambda request: replace(request, counted=counted), spared)
 
 
-def memory(site: Site) -> RoundStateFolder:
-    return RoundStateFolder(site.folder / "memory" / "run")
+def memory(site: Site) -> SiteRoundStateFolder:
+    return SiteRoundStateFolder(site.folder / "memory" / "run")
 
 
 def settle(site: Site) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.site.memory import LostRoundState, RoundStateFolder, SiteRoundState, remove_old_run_states
+from client.site.memory import LostRoundState, SiteRoundState, SiteRoundStateFolder, remove_old_run_states
 from common.models.network import Head
 from common.wire.records import ModelGroups
 
@@ -25,9 +25,9 @@ def kept_rounds(folder: Path) -> list[int]:
 
 
 def test_what_was_kept_comes_back_whole_without_what_a_kill_left_half_written(tmp_path: Path) -> None:
-    RoundStateFolder(tmp_path).store_state_of_round(memory(3))
+    SiteRoundStateFolder(tmp_path).store_state_of_round(memory(3))
     (tmp_path / ".round-000004.safetensors.4194305-1.part").write_bytes(b"half")
-    back = RoundStateFolder(tmp_path).read_last_counted_state(counted=3)
+    back = SiteRoundStateFolder(tmp_path).read_last_counted_state(counted=3)
     assert [path.name for path in tmp_path.iterdir()] == ["round-000003.safetensors"]
     assert repr(back.parts) == repr(memory(3).parts)
     assert (back.round, back.evaluated_round, back.best_round, back.best_loss) == (3, 2, 1, 0.25)
@@ -46,7 +46,7 @@ def test_what_was_kept_comes_back_whole_without_what_a_kill_left_half_written(tm
 def test_the_round_that_counted_is_recalled_and_others_are_forgotten(
     rounds: tuple[int, ...], counted: int, forget: bool, left: list[int], tmp_path: Path
 ) -> None:
-    folder = RoundStateFolder(tmp_path)
+    folder = SiteRoundStateFolder(tmp_path)
     for server_round in rounds:
         folder.store_state_of_round(memory(server_round))
     assert folder.read_last_counted_state(counted, forget=forget).round == counted
@@ -59,12 +59,12 @@ def test_the_round_that_counted_is_recalled_and_others_are_forgotten(
 def test_before_the_first_round_and_where_nothing_is_stored_there_is_no_memory(
     counted: int, expected: bool, tmp_path: Path
 ) -> None:
-    read = RoundStateFolder(tmp_path).read_last_counted_state(counted, expected=expected)
+    read = SiteRoundStateFolder(tmp_path).read_last_counted_state(counted, expected=expected)
     assert repr(read) == repr(SiteRoundState())
 
 
 def test_a_lost_memory_is_refused_by_name_until_the_site_begins_anew(tmp_path: Path) -> None:
-    folder = RoundStateFolder(tmp_path / "memory" / "run")
+    folder = SiteRoundStateFolder(tmp_path / "memory" / "run")
     folder.store_state_of_round(memory(2))  # of a copy that is older than the checkpoint
     with pytest.raises(LostRoundState, match=r"after round 3 is missing: memory/run/round-000003.safetensors"):
         folder.read_last_counted_state(3, expected=True)
@@ -112,10 +112,10 @@ def test_the_oldest_memories_go_where_room_is_short(run: str, room: dict[str, in
 def test_a_state_under_the_name_of_another_run_site_or_round_is_refused(
     run: str, site: str, server_round: int, problem: str, tmp_path: Path
 ) -> None:
-    RoundStateFolder(tmp_path / "copied" / run, site).store_state_of_round(memory(server_round))
+    SiteRoundStateFolder(tmp_path / "copied" / run, site).store_state_of_round(memory(server_round))
     place = tmp_path / "memory" / "run"
     place.mkdir(parents=True)
     copied = tmp_path / "copied" / run / f"round-{server_round:06d}.safetensors"
     (place / "round-000003.safetensors").write_bytes(copied.read_bytes())
     with pytest.raises(LostRoundState, match=problem):
-        RoundStateFolder(place, "east").read_last_counted_state(3)
+        SiteRoundStateFolder(place, "east").read_last_counted_state(3)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from client.app import answer_roll_call
 from client.connection.status import ClientStatus, format_client_status
 from client.gate.incoming_request import RequestTimeExceeded, hash_plan
-from client.site.memory import RoundStateFolder, SiteRoundState
+from client.site.memory import SiteRoundState, SiteRoundStateFolder
 from client.site.policy import SitePolicy
 from client.site.site import Site
 from client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
@@ -206,9 +206,11 @@ def test_no_round_goes_on_from_one_whose_cost_was_not_noted(monkeypatch: pytest.
     whole, killed = (second_round(site(tmp_path / name), monkeypatch, killed=bool(name)) for name in ("", "killed"))
     assert any(not np.array_equal(whole[name], killed[name]) for name in whole)
     with monkeypatch.context() as patched:
-        write = RoundStateFolder.store_state_of_round
+        write = SiteRoundStateFolder.store_state_of_round
         patched.setattr(
-            RoundStateFolder, "store_state_of_round", lambda folder, state: write(folder, SiteRoundState(), state.round)
+            SiteRoundStateFolder,
+            "store_state_of_round",
+            lambda folder, state: write(folder, SiteRoundState(), state.round),
         )
         fresh = second_round(site(tmp_path / "alone"), monkeypatch, killed=False)
     assert all(np.allclose(fresh[name], killed[name], atol=1e-6) for name in fresh)

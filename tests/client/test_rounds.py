@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from client.site.memory import RoundStateFolder
+from client.site.memory import SiteRoundStateFolder
 from client.site.site import Site
 from client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
 from client.training.local_round import warm_up_head
@@ -48,7 +48,9 @@ def trained_head(at: Site, server_round: int, counted: int, best: int = -1) -> b
     """Train a round; return the head rows in the site's memory of it."""
     train_with_privacy_layers(at, request(PFL, None, server_round, counted, best))
     return (
-        RoundStateFolder(at.folder / "memory" / "run").read_last_counted_state(server_round).parts.head.weight.tobytes()
+        SiteRoundStateFolder(at.folder / "memory" / "run")
+        .read_last_counted_state(server_round)
+        .parts.head.weight.tobytes()
     )
 
 
@@ -74,7 +76,7 @@ def test_what_a_site_is_lent_stays_as_it_was_and_what_it_sends_is_the_difference
 def test_the_update_is_new_minus_received(tmp_path: Path) -> None:
     update = train_with_privacy_layers(site(tmp_path / "pfl"), request(PFL)).update
     alone = train_with_privacy_layers(site(tmp_path / "alone"), request(plan("individual"), beginning(PFL)))
-    own = RoundStateFolder(tmp_path / "alone" / "memory" / "run").read_last_counted_state(1).parts
+    own = SiteRoundStateFolder(tmp_path / "alone" / "memory" / "run").read_last_counted_state(1).parts
     assert alone.update.trunk is None
     np.testing.assert_allclose(beginning(PFL).trunk + update.trunk, own.trunk, rtol=0, atol=1e-7)
 

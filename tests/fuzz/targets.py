@@ -32,7 +32,7 @@ from PIL import Image
 
 from client.connection.fleet_client import MessageContentGone, find_app_bundle_fault, is_message_expired
 from client.connection.service import PendingMessage
-from client.site.memory import LostRoundState, RoundStateFolder, SiteRoundState
+from client.site.memory import LostRoundState, SiteRoundState, SiteRoundStateFolder
 from client.site.settings import load_site, read_site_settings
 from common.config import read_experiment
 from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
@@ -357,7 +357,7 @@ def rounds(folder: Path) -> None:
 def memory_seeds() -> list[bytes]:
     with TemporaryDirectory() as name:
         site = SiteRoundState(3, MODEL, ModelGroups(), 2, MODEL, 1, 0.25, {"head.weight/step": np.ones((), np.float32)})
-        RoundStateFolder(Path(name) / "run", durable=False).store_state_of_round(site)
+        SiteRoundStateFolder(Path(name) / "run", durable=False).store_state_of_round(site)
         return [(Path(name) / "run" / "round-000003.safetensors").read_bytes()]
 
 
@@ -366,7 +366,7 @@ def memory(data: bytes) -> None:
     """Damaged, it is refused as lost; also where it was damaged before its digest was taken."""
     for content in (data, hashlib.sha256(data[32:]).digest() + data[32:]):
         with folder_with({"run/round-000003.safetensors": content}) as folder, contextlib.suppress(LostRoundState):
-            assert RoundStateFolder(folder / "run").read_last_counted_state(3).round == 3
+            assert SiteRoundStateFolder(folder / "run").read_last_counted_state(3).round == 3
 
 
 @target("in-hand", lambda: [hashlib.sha256(b"\1train").digest() + b"\1train"])

@@ -32,7 +32,7 @@ from common.models.zoo.spec import ModelSpec
 from server.export.prediction import compute_picture_probabilities
 from server.reporting.model_card import escape_markdown, render_model_card, write_model_card
 from server.reporting.run_report import write_run_report
-from server.runs.samples import BUDGET, CLASSES, report_includes_samples, write_sample_images
+from server.runs.samples import BUDGET, CLASSES, report_shows_sample_images, write_sample_images
 from tests.federations import experiment, federation
 from tests.network.real import lines_of
 
@@ -323,7 +323,7 @@ TABLE = {"kind": "npz", "path": "chest.npz", "classes": ["a", "b"]}
 )
 def test_by_itself_a_report_shows_images_of_nobody_only(sections: dict[str, Any], shows: bool, tmp_path: Path) -> None:
     digits = experiment(tmp_path).experiment.model_dump()
-    assert report_includes_samples(Experiment.model_validate(digits | sections)) is shows
+    assert report_shows_sample_images(Experiment.model_validate(digits | sections)) is shows
 
 
 def test_a_report_shows_images_with_a_warning_and_nothing_that_is_no_picture(three_sites: Path, tmp_path: Path) -> None:

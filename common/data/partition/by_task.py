@@ -18,11 +18,11 @@ from common.data.partition.division import (
     gather_site_images,
     make_numbered_site_names,
 )
-from common.data.partition.spec import TaskPartitionSpec
+from common.data.partition.spec import TaskMixturePartitionSpec
 from common.errors import BadInput, Fault
 
 
-def partition_by_task(splits: DatasetSplits, spec: TaskPartitionSpec) -> PartitionedDataset:
+def partition_by_task(splits: DatasetSplits, spec: TaskMixturePartitionSpec) -> PartitionedDataset:
     """Partition a mixture's training part over the sites and the coordinator; its other parts are not used.
 
     Raises:

@@ -35,7 +35,7 @@ from common.data.partition.spec import (
     PaperTablePartitionSpec,
     PartitionSpec,
     RandomOwnersPartitionSpec,
-    TaskPartitionSpec,
+    TaskMixturePartitionSpec,
 )
 from common.errors import raise_faults
 from common.system.plain_text import list_first_and_count_rest
@@ -183,7 +183,7 @@ def partition_dataset(splits: DatasetSplits, spec: PartitionSpec, seed: int) -> 
     match spec:
         case LabelSkewPartitionSpec() | DirichletPartitionSpec():
             return partition_by_label(splits, spec, seed)
-        case TaskPartitionSpec():
+        case TaskMixturePartitionSpec():
             return partition_by_task(splits, spec)
         case _:
             parts = partition_by_class(splits, spec, seed)

@@ -128,7 +128,7 @@ class DirichletPartitionSpec(BaseDatasetSpec):
     validation_fraction: Fraction = 0.0
 
 
-class TaskPartitionSpec(BaseDatasetSpec):
+class TaskMixturePartitionSpec(BaseDatasetSpec):
     """Each task of a mixture has several sites; the coordinator has images too, as in UniFed (Hassani & Rekik 2024).
 
     Only the mixture's training part is used. The share of each site and of the coordinator is split 70/10/20.
@@ -157,4 +157,6 @@ ClassPartitionSpec = (
     | MissingClassesPartitionSpec
 )
 LabelPartitionSpec = LabelSkewPartitionSpec | DirichletPartitionSpec
-PartitionSpec = Annotated[ClassPartitionSpec | LabelPartitionSpec | TaskPartitionSpec, Field(discriminator="kind")]
+PartitionSpec = Annotated[
+    ClassPartitionSpec | LabelPartitionSpec | TaskMixturePartitionSpec, Field(discriminator="kind")
+]

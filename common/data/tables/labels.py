@@ -462,7 +462,7 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fa
         patients = join_similar_patients(column.expand_to_row_cells(), spec, "data.patient_column", faults, column)
     if spec.source_column is not None:
         column = columns.get_column(spec.source_column)
-        site_names = ["" if is_blank_cell(cell) else make_site_name(cell) for cell in column.cells]
+        site_names = ["" if is_blank_cell(cell) else convert_hospital_to_site_name(cell) for cell in column.cells]
         sources = np.array(site_names, dtype=np.str_)[column.places]
         similar, first = dict[str, str](), dict[str, str]()
         for name, cell in zip(site_names, column.cells, strict=True):
@@ -501,7 +501,7 @@ def _merge_synonym_labels(
     return joined
 
 
-def make_site_name(name: str) -> str:
+def convert_hospital_to_site_name(name: str) -> str:
     """Convert a hospital's name to a site name that is valid as a folder name; other signs become ``_``."""
     return re.sub(r"[^\w .()-]|^\W", "_", name)[:100]
 

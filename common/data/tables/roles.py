@@ -229,7 +229,7 @@ def find_absent_picture_columns(columns: CsvTable, image: str, others: Collectio
     return [name for name in named if not _name_same_pictures(columns, name, image)]
 
 
-def find_labels_of_other_pictures(
+def find_label_columns_of_other_images(
     image: str, others: Sequence[str], labels: Iterable[str], folder: str = ""
 ) -> list[str]:
     """Return the label columns that belong, by the words of their names, to pictures other than those of ``image``.
@@ -435,7 +435,7 @@ def _refuse_unclear_label_columns(
         real = [finding for finding in findings if not _means_no_finding(finding)]
         others = [finding for finding in real if make_class_spelling_key(finding) not in label_keys]
         classes = [finding for finding in real if len(finding) > 1 and finding not in others]
-        is_meant = _is_findings_heading(name) or _contain_known_findings(findings, others)
+        is_meant = _is_findings_heading(name) or _names_include_known_findings(findings, others)
         is_meant |= len(classes) > 1 or 2 * len(classes) >= len(findings)
         # "Confirmed diagnosis" or "disease type", with codes.
         is_type = _heading_mentions_findings(name)
@@ -488,7 +488,7 @@ def _is_known_finding(name: str) -> bool:
     return name.casefold() in _CLASSES or FINDING_STEM.search(name.casefold()) is not None
 
 
-def _contain_known_findings(names: Collection[str], others: Collection[str]) -> bool:
+def _names_include_known_findings(names: Collection[str], others: Collection[str]) -> bool:
     """Return True if ``others`` has two known findings, or has one and ``names`` has a word for "nothing found"."""
     count = sum(map(_is_known_finding, others))
     return count > 1 or (count == 1 and any(map(_means_no_finding, names)))
@@ -629,7 +629,7 @@ def _guess_finding_column(columns: CsvTable, judged: Mapping[str, ColumnJudgemen
         if (
             _is_findings_heading(name)
             or any(finding in _CLASSES or _means_no_finding(finding) for finding in findings)
-            or _contain_known_findings(findings, findings)
+            or _names_include_known_findings(findings, findings)
         ):
             return name
     if len(mentioning := list(filter(_heading_mentions_findings, candidates))) == 1:

@@ -165,7 +165,9 @@ class SuperLinkControlClient:
         """Send a run's heartbeat; return whether the run is still active on the SuperLink."""
         return bool(self._call_with_retries("heartbeat", proto.Run(run_id=run)).goes_on)
 
-    def announce_requests(self, run: int, requests: Iterable[tuple[Any, Any]]) -> tuple[list[str], list[str]]:
+    def announce_requests_to_superlink(
+        self, run: int, requests: Iterable[tuple[Any, Any]]
+    ) -> tuple[list[str], list[str]]:
         """Announce requests to the SuperLink by their envelopes and object trees.
 
         Returns:
@@ -185,7 +187,7 @@ class SuperLinkControlClient:
             for reply in self._call_with_retries("replies", proto.MessageNames(run_id=run, names=names)).replies
         ]
 
-    def release_message_contents(self, names: Collection[str]) -> None:
+    def allow_message_file_deletion(self, names: Collection[str]) -> None:
         """Release these messages, so that the SuperLink may delete the files of their contents."""
         self._call_with_retries("release", proto.MessageNames(names=names))
 

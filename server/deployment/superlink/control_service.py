@@ -33,7 +33,7 @@ class SuperLinkControlService:
             "heartbeat": self.record_run_heartbeat,
             "push": self.accept_requests,
             "replies": self.find_replies,
-            "release": self.release_message_contents,
+            "release": self.allow_message_file_deletion,
         }
 
     def answer_control_call(self, name: str, request: Any, context: grpc.ServicerContext) -> Any:
@@ -107,7 +107,7 @@ class SuperLinkControlService:
                 replies.append(proto.Reply(request=root, reason=reason.name))
         return proto.Replies(replies=replies)
 
-    def release_message_contents(self, request: Any) -> Any:
+    def allow_message_file_deletion(self, request: Any) -> Any:
         """Release these messages, so that the files of their objects may be deleted."""
         for name in request.names:
             self._storage.messages.release_message_objects(name)

@@ -233,11 +233,11 @@ class NetworkGrid(Grid):
             set_message_id(empty, metadata.message_id)
             self._requests[metadata.message_id] = _AwaitedRequest(empty, bound)
             self._signer.remember_sent_request(message)
-        accepted, missing = self._control.announce_requests(self._run, announced)
+        accepted, missing = self._control.announce_requests_to_superlink(self._run, announced)
         while missing:  # an earlier message has released them meanwhile
             for name in missing:
                 self._files.write_object(name, contents[name])
-            accepted, missing = self._control.announce_requests(self._run, announced)
+            accepted, missing = self._control.announce_requests_to_superlink(self._run, announced)
         return accepted
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -292,7 +292,7 @@ class NetworkGrid(Grid):
                 if statement.run == run:
                     about = statement.record, statement.round, statement.site
                     yield ReplyArrival(*about, message.content, CAME_WHILE_AWAY)
-            self._control.release_message_contents([name])
+            self._control.allow_message_file_deletion([name])
         self._earlier_replies = ()
 
     def close(self) -> None:
@@ -302,7 +302,7 @@ class NetworkGrid(Grid):
 
     def _release_messages(self, names: list[str]) -> None:
         if names:
-            self._control.release_message_contents(names)
+            self._control.allow_message_file_deletion(names)
             names.clear()
 
     def _find_finished_uploads(self, names: Iterable[str]) -> dict[str, _IncompleteReply]:
