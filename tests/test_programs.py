@@ -167,7 +167,7 @@ from torch import nn
 import polyclinic as pc
 labels = np.arange(90)[:, None] // [1, 2] % 2
 data = pc.LabelledImages(
-    images=np.tile(labels[:, :1, None], (32, 32)).astype(np.uint8), labels=labels, class_names=("a", "b"),
+    images=np.tile(255 * labels[:, :1, None], (32, 32)).astype(np.uint8), labels=labels, class_names=("a", "b"),
     patients=[str(number) for number in range(90)],
 )
 layers = lambda channels: (nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())

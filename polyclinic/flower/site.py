@@ -105,7 +105,8 @@ class FedMLPSite(Site):
     ``context.state`` at the site. Therefore pass the same images in the same order in every round.
 
     Args:
-        message, context: The arguments of the ``ClientApp``'s ``train`` function.
+        message: The message that the ``ClientApp``'s ``train`` function received.
+        context: The context that it received.
         model: A module into which the received model has been loaded.
         head: Name of the model's last layer, a submodule.
         images: All training images without augmentation, at least one, in the form that the model takes, ``(n, ...)``.

@@ -262,7 +262,7 @@ def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hos
 
     def make(**message: Any) -> Hospital:
         request = train(**message)
-        signing.sign(request)
+        signing.sign_request(request)
         hospital = Hospital(folder, Desk(request))
         add_FleetServicer_to_server(hospital.desk, server)
         server.start()

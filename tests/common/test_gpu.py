@@ -21,7 +21,7 @@ from common.models.gpu import (
     use_deterministic_algorithms,
 )
 from strategies.local import training
-from tests.federations import federation, finished
+from tests.federations import ALL_DIGITS, federation, finished
 
 GPU = torch.device("cuda")
 
@@ -200,12 +200,12 @@ def test_a_cpu_changes_no_setting_of_gpus() -> None:
 
 
 def test_sites_and_rounds_share_one_graph(graphs: Graphs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, plain = finished("training.batch_size=32")
+    _, plain = finished(ALL_DIGITS, "training.batch_size=32")
     monkeypatch.setattr(
         training, "use_cuda_graphs", lambda backbone, device, more: use_cuda_graphs(backbone, GPU, more)
     )
     monkeypatch.setattr(training, "GRAPH_DEVICES", ("cpu",))
     task.get_cached_networks.cache_clear()
-    assert federation(tmp_path, "training.batch_size=32")["model_sha256"] == plain["model_sha256"]
+    assert federation(tmp_path, ALL_DIGITS, "training.batch_size=32")["model_sha256"] == plain["model_sha256"]
     assert len(graphs.shapes) == 1
     assert graphs.runs > 50

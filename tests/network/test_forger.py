@@ -106,7 +106,7 @@ def test_a_request_that_is_not_signed_is_refused_and_can_be_shown(federation: Fe
     """A SuperLink, or anyone who has its disk, that makes requests up: the run's own signing is switched off."""
     unsigned = (
         "import sys; from server.deployment.superlink.request_signing import RequestSigner; "
-        "RequestSigner.sign = lambda self, message: None; "
+        "RequestSigner.sign_request = lambda self, message: None; "
         "from server.cli import main; main(sys.argv[1:])"
     )
     command = ("run", federation.coordinator.folder, federation.experiment, "--out", federation.out, "--once")

@@ -33,7 +33,7 @@ from server.export.prediction import compute_picture_probabilities
 from server.reporting.model_card import escape_markdown, render_model_card, write_model_card
 from server.reporting.run_report import write_run_report
 from server.runs.samples import BUDGET, CLASSES, report_shows_sample_images, write_sample_images
-from tests.federations import experiment, federation
+from tests.federations import ALL_DIGITS, experiment, federation
 from tests.network.real import lines_of
 
 PARSER = MarkdownIt("commonmark").enable("table")
@@ -70,7 +70,7 @@ def changed(folder: Path, **changes: Any) -> str:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("card")
     lists = "{north=['0','1','2','3','4'], south=['9','8','7','6','5','0']}"
-    federation(folder, f"partition={{kind='class_lists', lists={lists}}}", pages=True)
+    federation(folder, ALL_DIGITS, f"partition={{kind='class_lists', lists={lists}}}", pages=True)
     return folder / "run"
 
 
@@ -78,7 +78,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def three_sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the digits experiment, whose second site missed its second round."""
     folder = tmp_path_factory.mktemp("three-sites")
-    federation(folder, pages=True)
+    federation(folder, ALL_DIGITS, pages=True)
     lines = lines_of(folder / "run" / "rounds.jsonl")
     lines[1] |= {"sites": ["site-1", "site-3"], "absent": {"site-2": "late"}}
     (folder / "run" / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -322,7 +322,7 @@ TABLE = {"kind": "npz", "path": "chest.npz", "classes": ["a", "b"]}
     ],
 )
 def test_by_itself_a_report_shows_images_of_nobody_only(sections: dict[str, Any], shows: bool, tmp_path: Path) -> None:
-    digits = experiment(tmp_path).experiment.model_dump()
+    digits = experiment(tmp_path, ALL_DIGITS).experiment.model_dump()
     assert report_shows_sample_images(Experiment.model_validate(digits | sections)) is shows
 
 

@@ -13,12 +13,12 @@ from common.wire.records import TrainReply, TrainRequest
 from server.runs.reader import read_run
 from strategies.methods.base import RoundContext
 from strategies.methods.fedmlp import FedMLP
-from tests.federations import Traffic, federation, finished
+from tests.federations import ALL_DIGITS, Traffic, federation, finished
 from tests.strategies.leading import site_notes
 from tests.strategies.states import make_reply
 
 FEW_CLASSES = (
-    "run.method=fedmlp", 'partition={kind = "missing_classes", sites = 3, missing = 6}', "run.rounds=4",
+    ALL_DIGITS, "run.method=fedmlp", 'partition={kind = "missing_classes", sites = 3, missing = 6}', "run.rounds=4",
     "method.stage_one_rounds=2", "method.tag_rate_negative=0.1", "method.tag_rate_positive=0.1",
 )  # fmt: skip
 NAN = float("nan")

@@ -23,7 +23,7 @@ from server.simulation.simulate import simulate
 from strategies.engine.layers import RollbackLayer
 from strategies.registry import STRATEGIES
 from tests.backdoors import backdoor, success_of
-from tests.federations import federation, given_weights, json_lines, needs_of
+from tests.federations import ALL_DIGITS, federation, given_weights, json_lines, needs_of
 from tests.liars import LIES, Answer, Lying, shifted_trunk
 from tests.server.killing import Killed, kill_at
 
@@ -57,7 +57,7 @@ def verified(run: Path) -> list[str]:
 
 
 def plan(sites: int, rounds: int = 5) -> tuple[str, ...]:
-    return (f"run.rounds={rounds}", f"partition.sites={sites}", "partition.shared=10")
+    return (ALL_DIGITS, f"run.rounds={rounds}", f"partition.sites={sites}", "partition.shared=10")
 
 
 @cache

@@ -212,9 +212,9 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
         if counts[key] > 1:
             likeness = _SECOND_VOWEL.sub("", make_name_similarity_key(name))
             earliest = first.setdefault(likeness, name)
-            both, is_same_length = name + earliest, len(name) == len(earliest)
-            # Codes of ASCII letters and digits that differ in more than case, such as hexadecimal 2cae05 and 2ca005.
-            if is_same_length and both.isascii() and both.isalnum() and name.lower() != earliest.lower():
+            code, other = map(_strip_id_prefix_and_extension, (name, earliest))
+            # Codes of as many ASCII letters and digits, such as hexadecimal 2cae05 and 2ca005; but P1 is 01.
+            if code != other and len(code) == len(other) and (code + other).isascii() and (code + other).isalnum():
                 earliest = first.setdefault(name.lower(), name)
             if earliest is not name:
                 similar[name] = earliest

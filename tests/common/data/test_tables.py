@@ -108,7 +108,7 @@ ALIKE_NAMES = (  # numbers; signs and letters; words and endings; groups of digi
     "7 = 7.0; 7 = 7,00; 007 = 7; 1234 = 1,234; '7 = 7; 7 = +7; 7 = 7e0; 1_1 = 1_1.0; p7 = p7.0; 1 = 1.0.0; 1e3 = 1000",
     "P-1 = p1; P 01 = p_1; A.b = a b; P+1 = P1; P~1 = P 1; P7 = (P7); 7 = P7; A-BC-1 = ABC1; AB C1 = ABC-01",
     "7 = MRN:7; Patient 007 = 7; P7 = Pat7; P-7 = ID P7; P7 = p7.dcm; P7 = P7.nii.gz; sub-007 = 7; Pt. 7 = P7",
-    "Case 12 = 12; Patient No. 12 = 12; Fall-Nr. 012 = 12; ACC:1234 = 1234; P1@north = P1; P1^^^north = P1",
+    "P1 = 01; P0 = 00; Case 12 = 12; Patient No. 12 = 12; Fall-Nr. 012 = 12; ACC:1234 = 1234; P1@north = P1; P1^^^north = P1",
     "north\\P1 = north/P1; P1 = north\\P1; north/P-01 = p1^North; 7^^^A&1.2&ISO^MR = 7; 12-034 = 12034",
     "943 476 5919 = 9434765919; 943 4765919 = 943-476-5919; 012-345-6789 = 123456789; 1\u2019234 = 1234",
     "3f2504e0-4f89-11d3-9a0c-0305e82c3301 = 3F2504E04F8911D39A0C0305E82C3301; \u00c5sa = Aasa; S\u00f8ren = Soeren",
