@@ -29,7 +29,7 @@ from tests.server.killing import Killed, kill_at
 
 pytestmark = pytest.mark.slow
 LIAR = "site-2"
-QUICK = {("1e30", 3), ("turned round 10 times", 3), ("flipped labels", 3), ("growing", 4)}
+QUICK = {("1e30", 3), ("turned round 10 times", 3), ("flipped labels", 3), ("growing", 3)}
 QUICK_METHODS = {"fedmlp"}
 """What ``make test`` tries; ``make torture`` tries all."""
 
