@@ -101,7 +101,7 @@ def needs_of(method: str) -> tuple[str, ...]:
 @cache
 def few_digits() -> str:
     """The table of a data set of the first 690 digits at 16 x 16 pixels: training takes a third of the time."""
-    digits, arrays, begin = load_digits(), {}, 0
+    digits, arrays, begin = load_digits(), dict[str, Any](), 0
     pixels = np.kron(15 * digits.images, np.ones((2, 2))).astype(np.uint8)  # 8 x 8 of 0 to 16
     for part, end in {"train": 450, "val": 570, "test": 690}.items():
         arrays |= {f"{part}_images": pixels[begin:end], f"{part}_labels": digits.target[begin:end, None]}
