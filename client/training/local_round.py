@@ -92,9 +92,8 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
     """
     network = task.network
     with task.use_seed_of(request.round, task.site.name) as generator:
-        validation = (
-            task.make_labelled_examples("validation") if task.validation_chooses else None
-        )  # see EarlyStopCriterion
+        # See EarlyStopCriterion.
+        validation = task.make_labelled_examples("validation") if task.validation_chooses else None
         local = task.method.make_local_round(make_client_context(task, request))
         if task.warms_up:
             warm_up_head(task, validation, generator)

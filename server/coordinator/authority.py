@@ -28,7 +28,8 @@ UNREADABLE = (OSError, *UNREADABLE_CERTIFICATE)
 """Errors of reading a key or certificate; TypeError is that of a key with a password."""
 _ALWAYS = ("localhost", "127.0.0.1")  # by which flwr-server reaches its own SuperLink
 _NO_USAGES = (
-    *("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
+    "content_commitment",
+    *("key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
 )
 
 

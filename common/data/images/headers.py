@@ -310,9 +310,8 @@ def read_dicom_header(content: Path | bytes) -> DicomHeader:
         patient, study, modality = (str(head.get(keyword) or "").strip() for keyword in keywords)
         grey = str(head.get("PhotometricInterpretation") or "").startswith("MONOCHROME")
         has_window = False
-        for tag in (
-            _WINDOWS if grey else ()
-        ):  # an element that defines a window or a VOI LUT, directly or for each frame
+        # An element that defines a window or a VOI LUT, directly or for each frame.
+        for tag in _WINDOWS if grey else ():
             value: Any = None if (element := head.get_item(tag)) is None else element.value
             if value and tag in _GROUPS and isinstance(value, bytes):  # not parsed: there may be thousands of items
                 value = any(mark in value for mark in _FRAME_VOI)

@@ -158,9 +158,8 @@ def parse_finding_column(
     foreign, contradictions = dict[str, set[int]](), list[int]()
     for place, cell in enumerate(column.cells):
         parts = split_finding_names(cell, rules.separator)
-        if not parts and any(
-            names.contains_name(cell) for names in (classes, absent, others, unassessed)
-        ):  # such as "NA"
+        # A name may be a word that is no finding elsewhere, such as "NA".
+        if not parts and any(names.contains_name(cell) for names in (classes, absent, others, unassessed)):
             parts = [cell]
         if not parts:
             of_cell[place] = _POLICY[rules.blank]

@@ -541,9 +541,8 @@ def join_similar_patients(
         remedy = 'Write each patient in one way. Or set similar_patients = "join": each pair counts as one patient and '
         remedy += "stays on one side of the split, which is right for the split also if they are two."
         faults.append(Fault(where, problem, remedy, cause="patients"))
-    joined = map_names_to_group_names(
-        similar
-    )  # the smallest name of each group, so that the order of rows does not matter
+    # The smallest name of each group, so that the order of rows does not matter.
+    joined = map_names_to_group_names(similar)
     return np.array([joined.get(name, name) for name in distinct.tolist()], dtype=np.str_)[inverse.reshape(-1)]
 
 

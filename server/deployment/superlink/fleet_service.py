@@ -182,9 +182,8 @@ class FleetService:
         """Record a heartbeat of the calling site."""
         self._refuse_foreign_node_id(caller, request.node.node_id)
         _refuse_wrong_heartbeat_interval(request.heartbeat_interval)
-        if self._sites.has_site_signed_off(caller.node_id) and self.processes.is_latest_process(
-            caller
-        ):  # over a slow line
+        # Over a slow line, a heartbeat may come after the site has signed off.
+        if self._sites.has_site_signed_off(caller.node_id) and self.processes.is_latest_process(caller):
             raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this process has signed off")
         if registered := self._sites.record_site_heartbeat(caller.node_id, request.heartbeat_interval):
             # A process that was started after a kill signs on by its heartbeat.
