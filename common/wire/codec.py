@@ -95,7 +95,9 @@ def decode_record(content: RecordDict, expected: type[R]) -> R:
         raise WireError(f"expected {name}, got {actual!r}.")
     if unknown := sorted(key for key in content if key != FIELDS and not isinstance(schema.get(key), _IN_OWN_RECORD)):
         raise WireError(f"{name} does not have {', '.join(unknown)}.")
-    values = {key: kind.decode_field(content, fields, key, name) for key, kind in schema.items()}
+    values = dict[str, Any]()
+    for key, kind in schema.items():
+        values[key] = kind.decode_field(content, fields, key, name)
     if fields:
         raise WireError(f"{name} does not have {', '.join(sorted(fields))}.")
     record = expected(**escape_free_text_fields(expected, values))

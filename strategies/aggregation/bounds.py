@@ -50,14 +50,15 @@ def compute_update_part_norms(update: ModelGroups) -> dict[str, float]:
     for part, values in ((TRUNK, update.trunk), (NORM, update.norm)):
         if values is None:
             continue
-        total, blocks = 0.0, [values[start : start + BLOCK] for start in range(0, len(values), BLOCK)]
+        total, starts = 0.0, range(0, len(values), BLOCK)
         with np.errstate(over="ignore"):
-            for block in blocks:
+            for start in starts:
+                block = values[start : start + BLOCK]
                 total += float(block @ block)
         if not LEAST <= total < math.inf:  # a square that a float32 does not hold
             total = 0.0
-            for block in blocks:
-                total += float(np.square(block, dtype=np.float64).sum())
+            for start in starts:
+                total += float(np.square(values[start : start + BLOCK], dtype=np.float64).sum())
         lengths[part] = math.sqrt(total)
     if update.head is not None:
         lengths[ROW] = float(_compute_head_row_norms(update.head).max(initial=0.0))
@@ -73,7 +74,11 @@ def compute_median_part_norms(lengths: Iterable[Lengths]) -> dict[str, float]:
     for of_site in lengths:
         for part, length in of_site.items():
             sent.setdefault(part, []).append(length)
-    return {part: statistics.median(values) for part, values in sent.items() if len(values) >= FEWEST}
+    medians = dict[str, float]()
+    for part, values in sent.items():
+        if len(values) >= FEWEST:
+            medians[part] = statistics.median(values)
+    return medians
 
 
 def clip_update_by_median_norms(
@@ -116,7 +121,9 @@ def clip_long_updates(
     Returns:
         All replies with bounded updates; and for each shortened site a sentence that says how.
     """
-    measured = {site: lengths.get(site) or compute_update_part_norms(reply.update) for site, reply in replies.items()}
+    measured = dict[str, Lengths]()
+    for site, reply in replies.items():
+        measured[site] = lengths.get(site) or compute_update_part_norms(reply.update)
     medians, result, done = compute_median_part_norms(measured.values()), dict(replies), dict[str, str]()
     for site, reply in replies.items():
         update, sentence = clip_update_by_median_norms(reply.update, measured[site], medians, clip)

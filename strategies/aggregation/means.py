@@ -326,11 +326,14 @@ def average_updates(
         replies: At least one accepted reply, in the order of site names.
         weights: One weight for each reply.
     """
-    weighted = [(reply.update, weight) for reply, weight in zip(replies, weights, strict=True)]
-    trunks = [(update.trunk, weight) for update, weight in weighted if update.trunk is not None]
-    norms = [(update.norm, weight) for update, weight in weighted if update.norm is not None]
+    trunks, norms = list[tuple[Float32, float]](), list[tuple[Float32, float]]()
     head: RunningHeadMean | None = None
-    for update, weight in weighted:
+    for reply, weight in zip(replies, weights, strict=True):
+        update = reply.update
+        if update.trunk is not None:
+            trunks.append((update.trunk, weight))
+        if update.norm is not None:
+            norms.append((update.norm, weight))
         if update.head is not None:
             head = head or head_mean(model.head.class_names, model.head.features)
             head.add(update.head, weight)

@@ -121,7 +121,10 @@ class BufferedAggregator:
 
     def restore_stored_updates(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
         """Return the replies with their stored updates."""
-        return {site: replace(reply, update=self._waiting[site]) for site, reply in replies.items()}
+        whole = dict[str, TrainReply]()
+        for site, reply in replies.items():
+            whole[site] = replace(reply, update=self._waiting[site])
+        return whole
 
     def compute_update_means(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
         """Return the means of the updates in the replies, by the method's weights or its robust mean."""
@@ -167,8 +170,9 @@ def merge_updates(
         model: The model that the sites started from.
         replies: Accepted replies, in the order of site names.
     """
-    parameters = method.site.parameters
-    weights = [compute_site_weight(reply, parameters.weighting) for reply in replies.values()]
+    parameters, weights = method.site.parameters, list[float]()
+    for reply in replies.values():
+        weights.append(compute_site_weight(reply, parameters.weighting))
     if parameters.mean is not None:
         return average_updates_robustly(model, [reply.update for reply in replies.values()], weights, parameters.mean)
     weighted = method.site_weights(context, replies, weights)

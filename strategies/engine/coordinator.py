@@ -254,12 +254,11 @@ class Coordinator:
         chosen = self.sites.draw_training_sites(server_round, self.state.excluded)
         for layer in self.layers:
             chosen = layer.filter_sites_of_round(chosen)
-        statistics, model, update = (
-            self.method.statistics_for(requests.context),
-            self.state.model,
-            self._updates_in_replies,
-        )
-        return [requests.make_train_message(site, model, statistics(site), update=update) for site in chosen]
+        statistics, messages = self.method.statistics_for(requests.context), list[Message]()
+        for site in chosen:
+            update = self._updates_in_replies
+            messages.append(requests.make_train_message(site, self.state.model, statistics(site), update=update))
+        return messages
 
     def _begin_round(self, server_round: int, grid: Grid) -> None:
         """Admit sites that have connected since the last round, and record the start time of the round."""

@@ -334,9 +334,11 @@ def push_flower_messages(grid: Grid, messages: Sequence[Message]) -> dict[str, M
 
     Flower does not accept a message to a site that is no longer registered, and no reply to the message will come.
     """
-    accepted = set(grid.push_messages(messages)) if messages else ()
-    by_id = {message.metadata.message_id: message for message in messages}
-    return {name: message for name, message in by_id.items() if name in accepted}
+    accepted, by_id = set(grid.push_messages(messages)) if messages else (), dict[str, Message]()
+    for message in messages:
+        if message.metadata.message_id in accepted:
+            by_id[message.metadata.message_id] = message
+    return by_id
 
 
 # ---------------------------------------------------------------------- replies

@@ -149,8 +149,10 @@ class UpdateNormBoundLayer(CoordinatorRoundLayer):
         """Return True if any of the updates is longer than the bound."""
         lengths = list(map(self._lengths.__getitem__, replies))
         medians = compute_median_part_norms(lengths)
-        ratios = [ratio for norms in lengths for ratio in divide_norms_by_medians(norms, medians).values()]
-        return max(ratios, default=0.0) > self.clip
+        longest = 0.0
+        for norms in lengths:
+            longest = max(longest, *divide_norms_by_medians(norms, medians).values(), 0.0)
+        return longest > self.clip
 
     def wrap_update_merge(self, merge: Merge) -> Merge:
         """Return a function that shortens long updates before ``merge`` merges them."""
@@ -196,9 +198,13 @@ def describe_model_collapse(losses: Mapping[str, float], absent: Mapping[str, st
         absent: Site -> why its reply does not count.
         before: Site -> validation loss of the last model that had not collapsed.
     """
-    lost = {site for site, why in absent.items() if any(words in why for words in CANNOT_GO_ON)}
-    ratios = [_compute_loss_ratio(losses[site], before[site]) for site in losses.keys() & before.keys()]
-    worse = [ratio for ratio in ratios if ratio > COLLAPSE]
+    lost, worse = set[str](), list[float]()
+    for site, why in absent.items():
+        if any(words in why for words in CANNOT_GO_ON):
+            lost.add(site)
+    for site in losses.keys() & before.keys():
+        if (ratio := _compute_loss_ratio(losses[site], before[site])) > COLLAPSE:
+            worse.append(ratio)
     voters = len(lost | (before.keys() & (losses.keys() | absent.keys())))
     if 2 * (len(lost) + len(worse)) <= voters:
         return ""
@@ -208,10 +214,10 @@ def describe_model_collapse(losses: Mapping[str, float], absent: Mapping[str, st
 
 def has_model_stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
     """Return True if a model is no better than the one before at more than half of the sites."""
-    judges = losses.keys() & before.keys()
-    high = [site for site in judges if losses[site] > LEAST_LOSS]
-    no_better = [site for site in high if _compute_loss_ratio(losses[site], before[site]) > STALL]
-    return 2 * len(no_better) > len(judges) > 0
+    judges, no_better = losses.keys() & before.keys(), 0
+    for site in judges:
+        no_better += losses[site] > LEAST_LOSS and _compute_loss_ratio(losses[site], before[site]) > STALL
+    return 2 * no_better > len(judges) > 0
 
 
 def find_harmful_site(whole: FederationValidation, without: Mapping[str, FederationValidation]) -> tuple[str, str]:

@@ -142,9 +142,12 @@ def record_absent_sites(
         counted: The sites whose replies count.
         absent: Site -> why its reply does not count, for the other sites that got a request.
     """
-    earlier = {site: why for site, why in state.left_out.items() if site not in counted}
-    now = {site: f"{where}: {why}" for site, why in absent.items()}
-    return replace(state, left_out=MappingProxyType(earlier | now))
+    left_out = dict(state.left_out)
+    for site in counted:
+        left_out.pop(site, None)
+    for site, why in absent.items():
+        left_out[site] = f"{where}: {why}"
+    return replace(state, left_out=MappingProxyType(left_out))
 
 
 def make_state_after_round(
@@ -196,8 +199,9 @@ def update_best_model(state: FederationState, losses: Losses) -> FederationState
     """
     if not losses:
         return state
-    earlier = state.lowest_losses
-    lowest = {**earlier, **{site: min(loss, earlier.get(site, loss)) for site, loss in losses.items()}}
+    lowest = dict(state.lowest_losses)
+    for site, loss in losses.items():
+        lowest[site] = min(loss, lowest.get(site, loss))
     judged = replace(state, lowest_losses=MappingProxyType(lowest))
     if state.best is not None and not is_better_model(losses, state.best_losses, lowest):
         return judged
@@ -212,7 +216,8 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
         lowest: Site -> the lowest loss that it stated for any model so far.
     """
     judges = sorted(now.keys() & before.keys())
-    now, before = ({site: losses[site] for site in judges} for losses in (now, before))
+    now = dict(zip(judges, map(now.__getitem__, judges), strict=True))
+    before = dict(zip(judges, map(before.__getitem__, judges), strict=True))
     regrets = compute_median_regret(now, lowest), compute_median_regret(before, lowest)
     if len(judges) >= FEWEST and max(regrets) > TOLERATED:
         return regrets[0] < regrets[1]
@@ -224,8 +229,10 @@ def compute_median_regret(losses: Losses, lowest: Losses) -> float:
 
     Of an even number of sites it is the upper median. :data:`SMALL` is added to both losses of a ratio.
     """
-    ratios = sorted((loss + SMALL) / (lowest[site] + SMALL) for site, loss in losses.items())
-    return ratios[len(ratios) // 2] if ratios else 1.0
+    ratios = list[float]()
+    for site, loss in losses.items():
+        ratios.append((loss + SMALL) / (lowest[site] + SMALL))
+    return sorted(ratios)[len(ratios) // 2] if ratios else 1.0
 
 
 # ---------------------------------------------------------------------- as bytes: tensors by name, facts as JSON

@@ -94,7 +94,9 @@ def pair_pixels_with_labels(
     images: ImageSet, pixels: Tensor | ImageTensors, class_names: tuple[str, ...]
 ) -> LabelledExamples:
     """Combine pixels with the images' labels for these classes, on the device of the pixels."""
-    annotated = torch.tensor([name in images.class_names for name in class_names], dtype=torch.bool)
+    annotated = torch.zeros(len(class_names), dtype=torch.bool)
+    for row, name in enumerate(class_names):
+        annotated[row] = name in images.class_names
     labels = select_head_row_labels(images, class_names)
     return LabelledExamples(pixels, labels.to(pixels.device), annotated.to(pixels.device))
 

@@ -158,7 +158,9 @@ def train_fixed_epochs(
 ) -> LocalTrainingMetrics:
     """Train the experiment's number of epochs."""
     epoch = task.epoch or train_epoch
-    every = [epoch(network, task, optimizer, generator) for _ in range(task.spec.epochs)]
+    every = list[Losses]()
+    for _ in range(task.spec.epochs):
+        every.append(epoch(network, task, optimizer, generator))
     return LocalTrainingMetrics(np.concatenate(every), float(every[-1].mean()), len(every))
 
 

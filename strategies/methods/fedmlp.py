@@ -257,7 +257,9 @@ def compute_supervised_loss(views: Sequence[Tensor], targets: Tensor, adjustment
     Here the sum is divided by the number of entries with a target (M6).
     """
     known_entries = (~targets.isnan()).sum().clamp(min=1)
-    losses = [cross_entropy_per_entry(view, targets, adjustment).sum() / known_entries for view in views]
+    losses = []
+    for view in views:
+        losses.append(cross_entropy_per_entry(view, targets, adjustment).sum() / known_entries)
     return torch.stack(losses).mean()
 
 
@@ -267,9 +269,11 @@ def compute_teacher_consistency_loss(views: Sequence[Tensor], teachers: Sequence
     Args:
         teachers: The received global model's logits for the same views.
     """
-    pairs = [(view[:, ~annotated], teacher[:, ~annotated]) for view, teacher in zip(views, teachers, strict=True)]
-    entries = [compute_squared_probability_differences(*pair) for pair in pairs]
-    return torch.stack([squares.sum() / max(1, squares.numel()) for squares in entries]).mean()
+    means = []
+    for view, teacher in zip(views, teachers, strict=True):
+        entries = compute_squared_probability_differences(view[:, ~annotated], teacher[:, ~annotated])
+        means.append(entries.sum() / max(1, entries.numel()))
+    return torch.stack(means).mean()
 
 
 def compute_first_stage_loss(
@@ -392,11 +396,13 @@ class FedMLPRound:
     def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return the loss of a batch: on two views of the images in stage 1, on one view in stage 2."""
         views = [batch.view()] if self.second_stage else [batch.view(), batch.view()]
-        teachers = list[Tensor]()
+        teachers, students = list[Tensor](), list[Tensor]()
         if self.parameters.consistency and (self.second_stage or self.parameters.consistency_stage_one):
             with torch.no_grad():
-                teachers = [batch.logits(self.teacher, view) for view in views]
-        students = [batch.logits(model, view) for view in views]
+                for view in views:
+                    teachers.append(batch.logits(self.teacher, view))
+        for view in views:
+            students.append(batch.logits(model, view))
         targets, annotated = self.targets[batch.rows], batch.annotated
         if not self.second_stage:
             return compute_first_stage_loss(students, teachers or None, targets, annotated, self.adjustment)
