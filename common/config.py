@@ -280,7 +280,11 @@ class Experiment(TomlSection):
     @model_validator(mode="before")
     @classmethod
     def _inherit_external_label_names(cls, tables: Any) -> Any:
-        """Add to ``external_test`` those names of classes and findings in ``data`` that it does not give itself."""
+        """Add to ``external_test`` the settings for classes and findings in ``data`` that it does not have itself.
+
+        Args:
+            tables: The tables of the experiment before validation; anything but a mapping is returned unchanged.
+        """
         if not isinstance(tables, Mapping):
             return tables
         external, data = tables.get("external_test"), tables.get("data")
@@ -290,7 +294,7 @@ class Experiment(TomlSection):
 
     @model_validator(mode="after")
     def _translate_partition_list_synonyms(self) -> Self:
-        """Translate class names in ``[partition.lists]`` by ``data.synonyms``, as for a hospital's ``site.toml``."""
+        """Replace synonyms in ``[partition.lists]`` by their canonical class names, as given in ``data.synonyms``."""
         synonyms = getattr(self.data, "synonyms", {})
         if synonyms and isinstance(self.partition, ClassListsPartitionSpec):
             lists = self.partition.lists.items()
@@ -320,7 +324,8 @@ class HospitalPlan(TomlSection):
     """The part of an experiment that the coordinator sends to hospitals: method, model and settings, but no data.
 
     Attributes:
-        weights_sha256: Hash of the weights file of the initial model; None without one: the seed determines the model.
+        weights_sha256: Hash of the weights file of the initial model; None if there is no file, and the seed alone
+            determines the initial weights.
     """
 
     run: RunSection
@@ -408,8 +413,12 @@ def read_experiment(
 ) -> ExperimentFile:
     """Read and validate an experiment file, with the files that it extends and ``key=value`` overrides.
 
+    Args:
+        method_faults: Returns the faults of the table ``[method]``; called only if other tables have faults, so that
+            all are reported together.
+
     Raises:
-        BadInput: With all faults of the files and the overrides; ``method_faults`` checks the method's table.
+        BadInput: With all faults of the files and the overrides.
     """
     tree, base_of_paths = read_experiment_tables(path)
     return validate_experiment(tree, base_of_paths, overrides, method_faults, path.name)
@@ -427,8 +436,11 @@ def validate_experiment(
     The override ``scale=small`` replaces keys by those in the table ``[small]``.
 
     Args:
-        base_of_paths: A file, which need not exist, in whose folder relative paths start.
-        method_faults: Returns the faults of the method's table; called if other tables have faults, to report all.
+        tree: The parsed tables.
+        base_of_paths: Path of a file, which need not exist; relative paths start in its folder.
+        overrides: Texts such as ``run.rounds=3``.
+        method_faults: Returns the faults of the table ``[method]``; called only if other tables have faults, so that
+            all are reported together.
         name: Name of the experiment in faults.
 
     Raises:
@@ -464,7 +476,7 @@ def read_experiment_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple
 
     Args:
         path: The experiment file.
-        children: Files of the chain of ``extends`` that led to this file, to detect a cycle.
+        children: Files that extend this file, directly or by another file, to detect a cycle; empty for a caller.
 
     Returns:
         The merged tables, and ``path``, in whose folder relative paths start.

@@ -18,8 +18,8 @@ class Fault:
         problem: The actual and the expected value, one sentence with its full stop.
         remedy: How to fix the input; empty if the problem makes it clear.
         site: The site where the fault has to be fixed; empty if no single site is meant.
-        cause: ``column`` (a missing one), ``patients`` (in two parts, or of similar names), ``unreadable`` (images); or
-            empty.
+        cause: Kind of the fault: ``column``, a column is missing; ``patients``, a patient is in two parts or has two
+            similar names; ``unreadable``, images cannot be read; empty for all other faults.
     """
 
     where: str
@@ -77,7 +77,12 @@ PICTURE = "is not text but a picture."
 
 
 def describe_non_utf8_file(content: bytes, line: int) -> str:
-    """Describe a file that is not UTF-8, as in "is not text but a picture", from its first bytes and first bad line."""
+    """Return a phrase about a file that is not UTF-8, such as "is not text but a picture.", for a fault.
+
+    Args:
+        content: The bytes of the file, at least its first ones.
+        line: Number of the first line that is not UTF-8.
+    """
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "is not UTF-8 text but UTF-16."
     if content.startswith(b"PK\x03\x04"):

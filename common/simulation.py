@@ -68,7 +68,7 @@ class SimulatedData:
 
     @property
     def label_contract(self) -> LabelContract:
-        """The label contract of the partition's sites, even if a baseline trains on their images together."""
+        """The classes that each site of the partition annotates; the same if a baseline pools the sites' images."""
         return merge_label_declarations(LabelDeclaration(part.site, part.class_names) for part in self.parts)
 
 
@@ -94,6 +94,10 @@ Tell = Callable[[str], object]
 def load_simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda line: None) -> SimulatedData:
     """Load an experiment's data and divide it over the sites; the result is cached in this process.
 
+    Args:
+        base: Folder in which relative paths of the experiment start.
+        tell: Function that prints a progress line for the user.
+
     Raises:
         BadInput: With all faults of the data set and the partition.
     """
@@ -118,7 +122,12 @@ def load_simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda 
 def open_simulation_image_store(
     experiment: Experiment, base: Path, tell: Tell = lambda line: None
 ) -> DecodedImageStore:
-    """Return the store (disk cache) for the decoded images of an experiment."""
+    """Return the store (disk cache) for the decoded images of an experiment.
+
+    Args:
+        base: Folder in which relative paths of the experiment start.
+        tell: Function that prints a progress line for the user.
+    """
     section = experiment.simulation
     return open_user_image_store(
         tell, str(base / section.image_cache) if section.image_cache else "", section.image_cache_gb
@@ -126,7 +135,7 @@ def open_simulation_image_store(
 
 
 def cache_received_data(experiment: Experiment, base: Path, splits: DatasetSplits) -> None:
-    """Cache in this process a data set that another process loaded by :func:`load_undivided_data` and sent here."""
+    """Cache a data set in this process, after another process loaded it by :func:`load_undivided_data` and sent it."""
     assert experiment.data is not None, "checked before"
     clear_simulated_data_cache()
     _received.clear()
@@ -182,17 +191,22 @@ def select_simulated_site_images(data: SimulatedData, index: int, pooling: Pooli
 
 
 def select_site_test_images(data: SimulatedData) -> dict[str, ImageSet]:
-    """Return site -> its own test images, without sites that have none and are tested on the whole test part."""
+    """Return site -> its own test images; a site without any has no entry and is tested on the whole test part."""
     return {part.site: data.splits.test.select_rows(part.test) for part in data.parts if part.test is not None}
 
 
 def _relabel_pooled_images(
     images: ImageSet, part: SitePartition, rows: NDArray[np.intp], names: tuple[str, ...], pooling: Pooling
 ) -> ImageSet:
-    """Return the images ``rows`` of a site with one label column for each of ``names``.
+    """Return images of one site with one label column for each of ``names``, so that several sites can be pooled.
 
-    For a class that the site does not annotate, ``pooling`` chooses the labels: 0 (``negative``), NaN (``masked``) or
-    the true ones (``known``).
+    Args:
+        images: The images of all sites.
+        part: The site, with the classes that it annotates.
+        rows: Row numbers of the site's images in ``images``.
+        names: Names of the label columns.
+        pooling: The labels of a class that the site does not annotate: 0 (``negative``), NaN (``masked``) or the true
+            ones (``known``).
     """
     site_images = images.select_rows(rows).select_label_columns(names)
     if pooling == "known":

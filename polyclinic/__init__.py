@@ -26,7 +26,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use, because it loads numpy and perhaps torch."""
+    """Import a public name only at its first use, because the import loads numpy and perhaps torch."""
     if name not in __all__:
         raise AttributeError(f"module 'polyclinic' has no attribute {name!r}")
     return getattr(importlib.import_module(_PLACES.get(name, "polyclinic.runs")), name)

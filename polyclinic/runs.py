@@ -335,7 +335,9 @@ def compare(
             ``out/report.html``.
         seeds: Number of seeds (0, 1, ...) for every experiment; a statistical verdict needs at least three.
         out: Folder for all runs and the report; runs that exist there are not repeated.
+        settings: Settings to override in every experiment, such as ``{"run.rounds": 3}``.
         jobs: Number of runs at the same time; None for as many as fit.
+        quiet: Do not show progress.
 
     Raises:
         BadInput: With the faults of all experiments, before any of them runs.

@@ -58,7 +58,7 @@ def compute_plugin_metric(
 
 
 def catch_metric_failures(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
-    """Wrap a plug-in's metric, so that a failure returns None (undefined) and passes the reason to ``tell``."""
+    """Wrap a plug-in's metric: if it fails, pass the reason to ``tell`` and return None, as for an undefined metric."""
 
     def compute_metric_or_none(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
         try:
@@ -193,7 +193,11 @@ class FinalTestSummary:
         return None if value is None else ValueWithError(value, self.errors.get(name, 0.0))
 
     def compute_headline_auroc(self, members: Collection[str] | None = None) -> HeadlineAuroc:
-        """Return the mean AUROC over the classes (``members``, or all) that have enough positive test images."""
+        """Return the mean AUROC over the classes with enough positive test images.
+
+        Args:
+            members: Classes to choose from; None for all classes of the test.
+        """
         names = [name for name, metrics in self.per_class.items() if metrics.auroc is not None]
         all_positives = {
             name: self.get_class_image_counts(name)[0] or 0 for name in names if members is None or name in members

@@ -52,11 +52,13 @@ def compare_interval_with_zero(interval: Interval) -> Direction:
 class FederationBenefit:
     """The comparison of four models on one site's test part.
 
+    The models are ``alone`` (trained at this site only), ``federated``, ``fine_tuned`` (the federated model, trained
+    further at this site) and ``ensemble`` (the mean probability of ``alone`` and ``federated``).
+
     Attributes:
         auroc: Model -> class -> AUROC; all models have the same classes.
         mean: Model -> mean AUROC over these classes, with its 95 % interval.
-        gain: Model -> its mean AUROC minus that of the model trained alone, with the 95 % interval; no entry for the
-            model trained alone.
+        gain: Model -> its mean AUROC minus that of ``alone``, with the 95 % interval; no entry for ``alone``.
         over: The units that the bootstrap resampled.
     """
 
@@ -72,7 +74,7 @@ class FederationBenefit:
 
     @property
     def better_models(self) -> tuple[SiteModel, ...]:
-        """The models whose AUROC is above chance and whose gain over the model trained alone is above zero."""
+        """The models whose mean AUROC is above 0.5 and above that of the model trained alone, by the 95 % intervals."""
         ahead = (model for model in OVER_ALONE if compare_interval_with_zero(self.gain[model].interval) == "above")
         return tuple(model for model in ahead if self._is_auroc_above_chance(model))
 
@@ -94,9 +96,12 @@ class FederationBenefit:
 
 
 def format_benefit_sentence(site: str, benefit: FederationBenefit, annotated: Sequence[str]) -> str:
-    """Return one sentence for a report: if the site benefits from the federation, with the AUROCs as evidence.
+    """Return one sentence for a report: the training that suits a site better, with the AUROCs of the compared models.
 
-    The sentence gives no verdict if the intervals include zero.
+    If the intervals allow no recommendation, the sentence says so.
+
+    Args:
+        annotated: All classes that the site annotates; the comparison can cover fewer.
     """
     classes, own = len(benefit.compared_classes), benefit.mean["alone"]
     every = format_count_with_noun(len(annotated), "class", "classes")

@@ -59,11 +59,10 @@ class RankedClassScores:
     """The test images of one class, sorted by score once, so that weighted AUROCs of many resamples are fast.
 
     Attributes:
-        positives, negatives: Row numbers in the test set; negatives sorted by ascending score.
-        cuts: The different positions of the positives' scores among those of the sorted negatives, and both ends,
-            ``(m,)`` ascending.
-        below, upto: For each positive, the index in ``cuts`` after all negatives with a lower score, and after all
-            negatives with a lower or equal score.
+        positives, negatives: Row numbers of images in the test set; negatives sorted by ascending score.
+        cuts: Positions in ``negatives``, ``(m,)``, ascending without repeats: the start, the end, and for each positive
+            the positions before and after the negatives with an equal score.
+        below, upto: For each positive, the indices in ``cuts`` of these two positions.
     """
 
     positives: NDArray[np.intp]
@@ -100,7 +99,14 @@ def bootstrap_auroc_intervals(
     class_names: Sequence[str],
     generator: np.random.Generator,
 ) -> AurocIntervals:
-    """Compute AUROC intervals from scores and labels ``(n, classes)``, NaN for unknown, and patients ``(n,)``."""
+    """Compute 95 % intervals of the AUROC of each class that has positives and negatives, and of their mean.
+
+    Args:
+        scores: ``(n, classes)``.
+        labels: 1, 0 or NaN for unknown, ``(n, classes)``.
+        patients: Patient of each image, ``(n,)``; the bootstrap resamples patients.
+        class_names: Names of the columns.
+    """
     columns = {name: c for c, name in enumerate(class_names) if {0.0, 1.0} <= set(np.unique(labels[:, c]).tolist())}
     if not columns:
         return AurocIntervals(None, {})
@@ -129,7 +135,12 @@ class ResampledAurocs:
     def from_ranked_classes(
         cls, ranked: Sequence[RankedClassScores], patients: NDArray[np.str_], generator: np.random.Generator
     ) -> "ResampledAurocs":
-        """Compute the AUROCs of :data:`RESAMPLES` resamples of the patients; ``patients`` has one entry an image."""
+        """Compute the AUROC of each class on :data:`RESAMPLES` resamples of the patients.
+
+        Args:
+            ranked: The ranked images of each class.
+            patients: Patient of each image in the test set, ``(images,)``.
+        """
         numbers, owner = np.unique(patients, return_inverse=True)
         drawn = []
         for _ in range(RESAMPLES // CHUNK):
@@ -151,7 +162,7 @@ class ResampledAurocs:
 
     @property
     def interval_of_mean_auroc(self) -> Interval:
-        """The interval of the mean AUROC, widened by the same factor as the intervals of the classes."""
+        """The 95 % interval of the mean AUROC over the classes, widened like the intervals of the classes."""
         mean, narrow, wide = self.observed.mean(), self.narrow, self.wide
         widths = [sum((high - low) ** 2 for low, high in each) for each in (narrow, wide)]
         if all(high - low < SAME for low, high in narrow):  # perfect ranking, for instance: no spread to widen
@@ -231,7 +242,11 @@ def compute_newcombe_interval(auroc: float, positives: int, negatives: int) -> I
 
 
 def _find_sign_change_by_bisection(beyond: Callable[[float], float], outside: float, inside: float) -> float:
-    """Find where ``beyond``, positive at ``outside`` and not at ``inside``, changes its sign, by bisection."""
+    """Find by bisection the point between ``outside`` and ``inside`` at which a function changes its sign.
+
+    Args:
+        beyond: The function; it is positive at ``outside``, and negative or 0 at ``inside``.
+    """
     # scipy's own search takes a quarter of a second to import, more than all intervals of a run take.
     for _ in range(HALVINGS):
         middle = (outside + inside) / 2

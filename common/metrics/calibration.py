@@ -43,7 +43,7 @@ class Calibration:
         bins: Ten bins from low scores to high; each includes its upper border, not its lower one.
         expected_error: Expected calibration error (Naeini et al., AAAI 2015).
         brier: Brier score.
-        within: Bound of the error of these two numbers; above 0 if they were computed from a histogram.
+        within: Bound of the errors of ``expected_error`` and ``brier``; above 0 if computed from a histogram.
     """
 
     bins: tuple[ReliabilityBin, ...]
@@ -90,7 +90,7 @@ def compute_calibration(scores: Floats, labels: Floats) -> Calibration | None:
 
 
 def compute_pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
-    """Compute the calibration from a score histogram; each score counts as the middle of its bin."""
+    """Compute the calibration from a score histogram, with the middle of a bin as its score; None without images."""
     positives, negatives = histogram.positives, histogram.negatives
     return _compute_calibration_from_counts(MIDDLES, positives, negatives, HALF_WIDTHS)
 
@@ -98,9 +98,11 @@ def compute_pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
 def _compute_calibration_from_counts(
     scores: Floats, positives: Counts, negatives: Counts, half_widths: Floats | None = None
 ) -> Calibration | None:
-    """Compute the calibration from distinct scores and the numbers of positives and negatives with each, ``(m,)``.
+    """Compute the calibration from the numbers of images with each score; None without images.
 
     Args:
+        scores: ``(m,)``.
+        positives, negatives: Numbers of positive and of negative images with each score, ``(m,)``.
         half_widths: ``(m,)`` bounds of the errors of the scores; None if the scores are exact.
     """
     images = positives + negatives
@@ -169,7 +171,7 @@ def choose_operating_points(
 
     A class needs validation images with both labels, and test images. Thresholds are borders of the histograms' bins,
     so that decisions are exact; a threshold between two borders may be slightly better. A class has no ``youden``
-    point if no threshold is better than one answer for all images.
+    point if no threshold is better than the same decision for all images.
 
     Args:
         validation: Class -> histogram of the scores on validation images.

@@ -131,10 +131,10 @@ def compute_round_accuracy(sites: Mapping[str, CorrectPredictionCount]) -> Round
 def find_best_client_accuracies(
     rounds: Mapping[int, Mapping[str, CorrectPredictionCount]],
 ) -> BestClientAccuracies | None:
-    """Return the best accuracies over all rounds, of equally good rounds the first; None if no site ever tested.
+    """Return the best accuracies over all rounds; the first of equally good rounds counts. None if no site ever tested.
 
     Args:
-        rounds: Round number -> site -> counts, without absent sites.
+        rounds: Round number -> site -> its counts; a site without a reply has no entry.
     """
     tested = sorted(number for number, tallies in rounds.items() if tallies)
     scored = {number: accuracy for number in tested if (accuracy := compute_round_accuracy(rounds[number]))}

@@ -76,7 +76,7 @@ def compute_pooled_metrics(
 
     Args:
         sums: Class -> its summed histogram.
-        owners: Class -> the sites that annotate it, in the order of the run's classes.
+        owners: Class -> the sites that annotate it; the classes are in the order of the run.
         generator: Random generator of the bootstrap intervals; None for no intervals.
     """
     results = dict[str, PooledClassMetrics]()
@@ -112,7 +112,7 @@ def sum_site_histograms(
 
     Args:
         reported: Site -> class -> score histogram.
-        owners: As in :func:`compute_pooled_metrics`.
+        owners: Class -> the sites that annotate it.
     """
     sums = dict[str, SummedScoreHistogram]()
     for name, sites in owners.items():
@@ -172,7 +172,7 @@ def estimate_sampled_site_intervals(
 
 
 def _compute_t_interval(mean: float, moved: Mapping[str, float]) -> Interval:
-    """Compute Student's 95 % interval of a mean over sites, cut to 0 to 1.
+    """Compute Student's 95 % interval of a mean AUROC over sites, limited to the range 0 to 1.
 
     Args:
         moved: Site -> its contribution to the deviation of the mean; the squares add up to the variance of the mean.

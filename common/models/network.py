@@ -255,16 +255,22 @@ def find_network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
 
 
 def build_meta_lora_backbone(spec: ModelSpec) -> nn.Module:
-    """Return the :func:`build_meta_backbone`; add low-rank (LoRA) factors to it if ``model.train`` asks for them.
+    """Build a backbone without memory for its values, with low-rank (LoRA) factors if ``model.train`` asks for them.
+
+    The tensors are on torch's meta device, see :func:`build_meta_backbone`.
 
     Raises:
-        BadInput: If the network cannot be built, or has no layer for these factors.
+        BadInput: If the network cannot be built, or has no layer for the low-rank factors.
     """
     return _adapt_to_train_setting(build_meta_backbone(spec).module, spec)
 
 
 def _adapt_to_train_setting(backbone: nn.Module, spec: ModelSpec) -> nn.Module:
-    """Add a backbone's low-rank factors and turn its frozen constants into buffers, in place; return it."""
+    """Add low-rank (LoRA) factors and turn frozen constants into buffers, as ``model.train`` requires.
+
+    Returns:
+        The same backbone, changed in place.
+    """
     add_low_rank_factors(backbone, spec.train)
     register_frozen_constants(backbone, spec)
     return backbone
@@ -379,7 +385,7 @@ def _apply_network_in_batches(
 
 
 def apply_doubling_single_image(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
-    """Apply a network to a batch; a single image is doubled, because some layers fail on a batch of one image."""
+    """Apply a network to a batch; a batch of one image is doubled for the call, because some layers fail on it."""
     return network(batch) if len(batch) > 1 else network(torch.cat([batch, batch]))[:1]
 
 

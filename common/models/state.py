@@ -45,13 +45,13 @@ class TensorShape:
 
 @dataclass(frozen=True)
 class ModelStateLayout:
-    """The names, shapes and order of the tensors in a model's flat arrays; the same for sites with other classes.
+    """The names, shapes and order of the tensors in a model's flat arrays; independent of the classes of a site.
 
     Attributes:
         architecture: Name of the backbone.
         features: Number of features of a head row.
-        trunk: Trained tensors of backbone and neck, without BatchNorm's.
-        norm: Weight, bias, running mean and running variance of every BatchNorm that is trained.
+        trunk: Trained tensors of backbone and neck, without those of batch normalisation.
+        norm: Weight, bias, running mean and running variance of every batch normalisation that is trained.
         train: The setting :attr:`ModelSpec.train`, which selects the trained part.
         frozen_sha256: Hash of the frozen part; empty if there is none, or if it is unknown.
     """
@@ -72,12 +72,12 @@ class ModelStateLayout:
 
     @property
     def running_variance_slices(self) -> tuple[slice, ...]:
-        """Slices of the flat norm group that contain running variances."""
+        """Slices that contain running variances, in the flat array of batch normalisation (:attr:`ModelState.norm`)."""
         places = self.tensor_slices()
         return tuple(places[tensor.name] for tensor in self.norm if tensor.name.endswith("running_var"))
 
     def tensor_slices(self) -> dict[str, slice]:
-        """Return the slice of each tensor in the flat array of its group."""
+        """Return the slice of each tensor, by name, in the flat array that contains it (``trunk`` or ``norm``)."""
         return {**_compute_slices_by_name(self.trunk), **_compute_slices_by_name(self.norm)}
 
 
@@ -127,13 +127,18 @@ def read_model_state(network: Model) -> ModelState:
 def write_model_state(
     network: Model, trunk: Array | None = None, norm: Array | None = None, head: Head | None = None
 ) -> None:
-    """Overwrite the trained values of a network in place; an argument of None leaves that group unchanged.
+    """Overwrite the trained values of a network in place.
 
-    Rows of ``head`` are matched by class name; rows of classes that the network does not have are ignored.
+    Args:
+        network: The network.
+        trunk: New values of backbone and neck, flat; None to keep the old ones.
+        norm: New values of batch normalisation, flat; None to keep the old ones.
+        head: New head rows, matched by class name; rows of classes that the network does not have are ignored. None
+            to keep the old rows.
 
     Raises:
-        ValueError: If a group does not fit the network; nothing is written then.
-        LookupError: If ``head`` lacks one of the network's classes; nothing is written then.
+        ValueError: If an argument does not fit the network; then nothing is written.
+        LookupError: If ``head`` lacks one of the network's classes; then nothing is written.
     """
     own_trunk, own_norm = _get_trunk_and_norm_tensors(network)
     if head is not None and head.features != network.head.in_features:
@@ -214,7 +219,10 @@ _NORM_LAYERS: WeakKeyDictionary[Model, frozenset[str]] = WeakKeyDictionary()
 
 
 def _get_trunk_and_norm_tensors(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the network's own (uncopied) trained float tensors of trunk and of norm, by name."""
+    """Return the network's trained float tensors by name: those of backbone and neck, and those of batch normalisation.
+
+    The tensors are the network's own, not copies.
+    """
     if (norms := _NORM_LAYERS.get(network)) is None:
         layers = (name for name, module in network.named_modules() if is_batch_norm(module))
         norms = _NORM_LAYERS[network] = frozenset(layers)

@@ -88,7 +88,10 @@ def merge_low_rank_factors(backbone: nn.Module) -> None:
 
 
 def merge_low_rank_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by name with low-rank factors added to their weights; unchanged if any shapes do not fit."""
+    """Return a state dict in which low-rank (LoRA) factors are added to their weights and removed.
+
+    If the shapes of any weight and its factors do not match, the result is a copy without changes.
+    """
     plain = dict(tensors)
     for name in tensors:
         stem = name.removesuffix("original")
@@ -145,10 +148,10 @@ def list_frozen_tensor_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[
 
 
 def register_frozen_constants(backbone: nn.Module, spec: ModelSpec) -> None:
-    """Turn a plug-in's frozen parameters that are no weights of torch's layers into buffers, in place.
+    """Turn a plug-in's frozen parameters into buffers, in place, if ``model.train`` is ``all``.
 
-    Such constants, a gate or a position embedding, are then trained by no method under ``model.train = "all"``. Frozen
-    weights of layers are refused by :func:`refuse_unfit_train_setting`.
+    No method then trains such constants, for instance a gate or a position embedding. Frozen parameters of torch's own
+    layers stay parameters; :func:`refuse_unfit_train_setting` rejects them.
     """
     if spec.train != "all" or not spec.architecture.startswith(PLUGIN):
         return
@@ -161,7 +164,10 @@ def register_frozen_constants(backbone: nn.Module, spec: ModelSpec) -> None:
 
 
 def refuse_unfit_train_setting(backbone: nn.Module, spec: ModelSpec) -> None:
-    """Raise :class:`BadInput` if ``model.train`` freezes nothing, or would train what a plug-in has frozen."""
+    """Raise :class:`BadInput` if ``model.train`` does not suit a backbone.
+
+    It does not if it asks for frozen layers but freezes nothing, or if it would train layers that a plug-in has frozen.
+    """
     if spec.train != "all" and not list_frozen_tensor_names(backbone, spec):
         raise BadInput([Fault("model.train", f'"{spec.train}" freezes nothing of this backbone.', 'Use "all".')])
     if not spec.architecture.startswith(PLUGIN):

@@ -117,7 +117,15 @@ def convert_checkpoint(architecture: Architecture, checkpoint: Path, destination
 def _write_weights_file(
     architecture: Architecture, tensors: Mapping[str, Tensor], source: Path, destination: Path, image_size: int = 0
 ) -> str:
-    """Check that tensors (without the classifier's) fit the backbone, and write them as a deterministic file."""
+    """Check that tensors fit a backbone, and write them as a deterministic file; return the file's SHA-256.
+
+    Args:
+        tensors: Tensors by name; those of the classifier are left out.
+        source: File of the tensors, as named in faults.
+
+    Raises:
+        BadInput: If the tensors do not fit.
+    """
     # The checkpoint's first weight of four dimensions says how many channels it takes.
     first = next((tensor for tensor in tensors.values() if tensor.ndim == 4), None)
     channels = 1 if first is not None and first.shape[1] == 1 else 3

@@ -110,7 +110,12 @@ def is_local_plugin_name(name: str) -> bool:
 
 
 def format_plugin_user_name(argument: str, name: str) -> str:
-    """Return a plug-in as the user named it: ``plugin:NAME``, or ``argument=OBJECT`` of ``polyclinic.simulate``."""
+    """Return a plug-in as the user named it: ``plugin:NAME``, or ``argument=OBJECT`` of ``polyclinic.simulate``.
+
+    Args:
+        argument: Argument of ``polyclinic.simulate`` for this kind of plug-in, such as ``model``.
+        name: The plug-in's name in the experiment.
+    """
     name = name.removeprefix(PLUGIN)
     return f"{argument}={name.split('-')[1]}" if is_local_plugin_name(name) else PLUGIN + name
 

@@ -58,7 +58,8 @@ class PluginFiles:
 def read_plugin_files(point: EntryPoint) -> PluginFiles:
     """Read and hash the files of a plug-in, given its entry point.
 
-    These are the files of the distribution that declares the entry point, and of another one if its module is there.
+    The files are those of the distribution that declares the entry point. If the entry point's module belongs to
+    another distribution, the files of that one are included, too.
 
     Raises:
         OSError: If a file cannot be read.
@@ -138,7 +139,12 @@ def _list_recorded_files(owner: Distribution) -> Iterator[tuple[str, Path]]:
 
 
 def _is_installation_specific(name: str, owners: Iterable[Distribution]) -> bool:
-    """Return True for a file that can differ between two installations of the same wheel, such as byte code."""
+    """Return True for a file that can differ between two installations of the same wheel, such as byte code.
+
+    Args:
+        name: Path of the file, relative to the folder of installed packages.
+        owners: The distributions of the plug-in.
+    """
     folder, _, last = name.rpartition("/")
     if folder.endswith(".dist-info") and "/" not in folder:
         return last in INSTALLERS
@@ -149,7 +155,12 @@ def _is_installation_specific(name: str, owners: Iterable[Distribution]) -> bool
 
 
 def _list_other_distribution_files(tops: Collection[str], owners: Iterable[Distribution]) -> set[str]:
-    """Return the real paths of files in these top-level folders that belong to the RECORD of other distributions."""
+    """Return the real paths of the files that other distributions than the plug-in's list in their RECORD.
+
+    Args:
+        tops: Top-level folders of installed packages; files outside them are left out.
+        owners: The distributions of the plug-in.
+    """
     mine = set(map(_identify_distribution, owners))
     listed = (
         (other, name)
@@ -192,7 +203,12 @@ def _is_pth_file(name: str) -> bool:
 
 
 def _walk_folder_files(folder: Path, name: str, above: frozenset[str] = frozenset()) -> Iterator[tuple[str, Path]]:
-    """Yield the name and path of every file below a folder; links to a parent folder are not followed."""
+    """Yield the name and path of every file below a folder; links to a parent folder are not followed.
+
+    Args:
+        name: Name of the folder, with which the names of its files begin.
+        above: Real paths of the parent folders.
+    """
     real = os.path.realpath(folder)
     if real in above or not folder.is_dir():
         return

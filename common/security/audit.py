@@ -56,7 +56,10 @@ class AuditLog:
         self._written: tuple[tuple[int, ...], _AuditChainEnd] | None = None
 
     def append(self, **facts: Any) -> TornAuditLine | None:
-        """Append one entry; return the torn line that it follows, if a killed process left one."""
+        """Append an entry with the fields ``facts``; return the torn line before it, or None if there is none.
+
+        A process that is killed while it writes leaves a torn line.
+        """
         end = self._find_audit_chain_end()
         entry: dict[str, Any] = {
             "n": end.entries + 1,
@@ -153,7 +156,7 @@ _TAIL = 2**18
 
 
 def _read_last_audit_entry(path: Path) -> tuple[bytes | None, bytes]:
-    """Return :func:`split_off_last_audit_entry` of a file.
+    """Return a file's last complete entry as a line, and the bytes after it; None and all bytes if it has no entry.
 
     A growing part at the end of the file is read until it contains an entry. An entry can have any length, because it
     may quote text from other machines.
@@ -211,7 +214,7 @@ class AuditCheckResult:
 
     Attributes:
         entries, sha256: Number and hash of the last entry.
-        before: The field ``before`` of the last entry.
+        before: Hash of the entry before the last one, as the last one states it.
         faults: Entries that were changed, removed, inserted or reordered.
         notes: Harmless irregularities, such as lines that are torn because a process was killed.
     """
@@ -271,7 +274,14 @@ def _check_torn_line(findings: AuditCheckResult, entry: AuditEntry, there: TornA
 
 
 def _add_chain_fault(findings: AuditCheckResult, entry: AuditEntry, where: str, last: str) -> None:
-    """Add a fault for an entry whose number or ``before`` does not match the preceding entry."""
+    """Add a fault for an entry that does not match the preceding entry in its number or its field ``before``.
+
+    Args:
+        findings: The result so far, to which the fault is added.
+        entry: The entry; its field ``before`` states the hash of the preceding entry.
+        where: File and line of the entry.
+        last: File and line of the preceding entry; empty for the first entry.
+    """
     number, expected = entry["n"], findings.entries + 1
     if number > expected:
         gone = f"entry {expected} is" if number == expected + 1 else f"entries {expected} to {number - 1} are"

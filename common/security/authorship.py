@@ -197,7 +197,13 @@ def _describe_reply_gap(
     after: int,
     sent: Sequence[SentReply],
 ) -> str:
-    """Describe a gap for a fault: its rounds, the replies before and after it, and the replies that may be missing."""
+    """Describe a gap for a fault: its rounds, the replies before and after it, and the replies that may be missing.
+
+    Args:
+        numbered: Number of a reply, by the site's count -> the site's statement.
+        before, after: Numbers of the replies before and after the gap.
+        sent: Replies that the site sent, by its own record; empty if the record is not available.
+    """
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
     first = max((statement.round for number, statement in numbered.items() if number <= before), default=0)
     later = [numbered[number].round for number in sorted(numbered) if number >= after and numbered[number].round]

@@ -33,6 +33,7 @@ def make_signed_headers(
     """Return the headers of one gRPC call, with a signature over the current time.
 
     Args:
+        key: The caller's private key.
         public_key: The public key by :func:`encode_public_key_pem`, computed once for many calls.
         process: Identifier of the calling process, up to :data:`LONGEST_PROCESS` characters.
     """

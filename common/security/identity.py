@@ -165,7 +165,16 @@ HEADING = 200
 
 
 def _read_received_file(kind: type[M], path: Path, ending: str, remedy: str) -> M:
-    """Read a request or kit; people never edit these files, so a fault means a damaged or wrong file."""
+    """Read a request or kit; people never edit these files, so a fault means a damaged or wrong file.
+
+    Args:
+        kind: Pydantic model of the file's content.
+        ending: Ending of the file's name: ``request`` or ``kit``.
+        remedy: Remedy in the faults of an existing file with wrong content.
+
+    Raises:
+        BadInput: With all faults of the file.
+    """
     if path.is_dir():
         raise BadInput([Fault(str(path), "is a folder.", f"Name the file NAME.{ending}.")])
     there = is_file(path)

@@ -27,11 +27,11 @@ def derive_seed(*parts: object) -> int:
 def hash_python_object(part: object) -> str:
     """Return the SHA-256 of a Python object's code and values, to detect that a plug-in object has changed.
 
-    The hash includes attributes, and the compiled code of the user's own functions and classes: with base classes,
-    closures, defaults, and the globals and members of own modules that the code names. Comments, blank lines and line
-    numbers have no effect. Of modules, functions and classes of installed packages, the standard library and this
-    program it includes only the names, so a change of those is not detected. Another Python version compiles to other
-    code, and gives another hash.
+    The hash includes attributes, and the compiled code of the functions and classes that the user wrote: with base
+    classes, closures, defaults, and the globals and module members that the code names. Comments, blank lines and line
+    numbers have no effect. Functions and classes of installed packages, the standard library and this program are
+    hashed by name only, so a change of their code is not detected. Another Python version compiles to other code, and
+    gives another hash.
     """
     digest = hashlib.sha256()
     for piece in _yield_object_bytes_for_hash(part, {}):
@@ -44,7 +44,11 @@ _Visited = dict[int, tuple[int, Any]]
 
 
 def _yield_object_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[bytes]:
-    """Yield the bytes of an object for hashing; an object that occurs again is replaced by its number."""
+    """Yield the bytes of an object for hashing; an object that was hashed before is replaced by its number.
+
+    Args:
+        visited: ``id`` of each object so far -> its number and the object; this function adds to it.
+    """
     if part is None or isinstance(part, bool | int | float | complex | str | bytes):
         yield repr(part).encode()
     elif type(part) is tuple:  # has no number: Python may or may not use the same object for equal tuples
@@ -107,7 +111,7 @@ def _yield_sequence_bytes_for_hash(parts: Any, visited: _Visited) -> Iterator[by
 
 
 def _yield_instance_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[bytes]:
-    """Yield class, members and attributes of an instance for hashing; without any of them its text."""
+    """Yield class, members and attributes of an instance for hashing; without members and attributes its ``repr``."""
     state = getattr(part, "__dict__", None)
     slots = object.__getstate__(part) if _is_own_class(type(part)) else None
     if isinstance(part, set | frozenset):  # the order follows from hashes, which differ between processes
@@ -129,7 +133,7 @@ def _yield_instance_bytes_for_hash(part: Any, visited: _Visited) -> Iterator[byt
 
 
 def _yield_class_bytes_for_hash(part: type, visited: _Visited) -> Iterator[bytes]:
-    """Yield the names of a class and its bases, and the contents of those that are the user's own."""
+    """Yield the names of a class and its bases, and the contents of those of these classes that the user wrote."""
     for kind in part.__mro__:
         yield f"{kind.__module__}.{kind.__qualname__}".encode()
         if kind is not part and id(kind) in visited:
@@ -168,7 +172,12 @@ def _yield_function_bytes_for_hash(part: types.FunctionType, visited: _Visited) 
 
 
 def _yield_global_bytes_for_hash(name: str, value: Any, members: list[str], visited: _Visited) -> Iterator[bytes]:
-    """Yield the bytes of a global of a function; of the user's own modules those members that the function may use."""
+    """Yield the name and the bytes of a global that a user's function reads.
+
+    Args:
+        members: Names in the function's code; if the global is a module of the user, its members with these names are
+            hashed, too.
+    """
     yield name.encode()
     yield from _yield_object_bytes_for_hash(value, visited)
     if isinstance(value, types.ModuleType) and _is_own_module(value.__name__):
@@ -184,7 +193,10 @@ _DATACLASS_METHODS = {"__init__", "__repr__", "__eq__", "__hash__", "__setattr__
 
 
 def _list_globals(codes: Iterable[types.CodeType]) -> dict[str, set[str] | None]:
-    """Return the globals that code reads, with their attributes that it reads; None if it uses them otherwise, too."""
+    """Return the names of the globals that code reads, with the attributes that the code reads of each.
+
+    The attributes are None if the code also uses the global in another way.
+    """
     reads = dict[str, set[str] | None]()
     for code in codes:
         for step, following in pairwise(dis.get_instructions(code)):
@@ -198,7 +210,7 @@ def _list_globals(codes: Iterable[types.CodeType]) -> dict[str, set[str] | None]
 
 
 def _is_settings_holder(value: Any) -> bool:
-    """Return True for a namespace, and for an own class or an instance of one that has values and no methods."""
+    """Return True if a value only holds settings: a namespace, or a user's class without methods, or its instance."""
     if isinstance(value, argparse.Namespace | types.SimpleNamespace):
         return True
     kind = value if isinstance(value, type) else type(value)
@@ -275,7 +287,7 @@ def _is_own_class(kind: type) -> bool:
 
 
 def _is_own_module(name: str) -> bool:
-    """Return True for modules of no installed package, not of the standard library and not of this program."""
+    """Return True if a module is the user's: not of an installed package, the standard library or this program."""
     while name not in sys.modules and "." in name:
         name = name.rpartition(".")[0]
     if name == "__main__":  # a script or a notebook

@@ -59,7 +59,12 @@ def _read_file_modification_times(folder: Path) -> tuple[tuple[str, float], ...]
 
 
 def find_port_faults(where: str, host: str, port: int, remedy: str) -> list[Fault]:
-    """Return a fault if a server port cannot be opened on a host; else an empty list."""
+    """Return a fault if a server port cannot be opened on a host; else an empty list.
+
+    Args:
+        where: Option or config key of the port, for the fault.
+        remedy: How to choose another port, for the fault.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections do not keep it
@@ -101,7 +106,12 @@ def find_occupied_folder_faults(out: Path) -> list[Fault]:
 
 
 def find_certificate_date_faults(where: str, certificate: x509.Certificate, remedy: str) -> list[Fault]:
-    """Return a fault if a certificate is expired or not yet valid; else an empty list."""
+    """Return a fault if a certificate is expired or not yet valid; else an empty list.
+
+    Args:
+        where: The certificate's place, for the fault.
+        remedy: How to get a valid certificate, for the fault.
+    """
     now = dt.datetime.now(dt.UTC)
     today = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
     if now > certificate.not_valid_after_utc:

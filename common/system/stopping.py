@@ -58,8 +58,8 @@ def stop_on_signals() -> Iterator[None]:
     """End this process and all its children on SIGINT, SIGTERM or SIGHUP inside the ``with`` block.
 
     A signal that was already ignored when the process started stays ignored, such as SIGINT in a background job.
-    A program with an exit code of its own enters :func:`graceful_shutdown` before this, so that even a signal at the
-    very start gives that exit code.
+    A program with an exit code of its own enters :func:`graceful_shutdown` before this context, so that even a signal
+    at the very start gives that exit code.
     """
     if threading.current_thread() is not threading.main_thread() or _is_handling_signals():
         yield
@@ -219,7 +219,10 @@ def _wait_for_signal(reading: int) -> None:
 def _end_program(code: int, closing: _GracefulShutdown | None = None) -> None:
     """End all child processes, remove unfinished output, print the exit message, and end this process.
 
-    In a graceful shutdown this is done after ``CLOSING_S`` seconds, and without a message if it has closed by then.
+    Args:
+        code: The exit code.
+        closing: The active graceful shutdown, for which the function first waits ``CLOSING_S`` seconds. If the shutdown
+            is complete by then, no message is printed. None to end at once.
     """
     if closing is not None:
         time.sleep(CLOSING_S)

@@ -195,9 +195,13 @@ def _locate_validation_error(
 ) -> tuple[tuple[str, ...], list[str], set[str]]:
     """Translate the location of a pydantic error into keys of the TOML file.
 
+    Args:
+        root: The pydantic model of the whole file.
+        steps: The location: keys from the top of the file, with tags that pydantic inserts for tables of several kinds.
+
     Returns:
-        The valid keys of the innermost table; the location, without the tags that pydantic inserts for tables of
-        several kinds; and the kinds that are allowed at the location, if the table can have several.
+        The valid keys of the innermost table; the location without these tags; and the kinds that are allowed at the
+        location, if the table can have several.
     """
     members: tuple[type[BaseModel], ...] = (root,)
     keys: list[str] = []

@@ -167,7 +167,12 @@ def check_field_bounds(record: object) -> None:
 
 
 def refuse_unprintable_names(names: Iterable[str], what: str, most: int = MOST_CLASSES) -> None:
-    """Raise :class:`WireError` if there are too many names, or one is too long or has unprintable characters."""
+    """Raise :class:`WireError` if there are too many names, or one is too long or has unprintable characters.
+
+    Args:
+        what: Description of the names, with which the error message begins.
+        most: Maximum number of names.
+    """
     if fault := ListBound(most, NAME).find_bound_violation(tuple(names)):
         raise WireError(f"{what}: {fault}.")
 

@@ -82,7 +82,7 @@ def parse_canonical_record(data: bytes) -> RecordDict:
 
 
 def read_small_fields(content: RecordDict) -> dict[str, Any]:
-    """Return the fields of a record except its large arrays, unchecked; empty if it is not a record of ours."""
+    """Return the fields of a record except its large arrays, without validation; empty if it is no record of ours."""
     record = content.get(FIELDS)
     return dict(record) if isinstance(record, ConfigRecord) else {}
 
@@ -130,7 +130,7 @@ class RecordField:
 
 
 def list_record_fields(content: RecordDict) -> list[RecordField]:
-    """List the fields of a record with their names in the Flower record; an array's name is ``record/name``."""
+    """List the fields of a record by their names in the Flower record; an array is named ``record/name``."""
     fields = [
         RecordField(f"{name}/{key}", tuple(array.shape), len(array.data))
         for name, record in sorted(content.array_records.items())

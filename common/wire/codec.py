@@ -68,8 +68,8 @@ def encode_record(record: Record, written: WrittenArrays | None = None) -> Recor
     """Translate a typed record into a Flower ``RecordDict``.
 
     Args:
-        written: Cache of Flower arrays that this function reads and extends, so that the same trunk in the messages to
-            many sites is packed and hashed once.
+        written: Cache of Flower arrays that this function reads and extends, so that an array in the messages to many
+            sites is packed and hashed only once.
     """
     content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
     for name, kind in _make_record_schema(typing.cast(type, type(record))).items():
@@ -111,7 +111,7 @@ def decode_record(content: RecordDict, expected: type[R]) -> R:
 
 @dataclasses.dataclass(frozen=True)
 class _ScalarOrListField:
-    """A value or a list of values; a value must be finite, and NaN is allowed in lists (undefined)."""
+    """A field with one value or a list of values; a single float must be finite, a list may contain NaN (undefined)."""
 
     kind: type
     is_list: bool
@@ -404,7 +404,10 @@ def _count_scale_blocks(n: int) -> int:
 
 
 def _compute_block_exponents(values: Float32) -> NDArray[np.int8]:
-    """Return for each block the smallest exponent e for which ``127 * 2**e`` reaches its largest magnitude."""
+    """Return for each block of ``BLOCK`` numbers the power of two by which int8 numbers are scaled.
+
+    It is the smallest exponent e, from -126 to 120, for which ``127 * 2**e`` reaches the block's largest magnitude.
+    """
     if not len(values):
         return np.zeros(0, np.int8)
     largest = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BLOCK)).astype(np.float64)

@@ -113,7 +113,11 @@ def __getattr__(name: str) -> Any:
 
 
 def choose_small_objects(contents: Iterable[tuple[str, int]]) -> list[str]:
-    """Choose the objects to send in the call that announces their message, from pairs of name and size in bytes."""
+    """Choose the objects that are small enough to travel in the call that announces their message; return their names.
+
+    Args:
+        contents: Name and size in bytes of each object of the message.
+    """
     chosen, left = list[str](), SMALL_BYTES_IN_ALL
     for name, size in contents:
         if 0 < size <= min(SMALL_BYTES, left):
@@ -128,7 +132,11 @@ def index_by_sha256(contents: Iterable[bytes]) -> dict[str, bytes]:
 
 
 def list_tree_object_ids(tree: Any) -> list[str]:
-    """Return the ids of all objects in Flower's tree of a message's objects, children first."""
+    """Return the ids of all objects of a message, children first.
+
+    Args:
+        tree: Flower's protobuf message for a tree of objects.
+    """
     return [name for child in tree.children for name in list_tree_object_ids(child)] + [tree.object_id]
 
 

@@ -133,7 +133,7 @@ class ModelGroups:
 
     @classmethod
     def from_model(cls, model: ModelState) -> "ModelGroups":
-        """Return the three groups of a whole model."""
+        """Return a whole model as three groups of arrays: trunk, batch normalisation and head."""
         return cls(model.trunk, model.norm, model.head)
 
     def to_model(self) -> ModelState:
@@ -148,7 +148,7 @@ class ModelGroups:
         return ModelState(self.trunk, self.norm, self.head)
 
     def fill_missing_model_groups(self, others: "ModelGroups") -> "ModelGroups":
-        """Return a copy of these groups, with missing groups replaced by those of ``others``."""
+        """Return a copy of these groups, with missing groups (trunk, norm or head) taken from ``others``."""
         return ModelGroups(
             others.trunk if self.trunk is None else self.trunk,
             others.norm if self.norm is None else self.norm,
@@ -323,7 +323,11 @@ class TrainRequest(Request):
 
 @dataclass(frozen=True)
 class EvaluateRequest(Request):
-    """Request to evaluate this model on the validation part and, if ``test``, the best model on the test part."""
+    """Request to evaluate the model in this request on the site's validation part.
+
+    Attributes:
+        test: The site also evaluates the best model of the run on its test part.
+    """
 
     test: bool
 

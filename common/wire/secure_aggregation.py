@@ -78,7 +78,7 @@ class SharesRequest(_MaskingStepRecord):
 
 @dataclass(frozen=True)
 class SharesAnswer(_MaskingStepRecord):
-    """Answer 2: shares of this site's secrets, for each other site in an encrypted letter.
+    """Answer 2: for each other site an encrypted letter, with its shares of the secrets of the answering site.
 
     Attributes:
         recipients: The other sites of the round.
@@ -126,14 +126,14 @@ class MaskedAnswer(_MaskingStepRecord):
 
 @dataclass(frozen=True)
 class RevealRequest(_MaskingStepRecord):
-    """Request 4: asks a site for the shares that remove the masks from the sum of the survivors' updates."""
+    """Request 4: asks a site for its shares of the secrets that remove the masks from the sum of the updates."""
 
     survivors: SiteNames
 
 
 @dataclass(frozen=True)
 class RevealAnswer(_MaskingStepRecord):
-    """Answer 4: shares of the survivors' own masks, and shares of the private keys of sites that dropped out.
+    """Answer 4: shares of the mask seeds of sites whose updates arrived, and of the mask keys of the other sites.
 
     Attributes:
         owners: For each of `shares`, the site whose masks it can remove; the masked update of that site arrived.

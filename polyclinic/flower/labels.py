@@ -82,6 +82,10 @@ def ask_sites_for_labels(
 ) -> tuple[dict[str, RollCallAnswer], str]:
     """Ask nodes which of the model's classes they label; wait at most ``timeout`` seconds.
 
+    Args:
+        classes: Class names of the model's head rows.
+        method: The site's half of the method, which declares if it needs image counts.
+
     Returns:
         Site -> answer; and a text with a line for each node that does not answer, labels a class that is not in
             ``classes``, or sends no image counts although the method needs them.

@@ -18,7 +18,16 @@ MetricMean = Callable[[list[RecordDict], str], MetricRecord]
 
 
 def copy_head(arrays: ArrayRecord, head: str, classes: tuple[str, ...]) -> Head:
-    """Copy a model's last layer, with zeros for a missing bias; raise ``ValueError`` if the layer does not fit."""
+    """Return a copy of a model's last layer, with zeros for a missing bias.
+
+    Args:
+        arrays: The model's tensors by name.
+        head: Name of the last layer.
+        classes: Names of the layer's rows.
+
+    Raises:
+        ValueError: If the layer is missing, or its type or shape does not fit.
+    """
     if (key := f"{head}.weight") not in arrays:
         layers = sorted(name.removesuffix(".weight") for name in arrays if name.endswith(".weight"))
         raise ValueError(f"the model has no {key!r}; its layers with weights are {layers}")
@@ -36,12 +45,19 @@ def copy_head(arrays: ArrayRecord, head: str, classes: tuple[str, ...]) -> Head:
 
 
 def get_reply_metrics(content: RecordDict) -> MetricRecord:
-    """Return the single MetricRecord of a reply, under any key."""
+    """Return the only MetricRecord of a reply, no matter which key it has."""
     return next(iter(content.metric_records.values()))
 
 
 def read_reply_weight(reply: Message, key: str) -> float:
-    """Return a reply's weight in averages; raise ``ValueError`` if its metrics cannot be averaged."""
+    """Return the weight of a reply in averages, a number above 0.
+
+    Args:
+        key: Name of the weight in the reply's metrics.
+
+    Raises:
+        ValueError: If the reply has no such weight, or not exactly one MetricRecord.
+    """
     if len(reply.content.metric_records) != 1:
         raise ValueError("it needs one MetricRecord")
     weight = get_reply_metrics(reply.content).get(key)
@@ -53,7 +69,7 @@ def read_reply_weight(reply: Message, key: str) -> float:
 
 
 def find_model_fault(model: ArrayRecord, sent: ArrayRecord) -> str:
-    """Return how a trained model's tensors differ in form from those that were sent; empty if they fit.
+    """Return a fault of a trained model: other tensors or shapes than the sent model, or values not finite; else empty.
 
     Infinite entries are accepted where the sent model has them too, as in attention masks.
     """
@@ -74,7 +90,7 @@ def find_model_fault(model: ArrayRecord, sent: ArrayRecord) -> str:
 
 
 def restore_integer_entries(mean: ArrayRecord, models: Sequence[ArrayRecord]) -> ArrayRecord:
-    """In a mean of models, restore every integer and bool entry that is equal in all models.
+    """Return the mean of models with every integer and bool entry restored that is equal in all these models.
 
     Flower's weights sum to 1 only up to rounding, so an index of 3 may become 2.9999, which int64 truncates to 2. A
     tensor that is equal in all models also keeps its type.
@@ -89,7 +105,13 @@ def restore_integer_entries(mean: ArrayRecord, models: Sequence[ArrayRecord]) ->
 
 
 def average_common_metrics(mean: MetricMean, contents: list[RecordDict], key: str) -> MetricRecord:
-    """Average only the metrics that all sites sent, as lists of equal length; ``mean`` is Flower's function."""
+    """Average only the metrics that all sites sent; a list counts if it has the same length at all sites.
+
+    Args:
+        mean: Flower's function that averages metrics.
+        contents: The contents of the sites' replies.
+        key: Name of the weight in a reply's metrics.
+    """
     metrics = [get_reply_metrics(content) for content in contents]
     forms = [{name: len(value) if isinstance(value, list) else -1 for name, value in each.items()} for each in metrics]
     common = dict(set.intersection(*(set(form.items()) for form in forms)))
@@ -98,7 +120,7 @@ def average_common_metrics(mean: MetricMean, contents: list[RecordDict], key: st
 
 
 def mix_array_records(sites: ArrayRecord, server: ArrayRecord, alpha: float) -> ArrayRecord:
-    """Return ``alpha * sites + (1 - alpha) * server`` of two models; integers and infinities are the sites'."""
+    """Return ``alpha * sites + (1 - alpha) * server`` of two models; integers and infinities are those of ``sites``."""
     mixed = ArrayRecord(dict(sites))
     for key, array in sites.items():
         values = array.numpy()

@@ -186,7 +186,16 @@ class FedMLPSite(Site):
 
 
 class HeadedModel(nn.Module):
-    """Adapts any classifier to :class:`common.models.network.Model`; ``ValueError`` if it has no such linear layer."""
+    """Adapts any classifier to the interface :class:`common.models.network.Model`.
+
+    Args:
+        model: The classifier.
+        head: Name of its last layer, a dense layer.
+        class_names: Names of that layer's rows.
+
+    Raises:
+        ValueError: If the classifier has no dense layer of this name.
+    """
 
     frozen: tuple[str, ...] = ()
 

@@ -180,14 +180,18 @@ class LabelledSites(FedAvg):
     def read_replies(
         self, server_round: int, replies: Messages, read: Callable[[Message], Content], nodes: Sequence[int]
     ) -> tuple[list[Message], dict[str, Content]]:
-        """Return the replies to pass on to Flower, usable ones and errors, and site -> content of each usable reply.
+        """Read replies; log a warning for each unusable one.
 
         Args:
-            read: Reads a reply, or raises ``ValueError`` if it is unusable; then a warning with the node is logged.
+            read: Reads a reply, or raises ``ValueError`` if it is unusable.
             nodes: Nodes of which at least one must send a usable reply; empty if none is required.
 
+        Returns:
+            The messages to pass on to Flower: usable replies, and messages that report an error; and site -> content of
+            each usable reply.
+
         Raises:
-            RuntimeError: If no reply is usable, with the reason for each node.
+            RuntimeError: If ``nodes`` is not empty and no reply is usable, with the reason for each node.
         """
         fit, contents = list[Message](), dict[str, Content]()
         faults = dict.fromkeys(nodes, f"no reply within {self._timeout:g} s")
@@ -224,7 +228,11 @@ class LabelledSites(FedAvg):
         return SiteTrainingReply(model, weight, statistics)
 
     def read_statistics(self, reply: Message) -> Arrays:
-        """Return the method's statistics in a site's reply; raise ``ValueError`` if they are missing."""
+        """Return the method's statistics in a site's reply; empty if the method has none.
+
+        Raises:
+            ValueError: If they are missing.
+        """
         if not self.method.site.declared_payload.statistics:
             return {}
         if STATISTICS not in reply.content.config_records:
@@ -237,7 +245,7 @@ class LabelledSites(FedAvg):
         self.statistics = self.method.aggregate_statistics(self.round_context(), replies)
 
     def round_context(self) -> RoundContext:
-        """Return the round's context (who labels what, statistics, round) for the method's rules."""
+        """Return this round's data for the method's rules: each site's labels, the statistics and the round number."""
         answers = dict(sorted(self.answers.items()))
         contract = LabelContract(self.classes, {site: answer.class_names for site, answer in answers.items()})
         return RoundContext(self.method.site.task, contract, answers, self.statistics, self._round)
@@ -246,10 +254,13 @@ class LabelledSites(FedAvg):
         return records.copy_head(model, self.head, self.classes)
 
     def _ask_and_add_labels(self, messages: Sequence[Message], grid: Grid) -> list[Message]:
-        """Add each site's labelled classes and the method's data to Flower's messages; drop sites with unknown labels.
+        """Add the site's labelled classes and the method's data to each of Flower's messages.
+
+        New nodes are first asked for their labels. Messages to sites with unknown labels are dropped.
 
         Raises:
-            UnknownLabels: If any site of the first round has no usable labels; later this causes a warning.
+            UnknownLabels: If a node gives no usable labels when nodes are asked for the first time. Later this is only
+                logged, as a warning.
         """
         if not messages:
             return []
@@ -372,7 +383,7 @@ class SequentialTraining(LabelledSites):
 
 
 class _ModelPassingGrid:
-    """A Flower Grid that sends training messages one after another, each with the model of the reply before."""
+    """A Flower Grid that sends training messages one after another, each with the model of the site before."""
 
     def __init__(self, grid: Grid, strategy: SequentialTraining) -> None:
         self._grid, self._strategy = grid, strategy
@@ -428,7 +439,7 @@ class UniFed(SequentialTraining):
         self.train_at_server, self.alpha = train_at_server, alpha
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """Select sites like FedAvg; before round 1, let all sites train, and keep only the slopes of their losses."""
+        """Select sites like FedAvg; before round 1 let all sites train once, and use only their loss slopes."""
         if server_round == 1:
             fraction, self.fraction_train = self.fraction_train, 1.0  # all are ranked, no matter who is drawn later
             messages = super().configure_train(0, arrays, config, grid)
@@ -445,7 +456,15 @@ class UniFed(SequentialTraining):
         return {"slope": np.array([slope])}
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
-        """Return the sites' last model, mixed with that of ``train_at_server``; ``ValueError`` if that does not fit."""
+        """Return the model of the last site that trained in this round, and the averaged metrics.
+
+        If the user gave the function ``train_at_server``, the site's model is mixed with the model that this function
+        trains on the coordinator's images.
+
+        Raises:
+            ValueError: If the model of ``train_at_server`` has other tensors or shapes, or values that are not finite.
+            RuntimeError: If no reply is usable, with the reason for each node.
+        """
         model, metrics = super().aggregate_train(server_round, replies)
         if self.train_at_server is None or model is None:
             return model, metrics

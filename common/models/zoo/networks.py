@@ -30,13 +30,13 @@ from common.errors import BadInput, Fault
 class SingleValueSafeBatchNorm(nn.Module):
     """Mixin that lets a batch normalisation train on a batch with a single value per channel.
 
-    PyTorch raises an error for such a batch: one image with 1x1 feature maps, as the last batch of an epoch can be at
-    the smallest image size. A single value has no variance, so this mixin normalises it by the running statistics,
-    which do not change. All other batches are normalised as usual.
+    PyTorch raises an error for such a batch, for instance for a single image with 1x1 feature maps. At the smallest
+    image size, the last batch of an epoch can be of this kind. A single value has no variance, so this mixin normalises
+    it by the running statistics, which do not change. All other batches are normalised as usual.
     """
 
     def forward(self, maps: Tensor, *more: Any, **options: Any) -> Tensor:
-        """Normalise feature maps ``(batch, channels, ...)``; somebody else's class may take further arguments."""
+        """Normalise feature maps ``(batch, channels, ...)``; further arguments are passed on to the base class."""
         has_variance = maps.numel() != maps.shape[1]
         # Two equal images have no variance either, and are accepted.
         if not has_variance and getattr(self, "running_mean", maps) is None:
@@ -68,10 +68,10 @@ _STACKED = 4
 
 
 def is_batch_norm(layer: nn.Module) -> bool:
-    """Return True if a layer is a batch normalisation, of any class and library, judged by its buffers.
+    """Return True if a layer is a batch normalisation, of any class and library; its buffers decide.
 
-    Such a layer has a buffer ``running_var``; or float buffers of its own that training changes by what it is given and
-    evaluation uses, and no weights but one or a few numbers for each channel.
+    A layer is one if it has a buffer ``running_var``. It is also one if its float buffers are statistics that training
+    computes from the inputs and evaluation uses, and its parameters have at most a few numbers for each channel.
     """
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return True
@@ -89,7 +89,13 @@ def is_batch_norm(layer: nn.Module) -> bool:
 
 
 def _has_running_statistics(layer: nn.Module, buffers: list[str]) -> bool:
-    """Return True if a layer's buffers follow from inputs in training and evaluation uses them; copies are tried."""
+    """Return True if training changes buffers of a layer by its inputs, and evaluation uses the changed buffers.
+
+    The check passes inputs of several shapes through copies of the layer.
+
+    Args:
+        buffers: Names of the layer's float buffers.
+    """
 
     def call_copy_in_training(maps: Tensor) -> nn.Module:
         copied = copy.deepcopy(layer).to_empty(device="cpu").train()  # the layer may be on the meta device
@@ -123,13 +129,13 @@ def _has_running_statistics(layer: nn.Module, buffers: list[str]) -> bool:
 
 
 def find_statistics_beside_batch_norm(network: nn.Module, size: tuple[int, ...]) -> list[str]:
-    """Return the names of float buffers whose values depend on training images, outside :func:`is_batch_norm` layers.
+    """Return the names of float buffers outside batch normalisation layers whose values depend on training images.
 
-    A layer with such a buffer may be a batch normalisation that does something else too, such as a convolution. They
-    are found by passing two batches of noise through copies of the network.
+    Such a layer may, for instance, be a batch normalisation and a convolution in one. The check passes two batches of
+    noise through copies of the network.
 
     Args:
-        size: Shape of a batch of images.
+        size: Shape of a batch of images, ``(batch, channels, height, width)``.
     """
     norms = {name for name, layer in network.named_modules() if is_batch_norm(layer)}
     device = next((value.device for value in network.parameters()), torch.device("cpu"))
@@ -192,6 +198,10 @@ def _build_two_conv_features(channels: int, image_size: int, maps: tuple[int, in
     """Build two unpadded 5x5 convolutions, each with 2x2 max pooling and ReLU, then one dense layer with ReLU.
 
     ReLU comes after pooling, which gives the same numbers at a quarter of the cost.
+
+    Args:
+        maps: Numbers of output channels of the two convolutions.
+        width: Number of outputs of the dense layer.
     """
     side = ((image_size - 4) // 2 - 4) // 2
     return nn.Sequential(

@@ -273,7 +273,12 @@ def _find_dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
 
 
 def _run_with_layer_output(module: nn.Module, layer: nn.Module, spec: ModelSpec, scores: Tensor) -> Tensor:
-    """Return a network's output for one image if ``layer`` returns ``scores``, in each call and at each pixel."""
+    """Return a network's output for one image, with the output of one of its layers replaced by ``scores``.
+
+    Args:
+        layer: The dense layer or convolution whose output is replaced, in each call.
+        scores: One number for each output of the layer; after a convolution, each pixel gets these numbers.
+    """
 
     def return_scores(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
         shape = (1, -1, 1, 1) if isinstance(layer, nn.Conv2d) else (-1,)
@@ -287,17 +292,21 @@ def _run_with_layer_output(module: nn.Module, layer: nn.Module, spec: ModelSpec,
 
 
 def _is_same_output(logits: Tensor, output: Tensor) -> bool:
-    """Return True if two outputs are equal up to rounding; on the meta device shapes are all there is to compare."""
+    """Return True if two outputs are equal up to rounding; on torch's meta device only the shapes are compared."""
     if logits.shape != output.shape or logits.is_meta or output.is_meta:
         return logits.shape == output.shape
     return torch.allclose(logits.to(output), output, rtol=1e-4, atol=1e-6)
 
 
 def _outputs_scores_of_layer(module: nn.Module, name: str, layer: nn.Module, spec: ModelSpec) -> bool:
-    """Return True if a network's output is this layer's, perhaps after an increasing odd function (a scale, tanh).
+    """Return True if a network's output is that of ``layer``, or an increasing odd function of it (a scale, tanh).
 
-    The layer is made to return fixed numbers, the same at each pixel, so a mean or maximum over pixels does not matter.
-    Behind a convolution whose name contains one of :data:`CLASSIFIERS`, a function that never falls (ReLU) is accepted.
+    The check replaces the layer's output by fixed numbers that are the same at each pixel, so that a mean or maximum
+    over pixels does not change them. After a convolution whose name contains one of :data:`CLASSIFIERS`, a function
+    that never falls (ReLU) is accepted, too.
+
+    Args:
+        name: Name of the layer in the network.
     """
     scores = torch.linspace(-3, 3, int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels))  # type: ignore[arg-type]
     up, down = (_run_with_layer_output(module, layer, spec, sign * scores)[0].cpu() for sign in (1, -1))
@@ -313,12 +322,15 @@ def _make_head_position_fault(network: str, head: str) -> Fault:
 
 
 def find_plugin_network_faults(spec: ModelSpec, classes: int, *, keeps_norm: bool = False) -> list[Fault]:
-    """Return the faults of a plug-in's network: a failure in training mode, a wrong ``model.head``, a hidden head.
+    """Return the faults that make a plug-in's network unfit for a federation; empty for networks that are no plug-ins.
 
-    A network that returns class scores needs ``model.head``. Otherwise a second head would be trained after its own,
-    and the rows of its own head would be averaged over sites as a part of the backbone.
+    A network is unfit if it fails in training mode, has a wrong ``model.head``, has state outside its ``state_dict``,
+    or has batch normalisation that cannot be replaced or kept as configured. It is also unfit if it returns class
+    scores but ``model.head`` is not set: a second head would be trained after its own, and the rows of its own head
+    would be averaged over sites as a part of the backbone.
 
     Args:
+        classes: Number of classes of the run.
         keeps_norm: True if batch normalisation is to stay at the sites, so that the network must have some, and no
             other running statistics.
     """
@@ -344,9 +356,14 @@ def find_plugin_network_faults(spec: ModelSpec, classes: int, *, keeps_norm: boo
 
 
 def _find_norm_faults(module: nn.Module, spec: ModelSpec, *, keeps_norm: bool) -> list[Fault]:
-    """Return a fault if batch normalisation is to be replaced or kept at the sites, and cannot be separated.
+    """Return a fault if a network's batch normalisation cannot be replaced, or kept at the sites, as configured.
 
-    Own statistics outside batch normalisation layers cannot be; nor can any be kept where there is none.
+    For both, all running statistics must be in layers that are batch normalisation and nothing else. To keep batch
+    normalisation at the sites, the network must also have at least one such layer.
+
+    Args:
+        spec: With ``norm = "group"``, group normalisation replaces batch normalisation, unless it is frozen.
+        keeps_norm: True if batch normalisation is to stay at the sites (``fedbn``).
     """
     if not keeps_norm and (spec.norm != "group" or spec.norm_frozen):
         return []
@@ -367,9 +384,9 @@ def _find_norm_faults(module: nn.Module, spec: ModelSpec, *, keeps_norm: bool) -
 
 
 def describe_missing_batch_norm(spec: ModelSpec) -> str:
-    """Return a sentence that "fedbn" keeps nothing at the sites, if a network has no layer of batch normalisation.
+    """Return a sentence that "fedbn" keeps nothing at the sites, if a network has no batch normalisation; else empty.
 
-    A plug-in's network is refused for it (:func:`find_plugin_network_faults`).
+    For a plug-in's network this is a fault, which :func:`find_plugin_network_faults` reports.
     """
     is_replaced = spec.norm == "group" and not spec.norm_frozen
     if is_replaced or not any(map(is_batch_norm, build_meta_backbone(spec).module.modules())):
@@ -379,7 +396,7 @@ def describe_missing_batch_norm(spec: ModelSpec) -> str:
 
 
 def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
-    """Return a fault if other tensors of a network than those of its head, such as a temperature, change the scores."""
+    """Return a fault if tensors outside a network's head, such as a temperature, change the scores after the head."""
     if spec.plugin_head is None:
         return []
     probe = copy.deepcopy(module)
@@ -399,7 +416,7 @@ def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
 
 
 def _find_unsaved_state_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
-    """Return a fault if calls in training change what the network computes by state outside its ``state_dict``.
+    """Return a fault if training changes state that affects a network's output but is not in its ``state_dict``.
 
     Such state, for example running statistics in plain attributes, would neither be averaged nor saved with the model.
     """
@@ -569,10 +586,11 @@ def build_backbone(architecture: Architecture, channels: int, image_size: int, h
 
 
 def build_backbone_for_check(spec: ModelSpec) -> Backbone:
-    """Build a backbone to learn whether it can be built, and the names and shapes of its tensors.
+    """Build a backbone to check that it can be built, and to learn the names and shapes of its tensors.
 
-    An external backbone is built in memory, because a convolution on torch's meta device imports torch.compile and
-    sympy for five seconds. Ours take no memory. torch's global random state does not change.
+    One of our own backbones is built on torch's meta device, without memory. An external backbone is built in memory,
+    because convolutions on the meta device would import torch.compile and sympy, which takes five seconds. torch's
+    global random state does not change.
 
     Raises:
         BadInput: If an external backbone cannot be built.
