@@ -81,7 +81,12 @@ def make_client_app(
 
 
 def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
-    """Answer a run's roll call with the site's name, its classes and its numbers of images and patients."""
+    """Answer the roll call, a run's first message, with the site's name, classes, and numbers of images and patients.
+
+    Raises:
+        BadInput: If the site has too few patients, if the run would exceed its privacy budget, or if the network cannot
+            be trained with the plan's noise.
+    """
     plan, policy = parse_plan_json(call.plan), site.policy
     method = get_cached_site_method(site.name, call.plan)
     site.refuse_too_few_patients()
@@ -113,9 +118,9 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
 
 
 def count_training_images_per_class(site: Site, value: int) -> tuple[int, ...]:
-    """Count for each class the training images with this label value, rounded down as the policy says.
+    """Count the training images of each class with label ``value`` (1 present, 0 absent), rounded down by the policy.
 
-    The count of a hidden class is :data:`UNKNOWN_COUNT`.
+    The count of a class that the policy hides is :data:`UNKNOWN_COUNT`.
     """
     counts = (site.reported_training_images.labels == value).sum(axis=0).tolist()
     hidden = site.hidden_classes("train")

@@ -141,7 +141,7 @@ def preview_outgoing_records(
 
 
 def _read_experiment_file(path: Path | None) -> "Experiment | None":
-    """Read and check the coordinator's experiment file, without torch; return None if there is no file."""
+    """Read and check the coordinator's experiment file without importing torch; return None if ``path`` is None."""
     from strategies.method_list import read_experiment_without_data
 
     return read_experiment_without_data(path).experiment if path else None

@@ -81,7 +81,7 @@ def _get_cached_run_sites(sites: SimulatedSiteProvider, data: SimulatedData) -> 
 def make_simulation_client_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
     """Build the ClientApp that serves all simulated sites.
 
-    Only requests to a site whose policy sets limits pass a gate and are recorded in an audit log.
+    If a site's policy sets limits, its requests pass the policy gate and are recorded in an audit log; others do not.
     """
     sites = SimulatedSiteProvider(experiment, base, run_folder)
     gated = make_policy_gate(sites)

@@ -50,9 +50,11 @@ Scores = Mapping[SiteModel, NDArray[np.floating]]
 
 @dataclass(frozen=True)
 class FourModelScores:
-    """The probabilities that four models give to the images of the test part, with the labels of these images.
+    """The probabilities that four models give to a site's test images, with the labels of these images.
 
     Attributes:
+        scores: Model -> probabilities, ``(n, classes)``. The models are: trained alone, federated, fine-tuned from the
+            federated model, and the ensemble (mean) of alone and federated.
         labels: ``(n, classes)``: 1, 0 or NaN for unknown.
         class_names: The classes that the site annotates, one for each column.
         patients: The patient of each image, ``(n,)``.
@@ -66,7 +68,15 @@ class FourModelScores:
     def compute_federation_benefit(
         self, site: Site, seed: int, without: frozenset[str] = frozenset()
     ) -> FederationBenefit | None:
-        """Compare the models over classes with both labels, except ``without``; None if no class is left."""
+        """Compare the four models' AUROCs over the classes that have both positive and negative test images.
+
+        Args:
+            seed: The run's seed, from which the bootstrap draws.
+            without: Classes to leave out.
+
+        Returns:
+            The comparison; None if no class is left.
+        """
         both = [{0.0, 1.0} <= set(np.unique(column).tolist()) for column in self.labels.T]
         columns = [c for c, name in enumerate(self.class_names) if both[c] and name not in without]
         if not columns:
@@ -84,11 +94,13 @@ class FourModelScores:
 
 
 def compare_with_local_only_training(site: Site, request: BenefitRequest) -> BenefitReply:
-    """Compare the federated model with one trained alone, write the site's page, and return the figures that may leave.
+    """Compare the federated model with models trained by this site alone; return the figures that may leave.
+
+    The figures of all classes are written to a page that stays at the site.
 
     Raises:
-        WireError: If the plan does not ask for this comparison, if the run cannot have had the requested number of
-            epochs, or if the initial model's head rows are not the site's own classes.
+        WireError: If the plan does not ask for this comparison, if the request's number of local epochs is not one that
+            the run can have had, or if the initial model's head rows are not the site's own classes.
         FloatingPointError: If training alone diverged in a simulation.
     """
     task = prepare_local_task(site, request)
@@ -133,7 +145,7 @@ def compare_with_local_only_training(site: Site, request: BenefitRequest) -> Ben
 
 
 def make_withheld_benefit_reply(site: Site, request: BenefitRequest) -> BenefitReply:
-    """Return the reply of a site that may not, or cannot, send any figure of the comparison."""
+    """Return a reply without figures, for a site that may not, or cannot, send any figure of the comparison."""
     return BenefitReply(request.run, request.round, site.name)
 
 
@@ -146,7 +158,13 @@ def _make_estimate_columns(name: str, estimates: list[EstimateWithInterval]) -> 
 
 
 def _train_and_score_four_models(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) -> FourModelScores:
-    """Train the alone and the fine-tuned model here, then score the test part with all four models."""
+    """Train a model alone, and fine-tune the federated one, at this site; score the test part with four models.
+
+    The other two models are the federated model, and the ensemble of the federated model and the one trained alone.
+
+    Args:
+        figures_leave: True if figures of the models may be sent to the coordinator.
+    """
     site, plan, method = task.site, task.plan, task.method
     with task.use_seed_of(site.name, "home"):
         if method.keeps_local_parts:
@@ -172,7 +190,7 @@ def _train_and_score_four_models(task: LocalTask, request: BenefitRequest, *, fi
 
 
 def write_site_benefit_files(site: Site, run: str, epochs: int, benefit: FederationBenefit | None) -> None:
-    """Write the page and the JSON figures of the comparison, and print its result for the hospital's staff.
+    """Write page and JSON figures of the comparison with training alone, and print its result for the hospital's staff.
 
     Args:
         epochs: Number of local epochs for which the site trained alone.

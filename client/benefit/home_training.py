@@ -30,7 +30,13 @@ WARM_UP = ("warm_up_epochs", "warm_up_lr")
 
 
 def make_local_only_plan(plan: HospitalPlan, method: SiteMethod, rounds: int, *, warm_up: bool) -> HospitalPlan:
-    """Return a run's plan, changed to ``rounds`` rounds of the method ``individual`` without privacy."""
+    """Return a copy of a run's plan in which the site trains alone (method ``individual``), without privacy.
+
+    Args:
+        method: The run's method, whose parameters for the trunk the copy keeps.
+        rounds: Number of rounds in the copy.
+        warm_up: True to keep the method's warm-up epochs too.
+    """
     parameters = {"trunk": method.parameters.trunk}
     parameters |= {name: getattr(method.parameters, name) for name in WARM_UP if warm_up}
     return plan.model_copy(
@@ -45,7 +51,7 @@ def make_local_only_plan(plan: HospitalPlan, method: SiteMethod, rounds: int, *,
 
 @dataclass(frozen=True)
 class LocalOnlyTraining:
-    """The training of a model by one site without the others.
+    """The training of a model by one site alone, without the other sites.
 
     Attributes:
         site: The site as :meth:`Site.copy_site_for_local_training` returns it.
@@ -60,7 +66,15 @@ class LocalOnlyTraining:
     def train_and_score_local_model(
         self, model_folder: Path, contract: str
     ) -> tuple[NDArray[np.floating], tuple[str, ...]]:
-        """Train the rounds that are not on disk yet, save the best model, and return its test scores and classes."""
+        """Train the rounds that are not on disk yet, save the best round's model, and score the test part with it.
+
+        Args:
+            model_folder: Folder for the saved model.
+            contract: SHA-256 of the run's label contract (its agreed class names), which is saved with the model.
+
+        Returns:
+            The probabilities ``(n, classes)``, and the class names.
+        """
         memory = self.site.folder / "memory"
         remove_old_run_states(memory, self._local_run_name)
         folder, last = self.site.open_run_state_folder(self._local_run_name), self.plan.run.rounds
@@ -75,7 +89,11 @@ class LocalOnlyTraining:
         return scores, names
 
     def _make_train_request(self, server_round: int, counted: int) -> TrainRequest:
-        """Make the request to train that a coordinator would send for a round of the method ``individual``."""
+        """Make the request to train that a coordinator would send for a round of the method ``individual``.
+
+        Args:
+            counted: Number of the round from whose stored state training continues; 0 for none.
+        """
         return TrainRequest(
             run=self._local_run_name,
             round=server_round,
@@ -90,7 +108,10 @@ class LocalOnlyTraining:
 
     @cached_property
     def _local_run_name(self) -> str:
-        """Return a hash of plan, labels and initial model: only a training with equal inputs is continued from disk."""
+        """Return the name under which this training is stored, so that only a training with equal inputs is continued.
+
+        The name is a hash of the plan, of which labels are known, and of the initial model.
+        """
         digest = hashlib.sha256(self.plan.model_dump_json().encode())
         # The copy has labels of hidden classes only if no metric of its models leaves.
         digest.update(np.isnan(self.site.train.labels).tobytes())

@@ -47,7 +47,11 @@ _SET_CLOCKS = (
 
 
 def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, offline: bool) -> CheckArea:
-    """Check key and kit (the coordinator's file for this site) and, unless ``offline``, each step of the connection."""
+    """Check key and kit (the coordinator's file for this site) and, unless ``offline``, each step of the connection.
+
+    Args:
+        environment: The environment variables, which may name a proxy.
+    """
     area, awaits_kit = CheckArea("connection"), offline and not settings.kit_path.is_file()
     try:
         if awaits_kit:
@@ -120,7 +124,7 @@ def _check_connection_steps(
 
 
 def _check_host_name_resolves(area: CheckArea, host: str, port: int) -> bool:
-    """Look up a host name and record its addresses, or a fault; return True if the name exists."""
+    """Look up a host name; return True if it has an address. Add the address, or a fault, to ``area``."""
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
@@ -136,7 +140,12 @@ def _check_host_name_resolves(area: CheckArea, host: str, port: int) -> bool:
 def _add_tls_fault(
     area: CheckArea, refused: ConnectionNotAccepted, kit: SiteConnectionKit, environment: Mapping[str, str]
 ) -> None:
-    """Record why TLS fails, with facts about the certificate or the protocol that the other side shows."""
+    """Add to ``area`` the reason why TLS fails, with facts about the certificate or protocol that the server shows.
+
+    Args:
+        refused: The exception with which the connection failed.
+        environment: The environment variables, which may name a proxy.
+    """
     host, port = split_host_port(kit.address)
     if refused.exit_code == ClientExitCode.NO_TLS:
         protocol = ""

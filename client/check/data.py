@@ -39,12 +39,12 @@ _WITHOUT = {
 
 @dataclass(frozen=True)
 class DataCheckResults:
-    """The findings of the data check, and the images that the training check uses.
+    """The findings of the data check, and the images that the check of training then uses.
 
     Attributes:
-        source: The site's images; None where the data cannot be opened.
+        source: The site's images; None if the data cannot be opened.
         pictures: The pictures that were decoded.
-        classes: Counts of images for the table of classes.
+        classes: Numbers of images of each class, for the printed table.
     """
 
     area: CheckArea
@@ -131,7 +131,13 @@ def _check_unreadable_files(
     empty: Sequence[int],
     pictures: Sequence[PictureFacts],
 ) -> None:
-    """Report DICOM transfer syntaxes (compressions) without a decoder, empty files, and images that cannot be read."""
+    """Report DICOM transfer syntaxes (compressions) without a decoder, empty files, and images that cannot be read.
+
+    Args:
+        syntaxes: UID of a transfer syntax -> number of files.
+        empty: Row numbers of the empty files.
+        pictures: All pictures that the check tried to decode.
+    """
     budget, total = source.skip_budget, len(source)
     looked_at = len(pictures) if source.archive else total
     for syntax, count in syntaxes.items():
@@ -162,7 +168,14 @@ def _check_unreadable_files(
 def _check_picture_appearance(
     area: CheckArea, source: SiteImageSource, heads: Sequence[DicomHeader], decoded: Sequence[PictureFacts]
 ) -> None:
-    """Report pictures that the run would see wrongly: uniform, too dark, grey but read as colour, or inverted."""
+    """Report suspicious pictures: uniform, too dark, grey in a data set of colour images, inverted, or incomparable.
+
+    DICOM pictures are incomparable if modalities are mixed, or if the files name no display window.
+
+    Args:
+        heads: DICOM headers of the pictures.
+        decoded: The pictures that could be decoded.
+    """
     form = source.form
     for problem in describe_incomparable_dicom_greys(heads if form is None or form.rendering.window is None else []):
         area.add_note(problem, "Look at the images with flwr-client preview-data.")
@@ -201,7 +214,7 @@ def _check_picture_appearance(
 def _note_policy_and_label_effects(
     area: CheckArea, source: SiteImageSource, classes: Sequence[ClassImageCounts], policy: SitePolicy
 ) -> None:
-    """Note the effects of the policy and of the labels on a run, for instance hidden classes."""
+    """Add notes on effects of the policy and the labels on a run, for instance on classes that the policy hides."""
     if not source.patients_known:
         problem = "no column says whose images they are: one patient's may stand on two sides of a split."
         if source.patients_from:
@@ -247,7 +260,7 @@ def _note_policy_and_label_effects(
 
 
 def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> list[ClassImageCounts]:
-    """Count images and patients of each class that the site annotates."""
+    """Count the present, absent and unknown images of each class that the site annotates."""
     smallest, spec = max(FEWEST_PATIENTS, settings.file.policy.smallest_count), settings.file.data
     cells: dict[str, tuple[int, int]] = {}
     if isinstance(spec, LabelColumnsSpec | ChexpertDatasetSpec | MimicDatasetSpec):  # tables with one column a class
@@ -266,7 +279,7 @@ def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> li
 
 @dataclass(frozen=True)
 class DuplicateImages:
-    """Groups of rows with equal images, and the number of images that were compared, which may be less than all."""
+    """Groups of row numbers of equal images, and the number of images that were compared, which may not be all."""
 
     groups: Sequence[Sequence[int]]
     compared: int
@@ -275,7 +288,11 @@ class DuplicateImages:
 def find_duplicate_images(source: SiteImageSource, rows: Sequence[int]) -> DuplicateImages:
     """Find equal images by hashes of their files or, without files, of their content.
 
-    A file is read only if another has the same size, and at most :data:`MOST_BYTES` are read.
+    A file is read only if another has the same size. At most :data:`MOST_BYTES` are read; further files are not
+    compared.
+
+    Args:
+        rows: Row numbers of the images to compare.
     """
     if not source.files:
         with source.opened():

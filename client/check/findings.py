@@ -37,7 +37,7 @@ class FindingSeverity(IntEnum):
 
 @dataclass(frozen=True)
 class CheckFinding:
-    """One note, warning or fault, with the ``names`` of affected files, which are for this hospital only."""
+    """One note, warning or fault of the check; ``names`` are the affected files, which are for this hospital only."""
 
     severity: FindingSeverity
     exit_code: ClientExitCode
@@ -61,8 +61,8 @@ class CheckArea:
     """One area of the check, such as "connection", with its findings.
 
     Attributes:
-        passed: One line for each check without a finding.
-        facts: Measured values for ``--json``.
+        passed: One line for each check that found nothing wrong.
+        facts: Measured values for the JSON output.
     """
 
     name: AreaName
@@ -71,22 +71,22 @@ class CheckArea:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def add_note(self, problem: str, remedy: str = "") -> None:
-        """Add a finding of the severity note."""
+        """Add a note, which is a finding that leaves the exit code at 0."""
         self.findings.append(CheckFinding(FindingSeverity.NOTE, ClientExitCode.STOPPED, problem, remedy))
 
     def add_warning(
         self, exit_code: ClientExitCode, problem: str, remedy: str, names: Iterable[str] = (), *, fatal: bool = False
     ) -> None:
-        """Add a warning, or a fault if ``fatal``."""
+        """Add a warning, or a fault if ``fatal``; ``names`` are the affected files."""
         severity = FindingSeverity.FAULT if fatal else FindingSeverity.WARNING
         self.findings.append(CheckFinding(severity, exit_code, problem, remedy, tuple(names)))
 
     def add_fault(self, exit_code: ClientExitCode, problem: str, remedy: str) -> None:
-        """Add a finding of the severity fault."""
+        """Add a fault, which is a finding that stops ``flwr-client start`` or every round."""
         self.findings.append(CheckFinding(FindingSeverity.FAULT, exit_code, problem, remedy))
 
     def add_input_faults(self, bad: BadInput) -> None:
-        """Add the faults that were found in settings files and tables."""
+        """Add a fault for each fault of settings files and tables that the exception ``bad`` lists."""
         for fault in bad.faults:
             self.add_fault(_CODES[fault.cause], f"{fault.where}: {fault.problem}", fault.remedy)
 
@@ -101,7 +101,7 @@ class ClassImageCounts:
         few: Two flags, for patients with the class and for patients without it: True if there are some, but fewer than
             ``smallest``.
         smallest: Smallest number of patients whose images may be counted.
-        uncertain, blank: Numbers of uncertain and blank table cells; None without a column for each class.
+        uncertain, blank: Numbers of uncertain and blank table cells; None if the table has no column for each class.
     """
 
     name: str
@@ -117,7 +117,8 @@ class ClassImageCounts:
     def printable_counts(self) -> tuple[str, str]:
         """Return the numbers of present and of absent images as text.
 
-        If one of them is from few patients, both are hidden, because one could be computed from the other; 0 is shown.
+        If either is of too few patients, both are hidden, because one could be computed from the other. A 0 is always
+        shown.
         """
         present, absent = (
             f"<{self.smallest}" if few else "not told" if any(self.few) and count else f"{count:,}"
@@ -178,7 +179,7 @@ _INDENT = (0, 0, 0, 8)
 
 
 def make_narrow_console(file: Any = None) -> Console:
-    """Make a console of at most :data:`WIDTH` characters, in colour on a terminal."""
+    """Make a console for ``file`` (None for standard output) with lines of at most :data:`WIDTH` characters."""
     console = EscapingConsole(file=file, highlight=False)
     console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
     return console

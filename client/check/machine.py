@@ -101,7 +101,7 @@ class TrainingResourceNeeds:
 
     Attributes:
         model: Size of one copy of the model.
-        gpu: Memory of a GPU, if the network computes in float32.
+        gpu: Memory of each GPU, if the network computes in float32.
     """
 
     model: int
@@ -146,8 +146,9 @@ def check_machine_resources(
     """Compare a machine's measurements with a run's needs.
 
     Args:
-        needs: None without an estimate, because no image could be read or the plan's method is not installed. Then the
-            free disk space is compared with a fixed least amount, and memory and GPU with nothing.
+        needs: The estimated needs; None if no image could be read or the plan's method is not installed. Without an
+            estimate, the free disk space is compared with a fixed minimum, and the sizes of memory and GPU are not
+            checked.
     """
     area, used_gpu = CheckArea("machine"), machine.gpu if settings.file.device != "cpu" else None
     if not machine.writable:

@@ -47,9 +47,10 @@ class PictureFacts:
     """Facts about one picture that the check read.
 
     Attributes:
+        row: Number of the image in the site's data.
         kind: ``PNG``, ``JPEG``, ``DICOM``, ``NIfTI`` or ``npz``.
         mode: ``grey``, ``colour`` or ``16 bit`` as in the file, or a DICOM file's photometric interpretation.
-        inverted: True if air looks white, False if it looks black; None if the picture does not show it.
+        inverted: True if air looks white, False if it looks black; None if this cannot be decided.
         pixels: uint8 ``(height, width[, 3])`` as the network receives them; None if the picture cannot be read, or
             :data:`MOST_PIXELS_KEPT` pictures are in memory already.
         head: DICOM header of a file that came from an archive; else empty.
@@ -70,7 +71,11 @@ class PictureFacts:
 
 
 def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[PictureFacts]:
-    """Read and decode the images of these rows on several threads; a fault in one image does not stop the others."""
+    """Read and decode images on several threads; a fault in one image does not stop the others.
+
+    Args:
+        rows: Numbers of the images in ``source``.
+    """
     form = source.form
 
     def read_facts(row: int) -> PictureFacts:
@@ -142,8 +147,8 @@ class InvertedPictureCounts:
 
     Attributes:
         inverted: Number of pictures that look inverted.
-        telling: Number of pictures that show if they are inverted.
-        modes: Colour modes in which most of these pictures look inverted.
+        telling: Number of pictures for which it can be decided if they are inverted.
+        modes: Colour modes in which most of the decided pictures look inverted.
     """
 
     inverted: int
@@ -152,7 +157,7 @@ class InvertedPictureCounts:
 
     @classmethod
     def from_pictures(cls, pictures: Sequence[PictureFacts]) -> "InvertedPictureCounts":
-        """Count the pictures that show if they are inverted, and the inverted ones; find the mostly inverted modes."""
+        """Count the pictures for which inversion can be decided, and the inverted ones; find the affected modes."""
         total = Counter(facts.mode for facts in pictures if facts.inverted is not None)
         inverted = Counter(facts.mode for facts in pictures if facts.inverted)
         modes = tuple(sorted(mode for mode, count in inverted.items() if count >= MAJORITY * total[mode]))

@@ -36,19 +36,19 @@ class SiteImageSource:
         names: Names to print, for instance of files.
         labels: float32 ``(n, classes)``, NaN for unknown.
         parts: ``train``, ``validation`` or ``test``.
-        read: Returns an image as bytes, as the path of its file, or as pixels if it is in memory.
+        read: Returns an image, given its number, as bytes, as the path of its file, or as pixels if it is in memory.
         opened: Context manager that opens the reader; images are read within it.
         reader_faults: Returns the faults that stopped the reader; to be called after reading.
         files: Paths; empty if the images are not files on this machine.
         archive: One line about the answer of a PACS; empty without a PACS.
-        form: Size, colour and rendering of pictures for the network; None if the pixels have it already.
+        form: Size, colour and rendering that pictures get for the network; None if the pixels are already in that form.
         patients_known: True if the data names the patient of each image.
         patients_from: Origin of the patients' names, if that is not a column named in site.toml.
         heads: DICOM header of each file, blank for other files; empty if the images are not files on this machine.
         skipped: Images that the reader of a whole data set left out.
         missing: Number of table rows without a file.
         repeated: Number of table rows that are equal to an earlier row.
-        other_findings: Number of rows of each finding that is not a class of this site.
+        other_findings: Name of a finding that is not a class of this site -> number of table rows with it.
         skip_budget: Share of the images that may be unreadable.
     """
 

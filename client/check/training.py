@@ -40,7 +40,7 @@ LINE_MBIT = 10.0
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """The plan that the site is checked for.
+    """The plan (model and training settings of a run) with which the site is checked.
 
     Attributes:
         origin: Origin of the plan, in words.
@@ -55,7 +55,10 @@ class PlannedTraining:
 def find_planned_training(
     settings: SiteSettings, experiment: Experiment | None, source: SiteImageSource
 ) -> PlannedTraining:
-    """Return the plan of the experiment, else of the last roll call, else an assumed plan that fits the images."""
+    """Return the given experiment's plan, or else that of the last run that the coordinator announced to this site.
+
+    If no run was announced, return an assumed plan that fits the images.
+    """
     if experiment is not None:
         return PlannedTraining(make_hospital_plan(experiment), "the experiment given")
     if plan := read_last_plan(settings.state_folder):
@@ -70,7 +73,8 @@ class TrainingTrial:
     """A run's network, and a batch of the site's images for a trial training step.
 
     Attributes:
-        totals: Number of all training images and of all validation images of the site.
+        totals: Numbers of all training images and of all validation images of the site.
+        gpus: Number of GPUs that share each batch.
         images_on_disk: True if decoded images are kept on disk, and not in memory.
     """
 
@@ -120,7 +124,7 @@ def prepare_training_trial(
 
 @dataclass(frozen=True)
 class TrainingStepCost:
-    """Measured seconds for one image, and bytes of the received model and of the sent update."""
+    """Measured seconds to train on and to validate one image, and bytes of the received model and the sent update."""
 
     train_s: float
     validate_s: float
@@ -129,7 +133,7 @@ class TrainingStepCost:
 
 
 def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingResourceNeeds) -> None:
-    """Train a trial step, and estimate the time and the traffic of a round."""
+    """Run a trial training step; add to ``area`` the estimated time and traffic of a round, or the step's fault."""
     try:
         cost = _measure_training_step(trial)
     except torch.cuda.OutOfMemoryError:
@@ -170,7 +174,7 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
 
 
 def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
-    """Measure a training step; a short step is measured twice, because the first step of a process is slower."""
+    """Measure a training step and its update; a short step is repeated, because a process's first step is slower."""
     plan, network = trial.planned.plan, trial.network
     pixels = convert_to_channels_first(trial.images.images).to(trial.device)
     examples = pair_pixels_with_labels(trial.images, pixels, network.class_names)

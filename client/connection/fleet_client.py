@@ -220,7 +220,7 @@ class FleetClient:
     # ------------------------------------------------------------------ messages
 
     def receive_message(self, wait_s: float = 0.0) -> bytes | None:
-        """Return the next message, without the content that :meth:`fetch_message_content` fetches; None for none.
+        """Return the next message without its content (see :meth:`fetch_message_content`); None if there is no message.
 
         A message that this site has received and not answered comes again at the next call.
 
@@ -236,6 +236,9 @@ class FleetClient:
 
     def fetch_message_content(self, received: bytes) -> Message:
         """Fetch the content of a received message.
+
+        Args:
+            received: The message as :meth:`receive_message` returned it.
 
         Raises:
             RunAlreadyEnded: If the run of the message has ended.
@@ -287,9 +290,12 @@ class FleetClient:
             self._make_signed_call("GetRun", request, timeout=10)
 
     def send_reply(self, received: bytes, reply: Message) -> None:
-        """Sign and send a reply, then confirm that the message it answers is done.
+        """Sign and send a reply, then tell the coordinator that the answered message is done.
 
-        The reply has the creation time and the lifetime of the message, because the site's clock may differ.
+        The reply gets the creation time and the lifetime of the answered message, because the site's clock may differ.
+
+        Args:
+            received: The answered message as :meth:`receive_message` returned it.
 
         Raises:
             ReplyRejected: If the coordinator rejects the reply.
@@ -327,7 +333,14 @@ class FleetClient:
             self.confirm_receipt(received)
 
     def _fetch_message_object(self, run_id: int, until: float, name: str) -> memoryview:
-        """Return an object's content; raise :class:`MessageContentGone` if it is gone or not there before ``until``."""
+        """Return the content of the message object with the id ``name``.
+
+        Args:
+            until: Time of :func:`time.monotonic` until which the object may become available.
+
+        Raises:
+            MessageContentGone: If the object is gone, or not available in time.
+        """
         request = fleet.PullObjectRequest(node=self._flower_node, run_id=run_id, object_id=name)
         pause_s = FIRST_LOOK_S
         while True:
@@ -347,7 +360,7 @@ class FleetClient:
             raise MessageContentGone(f"the coordinator does not need object {name} any more")
 
     def confirm_receipt(self, received: bytes) -> None:
-        """Tell the coordinator that this site no longer needs a message's content."""
+        """Tell the coordinator that this site no longer needs the content of the message ``received``."""
         metadata, _ = _parse_metadata_and_object_tree(received)
         request = fleet.ConfirmMessageReceivedRequest(
             node=self._flower_node, run_id=metadata.run_id, message_object_id=metadata.message_id
@@ -367,7 +380,10 @@ class FleetClient:
 
 
 def _transfer_objects_in_parallel(transfer: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
-    """Make transfers in parallel, :data:`TRANSFERS` at a time; after a failure, start no further one."""
+    """Call ``transfer`` with each tuple of ``arguments``, :data:`TRANSFERS` calls at a time; return their results.
+
+    After a failure, no further call is started.
+    """
     pool = ThreadPoolExecutor(TRANSFERS)
     try:
         return list(pool.map(lambda each: transfer(*each), arguments))
@@ -376,7 +392,11 @@ def _transfer_objects_in_parallel(transfer: Callable[..., T], arguments: Sequenc
 
 
 def find_app_bundle_fault(content: bytes, fab_hash: str) -> str:
-    """Return the reason to refuse a Flower App Bundle, such as code in it, without unpacking it; empty if allowed."""
+    """Return the reason to refuse a Flower App Bundle, such as code in it, without unpacking it; empty if allowed.
+
+    Args:
+        fab_hash: SHA-256 of the bundle that the run names.
+    """
     if hashlib.sha256(content).hexdigest() != fab_hash:
         return "the app bundle is not the one that the run names"
     if len(content) > BUNDLE_MAX_BYTES:
@@ -396,7 +416,10 @@ def make_error_reply(message: Message, code: int, reason: str) -> Message:
 
 
 def is_message_expired(received: bytes, now: float) -> bool:
-    """Return True if a received message has surely expired, although the clocks may differ.
+    """Return True if a received message has surely expired, even if the site's and the coordinator's clocks differ.
+
+    Args:
+        now: Unix time at this site.
 
     Raises:
         MessageContentGone: If the bytes are not a message.
@@ -416,11 +439,11 @@ def _parse_metadata_and_object_tree(received: bytes) -> tuple[Any, Any]:
 
 @contextmanager
 def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
-    """Context manager that raises an exception of this package in place of gRPC's.
+    """Context manager that raises an exception of this module in place of gRPC's.
 
     Args:
-        admitted_only: True if a failed precondition means that the key is not admitted; otherwise it means that the
-            run has ended.
+        admitted_only: True if gRPC's status FAILED_PRECONDITION means that the key is not admitted; otherwise it means
+            that the run has ended.
     """
     try:
         yield

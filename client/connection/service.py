@@ -72,10 +72,10 @@ class RunWorkInterrupted(BaseException):
 
 
 class PendingMessage:
-    """The message that a site is working on, as a file: after a kill, the next process resumes the work.
+    """The file with the message that a site is working on, so that after a kill the next process resumes the work.
 
     The file holds a few hundred bytes, because the coordinator keeps the message's content until the reply has arrived.
-    A SHA-256 comes first, because a damaged message would end every process that resumes the work.
+    It begins with a SHA-256, because a damaged message would end every process that resumes the work.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,7 +98,7 @@ class PendingMessage:
         return True
 
     def read_message(self) -> tuple[int, bytes] | None:
-        """Return the number of attempts and the message of an earlier process; None if there is no intact file."""
+        """Return the number of processes that died on the stored message, and the message; None without intact file."""
         try:
             data = self._path.read_bytes()
         except OSError:
@@ -220,7 +220,7 @@ class HospitalMessageLoop:
                 beat.join(timeout=HEARTBEAT_ENDS_S)
 
     def _record_coordinator_release(self, link: FleetClient) -> None:
-        """Record the coordinator's release, and warn if its wire version differs: then no run accepts this site."""
+        """Record the coordinator's release; warn if its wire version differs, because no run then accepts this site."""
         with contextlib.suppress(CoordinatorUnreachable, RunAlreadyEnded):  # the next call reports the fault
             if (hello := link.exchange_hello()) is None:
                 return
@@ -232,7 +232,7 @@ class HospitalMessageLoop:
                 )
 
     def _send_heartbeats(self, link: FleetClient, stop: threading.Event) -> None:
-        """Send heartbeats while the main thread trains, and interrupt it if the run that it works for has ended."""
+        """Send heartbeats until ``stop`` is set; interrupt the main thread if the run that it works for has ended."""
         while not stop.wait(HEARTBEAT_PAUSE_S):
             try:
                 link.send_heartbeat()
@@ -250,7 +250,7 @@ class HospitalMessageLoop:
                 return
 
     def interrupt_ended_work(self, number: int, frame: object) -> None:
-        """Stop the work on a run that has ended; the main thread calls this on :data:`DROP_SIGNAL`.
+        """Stop the main thread's work if its run has ended; this is the handler of the signal :data:`DROP_SIGNAL`.
 
         Raises:
             RunWorkInterrupted: At the current place of the main thread's computation.
@@ -261,7 +261,7 @@ class HospitalMessageLoop:
     # ------------------------------------------------------------------ messages
 
     def _answer_messages(self, link: FleetClient) -> None:
-        """Answer messages, the unfinished one of an earlier process or connection first; never return."""
+        """Answer messages without end, first the one that an earlier process or connection did not finish."""
         if self._unsent:
             self._send_reply(link, *self._unsent)
         elif left := self._pending.read_message():  # an earlier process was killed during this work
@@ -297,7 +297,12 @@ class HospitalMessageLoop:
             wait_s = POLL_S
 
     def _answer_message(self, link: FleetClient, received: bytes, attempts: int = 0, give_up: str = "") -> None:
-        """Fetch a message's content and send the reply; if ``give_up`` is not empty, reply with this error instead."""
+        """Fetch the content of a received message, do the requested work, and send the reply.
+
+        Args:
+            attempts: Number of processes that died while they worked on this message.
+            give_up: Error to reply with instead of doing the work; empty to do the work.
+        """
         self.status.state = "working"
         try:
             message = link.fetch_message_content(received)
@@ -415,10 +420,10 @@ class HospitalMessageLoop:
 
 
 def describe_error_for_coordinator(error: Exception) -> str:
-    """Return the text about an exception that the coordinator may see.
+    """Return a text about an exception that hides what the coordinator may not see.
 
-    For a fault of the request, a diverged training and a full disk this is our own text. Otherwise it is only the
-    exception's class, because the text may hold a file name, which may contain a patient's name.
+    For a fault of the request, a diverged training and a full disk this is the program's own text. Otherwise it is only
+    the exception's class, because the exception's text may hold a file name, which may contain a patient's name.
     """
     if isinstance(error, WireError | FloatingPointError | BadInput):
         return str(error)
@@ -428,7 +433,7 @@ def describe_error_for_coordinator(error: Exception) -> str:
 
 
 def _read_message_scalar_fields(message: Message) -> dict[str, Any]:
-    """Return the scalar fields of one of our records, unchecked, for messages to people only."""
+    """Return the scalar fields of a message's record, unchecked; empty if the message has no content."""
     return read_small_fields(message.content) if message.has_content() else {}
 
 

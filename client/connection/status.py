@@ -34,7 +34,7 @@ class ClientStatus:
     Attributes:
         state: ``starting``, ``connecting``, ``waiting`` (for a message), ``working``, or ``stopped``.
         phase: Kind of work: ``roll call``, ``train``, ``evaluate``, or the ``test`` at the end of a run.
-        finished: Time at which this site answered the test, its last work for a run; empty before.
+        finished: UTC time (ISO 8601) at which this site answered the test, its last work for a run; empty before.
         rounds_done: Rounds trained since this process started.
         seconds_left: Estimate of the run's remaining time, from the pace so far.
         last_contact: Unix time of the coordinator's last answer.
@@ -95,7 +95,10 @@ def keep_status_file_current(status: ClientStatus, state: Path) -> Iterator[None
 
 
 def _write_status_file(present: Mapping[str, Any], path: Path) -> bool:
-    """Write the status file; return False if that failed, which readers notice by the age of the file."""
+    """Write ``present``, the current status, to its file; return False if that failed.
+
+    Readers notice a failure by the age of the file.
+    """
     content = json.dumps({**present, "written": time.time()}).encode()
     with contextlib.suppress(OSError):  # a full disk must not end the program
         write_atomically(path, content, durable=False, private=True)

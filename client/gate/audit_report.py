@@ -87,7 +87,7 @@ def make_audit_report(
 
 
 def _check_request_signatures(state: Path, authority: x509.Certificate) -> AuditCheckResult:
-    """Count the requests in the audit log that the coordinator signed, and report those that it did not sign.
+    """Count the requests in the audit log that the coordinator signed, and report a fault for each one it did not sign.
 
     A request signed under another authority is only noted, because it may come from an earlier coordinator.
     """
@@ -120,7 +120,7 @@ def _check_request_signatures(state: Path, authority: x509.Certificate) -> Audit
 
 
 def _list_replies_in_receipt(content: Mapping[str, Any], site: str) -> dict[str, str]:
-    """Return the replies that a receipt lists for a site: SHA-256 -> round."""
+    """Return the replies that a receipt lists for a site: SHA-256 -> round; empty if it does not list the site."""
     updates = {row["sites"][site]: f"round {row['round']}" for row in content["rounds"] if site in row["sites"]}
     answers = content["sites"]
     return {answers[site]["answer_sha256"]: "the roll call", **updates} if site in answers else {}

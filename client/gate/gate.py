@@ -71,7 +71,7 @@ def record_process_start(site: Site) -> TornAuditLine | None:
 
 
 def record_refused_request(site: Site, message: Message, reason: str) -> None:
-    """Write a request that was refused because of its bundle or signature to the audit log."""
+    """Write a request that was refused, because of its Flower App Bundle or its signature, to the audit log."""
     run, server_round, record = read_run_round_class(message.content)
     AuditLog(site.folder, durable=site.durable).append(
         run=make_printable_line(run, MOST_NAME),
@@ -88,7 +88,10 @@ def record_refused_request(site: Site, message: Message, reason: str) -> None:
 
 
 def read_request_signature(content: RecordDict) -> dict[str, str]:
-    """Return the coordinator's signed statement about a request, which proves the request to others; empty for none."""
+    """Return the coordinator's signed statement about a request, with signature and certificate; empty for none.
+
+    With the statement, the site can prove to others what the coordinator requested.
+    """
     try:
         signed, certificate = read_unverified_signature(content)
     except SignatureFault:
@@ -97,7 +100,7 @@ def read_request_signature(content: RecordDict) -> dict[str, str]:
 
 
 class GatedMessage:
-    """One message in the gate: the checks of its request and its reply, and their lines in the audit log."""
+    """One request at the policy gate: checks the request and the site's reply, and writes both to the audit log."""
 
     def __init__(self, site: Site, audit: AuditLog, message: Message) -> None:
         self._site, self._audit, self._message = site, audit, message
@@ -109,7 +112,10 @@ class GatedMessage:
         }
 
     def make_checked_reply(self, context: Context, answer: Handler) -> Message:
-        """Return the handler's reply, or an error with the reason why the policy does not allow request or reply."""
+        """Check the request, let the handler ``answer`` work on it, and return its reply if the policy allows it.
+
+        If the policy does not allow the request or the reply, return an error with the reason.
+        """
         incoming = IncomingRequest(self._site, self._message.content)
         try:
             work, verdict = incoming.decide_and_record_plan()

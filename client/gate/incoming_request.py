@@ -65,7 +65,8 @@ class IncomingRequest:
     def decide_and_record_plan(self) -> tuple[RequestedWork | None, PolicyVerdict]:
         """Return the requested work, and the policy's verdict: the first rule that the request breaks, if any.
 
-        The plan of a new run is recorded, and stored states of old runs are removed.
+        The work is None if the request has no plan, or one that is refused. If the run is new, its plan is recorded,
+        and stored states of old runs are removed.
         """
         try:
             work = read_requested_work(self._fields, self._site)
@@ -230,7 +231,7 @@ class RunRecordsFile:
         return self._read_all().get(run)
 
     def record_run_plan(self, run: str, plan: str) -> SiteRunRecord:
-        """Store a new run with the hash of its plan; return the record of the run."""
+        """Store a new run with the hash of its plan (JSON text); return its record. An existing record is kept."""
         return self.find_run_record(run) or self._write_record(
             run, SiteRunRecord(hash_plan(plan)), durable=self._durable
         )
@@ -251,7 +252,7 @@ class RunRecordsFile:
         return record
 
     def _read_all(self) -> dict[str, SiteRunRecord]:
-        """Read the records of all runs; return none if the file is damaged, so that any plan is accepted again."""
+        """Return run name -> record; empty if the file is missing or damaged, so that any plan is accepted again."""
         try:
             tree = json.loads(self._path.read_bytes())
             return {
@@ -262,9 +263,9 @@ class RunRecordsFile:
 
 
 def hash_plan(plan: str) -> str:
-    """Return a plan's SHA-256 without the keys that a resumed run may change.
+    """Return the SHA-256 of a plan (JSON text), without the keys that may differ when a run is resumed.
 
-    These are the run's name and, in a plan without noise, its number of rounds.
+    These keys are the run's name and, in a plan without noise, its number of rounds. Any other text is hashed as it is.
     """
     try:
         tree = json.loads(plan)
@@ -315,7 +316,12 @@ def read_plan(text: object, maximum_kb: float | None) -> HospitalPlan:
 
 @lru_cache(maxsize=4)
 def _parse_strictly_checked_plan(text: str) -> HospitalPlan:
-    """Parse a plan; the last few results are cached, because every request of a run holds the same plan."""
+    """Parse a plan; the last few results are cached, because every request of a run holds the same plan.
+
+    Raises:
+        PlanRefused: If the text is no JSON, is nested too deeply, has a repeated key or too long a value, or is no
+            plan.
+    """
     depth = deepest = 0
     for letter in re.findall(r"[\[\]{}]", _STRING.sub("", text)):  # brackets inside texts do not count
         depth += 1 if letter in "[{" else -1
@@ -354,7 +360,7 @@ def _parse_strictly_checked_plan(text: str) -> HospitalPlan:
 
 
 def describe_first_plan_fault(faults: Sequence[Fault]) -> str:
-    """Return the first fault of a plan in one line, with the number of the others."""
+    """Return the first fault of a plan in one line, with the number of further faults."""
     more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
     return f"{faults[0]}".removesuffix(".") + more
 
@@ -377,10 +383,11 @@ between kinds of CPU in their last bits: by 9e-7 at most with and without AVX2, 
 
 
 def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainRequest) -> str:
-    """Return the reason why a model is not the initial model of its plan; empty if it is, or cannot be checked.
+    """Return the reason why a request's model is not the initial model that its plan determines.
 
-    If the plan names a weights file that is not in the site's folder ``weights``, the site cannot check the model, and
-    prints a line about it. A model of other shapes, or without its frozen part, is left to the request's handler.
+    The reason is empty if the model is the right one, or cannot be checked. If the plan names a weights file that is
+    not in the site's folder ``weights``, the site cannot check the model, and prints a line about it. If arrays have
+    other shapes or the frozen part is missing, the request's handler reports that later.
     """
     spec, source = plan.model, "seed"
     if plan.weights_sha256 is not None:

@@ -74,7 +74,7 @@ class NetworkCost:
 
 
 def estimate_network_cost(spec: ModelSpec, rows: int) -> NetworkCost:
-    """Estimate parameters and activations of a plan's network with ``rows`` head rows."""
+    """Estimate parameters and activations of a plan's network whose head has ``rows`` rows, one for each class."""
     if is_external_network(spec.architecture):
         width, backbone, activations = _measure_external_network(spec)
     else:
@@ -116,7 +116,7 @@ def _measure_external_network(spec: ModelSpec) -> tuple[int, int, int]:
 
 
 def count_layer_outputs(network: nn.Module, images: Tensor) -> int:
-    """Count the numbers that all layers of a network output for these images."""
+    """Count the numbers that a network's innermost layers output, all together, for these images."""
     counts = list[int]()
 
     def count_output_numbers(module: nn.Module, inputs: object, output: object) -> None:
@@ -136,12 +136,14 @@ def count_layer_outputs(network: nn.Module, images: Tensor) -> int:
 
 
 def estimate_training_memory_bytes(plan: HospitalPlan, rows: int, images: int, device: str, gpus: int = 1) -> int:
-    """Estimate the least memory of the machine, or of its fullest GPU, that training by this plan takes.
+    """Estimate the bytes of memory that training by this plan takes at least, on the machine or on its fullest GPU.
 
     Args:
+        rows: Number of rows of the model's head, one for each class.
         images: Number of the site's training images; no batch is larger.
         device: ``cpu`` or ``cuda``; activations take half as much in 16-bit precision.
-        gpus: Number of GPUs that share each batch; with noise in each step, one GPU has the whole batch.
+        gpus: Number of GPUs that share each batch. If the plan adds noise to each training step, one GPU has the whole
+            batch.
     """
     size, training = estimate_network_cost(plan.model, rows), plan.training
     private = plan.privacy.level in BY_STEP
@@ -158,8 +160,12 @@ def estimate_training_memory_bytes(plan: HospitalPlan, rows: int, images: int, d
 def estimate_run_disk_bytes(plan: HospitalPlan, method: SiteMethod, rows: int) -> int:
     """Estimate the peak of the disk space, in bytes, that one run takes at a site.
 
-    Counted are the message being answered, the site's state of two rounds and its own model; for a frozen part, the
-    message and the stored file; for a comparison with training alone, two models and the states of their trainings.
+    The estimate counts the message that is being answered, the site's stored states of two rounds, and its own model. A
+    frozen part counts twice, as a message and as a stored file. If the plan compares with training alone, it also
+    counts two models and the states of their trainings.
+
+    Args:
+        rows: Number of rows of the model's head, one for each class.
     """
     size = estimate_network_cost(plan.model, rows)
     model, frozen = size.trained * FLOAT32, (size.parameters - size.trained) * FLOAT32

@@ -84,7 +84,8 @@ class RequestedWork:
     def total_epochs(self) -> int:
         """Return the largest number of local epochs in the run, warm-up included.
 
-        It is three times as large with ``evaluation.compare_local``, whose comparison trains for twice the epochs.
+        With ``evaluation.compare_local`` it is three times as large, because the site then trains two further models by
+        itself.
         """
         epochs = self.plan.run.rounds * self.epochs_per_round + self.method.parameters.warm_up_epochs
         return epochs * (3 if self.plan.evaluation.compare_local else 1)
@@ -92,7 +93,7 @@ class RequestedWork:
 
 @dataclass(frozen=True)
 class PolicyVerdict:
-    """The deciding rule and the reason why it forbids a record; the reason is empty if the record is allowed."""
+    """The deciding rule, and its reason against a request or reply; the reason is empty if the policy allows it."""
 
     rule: str
     reason: str = ""
@@ -107,13 +108,13 @@ class PolicyVerdict:
 
 
 def decide_on_request(policy: SitePolicy, work: RequestedWork) -> PolicyVerdict:
-    """Decide if the site carries out a request; the first broken rule counts."""
+    """Return the policy's verdict on a request: that of the first rule that the request breaks."""
     broken = (PolicyVerdict(rule, reason) for rule, reason in check_request_rules(policy, work) if reason)
     return next(broken, PolicyVerdict("policy"))
 
 
 def decide_if_reply_may_leave(policy: SitePolicy, work: RequestedWork, reply: Reply) -> PolicyVerdict:
-    """Decide if a reply may leave the site; the first broken rule counts."""
+    """Return the policy's verdict on a reply of the site: that of the first rule that the reply breaks."""
     broken = (PolicyVerdict(rule, reason) for rule, reason in check_reply_rules(policy, work, reply) if reason)
     return next(broken, PolicyVerdict("policy"))
 
@@ -145,7 +146,7 @@ _LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
 
 
 def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
-    """Yield the name of each rule for requests, and why this request breaks it; empty if it does not.
+    """Yield the name of each rule for requests, with the reason why this request breaks it; empty if it does not.
 
     Fast rules come first.
     """
@@ -192,8 +193,8 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
 def find_method_policy_fault(policy: SitePolicy, plan: HospitalPlan) -> str:
     """Return the reason why the policy does not allow a plan's method; empty if it does.
 
-    A plug-in method must be listed in the policy, and its files must equal the coordinator's. Before both are
-    checked, it is not imported.
+    A plug-in method must be listed in the policy, and its files must equal the coordinator's. It may be imported only
+    after this check.
     """
     name = plan.run.method
     if name.startswith(PLUGIN):
@@ -203,7 +204,14 @@ def find_method_policy_fault(policy: SitePolicy, plan: HospitalPlan) -> str:
 
 
 def _find_plugin_policy_fault(group: str, name: str, allowed: tuple[str, ...], plan: HospitalPlan) -> str:
-    """Return the reason against a plug-in; empty if the policy lists it and its files equal the coordinator's."""
+    """Return the reason against a plug-in, or another library's network; empty if the policy allows it.
+
+    The policy must list it, and the files of a plug-in must equal the coordinator's.
+
+    Args:
+        group: Kind of plug-in, such as losses.
+        allowed: Names, or patterns of names, that the policy lists.
+    """
     if not any(fnmatchcase(name, pattern) for pattern in allowed):
         return f'it does not have "{name}"'
     inner = name.removeprefix(PLUGIN)
@@ -221,7 +229,7 @@ def _find_plugin_policy_fault(group: str, name: str, allowed: tuple[str, ...], p
 
 
 def _check_network_size_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
-    """Yield, as :func:`check_request_rules` does, the rules for parameters, memory and disk space with a limit."""
+    """Yield the rules for parameters, memory and disk space that have a limit: name and reason, empty if not broken."""
     plan, rows = work.plan, work.rows
     if (parameters := policy.maximum_parameters) is not None:
         numbers = estimate_network_cost(plan.model, rows).parameters
@@ -239,7 +247,7 @@ def _check_network_size_rules(policy: SitePolicy, work: RequestedWork) -> Iterat
 
 
 def _check_privacy_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
-    """Yield the rules for clipping, masks and noise of an update, as :func:`check_request_rules` does."""
+    """Yield the rules for clipping, masks and noise of an update: name and reason, empty if not broken."""
     privacy, parameters, bound = work.plan.privacy, work.method.parameters, policy.maximum_update_norm
     clips, reason = privacy.max_update_norm if privacy.level == "update" else parameters.clip_update, ""
     if bound is not None and work.required_update_groups:
@@ -295,7 +303,7 @@ def _iterate_nested_integers(tree: Any) -> Iterator[int]:
 
 
 def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> Iterator[tuple[str, str]]:
-    """Yield the name of each rule for replies, and why this reply breaks it; empty if it does not."""
+    """Yield the name of each rule for replies, with the reason why this reply breaks it; empty if it does not."""
     evaluation, private = work.plan.evaluation, work.plan.privacy.level != "none"
     match reply:
         case RollCallAnswer():
@@ -371,7 +379,13 @@ def _find_test_metrics_fault(policy: SitePolicy, work: RequestedWork, reply: Tra
 def _check_metric_rules(
     policy: SitePolicy, private: bool, figures: Iterable[float | None], *, tested: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield, as :func:`check_reply_rules`, the rules for metrics of training and outside the privacy budget."""
+    """Yield the rules for the metrics in a reply: name and reason, empty if not broken.
+
+    Args:
+        private: True if the run has differential privacy.
+        figures: Metrics of training and validation in the reply; None for one that is not sent.
+        tested: True if the reply has figures of the test part.
+    """
     trained = any(figure is not None for figure in figures)
     yield "policy.training_figures", "it is false" if trained and not policy.training_figures else ""
     outside = private and not policy.metrics_outside_privacy and (trained or tested)

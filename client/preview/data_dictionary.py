@@ -35,7 +35,10 @@ OF_EACH = {
 
 
 def read_field_meanings(record: type[Record]) -> dict[str, str]:
-    """Return the meaning of each field, from the record class's docstring, without capital and full stop."""
+    """Return field -> meaning from a record class's docstring.
+
+    Each meaning begins with a small letter and has no full stop.
+    """
     _, _, attributes = (inspect.getdoc(record) or "").partition("Attributes:\n")
     entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
     texts = {name: re.sub(r"\s+", " ", text).removesuffix(".") for name, text in entries}
@@ -48,7 +51,11 @@ STATISTICS: Mapping[str, str] = list_statistic_meanings()
 
 
 def find_field_meaning(record: str, field: str) -> str:
-    """Return the meaning of a field: of an array, that of its group; of a statistic, that in its declaration."""
+    """Return the meaning of a record's field; a field that only serves to pack the record has a general text.
+
+    An array has the meaning of its group of arrays, such as the update. A statistic has the meaning that its method
+    declares.
+    """
     name, _, rest = field.partition("/")
     if name == "statistics" and rest.removesuffix("/shape") in STATISTICS:
         return STATISTICS[rest.removesuffix("/shape")]

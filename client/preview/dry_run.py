@@ -107,7 +107,7 @@ class SingleSiteGrid(Grid):
 
 
 def choose_preview_experiment(planned: Experiment | None, site: Site) -> Experiment:
-    """Return the given experiment, else a small one for this site's images; set one local epoch, and no masks."""
+    """Return the planned experiment, or else a small one for this site, with one local epoch and without masks."""
     experiment = planned
     if experiment is None:
         model = {"architecture": "tiny_cnn", "channels": site.train.channels, "image_size": 32}
@@ -118,7 +118,10 @@ def choose_preview_experiment(planned: Experiment | None, site: Site) -> Experim
 
 
 def make_first_round_records(site: Site, experiment: Experiment) -> tuple[list[RecordDict], list[str]]:
-    """Run the roll call, round 1 and the test; return the records that leave, and the reasons for those withheld.
+    """Run roll call, round 1 and test of a run in which this site is alone.
+
+    Returns:
+        The records that leave the site, and the reasons why other records are withheld.
 
     Raises:
         BadInput: If the method cannot use this site's labels, or needs metrics that the policy withholds.

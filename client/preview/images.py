@@ -53,7 +53,7 @@ class ClassImageTiles:
 
 @dataclass(frozen=True)
 class LabelCountsRow:
-    """A class in the page's label table, with its present, absent and unknown labels in each part of the data."""
+    """A class in the page's label table, with counts of present, absent and unknown labels in each part of the data."""
 
     name: str
     canonical: str
@@ -61,7 +61,7 @@ class LabelCountsRow:
 
 
 def write_image_preview(folder: Path, out: Path, experiment: Experiment | None, each: int = OF_A_CLASS) -> Path:
-    """Write the page with ``each`` images a class, with read permission for its owner only.
+    """Write the page with at most ``each`` images of each class; only its owner may read the file.
 
     Raises:
         BadInput: With every fault of site.toml and the data.
@@ -105,7 +105,7 @@ def write_image_preview(folder: Path, out: Path, experiment: Experiment | None, 
 def _choose_images_by_class(
     source: SiteImageSource, names: Sequence[str], labels: NDArray[np.float32], plan: HospitalPlan, each: int
 ) -> Iterator[ClassImageTiles]:
-    """Choose evenly spaced training images of each class, and images without any class."""
+    """Yield evenly spaced training images of each class, at most ``each``, and then images that show no class."""
     training = source.parts == "train"
     members = {name: training & (labels[:, place] == 1) for place, name in enumerate(names)}
     members[NOTHING] = training & (labels == 0).all(axis=1)

@@ -37,7 +37,7 @@ def count_patients(images: ImageSet) -> int:
 
 
 def mark_classes_of_few_patients(images: ImageSet, smallest: int) -> Few:
-    """Mark classes with too few patients, ``(classes, 2)``: first too few without the class, then too few with it."""
+    """Mark the classes that fewer than ``smallest`` patients lack (column 0) or show (column 1), ``(classes, 2)``."""
     kinds = [[len(np.unique(images.patients[column == kind])) for kind in (0, 1)] for column in images.labels.T]
     return np.array(kinds, np.int64).reshape(-1, 2) < smallest
 
@@ -45,9 +45,10 @@ def mark_classes_of_few_patients(images: ImageSet, smallest: int) -> Few:
 def find_classes_hidden_by_policy(images: ImageSet, smallest: int) -> frozenset[str]:
     """Return the classes whose counts and metrics are not reported.
 
-    These are the classes with fewer than ``smallest`` patients who have the class, or who do not have it. If nearly
-    all images show exactly one class, the other counts would disclose theirs. Then further classes are hidden, in the
-    order of names, until the hidden classes together have ``smallest`` images.
+    A class is hidden if fewer than ``smallest`` patients show it, or if fewer lack it. If one is hidden and nearly all
+    images show exactly one class, its count could be computed from the other counts. So further classes are then
+    hidden, in the order of names, until at least two are hidden and the hidden classes together have ``smallest``
+    images. "Nearly all" means all labelled images except fewer than ``smallest``.
     """
     few = mark_classes_of_few_patients(images, smallest)
     hidden = {name for name, kinds in zip(images.class_names, few, strict=True) if kinds.any()}
@@ -68,8 +69,12 @@ def mark_images_of_hidden_classes(images: ImageSet, hidden: Collection[str], sma
     """Mark images ``(n,)`` that show no visible class, if nearly all images show some class; otherwise mark none.
 
     If nearly all images show some class, an image that shows no visible class must show a hidden one, so its other
-    labels would disclose that. "Nearly all" means that the images without any class are from fewer patients than the
-    threshold. These images are marked too, because an attacker could otherwise tell them from images of hidden classes.
+    labels would disclose that. "Nearly all" means that the images without any class are from fewer than ``smallest``
+    patients. The images without any class are marked too, because an attacker could otherwise distinguish them from
+    images of hidden classes.
+
+    Args:
+        hidden: The hidden classes; all others are visible.
     """
     shown, labelled = images.labels == 1, ~np.isnan(images.labels).all(axis=1)
     nothing = labelled & ~shown.any(axis=1)
@@ -97,12 +102,16 @@ def remove_hidden_labels(images: ImageSet, hidden: Collection[str], unsaid: Few,
 
 
 def round_count_down(count: int, policy: SitePolicy) -> int:
-    """Round a count down to the policy's multiple; rounding down keeps the sum of parts at most the whole."""
+    """Round a count down to the policy's multiple, so that rounded parts never sum to more than the rounded whole."""
     return count - count % policy.round_counts_to
 
 
 def mark_head_rows_of_few_patients(images: ImageSet, class_names: Sequence[str], policy: SitePolicy) -> Few:
-    """Mark head rows as :func:`mark_classes_of_few_patients` marks classes; False for classes that the site lacks."""
+    """Mark the head rows whose class too few patients lack (column 0) or show (column 1), ``(rows, 2)``.
+
+    Args:
+        class_names: The class of each head row; rows of classes that the site does not annotate are not marked.
+    """
     few = np.zeros((len(class_names), 2), np.bool_)
     if policy.smallest_count:
         few_of_class = dict(
@@ -128,8 +137,7 @@ def suppress_statistics_of_few_patients(
 
     Args:
         declared: The statistics that the method declares; each tells what its entries count or average.
-        few: ``(rows, 2)`` for the head's rows: True where too few patients are without, and with, the class; see
-            :func:`mark_classes_of_few_patients`.
+        few: ``(rows, 2)`` for the model's head rows, as :func:`mark_head_rows_of_few_patients` returns it.
     """
     granularity_of = {statistic.name: statistic.granularity for statistic in declared}
     limited = dict(statistics)

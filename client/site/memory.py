@@ -39,10 +39,11 @@ class SiteRoundState:
 
     Attributes:
         round: Number of that round; 0 before the first.
-        parts: The model groups that never leave the site, after training in that round.
-        evaluated: These groups at the beginning of the round, as the site evaluated them.
-        evaluated_round: Round after which the site had these groups: the one before ``round``.
-        best: These groups after the best round so far, ``best_round``.
+        parts: The model groups (of trunk, batch normalisation, head) that never leave the site, after training in that
+            round.
+        evaluated: The same groups at the beginning of the round, as the site evaluated them.
+        evaluated_round: Round after which the site had the groups ``evaluated``: the one before ``round``.
+        best: The same groups after the best round so far, ``best_round``.
         best_loss: If each site chooses its own best round: the loss of that round, or 1 - AUROC; otherwise infinite.
         optimizer: State of the optimiser, by ``parameter/key``.
         method_state: Arrays that the method stores, such as the pseudo-labels of FedMLP.
@@ -62,7 +63,7 @@ class SiteRoundState:
 
 
 class LostRoundState(WireError):
-    """Raised if a site's state after the last round that counted is missing or damaged."""
+    """Raised if a site's stored state after the last round that counted at the coordinator is missing or damaged."""
 
 
 KEPT_ROUNDS = 2
@@ -74,9 +75,13 @@ KEPT_RUNS = 100
 def remove_old_run_states(memory: Path, run: str, *, days: float = KEPT_DAYS, most_bytes: int = KEPT_BYTES) -> None:
     """Remove the stored states of runs that are not likely to be resumed.
 
-    Removed are runs not written to for ``days``. Of the others the oldest are removed until the rest takes at most
-    ``most_bytes`` and is at most :data:`KEPT_RUNS` runs, because a coordinator may begin any number of runs. ``run``
-    itself is always kept, and the latest other run even if it is larger than ``most_bytes``.
+    Runs that were not written to for ``days`` are removed. Of the others the latest stay, at most :data:`KEPT_RUNS`
+    runs of at most ``most_bytes`` together, because a coordinator may begin any number of runs. The latest of them
+    stays even if it is larger.
+
+    Args:
+        memory: Folder with a folder for each run.
+        run: The current run, which is always kept and not counted.
     """
     others = [folder for folder in memory.iterdir() if folder.name != run] if memory.is_dir() else []
     newest, room, before = True, most_bytes, time.time() - days * 86400
@@ -93,6 +98,7 @@ class SiteRoundStateFolder:
     Args:
         folder: The folder, whose name is that of the run.
         site: The site's name, which each file states; empty to read the files of any site.
+        durable: Flush files to disk.
     """
 
     def __init__(self, folder: Path, site: str = "", *, durable: bool = True) -> None:
@@ -102,14 +108,14 @@ class SiteRoundStateFolder:
     def read_last_counted_state(
         self, counted: int, *, forget: bool = True, settled: bool = False, expected: bool = False
     ) -> SiteRoundState:
-        """Return the site's state after the last round that counted, or an empty state.
+        """Return the site's state after the last round that counted; an empty one if none is stored.
 
         Args:
             counted: Number of the last round that counted.
-            forget: Remove all other states except that of the round before; False for an evaluation, while it may be
-                undecided which round counts.
+            forget: Remove all other states except the one before it; False for an evaluation, because it may not be
+                decided yet which round counts.
             settled: Accept only a state that :meth:`mark_round_settled` has marked; otherwise return an empty one.
-            expected: True if the run stores a state after every round that counted.
+            expected: True if the run stores a state after every round that counted, so that a missing one is an error.
 
         Raises:
             LostRoundState: If the state is expected and missing, if it is damaged, or if the file's content states
@@ -147,11 +153,11 @@ class SiteRoundStateFolder:
         self.store_state_of_round(SiteRoundState(), counted)
 
     def mark_round_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
-        """Mark that training may continue from a round's state: its sum is unmasked, or its cost is in the ledger.
+        """Mark that later rounds may start from a round's state: its sum is unmasked, or its privacy cost is charged.
 
         Args:
             left: Result of :meth:`read_round_state_hash` after this training, to detect later changes of the state.
-            agreed: Hash of the request that the sites of the sum agreed on.
+            agreed: Hash of the statements and the sum that the sites of a masked round agreed on; empty without masks.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         noted = left + agreed.encode()
@@ -164,7 +170,7 @@ class SiteRoundStateFolder:
         return self.read_settled_request_hash(server_round) is not None
 
     def read_settled_request_hash(self, server_round: int) -> str | None:
-        """Return the ``agreed`` hash of a round's mark (:meth:`mark_round_settled`); None if there is no valid mark."""
+        """Return the hash ``agreed`` of a round's mark (:meth:`mark_round_settled`); None if there is no valid mark."""
         opened, written = self._settled_mark_path(server_round), self.read_round_state_hash(server_round)
         noted = opened.read_bytes() if written and opened.exists() else b""
         return noted.removeprefix(written).decode() if written and noted.startswith(written) else None
@@ -187,9 +193,9 @@ class SiteRoundStateFolder:
         return max(map(int, names), default=0)
 
     def store_state_of_round(self, memory: SiteRoundState, server_round: int | None = None) -> None:
-        """Write the state after a round to the file of that round, which states the run, the site and the round.
+        """Write a site's state to the file of a round.
 
-        The file holds a SHA-256, then the state and these facts as safetensors.
+        The file begins with a SHA-256. Then follow, as safetensors, the state and the names of run, site and round.
 
         Args:
             server_round: Round of the file; None for the state's own ``round``.
@@ -221,7 +227,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def parse_round_state(written: bytes) -> tuple[SiteRoundState, dict[str, Any]]:
-    """Parse the content of a state file; return the state, and the run, site and round that it states.
+    """Parse the content of a state file; return the state, and the run, site and round that the file names.
 
     Raises:
         ValueError: If the content is damaged.
@@ -261,7 +267,8 @@ class FrozenPartFiles:
 
     Args:
         folder: Folder with one file ``SHA256.f32`` for each part: little-endian float32 numbers and nothing else.
-        weights: Folder of the hospital's own weights files, from which a part can also be made; or None.
+        weights: Folder of the hospital's own weights files, from which a part can also be made; None for no such
+            folder.
         durable: Flush files to disk.
     """
 
@@ -269,7 +276,11 @@ class FrozenPartFiles:
         self._folder, self._weights, self._durable = folder, weights, durable
 
     def ensure_frozen_part_stored(self, spec: ModelSpec) -> bool:
-        """Return True if a network's frozen part is stored here, or is now made from a weights file here and stored."""
+        """Make sure that a network's frozen part is stored here, if needed by making it from a weights file here.
+
+        Returns:
+            True if the part is stored here now; False if it is not, or if the plan names none.
+        """
         if spec.frozen_sha256 is None:
             return False
         with contextlib.suppress(WireError):  # a damaged one is removed, and sent again
@@ -315,7 +326,8 @@ class FrozenPartFiles:
         """Read the frozen part with this SHA-256.
 
         Raises:
-            WireError: If the part is missing or damaged. A damaged file is removed, and then sent again.
+            WireError: If the part is missing or damaged. A damaged file is removed, so that the coordinator sends it
+                again.
         """
         path = self._frozen_part_path(sha256)
         try:

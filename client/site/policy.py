@@ -149,7 +149,15 @@ class SitePolicy(TomlSection):
 
 
 def _refuse_unknown_names(names: tuple[str, ...] | None, options: Iterable[str], noun: str) -> tuple[str, ...] | None:
-    """Return the names; raise ``ValueError`` if one is no option, because a misspelt name would allow nothing."""
+    """Return the names in a key of the policy unchanged, after a check that each is one of ``options``.
+
+    Args:
+        names: The names; None for no limit.
+        noun: Noun for the options, for the message.
+
+    Raises:
+        ValueError: If a name is no option, because a misspelt name would allow nothing.
+    """
     options = list(options)
     for name in names or ():
         if name not in options:

@@ -35,7 +35,7 @@ def read_site_settings(folder: Path) -> SiteSettings:
 
 
 def find_gpu_count_fault(file: SiteTomlContent, visible: int) -> Fault | None:
-    """Return a fault if site.toml asks for more GPUs than the program can use; otherwise None."""
+    """Return a fault if site.toml asks for more GPUs than the program can use (``visible``); otherwise None."""
     if file.gpus == 1 or (file.device != "cpu" and file.gpus <= visible):
         return None
     if file.device == "cpu":
@@ -45,7 +45,7 @@ def find_gpu_count_fault(file: SiteTomlContent, visible: int) -> Fault | None:
 
 
 def find_hospital_data_faults(settings: SiteSettings) -> list[Fault]:
-    """Return the faults of a site's data set that show without decoding pictures."""
+    """Return the faults of a site's data set that can be found without decoding pictures."""
     return [
         replace(fault, where=f"{FILE}: {fault.where}")
         for fault in find_dataset_faults(settings.file.data, settings.folder)

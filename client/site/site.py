@@ -90,10 +90,11 @@ class Site:
 
     @cached_property
     def reported_training_images(self) -> ImageSet:
-        """The training images that reports count: those that an update without noise is trained on.
+        """The training images that the site's reported numbers count: those that it would train on without noise.
 
-        An update can disclose their number. If reports counted all images, the difference would disclose how many
-        images have labels of hidden classes only.
+        An update can disclose how many images it was trained on. Images that have labels of hidden classes only are
+        left out of training. If the site reported the number of all images, the difference would disclose the number of
+        those.
         """
         rows = self.find_rows_to_train_on(self._get_images_for_unnoised_training("train", "multi_label"))
         return self.train if rows is None else self.train.select_rows(rows)
@@ -126,7 +127,7 @@ class Site:
     def get_images_to_train_on(self, part: str, plan: HospitalPlan) -> ImageSet:
         """Return the images of one part, with the labels by which a run trains and chooses epochs.
 
-        An update without noise discloses the effect of labels, so labels of hidden classes are removed unless the
+        An update without noise discloses the effect of labels. So labels of hidden classes are removed, unless the
         policy has a privacy budget or ``train_hidden_classes``. Noise that only the plan sets does not suffice, because
         it may be zero. Masks do not suffice either: if training allows only a few values of an update, the values of
         each site can be computed from a sum of few sites.
@@ -142,9 +143,9 @@ class Site:
         return images if self.policy.train_hidden_classes else self.get_images_without_hidden_labels(part, task)
 
     def get_images_without_hidden_labels(self, part: str, task: Task) -> ImageSet:
-        """Return all images of one part, with the labels of hidden classes unknown, for metrics that are sent.
+        """Return all images of one part, with the labels of hidden classes set to unknown, for metrics that are sent.
 
-        An image from whose other labels a hidden class could be inferred has no known label.
+        If a hidden class could be inferred from an image's other labels, all labels of the image are unknown.
         """
         images: ImageSet = getattr(self, part)
         if not self.hidden_classes(part):
@@ -152,7 +153,7 @@ class Site:
         return remove_hidden_labels(images, self.hidden_classes(part), self.mark_undisclosable_images(part), task)
 
     def find_rows_to_train_on(self, labelled: ImageSet) -> NDArray[np.intp] | None:
-        """Return the rows of :meth:`get_images_to_train_on` that a run trains on; None if it trains on all images.
+        """Return the rows of ``labelled`` that a run trains on; None if it trains on all images.
 
         An image that lost all its labels because of hidden classes is left out: the effect of an unlabelled image would
         disclose that it shows a hidden class. If no image would remain, all are used.
@@ -169,7 +170,7 @@ class Site:
         """Refuse to take part if the site has training images of fewer patients than the policy's threshold.
 
         Raises:
-            BadInput: With the threshold, and without the number of patients.
+            BadInput: If there are too few; the message states the threshold, and not the number of patients.
         """
         if not self.may_report_metrics("train"):
             least = self.policy.smallest_count
@@ -196,14 +197,13 @@ class Site:
         return {}
 
     def copy_site_for_local_training(self, folder: Path, plan: HospitalPlan, *, figures_leave: bool) -> "Site":
-        """Return a site with the same images and without hidden classes, for the comparison with training alone.
-
-        The copy trains and validates on the labels that the run trains and validates on.
+        """Return a copy of this site without limits, which trains alone on the same images as the run.
 
         Args:
             folder: Folder for the states and models of training alone.
-            figures_leave: True if metrics of these models may leave. Neither noise nor masks protect such metrics, so
-                the models are then trained without labels of hidden classes.
+            figures_leave: True if metrics of the models trained alone may leave. Neither noise nor masks protect such
+                metrics, so the copy then has only labels that training without noise may use; otherwise it has the
+                run's labels.
         """
         task = plan.model.task
         train, validation = (

@@ -83,7 +83,7 @@ class SiteSettings:
 
 
 def read_site_toml_without_data(folder: Path) -> SiteSettings:
-    """Read ``site.toml`` of a folder, without the data set that it names.
+    """Read and check ``site.toml`` of a folder, without opening the data set that it names.
 
     Raises:
         BadInput: With every fault.
@@ -94,7 +94,9 @@ def read_site_toml_without_data(folder: Path) -> SiteSettings:
 
 
 def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
-    """Read ``site.toml``; return its settings, and the faults of ``annotates`` and ``synonyms`` for a later report.
+    """Read ``site.toml``; return its settings, and faults that the caller reports together with those of the data.
+
+    These are the faults of the keys ``annotates`` and ``synonyms``.
 
     Raises:
         BadInput: With every fault, if the file is missing or has any other fault.

@@ -61,7 +61,11 @@ class SiteRecordSigner:
         self._fingerprint = compute_public_key_fingerprint(format_public_key_line(key, ""))
 
     def sign_reply(self, content: RecordDict, message: str) -> RecordDict:
-        """Return a reply's records with the site's signature, which names the answered message."""
+        """Return a reply's records with the site's signature, which names the answered message.
+
+        Args:
+            message: Id of the answered message.
+        """
         run, server_round, record = read_run_round_class(content)
         last = read_accepted_reply_count(self._state, run) if record in CHAINED else AcceptedReplyCount(-1)
         statement = ReplyStatement(
@@ -77,7 +81,11 @@ class SiteRecordSigner:
         return sign_record(content, statement, self._key)
 
     def count_accepted_reply(self, content: RecordDict, message: str) -> None:
-        """Count an accepted reply, if its kind is numbered (:data:`CHAINED`) and it is not counted yet."""
+        """Count a reply that the coordinator accepted, if its kind is numbered (:data:`CHAINED`); count it only once.
+
+        Args:
+            message: Id of the answered message.
+        """
         run, _, record = read_run_round_class(content)
         last = read_accepted_reply_count(self._state, run)
         if record not in CHAINED or last.message == message:
@@ -87,7 +95,10 @@ class SiteRecordSigner:
         write_atomically(self._state / FILE, json.dumps(newest).encode())
 
     def verify_request(self, content: RecordDict, message: str) -> None:
-        """Verify the coordinator's signature on a request, and store the request's nonce.
+        """Verify the coordinator's signature on a request, and store the request's nonce, to recognise a repetition.
+
+        Args:
+            message: Id of the message that brought the request.
 
         Raises:
             SignatureFault: If the coordinator did not sign the request, signed it for another site, or sent it before

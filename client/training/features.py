@@ -43,7 +43,7 @@ class NeckAndHeadOnFeatures(SplitNetwork):
 
 
 def trains_on_cached_features(plan: HospitalPlan, method: SiteMethod) -> bool:
-    """Return True if a run needs no pixels after the backbone's features are computed."""
+    """Return True if a run trains on features of a frozen backbone alone, and needs no pixels after computing these."""
     return plan.model.backbone_frozen and plan.augmentation == AugmentationSpec() and not method.looks_at_images
 
 

@@ -39,7 +39,7 @@ Histograms = Mapping[str, ScoreHistogram]
 
 
 def score_data_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
-    """Return scores, labels ``(n, classes)`` and names of the site's classes for one part of its data."""
+    """Return scores and labels, both ``(n, classes)``, and names of the site's classes for one part of its data."""
     images, network = getattr(task.site, part), task.network
     scores = compute_image_probabilities(network, task.prepare_network_inputs(part), task.plan.training.precision)
     rows = [row for row, name in enumerate(network.class_names) if name in images.class_names]
@@ -50,7 +50,13 @@ def score_data_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple
 def make_allowed_score_histograms(
     policy: SitePolicy, scores: Floats, labels: Floats, class_names: Sequence[str], hidden: Collection[str] = ()
 ) -> dict[str, ScoreHistogram]:
-    """Return class -> histogram of its scores by label; empty if the policy forbids it or the model diverged."""
+    """Return class -> histogram of its scores by label; empty if the policy forbids it or the model diverged.
+
+    Args:
+        scores: Probabilities, ``(n, classes)``.
+        labels: ``(n, classes)``: 1, 0 or NaN for unknown.
+        hidden: Classes to leave out.
+    """
     if not policy.score_histograms or not np.isfinite(scores).all():
         return {}
     columns = {name: column for column, name in enumerate(class_names) if name not in hidden}
@@ -64,9 +70,9 @@ class ReceivedModelMetrics:
     Attributes:
         own: Validation metrics over all labels that the site trains on; by these it chooses its own best round.
         sent: Validation metrics that leave.
-        test_images: Number of test images of known class; None if the plan does not ask for it, or the site withholds
-            it.
-        test_correct: Number of these that the model classifies correctly; None as ``test_images``.
+        test_images: Number of test images with a known class; None if the plan does not ask for it, or the site
+            withholds it.
+        test_correct: Number of these that the model classifies correctly; None if ``test_images`` is None.
     """
 
     own: ValidationMetrics = field(default_factory=ValidationMetrics)
@@ -79,7 +85,11 @@ class RequestedMetricsComputer:
     """Computes all metrics that a request asks for, on all images and without rounding."""
 
     def run_metric_computation(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
-        """Return the result of ``compute``; its exceptions are not caught."""
+        """Return the result of ``compute``; its exceptions are not caught.
+
+        Args:
+            nothing: Unused here; a subclass returns it after a failure.
+        """
         return compute()
 
     def compute_received_model_metrics(self, task: "LocalTask") -> ReceivedModelMetrics:
@@ -91,11 +101,11 @@ class RequestedMetricsComputer:
         return ReceivedModelMetrics(validation, self.compute_validation_metrics(task, validation), *counts)
 
     def compute_validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
-        """Return the validation metrics to send, given ``own``, those by which the site chooses its best round."""
+        """Return the validation metrics to send; here they are ``own``, by which the site chooses its best round."""
         return own
 
     def count_correct_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
-        """Return the numbers of test images of known class and of correct predictions; None if not requested."""
+        """Return the numbers of test images of known class and of correct predictions; both None if not requested."""
         return (
             self._count_known_and_correct_images(task, task.site.test)
             if task.plan.evaluation.test_each_round
@@ -163,7 +173,11 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
         return self.run_metric_computation(task, lambda: received(task), ReceivedModelMetrics())
 
     def compute_validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
-        """Return the validation metrics to send, over visible classes; empty if the policy withholds them."""
+        """Return the validation metrics to send, over classes that are not hidden; empty if the policy withholds them.
+
+        Args:
+            own: Validation metrics by which the site chooses its best round.
+        """
         site, network, plan = task.site, task.network, task.plan
         if not site.may_report_metrics("validation") or not may_send_validation_metrics(task):
             return ValidationMetrics()
@@ -177,9 +191,9 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
         return validate_network(network, examples, task.method.loss, plan.training, site.hidden_classes("validation"))
 
     def count_correct_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
-        """Return, rounded down, the numbers of test images of a known and visible class and of correct predictions.
+        """Return the numbers of test images with a known class that is not hidden, and of correct predictions.
 
-        Both are None if the plan does not ask for them, or the policy withholds them.
+        Both are rounded down. Both are None if the plan does not ask for them, or the policy withholds them.
         """
         site, plan = task.site, task.plan
         allowed = may_send_test_metrics(task) and site.may_report_metrics("test")
@@ -192,8 +206,8 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
     def compute_test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
         """Return the metrics and score histograms of classes; a hidden class has metrics of None and no histogram.
 
-        Both are empty if the policy withholds them. They are empty under secure aggregation, too: then histograms leave
-        in a sum (:func:`compute_test_histograms_for_sum`).
+        Both are empty if the policy withholds them, and under secure aggregation, where histograms leave only in a sum
+        over sites (:func:`compute_test_histograms_for_sum`).
         """
         site, policy = task.site, task.site.policy
         if not may_send_test_metrics(task) or task.plan.privacy.secure_aggregation:
@@ -222,8 +236,8 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
     def hash_evaluated_model(self, task: "LocalTask", request: Request) -> str:
         """Return the SHA-256 of the evaluated model or, to protect local parts, of the received model alone.
 
-        This is so if a site keeps parts of the model, and masks or noise protect the update: from a hash over local
-        parts the coordinator could find their values by trial.
+        Local parts are the parts of the model that stay at the site. They are protected if masks or noise protect the
+        update: from a hash over local parts, the coordinator could find their values by trial.
         """
         if task.method.keeps_local_parts and task.plan.privacy.protects_updates and not task.site.simulated:
             return hash_arrays(*(part for _, part in sorted(request.model.to_named_arrays().items())))
@@ -241,10 +255,10 @@ ALL_FIGURES, LIMITED_FIGURES = RequestedMetricsComputer(), DisclosableMetricsCom
 
 
 def has_protected_local_parts(task: "LocalTask") -> bool:
-    """Return True if parts of the model never leave a hospital, and masks or noise on the update protect the others.
+    """Return True if parts of the model stay at the site, and masks or noise protect the update of the other parts.
 
-    No metric of such a model may leave: the local parts are trained without noise, and each metric behind a trunk that
-    the coordinator chooses reveals something about them.
+    No metric of such a model may leave. The local parts are trained without noise, so each metric of a model with them
+    reveals something about them, since the coordinator chooses the other parts. In a simulation the result is False.
     """
     covered = task.plan.privacy.secure_aggregation or task.plan.privacy.level == "update"
     return covered and task.method.keeps_local_parts and not task.site.simulated
@@ -253,8 +267,8 @@ def has_protected_local_parts(task: "LocalTask") -> bool:
 def may_send_validation_metrics(task: "LocalTask") -> bool:
     """Return True if metrics of the validation part may leave.
 
-    Only then does the validation part decide which epoch is kept: the update depends on that epoch, and so reveals
-    something about the validation images.
+    If not, the validation part does not decide either which epoch is kept: the update depends on that epoch, and so
+    would reveal something about the validation images.
     """
     withheld = are_unnoised_metrics_withheld(task) or has_protected_local_parts(task)
     return task.site.policy.training_figures and not withheld
@@ -267,7 +281,7 @@ def may_send_test_metrics(task: "LocalTask") -> bool:
 
 
 def are_unnoised_metrics_withheld(task: "LocalTask") -> bool:
-    """Return True if the plan has noise, and the policy lets no metric leave that this noise does not protect."""
+    """Return True if the run has differential privacy, and the policy withholds all metrics, as they have no noise."""
     return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
 
 

@@ -28,7 +28,7 @@ from strategies.local.updates import clip_update_to_norm, compress_update_trunk
 
 
 def train_with_privacy_layers(site: Site, request: TrainRequest, masks: HeldUpdateStore | None = None) -> TrainReply:
-    """Train for one request, wrapped as plan and policy need it: clipping, noise, masks, disclosure limits.
+    """Answer a request to train, with the layers that plan and policy need: clipping, noise, masks, disclosure limits.
 
     Args:
         masks: Holds updates until they are masked; None if no plan may use secure aggregation.
@@ -52,7 +52,10 @@ def evaluate_with_privacy_layers(
 def make_privacy_layers(
     site: Site, plan: HospitalPlan, method: SiteMethod, masks: HeldUpdateStore | None
 ) -> list[SiteRoundLayer]:
-    """Return a plan's layers at a site, the outermost first; none for a plain run without limits."""
+    """Return the layers around a site's training and evaluation, the outermost first, such as noise and masks.
+
+    The list is empty if neither plan nor policy needs a layer. Without ``masks``, no layer masks updates.
+    """
     privacy, parameters = plan.privacy, method.parameters
     layers: list[SiteRoundLayer] = []
     if privacy.secure_aggregation and masks is not None:
@@ -122,6 +125,9 @@ class FailureHidingLayer(SiteRoundLayer):
 
     A reported failure would name this site. A coordinator could craft a model that diverges, or whose update overflows,
     only for one patient's images. An update of zero is not visible in the sum.
+
+    Attributes:
+        hidden: Class of the exceptions that are hidden.
     """
 
     hidden: type[Exception]

@@ -54,7 +54,11 @@ from strategies.local.training import (
 
 
 def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[SiteRoundLayer] = ()) -> TrainReply:
-    """Take part in one round, inside the given layers; the site's state is on disk before the reply is returned."""
+    """Evaluate and train the received model in one round; the site's state is on disk before the reply is returned.
+
+    Args:
+        layers: Layers around the training, such as noise and masks, the outermost first.
+    """
     began = time.monotonic()
     task = prepare_local_task(site, request, layers)
     with task.use_seed_of(request.round, site.name):
@@ -118,13 +122,18 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
 
 
 def make_client_context(task: LocalTask, request: TrainRequest) -> ClientContext:
-    """Make the context from which the method prepares the site's half of this round."""
+    """Collect what the method needs to prepare this round: network, images, sent statistics and its stored state."""
     examples, method_state = task.make_labelled_examples("train"), task.memory.method_state
     return ClientContext(task.network, examples, request.statistics, method_state, request.round, task.plan.training)
 
 
 def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> TrainingTask:
-    """Collect the data and settings for the training loop."""
+    """Collect the data and settings for the training loop.
+
+    Args:
+        local: The method's objective for this round.
+        backbone_frozen: True to train neck and head only.
+    """
     frozen, plan = FrozenNetworkParts(norm=task.method.freezes_batch_norm, backbone=backbone_frozen), task.plan
     return TrainingTask(
         task.make_labelled_examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch
@@ -134,7 +143,8 @@ def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: b
 def warm_up_head(task: LocalTask, validation: LabelledExamples | None, generator: torch.Generator) -> None:
     """Train neck and head with a frozen backbone; keep the weights of the epoch with the lowest loss.
 
-    The loss is that of the validation images; without ``validation``, the epoch's mean training loss.
+    Args:
+        validation: Images whose loss decides; None to decide by the epoch's mean training loss.
     """
     spec, method, network = task.plan.training, task.method, task.network
     if not method.parameters.warm_up_epochs:
@@ -165,6 +175,10 @@ def train_local_epochs(
     """Train the plan's number of local epochs or, if the method stops early, until the loss settles.
 
     In round 0, which only ranks the sites by their loss (UniFed), train one epoch.
+
+    Args:
+        local: The method's objective and factor of the learning rate for this round.
+        validation: Images whose loss must settle; None for the training loss.
     """
     spec, method, network = task.plan.training, task.method, task.network
     unfreeze_network(network)
@@ -182,7 +196,7 @@ def train_local_epochs(
 
 
 def compute_update_to_send(task: LocalTask, request: TrainRequest, trained: ModelState) -> ModelGroups:
-    """Return the update to send; it is empty in the round that only ranks the sites."""
+    """Return the update to send; it is empty in round 0, which only ranks the sites by their loss (UniFed)."""
     if request.is_ranking_round:
         return ModelGroups()
     return compute_model_difference(trained, task.received, task.method, task.site.declaration.canonical_names)
@@ -191,7 +205,13 @@ def compute_update_to_send(task: LocalTask, request: TrainRequest, trained: Mode
 def compute_model_difference(
     trained: ModelState, received: ModelState, method: SiteMethod, annotated: tuple[str, ...]
 ) -> ModelGroups:
-    """Return new minus received, for the model groups and head rows that the method averages."""
+    """Return the trained minus the received model, for the groups and head rows that the method averages.
+
+    The groups are trunk, batch normalisation and head; those not averaged are None.
+
+    Args:
+        annotated: The classes that the site annotates.
+    """
     sent = method.select_sent_rows(trained.head.class_names, annotated)
     now, before = trained.head.select_rows(sent), received.head.select_rows(sent)
     with np.errstate(over="ignore"):  # a difference may overflow to infinity
@@ -208,7 +228,11 @@ def compute_model_difference(
 def answer_evaluate_request(
     site: Site, request: EvaluateRequest, layers: Sequence[SiteRoundLayer] = ()
 ) -> EvaluateReply:
-    """Answer a request to evaluate, inside the given layers, with validation loss and, in a test, class metrics."""
+    """Answer a request to evaluate with the validation loss and, if the request asks for a test, metrics of each class.
+
+    Args:
+        layers: Layers around the evaluation, such as disclosure limits and masks, the outermost first.
+    """
     step: Evaluate = evaluate_received_model
     for layer in reversed(layers):
         step = partial(layer.wrap_evaluation, step)
@@ -216,7 +240,7 @@ def answer_evaluate_request(
 
 
 def evaluate_received_model(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
-    """Evaluate the received model; for a test, first load the site's own parts of the best round."""
+    """Evaluate the received model; for a test, first load the parts that stay at the site, as of the best round."""
     site, figures = task.site, task.figures
 
     def evaluate_and_make_reply() -> EvaluateReply:
@@ -282,7 +306,7 @@ def _make_evaluate_reply(
 
 
 def select_local_parts(state: ModelState, method: SiteMethod) -> ModelGroups:
-    """Return the model groups that are trained at the site and never leave it."""
+    """Return the groups (of trunk, batch normalisation, head) that are trained at the site and never leave it."""
     return ModelGroups(
         None if method.declared_payload.trunk else state.trunk,
         None if method.sends_batch_norm or method.freezes_batch_norm else state.norm,
@@ -293,7 +317,12 @@ def select_local_parts(state: ModelState, method: SiteMethod) -> ModelGroups:
 def write_round_state(
     task: LocalTask, request: TrainRequest, received: ValidationMetrics, result: LocalTrainingResult
 ) -> None:
-    """Write the site's state after this round, if the method or the optimiser has any."""
+    """Write the site's state after this round, if the run stores one.
+
+    Args:
+        received: Validation metrics before training; if each site chooses its own best round, they decide if the local
+            parts before training are the best so far.
+    """
     method, memory = task.method, task.memory
     if not method.stores_site_state(task.plan):
         return
@@ -319,7 +348,7 @@ def write_round_state(
 
 
 def load_best_local_parts(task: LocalTask, request: Request, last: ValidationMetrics) -> None:
-    """Load the site's own parts of the best round into the network; if they are lost, its current parts.
+    """Load the parts that stay at the site, as of the best round, into the network; if they are lost, the current ones.
 
     Args:
         last: Validation metrics with the current parts. If each site chooses its own best round, the current parts are
@@ -336,10 +365,10 @@ def load_best_local_parts(task: LocalTask, request: Request, last: ValidationMet
 
 
 def find_best_local_parts(memory: SiteRoundState, request: Request, now: ModelGroups) -> ModelGroups | None:
-    """Return the site's own parts of the federation's best round; None if they were lost with the disk.
+    """Return the parts that stay at the site, as of the federation's best round; None if the site has not stored them.
 
-    These parts change only in rounds in which the site's reply counted. So if the best round is the last such round or
-    a later one, its parts are the current ones.
+    The parts change only in rounds in which the site's reply counted. So ``now`` is returned if the site's last such
+    round is the best round or an earlier one.
 
     Args:
         now: The site's current parts.

@@ -45,7 +45,12 @@ FOLDER = "privacy"
 
 @dataclass(frozen=True)
 class PrivacyCostEntry:
-    """The privacy cost of one reply that may have left; ``request`` is the request's :func:`hash_train_request`."""
+    """The privacy cost of one reply, which may have left the site.
+
+    Attributes:
+        request: Hash of the request, by :func:`hash_train_request`.
+        count: Number of noisy steps.
+    """
 
     run: str
     round: int
@@ -74,14 +79,14 @@ def hash_train_request(request: TrainRequest) -> str:
 
 
 class LastStoredReply(NamedTuple):
-    """The last reply, as stored on disk before its cost; ``left`` is the hash of the site's state after it."""
+    """The last reply, stored before its privacy cost; ``left`` is the hash of the site's state after training."""
 
     reply: TrainReply
     left: bytes
 
 
 class PrivacyBudgetLedger:
-    """The ledger of privacy costs in a site's folder."""
+    """The file of privacy costs in a site's folder, with the last reply beside it."""
 
     def __init__(self, site: Path, *, durable: bool = True) -> None:
         self._folder, self._durable = site / FOLDER, durable
@@ -98,7 +103,11 @@ class PrivacyBudgetLedger:
     def compute_total_epsilon(
         self, delta: float, more: Sequence[NoisySteps] = (), run: str = "", accountant: Accountant = "prv"
     ) -> float:
-        """Return the epsilon of one run, or of all runs if ``run`` is empty, with ``more`` steps added."""
+        """Return the epsilon of one run, or of all runs if ``run`` is empty.
+
+        Args:
+            more: Noisy steps to count in addition to those in the ledger.
+        """
         counts = Counter[tuple[float, float]]()  # equal steps as one entry, which is faster to account for
         for step in (*(entry.noisy_steps for entry in self.entries if run in ("", entry.run)), *more):
             counts[step.noise_multiplier, step.sample_rate] += step.count
@@ -165,7 +174,7 @@ def open_privacy_ledger(site: Site) -> PrivacyBudgetLedger:
 
 
 def make_privacy_status(site: Site) -> dict[str, float | None]:
-    """Return the epsilon of all runs, the delta and the budget, for the site's status; empty if there are none."""
+    """Return epsilon of all runs, delta and budget, for the site's status; empty without budget and without costs."""
     ledger, policy = open_privacy_ledger(site), site.policy
     if not ledger.entries and policy.epsilon is None:
         return {}
@@ -235,7 +244,9 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         return protection
 
     def wrap_answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
-        """Answer within the privacy budget; a repeated last request gets the stored reply.
+        """Answer a request to train if the privacy budget allows it, and charge the cost.
+
+        If the last request is repeated, return the stored reply.
 
         Raises:
             BadInput: If the round would exceed the budget, or the number of replies that the plan's noise allows.

@@ -57,12 +57,12 @@ SMALLEST_DIFFERENCE = 2
 
 @dataclass(frozen=True)
 class HeldUpdate:
-    """An update, or counts of test scores, that a site holds until the masks are agreed on.
+    """An update, or counts of test scores, that a site holds until the sites have agreed on the masks.
 
     Attributes:
         round: The site's part in this round of secure aggregation.
-        left: :meth:`SiteRoundStateFolder.read_round_state_hash` of the site's state after training; None for test
-            scores.
+        left: Hash of the site's stored state after training (:meth:`SiteRoundStateFolder.read_round_state_hash`); None
+            for test scores.
     """
 
     round: SiteMaskingRound
@@ -70,7 +70,7 @@ class HeldUpdate:
 
 
 class HeldUpdateStore:
-    """The updates held by the sites of this process until they are masked: one for each site, in memory only."""
+    """Holds the updates of this process's sites in memory, one for each site, until they are masked."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._updates: dict[str, HeldUpdate] = {}
@@ -89,10 +89,10 @@ class HeldUpdateStore:
         return self._require_held_update(site).round.answer_with_keys(request)
 
     def answer_with_shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
-        """Return this site's secret shares, and print a line about classes that too few sites annotate.
+        """Return shares of the secrets behind this site's masks, one set for each other site, encrypted for it.
 
-        The sum of so few head rows would not hide the row of a single site. The policy decides if the coordinator may
-        unmask this sum.
+        Also print a line about this site's classes that too few sites annotate. The sum of the head rows of so few
+        sites would not hide the row of a single site, so the policy decides if the coordinator may unmask that sum.
         """
         masking = self._require_held_update(site).round
         answer = masking.answer_with_shares(request)
@@ -109,8 +109,8 @@ class HeldUpdateStore:
     def answer_with_revealed_shares(self, site: Site, request: RevealRequest) -> RevealAnswer:
         """Return the secret shares with which the coordinator unmasks the sum of the surviving sites' updates.
 
-        Only now is the state that the site stored after this training marked as settled, so that later rounds start
-        from it.
+        Surviving sites are those that did not drop out. The state that the site stored after this training is marked as
+        settled only now; later rounds may then start from it.
         """
         update = self._require_held_update(site)
         answer = update.round.answer_with_revealed_shares(request)
@@ -165,14 +165,14 @@ class SiteMaskingLayer(SiteRoundLayer):
         return replace(reply, update=ModelGroups())
 
     def adapt_task(self, task: LocalTask, request: Request) -> LocalTask:
-        """Return a task that warms up in round 1 only, so that all sites of a masked round do the same."""
+        """Return a task with warm-up epochs in round 1 only, so that all sites of a masked round do the same."""
         return replace(task, warms_up=request.round == 1)
 
     def wrap_evaluation(self, evaluate: Evaluate, task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
-        """Evaluate, and hold the test part's score histograms for masking, like head rows: one row for each class.
+        """Evaluate, and return the reply without the test part's score histograms, which are held for masking.
 
-        The histograms leave only in a sum, at every policy level. If some sites sent exact values, those of the others
-        could be computed from the sum.
+        They are held as one row of counts for each class. The histograms leave only in a sum over sites, at every
+        policy level. If some sites sent exact values, those of the others could be computed from the sum.
         """
         reply = evaluate(task, request)
         if not request.test:
@@ -191,7 +191,11 @@ class SiteMaskingLayer(SiteRoundLayer):
 def _make_masking_conditions(
     site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod, shares: DistributedNoise | None
 ) -> MaskingConditions:
-    """Return the terms, such as the fewest sites of a sum, on which this site masks counts or an update."""
+    """Return the conditions, such as the fewest sites of a sum, on which this site masks counts or an update.
+
+    Args:
+        shares: The noise of which each site adds a share; None for no such noise.
+    """
     return MaskingConditions(
         largest=float(ONE),
         alone=site.policy.rows_alone and shares is None,
@@ -204,10 +208,11 @@ def _make_masking_conditions(
 
 
 def make_noise_key_function(site: Site, plan: HospitalPlan, server_round: int) -> Callable[[str], bytes]:
-    """Return a function that computes the secret key of a noise share from a hash of the data that get the noise.
+    """Return the function that computes the key of this site's noise share from a hash of the data that get the noise.
 
-    The key also depends on a secret of the site. So a round that is masked again after a kill gets the same noise, and
-    two sums reveal no more than one. In simulation the key depends on the run's seed, the round and the site alone.
+    The key also depends on a secret of the site. So a round that is masked again after a kill of the process gets the
+    same noise, and two sums reveal no more than one. In simulation the key depends on the run's seed, the round and the
+    site alone.
     """
     if site.simulated:
         seed = derive_seed(plan.run.seed, server_round, site.name, "noise shares")
@@ -222,8 +227,8 @@ def make_noise_key_function(site: Site, plan: HospitalPlan, server_round: int) -
 def open_masked_round_store(site: Site, shares: DistributedNoise | None = None) -> MaskedRoundStore:
     """Return the record of rounds that a site has masked.
 
-    By this record, the site refuses to open two sums that differ by a few sites. It stores nothing if the policy allows
-    the sum of a single site, unless hospitals share the noise.
+    By this record, the site refuses to help unmask two sums that differ by a few sites. If the policy allows the sum of
+    a single site, nothing is recorded, except at a hospital whose run shares the noise among sites (``shares``).
     """
     if site.policy.smallest_cohort < SMALLEST_DIFFERENCE and (shares is None or site.simulated):
         return MaskedRoundStore()

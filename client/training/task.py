@@ -89,7 +89,11 @@ class LocalTask:
         return get_site_feature_cache(self.site).get_or_compute_features(self.whole, part, pixels, self.plan)
 
     def use_seed_of(self, *purpose: object) -> AbstractContextManager[torch.Generator]:
-        """Return the context manager in which all random numbers follow from the run's seed and the work's purpose."""
+        """Return a context manager in which all random numbers follow from the run's seed and ``purpose``.
+
+        Args:
+            purpose: Names and numbers that distinguish this use of the seed, such as round and site.
+        """
         return make_training_reproducible(derive_seed(self.plan.run.seed, *purpose), self.plan.training.threads)
 
     def validate_current_network(self) -> ValidationMetrics:
@@ -108,7 +112,7 @@ class LocalTrainingResult:
         train_loss: Mean batch loss of the last epoch; None if it may not leave.
         method_state: Arrays that the method stores at this site for its next round.
         statistics: Arrays that the method sends in addition to the update.
-        update: New minus received.
+        update: Trained minus received model.
         unsent: Rounding error of this update, which is added to the next update.
     """
 
@@ -183,16 +187,16 @@ def adapt_plan_to_site(site: Site, text: str) -> SiteAdaptedPlan:
 
 
 def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundLayer] = ()) -> LocalTask:
-    """Prepare the work on a request: fill the network with the received model and the site's own parts of it.
+    """Prepare the work on a request: fill the network with the received model and the parts that stay at the site.
 
     Args:
         layers: Layers that change the work on the request, the outermost first.
 
     Raises:
         BadInput: If the site has too few patients to take part.
-        WireError: If the request's head rows are not the site's own although the method requires this, if the frozen
-            part is missing or does not fit the plan, or if masks or noise protect the update and the last round that
-            counted is not before the round to train.
+        WireError: If the method requires the site's own head rows and the request has others, if the frozen part is
+            missing or does not fit the plan, or if masks or noise protect the update and training is to start from a
+            round that is not an earlier one.
         LostRoundState: If the site's stored state is lost; a hospital continues without it from the next request.
     """
     if not site.has_no_limits:
@@ -245,9 +249,10 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
 
 @dataclass
 class NetworkCache:
-    """The networks of this process for one model, one for each set of head rows; they share backbone and neck.
+    """The networks of this process for one model, one for each list of class names; they share backbone and neck.
 
     Attributes:
+        by_rows: Class names of the head rows -> network.
         frozen_sha256: Hash of the frozen part in the backbone; empty if it is not filled yet.
         memory_format: Memory format of the convolutions.
     """
@@ -299,8 +304,11 @@ def make_network_with_new_head(network: SplitNetwork, class_names: tuple[str, ..
 def fill_frozen_part(network: SplitNetwork, site: Site, sent: ModelGroups) -> None:
     """Fill the frozen part of a network of :func:`get_unfilled_network`, from the request or from the site's disk.
 
+    Args:
+        sent: The frozen part in the request, as its trunk; without trunk if the coordinator did not send it.
+
     Raises:
-        WireError: If neither has the frozen part, or the plan names another one.
+        WireError: If the frozen part is neither sent nor on disk, or is not the one that the plan names.
         ValueError: If the frozen part is of another network.
     """
     if (sha256 := network.spec.frozen_sha256) is None:

@@ -104,7 +104,7 @@ class AttackResult:
 
     @property
     def succeeds(self) -> bool:
-        """True if the attack found more than guessing does on average, by over two standard deviations."""
+        """True if the attack found more than guessing does on average, by over two standard deviations (Poisson)."""
         return self.recovered > self.by_chance + 2 * math.sqrt(self.by_chance)
 
 
@@ -118,7 +118,7 @@ BELOW_BUDGET = 0.98
 
 @dataclass
 class Adversary:
-    """One attacker, with the copy of the site that it attacks.
+    """A simulated malicious coordinator, with the copy of the site that it attacks.
 
     Attributes:
         site: The copy of the site.
@@ -140,7 +140,7 @@ class Adversary:
 
     @property
     def head_class_names(self) -> tuple[str, ...]:
-        """Return the class names of a model's head rows for this site."""
+        """Return the site's class names, one for each head row of the models that the attacker sends."""
         return self.site.declaration.canonical_names
 
     def make_unused_run_name(self) -> str:
@@ -191,8 +191,9 @@ class Adversary:
         """Ask the site to evaluate a model; return its reply, None after a refusal.
 
         Args:
+            run: Name of the run; empty for a new one.
             test: True to ask also for metrics of the test part.
-            counted: Number that the request gives as the last round that counted.
+            counted: Number of the round that the request names as the last one that counted.
         """
         facts = {**self._make_attack_request_fields(plan, model, run), "counted": counted}
         return self._send_request_record("evaluate", EvaluateRequest(**facts, test=test), EvaluateReply)
@@ -299,7 +300,10 @@ def zero_all_parameters(network: nn.Module) -> None:
 
 @torch.no_grad()
 def set_pixel_passing_weights(network: SplitNetwork) -> None:
-    """Make the convolutions pass pixels, from 0 to 1, on to the dense layer; the head gets small random weights."""
+    """Set weights so that the convolutions pass an image's pixels, from 0 to 1, to the dense layer.
+
+    All other parameters are 0, except small random weights in the head.
+    """
     zero_all_parameters(network)
     layers, normalisation = select_fedsld_cnn_layers(network), network.spec.normalisation
     layers.first.weight[0, 0, 2, 2], layers.second.weight[0, 0, 2, 2] = normalisation.std[0], 1.0
@@ -322,5 +326,5 @@ def compute_dense_layer_input(network: SplitNetwork, images: ImageSet) -> Floats
 
 
 def read_trunk_tensor_update(reply: TrainReply | None, place: slice) -> NDArray[np.float32] | None:
-    """Return the update of one tensor of the trunk; None if the reply has no trunk."""
+    """Return the update of one tensor, which is the slice ``place`` of the trunk; None if no trunk was sent."""
     return None if reply is None or reply.update.trunk is None else reply.update.trunk[place]

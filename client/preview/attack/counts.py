@@ -56,7 +56,11 @@ class UndisclosedCount:
 
 
 def list_undisclosed_counts(at: Adversary, *parts: str) -> list[UndisclosedCount]:
-    """List the counts of images by part and class that the site does not report, for these parts."""
+    """List the counts of images by class that the site does not report, in each of ``parts``, such as ``train``.
+
+    Args:
+        at: The attacker, with its copy of the site.
+    """
     site, counts = at.site, list[UndisclosedCount]()
     for part in parts:
         images: ImageSet = getattr(site, part)
@@ -74,7 +78,11 @@ def list_undisclosed_counts(at: Adversary, *parts: str) -> list[UndisclosedCount
 
 
 def make_constant_output_model(at: Adversary, plan: HospitalPlan, row: int | None = None) -> ModelState:
-    """Make a model of zeros with the same output for every image; with ``row``, it always predicts that row's class."""
+    """Make a model whose output is the same for every image, because its parameters are 0.
+
+    Args:
+        row: Head row whose class the model predicts with certainty; None for no class.
+    """
     model = read_model_state(at.build_attacked_network(plan))
     for values in (model.trunk, model.norm, model.head.weight, model.head.bias):
         values[:] = 0
@@ -116,7 +124,7 @@ def infer_counts_from_losses(at: Adversary) -> AttackResult:
 
 
 def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
-    """Infer exact counts from the digits of AUROC and balanced accuracy, where counts are reported rounded."""
+    """Infer exact counts of test images by class from digits of AUROC and balanced accuracy, if counts are rounded."""
     step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
     whole = Fraction(1, 10**6)  # tolerance for whole numbers
     for seed in range(TESTS if step > 1 else 0):
@@ -195,7 +203,10 @@ def infer_counts_from_trunk(at: Adversary) -> AttackResult:
 
 
 def infer_counts_from_hash(at: Adversary) -> AttackResult:
-    """Infer the counts of training images by class from the reported hash of a model whose head stays at the site."""
+    """Infer the counts of training images by class from the hash of a model whose head never leaves the site.
+
+    The site reports the hash of the model that it evaluated, and the attacker tries every count.
+    """
     counts = list_undisclosed_counts(at, "train") if at.honest.model.task == "multi_label" else []
     images, recovered = len(at.site.train), 0
     for undisclosed in counts:
@@ -235,13 +246,16 @@ def infer_counts_from_hash(at: Adversary) -> AttackResult:
 def _infer_counts_from_biases(
     at: Adversary, plan: HospitalPlan, reply: TrainReply | None, change: NDArray[np.float32] | None
 ) -> tuple[int, list[UndisclosedCount]]:
-    """Compute counts from one bias update for each class; return the number of right counts, and the true counts.
+    """Compute the count of each class from the update of one bias; compare the counts with the true ones.
 
     The site rounds its number of images down, and does not report how many classes the loss averages over. The attacker
     tries all values of both, because with the right values all counts are whole numbers.
 
     Args:
         change: For each class the update of one bias in a step of learning rate 1, ``(classes,)``; None for no update.
+
+    Returns:
+        The number of counts that are right, and the true counts that the site does not report.
     """
     counts = list_undisclosed_counts(at, "train")
     if reply is None or change is None:
@@ -269,7 +283,7 @@ def _make_count_attack_result(
 
 
 def bypass_privacy_budget(at: Adversary) -> AttackResult:
-    """Ask a site with a privacy budget to evaluate a model in a run without privacy."""
+    """Try to get metrics from a site with a privacy budget, by a request to evaluate in a run without privacy."""
     has_budget = at.site.policy.epsilon is not None
     answered = False
     if has_budget:

@@ -47,11 +47,11 @@ STEPS = 120
 
 
 def attack_by_imprinting(at: Adversary, size: int = 0) -> AttackResult:
-    """Recover training images from the update of one crafted model (*imprint*).
+    """Recover training images from the update of one crafted model (Fowl et al., "Robbing the Fed", ICLR 2022).
 
     Args:
-        size: Side in pixels of the network's input; the side of recovered images is about a quarter of it. 0 for
-            :data:`SIZE`, or :data:`SIZE_WITH_BUDGET`.
+        size: Side in pixels of the network's input; the side of recovered images is about a quarter of it. 0 for the
+            default: :data:`SIZE`, or :data:`SIZE_WITH_BUDGET` at a site with a privacy budget.
     """
     train, size = at.site.train, size or (SIZE if at.site.policy.epsilon is None else SIZE_WITH_BUDGET)
     plan = at.make_attack_plan("fedsld_cnn", size, 1e3)
@@ -100,7 +100,7 @@ def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -
     """Set the weights so that the dense units compare an image's mean brightness with rising thresholds.
 
     Args:
-        alike: Images by which the thresholds are chosen: about equally many lie between any two neighbours.
+        alike: Images that set the thresholds: about equally many have a brightness between any two neighbouring ones.
     """
     set_pixel_passing_weights(network)
     dense, inputs = select_fedsld_cnn_layers(network).dense, compute_dense_layer_input(network, alike)
@@ -114,7 +114,7 @@ def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -
 
 
 def invert_gradients(at: Adversary) -> AttackResult:
-    """Recover training images from an honest update by *gradient inversion*."""
+    """Recover training images from an honest update (Geiping et al., "Inverting Gradients", NeurIPS 2020)."""
     train = at.site.train
     plan = at.make_attack_plan("tiny_cnn", 16, 0.1)
     network = at.build_attacked_network(plan)
@@ -162,7 +162,12 @@ def invert_gradients(at: Adversary) -> AttackResult:
 
 
 def _find_best_matching_pictures(truth: Floats, recovered: Floats) -> tuple[Floats, NDArray[np.intp]]:
-    """Return each image's highest correlation with a recovered image, and the row of that recovered image."""
+    """Return the highest correlation of each true image with a recovered one, and the row of that recovered image.
+
+    Args:
+        truth: The true images, ``(n, pixels)``.
+        recovered: The recovered images, ``(m, pixels)``; if there are none, all correlations are 0.
+    """
     if not len(recovered):
         return np.zeros(len(truth)), np.zeros(len(truth), np.intp)
     standard = []
@@ -181,7 +186,7 @@ def _pair_recovered_pictures(
 
 
 def _encode_grey_png(values: Floats) -> str:
-    """Encode a square grey image, its contrast stretched, as PNG in base64."""
+    """Encode a square grey image, given as a flat array, as PNG in base64; its contrast is stretched."""
     side = math.isqrt(len(values))
     low, high = np.quantile(values, [0.01, 0.99])
     grey = np.clip((values - low) / max(high - low, 1e-9), 0, 1) * 255

@@ -36,9 +36,10 @@ FALSE_ALARMS = 0.05
 
 
 def infer_membership_by_matched_filter(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
-    """Infer membership of training images by the matched filter.
+    """Infer from one update which images the site trained on (the members), by each image's share in the update.
 
     Args:
+        at: The attacker, whose copy of the site trains on the members.
         strangers: Images of this hospital that the attacked copy does not have.
         elsewhere: Control: a copy that trains on neither members nor strangers. A result on its update is due to
             chance, or to differences between the pictures of members and strangers.
@@ -55,7 +56,10 @@ def infer_membership_by_matched_filter(at: Adversary, strangers: ImageSet, elsew
 
 
 def infer_membership_by_lira(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
-    """Infer membership of training images by LiRA; for the arguments see :func:`infer_membership_by_matched_filter`."""
+    """Infer from one update which images the site trained on, by LiRA (Carlini et al., S&P 2022).
+
+    For the arguments see :func:`infer_membership_by_matched_filter`.
+    """
     epochs = min(EPOCHS, at.site.policy.maximum_epochs or EPOCHS)
     plan = at.make_attack_plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs)
     data = MembershipAttackData.from_images(at, strangers, plan)
@@ -70,7 +74,13 @@ def infer_membership_by_lira(at: Adversary, strangers: ImageSet, elsewhere: Adve
 
 @dataclass(frozen=True)
 class MembershipAttackData:
-    """The model that the attacker sends, and the attacker's images: the training images (``members``), then others."""
+    """The model that the attacker sends, and the images that the attacker tests.
+
+    Attributes:
+        images: First the training images of the attacked copy, then images that the copy does not have.
+        members: True for the training images, ``(n,)``.
+        start: The parameters of the model as sent.
+    """
 
     plan: HospitalPlan
     images: ImageSet
@@ -100,7 +110,13 @@ class MembershipAttackData:
 def _make_membership_result(
     name: str, tried: str, scores: Sequence[Floats], data: MembershipAttackData, at: Adversary
 ) -> AttackResult:
-    """Compare the members' scores from the attacked update with those from the control update."""
+    """Make the attack's result: how many members score higher than 95 of 100 strangers.
+
+    Args:
+        tried: Beginning of the attack's description.
+        scores: Score of each image, ``(n,)``, first from the attacked update, then from the control update. The result
+            of the control update is the level of guessing.
+    """
     members, strangers = data.members, ~data.members
     surer, aurocs = list[int](), list[float]()
     for row in scores:
@@ -123,7 +139,7 @@ def _make_membership_result(
 
 
 def compute_shares_in_update(data: MembershipAttackData, reply: TrainReply) -> Floats:
-    """Compute each image's share in the update, ``(n,)``, by ridge regression on the images' own gradients."""
+    """Estimate each image's share in an update, ``(n,)``, by ridge regression on the images' own gradients."""
     update = reply.update.trunk
     assert update is not None
     network, examples = data.network.eval(), data.examples
@@ -144,9 +160,11 @@ def compute_shares_in_update(data: MembershipAttackData, reply: TrainReply) -> F
 def compute_membership_likelihood_ratios(
     at: Adversary, data: MembershipAttackData, replies: Sequence[TrainReply | None]
 ) -> list[Floats]:
-    """Compute for each reply the log likelihood ratio, member against stranger, of each image's loss, ``(n,)``.
+    """Compute for each reply, from each image's loss, the log likelihood ratio of member against stranger, ``(n,)``.
 
-    The attacker trains the shadow models at simulated sites of its own without a policy, each on half of the images.
+    The losses of members and of strangers are learned from shadow models. The attacker trains these at simulated sites
+    of its own without a policy, each on half of the images. If a reply is None, each image is given the mean loss of a
+    stranger.
     """
     count = len(data.images)
     halves = np.random.default_rng(5)
@@ -170,7 +188,7 @@ def compute_membership_likelihood_ratios(
 
 
 def _compute_image_losses(data: MembershipAttackData, reply: TrainReply) -> Floats:
-    """Compute each image's loss by the model after a reply's update, ``(n,)``."""
+    """Compute each image's loss, ``(n,)``, by the sent model plus the reply's update."""
     update, head, start = reply.update, reply.update.head, data.start
     assert update.trunk is not None
     weight, bias = start.head.weight, start.head.bias

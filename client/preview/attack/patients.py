@@ -44,7 +44,7 @@ class PicturesOfUnknownPart:
     Attributes:
         images: Pictures of parts of the site's data, and pictures that are not in it.
         parts: The true part of each picture: ``train``, ``validation``, ``test`` or ``neither``.
-        alike: Other images, by which the filters are whitened.
+        alike: Other images, from whose mean and covariance the attacker makes a filter that finds one picture.
     """
 
     images: ImageSet
@@ -53,14 +53,22 @@ class PicturesOfUnknownPart:
 
 
 def join_pictures_of_parts(strangers: ImageSet, alike: ImageSet, **parts: ImageSet) -> PicturesOfUnknownPart:
-    """Join pictures of the site's parts with strangers, which are not in its data, and record the true part of each."""
+    """Join pictures of the site's parts with strangers, which are not in its data, and record the true part of each.
+
+    Args:
+        alike: Other images, from which the attacker makes its filters.
+        parts: Pictures of ``train``, ``validation`` or ``test``.
+    """
     kinds = [(part, images) for part, images in (*parts.items(), ("neither", strangers)) if len(images)]
     truth = [part for part, images in kinds for _ in range(len(images))]
     return PicturesOfUnknownPart(concatenate_image_sets([images for _, images in kinds]), truth, alike)
 
 
 def infer_parts_of_pictures(at: Adversary, pictures: PicturesOfUnknownPart) -> AttackResult:
-    """Infer the part of every picture, with one request to train for all pictures and one test for each."""
+    """Infer if each picture is in the training part, in the test part or in neither.
+
+    All pictures together take one request to train, and each picture takes one request to test.
+    """
     plan = at.make_attack_plan("fedsld_cnn", SIZE, 1e3)
     network = at.build_attacked_network(plan)
     set_pixel_passing_weights(network)
@@ -115,7 +123,12 @@ def infer_parts_of_pictures(at: Adversary, pictures: PicturesOfUnknownPart) -> A
 def _set_picture_detecting_units(
     network: SplitNetwork, images: ImageSet, others: ImageSet, strength: float = 1.0
 ) -> None:
-    """Set the dense layer's weights so that each of these images activates one unit, and other images do not."""
+    """Set the dense layer's weights so that each of ``images`` activates a unit of its own, and other images do not.
+
+    Args:
+        others: Other images, from whose mean and covariance the units' weights are computed.
+        strength: Factor of all weights and biases.
+    """
     pictures, alike = (compute_dense_layer_input(network, each) for each in (images, others))  # (n, numbers)
     centre, covariance = alike.mean(axis=0), np.cov(alike, rowvar=False)
     numbers = len(centre)
@@ -138,7 +151,11 @@ OUT_OF_ALL_BOUNDS = 1e3
 
 
 def infer_parts_by_failing_model(at: Adversary, pictures: PicturesOfUnknownPart) -> AttackResult:
-    """Infer the part of every picture from the loss, scores and comparison of a model that fails on the picture."""
+    """Infer if each picture is in the validation part, in the test part or in neither, by a model that fails on it.
+
+    The model's output for the picture is not a finite number. If the picture is at the site, the loss, the scores or
+    the comparison with training alone differ from those of a model that does not fail.
+    """
     plan = at.make_attack_plan("fedsld_cnn", SIZE, STILL)
     asks = {"compare_local": True, "test_each_round": at.site.policy.test_each_round and at.site.policy.test_metrics}
     plan = plan.model_copy(update={"evaluation": plan.evaluation.model_copy(update=asks)})
@@ -171,9 +188,12 @@ def infer_parts_by_failing_model(at: Adversary, pictures: PicturesOfUnknownPart)
 def _probe_with_failing_model(
     at: Adversary, plan: HospitalPlan, pictures: PicturesOfUnknownPart, place: int | None
 ) -> tuple[Any, ...] | None:
-    """Send a model that fails on one picture (or on none, as a control); return the answers to compare, the loss first.
+    """Send a model that fails on one picture; return the answers to compare, the validation loss first.
 
     Return None if the site refuses to train: the model fails on a training image, which may only resemble the picture.
+
+    Args:
+        place: Index of the picture; None for a control model, which fails on no picture.
     """
     network, run = at.build_attacked_network(plan), at.make_unused_run_name()
     set_pixel_passing_weights(network)

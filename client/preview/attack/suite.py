@@ -62,7 +62,7 @@ def _make_membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], A
 def _make_site_attack(
     attack: Callable[[Adversary], AttackResult], most: int | None = None, with_budget: int | None = None
 ) -> Attack:
-    """Make an attack on a copy of the site with at most ``most`` training images; None for all.
+    """Make an attack that runs on a copy of the site with at most ``most`` training images; None for all.
 
     Args:
         with_budget: Most training images at a site with a privacy budget; None for ``most``.
@@ -127,7 +127,7 @@ def run_attacks(site: Site, plan: HospitalPlan) -> Iterator[AttackResult]:
 
 
 def _split_training_images_in_halves(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """Divide training images of the site at random into two halves: the attacked copy trains on the first only.
+    """Divide training images of the site at random into two halves; the attacked copy is to train on the first only.
 
     Returns:
         The first half, the second half, and images of the second half whose patients have no image in the first.
