@@ -375,7 +375,7 @@ def print_timer_table(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run ``flwr-server`` with these arguments, by default those of the process."""
+    """Run ``flwr-server`` with these arguments, by default ``sys.argv[1:]``."""
     end_with_parent_if_requested()
     words = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = words[:1] == ["start"] or (words[:1] == ["status"] and "--web" in words)

@@ -62,7 +62,7 @@ class InspectedDataset:
         rows: Number of rows in the whole table.
         present: Number of rows whose picture exists.
         absent: Names of missing pictures with their line numbers, as text; empty if none is missing.
-        unnamed: Picture files in the folder that no row names, with the ending of a picture format or of a named file.
+        unnamed: Files in the folder that no row names, and that are pictures by their ending.
         other_pictures: Other columns that name pictures, which are not used.
         color: Whether some pictures have real colours, not grey stored as RGB.
         sizes: Height and width of some pictures; empty if only decoding would reveal them.
@@ -133,8 +133,8 @@ class InspectedDataset:
     def has_only_findings_or_blanks(self) -> bool:
         """True if some images have a blank cell in the column of findings, and all labelled images show a class.
 
-        Then a blank cell may mean that nothing was found. It is False if all classes are whole numbers, because these
-        are grades of one disease.
+        If it is True, a blank cell may mean that nothing was found. It is False if all class names are whole numbers,
+        because these are grades of one disease.
         """
         if all(name.isdecimal() for name in self.roles.classes):
             return False
@@ -273,9 +273,14 @@ def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) ->
 
 
 def _make_no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path, listings: PictureFileFinder) -> Fault:
-    """Return the fault that none of the pictures in a column exists; ``where`` says where they were searched.
+    """Return the fault that none of the pictures in a column exists.
 
     The remedy names pictures that do exist under similar names: in another folder, or with another ending.
+
+    Args:
+        name: Name of the column.
+        where: Phrase that says where the pictures were searched.
+        root: Folder in which to search for similar names.
     """
     first = next(filter(None, column.cells), "")
     problem = f'none of the {len(column.places)} pictures of column "{name}" is {where}; the first is "{first}".'
@@ -293,7 +298,11 @@ def _make_no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path
 
 
 def _suggest_remedy_for_folder_table(columns: CsvTable, folders: Collection[str]) -> str:
-    """Return a remedy for a table of which a column names folders, not pictures; empty text for other tables."""
+    """Return a remedy for a table with a column that names folders instead of pictures; empty for other tables.
+
+    Args:
+        folders: Names of the folders that exist.
+    """
     for name in columns:
         cells = [cell for cell in columns.get_column(name).cells if not is_blank_cell(cell)]
         if cells and sum(cell in folders for cell in cells) > len(cells) / 2:

@@ -103,9 +103,12 @@ def _read_signing_key_and_certificate(
 def _issue_certificate(
     coordinator: CoordinatorFolder, stem: str, name: str, days: float, *extensions: tuple[x509.ExtensionType, bool]
 ) -> None:
-    """Write a new key to ``STEM.key``, and its certificate by the authority, for this common name, to ``STEM.crt``.
+    """Write a new key to ``STEM.key``, and its certificate, signed by the authority, to ``STEM.crt``.
 
-    Each extension comes with True if it is critical.
+    Args:
+        name: Common name in the certificate.
+        days: Days for which the certificate is valid.
+        extensions: Further X.509 extensions, each with True if it is critical.
     """
     authority_key, authority = _read_authority_key_and_certificate(coordinator)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -178,7 +181,12 @@ def find_server_certificate_faults(coordinator: CoordinatorFolder) -> list[Fault
 def make_certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float, *, is_authority: bool = False
 ) -> x509.CertificateBuilder:
-    """Return the builder of a certificate that this authority signs: its own, the server's or the request signer's."""
+    """Return the unsigned builder of a certificate with this subject, issuer and public key.
+
+    Args:
+        days: Days from now until the certificate expires; a negative number makes an expired one.
+        is_authority: True for the authority's own certificate, which may sign other certificates.
+    """
     now = dt.datetime.now(dt.UTC)
     begin = now - dt.timedelta(hours=1) + min(dt.timedelta(days=days), dt.timedelta())  # a clock may be a little behind
     usages = {"digital_signature": not is_authority, "key_cert_sign": is_authority, "crl_sign": is_authority}

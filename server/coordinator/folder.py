@@ -134,7 +134,11 @@ def read_coordinator_folder(folder: Path) -> CoordinatorFolder:
 
 
 def restrict_folder_to_owner(coordinator: CoordinatorFolder, tell: Callable[[str], None]) -> None:
-    """Restrict the folder to the current account (mode 700), because it holds keys, logs and the names of sites."""
+    """Restrict the folder to the current account (mode 700), because it holds keys, logs and the names of sites.
+
+    Args:
+        tell: Prints one line; called only if other accounts had access until now.
+    """
     if make_private_folder(coordinator.folder):
         tell(f"other accounts could look into {coordinator.folder}; now only this one can (mode 700)")
 

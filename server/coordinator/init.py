@@ -20,10 +20,11 @@ from server.coordinator.folder import (
 
 
 def make_coordinator_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, port: int) -> list[str]:
-    """Create a coordinator's folder with settings and certificates, never in an existing one; return lines to print.
+    """Create a coordinator's folder with settings and certificates; return lines to print.
 
     Raises:
-        BadInput: With every fault of the arguments.
+        BadInput: With every fault, such as a missing name, or a folder that already holds such settings or
+            certificates.
     """
     faults = []
     if (folder / FILE).exists():

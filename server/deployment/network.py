@@ -45,10 +45,12 @@ Tell = Callable[[str], None]
 def execute_run_or_exit(
     lead: Callable[[], dict[str, Any]], out: Path, resume_command: Sequence[str], tell: Tell
 ) -> dict[str, Any]:
-    """Lead a run and return its summary; turn an interruption or a crash into a message and an exit code.
+    """Call ``lead`` and return the run's summary; turn an interruption or a crash into a message and an exit code.
 
     Args:
+        lead: Runs all rounds; returns the run's summary.
         resume_command: Command line that resumes the run, for the message.
+        tell: Prints one line.
 
     Raises:
         RunStopped: If the run cannot go on, for instance because the disk is full.
@@ -85,6 +87,9 @@ class NetworkBackend:
 
     def load_and_check_data(self, *, resume: bool) -> None:
         """Load the coordinator's own images and the external test images, and check the experiment.
+
+        Args:
+            resume: Whether an earlier run is resumed. If so, wait for the SuperLink, which may be starting.
 
         Raises:
             BadInput: If the experiment has faults, or no SuperLink answers.

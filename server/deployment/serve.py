@@ -49,7 +49,7 @@ def serve_superlink(coordinator: CoordinatorFolder, tell: Tell) -> None:
 
 
 def _start_superlink(coordinator: CoordinatorFolder, link: SuperLinkProcess, tell: Tell) -> None:
-    """Start the SuperLink; if its database is unusable, first set the database aside."""
+    """Start the SuperLink; if its database is unusable, first rename it, so that a new one is created."""
     if event := set_aside_unusable_database(coordinator):
         tell(event)
     link.start()

@@ -61,7 +61,7 @@ def collect_server_status(coordinator: CoordinatorFolder) -> dict[str, Any]:
 
 
 def format_server_status(status: Mapping[str, Any]) -> RenderableType:
-    """Format the output of ``flwr-server status`` as tables for the terminal."""
+    """Format the result of :func:`collect_server_status` as tables for the terminal."""
     up = LINK[status["superlink"]]
     heading = f"{status['name']} at {status['address']}: SuperLink {up}; "
     heading += f"certificate {status['certificate_days']:.0f} days; release {status['release']}"
@@ -104,7 +104,7 @@ def format_server_status(status: Mapping[str, Any]) -> RenderableType:
 
 
 def format_runs_table(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Format the list of runs as a table for the terminal."""
+    """Format the runs of :func:`server.runs.live_status.read_run_history` as a table for the terminal."""
     if not runs:
         return Text("no run yet")
     table = Table("began", "run", "state", "rounds", "sites", Column("folder", overflow="fold"))

@@ -37,9 +37,14 @@ class RunExitCode(IntEnum):
 
 
 def supervise_run(arguments: Sequence[str], out: Path, tell: Callable[[str], None], *, resume: bool) -> int:
-    """Lead the run in a child process; restart a child that crashed, unless this repeats without a new round.
+    """Run the command line ``arguments`` in a child process that leads the run; restart the child if it crashes.
 
-    Each death is printed by ``tell`` and recorded in the run folder ``out``, if the folder exists already.
+    The child is not restarted after :data:`MOST_DEATHS` crashes in a row without a completed round in between. Each
+    crash is printed by ``tell`` and recorded in the run folder ``out``, if the folder exists already.
+
+    Args:
+        arguments: Command line of the run, ``run`` and its arguments, without ``--resume``.
+        resume: Whether the first child resumes an earlier run; restarted children always do.
 
     Returns:
         The exit code, a :class:`RunExitCode`.

@@ -146,7 +146,10 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
 
 
 def _parse_run_data_spec(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
-    """Return ``[data]`` of the run's experiment; None without a run, for another kind of data or for unknown keys."""
+    """Return ``[data]`` of the run's experiment as a data spec of this kind.
+
+    The result is None if ``summary`` is None, or if ``[data]`` is missing, of another kind or has unknown keys.
+    """
     try:
         return TypeAdapter(kind).validate_python(summary and summary.experiment.get("data"))
     except ValidationError:
@@ -156,7 +159,19 @@ def _parse_run_data_spec(summary: RunSummary | None, kind: type[SpecT]) -> SpecT
 def _make_csv_spec(
     network: SplitNetwork, of_run: FolderDatasetSpec | None, labelled: EvaluationInput, columns: CsvTable
 ) -> FolderDatasetSpec:
-    """Return the data spec of a csv: columns by options, else by the run, else guessed; other settings by the run."""
+    """Return the data spec by which the labelled images of a csv are read.
+
+    The columns of images and patients are those named by options, else the run's if the csv has them, else guessed. All
+    other settings that the model does not fix are those of the run.
+
+    Args:
+        of_run: Data spec of the run that trained the model; None if it is not known.
+        labelled: Command-line options, with the path of the csv.
+        columns: All columns of the csv.
+
+    Raises:
+        BadInput: If no column holds labels of the model's classes.
+    """
 
     def keep_existing_column(name: str | None) -> str | None:
         return name if name in columns else None

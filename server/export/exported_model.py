@@ -132,7 +132,12 @@ def make_export_metadata(saved: SavedModelDescription) -> dict[str, str]:
 def compute_largest_probability_difference(model: nn.Module, run: Callable[[Pixels], Scores], batch: Pixels) -> float:
     """Return the largest difference between the probabilities of the saved and of the exported model.
 
-    Both compute the whole batch, and its first image alone. The result is infinite if shapes differ, and may be NaN.
+    The two are compared on the whole batch, and on its first image alone. The result is infinite if shapes differ, and
+    may be NaN.
+
+    Args:
+        model: The saved model.
+        run: Computes probabilities with the exported model.
     """
     pairs = [(compute_torch_probabilities(model, images), run(images)) for images in (batch[:1], batch)]
     if any(ours.shape != exported.shape for ours, exported in pairs):

@@ -47,7 +47,7 @@ class UnlabelledPictures:
 
 
 def refuse_data_without_pictures(data: Path) -> None:
-    """Check by file names, first bytes and headers that data may hold images, without decoding any.
+    """Check by file names, first bytes and headers that data may hold images, without decoding an image.
 
     Raises:
         BadInput: If :func:`read_unlabelled_pictures` would certainly find no image.

@@ -43,7 +43,10 @@ class _RunPictureSettings(BaseModel):
 def choose_model_image_format(
     folder: Path, network: SplitNetwork, rendering: PictureRenderingOptions | None = None
 ) -> DecodedImageFormat:
-    """Return how files are converted to a saved model's input: as in its run, if the folder is that of a run.
+    """Return how files are converted to images for a saved model.
+
+    Resizing and rendering are those of the run if ``folder`` is a run folder with a readable summary, else the
+    defaults.
 
     Args:
         rendering: Rendering by command-line options, which replaces the run's; None if there is no such option.

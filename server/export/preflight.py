@@ -115,7 +115,7 @@ class EvaluationInput:
 
 
 def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
-    """Check by names, headers and columns that a file has labelled images for a model, without decoding any.
+    """Check by names, headers and columns that a file has labelled images for a model, without decoding an image.
 
     Raises:
         BadInput: If the file has no labelled images, or an option does not fit the file.
@@ -152,7 +152,7 @@ def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
 
 @contextmanager
 def name_cli_options_in_faults(labelled: EvaluationInput) -> Iterator[None]:
-    """Within the context, name the command-line option in an error instead of the ``[data]`` key."""
+    """Within the context, replace ``[data]`` keys in errors by the command-line options that set them."""
     words = {"data.path": str(labelled.data), "data.classes": "--classes", "data.patient_key": "--patient-column"}
     try:
         yield
@@ -195,7 +195,13 @@ def read_experiment_data_spec(path: Path) -> tuple[DataSpec, Path]:
 
 
 def make_npz_test_spec(labelled: EvaluationInput, of_run: NpzDatasetSpec | None = None) -> NpzDatasetSpec:
-    """Return the data spec of the npz file, with the named classes or else those of the run's npz file."""
+    """Return the data spec by which the labelled npz file is read.
+
+    If the options name no classes, class names and image size are those of the run.
+
+    Args:
+        of_run: Data spec of the npz file that the run was trained on; None if it is not known.
+    """
     spec = NpzDatasetSpec(kind="npz", path=str(labelled.data.resolve()), classes=tuple(labelled.class_names))
     if of_run is None or labelled.class_names:
         return spec

@@ -16,6 +16,7 @@ def convert_pretrained_weights(
     """Convert a checkpoint of pre-trained weights into a safetensors file; return the file's SHA-256.
 
     Args:
+        checkpoint: File of weights by the architecture's library; None only for ``efficientnet_lite0``.
         image_size: ``model.image_size``; needed by networks whose weights depend on it, such as vision transformers.
 
     Raises:

@@ -69,8 +69,9 @@ def compute_comparison_deadline_s(round_deadline_s: float, rounds_took_s: float,
     """Return the comparison's deadline: :data:`ALONE_TIMES` times the duration of all rounds, plus a round's deadline.
 
     Args:
-        drawn: Share of the sites that took part in each round. The duration is divided by it, because all sites train
-            now.
+        rounds_took_s: Duration of all rounds.
+        drawn: Share of the sites that took part in each round. The duration is divided by this share, because all sites
+            train for the comparison.
     """
     return round_deadline_s + ALONE_TIMES * rounds_took_s / drawn
 

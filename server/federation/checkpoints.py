@@ -244,7 +244,15 @@ def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment,
 
 
 def _describe_setting_change(key: str, before: Any, now: Any) -> str:
-    """Describe the change of a setting; name an object given to ``polyclinic.simulate`` by its argument."""
+    """Describe how a setting has changed.
+
+    An object given to ``polyclinic.simulate`` is named by its argument there, such as ``dataset``.
+
+    Args:
+        key: Dotted key of the setting in the experiment.
+        before: Value in the run's experiment.
+        now: Value in the present experiment.
+    """
     argument = _ARGUMENTS.get(key, "")
     lists = [value if isinstance(value, list) else [value] for value in (before, now)]
     names = [[name for name in values if isinstance(name, str)] for values in lists]

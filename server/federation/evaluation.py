@@ -77,8 +77,8 @@ class RunContext:
         test: The coordinator's test images; None if it has none.
         external: Test images from elsewhere, for the final model; None without them.
         site_tests: Loads the test images of simulated sites that have their own; None for real sites.
-        coverage: Label contract of the data's sites, by which classes count as shared or unique even if the method
-            pools all data at one site; None for the contract of the run.
+        coverage: Label contract (which site annotates which classes) of the data's sites. It decides which classes
+            count as shared or unique, even if the method pools all data at one site; None for the contract of the run.
         registered: Returns node id -> registered name; None in simulation.
         key_of: Returns the public key of a site as an OpenSSH line; None in simulation.
         refused_calls: Returns the hospitals' calls that the SuperLink has refused since this function was last called.
@@ -146,6 +146,7 @@ def save_and_test_model(
 
     Args:
         network: A network of the run's classes; its weights are overwritten.
+        replies: The sites' replies to the request to test.
         sums: Class -> sum of the sites' score histograms, under secure aggregation.
     """
     answers, plan = list(replies.accepted.values()), coordinator.plan
@@ -211,11 +212,19 @@ def _add_histogram_metrics(
     *,
     real: bool,
 ) -> FinalTestSummary:
-    """Add pooled metrics from the sites' score histograms, and decisions at thresholds chosen on validation images.
+    """Add to the test results the pooled metrics, and the decisions at chosen thresholds, both from score histograms.
 
-    Under secure aggregation (``masked_sums`` by class) without test images on the coordinator (their histograms are
-    ``own``), the pooled metrics become the test result. ``groups`` are the shared and the unique class names; ``real``
-    says whether each site has test images of its own.
+    The thresholds are chosen on the sites' validation images. Under secure aggregation, if the coordinator has no test
+    images, the pooled metrics become the test results.
+
+    Args:
+        test: Test results so far.
+        answers: The sites' test replies, with their score histograms.
+        own: Class -> score histogram of the coordinator's test images; None if it has none.
+        groups: Names of the shared classes, and of the unique ones.
+        masked_sums: Class -> sum of the sites' score histograms, under secure aggregation; otherwise empty.
+        real: Whether each site has test images of its own. If not, no intervals are estimated for the pooled metrics,
+            because an image may count more than once.
     """
     contract, drawn = coordinator.sites.contract, coordinator.sites_drawn_for_test
     testers = frozenset(contract.sites if drawn is None else drawn)
@@ -240,7 +249,11 @@ def _add_histogram_metrics(
 
 
 def compute_class_metrics_from_sums(of_class: PooledClassMetrics | None) -> ClassMetrics:
-    """Compute a class's metrics from its summed histograms; a metric with too large an error becomes None."""
+    """Convert a class's pooled metrics; a metric with too large an error becomes None.
+
+    Args:
+        of_class: Metrics from summed histograms; for None, all metrics of the result are None.
+    """
     if of_class is None:
         return ClassMetrics(None, None, None, None, None)
     balanced = None if of_class.balanced_accuracy is None else ValueWithError(of_class.balanced_accuracy)
@@ -265,7 +278,14 @@ def _test_global_model(
     groups: tuple[Collection[str], Collection[str]],
     plan: HospitalPlan,
 ) -> tuple[FinalTestSummary, Histograms]:
-    """Test the global model on the coordinator's images; ``groups`` are the shared and the unique class names."""
+    """Test the global model on ``images`` of the coordinator.
+
+    Args:
+        groups: Names of the shared classes, and of the unique ones.
+
+    Returns:
+        The test results; and class -> score histogram.
+    """
     move_network_to_device(network, setting.device)
     names, task = network.class_names, network.spec.task
     scores = compute_image_probabilities(network, load_pixels_on_device(images, setting.device), setting.precision)
@@ -289,7 +309,13 @@ def _estimate_site_sample_intervals(
     sites: Collection[str],
     note: str,
 ) -> SiteSampleIntervals:
-    """Count the sites that tested the model; if AUROCs are means over sites, estimate the intervals for all sites."""
+    """Count the sites that were drawn to test the model; estimate intervals of the AUROC over all sites.
+
+    Args:
+        metrics_of_site: Site -> class -> metrics.
+        sites: The drawn sites.
+        note: How the test results were computed. If they are not means over sites, the result has no intervals.
+    """
     drawn, every = frozenset(sites), len(contract.sites)
     if note in (GLOBAL_MODEL, SUMS):
         return SiteSampleIntervals(len(drawn), every)

@@ -108,7 +108,7 @@ class RunTotals:
             self.write_pending_round_line(record.after, state)
 
     def write_pending_round_line(self, validation: FederationValidation, state: FederationState) -> None:
-        """Write the line of the last round with the validation metrics of its model."""
+        """Write the line of the last round, with the validation metrics of its model, if it is not written yet."""
         if self._pending is None:
             return
         (record, learned), self._pending = self._pending, None
@@ -144,7 +144,7 @@ class RunTotals:
         )
 
     def totals_as_json(self) -> dict[str, Any]:
-        """Return the sums and the pending round as JSON values, for a checkpoint."""
+        """Return the sums, and the round whose line is not written yet, as JSON values for a checkpoint."""
         pending = self._pending and {"record": asdict(self._pending[0]), "learned": dict(self._pending[1])}
         tallies = dict[str, dict[str, Any]]()
         for number, of_sites in self.tallies.items():
@@ -153,7 +153,12 @@ class RunTotals:
         return {**sums, "tallies": tallies, "pending": pending}
 
     def restore_totals(self, facts: Mapping[str, Any], last_round: int) -> None:
-        """Restore the sums from a checkpoint, and remove the lines of later rounds."""
+        """Restore the sums from a checkpoint, and remove the lines of later rounds from ``rounds.jsonl``.
+
+        Args:
+            facts: Result of :meth:`totals_as_json`.
+            last_round: Round of the checkpoint.
+        """
         for name in _SUMS:
             setattr(self, name, type(getattr(self, name))(facts[name]))
         self.tallies = {int(number): _TALLIES.validate_python(tallies) for number, tallies in facts["tallies"].items()}
@@ -164,7 +169,10 @@ class RunTotals:
 
 
 class RunRecorder(RunCallbacks):
-    """Writes the run folder: :meth:`begin_run_recording` after the roll call, then callbacks, then the end or the stop.
+    """Writes the run folder, as the coordinator's callbacks.
+
+    :meth:`begin_run_recording` is called after the roll call; :meth:`record_run_end` or :meth:`record_run_stop` is
+    called last.
 
     Attributes:
         totals: Sums over rounds and sites.
@@ -259,7 +267,11 @@ class RunRecorder(RunCallbacks):
             watcher.show_enrolled_sites(releases)
 
     def _record_left_out_sites(self, when: int | str) -> None:
-        """Record sites that newly declined to take part or could not be admitted to the run, with the reason."""
+        """Record sites that newly declined to take part or could not be admitted to the run, with the reason.
+
+        Args:
+            when: Number of the round, or name of the exchange.
+        """
         new = dict[str, str]()
         for site, reason in self.coordinator.sites.left_out_sites.items():
             if self._left_out.get(site) != reason:
@@ -338,7 +350,12 @@ class RunRecorder(RunCallbacks):
         return state
 
     def on_state_reset(self, state: FederationState) -> FederationValidation:
-        """Return to an earlier state: remove the records of later rounds, and make this state the newest checkpoint."""
+        """Return to an earlier state: remove the records of later rounds, and make this state the newest checkpoint.
+
+        Returns:
+            The latest validation result at that state; an empty one for the initial model or if the state's checkpoint
+                is missing.
+        """
         earlier = self.checkpoints.read_round_checkpoint(state.round) if state.round else None
         totals: Mapping[str, Any] = self._totals_at_start
         judged = FederationValidation()

@@ -36,6 +36,9 @@ def run_federation(
 ) -> dict[str, Any]:
     """Run an experiment over ``grid`` and write the run folder; return the summary.
 
+    Args:
+        watchers: Displays that show the progress of the run.
+
     Raises:
         RunStopped: If too few sites reply, or the coordinator's own training diverges.
         BadInput: If the sites' labels contradict each other, or the method does not fit them.

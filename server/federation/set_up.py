@@ -74,6 +74,9 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
     With ``resume``, a run without a checkpoint or without a folder starts from the beginning, so that a supervisor may
     always pass ``--resume``. The results of a finished run are kept until a further round is completed.
 
+    Args:
+        durable: Whether the files of each round must survive a power failure.
+
     Raises:
         BadInput: If a new folder is not empty, or a folder to resume holds no run, another experiment, or only damaged
             checkpoints.
@@ -108,10 +111,17 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
 def hash_run_data_sets(
     data: DatasetSplits | None, server: DatasetSplits | None, external: ImageSet | None
 ) -> dict[str, tuple[str, dict[str, str]]]:
-    """Return for each data table of the experiment the hash of its data set, and a number or hash by kind of content.
+    """Return hashes of the data sets that a run reads.
 
-    Tables whose data set the coordinator does not read are left out. Kinds of content are images, pictures, labels,
-    patients and hospitals (:func:`common.data.base.image_set.hash_dataset_components`).
+    Args:
+        data: The data of simulated sites; None for hospitals.
+        server: The coordinator's own images; None if it has none.
+        external: The external test images; None without them.
+
+    Returns:
+        Table of the experiment (``data``, ``server_data``, ``external_test``) -> hash of the data set, and a dictionary
+            with hashes or counts of its images, pictures, labels, patients and hospitals
+            (:func:`common.data.base.image_set.hash_dataset_components`). Data sets that are None are left out.
     """
     sets = {
         "data": data and data.parts,
@@ -199,6 +209,7 @@ def execute_run(
     """Run an experiment and write its folder ``out``; return the summary.
 
     Args:
+        place: The backend, which reaches the sites: in a simulation or over the network.
         track: Tracking service that receives the metrics in addition to the run folder; None for no service.
         resume: Continue the run in ``out`` from its last checkpoint. For a finished run, return its summary and write
             missing pages.

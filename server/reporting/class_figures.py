@@ -91,7 +91,13 @@ def _draw_rate_with_interval(
     images: NDArray[np.float64],
     guessing: tuple[float, float],
 ) -> None:
-    """Draw a rate (hits per images) with its 95 % interval, and the line of random guessing."""
+    """Draw a rate (hits per images) with its 95 % interval, and the line of random guessing.
+
+    Args:
+        at: Transform from the coordinates of the panel, 0 to 1.
+        x: Horizontal positions, one for each rate.
+        guessing: Rate of random guessing at ``x`` = 0 and at ``x`` = 1.
+    """
     low, high = compute_wilson_interval(hits, images)
     axes.plot([0, 1], guessing, color=INK, linewidth=1, linestyle=":", transform=at)
     axes.fill_between(x, low, high, color=BLUE, alpha=0.2, linewidth=0, transform=at)
@@ -107,8 +113,14 @@ def _draw_class_panels(
 ) -> Markup:
     """Draw a panel for each of the first 25 classes, five in a row; return an empty text without classes.
 
-    All panels share one matplotlib axes object, because 25 of them would double the time of a report. ``draw`` draws
-    one class, with a transform from panel coordinates; ``labels`` are those of the two axes.
+    All panels share one matplotlib axes object, because 25 of them would double the time of a report.
+
+    Args:
+        of_classes: Class -> content of its panel.
+        draw: Draws the content of one class, with a transform from panel coordinates.
+        name: Prefix of the ids in the SVG.
+        labels: Labels of the horizontal and of the vertical axis.
+        description: Description for readers who cannot see the figure.
     """
     shown = dict(list(of_classes.items())[:MOST_PANELS])
     if not shown:

@@ -161,7 +161,11 @@ def describe_classes_in_mean_auroc(summary: RunSummary) -> str:
 
 
 def describe_averaged_class_count(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
-    """Return how many of these classes the mean AUROC covers: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
+    """Return how many of these classes the mean AUROC covers: ``"3 of the 5 classes"``, ``"the 5 classes"``.
+
+    Args:
+        article: Text before the number of all classes, such as ``"the "``.
+    """
     counts = len(summary.test.compute_headline_auroc(names).classes)
     every = format_count_with_noun(len(names), "class", "classes")
     return f"{article}{every}" if counts == len(names) else f"{counts} of {article}{every}"
@@ -309,9 +313,10 @@ def _describe_untested_classes(summary: RunSummary) -> Iterator[str]:
 
 
 def _describe_lost_sites_and_classes(run: RunFolderContent) -> Iterator[str]:
-    """Yield sentences on sites that were absent at the end, and on classes that are trained at these sites alone.
+    """Yield sentences on sites absent in the last round, and on classes that were not trained in the last rounds.
 
-    Sites that were excluded as harmful are left out; a class is named if other classes were trained after it.
+    Sites that were excluded as harmful are left out. A class is named if, in the last rounds up to that of the final
+    model, no site that annotates the class took part and at least one such site was absent.
     """
     summary = run.summary
     absent = run.rounds[-1].absent.keys() if run.rounds else set[str]()
@@ -343,9 +348,11 @@ def _describe_lost_sites_and_classes(run: RunFolderContent) -> Iterator[str]:
 
 
 def _describe_poorly_detected_classes(test: FinalTestSummary) -> Iterator[str]:
-    """Yield sentences on classes whose AUROC interval includes 0.5 or lies below it, or that 0.5 as threshold misses.
+    """Yield sentences on classes that the model detects no better than by chance, or for which threshold 0.5 fails.
 
-    If an AUROC is known only up to an error, this must be true for every shift of the interval by at most the error.
+    Detection is no better than by chance if the AUROC's interval includes 0.5 or lies below it. If an AUROC is known
+    only up to an error, this must hold for every shift of the interval by at most the error. The threshold fails if it
+    finds no positive test image, or if the balanced accuracy is low although the AUROC is high.
     """
     if test.intervals:
         images, bounds = "", {name: (*ends, 0.0) for name, ends in test.intervals.per_class.items()}
@@ -406,9 +413,10 @@ def _describe_single_site_classes(run: RunFolderContent) -> Iterator[str]:
 
 
 def find_hidden_count_classes(summary: RunSummary) -> list[str]:
-    """Return the classes whose annotating sites all hide their counts; perhaps no site trained these classes.
+    """Return the classes of which every annotating site hides its number of positive training images.
 
-    Under secure aggregation or differential privacy, the result is empty.
+    It is not known whether any site trained such a class. Under secure aggregation or differential privacy, the result
+    is empty.
     """
     privacy = summary.experiment.get("privacy") or {}
     if privacy.get("secure_aggregation") or privacy.get("level", "none") != "none":
@@ -421,7 +429,7 @@ def find_hidden_count_classes(summary: RunSummary) -> list[str]:
 
 
 def _describe_missed_or_clipped_rounds(run: RunFolderContent) -> Iterator[str]:
-    """Yield sentences on sites that missed rounds, and on sites whose updates were clipped for their length."""
+    """Yield sentences on sites that missed rounds, and on sites whose updates were clipped as too long."""
     missed: dict[str, list[int]] = {}
     clipped: dict[str, list[tuple[int, str]]] = {}
     for line in run.rounds:
@@ -450,7 +458,11 @@ def _choose_verb_form(names: Collection[str], singular: str, plural: str) -> str
 
 @dataclass(frozen=True)
 class SiteBenefitSentence:
-    """A sentence on the run's model and one that a site trained alone; ``benefit`` has the comparison, if any."""
+    """A sentence that compares the run's model with the model that a site trained alone.
+
+    Attributes:
+        benefit: The comparison; None if it was not made or is not disclosed.
+    """
 
     site: str
     sentence: str
@@ -458,7 +470,10 @@ class SiteBenefitSentence:
 
 
 def describe_site_benefits(run: RunFolderContent) -> list[SiteBenefitSentence]:
-    """Return the comparison with training alone for every site, by name; empty if the run did not request it."""
+    """Return a sentence for each site, sorted by name, that compares the run's model with training alone.
+
+    The result is empty if the run did not request the comparison.
+    """
     choices = []
     for site, answer in sorted(run.summary.benefit.items()):
         if answer.benefit is not None:

@@ -221,8 +221,8 @@ def draw_site_participation(rounds: Sequence[RoundFileLine], sites: Sequence[str
 def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[AnnotatedClassGroup]) -> Markup:
     """Draw which sites annotate which classes: a row for each class, with bars over the sites that annotate it.
 
-    Sites are sorted by their annotated classes, so that sites with equal classes are neighbours. The result is empty if
-    neither sites nor classes are more than :data:`MOST_IN_TABLE`, because a table shows these.
+    Sites are sorted by their annotated classes, so that sites with equal classes are neighbours. The result is empty
+    for at most :data:`MOST_IN_TABLE` sites and classes, for which a table is clearer.
     """
     kinds = {name: group.kind for group in groups for name in group.classes}
     names = list(kinds)
@@ -254,10 +254,10 @@ def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[Annot
 
 
 def draw_model_pass_order(rounds: Sequence[RoundFileLine], sites: Sequence[str]) -> Markup:
-    """For sequential methods, draw each site's place in every pass of the model, and the slope of its loss (UniFed).
+    """Draw the place of each site in every pass of the model, and the slope of the site's loss (UniFed).
 
-    The result is empty for other methods, and for more than :data:`MOST_SITES_IN_ORDER` sites. Slopes are drawn only if
-    the rounds have them.
+    The result is empty for methods that do not pass the model from site to site, and for more than
+    :data:`MOST_SITES_IN_ORDER` sites. Slopes are drawn only if the rounds have them.
     """
     sloped = [line for line in rounds if line.learned.slopes]
     in_order = [list(line.sites) for line in rounds] == [sorted(line.sites) for line in rounds]

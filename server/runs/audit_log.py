@@ -56,7 +56,11 @@ class RunAuditWriter:
         self._updates = run_folder / UPDATES
 
     def record_run_start(self, initial: FederationState, **facts: Any) -> None:
-        """Record the start of a run with its initial model."""
+        """Record the start of a run with its initial model.
+
+        Args:
+            facts: Further fields of the audit entry.
+        """
         sha256 = hash_model_state(initial.model, self.layout)
         self.audit.append(event="run", initial_model_sha256=sha256, updates_kept=self.keep, **facts)
         if self.keep:
@@ -66,6 +70,11 @@ class RunAuditWriter:
         self, state: FederationState, plugins: Sequence[Mapping[str, Any]], **facts: Any
     ) -> None:
         """Compare models and installed plug-ins with the audit, then record that the run resumes from the checkpoint.
+
+        Args:
+            state: State of the checkpoint.
+            plugins: Identity (name, version, hash) of each plug-in that the experiment uses, as it is installed now.
+            facts: Further fields of the audit entry.
 
         Raises:
             RunStopped: If a model of the checkpoint differs from the hash in the audit, or a plug-in has changed.
@@ -112,7 +121,12 @@ class RunAuditWriter:
             self._store_update_file("roll-call", site, content)
 
     def record_left_out_sites(self, server_round: int | str, absent: Mapping[str, str]) -> None:
-        """Record the sites that declined, were not admitted to the run, or missed an exchange, with reasons."""
+        """Record the sites that declined, were not admitted to the run, or missed an exchange.
+
+        Args:
+            server_round: Number of the round, or name of the exchange.
+            absent: Site -> reason.
+        """
         for site, reason in absent.items():
             self.audit.append(event="left_out", round=server_round, site=site, reason=make_printable_line(reason))
 
@@ -138,7 +152,11 @@ class RunAuditWriter:
             self.record_reply(arrival)
 
     def record_aggregation(self, record: RoundRecord, state: FederationState, contract: str) -> None:
-        """Record a completed round with its aggregated replies and the resulting model."""
+        """Record a completed round with its aggregated replies and the resulting model.
+
+        Args:
+            contract: Hash of the label contract (which site annotates which classes).
+        """
         self.audit.append(
             event="aggregated",
             round=record.round,

@@ -55,9 +55,10 @@ class MetricsTracker(Protocol):
 def send_metrics_to_trackers(
     folder: "RunFolder", experiment: "Experiment", store: "NewRun | None", tell: Callable[[str], None]
 ) -> Iterator[None]:
-    """Within the context, send all metrics of the run folder also to the trackers.
+    """Within the context, send all metrics of the run folder also to TensorBoard and, if requested, to MLflow.
 
     Args:
+        store: Begins a run in MLflow (:func:`open_mlflow_store`); None for TensorBoard alone.
         tell: Function that prints a sentence if MLflow fails; the run continues without MLflow.
     """
 

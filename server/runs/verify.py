@@ -108,7 +108,7 @@ def verify_run(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Ve
 
 
 def _check_receipt_against_audit(report: VerificationReport, path: Path, receipt: RunReceipt) -> None:
-    """Check that the receipt follows from the audit's entries, and that the next entry has the receipt's hash."""
+    """Check that the receipt agrees with the audit's entries, and that the audit has the receipt's hash."""
     entries = list(AuditLog(path.parent).read_entries())
     before, after = entries[: receipt.audit.entries], entries[receipt.audit.entries :]
     last = after[0] if after else {}
@@ -134,7 +134,11 @@ def _check_receipt_against_audit(report: VerificationReport, path: Path, receipt
 
 
 def _list_json_differences(where: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the places where two JSON trees differ, with both values; the order of keys matters."""
+    """Yield the places where two JSON trees differ, with both values; the order of keys matters.
+
+    Args:
+        where: Dotted place of both trees in the documents; empty for whole documents.
+    """
     if isinstance(now, dict) and isinstance(then, dict) and list(now) == list(then):
         for key in now:
             yield from _list_json_differences(f"{where}.{key}".removeprefix("."), now[key], then[key])
@@ -183,7 +187,7 @@ def _are_plugins_unchanged(report: VerificationReport, receipt: RunReceipt) -> b
 
 
 def _check_final_model(report: VerificationReport, folder: Path, receipt: RunReceipt) -> None:
-    """Check that the model file is the final model in the receipt, and that the receipt contains its round."""
+    """Check that the model file has the hash and classes in the receipt, and that the receipt has its round."""
     if receipt.result_round not in {0, *(each.round for each in receipt.rounds)}:
         problem = f"is {receipt.result_round}, and the receipt has no such round: changed."
         report.faults.append(Fault("receipt.json: result_round", problem))

@@ -313,7 +313,10 @@ def read_external_test_set(
 
 
 def _find_simulation_setting_faults(experiment: Experiment) -> list[Fault]:
-    """Return a fault for each missing table, for more GPUs than visible, and for secure aggregation on Ray."""
+    """Return a fault for each setting with which a simulation cannot run.
+
+    These are a missing ``[data]`` or ``[partition]``, more GPUs than are visible, and secure aggregation on Ray.
+    """
     absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
     faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/.") for name in absent]
     section = experiment.simulation

@@ -77,12 +77,13 @@ class HospitalCallRefused(Exception):
 
 
 class RegisteredSiteKeys:
-    """The public keys of registered sites, read again at a look-up if they are older than :data:`FRESH_S` seconds.
+    """A cache of the registered sites' public keys.
 
-    For an unknown key they are read again after :data:`REFRESH_S` seconds.
+    A look-up reads the keys again if the last reading is older than :data:`FRESH_S` seconds or, for a key that is not
+    in the cache, older than :data:`REFRESH_S` seconds.
 
     Args:
-        read: Returns public key -> site, for all registered sites.
+        read: Reads the keys; returns public key -> site, for all registered sites.
     """
 
     def __init__(self, read: Callable[[], Mapping[bytes, CallingSite]]) -> None:

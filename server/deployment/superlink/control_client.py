@@ -81,7 +81,14 @@ class RunEndedBySuperLink(RuntimeError):
 
 @dataclass(frozen=True)
 class ReplyOrNoReplyReason:
-    """The state of a request: envelope and object tree of its reply, or the reason why no reply will come."""
+    """The SuperLink's answer about one request: the reply, or the reason why no reply will come.
+
+    Attributes:
+        request: Id of the request.
+        envelope: Metadata of the reply; None without a reply.
+        tree: Tree of the ids of the reply's objects; None without a reply.
+        reason: Reason why no reply will come; None for a reply.
+    """
 
     request: str
     envelope: Any = None
@@ -148,11 +155,10 @@ class SuperLinkControlClient:
         self._call_with_retries("unregister", proto.Site(node_id=node.node_id))
 
     def begin_run(self) -> tuple[int, list[tuple[Any, Any]]]:
-        """Begin a run; end earlier runs whose process was killed, so that sites stop working for these.
+        """Begin a run; end each earlier run whose process was killed, so that sites stop working for it.
 
         Returns:
-            The run's number; and envelope and object tree of each reply that an earlier run received but did not
-                record.
+            The run's number; and envelope (metadata) and tree of object ids of each reply that no run has recorded yet.
         """
         begin = self._call_with_retries("begin_run", proto.Nothing())
         return int(begin.run_id), list(map(parse_message_envelope, begin.envelopes, begin.trees))
@@ -168,7 +174,11 @@ class SuperLinkControlClient:
     def announce_requests_to_superlink(
         self, run: int, requests: Iterable[tuple[Any, Any]]
     ) -> tuple[list[str], list[str]]:
-        """Announce requests to the SuperLink by their envelopes and object trees.
+        """Announce requests to the SuperLink; their contents are passed as files.
+
+        Args:
+            run: The run's number.
+            requests: Envelope (metadata) and tree of object ids of each request.
 
         Returns:
             Ids of the accepted requests; and ids of their objects whose files are missing.
@@ -179,7 +189,12 @@ class SuperLinkControlClient:
         return list(result.names), list(result.missing)
 
     def fetch_replies_or_failures(self, run: int, names: Collection[str]) -> list[ReplyOrNoReplyReason]:
-        """Return the reply to each request, or the reason why none will come; skip requests that still await one."""
+        """Return for each request its reply, or the reason why none will come; leave out requests that await a reply.
+
+        Args:
+            run: The run's number.
+            names: Ids of the requests.
+        """
         return [
             ReplyOrNoReplyReason(reply.request, reason=NoReplyReason[reply.reason])
             if reply.reason
@@ -188,7 +203,11 @@ class SuperLinkControlClient:
         ]
 
     def allow_message_file_deletion(self, names: Collection[str]) -> None:
-        """Release these messages, so that the SuperLink may delete the files of their contents."""
+        """Allow the SuperLink to delete the files of messages, except files that other messages still need.
+
+        Args:
+            names: Ids of the messages.
+        """
         self._call_with_retries("release", proto.MessageNames(names=names))
 
     def _call_with_retries(self, name: str, request: Any) -> Any:

@@ -19,7 +19,11 @@ class CallForEndedRun(Exception):
 
 
 class SuperLinkControlService:
-    """The SuperLink's answers to the calls of the coordinator's programs."""
+    """Answers the calls of the coordinator's programs to the SuperLink, one method per call.
+
+    A method receives the call's protobuf message as ``request`` and returns that of the response; :data:`CALLS` lists
+    both.
+    """
 
     def __init__(self, storage: SuperLinkStorage) -> None:
         self._storage = storage
@@ -37,7 +41,12 @@ class SuperLinkControlService:
         }
 
     def answer_control_call(self, name: str, request: Any, context: grpc.ServicerContext) -> Any:
-        """Answer the call of this name in :data:`CALLS`; abort it with an error code if it fails."""
+        """Answer a call by the method for its name; abort the call with a gRPC error code if the method fails.
+
+        Args:
+            name: Name of the call, a key of :data:`CALLS`.
+            request: Protobuf message of the call.
+        """
         try:
             return self._methods[name](request)
         except CallForEndedRun:
@@ -60,35 +69,41 @@ class SuperLinkControlService:
         return proto.Sites(sites=sites)
 
     def register_site(self, request: Any) -> Any:
-        """Register a site's key under its name."""
+        """Register the site of the request: its public key under its name."""
         self._storage.sites.register_site(request.name, request.public_key)
         return proto.Nothing()
 
     def unregister_site(self, request: Any) -> Any:
-        """Remove a site's registration."""
+        """Remove the registration of the site whose node id is in the request."""
         self._storage.sites.unregister_site(request.node_id)
         return proto.Nothing()
 
     def begin_run(self, request: Any) -> Any:
-        """Begin a run, and end every run whose process was killed; see ``begin_run`` of the storage.
+        """Begin a run; end each earlier run whose process was killed.
 
-        Returns the run's number, and the replies to earlier runs that no run has recorded yet.
+        The response has the run's number, and the replies to earlier runs that no run has recorded yet.
         """
         run, replies = self._storage.begin_run()
         envelopes, trees = [reply.envelope for reply in replies], [reply.tree for reply in replies]
         return proto.RunBegin(run_id=run, envelopes=envelopes, trees=trees)
 
     def end_run(self, request: Any) -> Any:
-        """End this run on the SuperLink."""
+        """End the run whose number is in the request."""
         self._storage.messages.end_run(request.run_id)
         return proto.Nothing()
 
     def record_run_heartbeat(self, request: Any) -> Any:
-        """Record a run's heartbeat; return whether the run is active."""
+        """Record a heartbeat of the run in the request; the response says whether the run is still active."""
         return proto.Run(run_id=request.run_id, goes_on=self._storage.runs.record_run_heartbeat(request.run_id))
 
     def accept_requests(self, request: Any) -> Any:
-        """Accept a run's requests; return their ids and the ids of objects whose files are missing."""
+        """Store the messages of a run to sites.
+
+        The response has the ids of the accepted messages, and the ids of their objects whose files are missing.
+
+        Raises:
+            CallForEndedRun: If the run is no longer active.
+        """
         self._refuse_ended_run(request.run_id)
         messages = map(parse_message_envelope, request.envelopes, request.trees)
         requests = [StoredMessage.from_request(*message) for message in messages]
@@ -96,7 +111,14 @@ class SuperLinkControlService:
         return proto.PushResult(names=names, missing=missing)
 
     def find_replies(self, request: Any) -> Any:
-        """Return the replies to these requests, or the reasons why none will come."""
+        """Find the replies to the messages whose ids are in the request.
+
+        The response has for each message its reply, or the reason why none will come. Messages that still await a reply
+        are left out.
+
+        Raises:
+            CallForEndedRun: If the run is no longer active.
+        """
         self._refuse_ended_run(request.run_id)
         replies = []
         for answer in self._storage.messages.find_replies(request.run_id, request.names):
@@ -108,7 +130,7 @@ class SuperLinkControlService:
         return proto.Replies(replies=replies)
 
     def allow_message_file_deletion(self, request: Any) -> Any:
-        """Release these messages, so that the files of their objects may be deleted."""
+        """Delete the files of the messages whose ids are in the request, unless another message needs them."""
         for name in request.names:
             self._storage.messages.release_message_objects(name)
         return proto.Nothing()

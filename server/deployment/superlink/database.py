@@ -38,7 +38,8 @@ class SuperLinkDatabase:
     """A connection to the SuperLink's SQLite file, shared by all threads.
 
     Attributes:
-        lock: Held during a change, for less than a millisecond; reading from memory does not need it.
+        lock: Held during a change, for less than a millisecond. Code that only reads the copy in memory does not need
+            it.
     """
 
     def __init__(self, path: Path) -> None:

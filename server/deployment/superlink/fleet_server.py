@@ -153,7 +153,12 @@ def make_fleet_method_handlers(
 def make_connection_check_handler(
     admitted: RegisteredSiteKeys, strangers: UnknownCallerCounts
 ) -> grpc.GenericRpcHandler:
-    """Make the handler that tells ``flwr-client check`` the time, the release, and whether its key is admitted."""
+    """Make the handler that tells ``flwr-client check`` the time, the release, and whether the site's key is admitted.
+
+    Args:
+        admitted: Public keys of the registered sites.
+        strangers: Counts the calls without an admitted key.
+    """
 
     def answer_connection_check(_: object, context: grpc.ServicerContext) -> bytes:
         try:

@@ -77,9 +77,12 @@ clientapp = "installed:at_the_site"
 
 
 def make_flower_app_bundle(content: str) -> bytes:
-    """Return a Flower app bundle with only this ``pyproject.toml``; the bytes depend on nothing else.
+    """Return a Flower app bundle, a zip file with ``pyproject.toml`` alone; equal texts give equal bytes.
 
     Flower delivers a run's code in its bundle. Our bundle holds no code, and a site rejects a bundle with code.
+
+    Args:
+        content: Text of ``pyproject.toml``.
     """
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as bundle:
@@ -238,7 +241,7 @@ class FleetService:
         return PushMessagesResponse(results=results, objects_to_push=to_push, session_id=metadata.message_id)
 
     def confirm_message_received(self, caller: CallingSite, request: Any) -> Any:
-        """Release a message, because the calling site confirms that it has received it."""
+        """Record that the calling site has received a message, so that the message's files may be deleted."""
         self._refuse_foreign_node_id(caller, request.node.node_id)
         name, owner = request.message_object_id, self._messages.find_node_of_message(request.message_object_id)
         if not self._messages.was_request_handed_out(caller.node_id, name):
@@ -325,7 +328,14 @@ class FleetService:
         return PushObjectResponse(stored=self._store_reply_object(caller, request.run_id, name, push.content))
 
     def _store_reply_object(self, caller: CallingSite, run_id: int, name: str, content: bytes | memoryview) -> bool:
-        """Store an object of a reply; return whether a message still needs the object."""
+        """Store an object of a reply; return False, and store nothing, if no message needs the object any longer.
+
+        Args:
+            name: Id of the object.
+
+        Raises:
+            HospitalCallRefused: If the reply exceeds its size limit.
+        """
         if not self._messages.add_reply_bytes_within_limit(caller.node_id, name, len(content)):
             reason = "the reply weighs more than twice what was asked for"
             raise HospitalCallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, noted=True, run=run_id)
@@ -357,7 +367,11 @@ class FleetService:
             raise HospitalCallRefused(grpc.StatusCode.PERMISSION_DENIED, "Run is finished.")
 
     def _refuse_nonparticipating_site(self, caller: CallingSite, node_id: int, run_id: int) -> None:
-        """Refuse a call about a run that is over, or in which the calling site takes no part."""
+        """Refuse a call about a run that is over, or in which the calling site takes no part.
+
+        Args:
+            node_id: Node id in the request; the call is refused, too, if it is not that of the calling site.
+        """
         self._refuse_foreign_node_id(caller, node_id)
         if not self._messages.is_site_in_run(caller.node_id, run_id):
             raise _make_forged_call_refusal("no message of this run was handed to this site", run=run_id)
@@ -368,7 +382,12 @@ class FleetService:
 
 
 def _make_forged_call_refusal(reason: str, other: str = "", run: int = 0) -> HospitalCallRefused:
-    """Return a refusal that is recorded, for a call that no correct program makes."""
+    """Return the refusal of a call that no correct program makes; the refusal is recorded for the operator.
+
+    Args:
+        other: Name of another site that the call was about; empty if there is none.
+        run: Flower's number of the run that the call was about; 0 for none.
+    """
     return HospitalCallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, other=other, noted=True, run=run)
 
 

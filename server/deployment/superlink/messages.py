@@ -83,20 +83,24 @@ class StoredMessage:
 
     @classmethod
     def from_request(cls, proto: Any, tree: Any) -> "StoredMessage":
-        """Make a request from the envelope and the object tree that a run announced."""
+        """Make a request from its envelope (``proto``) and its tree of object ids, as announced by a run."""
         data = proto.metadata
         owner, expires = (data.dst_node_id, data.run_id, False, ""), data.created_at + data.ttl
         return cls(data.message_id, *owner, expires, proto.SerializeToString(), tree.SerializeToString())
 
     @classmethod
     def from_reply(cls, proto: Any, tree: Any) -> "StoredMessage":
-        """Make a reply from the envelope and the object tree that a site announced."""
+        """Make a reply from its envelope (``proto``) and its tree of object ids, as announced by a site."""
         data = proto.metadata
         owner = data.src_node_id, data.run_id, True, data.reply_to_message_id
         return cls(data.message_id, *owner, 0.0, proto.SerializeToString(), tree.SerializeToString())
 
     def is_due_for_delivery(self, *, again: bool) -> bool:
-        """Return whether to hand out a request: it was not handed out yet, or ``again`` is set and it has no reply."""
+        """Return True for a request that was not handed out to its site yet.
+
+        With ``again``, return True also for a request that was handed out, if it has no reply and its objects are still
+        needed.
+        """
         return not self.handed or (again and not self.partner and not self.released)
 
     @property
@@ -204,9 +208,12 @@ class MessageStore:
         return [request.root for request in accepted], missing
 
     def find_replies(self, run: int, roots: Collection[str]) -> Iterator[StoredMessage | tuple[str, NoReplyReason]]:
-        """Yield for each of these requests of a run its reply, or the reason why no reply will come.
+        """Yield for each request of a run its reply, or the request's id with the reason why no reply will come.
 
-        Requests that still await a reply are skipped. A reply is yielded on every call until the run releases it.
+        Requests that still await a reply are skipped. A reply is yielded again on every call.
+
+        Args:
+            roots: Ids of the requests.
         """
         for root in roots:
             request = self._by_root.get(root)
@@ -220,14 +227,14 @@ class MessageStore:
                 yield root, self._withdraw_request(request, NoReplyReason.SITE_GONE)
 
     def end_run(self, run: int) -> None:
-        """End a run and release its requests; keep its replies until the next run has recorded them."""
+        """End a run; remove the files of its requests, but keep its replies until a later run has recorded them."""
         with self.database.lock:
             self.runs.end_run(run)
             requests = (message for message in self._by_root.values() if not message.is_reply)
             self._release_and_remove_files([request for request in requests if request.run == run])
 
     def find_unrecorded_replies(self) -> list[StoredMessage]:
-        """Return the replies to ended runs that no run has released yet, in the order of their arrival."""
+        """Return the replies to ended runs that no run has recorded yet, in the order of their arrival."""
         with self.database.lock:
             replies = [message for message in self._by_root.values() if message.is_reply and not message.released]
             return [reply for reply in replies if not self.runs.is_run_active(reply.run)]
@@ -244,11 +251,12 @@ class MessageStore:
     # ------------------------------------------------------------------ the site's side
 
     def hand_out_next_request(self, node: int, *, again: bool = False) -> StoredMessage | None:
-        """Hand out the oldest request that a site does not have yet; None if there is none.
+        """Return the oldest request that a site does not have yet, and mark it as handed out; None if there is none.
 
         Args:
-            again: Whether the site has reported that it holds no request. Then a request that was handed out but not
-                answered was lost on its way, and is handed out again.
+            node: Node id of the site.
+            again: True if the site has reported that it holds no request. In this case a request that was handed out
+                but not answered counts as lost on its way, and is returned again.
         """
         waiting = self._of_site.get((node, False))
         if not waiting or not any(request.is_due_for_delivery(again=again) for request in list(waiting.values())):
@@ -265,7 +273,11 @@ class MessageStore:
         return None
 
     def read_small_message_objects(self, tree: Any) -> list[bytes]:
-        """Return the contents of a request's small objects, to be sent with it; skip objects without a file."""
+        """Return the contents of a request's small objects, to be sent with it; skip objects without a file.
+
+        Args:
+            tree: Tree of the ids of the request's objects.
+        """
         sizes = [(name, self.files.get_object_size(name)) for name in dict.fromkeys(list_tree_object_ids(tree))]
         contents = map(self.files.read_object, choose_small_objects(sizes))
         return [content for content in contents if content is not None]
@@ -294,7 +306,7 @@ class MessageStore:
             return ReplyAcceptance.ACCEPTED, self._list_missing_objects([reply])
 
     def release_message_objects(self, root: str) -> None:
-        """Release a message's objects; remove the files that no other message needs."""
+        """Mark a message's objects as no longer needed for it; remove the files that no other message needs."""
         with self.database.lock:
             if (message := self._by_root.get(root)) is not None:
                 self._release_and_remove_files([message])
@@ -302,17 +314,17 @@ class MessageStore:
     # ------------------------------------------------------------------ ownership
 
     def find_node_of_message(self, root: str) -> int | None:
-        """Return the node id of the site that received this request or announced this reply; None if unknown."""
+        """Return the node id of the site that received or announced message ``root``; None if there is none."""
         message = self._by_root.get(root)
         return message.node if message and (message.handed or message.is_reply) else None
 
     def was_request_handed_out(self, node: int, root: str) -> bool:
-        """Return whether this request was handed to this site."""
+        """Return whether the request with id ``root`` was handed to the site with node id ``node``."""
         message = self._by_root.get(root)
         return message is not None and message.handed and message.node == node
 
     def find_accepted_reply_id(self, root: str) -> str:
-        """Return the message id of the accepted reply to this request; empty if there is none."""
+        """Return the message id of the accepted reply to the request with id ``root``; empty if there is none."""
         message = self._by_root.get(root)
         return "" if message is None or message.is_reply else message.partner
 
@@ -322,28 +334,36 @@ class MessageStore:
         return any(request.handed and request.run == run for request in requests)
 
     def may_pull_object(self, node: int, name: str) -> bool:
-        """Return whether a site may download an object: the object belongs to a request that the site received."""
+        """Return whether a site may download the object with id ``name``: a request that it received contains it."""
         requests = self._list_newest_messages(node, is_reply=False)
         return any(request.handed and name in request.names for request in requests)
 
     def may_push_object(self, node: int, name: str) -> bool:
-        """Return whether a site may upload an object: the object belongs to a reply that the site announced."""
+        """Return whether a site may upload the object with id ``name``: a reply that the site announced contains it."""
         return any(name in reply.names for reply in self._list_newest_messages(node, is_reply=True))
 
     def has_object_expired(self, node: int, name: str) -> bool:
-        """Return whether all replies of this site with this object have expired; True if there is no such reply."""
+        """Return whether all replies of this site with object ``name`` have expired; True if there is no such reply."""
         now, replies = self.clock(), self._list_newest_messages(node, is_reply=True)
         return all(reply.expires <= now for reply in replies if name in reply.names)
 
     def is_object_needed(self, name: str) -> bool:
-        """Return whether a message that is not released contains this object."""
+        """Return whether a message that still needs its objects contains the object with the id ``name``."""
         return name in self._needed
 
     def add_reply_bytes_within_limit(self, node: int, name: str, size: int) -> bool:
-        """Add an object's bytes to the size of its reply; return whether the reply is within its limit.
+        """Add the size of an object to that of its reply; return whether the reply is within its size limit.
 
-        The limit is twice the size of the run's largest request to the site, plus a constant, because a masked update
-        is as large as the model. The run itself checks a lower limit for each reply.
+        The limit is twice the size of the run's largest request to the site, plus a constant, because a reply may hold
+        the arrays of its request and in addition a masked update as large as the model. The run itself checks a lower
+        limit for each reply.
+
+        Args:
+            name: Id of the object.
+            size: Size of the object in bytes.
+
+        Returns:
+            False if the reply is too large, or if no reply of the site contains the object.
         """
         with self.database.lock:
             for reply in self._list_newest_messages(node, is_reply=True):
@@ -392,7 +412,7 @@ class MessageStore:
                 of_site.pop(old.root, None)
 
     def _release_and_remove_files(self, messages: Sequence[StoredMessage]) -> None:
-        """Remove the files of objects that no other message needs."""
+        """Mark the objects of messages as no longer needed for them; remove files that no other message needs."""
         pending = [message for message in messages if not message.released]
         if pending:
             release = "UPDATE messages SET released = 1 WHERE root = ?"

@@ -92,7 +92,7 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
         raise RunEndedBySuperLink(GIVEN_UP)
 
     def send_run_heartbeats() -> None:
-        """Send heartbeats from a thread with its own connection; interrupt the main thread if the run is lost."""
+        """Send heartbeats over a connection of its own; interrupt the main thread if the SuperLink ended the run."""
         with closing(SuperLinkControlClient(coordinator)) as own_control:
             while not stop.wait(HEARTBEAT_EVERY_S):
                 with suppress(SuperLinkUnreachable, OSError):
@@ -275,8 +275,11 @@ class NetworkGrid(Grid):
     def receive_unrecorded_replies(self, run: str) -> Iterator[ReplyArrival]:
         """Yield replies to this run that arrived while the run was interrupted, so that they can be recorded.
 
-        Each reply is released when the caller asks for the next one. Replies that are incomplete, not signed by their
-        site or sent to another run are released without being yielded.
+        A reply's files may be deleted as soon as the caller asks for the next reply. Replies that are incomplete, not
+        signed by their site or sent to another run are skipped, and their files may be deleted, too.
+
+        Args:
+            run: The run's identifier, which stays the same when the run is resumed.
         """
         for envelope, tree in self._earlier_replies:
             name, node = envelope.metadata.message_id, envelope.metadata.src_node_id
@@ -296,7 +299,7 @@ class NetworkGrid(Grid):
         self._earlier_replies = ()
 
     def close(self) -> None:
-        """Release all returned replies, because the finished run has recorded them."""
+        """Let the SuperLink delete the files of all returned replies, because the finished run has recorded them."""
         self._release_messages(self._fetched)
         self._release_messages(self._roll_calls)
 
@@ -306,7 +309,14 @@ class NetworkGrid(Grid):
             names.clear()
 
     def _find_finished_uploads(self, names: Iterable[str]) -> dict[str, _IncompleteReply]:
-        """Record which objects have arrived; return request id -> reply if it is complete, too large or has stalled."""
+        """Record which objects have arrived; return the replies that are complete, too large or have stalled.
+
+        Args:
+            names: Ids of requests.
+
+        Returns:
+            Id of a request -> its reply.
+        """
         complete = dict[str, _IncompleteReply]()
         for name in names:
             if (pending := self._pending.get(name)) is None:

@@ -60,7 +60,10 @@ class ObjectFileStore:
             raise
 
     def map_object_into_memory(self, object_id: str) -> memoryview | None:
-        """Map an object's file into memory; the mapping stays valid after the file is removed. None without a file."""
+        """Map an object's file into memory; return None if the file does not exist.
+
+        The mapping stays valid after the file is removed.
+        """
         if not is_object_id(object_id):
             return None
         try:
@@ -185,7 +188,8 @@ class ReplySizeBound:
     Attributes:
         objects: Greatest number of objects.
         size: Greatest total bytes of all objects.
-        assembled: Greatest total bytes of the arrays once assembled; a chunk that occurs twice counts twice.
+        assembled: Greatest total bytes of the arrays after their chunks are joined; a chunk that occurs twice counts
+            twice.
     """
 
     objects: int

@@ -43,8 +43,8 @@ class SuperLinkProcess:
         """Start the process, and wait until it answers health checks.
 
         Raises:
-            BadInput: If the hospitals' port is in use; or if the process ends or does not answer in time. Then the
-                message has the last lines of its log.
+            BadInput: If the hospitals' port is in use. Also if the process ends or does not answer in time; the message
+                shows the last lines of the process's log.
         """
         coordinator = self._coordinator
         raise_faults(find_hospital_port_faults(coordinator))

@@ -34,7 +34,7 @@ GRACE_S = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve calls until SIGTERM, or until the parent process has ended."""
+    """Run the SuperLink: serve calls until SIGTERM, or until the parent process has ended."""
     end_with_parent_if_requested()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     stop = threading.Event()
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def count_possible_connections(connections: int) -> int:
-    """Return how many of these connections the limit of open files allows; log a warning if it does not allow all."""
+    """Return how many of ``connections`` fit into the limit of open files, at least 1; log a warning if not all do."""
     room = raise_descriptor_limit() - OTHER_FILES
     if room < connections:
         problem = (

@@ -100,7 +100,11 @@ class SiteRegistry:
             self._sites.pop(node_id, None)
 
     def mark_site_connected(self, node_id: int, interval_s: float) -> bool:
-        """Mark a site as connected; return False if it is connected already or not registered."""
+        """Mark a site as connected; return False if it is connected already or not registered.
+
+        Args:
+            interval_s: Seconds between the site's heartbeats.
+        """
         with self._database.lock:
             return not self.is_site_connected(node_id) and self.record_site_heartbeat(node_id, interval_s)
 
@@ -115,7 +119,11 @@ class SiteRegistry:
             return True
 
     def record_site_heartbeat(self, node_id: int, interval_s: float) -> bool:
-        """Record a site's heartbeat; return False for an unregistered node."""
+        """Record a site's heartbeat; return False for an unregistered node.
+
+        Args:
+            interval_s: Seconds between the site's heartbeats.
+        """
         with self._database.lock:
             if (site := self._sites.get(node_id)) is None:
                 return False
@@ -131,7 +139,10 @@ class SiteRegistry:
 
 
 def derive_node_id(public_key: bytes) -> int:
-    """Return a public key's node id: 64 bits of the key's SHA-256, above the small numbers that Flower reserves."""
+    """Return a public key's node id: the first 64 bits of the key's SHA-256, with the highest bit set.
+
+    The node id is therefore above the small numbers that Flower reserves.
+    """
     return int.from_bytes(hashlib.sha256(public_key).digest()[:8]) | 1 << 63
 
 

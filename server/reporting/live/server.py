@@ -55,10 +55,11 @@ _HEADERS = {
 
 
 class LiveViewServer:
-    """Serves the live view on a listening socket; writes no log, because a log line could contain the token.
+    """Serves the live view on a listening socket to browsers that know a secret token.
 
-    A connection serves one request. If there are too many connections, the oldest one without the token is closed, so
-    that a browser with the token still gets an answer during a flood.
+    No log is written, because a log line could contain the token. A connection serves one request. If there are too
+    many connections, the oldest one without the token is closed, so that a browser with the token still gets an answer
+    during a flood.
     """
 
     def __init__(

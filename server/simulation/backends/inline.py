@@ -33,7 +33,13 @@ def import_client_app(experiment: str, base: Path, run_folder: Path) -> ClientAp
 
 
 def run_with_inline_grid(main: Main, app: ClientApp, sites: int) -> None:
-    """Call ``main`` with a Grid whose messages this process answers, one site after the other."""
+    """Call ``main`` with a Grid whose messages this process answers, one site after the other.
+
+    Args:
+        main: Runs the coordinator over the Grid.
+        app: Answers the messages to all sites.
+        sites: Number of sites.
+    """
     configure_flower()
     reuse_large_buffers()
     main(InlineGrid(app, sites))
@@ -109,7 +115,7 @@ class InlineGrid(SimulatedGrid):
         return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
-        """Let the next of these messages be answered by its site; return at most one reply."""
+        """Let the site of the first unanswered message answer it; return this reply, or none if all are answered."""
         for identifier in message_ids:
             if identifier in self._pending:
                 return [self.answer_message(self._pending.pop(identifier))]

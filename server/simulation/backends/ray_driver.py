@@ -141,7 +141,11 @@ class RayDriver:
     # ------------------------------------------------------------------ workers
 
     async def _keep_worker_running(self) -> None:
-        """Start a worker and let it answer messages; when it is lost, start another, unless too many fail to start."""
+        """Start a worker and let it answer messages; start another whenever a worker is lost.
+
+        Raises:
+            ProgramCannotContinue: If too many workers in a row fail to start.
+        """
         options: Any = {"num_cpus": self.settings.threads, "num_gpus": self.workers.gpus_per_site, "max_restarts": 0}
         actor_class: Any = ray.remote(**options)(SiteWorker)
         while True:
@@ -164,7 +168,8 @@ class RayDriver:
     async def _answer_next_message(self, actor: Any) -> bool:
         """Let a worker answer the next message of an idle site; return False if the worker is lost meanwhile.
 
-        The message of a lost worker is queued again; after :data:`MOST_LOSSES` workers it is reported as lost.
+        The message of a lost worker is queued again. After the loss of :data:`MOST_LOSSES` workers, the message is
+        reported to the coordinator as lost.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: any(task.site not in self._busy for task in self._waiting))

@@ -46,7 +46,12 @@ class SimulatedRunData:
 
 
 def run_on_ray(main: Main, run: SimulatedRunData, process: RayDriverHandle) -> None:
-    """Call ``main`` with a Grid whose sites are simulated by workers on Ray."""
+    """Call ``main`` with a Grid whose sites are simulated by workers on Ray.
+
+    Args:
+        main: Runs the coordinator over the Grid.
+        process: The process that drives Ray.
+    """
     configure_flower()
     reuse_large_buffers()
     try:

@@ -46,7 +46,7 @@ REASON = re.compile(r"Error\b|terminat|has ended")
 
 
 class RayDriverHandle:
-    """The coordinator's handle of the process that drives Ray."""
+    """The coordinator's handle of the process that starts Ray and passes messages to its workers."""
 
     def __init__(self, settings: RayWorkerSettings) -> None:
         self.settings = settings
@@ -65,7 +65,11 @@ class RayDriverHandle:
             )
 
     def begin_run(self, about: dict[str, Any], data: Sequence[Any]) -> int:
-        """Send the data of a run; return the number of workers.
+        """Send the data of a run to the process; return the number of workers.
+
+        Args:
+            about: JSON values: experiment, folders, names of sites, and shapes of the arrays in ``data``.
+            data: The arrays of the data set, as raw bytes.
 
         Raises:
             BadInput: If Ray does not meet the experiment's settings, or a cluster does not answer in time.
