@@ -97,6 +97,9 @@ def open_label_table(
 ) -> LabelTable:
     """Read and check the label table of a data set whose pictures are in a folder or a PACS, without reading pictures.
 
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+
     Raises:
         BadInput: If a check fails; it lists all faults.
     """
@@ -125,7 +128,13 @@ EXTERNAL_TEST = "external_test"
 
 
 def find_external_test_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
-    """Check the external test set, if there is one, without reading its pictures, and return all faults."""
+    """Check the external test set without reading its pictures, and return all faults.
+
+    The result is empty without a ``spec``, and for an npz file, which is checked only when it is loaded.
+
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+    """
     if spec is None or isinstance(spec, NpzDatasetSpec):
         return []
     return _rename_data_section_in_faults(find_dataset_faults(spec, base))
@@ -134,10 +143,14 @@ def find_external_test_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
 def load_external_test_images(
     spec: DataSpec | None, base: Path, store: DecodedImageStore = IN_MEMORY
 ) -> ImageSet | None:
-    """Load the external test set: only the test part of an npz file, else all images; None without a ``spec``.
+    """Load the external test set: only the test part of an npz file, or all images of any other data set.
 
     Args:
+        spec: Settings of the test set; None if there is none.
         base: The folder to which paths in ``spec`` are relative.
+
+    Returns:
+        The images; None without a ``spec``.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
@@ -172,7 +185,7 @@ def refuse_test_set_without_model_class(
 
 
 def _rename_data_section_in_faults(faults: Iterable[Fault]) -> list[Fault]:
-    """Replace the section ``data`` of the faults' keys by ``external_test``, also in the text of problem and remedy."""
+    """Return the faults with section ``data`` renamed to ``external_test`` in their keys, problems and remedies."""
     renamed = list[Fault]()
     for fault in faults:
         problem, remedy = (_KEY_OF_DATA.sub(f"{EXTERNAL_TEST}.", text) for text in (fault.problem, fault.remedy))

@@ -20,25 +20,25 @@ SHARE_OF_MEMORY = 0.75
 
 
 def compute_decoded_file_size_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_memory: bool = True) -> int:
-    """Return the bytes that the decoded content of a large file may take: a table, an npz file or an image volume.
+    """Return the maximum number of bytes for the decoded content of a table, an npz file or an image volume.
 
     Args:
         file_size: Size of the file in bytes.
         largest_mb: MiB that are always allowed, even for a very small file.
-        in_memory: False for content that is written to the disk piece by piece.
+        in_memory: False for content that is written to the disk piece by piece, so that memory sets no limit.
     """
     memory = int(SHARE_OF_MEMORY * measure_process_memory_limit()) if in_memory else MOST_GROWTH * file_size
     return max(largest_mb << 20, min(MOST_GROWTH * file_size, memory))
 
 
 def refuse_oversized_file(claimed: int, limit: int) -> None:
-    """Raise a ``ValueError`` with both sizes if the size that a file's header states is above the limit."""
+    """Raise a ``ValueError`` that names both sizes if ``claimed`` bytes of content are more than ``limit``."""
     if claimed > limit:
         raise ValueError(make_oversized_file_message(claimed, limit))
 
 
 def make_oversized_file_message(claimed: int, limit: int) -> str:
-    """Return the error message for a file that is too large, without a full stop."""
+    """Return the error message for content of ``claimed`` bytes, where ``limit`` are allowed; without a full stop."""
     return f"its content takes {format_mib(claimed)}, {format_mib(limit)} are allowed; data.largest_mb raises the bound"
 
 

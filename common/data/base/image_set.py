@@ -73,10 +73,12 @@ GREY_DIGESTS = 2**32
 
 
 def compute_picture_digest(pixels: NDArray[Any], secret: bytes | None = None) -> int:
-    """Return a number below 2^64 that identifies a picture: a hash of its pixels, or its grey if it has only one.
+    """Return a number below 2^64 that identifies a picture by its pixels.
 
-    A float32 picture of whole numbers has the digest of the same uint8 picture. If the only grey is no whole number,
-    the digest is the bits of its float32.
+    Usually the number is a hash of the pixels, 2^32 or more. If all values of the picture are equal, it is below 2^32:
+    that value if it is a whole number, else the bits of its float32.
+
+    A float32 picture of whole numbers has the same digest as the uint8 picture of these numbers.
 
     Args:
         pixels: uint8, or float32 from 0 to 255.
@@ -101,8 +103,8 @@ class LazyPictures(ABC):
 
     Attributes:
         shape: The shape of that array.
-        draws: True if reading applies random transforms, which follow from ``seed``. Such reading uses the process's
-            global random generators, so that only one thread may read.
+        draws: True if reading applies random transforms, which the ``seed`` of :meth:`read_pictures` determines. Only
+            one thread may then read, because the process's global random generators are used.
     """
 
     shape: tuple[int, ...]
@@ -111,11 +113,15 @@ class LazyPictures(ABC):
 
     @abstractmethod
     def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
-        """Return the pictures with these indices, in the given order; uint8, or float32 from 0 to 255."""
+        """Return the pictures with these indices, in the given order; uint8, or float32 from 0 to 255.
+
+        Args:
+            seed: Determines the random transforms, if reading applies any.
+        """
 
     @abstractmethod
     def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-        """Return the :func:`compute_picture_digest` of each of these pictures, without reading them."""
+        """Return the digest (:func:`compute_picture_digest`) of each picture with these indices, without reading it."""
 
     @property
     def ndim(self) -> int:
@@ -202,7 +208,7 @@ class ImageSet:
 
     @cached_property
     def picture_digests(self) -> NDArray[np.uint64]:
-        """The :func:`compute_picture_digest` of each picture, ``(n,)``."""
+        """The digest (:func:`compute_picture_digest`) of each picture, ``(n,)``."""
         rows = np.arange(len(self)) if self.places is None else self.places
         if isinstance(self.stored, LazyPictures):
             return self.stored.read_picture_digests(rows)
@@ -289,11 +295,17 @@ def hash_dataset(*parts: ImageSet) -> str:
 
 
 def hash_dataset_components(*parts: ImageSet) -> dict[str, str]:
-    """Return the number of images, and a short hash each of all pictures, all labels, all patients and each hospital.
+    """Return hashes of single components of a data set, which show where two data sets differ.
 
-    Two more hashes tell which picture has which labels, and which patient. The order of the images has no effect: a
-    change of one label may deal all patients anew. If the :func:`hash_dataset` of two data sets differs, these hashes
-    show where the difference is.
+    They are useful if the :func:`hash_dataset` of the two differs. They do not depend on the order of the images,
+    because a single changed label may distribute all patients anew over the parts.
+
+    Args:
+        parts: The parts of the data set, which have the same classes.
+
+    Returns:
+        By name: the number of images; a hash of all pictures, of all labels and of all patients; a hash of the pairs of
+        picture and labels, and of the pairs of picture and patient; for each hospital, a hash of its images.
     """
     labels = [row.tobytes() for part in parts for row in part.labels]
     digests = [digest.tobytes() for part in parts for digest in part.picture_digests]
@@ -318,7 +330,7 @@ Layout = dict[str, Any]
 def serialize_dataset_splits(
     splits: DatasetSplits, describe: Callable[[LazyPictures], Any] = lambda stored: None
 ) -> tuple[Layout, list[NDArray[Any]]]:
-    """Convert a data set to JSON and a list of arrays, which the JSON refers to by index, for another process.
+    """Convert a data set for another process: to JSON, and to a list of arrays to which the JSON refers by index.
 
     An array that several parts share is in the list once.
 
@@ -353,7 +365,8 @@ def deserialize_dataset_splits(
     """Rebuild a data set from the JSON and the arrays of :func:`serialize_dataset_splits`, without copying an array.
 
     Args:
-        opened: Opens pictures from the JSON that ``describe`` returned.
+        opened: Opens pictures from the JSON that ``describe`` of :func:`serialize_dataset_splits` returned; None if all
+            pictures are in ``arrays``.
     """
     sets, stores = list[ImageSet](), dict[str, LazyPictures]()
     for part in (layout[name] for name in PARTS):

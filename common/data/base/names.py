@@ -101,7 +101,7 @@ def normalize_name(text: str) -> str:
 
 
 def normalize_names_in_text(text: str) -> str:
-    """Normalise each name of a text with several lines or tabs; the line ends and tabs between names stay."""
+    """Normalise each name in a text of several names; the line ends and tabs between the names stay."""
     lines = ("\t".join(filter(None, map(normalize_name, line.split("\t")))) for line in text.splitlines())
     return "\n".join(filter(None, lines))
 
@@ -116,10 +116,10 @@ def is_blank_cell(cell: str) -> bool:
 
 
 def is_missing_value(cell: str) -> bool:
-    r"""Return True if a normalised text names nothing.
+    r"""Return True if a normalised text says that there is no value.
 
-    Such texts are blank cells, missing values and errors as programs write them (``None``, ``\N``, ``#REF!``), also in
-    brackets or quotes, and texts of signs only, such as ``-`` and ``?``.
+    Such a text is a blank cell; a missing value or an error as programs write it (``None``, ``\N``, ``#REF!``), also in
+    brackets or quotes; or a text of signs only, such as ``-`` and ``?``.
     """
     if is_blank_cell(cell) or not (cell[:1].isalnum() or any(map(str.isalnum, cell))):
         return True
@@ -130,7 +130,7 @@ def is_missing_value(cell: str) -> bool:
 
 
 def is_anonymous_patient(name: str) -> bool:
-    """Return True if a normalised text names no patient: it names nothing, or says ``ANON`` or ``No^Name``."""
+    """Return True if a normalised patient name names nobody: it is a missing value, or says ``ANON`` or ``No^Name``."""
     if name[-1:].isdecimal():
         return is_missing_value(name)
     if is_missing_value(name):
@@ -142,7 +142,7 @@ def is_anonymous_patient(name: str) -> bool:
 
 
 def looks_like_dummy_patient(name: str) -> bool:
-    """Return True if a normalised text is a number or pseudonym that may stand for nobody: ``0000``, ``ANON1``."""
+    """Return True if a normalised patient name may be a placeholder for unknown patients: ``0000``, ``ANON1``."""
     return _LIKE_NOBODY.fullmatch(name) is not None
 
 
@@ -191,7 +191,7 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
     r"""Find names that may mean the same thing, because they differ only in spelling.
 
     Ignored are case, accents, punctuation, spaces, leading zeros and number formats, a prefix such as ``MRN`` or ``P``
-    before a number, and a file extension. Letters of other alphabets that look like Latin ones are equal to these,
+    before a number, and a file extension. Letters of other alphabets count as the Latin letters that they look like,
     ``ae`` is equal to ``ä``, and ``aa`` within a word to ``å``. ``12-34-56`` is similar to ``123456`` and ``12-3456``,
     but not to ``123-456``. ``north/P1`` is similar to ``north\P1``, ``P1^north`` and ``P1``, but not to ``south/P1``.
 
@@ -199,8 +199,8 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
         names: Distinct normalised names.
 
     Returns:
-        A similar name for each name of a group of similar ones, except for one. Followed from name to name, these pairs
-        lead from all names of the group to that one.
+        Pairs of a name and a similar one. In each group of similar names, all names but one have such a pair, and
+        following the pairs from any name leads to the one without.
     """
     # A coarse key is ten times as fast as the fine one: a second for a million names.
     texts = (
@@ -225,10 +225,11 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def _pair_names_by_separators(similar: dict[str, str], first: Mapping[str, str]) -> None:
-    """Add pairs of names that differ in separators only, if all separators of one name are also in the other.
+    """Add to ``similar`` pairs of names that differ in separators only, if one has all separators of the other.
 
     Args:
-        first: The first name with each similarity key.
+        similar: Maps a name to a similar one, see :func:`find_similar_names`.
+        first: Maps each similarity key to the first name that has it.
     """
     same_letters = defaultdict[str, list[tuple[set[int], str]]](list)
     for likeness, name in first.items():
@@ -251,9 +252,10 @@ def _pair_names_by_separators(similar: dict[str, str], first: Mapping[str, str])
 
 
 def _pair_ids_with_and_without_place(similar: dict[str, str], names: Sequence[str]) -> None:
-    """Add pairs of names with the same identifier, if both name the same place, or if only one names a place.
+    """Add to ``similar`` pairs of names with one identifier, unless they name different places.
 
-    Such are ``north/P1`` and ``P1^north``, ``north/P1`` and ``P1``.
+    Both names may name the same place, as ``north/P1`` and ``P1^north`` do, or only one may, as with ``north/P1`` and
+    ``P1``.
     """
     placed = dict[str, tuple[str, str]]()  # keys of the place and of the id in it
     for name in filter(_PLACE_SIGN.search, names):
@@ -277,7 +279,7 @@ def _pair_ids_with_and_without_place(similar: dict[str, str], names: Sequence[st
 
 
 def _pair_reversed_person_names(similar: dict[str, str], names: Sequence[str]) -> None:
-    """Add pairs of a name with the family name first, ``Doe^John`` or ``Doe, John``, and ``John Doe``."""
+    """Add to ``similar`` pairs of names of one person, such as ``Doe^John`` or ``Doe, John``, and ``John Doe``."""
     by_words = dict[tuple[str, ...], str]()
     for name in names:
         if ("^" in name or "," in name) and _FAMILY_NAME_FIRST.fullmatch(name):
@@ -290,7 +292,7 @@ def _pair_reversed_person_names(similar: dict[str, str], names: Sequence[str]) -
 
 
 def _merge_name_groups(similar: dict[str, str], name: str, earlier: str) -> None:
-    """Add a pair, unless both names are in one group already."""
+    """Add the pair of two names to ``similar``, unless its pairs already connect the two."""
     root = _find_group_root(similar, name)
     if root == _find_group_root(similar, earlier):
         return
@@ -307,7 +309,7 @@ def _find_group_root(pairs: Mapping[str, str], name: str) -> str:
 
 
 def map_names_to_group_names(similar: Mapping[str, str]) -> dict[str, str]:
-    """Map all names in the pairs of :func:`find_similar_names` to the smallest name of their group."""
+    """Map each name in the pairs of :func:`find_similar_names` to the alphabetically first name of its group."""
     least = dict[str, str]()
     for name in similar:
         root = _find_group_root(similar, name)
@@ -316,7 +318,10 @@ def map_names_to_group_names(similar: Mapping[str, str]) -> dict[str, str]:
 
 
 def normalize_name_array(values: NDArray[np.generic]) -> NDArray[np.str_]:
-    """Convert an array ``(n,)`` of texts, bytes or numbers to normalised names; if all floats are whole, without .0."""
+    """Convert an array ``(n,)`` of texts, bytes or numbers to normalised names.
+
+    If all floats are whole numbers, their names have no ``.0``.
+    """
     values = np.asarray(values.tolist()) if values.dtype.kind == "O" else values
     distinct, inverse = np.unique(values, return_inverse=True)
     if distinct.dtype.kind == "S":

@@ -202,11 +202,14 @@ class LabelColumnsSpec(PictureTableSpec):
 
 
 def inherit_label_settings(own: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table's settings; settings for the names in cells that it lacks are added from those of another table.
+    """Return the settings of one label table, with some settings that it lacks added from another table.
+
+    Only settings about the names in cells are added. For a table with a ``finding_column`` they are the classes, the
+    synonyms and the lists of other names; for one with ``label_columns``, the synonyms of these columns.
 
     Args:
         own: The settings of the table, as parsed from a file.
-        names: Settings from which classes, synonyms and other names are taken.
+        names: The settings of the other table.
     """
     kinds = {"other_findings": list, "no_finding": list, "not_assessed": list, "classes": list, "synonyms": dict}
     given = {key: of[key] for of in (names, own) for key, kind in kinds.items() if isinstance(of.get(key), kind)}

@@ -145,7 +145,11 @@ def find_positive_images(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def find_shared_patient_faults(where: str, patients: Mapping[str, Names]) -> list[Fault]:
-    """Return a fault for each pair of parts that share patients, given each part's patients by the part's name."""
+    """Return a fault for each pair of parts that share patients, given each part's patients by the part's name.
+
+    Args:
+        where: The configuration key that the faults name.
+    """
     faults = []
     for (first, of_first), (second, of_second) in combinations(patients.items(), 2):
         shared = sort_patient_names(np.intersect1d(of_first, of_second))
@@ -158,7 +162,11 @@ def find_shared_patient_faults(where: str, patients: Mapping[str, Names]) -> lis
 
 
 def find_patient_name_faults(where: str, patients: Names) -> list[Fault]:
-    """Return faults for unusable patient names, and for similar names that may mean one patient."""
+    """Return faults for unusable patient names, and for similar names that may mean one patient.
+
+    Args:
+        where: The configuration key that the faults name.
+    """
     names = np.unique(patients).tolist()
     faults = []
     if nameless := [name for name in names if is_anonymous_patient(name)]:
@@ -178,8 +186,8 @@ class PatientIndex:
     Attributes:
         of_image: ``(n,)`` patient number of each image.
         first: ``(patients,)`` index of each patient's first image.
-        classes: ``(patients,)`` index of the first positive class of that image; the number of classes if none is
-            positive.
+        classes: ``(patients,)`` index of the first positive class of the patient's first image; the number of classes
+            if it has none.
     """
 
     of_image: Numbers
@@ -231,6 +239,10 @@ class StratifiedPatientSplitter:
     def split_off_patient_fraction(self, numbers: Numbers, fraction: float, holder: str) -> tuple[Numbers, Numbers]:
         """Split a ``fraction`` off the patients of a site or task; return the rest and the fraction, both shuffled.
 
+        Args:
+            numbers: The numbers of these patients, which index ``classes``.
+            holder: Name of the site or task, for the error message.
+
         Raises:
             BadInput: If a class has a single patient, or either group is too small to have all classes.
         """
@@ -250,7 +262,15 @@ class StratifiedPatientSplitter:
         return rest, part
 
     def split_patients_70_10_20(self, numbers: Numbers, holder: str) -> PatientSplit:
-        """Split patients 70/10/20 into training, validation and test; the test part is drawn first."""
+        """Split patients 70/10/20 into training, validation and test; the test part is drawn first.
+
+        Args:
+            numbers: The numbers of the patients, which index ``classes``.
+            holder: Name of the site or task that has them, for the error message.
+
+        Raises:
+            BadInput: If a class has too few patients.
+        """
         rest, test = self.split_off_patient_fraction(numbers, TEST, holder)
         train, validation = self.split_off_patient_fraction(rest, VALIDATION / (1 - TEST), holder)
         return PatientSplit(train, validation, test)

@@ -104,6 +104,8 @@ class PacsImageCache:
     def write_image_to_cache(self, uid: str, data: bytes) -> None:
         """Write an image to the cache, and remove the least recently used images if the size limit requires it.
 
+        An image that is larger than the whole cache may be is not written.
+
         Raises:
             OSError: If the disk is full.
         """
@@ -166,7 +168,7 @@ class PacsArchive:
         return self.client
 
     def find_reading_faults(self) -> list[Fault]:
-        """Return why reading stopped before all images were read: a full disk, a failed server, or nothing."""
+        """Return the faults, a full disk or a failed server, that ended reading too early; empty if there are none."""
         failed = self.client.failed
         return [fault for fault in (self._disk, failed.fault if failed else None) if fault]
 
@@ -178,7 +180,7 @@ class PacsArchive:
         """Search the PACS for the images of each key; searches whose results are in the cache are not repeated.
 
         Raises:
-            BadInput: If the server gives no usable response.
+            BadInput: If the server gives no usable response, or does not respond.
         """
         places, distinct = self.cache.load_cached_search_results(), list(dict.fromkeys(keys))
         new = [key for key in distinct if str(key) not in places]
@@ -210,9 +212,12 @@ class PacsArchive:
     def read_picture_file(self, file: Path) -> bytes | Path:
         """Return an image file from the cache, or download it and store it in the cache.
 
+        Args:
+            file: Path of the image in the cache, whose name is the SOPInstanceUID.
+
         Raises:
             UnusablePacsResponse: If the server does not give this image.
-            PacsServerFailure: If the server gives no more images.
+            PacsServerFailure: If this and all further requests fail.
             OSError: If the disk is full.
         """
         uid = file.stem
@@ -280,6 +285,9 @@ def _format_media_type(media_type: str) -> str:
 def open_pacs_archive(spec: DicomwebDatasetSpec, base: Path) -> PacsArchive:
     """Prepare access to a PACS without sending a request: read the secret and certificates, and open the cache.
 
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+
     Raises:
         BadInput: If any of these fails; it lists all faults.
     """
@@ -319,9 +327,12 @@ def _collect_bad_input_faults(faults: list[Fault]) -> Iterator[None]:
 def _make_authorization_header(spec: DicomwebDatasetSpec, base: Path) -> str:
     """Return the value of the ``Authorization`` header; empty without authentication.
 
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+
     Raises:
-        BadInput: If the secret's file or variable is missing, the secret is not valid or too long, or other users can
-            read the file.
+        BadInput: If the secret's file or variable is missing, if other users can read the file, or if the secret is not
+            valid or too long.
     """
     if spec.authentication is None:
         return ""

@@ -209,7 +209,12 @@ class DicomwebClient:
 
 
 def _refuse_unusable_response(response: httpx.Response, server: str, largest: int) -> None:
-    """Raise the error for a status or headers that make a response unusable, whose body is not yet read."""
+    """Raise an error if the status or the headers make a response unusable; its body need not be read yet.
+
+    Args:
+        server: Name of the server, for the message.
+        largest: Maximum size of the body in bytes.
+    """
     status = response.status_code
     if status == 401:
         raise PacsServerFailure(f"{server} does not accept the authentication (401).", _ADVICE_SECRET)
@@ -240,7 +245,11 @@ def _refuse_oversized_response(size: int, largest: int) -> None:
 
 
 def _explain_connection_failure(error: Exception, server: str) -> PacsServerFailure:
-    """Return a :class:`PacsServerFailure` that explains why the connection failed, from the causes of an exception."""
+    """Return a :class:`PacsServerFailure` that says why the connection failed, from the causes behind ``error``.
+
+    Args:
+        server: Host and port of the server, for the message.
+    """
     cause: BaseException | None = error
     for _ in range(10):  # the chain of causes may be circular
         if cause is None:

@@ -64,11 +64,11 @@ def find_images_by_study_uid(client: DicomwebClient, study: str) -> list[PacsIma
 
 
 def find_images_by_accession_number(client: DicomwebClient, number: str) -> list[PacsImageLocation]:
-    """Find all images of the study with this AccessionNumber.
+    """Find all images of the study with this AccessionNumber; empty if the server does not have it.
 
     Raises:
         UnusablePacsResponse: If the number belongs to several studies, or a response cannot be used.
-        PacsServerFailure: If the server gives no more responses.
+        PacsServerFailure: If this and all further requests fail.
     """
     results = list(_search_all_result_pages(client, "/studies", {"AccessionNumber": number}))
     same = [result for result in results if _get_first_attribute_value(result, "accession") == number]
@@ -104,7 +104,16 @@ SEARCHES: Mapping[str, Callable[[DicomwebClient, str], list[PacsImageLocation]]]
 def _search_image_instances(
     client: DicomwebClient, path: str, parameters: Mapping[str, str], study: str
 ) -> Iterator[PacsImageLocation]:
-    """Yield the found instances that are images; refuse one of another study than ``study``, unless that is empty."""
+    """Search the PACS for instances, and yield those that are images.
+
+    Args:
+        path: URL path of the search, relative to the service's address.
+        parameters: The query of the search.
+        study: The StudyInstanceUID that all results must have; empty if any is right.
+
+    Raises:
+        UnusablePacsResponse: If a result is of another study, or a response cannot be used.
+    """
     results = list(_search_all_result_pages(client, path, parameters))
     # Some servers return the key without values.
     has_rows = any(_get_first_attribute_value(result, "rows") for result in results)
@@ -120,9 +129,12 @@ def _search_image_instances(
 
 
 def _search_all_result_pages(client: DicomwebClient, path: str, parameters: Mapping[str, str]) -> Iterator[Json]:
-    """Request one page of results after the other, and yield all results; refuse endless or damaged answers.
+    """Request one page of search results after the other, and yield the results.
 
     The search stops at a page without new results, because some servers ignore the offset and repeat a page.
+
+    Raises:
+        UnusablePacsResponse: If a response is damaged, or the search has too many pages or results.
     """
     identity, uids = "study" if path == "/studies" else "instance", set[str]()
     for _ in range(MOST_PAGES):
@@ -157,6 +169,9 @@ def _get_first_attribute_value(result: Json, name: str) -> str:
 
     Numbers, bare values without a list, and values in the form of a person's name are read too.
 
+    Args:
+        name: Key of the attribute in ``TAGS``, such as "modality".
+
     Raises:
         UnusablePacsResponse: If a value has another form, or if there are several PatientIDs.
     """
@@ -177,7 +192,11 @@ def _get_first_attribute_value(result: Json, name: str) -> str:
 
 
 def _read_uid(result: Json, name: str) -> str:
-    """Return the UID of a result by its name, "study", "series" or "instance"; refuse a result without a valid one."""
+    """Return one UID of a search result: by ``name``, that of its "study", "series" or "instance".
+
+    Raises:
+        UnusablePacsResponse: If the result has no valid UID of this name.
+    """
     uid = _get_first_attribute_value(result, name)
     if not UID.fullmatch(uid):
         problem = f"the answer to a search holds an object without the UID ({name}) of digits and dots"

@@ -81,9 +81,13 @@ def apply_weak_augmentation(images: Tensor, spec: AugmentationSpec, draws: Tenso
 
 
 def make_rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
-    """Return rotation matrices ``(batch, 2, 2)`` for angles in full turns, corrected for the images' aspect ratio.
+    """Return matrices ``(batch, 2, 2)`` that rotate without distortion, although the images may not be square.
 
-    They map output to input coordinates, which run from -1 to 1.
+    The matrices map output to input coordinates, both from -1 to 1 across the image.
+
+    Args:
+        turns: ``(batch,)`` angles in full turns.
+        images: ``(batch, channels, height, width)``; only the aspect ratio is used.
     """
     angles = 2 * math.pi * turns
     cos, sin = angles.cos(), angles.sin()
@@ -143,13 +147,13 @@ def apply_strong_augmentation(images: Tensor, draws: Tensor) -> Tensor:
 
 
 def _stretch_channel_contrast(images: Tensor, strengths: Tensor) -> Tensor:
-    """Stretch the values of each channel to 0..255; a constant channel stays unchanged."""
+    """Stretch the values of each channel to 0..255; a constant channel stays unchanged. ``strengths`` has no effect."""
     low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
     return torch.where(high > low, (images - low) * 255 / (high - low).clamp(min=1e-6), images)
 
 
 def _blend_two_pictures(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
-    """Blend images with other images; the original's weight is 0.05 to 0.95, depending on the strength."""
+    """Blend ``images`` with ``other`` pictures; the weight of ``images`` rises with the strength from 0.05 to 0.95."""
     return other + (images - other) * (0.05 + 0.9 * strengths[:, None, None, None])
 
 
@@ -161,17 +165,22 @@ def _change_image_saturation(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _change_image_sharpness(images: Tensor, strengths: Tensor) -> Tensor:
-    """Blend images with a smoothed copy, whose kernel weighs the centre 5 and each of the eight neighbours 1."""
+    """Blend images with a smoothed copy of themselves; the weight of the original rises with the strength.
+
+    The smoothing kernel of 3x3 pixels weighs the centre 5 and each of the eight neighbours 1.
+    """
     sides = functional.pad(images, (1, 1, 1, 1), mode="replicate")
     smooth = (9 * functional.avg_pool2d(sides, 3, stride=1) + 4 * images) / 13
     return _blend_two_pictures(smooth, images, strengths)
 
 
 def _shear_or_shift_images(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
-    """Shear or shift images: from an identity ``(2, 3)``, change one entry of each affine matrix by up to ``most``.
+    """Shear or shift each image by an affine matrix ``(2, 3)``: the identity with one changed entry.
 
     Args:
+        strengths: ``(batch,)``; 0 changes the entry by ``-most``, 0.5 by nothing, 1 by ``most``.
         place: Row and column of the entry.
+        most: Largest change of the entry.
     """
     transforms = torch.eye(2, 3, device=images.device).repeat(len(images), 1, 1)
     transforms[:, place[0], place[1]] += (2 * strengths - 1) * most

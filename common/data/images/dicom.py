@@ -218,7 +218,15 @@ def _refuse_unsupported_palette(dataset: Any) -> None:
 
 
 def _decode_dicom_frame(dataset: Any, layout: DicomPixelLayout, index: int, limit: int) -> NDArray[Any]:
-    """Decode a frame to stored values ``(rows, columns[, samples])``; uncompressed and RLE pixels keep unused bits."""
+    """Decode a frame to stored values ``(rows, columns[, samples])``; uncompressed and RLE pixels keep unused bits.
+
+    Args:
+        index: Number of the frame, from 0.
+        limit: Bytes of memory that decoding may take.
+
+    Raises:
+        ValueError: If the pixels are damaged, or do not fit the header.
+    """
     _refuse_pixel_size_mismatch(dataset, layout, index, limit)
     syntax, size, is_grey, stored = layout.syntax, layout.allocated // 8, layout.samples == 1, dataset.BitsStored
     if is_grey and not syntax.is_encapsulated and syntax.is_little_endian and size in (1, 2, 4):  # faster than pydicom
@@ -239,9 +247,16 @@ def _decode_dicom_frame(dataset: Any, layout: DicomPixelLayout, index: int, limi
 
 
 def _refuse_pixel_size_mismatch(dataset: Any, layout: DicomPixelLayout, index: int, limit: int) -> None:
-    """Raise a ``ValueError`` if pixel data have another size than the header states.
+    """Refuse pixel data that have another size or sign than the header states, or need too much memory.
 
-    Such data would shear the picture, or exceed the memory limit.
+    Pixels of another size would shear the picture.
+
+    Args:
+        index: Number of the frame, from 0.
+        limit: Bytes of memory that decoding may take.
+
+    Raises:
+        ValueError: If the pixel data are refused.
     """
     rows, columns, pixels = layout.rows, layout.columns, dataset[_PIXELS].value
     if not layout.syntax.is_encapsulated:

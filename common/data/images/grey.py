@@ -132,12 +132,13 @@ def read_lookup_table_entries(data: Any, count: int, bits: int, order: str, name
 def guess_lookup_table_bit_depth(top: int, stated: int, stored: int, name: str) -> int:
     """Determine how many bits the entries of a LUT really have, because some devices state a wrong number.
 
-    The ``stated`` bits are right if the largest entry, ``top``, fits into them and uses at least a quarter of their
-    range (for up to 8 bits it only has to fit). Else the ``stored`` bits of a pixel are tried in the same way. Else the
-    smallest usual depth into which ``top`` fits is taken, if ``top`` is its white or the depth is 16.
+    The first of these depths that is plausible for the largest entry, ``top``, is returned: ``stated``; ``stored``, the
+    bits of a pixel; the smallest of 8, 10, 12, 14 and 16 into which ``top`` fits. The first two are plausible if
+    ``top`` fits and is at least a quarter of the range; up to 8 bits, it only has to fit. The third is plausible if it
+    is 16, or if ``top`` is white at this depth.
 
     Raises:
-        ValueError: If none of these fits; ``name`` is the table's name in the message.
+        ValueError: If none is plausible; ``name`` is the table's name in the message.
     """
     for bits in (stated, stored):
         if 0 < bits <= 16 and top < 1 << bits and (top >= 1 << bits - 2 or bits <= 8):
@@ -193,14 +194,18 @@ class StoredPixelBits:
     lossless: bool
 
     def extract_pixel_values(self, numbers: Numbers) -> Numbers:
-        """Return the pixel values, with unused bits removed and the sign applied."""
+        """Return the values of stored pixels, with unused bits removed and the sign applied."""
         if not self.lossless or self.stored == 8 * numbers.itemsize:
             return numbers
         value = (numbers.astype(np.int64) >> self.unused) & ((1 << self.stored) - 1)
         return value - ((value >> self.stored - 1) << self.stored) if self.signed else value
 
     def correct_header_sign(self, value: int, allocated: int) -> int:
-        """Correct a header value whose sign does not match the pixels, such as 65535 for -1 if pixels are signed."""
+        """Correct a header value whose sign does not match the pixels, such as 65535 for -1 if pixels are signed.
+
+        Args:
+            allocated: Number of bits allocated per pixel, unused ones included.
+        """
         if self.signed:
             for bits in (self.stored, allocated, 16):
                 if 1 << bits - 1 <= value < 1 << bits:
@@ -270,9 +275,9 @@ class GreyscalePipeline:
         return values if (self.slope, self.intercept) == (1, 0) else values * self.slope + self.intercept
 
     def is_linear_without_padding(self, low: int, high: int) -> bool:
-        """Return True if stored numbers from ``low`` to ``high`` have a linear modality transform and no padding.
+        """Return True if the modality transform is linear for stored numbers from ``low`` to ``high``, without padding.
 
-        Then the smallest and the largest number have the extreme modality values, and no other needs to be examined.
+        If so, the smallest and the largest number have the extreme modality values, and no other needs to be examined.
         """
         numbers = self.numbers
         has_no_unused_bits = numbers.unused == 0 and low >= 0 and high < 1 << numbers.stored - numbers.signed
@@ -306,7 +311,11 @@ class GreyscalePipeline:
 
 
 def _read_dicom_number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] | None:
-    """Return the first numbers of two elements that belong together; None if both are missing, refused if one is."""
+    """Return the first numbers of two elements that belong together; None if both elements are missing.
+
+    Raises:
+        ValueError: If only one of the two is missing.
+    """
     numbers = read_dicom_number(dataset, first), read_dicom_number(dataset, second)
     if numbers[0] is None and numbers[1] is None:
         return None
@@ -319,8 +328,11 @@ def _read_dicom_number_pair(dataset: Any, first: str, second: str) -> tuple[floa
 def render_dicom_as_8_bit_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[np.uint8]:
     """Convert stored pixels ``(height, width)`` to 8-bit grey.
 
+    Args:
+        display: The transform for this image.
+
     Raises:
-        ValueError: If all pixels are padding, and there is no window.
+        ValueError: If all pixels are padding, and there is neither a window nor a VOI LUT.
     """
     low, high = int(numbers.min()), int(numbers.max())
     if high - low >= max(numbers.size, 256):  # the table would be larger than the picture
@@ -340,9 +352,9 @@ def render_dicom_as_8_bit_grey(numbers: Numbers, display: GreyscalePipeline) -> 
 def _find_extreme_stored_numbers(
     unsigned: Numbers, table_numbers: Numbers, cells: Numbers, display: GreyscalePipeline
 ) -> NDArray[np.int64]:
-    """Return enough stored numbers of a picture to find its smallest and its largest modality value among them.
+    """Return stored numbers of a picture, among them those with its smallest and its largest modality value.
 
-    If there is a window or a VOI LUT, these two are not needed; the smallest and the largest number are returned.
+    With a window or a VOI LUT the modality values do not matter, and the smallest and the largest number are returned.
 
     Args:
         unsigned: The picture, its numbers reinterpreted as unsigned.
@@ -369,7 +381,16 @@ def _find_extreme_stored_numbers(
 
 
 def _find_modality_value_range(bands: Any, display: GreyscalePipeline) -> tuple[float, float]:
-    """Return a picture's smallest and largest modality value, without padding; refuse one of nothing but padding."""
+    """Return a picture's smallest and largest modality value, without padding.
+
+    With a window or a VOI LUT these values are not needed, and both are 0.
+
+    Args:
+        bands: Arrays of stored numbers, which together are the picture.
+
+    Raises:
+        ValueError: If all pixels are padding.
+    """
     if not display.has_no_window_or_voi_lut:
         return 0.0, 0.0
     limits = list[tuple[float, float]]()

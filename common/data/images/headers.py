@@ -146,7 +146,10 @@ def read_encoded_frame_shape(frame: bytes) -> tuple[int, int, int]:
 
 
 def is_jpeg_2000_signed(frame: bytes) -> bool:
-    """Return True if a JPEG 2000 frame has signed samples (ITU-T T.800, A.5.1); its shape has been read before."""
+    """Return True if a frame is JPEG 2000 with signed samples (ITU-T T.800, A.5.1), False for other kinds of frames.
+
+    Call :func:`read_encoded_frame_shape` first, which refuses a damaged header.
+    """
     return not frame.startswith(b"\xff\xd8") and frame[frame.index(_SIZ) + 42] >= 0x80
 
 
@@ -228,7 +231,9 @@ larger ones is counted without decompression."""
 
 
 def compute_rle_plane_sizes(frame: bytes) -> list[int]:
-    """Return the decompressed bytes of each segment of an RLE frame, which holds a byte of each pixel (PS3.5, annex G).
+    """Return the decompressed size in bytes of each segment of an RLE frame (PS3.5, annex G).
+
+    A segment holds one byte of each pixel.
 
     Raises:
         ValueError: If the header is damaged.
@@ -329,7 +334,7 @@ def list_dicom_patient_ids(heads: Sequence[DicomHeader]) -> list[str] | None:
     """Return the PatientID of each file, with gaps filled by :func:`fill_missing_patients_by_study`.
 
     Returns:
-        None if no file names a patient, or if there are several files with only one PatientID among them, which was
+        One name per file. None if no file names a patient, or if only one PatientID occurs in several files, which was
         probably written in place of all names.
     """
     names = {head.patient for head in heads if not is_anonymous_patient(head.patient)}

@@ -156,10 +156,10 @@ def parse_jpeg_header(data: bytes) -> JpegHeader:
 
 
 def _refuse_incomplete_jpeg_data(data: bytes, process: int, frame: bytes, scans: Sequence[JpegScan]) -> None:
-    """Raise a ``ValueError`` if the frame or a part of its data is missing or was overwritten with zeros.
+    """Raise a ``ValueError`` if a part of the picture is missing, or was overwritten with zeros.
 
-    It is if scans do not give all bits of the coefficients, if restart markers are missing or in a wrong order, or if a
-    sequential scan contains too many zero bytes in a row.
+    Signs of this are a missing frame, scans that do not give all bits of the coefficients, restart markers that are
+    missing or in a wrong order, and too many zero bytes in a row in a sequential scan.
 
     Args:
         process: Second byte of the frame marker.
@@ -194,9 +194,10 @@ def _refuse_incomplete_jpeg_data(data: bytes, process: int, frame: bytes, scans:
 def _compute_max_plausible_zero_run(scan: JpegScan, sampling: Mapping[int, int]) -> int:
     """Return a number of consecutive zero bytes that proves damage to a sequential scan; 0 if no number does.
 
-    Disks and failed copies leave runs of zeros. Zero bits are valid code words, too. But in most files they decode to
-    blocks in which all coefficients are equal, and no real picture has two minimum coded units (MCU) of such blocks
-    in a row. In a file in which zero bits decode to uniformly grey blocks, a run proves nothing.
+    Disks and failed copies leave runs of zeros, but zero bits are valid code words, too. In most files they decode to
+    blocks in which all coefficients are equal. No real picture has two minimum coded units (MCU) of such blocks in a
+    row, so that a longer run proves damage. In a file in which zero bits decode to uniformly grey blocks, a run proves
+    nothing.
 
     Args:
         sampling: Sampling factors of each component.
@@ -253,7 +254,7 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = lambda imag
 
 
 class _FileWithReadBarrier(io.BytesIO):
-    """A file in which no ``read(size)`` crosses the position ``first``, so that ``tell`` shows if more was needed."""
+    """A file in which no ``read(size)`` crosses position ``first``, so that ``tell`` shows if a reader needed more."""
 
     def __init__(self, data: bytes, first: int) -> None:
         super().__init__(data)
@@ -275,10 +276,10 @@ def _load_jpeg(file: io.BytesIO, prepare: Callable[[Image.Image], Any]) -> Image
 
 
 def refuse_incomplete_lossless_jpeg(data: bytes, pixels: NDArray[Any]) -> None:
-    """Refuse a lossless JPEG whose compressed data are shorter or longer than its decoded pixels say.
+    """Refuse a lossless JPEG whose compressed data are shorter or longer than its decoded pixels require.
 
-    The code word of a sample is that of its difference from a prediction, so that the number of bits follows from the
-    pixels (ITU-T T.81, H.1.2). A decoder that ran out of data invents pixels, which need more bits than there are.
+    A lossless JPEG encodes the difference of each sample from a prediction, so that the number of bits follows from the
+    pixels (ITU-T T.81, H.1.2). A decoder that runs out of data invents pixels, which require more bits than there are.
 
     Args:
         pixels: The decoded picture, ``(height, width[, components])``.
@@ -313,7 +314,10 @@ def refuse_incomplete_lossless_jpeg(data: bytes, pixels: NDArray[Any]) -> None:
 
 @cache
 def _count_prediction_error_bits() -> NDArray[np.uint8]:
-    """Return the number of significant bits of each prediction error modulo 2^16 (ITU-T T.81, table H.2)."""
+    """Return the number of significant bits of each prediction error, ``(65536,)`` (ITU-T T.81, table H.2).
+
+    Index i is the prediction error modulo 2^16.
+    """
     errors = np.arange(1 << 16)
     sizes: NDArray[np.uint8] = np.ceil(np.log2(np.minimum(errors, (1 << 16) - errors) + 1)).astype(np.uint8)
     return sizes

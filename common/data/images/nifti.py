@@ -59,7 +59,11 @@ class NiftiHeader:
         return self.shape[0] * self.shape[1] * self.kind.itemsize
 
     def find_nifti_file_axis(self, world: int) -> tuple[int, bool]:
-        """Return the file's axis that runs along a world axis, and True if it runs in the opposite direction."""
+        """Return the file's axis that runs along a world axis, and True if it runs in the opposite direction.
+
+        Args:
+            world: 0 for the axis to the patient's right, 1 to the front, 2 to the head.
+        """
         axis = int(np.flatnonzero(self.orientation[:, 0] == world)[0])
         return axis, bool(self.orientation[axis, 1] < 0)
 
@@ -68,8 +72,8 @@ def decode_nifti_and_blankness(file: Path, rendering: PictureRenderingOptions) -
     """Decode one slice of a NIfTI volume to uint8 grey ``(height, width)``.
 
     An axial slice shows the front at the top and the patient's right on the left, a coronal slice the head at the top
-    and the patient's right on the left, a sagittal slice the head at the top and the front on the left. Slices are
-    counted from the feet, from the back, and from the left.
+    and the patient's right on the left, a sagittal slice the head at the top and the front on the left. Axial slices
+    are counted from the feet, coronal ones from the back, sagittal ones from the left.
 
     A gzip file is decompressed to its end, because its checksum is there.
 
@@ -142,6 +146,8 @@ def _read_nifti_slice(content: IO[bytes], volume: NiftiHeader, world: int, at: i
     """Return a slice at right angles to the axis ``world``, transposed and flipped for display, as ``(height, width)``.
 
     Args:
+        content: The decompressed file.
+        world: 0 for the axis to the patient's right, 1 to the front, 2 to the head.
         at: Index of the slice along the file's axis that runs along ``world``.
     """
 

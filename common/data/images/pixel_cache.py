@@ -87,7 +87,7 @@ class CacheFolderLock:
 
 
 class _CachedPictures(LazyPictures):
-    """Base class of pictures in a cache file, whose digests are in the file ``rows``."""
+    """Base class of pictures in a cache file; their digests are in the file ``rows`` beside it."""
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], in_use: CacheFolderLock | None = None) -> None:
         self.path, self.shape, self._in_use = path, (count, *shape), in_use
@@ -198,15 +198,18 @@ class PixelCache:
         return [record[:_KEY] for record in records[:whole]]
 
     def load_rows_by_content_key(self) -> dict[bytes, int]:
-        """Return the row of each cached picture by its content key."""
+        """Return the row of each cached picture by its content key (hash of the source file)."""
         return {key: row for row, key in enumerate(self.list_source_file_hashes())}
 
     def load_blank_picture_keys(self) -> set[bytes]:
-        """Return the content keys of pictures that are one uniform grey, because the window misses all their values."""
+        """Return the content keys (hashes of the source files) of pictures that are one uniform grey.
+
+        They are so because the window misses all their values.
+        """
         return set(_read_fixed_size_records(self.folder / BLANK, _KEY))
 
     def load_content_keys_by_file(self) -> dict[bytes, bytes]:
-        """Return the content key of each known file, by the hash from :meth:`hash_file_identity`."""
+        """Return the content key (hash of the bytes) of each known file, by the file's :meth:`hash_file_identity`."""
         return {r[:_IDENTITY]: r[_IDENTITY:] for r in _read_fixed_size_records(self.folder / FILES, _IDENTITY + _KEY)}
 
     def hash_file_identity(self, about: str) -> bytes:
@@ -248,7 +251,7 @@ class PixelCacheWriter:
     """Adds pictures to a cache; thread-safe.
 
     Attributes:
-        places: The row of each cached picture by its content key.
+        places: The row of each cached picture by its content key (hash of the source file).
     """
 
     def __init__(self, cache: PixelCache) -> None:
@@ -272,6 +275,9 @@ class PixelCacheWriter:
 
     def add_picture_to_cache(self, key: bytes, picture: NDArray[np.uint8]) -> int:
         """Write a picture, and return its row.
+
+        Args:
+            key: Content key of the picture (hash of the source file).
 
         Raises:
             OSError: If the disk is full.
@@ -297,12 +303,17 @@ class PixelCacheWriter:
         return row
 
     def record_file_content_key(self, identity: bytes, key: bytes) -> None:
-        """Record the content key of an image file, so that the next run finds its picture without reading the file."""
+        """Record the content key of an image file, so that the next run finds its picture without reading the file.
+
+        Args:
+            identity: Hash of the file's path, size and times, from :meth:`PixelCache.hash_file_identity`.
+            key: Hash of the file's bytes, from :meth:`PixelCache.hash_image_file`.
+        """
         with self._lock:
             self._new_files.append(identity + key)
 
     def record_blank_picture(self, key: bytes) -> None:
-        """Record that a picture is one uniform grey; called before the picture is added."""
+        """Record that the picture with this content key is one uniform grey. Call this before the picture is added."""
         self._blank.write(key)
 
     def _flush_rows_to_disk(self) -> None:
@@ -406,7 +417,7 @@ def _remove_cache_folder(folder: Path) -> None:
 
 
 def _remove_folder_holding_only_mark(folder: Path) -> bool:
-    """Remove a marked folder and return True, if nothing but the mark is in it."""
+    """Remove a cache folder if nothing but the file ``CACHEDIR.TAG`` is in it; return True if it was removed."""
     with suppress(OSError):
         if [path.name for path in folder.iterdir()] == [MARK]:
             (folder / MARK).unlink()
@@ -419,7 +430,7 @@ def remove_all_pixel_caches(root: Path) -> bool:
     """Remove all caches below ``root``, even those in use, and ``root`` itself if it was made for them alone.
 
     Returns:
-        True if there were any.
+        True if anything was removed.
 
     Raises:
         OSError: If a file cannot be removed.
@@ -431,7 +442,10 @@ def remove_all_pixel_caches(root: Path) -> bool:
 
 
 def make_keyed_blake3_hash(secret: bytes | None) -> blake3:
-    """Return a new BLAKE3 hash object; with a secret key, others cannot test whether a known image is in the cache."""
+    """Return a new BLAKE3 hash object, keyed by ``secret`` unless it is None.
+
+    Without the key nobody can test whether a known image is in the cache.
+    """
     return blake3() if secret is None else blake3(key=secret)
 
 
@@ -442,7 +456,7 @@ def hash_image_file(content: bytes | Path, secret: bytes | None = None) -> bytes
 
 
 def _read_fixed_size_records(path: Path, size: int) -> list[bytes]:
-    """Return the records of fixed ``size`` in a file; an incomplete last record is left out."""
+    """Return the records of ``size`` bytes in a file, without an incomplete last one; empty if there is no file."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -461,7 +475,10 @@ def _memory_map_pixel_rows(path: Path, count: int, row_bytes: int) -> NDArray[np
 
 
 def _make_aes_gcm_associated_data(path: Path, row: int, key: bytes) -> bytes:
-    """Return AES-GCM's associated data, which bind a row to its position and content key against swapping."""
+    """Return associated data for AES-GCM that bind encrypted pixels to their cache folder, row and content key.
+
+    Decryption fails if somebody has exchanged two rows.
+    """
     return f"{path.parent.name}/{row}/".encode() + key
 
 

@@ -84,7 +84,11 @@ class ImageTensors:
         return int(torch.randint(2**62, (), generator=torch.default_generator))
 
     def _read_picture_tensors(self, rows: Tensor, seed: int) -> Tensor:
-        """Return the pictures with these indices, not yet moved to ``device``."""
+        """Return the pictures with these indices, not yet moved to ``device``.
+
+        Args:
+            seed: Determines the random transforms of a user's data set.
+        """
         rows = rows.to(self.index_tensor_device)
         places = rows if self.rows is None else self.rows[rows]
         if isinstance(self.stored, Tensor):

@@ -81,7 +81,11 @@ def explain_unsupported_file_type(head: bytes) -> str:
 
 
 def describe_png_conversion(reasons: Iterable[str]) -> str:
-    """Return how to convert files to PNG; empty if no reason from :func:`explain_unsupported_file_type` advises it."""
+    """Return advice on how to convert files to PNG, or an empty text if no reason calls for it.
+
+    Args:
+        reasons: Reasons why files are not read, from :func:`explain_unsupported_file_type`.
+    """
     if not any(reason.endswith(_CONVERT) for reason in reasons):
         return ""
     return (
@@ -233,7 +237,10 @@ def _convert_pillow_mode(image: Image.Image, mode: str) -> Image.Image:
 
 
 def fit_picture_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArray[np.uint8]:
-    """Convert a picture to a data set's size and colour: bilinear resizing, padding with black unless stretched."""
+    """Convert a picture to a data set's size and colour, with bilinear resizing.
+
+    A picture that is not square is padded with black, unless the format stretches pictures.
+    """
     mode = "RGB" if form.color else "L"
     # Grey is converted to colour after resizing.
     image = image if image.mode == "L" else _convert_pillow_mode(image, mode)

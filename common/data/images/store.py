@@ -174,13 +174,13 @@ def decode_pictures(
 ) -> DecodedPictures:
     """Decode a list of pictures into the store; pictures that the cache already has are not read.
 
-    Small files, of less than :data:`SMALL_BYTES` together, are decoded into memory in any case.
+    If all files together have less than :data:`SMALL_BYTES`, they are decoded into memory even if there is a cache.
 
     Args:
         names: The name of each picture, for the list of skipped ones.
         read: Called with i, returns the bytes of picture i, or the path of its file.
-        connection: Context manager that is entered while pictures are read. After an error it is left before the
-            decoding threads are joined, so that leaving it can interrupt them.
+        connection: Context manager that is entered while pictures are read. After an error it is left at once, so that
+            leaving it can interrupt decoding threads that still wait for data.
         identify: Called with i, returns the identity of picture i, or None if only its content identifies it.
 
     Raises:
@@ -279,10 +279,10 @@ class _PictureListDecoder:
         return fit_picture_to_format(image, self.form), image.info.get(BLANK, False)
 
     def _match_cached_pictures(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
-        """Set ``places`` of the pictures that are in the cache, and return the positions of the others.
+        """Set ``places`` for the pictures that are in the cache; return the positions of the others in the list.
 
         Args:
-            rows: The row of each cached picture by its content key.
+            rows: The row of each cached picture by its content key (hash of the source file).
         """
         files, blank, missing = cache.load_content_keys_by_file(), cache.load_blank_picture_keys(), list[int]()
         self.places[:] = -1
@@ -356,7 +356,11 @@ class _CachingPictureDecoder:
 
     @contextmanager
     def _lock_file_content(self, key: bytes) -> Iterator[None]:
-        """Wait until no other thread decodes an identical file, and keep others waiting during the ``with`` block."""
+        """Let only one thread at a time run a ``with`` block for files with the same content key; others wait.
+
+        Args:
+            key: Content key of the file (hash of its bytes).
+        """
         with self._changed:
             self._changed.wait_for(lambda: key not in self._busy)
             self._busy.add(key)
@@ -467,7 +471,13 @@ def _warn_about_cache_errors(store: DecodedImageStore) -> Iterator[None]:
 def _open_pixel_cache(
     store: DecodedImageStore, root: Path, form: Mapping[str, Any], shape: tuple[int, ...]
 ) -> PixelCache:
-    """Open the cache for one image format; a hash of format and decoder versions names its folder."""
+    """Open the cache for one image format; a hash of format and decoder versions names its folder.
+
+    Args:
+        root: The folder of all caches.
+        form: Everything besides the files that determines the pixels.
+        shape: Shape of each picture, ``(height, width[, 3])``.
+    """
     about = {"form": dict(form), "decoders": _list_decoder_versions(), "encrypted": store.secret is not None}
     text = format_as_json_text(about | {"layout": LAYOUT}, indent=1)
     if not make_marked_cache_folder(root):
@@ -491,14 +501,17 @@ def _make_cache_room(
 ) -> PixelCache:
     """Make room for ``missing`` further pictures in the cache by removing pictures of other data sets.
 
-    Caches of other image formats go first. If that is not enough, the cache of this format is replaced by a new one,
-    which must have room for all ``count`` pictures of the data set.
+    Caches of other image formats are removed first. If that is not enough, the cache of this format is replaced by a
+    new one, which must have room for all ``count`` pictures of the data set.
+
+    Args:
+        open_cache: Opens a cache for this format after the old one was removed.
 
     Returns:
         The same cache, or the new, empty one.
 
     Raises:
-        BadInput: If even that is not enough; then nothing is removed.
+        BadInput: If there is not enough room even so; in this case nothing is removed.
     """
     root, needed = cache.folder.parent, missing * cache.row_bytes
     free = min(store.limit_bytes - measure_cached_pixel_bytes(root), shutil.disk_usage(root).free - SPARE_BYTES)
@@ -522,7 +535,7 @@ def remove_image_store(folder: Path) -> bool:
     If ``folder`` is a symbolic link, the link is removed too.
 
     Returns:
-        True if there were any.
+        True if there were decoded pictures.
 
     Raises:
         OSError: If a file cannot be removed.

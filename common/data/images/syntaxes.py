@@ -47,12 +47,12 @@ def register_pydicom_decoder() -> None:
 
 
 def decode_jpeg_frame_for_pydicom(frame: bytes, runner: Any) -> bytes:
-    """Decode one JPEG or JPEG-LS frame; pydicom calls this with its ``DecodeRunner``.
+    """Decode one JPEG or JPEG-LS frame to the bytes of its pixels; pydicom calls this with its ``DecodeRunner``.
 
-    The colour space is that of the DICOM header, but for lossy JPEG frames of 8 bits whose own markers state one.
+    The DICOM header decides the colour space, except for lossy JPEG frames of 8 bits whose own markers state it.
 
     Raises:
-        RuntimeError: The library's error for a damaged frame.
+        RuntimeError: If the frame is damaged.
     """
     color = runner.samples_per_pixel == 3
     if runner.transfer_syntax in JPEG_LS:

@@ -55,12 +55,20 @@ def draw_pathological_label_shares(classes: int, sites: int, random: np.random.R
 
 
 def compute_rounded_down_share_ends(share: Shares, count: int) -> NDArray[np.intp]:
-    """Return where each site's slice of ``count`` patients ends; sizes are rounded down, so some may be left over."""
+    """Return where each site's slice of ``count`` patients ends; sizes are rounded down, so some may be left over.
+
+    Args:
+        share: ``(sites,)``, the proportion of each site.
+    """
     return np.cumsum((share * count).astype(np.intp))
 
 
 def compute_share_ends_without_rest(share: Shares, count: int) -> NDArray[np.intp]:
-    """Return where each site's slice of ``count`` patients ends; the last ends at ``count``, so none is left over."""
+    """Return where each site's slice of ``count`` patients ends; the last ends at ``count``, so none is left over.
+
+    Args:
+        share: ``(sites,)``, the proportion of each site.
+    """
     ends = (np.cumsum(share) * count).astype(np.intp)
     ends[-1] = count
     return ends
@@ -73,7 +81,8 @@ def distribute_patients_by_class(
 
     Args:
         classes: ``(n,)`` class of each patient.
-        ends: :func:`compute_rounded_down_share_ends` or :func:`compute_share_ends_without_rest`.
+        ends: Computes where each site's slice of a class ends: :func:`compute_rounded_down_share_ends` or
+            :func:`compute_share_ends_without_rest`.
 
     Returns:
         The patient numbers of each site.
@@ -92,7 +101,8 @@ def partition_by_label(splits: DatasetSplits, spec: LabelPartitionSpec, seed: in
     it is not tested.
 
     Raises:
-        BadInput: If images have several classes, or (with other proportions) a site gets no training or no test image.
+        BadInput: If an image does not have exactly one class; or if, with other proportions, a site gets no training or
+            no test image.
     """
     raise_faults(
         [*find_multi_class_image_faults("training", splits.train), *find_multi_class_image_faults("test", splits.test)]

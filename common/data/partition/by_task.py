@@ -25,6 +25,8 @@ from common.errors import BadInput, Fault
 def partition_by_task(splits: DatasetSplits, spec: TaskMixturePartitionSpec) -> PartitionedDataset:
     """Partition a mixture's training part over the sites and the coordinator; its other parts are not used.
 
+    A mixture is a data set that combines several data sets, called tasks.
+
     Raises:
         BadInput: If the data is no mixture, or a class has too few patients for so many sites.
     """

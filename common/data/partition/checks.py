@@ -80,7 +80,7 @@ def _find_class_subset_faults(class_names: Sequence[str], spec: ClassSubsetsPart
 
 
 def _find_too_few_sites_faults(class_names: Sequence[str], sites: int, classes_a_site: int) -> list[Fault]:
-    """Return a fault if not every class can be annotated by some site, because there are too few sites."""
+    """Return a fault if ``sites`` sites, of ``classes_a_site`` classes each, are too few to annotate every class."""
     if sites * classes_a_site >= len(class_names):
         return []
     lists = f"{format_count_with_noun(sites, 'site')} with {format_count_with_noun(classes_a_site, 'class', 'classes')}"
@@ -92,7 +92,13 @@ def _find_too_few_sites_faults(class_names: Sequence[str], sites: int, classes_a
 def find_unannotated_class_faults(
     class_names: Sequence[str], lists: ClassLists, where: str, remedy: str
 ) -> list[Fault]:
-    """Return a fault that lists the classes that no site annotates, given the classes of each site."""
+    """Return a fault that lists the classes that no site annotates; empty if there are none.
+
+    Args:
+        lists: The classes of each site, by its name.
+        where: The configuration key that the fault names.
+        remedy: The advice in the fault.
+    """
     orphans = sorted(set(class_names).difference(*lists.values()))
     return [Fault(where, f"no site annotates {quote_names(orphans)}.", remedy)] if orphans else []
 
@@ -115,7 +121,14 @@ def _find_paper_table_faults(class_names: Sequence[str], spec: PaperTablePartiti
 
 
 def find_partition_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
-    """Check that the loaded data has a patient for each site or, if centres are sites, the centres that are named."""
+    """Check the loaded data against the partition settings, and return the faults.
+
+    If patients are distributed, there must be at least one for each site. If each centre of the data is a site, the
+    settings must name these centres, or their number, correctly.
+
+    Args:
+        sites: The names of the sites.
+    """
     if spec.images != "source":
         patients = len(np.unique(splits.train.patients))
         if len(sites) <= patients:
@@ -147,14 +160,24 @@ def find_partition_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, 
 
 
 def find_empty_site_faults(sites: Sequence[str], rows: Sequence[Rows], part: str, remedy: str) -> list[Fault]:
-    """Return a fault that lists the sites without images in a part, given the image indices of each site."""
+    """Return a fault that lists the sites without images in a part; empty if each has some.
+
+    Args:
+        rows: The image indices of each site, in the order of ``sites``.
+        part: Name of the part, for the message.
+        remedy: The advice in the fault.
+    """
     empty = [site for site, of_site in zip(sites, rows, strict=True) if not len(of_site)]
     problem = f"{quote_names(empty)} would get no {part} image."
     return [Fault("partition.sites", problem, remedy)] if empty else []
 
 
 def find_multi_class_image_faults(part: str, images: ImageSet) -> list[Fault]:
-    """Return a fault if some images do not have exactly one class."""
+    """Return a fault if some images do not have exactly one class.
+
+    Args:
+        part: Name of the part that the images are from, for the message.
+    """
     count = int(((images.labels == 1).sum(axis=1) != 1).sum())
     problem = f"deals images by their one class, but {count} of {len(images)} {part} images have none or several."
     return [Fault("partition.kind", problem, 'Take a kind such as "class_subsets".')] if count else []

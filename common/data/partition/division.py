@@ -18,8 +18,8 @@ class SitePartition:
     Attributes:
         class_names: The classes that the site annotates, sorted.
         train: Indices into the training part of the partitioned data set.
-        validation: Indices into its validation part.
-        test: Indices into its test part; None if all sites are tested on the whole test part.
+        validation: Indices into the validation part of that data set.
+        test: Indices into the test part of that data set; None if all sites are tested on the whole test part.
     """
 
     site: str

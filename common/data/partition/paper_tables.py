@@ -46,9 +46,11 @@ TABLES: dict[Literal["clients", "shared"], dict[int, Lists]] = {
 
 
 def read_paper_class_lists(table: Literal["clients", "shared"], row: int) -> tuple[tuple[str, ...], ...]:
-    """Return the sorted class names of each site in one of the paper's experiments.
+    """Return the sorted class names of each site in one experiment of the surgical aggregation paper.
 
     Args:
-        table: "clients" for the sweep over the number of sites, "shared" for the sweep over shared classes.
+        table: "clients" for the experiments with 2 to 10 sites, "shared" for those in which four sites share some
+            classes.
+        row: For "clients" the number of sites, for "shared" the number of the experiment.
     """
     return tuple(tuple(NIH_CLASSES[place] for place in places) for places in TABLES[table][row])

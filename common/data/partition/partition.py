@@ -46,10 +46,11 @@ _DRAWS, _MOST_NAMED = 10_000, 20
 def distribute_classes_over_sites(
     shared: NDArray[np.bool_], positives: NDArray[np.intp], minimum: int, random: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Give shared classes to all sites, and each other class to one site, in turn and in random order.
+    """Give shared classes to all sites, and each other class, in random order, to one site.
 
-    A class goes to the next site with at least ``minimum`` positive images, or to the next site if none has as many.
-    Sites with fewer classes come first. A site left without a class takes one from the site with the most.
+    A class goes to a site with at least ``minimum`` positive images of it, or to any site if none has as many. Of
+    several such sites, one with the fewest classes gets it. At the end, a site without a class takes one from the site
+    with the most.
 
     Args:
         shared: ``(classes,)``, True for shared classes.
@@ -86,7 +87,8 @@ def draw_site_classes_with_missing(sites: int, classes: int, missing: int, seed:
     """Draw a mask ``(sites, classes)`` in which each site lacks ``missing`` classes.
 
     Drawing is repeated until each class is annotated by some site, at most 10,000 times. FedMLP's authors draw in the
-    same way, with Python's ``random``, but accept the first draw even if no site annotates a class.
+    same way, but accept the first draw even if no site annotates a class. If each site has only one class, nothing is
+    drawn: the sites annotate the classes in turn.
     """
     if classes - missing == 1:
         return np.eye(classes, dtype=np.bool_)[np.arange(sites) % classes]
@@ -193,9 +195,13 @@ def partition_dataset(splits: DatasetSplits, spec: PartitionSpec, seed: int) -> 
 
 
 def mask_unlisted_test_labels(splits: DatasetSplits, lists: ClassLists) -> DatasetSplits:
-    """Set a class to unknown in test images of centres whose list lacks it; a note counts the labels that remain.
+    """Set the test labels of a class to unknown for images from centres whose list lacks the class.
 
-    A centre that does not look for a class does not record it either, so that a negative label means nothing.
+    A centre that does not look for a class does not record it either, so that a negative label means nothing. A note
+    counts the labels that remain.
+
+    Args:
+        lists: The classes that each centre lists, by the centre's name.
     """
     names, test = splits.class_names, splits.test
     sources, places = np.unique(test.sources, return_inverse=True)

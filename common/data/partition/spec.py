@@ -60,8 +60,10 @@ class PaperTablePartitionSpec(BaseClassPartitionSpec):
     """Each site annotates the classes of a table in the surgical aggregation paper, for NIH ChestX-ray14.
 
     Attributes:
-        table: ``"clients"``: the sweep over the number of sites; ``"shared"``: over shared classes, with four sites.
-        row: For ``"clients"`` the number of sites (2, 3, 4, 5, 6, 8, 10), for ``"shared"`` the experiment's (1 to 7).
+        table: ``"clients"`` for the experiments with different numbers of sites, ``"shared"`` for those in which four
+            sites share different classes.
+        row: For ``"clients"`` the number of sites (2, 3, 4, 5, 6, 8, 10), for ``"shared"`` the number of the experiment
+            (1 to 7).
     """
 
     kind: Literal["class_table"]

@@ -241,7 +241,13 @@ def _draw_bones_and_heart(scene: PhantomScene, anatomy: PhantomAnatomy, cardiome
 
 
 def _draw_round_shadow(scene: PhantomScene, least: float, most: float, brightness: float) -> Plane:
-    """Draw a round shadow at a random place in a lung, with a slightly irregular rim if it is large."""
+    """Draw a round shadow at a random place in a lung, with a slightly irregular rim if it is large.
+
+    Args:
+        least: Smallest radius.
+        most: Largest radius.
+        brightness: Density of the shadow, before a random variation.
+    """
     radius = scene.draw(least, most)
     x, y = scene.draw_body_side() * scene.draw(0.34, 0.6), scene.draw(-0.5, 0.25)
     distance: Plane = np.hypot(scene.x - x, scene.y - y) * (1 + radius * scene.texture(8))
@@ -252,7 +258,12 @@ def _draw_round_shadow(scene: PhantomScene, least: float, most: float, brightnes
 def _draw_vessels_and_lung_findings(
     density: Plane, scene: PhantomScene, has: Mapping[str, Plane], emphysema: Plane
 ) -> Plane:
-    """Return the density with vessels, edema, consolidation and pneumothorax drawn into the lungs."""
+    """Return the density with vessels, edema, consolidation and pneumothorax drawn into the lungs.
+
+    Args:
+        has: By finding, ``(batch, 1, 1)``: 1 for each image that shows it, else 0.
+        emphysema: ``(batch, 1, 1)``, severity of emphysema from 0, which thins the vessels.
+    """
     x, y = scene.x, scene.y
     # The vessels are densest beside the upper border of the heart.
     hila = np.exp(-(((np.abs(x) - 0.24) / 0.17) ** 2) - ((y + 0.05) / 0.26) ** 2)
@@ -282,7 +293,12 @@ def _draw_vessels_and_lung_findings(
 def _draw_effusion_and_device(
     density: Plane, scene: PhantomScene, anatomy: PhantomAnatomy, has: Mapping[str, Plane], body: Plane
 ) -> Plane:
-    """Return the density with pleural effusion and a lead or catheter drawn over the body."""
+    """Return the density with pleural effusion and a lead or catheter drawn over the body.
+
+    Args:
+        has: By finding, ``(batch, 1, 1)``: 1 for each image that shows it, else 0.
+        body: How much of each pixel is inside the body, 0 to 1.
+    """
     # Effusion: fluid above one side of the diaphragm, whose level rises towards the chest wall (meniscus).
     outward = scene.draw_body_side() * scene.x
     lateral = np.clip((outward - 0.15) / 0.6, 0, 1.2)

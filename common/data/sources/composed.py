@@ -35,6 +35,9 @@ CELLS = 4
 def find_composite_faults(spec: CompositesDatasetSpec, base: Path) -> list[Fault]:
     """Return a fault if pictures of the training or test part do not have exactly one class.
 
+    Args:
+        base: The folder to which the path in ``spec`` is relative.
+
     Raises:
         BadInput: If the file itself is not valid.
     """
@@ -46,6 +49,9 @@ def find_composite_faults(spec: CompositesDatasetSpec, base: Path) -> list[Fault
 
 def load_composites(spec: CompositesDatasetSpec, base: Path, store: DecodedImageStore) -> DatasetSplits:
     """Draw the composed images of all three parts.
+
+    Args:
+        base: The folder to which the path in ``spec`` is relative.
 
     Raises:
         BadInput: If the file is not valid.
@@ -86,7 +92,7 @@ def draw_composites(
 
 
 class _ShuffledClassPictures:
-    """Returns pictures of each class without end: in random order, and in a new order when all have been used."""
+    """Draws pictures of each class in random order, and in a new random order whenever all have been drawn."""
 
     def __init__(self, pictures: ImageSet, random: np.random.Generator) -> None:
         self._pictures, self._random = pictures.images, random
@@ -108,7 +114,12 @@ def _make_source_npz_spec(spec: CompositesDatasetSpec) -> NpzDatasetSpec:
 
 
 def find_mixture_faults(spec: MixtureDatasetSpec, base: Path) -> list[Fault]:
-    """Check all tasks without reading images; faults name keys like ``"data.tasks.busi.path"``."""
+    """Check all tasks without reading images; faults name keys like ``"data.tasks.busi.path"``.
+
+    Args:
+        spec: Settings of a mixture, which combines several data sets, called tasks.
+        base: The folder to which paths in ``spec`` are relative.
+    """
     faults: list[Fault] = []
     names: list[str] = []
     for task, file in spec.tasks.items():
@@ -121,6 +132,10 @@ def find_mixture_faults(spec: MixtureDatasetSpec, base: Path) -> list[Fault]:
 
 def load_mixture(spec: MixtureDatasetSpec, base: Path, store: DecodedImageStore) -> DatasetSplits:
     """Load all tasks of a mixture, and join their training, validation and test parts.
+
+    Args:
+        spec: Settings of a mixture, which combines several data sets, called tasks.
+        base: The folder to which paths in ``spec`` are relative.
 
     Raises:
         BadInput: If a check fails; it lists all faults.

@@ -53,6 +53,9 @@ class PacsLabelTable:
 def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable:
     """Read and check the label table, and search the PACS for its images, without downloading one.
 
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+
     Raises:
         BadInput: With the faults of the first stage that fails: columns, cells, settings of the connection, PACS
             responses.
@@ -103,12 +106,11 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
 
 
 def _find_identifier_faults(columns: Mapping[str, CsvColumn]) -> list[Fault]:
-    """Return faults for cells that are no valid UID or AccessionNumber, which must be safe in URLs and file names.
-
-    Cells of the first column, each of which names the image or study of its row, may be neither blank nor repeated.
+    """Return faults for cells that are no valid UID or AccessionNumber; valid ones are safe in URLs and file names.
 
     Args:
-        columns: The columns that name images and studies, by configuration key in the order of ``_KEYS``.
+        columns: The columns that name images and studies, by configuration key. The first one says which image or study
+            each row is about: its cells may be neither blank nor repeated.
     """
     key, column = next(iter(columns.items()))
     what, several = ("image", "images") if key == _KEYS["instance"] else ("study", "studies")
@@ -140,8 +142,8 @@ def _locate_pacs_images(
     """Search the PACS for the images of all table rows.
 
     Returns:
-        The table row of each image, ``(n,)``, and the images. A row without an image is there once, with None as its
-        image.
+        ``(n,)`` row numbers, and the image of each. The number of a row with several images occurs several times; a row
+        without an image occurs once, with None as its image.
 
     Raises:
         BadInput: If the PACS gives no usable response, or an image belongs to two rows.

@@ -22,7 +22,10 @@ def convert_to_numpy_array(values: Any) -> NDArray[Any]:
 
 
 def has_consecutive_index(rows: Any) -> bool:
-    """Return True if a pandas index is 0, 1, 2, ..., so that the row order is unambiguous, or if there is no index."""
+    """Return True if the index of a pandas object is 0, 1, 2, ..., so that the order of its rows is unambiguous.
+
+    Any other object has no index, and gives True, too.
+    """
     return not hasattr(rows, "iloc") or list(rows.index) == list(range(len(rows)))
 
 

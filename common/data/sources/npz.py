@@ -68,7 +68,12 @@ def _count_npz_images(headers: Headers, prefix: str) -> int:
 def find_npz_array_name_faults(
     spec: NpzDatasetSpec, path: Path, headers: Headers, prefixes: Sequence[str]
 ) -> list[Fault]:
-    """Return faults for missing arrays of the parts ``prefixes``, and for arrays that hold Python objects."""
+    """Return faults for arrays of these parts that are missing, or that hold Python objects.
+
+    Args:
+        headers: The headers of the arrays in the file, by array name.
+        prefixes: The parts: "train", "val", "test", with which the array names begin.
+    """
     pixels = ("jpeg", "offsets") if _has_jpeg_arrays(headers) else ("images",)
     extra = [(key, f"data.{field}") for field in ("patient_key", "source_key") if (key := getattr(spec, field))]
     kinds = [(kind, "data.path") for kind in (*pixels, "labels")] + extra
@@ -87,7 +92,12 @@ def find_npz_array_name_faults(
 
 
 def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
-    """Return faults for arrays with a wrong type or shape, or a length that differs from the number of images."""
+    """Return faults for arrays with a wrong type or shape, or a length that differs from the number of images.
+
+    Args:
+        headers: The headers of the arrays in the file, by array name.
+        prefixes: The parts: "train", "val", "test", with which the array names begin.
+    """
     problems = []
     for prefix in prefixes:
         count = _count_npz_images(headers, prefix)
@@ -124,9 +134,12 @@ def find_npz_memory_faults(
     *,
     in_memory: bool = False,
 ) -> list[Fault]:
-    """Return a fault if arrays, by their headers, exceed the memory limit, or the images stored on disk exceed theirs.
+    """Return a fault if the arrays would take too much memory, or images that go to the disk too much space there.
 
     Args:
+        headers: The headers of the arrays in the file, by array name, from which the sizes follow.
+        prefixes: The parts to load: "train", "val", "test".
+        classes: Number of classes.
         in_memory: True if all images stay in memory; else the images of a large part go to the disk.
     """
     memory, disk = 0, 0
@@ -150,6 +163,8 @@ def find_oversized_content_faults(
     """Return a fault if the decoded content, ``claimed`` bytes, is too large for a file of this size.
 
     Args:
+        largest_mb: MiB that are always allowed, even for a very small file.
+        where: The configuration key that the fault names.
         on_disk: True if the content goes to the disk piece by piece, so that memory sets no limit.
     """
     limit = compute_decoded_file_size_limit(path.stat().st_size, largest_mb, in_memory=not on_disk)
@@ -233,6 +248,9 @@ class NpzPart:
 def open_npz_parts(spec: NpzDatasetSpec, base: Path) -> tuple[tuple[str, ...], tuple[NpzPart, NpzPart, NpzPart]]:
     """Read and check everything except the images; return the class names and the training, validation and test part.
 
+    Args:
+        base: The folder to which the path in ``spec`` is relative.
+
     Raises:
         BadInput: With the faults of the first stage that fails: array names, shapes, values.
     """
@@ -252,7 +270,18 @@ def open_npz_parts(spec: NpzDatasetSpec, base: Path) -> tuple[tuple[str, ...], t
 def _open_npz_parts_by_prefix(
     spec: NpzDatasetSpec, path: Path, headers: Headers, prefixes: Sequence[str]
 ) -> tuple[tuple[str, ...], list[NpzPart]]:
-    """Read and check parts by prefix; return the class names (``spec.keep`` or all), and the parts with only these."""
+    """Read and check the labels, patients and centres of some parts of an npz file.
+
+    Args:
+        headers: The headers of the arrays in the file, by array name.
+        prefixes: The parts: "train", "val", "test".
+
+    Returns:
+        The names of the classes in use, ``spec.keep`` or else all, and the parts with the labels of these classes only.
+
+    Raises:
+        BadInput: With the faults of the first stage that fails: array names, shapes, values.
+    """
     raise_faults(find_npz_array_name_faults(spec, path, headers, prefixes))
     raise_faults(find_npz_array_shape_faults(spec, headers, prefixes))
     class_names = spec.classes or get_public_dataset_classes(path.stem)
@@ -293,8 +322,8 @@ def _open_npz_parts_by_prefix(
 def draw_stratified_rows(labels: NDArray[np.float32], limit: int, seed: int) -> NDArray[np.intp]:
     """Draw ``limit`` rows in total, in proportion to each combination of labels; return them in ascending order.
 
-    The r-th of the m shuffled rows of a combination has position ``(r + u) / m``, with one uniform u per combination;
-    the rows with the lowest positions are drawn.
+    The m rows of each combination are shuffled, and the r-th gets position ``(r + u) / m``, with one uniform random u
+    per combination. The ``limit`` rows with the lowest positions are drawn.
     """
     random = np.random.default_rng(seed)
     _, combination = np.unique(labels, axis=0, return_inverse=True)
@@ -316,6 +345,7 @@ def load_npz_dataset(
     """Load an npz file with its images.
 
     Args:
+        base: The folder to which the path in ``spec`` is relative.
         opened: The result of :func:`open_npz_parts`, if the caller has it already.
 
     Raises:
@@ -328,7 +358,10 @@ def load_npz_dataset(
 
 
 def load_npz_test_part(spec: NpzDatasetSpec, base: Path, store: DecodedImageStore) -> ImageSet:
-    """Load only the test part of an npz file, which then needs no other part.
+    """Load only the test part of an npz file; the file may lack the other parts.
+
+    Args:
+        base: The folder to which the path in ``spec`` is relative.
 
     Raises:
         BadInput: If a check fails; it lists all faults.

@@ -44,7 +44,12 @@ class NpyArrayHeader:
 
 @contextmanager
 def report_npz_damage_as_fault(where: str, name: str) -> Iterator[None]:
-    """Catch the errors that a damaged file causes inside the ``with`` block, and raise one :class:`BadInput`."""
+    """Catch the errors that a damaged file causes inside the ``with`` block, and raise one :class:`BadInput` instead.
+
+    Args:
+        where: The configuration key that the fault names.
+        name: Name of the file, for the message.
+    """
     subject = "" if where.endswith(name) else f"{name} "
     damaged = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, SyntaxError, LookupError, MemoryError)
     try:
@@ -112,7 +117,11 @@ class NpzArrayReader:
 
 @contextmanager
 def open_npz_arrays(path: Path, where: str = "data.path") -> Iterator[NpzArrayReader]:
-    """Open the arrays of an npz file that :func:`read_npz_headers` has already checked."""
+    """Open the arrays of an npz file that :func:`read_npz_headers` has already checked.
+
+    Args:
+        where: The configuration key that a fault names.
+    """
     with report_npz_damage_as_fault(where, path.name):
         archive = zipfile.ZipFile(path)
         arrays = NpzArrayReader(archive, path, where)
@@ -122,6 +131,9 @@ def open_npz_arrays(path: Path, where: str = "data.path") -> Iterator[NpzArrayRe
 
 def read_npz_headers(path: Path, where: str = "data.path") -> dict[str, NpyArrayHeader]:
     """Read the headers of all arrays in an npz file, by array name.
+
+    Args:
+        where: The configuration key that the fault names.
 
     Raises:
         BadInput: If the file is missing or no npz file, or an array has another size than its header states.

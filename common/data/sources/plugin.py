@@ -124,7 +124,17 @@ def load_plugin_dataset(
 def _join_plugin_parts(
     spec: PluginDatasetSpec, images: ImageParts, where: str, tell: Callable[[str], object] = lambda line: None
 ) -> DatasetSplits:
-    """Combine parts that a plug-in returned separately; without a validation part, training patients are held out."""
+    """Combine parts that a plug-in returned separately; without a validation part, training patients are held out.
+
+    Args:
+        images: What the plug-in returned for each part, by the part's name.
+        where: Name of the plug-in, with which error messages begin.
+        tell: Prints a progress line while items are read.
+
+    Raises:
+        BadInput: If a part is missing or not valid, or if parts have different classes or sizes, or share images or
+            patients.
+    """
     if not {"train", "test"} <= set(images) <= set(PARTS):
         problem = f"has the parts {quote_names(map(str, images))}."
         raise BadInput([Fault(where, problem, 'Give "train" and "test", and "validation" if there is one.')])
@@ -166,6 +176,8 @@ def _make_plugin_image_set(
     """Check the images and labels of a plug-in, and convert them to an image set.
 
     Args:
+        where: Name of the plug-in or of its part, with which error messages begin.
+        tell: Prints a progress line while items are read.
         start: Number of the first placeholder patient, if the patients are unknown.
 
     Raises:
@@ -198,7 +210,14 @@ def _make_plugin_image_set(
 
 
 def _convert_plugin_labels(labels: Any, class_names: Sequence[str], where: str) -> NDArray[Any]:
-    """Convert a user's labels to an array with columns in the order of the classes; refuse what is no such thing."""
+    """Convert a user's labels to an array with columns in the order of the classes.
+
+    Args:
+        where: Name of the plug-in, with which the error message begins.
+
+    Raises:
+        BadInput: If the labels are not numeric, or a table lacks a class.
+    """
     try:
         return convert_labels_to_array(labels, class_names)
     except ValueError as error:
@@ -208,7 +227,15 @@ def _convert_plugin_labels(labels: Any, class_names: Sequence[str], where: str) 
 def _open_torch_dataset(
     spec: PluginDatasetSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object]
 ) -> tuple[LazyPictures, LabelledImages]:
-    """Open a torch data set; return its images, and the result of the plug-in completed with labels from the items.
+    """Open the torch data set in ``pictures.images``.
+
+    Args:
+        where: Name of the plug-in, with which error messages begin.
+        tell: Prints a progress line while items are read.
+
+    Returns:
+        The images of the data set, and ``pictures`` with labels, class names and patients filled in from its items
+        where they were None or empty.
 
     Raises:
         BadInput: If the data set is not map-style, its items cannot be used, or class names are missing.

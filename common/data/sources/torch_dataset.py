@@ -63,6 +63,7 @@ class TorchDatasetItem:
     """One item as the data set returns it; fields that the item lacks are None.
 
     Attributes:
+        mask: Tells for each class whether its label is known.
         unclear: For the keys "labels" and "patient", an error message if that entry of the item is ambiguous.
         unread: Further entries of a dictionary item, by key.
     """
@@ -103,7 +104,8 @@ class TorchDatasetPictures(LazyPictures):
         """Read one item, whose random transforms are determined by the seed.
 
         Args:
-            seed: Gives each row draws of its own; None gives all rows the same draws, so that equal images stay equal.
+            seed: With a number, each row has random transforms of its own. With None, all rows have the same ones, so
+                that equal images stay equal.
 
         Raises:
             BadInput: If the data set raises an error, or the item has no usable form.
@@ -235,7 +237,7 @@ class TorchDatasetPictures(LazyPictures):
         raise self._make_item_error(row, problem, remedy)
 
     def check_items_repeatable(self) -> None:
-        """Read some items again: the same seed has to give the same picture, and another one the same labels.
+        """Read some items again, to check that the same seed gives the same picture, and another seed the same labels.
 
         Raises:
             BadInput: If an item differs.
@@ -272,6 +274,10 @@ class TorchDatasetPictures(LazyPictures):
 
 def open_torch_dataset(dataset: Any, name: str, value_range: tuple[float, float] | None) -> TorchDatasetPictures:
     """Check a user's data set, and prepare it for reading by index.
+
+    Args:
+        name: Name of the data set in error messages.
+        value_range: The float values of black and white; None means 0 and 1.
 
     Raises:
         BadInput: If it is not map-style or is empty, or its first item is not usable.
@@ -329,6 +335,7 @@ def find_shared_item_faults(where: str, parts: Mapping[str, Any]) -> list[Fault]
     """Return a fault for each pair of parts that contain the same items.
 
     Args:
+        where: Name of the data set in the faults.
         parts: The data set of each part, by the part's name.
     """
     items = {name: set(_iterate_innermost_items(dataset)) for name, dataset in parts.items()}
@@ -340,7 +347,11 @@ def find_shared_item_faults(where: str, parts: Mapping[str, Any]) -> list[Fault]
 
 
 def find_repeated_item_faults(where: str, dataset: Any) -> list[Fault]:
-    """Return a fault if a data set contains an item several times, for instance to oversample rare classes."""
+    """Return a fault if a data set contains an item several times, for instance to oversample rare classes.
+
+    Args:
+        where: Name of the data set in the fault.
+    """
     items = list(_iterate_innermost_items(dataset))
     if not (repeated := len(items) - len(set(items))):
         return []
@@ -349,7 +360,14 @@ def find_repeated_item_faults(where: str, dataset: Any) -> list[Fault]:
 
 
 def _iterate_innermost_items(dataset: Any, rows: Iterable[int] | None = None) -> Iterator[tuple[int, int]]:
-    """Resolve ``Subset``, ``ConcatDataset`` and wrappers: yield ``id`` of the inner data set and the index in it."""
+    """Yield for each item the data set that really holds it, behind ``Subset``, ``ConcatDataset`` and wrappers.
+
+    Args:
+        rows: Indices of the items; None for all.
+
+    Yields:
+        The ``id`` of the innermost data set, and the index of the item in it.
+    """
     if hasattr(dataset, "__len__"):  # the data set inside a Subset needs no length
         rows = range(len(dataset)) if rows is None else [row % len(dataset) for row in rows]
     assert rows is not None
@@ -445,7 +463,11 @@ def read_all_items(
 
 
 def _parse_item_labels(item: TorchDatasetItem, class_names: Sequence[str]) -> NDArray[np.float32]:
-    """Return the labels of an item as float32 ``(classes,)``; a single whole number is the index of its only class."""
+    """Return the labels of an item as float32 ``(classes,)``; a single whole number is the index of its only class.
+
+    Raises:
+        ValueError: If the labels are missing or ambiguous, or do not fit the classes.
+    """
     if "labels" in item.unclear:
         raise ValueError(item.unclear["labels"])
     if item.labels is None:
@@ -505,13 +527,16 @@ def _is_segmentation_mask(mask: Any, image: Any) -> bool:
 def _refuse_unread_label_entry(
     name: str, key: Any, value: Any, class_names: Sequence[str], present: Sequence[str], *, nested: bool = False
 ) -> None:
-    """Raise ``ValueError`` if an unread entry names a class, or has a number for each class that may be a label.
+    """Refuse an entry of a dictionary item that may say something about its labels, but is not read as such.
 
     Args:
         name: Name of the entry for the message.
-        present: The classes that the item's labels say are present; a text that names only these adds nothing.
+        present: The classes that are present by the item's labels; a text that names only these adds nothing.
         nested: True for an entry inside another one, which is probably metadata. Its numbers are refused only if they
             may be a label mask: 0 or 1 per class under a name such as ``label_mask``, but not a single ``True``.
+
+    Raises:
+        ValueError: If the entry names a class, or has a number for each class that may be a label.
     """
     if _entry_may_name_class(key, value, class_names, present):
         problem = f"has {name}, which names a class and is not read. "
@@ -528,7 +553,7 @@ def _refuse_unread_label_entry(
 
 
 def _read_number_vector(value: Any) -> NDArray[np.float64] | None:
-    """Return the numbers of a value with at most one axis longer than 1, like labels or a mask; None for others."""
+    """Return the numbers of a value with at most one axis longer than 1, as labels or a mask have; else None."""
     if isinstance(value, str | Mapping) or value is None:
         return None
     try:
@@ -556,11 +581,15 @@ def _split_key_into_words(key: object) -> list[str]:
 def _find_ambiguous_item_entries(
     unread: Mapping[Any, Any], keys: Mapping[str, Sequence[Any]], image: Any
 ) -> dict[str, str]:
-    """Return an error message for "labels", and one for "patient", if an unread entry may be or may contain them.
+    """Return error messages about entries that are not read, although they may hold the labels or the patient.
 
     Args:
         unread: The entries of an item that are not read.
-        keys: The keys of the item that are read, by what they mean: "image", "labels", "patient" and so on.
+        keys: The keys of the item that are read, by their meaning: "image", "labels", "patient" and so on.
+        image: The image of the item.
+
+    Returns:
+        A message for "labels" and one for "patient", each only if there is such an entry.
     """
     unclear = dict[str, str]()
     for key, value in unread.items():
@@ -633,9 +662,12 @@ def _is_patient_key(name: str) -> bool:
 def _entry_may_name_class(key: Any, value: Any, class_names: Sequence[str], present: Sequence[str]) -> bool:
     """Return True if an entry of an item probably says which classes are present.
 
-    This is so if its key contains the name of a class, except if its value has numbers beyond -1 to 1, which are no
-    labels; if its value is the name of a class that is not in ``present``, or a list with the name of a class; or if it
-    is a list of class numbers and its key has a word for classes.
+    There are three cases. The key contains the name of a class; but a value with numbers beyond -1 to 1 is no label.
+    The value is the name of a class that is not in ``present``, or a list with the name of a class. Or the value is a
+    list of class numbers, and the key has a word for classes.
+
+    Args:
+        present: The classes that are present by the item's labels.
     """
     names = {_keep_letters_and_digits(name) for name in class_names} - {""}
     key_words = _split_key_into_words(key)
@@ -660,7 +692,11 @@ def _keep_letters_and_digits(text: object) -> str:
 
 
 def _parse_item_patient_name(value: Any) -> str | None:
-    """Convert an item's patient, a text or a whole number, to a name; None if the item names no patient."""
+    """Convert an item's patient, a text or a whole number, to a name; None if the item names no patient.
+
+    Raises:
+        ValueError: If the patient is neither a text nor a whole number.
+    """
     if (isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0) or isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bytes):
@@ -677,7 +713,7 @@ def _parse_item_patient_name(value: Any) -> str | None:
 def _convert_to_channels_last(image: Any) -> NDArray[Any]:
     """Convert an image to an array ``(height, width[, channels])``, and drop the axis of a single channel.
 
-    Tensors are ``([channels,] height, width)``; so are arrays whose last axis is longer than 1 but is not 3.
+    The channels come first in a tensor, and in an array of three axes whose last one is neither 1 nor 3 long.
     """
     values = convert_to_numpy_array(image)
     first_is_channels = isinstance(image, torch.Tensor) or (values.ndim == 3 and values.shape[2] not in (1, 3))

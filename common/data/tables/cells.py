@@ -61,8 +61,13 @@ def parse_label_columns(
 ) -> NDArray[np.float32]:
     """Parse label columns into float32 ``(n, classes)``; ``uncertain`` is the label for -1, ``blank`` for empty cells.
 
+    Args:
+        columns: The table.
+        names: The columns to parse.
+        where: The configuration key that the faults name.
+
     Raises:
-        BadInput: With all other cells and their lines, for each column.
+        BadInput: With all cells that are no labels and their lines, for each column.
     """
     value_of = {"present": 1.0, "absent": 0.0, "uncertain": _POLICY[uncertain], "blank": _POLICY[blank], None: np.nan}
     matrix = np.empty((len(columns.lines), len(names)), dtype=np.float32)
@@ -89,8 +94,8 @@ class FindingColumnRules:
         not_assessed: Words that say that nobody could assess the image; classes that are not named beside them are
             unknown.
         others: Names of findings that are no class. ``"*"`` allows all names except placeholders and those that
-            resemble a class name, contain one, or are a part of one. Of class names with less than four letters, only
-            whole words count as contained.
+            resemble a class name, contain one, or are a part of one. A class name with less than four letters counts as
+            contained only as a whole word.
         blank: The label of all classes for a blank cell.
         keys: The configuration key for each setting, for error messages; empty for tables of public data sets.
     """
@@ -107,8 +112,8 @@ class FindingColumnRules:
 def split_finding_names(cell: str, separator: str) -> list[str]:
     """Split a cell such as ``"Mass|Nodule"`` into names of findings; a blank cell has none.
 
-    Empty names are left out, but a cell of nothing else, such as ``[]`` or ``|``, is returned whole, because it is not
-    blank. Line ends and tabs within a name are kept, unless the separator contains a space.
+    Empty names are left out. A cell with only empty names, such as ``[]`` or ``|``, is returned whole, because it is
+    not blank. Line ends and tabs within a name are kept, unless the separator contains a space.
     """
     if is_blank_cell(cell):
         return []
@@ -210,9 +215,11 @@ def _strip_brackets_and_quotes(part: str) -> str:
 def guess_class_name_separator(part: str, has: Callable[[str], bool]) -> str | None:
     """Guess the separator in a text that may join several class names; None if there seems to be none.
 
+    A common separator sign is accepted if one part is a class name. A word or sign that may also occur in names, such
+    as "and", is accepted only if all parts are.
+
     Args:
-        has: Returns True for a class name. For common separator signs one part must be a class name; for words and
-            signs that may also occur in names, such as "and", all parts must be.
+        has: Returns True for a class name.
     """
     for mark in (*OTHER_SEPARATORS, *_WORDS_AND_SIGNS):
         pieces = [" ".join(piece.split()) for piece in split_finding_names(part, mark)]
@@ -223,7 +230,10 @@ def guess_class_name_separator(part: str, has: Callable[[str], bool]) -> str | N
 
 
 def _make_class_name_finder(rules: FindingColumnRules) -> Callable[[str], str | None]:
-    """Return a function that finds the longest class name in a text, or else a word of ``no_finding``."""
+    """Return a function that finds the longest class name in a text, or else a name of ``rules.no_finding``.
+
+    The function returns None if the text contains neither.
+    """
 
     def split_joined_words(text: str) -> tuple[str, str]:
         return text.casefold(), _JOINED_WORDS.sub(" ", text).casefold()
@@ -246,10 +256,11 @@ def _make_class_name_finder(rules: FindingColumnRules) -> Callable[[str], str | 
 def _find_unlisted_finding_faults(
     column: CsvColumn, name: str, rules: FindingColumnRules, unlisted: Mapping[str, Collection[int]]
 ) -> list[Fault]:
-    """Return faults, with suggestions, for names that the configuration does not list.
+    """Return faults, with suggestions, for names of findings that the configuration does not list.
 
     Args:
-        unlisted: For each such name, the indices of the distinct cells that contain it.
+        name: The name of the column, for the messages.
+        unlisted: For each name that is not listed, the indices of the distinct cells that contain it.
     """
     keys = {key: rules.keys.get(key, "data.labels") for key in ("classes", "separator")}
     near_names = {make_name_similarity_key(label): f'Did you mean "{label}"?' for label in rules.classes}
@@ -303,7 +314,15 @@ def _find_unlisted_finding_faults(
 
 
 def parse_split_column(column: CsvColumn, name: str, where: str) -> Names:
-    """Parse a column with "train", "val" or "validation", and "test"; :class:`BadInput` lists all other values."""
+    """Parse a column with "train", "val" or "validation", and "test"; return the name of each row's part, ``(n,)``.
+
+    Args:
+        name: The name of the column, for the error message.
+        where: The configuration key that the fault names.
+
+    Raises:
+        BadInput: With all other values in the column.
+    """
     names = [cell.casefold() for cell in column.cells]
     if foreign := [place for place, part in enumerate(names) if part not in PART_NAMES]:
         expected = 'expected "train", "val" or "validation", and "test"'
@@ -315,7 +334,13 @@ def parse_split_column(column: CsvColumn, name: str, where: str) -> Names:
 def count_uncertain_blank_cells(
     path: Path, names: Collection[str], largest_mb: int = LARGEST_MB
 ) -> dict[str, tuple[int, int]]:
-    """Count the cells with -1 and the blank cells of each label column; the result maps column names to both counts.
+    """Count the cells with -1 and the blank cells of each label column.
+
+    Args:
+        names: The label columns; those that the table lacks are left out.
+
+    Returns:
+        By column name, the number of cells with -1 and the number of blank cells.
 
     Raises:
         BadInput: If the table cannot be read.

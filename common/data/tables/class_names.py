@@ -10,7 +10,12 @@ from common.errors import Fault, quote_names, suggest_nearest_name
 
 
 def find_unknown_class_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
-    """Return a fault for each name that is no class of the data."""
+    """Return a fault for each name that is no class of the data.
+
+    Args:
+        where: The configuration key of the list ``names``.
+        class_names: The classes of the data.
+    """
     faults = list[Fault]()
     for place, name in enumerate(names):
         if name not in class_names:
@@ -20,7 +25,11 @@ def find_unknown_class_faults(where: str, names: Sequence[str], class_names: Seq
 
 
 def find_repeated_name_faults(where: str, names: Sequence[str]) -> list[Fault]:
-    """Return a fault if names occur more than once."""
+    """Return a fault if names occur more than once.
+
+    Args:
+        where: The configuration key of the list ``names``.
+    """
     repeated = sorted({name for name in names if names.count(name) > 1})
     return [Fault(where, f"{quote_names(repeated)} stands there more than once.")] if repeated else []
 

@@ -35,7 +35,9 @@ def describe_contradicting_copies(
 
     Args:
         groups: For each group of identical images, their rows.
+        names: The name of each image, for the warning.
         labels: ``(n, classes)``; NaN, for unknown, contradicts no label.
+        patients: ``(n,)`` patient of each image.
     """
     others, changed = list[str](), list[str]()
     for first, *copies in groups:
@@ -68,6 +70,7 @@ def find_repeated_picture_faults(where: str, digests: NDArray[np.uint64]) -> lis
     """Return a fault if a data set without patients contains more than a few identical pictures.
 
     Args:
+        where: The configuration key, or the name of the data set, that the fault names.
         digests: ``(n,)``, the :func:`compute_picture_digest` of each picture.
     """
     digests = _drop_uniform_grey_digests(digests)
@@ -82,6 +85,7 @@ def find_shared_picture_faults(where: str, digests: Mapping[str, NDArray[np.uint
     """Return a fault for each pair of parts that share more than a few pictures; uniformly grey ones do not count.
 
     Args:
+        where: The configuration key, or the name of the data set, that the faults name.
         digests: The :func:`compute_picture_digest` of each picture, by the name of the part.
     """
     distinct = {part: np.unique(_drop_uniform_grey_digests(of_part)) for part, of_part in digests.items()}
@@ -94,13 +98,17 @@ def find_shared_picture_faults(where: str, digests: Mapping[str, NDArray[np.uint
 
 
 def check_picture_copies(where: str, splits: DatasetSplits, *, by_part: bool = False) -> DatasetSplits:
-    """Refuse parts that share pictures; return the parts with a note on copies whose rows contradict one another.
+    """Refuse parts that share pictures; add a note to the parts on identical pictures with other labels or patients.
 
     Pictures of one grey are not compared.
 
     Args:
-        by_part: True writes a picture in the note as ``test[3]``, its number in the part. False writes it as ``[57]``,
-            its number in the array that the parts share; if each part has an array of its own, as ``test[3]``.
+        where: The configuration key, or the name of the data set, that the faults name.
+        by_part: True names a picture in the note by its number in the part, ``test[3]``. False names it by its number
+            in the array that all parts share, ``[57]``; if the parts share none, as with True.
+
+    Returns:
+        The parts, with the note if there is one.
 
     Raises:
         BadInput: If more than a few pictures of a part are in another part, too.

@@ -101,18 +101,23 @@ class CsvColumn:
         return np.array([is_blank_cell(cell) for cell in self.cells], dtype=np.bool_)[self.places]
 
     def find_lines_of_cells(self, places: Collection[int]) -> NDArray[np.int32]:
-        """Return the line numbers of all rows whose cell is one of the distinct cells with these indices."""
+        """Return the line numbers of all rows whose cell is one of the distinct cells with the indices ``places``."""
         return self.lines[np.isin(self.places, list(places))]
 
     def describe_cell_lines(self, places: Sequence[int], limit: int = 5) -> str:
-        """List the distinct cells with these indices and their lines, for an error: ``"yes" in line 7 (3 lines)``."""
+        """List up to ``limit`` distinct cells and their lines, for an error message: ``"yes" in line 7 (3 lines)``.
+
+        Args:
+            places: Indices of the cells in ``cells``.
+        """
         return self.describe_cell_part_lines({self.cells[place]: (place,) for place in places}, limit)
 
     def describe_cell_part_lines(self, parts: Mapping[str, Collection[int]], limit: int = 5) -> str:
         """List up to ``limit`` parts of cells, each with the first of its lines, for an error message.
 
         Args:
-            parts: Part of a cell, such as a finding -> indices in ``cells`` of the cells that contain it.
+            parts: For each part of a cell, such as the name of a finding, the indices in ``cells`` of the cells that
+                contain it.
         """
         texts = []
         for part, places in list(parts.items())[:limit]:
@@ -213,7 +218,7 @@ def read_csv_table(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvT
 
 
 def is_utf_8_table(path: Path) -> bool:
-    """Return False for a table with bytes that are neither UTF-8 nor UTF-16, which are read as Windows-1252."""
+    """Return False if a table has bytes that are neither UTF-8 nor UTF-16, so that it is read as Windows-1252."""
     with _open_csv_file(path) as content:
         try:
             for number, line in enumerate(content):
@@ -304,7 +309,10 @@ def _count_lines_of_row(row: Sequence[str]) -> int:
 
 
 def _guess_csv_delimiter(head: Sequence[str]) -> str:
-    """Guess the separator: preferably one that gives all first lines equally many cells; of several, the most cells."""
+    """Guess the separator of cells from the first lines of a table.
+
+    It is preferably one that gives all lines equally many cells; of several, the one with the most cells; else a comma.
+    """
     scores = {}
     for separator in SEPARATORS:
         try:
@@ -369,8 +377,8 @@ class _CsvTableBuilder:
 
         Raises:
             BadInput: If the columns exceed the memory limit.
-            csv.Error: If a stray pair of quotes encloses whole rows; then ``next_line_number`` is the line where they
-                begin.
+            csv.Error: If a stray pair of quotes encloses whole rows; ``next_line_number`` is then the line in which the
+                row with these quotes begins.
         """
         rows, self.rows = self.rows, []
         counts = np.fromiter(map(_count_lines_of_row, rows), np.int32, len(rows))
@@ -401,10 +409,14 @@ class _CsvTableBuilder:
                 raise csv.Error("a pair of quotes holds whole rows")
 
     def _find_cells_inside_quotes(self, row: Sequence[str]) -> list[tuple[int, str]]:
-        """Return the cells, with column indices, of the rows that a stray pair of quotes may enclose; else empty.
+        """Return the cells that a stray pair of quotes may have joined to one cell of ``row``; else an empty list.
 
-        This happens if two cells begin with a quote and do not end with one. An ordinary text of several lines rarely
-        has the right number of separators. If it has, the caller finds none of these cells elsewhere in their columns.
+        Two quotes are such a pair if each begins a cell that no quote ends; the rows between them then become one cell.
+        A cell is suspicious if its lines have as many separators as whole rows. In an ordinary text that is rare, and
+        the caller then finds none of the cells elsewhere in their columns.
+
+        Returns:
+            The column index and the text of each cell in these rows.
         """
         for place, cell in enumerate(row):
             first, *others = [text.split(self._separator) for text in _LINE_END.split(cell)]
@@ -473,7 +485,9 @@ def find_missing_column_faults(table: str, columns: Iterable[str], required: Map
     """Return a fault for each required column that the table lacks.
 
     Args:
-        required: For each configuration key, the name of the column; None if not set.
+        table: Name of the table, for the messages.
+        columns: The columns of the table.
+        required: For each configuration key, the name of the column; None if the key is not set.
     """
     names, faults = list(columns), list[Fault]()
     for where, column in required.items():

@@ -181,7 +181,11 @@ class PictureFileFinder:
         return files
 
     def find_unlistable_folder_faults(self, where: str = "data.images") -> list[Fault]:
-        """Return faults if folders could not be listed, or names stand for several files."""
+        """Return faults for folders that could not be listed, and for names in the table that could mean several files.
+
+        Args:
+            where: The configuration key that the faults name.
+        """
         faults = []
         if self.ambiguous:
             names = list_first_and_count_rest([repr(name) for name in sorted(self.ambiguous)], 6)
@@ -204,7 +208,10 @@ def fold_name_case(name: str) -> str:
 
 
 def make_extensionless_name_key(name: str) -> str:
-    """Return a normalised, lower-case file name without its picture extension; ``/``, equal to no name, without one."""
+    """Return a comparison key: the normalised, lower-case file name without its picture extension.
+
+    A name without such an extension gets the key ``/``, which no file name has.
+    """
     stem = drop_picture_extension(folded := fold_name_case(name))
     return "/" if stem == folded else stem
 
@@ -217,10 +224,11 @@ def drop_picture_extension(name: str) -> str:
 
 
 def describe_other_file_extensions(folder: str, names: Iterable[str], finder: PictureFileFinder) -> str:
-    """Return a remedy if the folder has missing files with another extension, ``a.jpg`` for ``a.jpeg``; else empty.
+    """Return advice if missing files are there with another extension, ``a.jpg`` for ``a.jpeg``; else an empty text.
 
     Args:
         names: Names of files that are missing in ``folder``.
+        finder: Looks for the files on the disk.
     """
     stems = {name: stem for name in names if (stem := drop_picture_extension(name)) != name}
     files = {name: file for name, stem in stems.items() if (file := finder.find_file(folder, stem))}

@@ -42,7 +42,9 @@ class BinaryColumnKinds:
 
 
 def classify_binary_columns(positive: Mapping[str, NDArray[np.bool_]]) -> BinaryColumnKinds:
-    """Sort columns of 0 and 1 by their headings, by the form of neighbouring headings, and by their cells.
+    """Sort columns of 0 and 1 into classes, doubtful columns and others, by their headings and cells.
+
+    The others, such as the sex or the view, are not in the result.
 
     Args:
         positive: For each column, in the order of the table, ``(rows,)`` True where the cell is 1.

@@ -119,12 +119,15 @@ def is_metadata_column_name(name: str) -> bool:
 
 
 def contains_id_word(name: str) -> bool:
-    """Return True if a column name has a word for a number: "local_id", "Fall-Nr."."""
+    """Return True if a column name has a word that means an identifier (id, uid, nr, no): "local_id", "Fall-Nr."."""
     return not get_distinct_column_name_words(name).isdisjoint(("id", "uid", "nr", "no"))
 
 
 def may_contain_finding_names(column: CsvColumn) -> bool:
-    """Return True if the cells may be names of findings, because not all are numbers, yes or no, sexes or views."""
+    """Return True if the cells may name findings.
+
+    They may not if all are blank, all are numbers, or all are words for yes, no, sexes or views.
+    """
     cells = [cell.casefold() for cell in column.cells if not is_blank_cell(cell)]
     return bool(cells) and not all(cell in ABOUT_PERSON for cell in cells) and not all(map(_NUMBER.fullmatch, cells))
 
@@ -142,13 +145,17 @@ def is_no_finding_name(name: str) -> bool:
 
 
 def split_diagnosis_code(name: str) -> tuple[str, str] | None:
-    """Return a code of ICD-10 and its letter of certainty: ``("j18.9", "a")``, ``("j18.9", "")``; None for words."""
+    """Split an ICD-10 code into the code and its letter of certainty, both in lower case.
+
+    Returns:
+        ``("j18.9", "a")``, or ``("j18.9", "")`` without a letter; None if the name is no such code.
+    """
     match = DIAGNOSIS_CODE.fullmatch(name.casefold())
     return match and (match[1], match[2] or "")
 
 
 def get_finding_certainty(name: str) -> Certainty | None:
-    """Return how a name limits a finding: denied "no mass", doubted "V.a. Mass", past "J91Z"; None if it does not."""
+    """Return how certain a finding is by its name: denied "no mass", doubted "V.a. Mass", past "J91Z"; else None."""
     if is_no_finding_name(name):
         return None
     if code := split_diagnosis_code(name):
@@ -157,11 +164,11 @@ def get_finding_certainty(name: str) -> Certainty | None:
 
 
 def find_missing_value_codes(names: Collection[str]) -> list[str]:
-    """Return the names of grades or findings by which programs write a missing value: 9, 99, -1, a word beside grades.
+    """Return those names of grades or findings that are codes for a missing value, such as 9, 99, -1 or "U".
 
-    A number that continues the others, such as 9 after 8, is a grade. Names without a digit are codes if there are at
-    least three grades, and at least twice as many grades as such names, such as U beside 0, 1, 2. If all names are
-    codes, none is returned.
+    A number that continues the others, such as 9 after 8, is a grade and no code. Names without a digit, such as U
+    beside the grades 0, 1, 2, are codes only if there are at least three grades, and at least twice as many grades as
+    such names. If all names would be codes, none is returned.
     """
     values = {
         name: int(float(name.replace(",", ".").replace("\u2212", "-"))) for name in names if _is_whole_number(name)
@@ -183,7 +190,10 @@ def _is_whole_number(name: str) -> bool:
 
 
 def contains_only_one_and_two(column: CsvColumn) -> bool:
-    """Return True if the cells are 1 and 2, some programs' numbers for yes and no, besides codes of missing values."""
+    """Return True if all cells are 1, 2 or codes of missing values, and 1 and 2 both occur.
+
+    Some programs write 1 and 2 for yes and no.
+    """
     if len(column.cells) > MOST_WORDS:
         return False
     filled = [cell for cell in column.cells if not is_blank_cell(cell) and not is_placeholder_finding(cell)]

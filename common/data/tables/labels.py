@@ -55,7 +55,10 @@ from common.system.plain_text import format_count_with_noun, list_first_and_coun
 
 
 class PictureReader(Protocol):
-    """Interface for reading pictures from the disk or a PACS; threads read in :meth:`keep_connection_open`."""
+    """Interface for reading pictures from the disk or a PACS.
+
+    Several threads may read at once, while the context of :meth:`keep_connection_open` is open.
+    """
 
     def keep_connection_open(self) -> AbstractContextManager[object]:
         """Return a context manager inside which pictures can be read."""
@@ -140,7 +143,10 @@ class LabelTable:
 
     @property
     def patient_with_too_many_images(self) -> tuple[str, int] | None:
-        """A patient (or text for nobody) with far more images than others, and their number; None if there is none."""
+        """The name of a patient who has far more images than others, and their number; None if there is none.
+
+        The name may be a text by which a table says that the patient is unknown.
+        """
         counts = Counter(self.patients.tolist())
         usual = float(np.median([*counts.values()])) if len(counts) > 1 else 0
         for name, count in counts.most_common(_MOST_OTHERS):
@@ -189,7 +195,11 @@ def hold_out_validation_patients(table: LabelTable, fraction: float, seed: int) 
 
 
 def find_patient_overlap_faults(where: str, table: LabelTable) -> list[Fault]:
-    """Return faults for patients who are in two parts of the split."""
+    """Return faults for patients who are in two parts of the split.
+
+    Args:
+        where: The configuration key that the faults name.
+    """
     return find_shared_patient_faults(where, {part: table.patients[table.parts == part] for part in PARTS})
 
 
@@ -271,6 +281,9 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
 def read_table_and_find_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvTable, Path, list[Fault]]:
     """Return the label table, the image folder, and the folder's faults, which the caller reports with its own.
 
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+
     Raises:
         BadInput: If the table cannot be read; faults of the folder are included.
     """
@@ -290,6 +303,9 @@ def read_table_and_find_folder(spec: PictureFolderSpec, base: Path) -> tuple[Csv
 
 def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
     """Read and check a hospital's own table for a folder of images, without reading an image.
+
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
 
     Raises:
         BadInput: With the faults of the first stage that fails: folder and columns, then cells and files.
@@ -335,6 +351,10 @@ def _find_distinct_image_rows(
     """Return the first row of each image, and a fault if a later row of the same image contradicts it.
 
     Two names of one file, such as a link, count as the same image.
+
+    Args:
+        lines: ``(n,)``, the line of the file in which each row begins, for the message.
+        is_present: ``(n,)``, True where the image file exists.
     """
     names, paths = table.files.names.tolist(), list[object]()
     for name, present in zip(names, is_present.tolist(), strict=True):
@@ -385,7 +405,7 @@ def list_configured_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
 
 
 def find_blank_cell_faults(column: CsvColumn, key: str, what: str) -> list[Fault]:
-    """Return a fault for rows that name no image, study or patient in the column for it.
+    """Return a fault for the rows in which a column that must name an image, a study or a patient names none.
 
     Args:
         key: The configuration key that names ``column``.
@@ -547,7 +567,7 @@ def join_similar_patients(
 
 
 def _describe_name_pairs(similar: Mapping[str, str], column: CsvColumn | None = None) -> str:
-    """List pairs of similar names for an error message, with line numbers if ``column`` is given."""
+    """List the first pairs of similar names for an error message, with line numbers if ``column`` is given."""
 
     def describe_line_of_name(name: str) -> str:
         return "" if column is None else f" (line {column.find_lines_of_cells([column.cells.index(name)])[0]})"
@@ -560,7 +580,10 @@ def _describe_name_pairs(similar: Mapping[str, str], column: CsvColumn | None = 
 
 
 def assign_split_parts(table: LabelTable, spec: LabelColumnsSpec) -> LabelTable:
-    """Split the table by patient; if a column gives the parts, only hold out a missing validation part."""
+    """Split the table by patient into training, validation and test.
+
+    If a column gives the parts, they stay; only if it names no validation part, training patients are held out for it.
+    """
     if spec.split_column is None:
         return split_label_table(table, spec.split_seed)
     return hold_out_validation_patients(table, spec.validation_fraction, spec.split_seed)

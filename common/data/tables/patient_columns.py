@@ -39,15 +39,16 @@ _FEWEST_IMAGES, _FEW_IMAGES, _MOST_IMAGES = 1.2, 5, 20
 
 
 def guess_patient_column(columns: CsvTable, others: Collection[str] = (), image: str | None = None) -> str | None:
-    """Return the column that surely names patients, except those in ``others``; None if there is none.
+    """Return the column that surely names patients; None if there is none.
 
-    A plain number of patients, such as ``patient_id``, is surer than one of a study, a hospital or a country, and that
-    is surer than ``Patient``. Of equally sure columns that group the rows in the same way, except where one is blank,
-    the one with fewer blank cells is taken. A column with another value for each image is no patient if another
-    candidate groups the images.
+    A heading for a plain number of patients, such as ``patient_id``, is surer than one for a number in a study, a
+    hospital or a country, and that is surer than ``Patient``. Of equally sure columns that group the rows in the same
+    way, apart from rows where one is blank, the one with fewer blank cells is taken. A column with another value for
+    each image does not name patients if another candidate groups the images.
 
     Args:
-        image: The column of images; None if each row is another one.
+        others: Columns that are not considered.
+        image: The column that names images; None if each row is an image of its own.
 
     Raises:
         BadInput: If several columns are equally sure, and group the images differently.
@@ -87,7 +88,11 @@ def _list_surest_patient_columns(names: Sequence[str]) -> list[str]:
 
 
 def compute_mean_images_per_value(columns: CsvTable, name: str, image: str | None) -> float:
-    """Return the mean number of images of a value of the column, blank cells apart."""
+    """Return how many different images a value of column ``name`` has on average; blank cells are left out.
+
+    Args:
+        image: The column that names images; None if each row is an image of its own.
+    """
     column = columns.get_column(name)
     rows = np.flatnonzero(~column.find_blank_rows())
     images = rows.astype(np.int32) if image is None else columns.get_column(image).places[rows]
@@ -96,7 +101,7 @@ def compute_mean_images_per_value(columns: CsvTable, name: str, image: str | Non
 
 
 def _rank_patient_heading(name: str) -> Literal[0, 1, 2, 3]:
-    """Return a lower number for a heading that is surer to name patients; 3 may be an examination as well."""
+    """Return how surely a heading means patients: 0 is surest, and 3 may mean an examination as well."""
     words = " ".join(word for word in list_column_name_words(name) if not JOINING.fullmatch(word))
     if PATIENT_NUMBER.fullmatch(words):
         return 0
@@ -106,7 +111,10 @@ def _rank_patient_heading(name: str) -> Literal[0, 1, 2, 3]:
 
 
 def _make_ambiguous_patient_fault(columns: CsvTable, names: Sequence[str]) -> Fault:
-    """Return a fault for columns that may all name patients, with a value of which others differ."""
+    """Return a fault for columns that may all name patients, but group the images differently.
+
+    It gives an example: one value of a column, and two values of another column beside it.
+    """
     problem = f"columns {quote_names(names)} may each name the patients, and group the images differently"
 
     def find_contradictions() -> Iterator[str]:
@@ -149,7 +157,11 @@ def list_possible_patient_columns(columns: CsvTable, names: Iterable[str]) -> li
 
 
 def _find_patient_columns(columns: CsvTable, names: Iterable[str]) -> list[str]:
-    """Return the columns whose heading has a word for the patient and none for anything else, and whose cells fit."""
+    """Return those columns whose heading means the patient and nothing else, and whose cells may be identifiers.
+
+    Args:
+        names: The columns to consider.
+    """
     fitting = list[str]()
     for name in names:
         words = PATIENT_IN_TWO_WORDS.sub("patient ", " ".join(list_column_name_words(name))).split()

@@ -34,6 +34,9 @@ _NIH_OWN_NAME = {"Pleural Effusion": "Effusion", "Pleural Thickening": "Pleural_
 def open_nih_table(spec: NihDatasetSpec, base: Path) -> LabelTable:
     """Read NIH's ``Data_Entry`` table; "No Finding" means that all classes are absent.
 
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+
     Raises:
         BadInput: If a check fails; it lists all faults.
     """
@@ -94,6 +97,9 @@ def _find_picture_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
 def open_chexpert_table(spec: ChexpertDatasetSpec, base: Path) -> LabelTable:
     """Read CheXpert's ``train.csv``: frontal images only, with the patient from each image's path.
 
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+
     Raises:
         BadInput: If a check fails; it lists all faults.
     """
@@ -127,6 +133,9 @@ def open_chexpert_table(spec: ChexpertDatasetSpec, base: Path) -> LabelTable:
 def open_mimic_table(spec: MimicDatasetSpec, base: Path) -> LabelTable:
     """Read a CXR-LT table: frontal images only, with paths from column ``fpath`` or in MIMIC-CXR-JPG's layout.
 
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+
     Raises:
         BadInput: If a check fails; it lists all faults.
     """
@@ -151,7 +160,15 @@ def open_mimic_table(spec: MimicDatasetSpec, base: Path) -> LabelTable:
 
 
 def _read_checked_columns(spec: PictureFolderSpec, base: Path, required: tuple[str, ...]) -> tuple[CsvTable, Path]:
-    """Read the table, locate the image folder, and raise one error with the faults of both."""
+    """Read the table and locate the image folder.
+
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+        required: The columns that the table must have.
+
+    Raises:
+        BadInput: With the faults of both.
+    """
     columns, folder, faults = read_table_and_find_folder(spec, base)
     table = Path(spec.labels).name
     for name in [name for name in required if name not in columns]:
@@ -162,7 +179,15 @@ def _read_checked_columns(spec: PictureFolderSpec, base: Path, required: tuple[s
 
 
 def _select_table_rows(columns: CsvTable, index: NDArray[np.bool_], what: str) -> CsvTable:
-    """Return the selected rows; if there are none, raise an error whose message ends with ``what``."""
+    """Return the selected rows of a table.
+
+    Args:
+        index: ``(rows,)``, True for the rows to select.
+        what: End of the error message "none of the 9 rows ...", such as "have one of the views PA".
+
+    Raises:
+        BadInput: If no row is selected.
+    """
     if not index.any():
         raise BadInput([Fault("data.labels", f"none of the {len(index)} rows {what}.")])
     return columns.select_rows(index)
@@ -171,7 +196,11 @@ def _select_table_rows(columns: CsvTable, index: NDArray[np.bool_], what: str) -
 def _make_unsplit_table(
     files: LazyPicturePaths, labels: NDArray[np.float32], class_names: tuple[str, ...], patients: Names
 ) -> LabelTable:
-    """Create a table without centres, all in the test part until it is split; refuse patients who may be one."""
+    """Create a table without centres, all in the test part until it is split.
+
+    Raises:
+        BadInput: If a patient's name is unusable, or two similar names may mean one patient.
+    """
     count = len(files)
     raise_faults(find_patient_name_faults("data.labels", patients))
     return LabelTable(files, labels, class_names, patients, np.full(count, ""), np.full(count, "test"))

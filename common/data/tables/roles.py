@@ -117,9 +117,9 @@ class ColumnRoles:
         not_assessed: Names in column ``finding`` that say that nobody could assess the image, with their numbers of
             rows: words such as "ungradable", codes for missing values such as 99.
         possible_splits: Columns without a role whose cells are words for parts of a split.
-        alone: Classes that may mean that nothing was found, with their numbers of rows: in column ``finding``, names
-            that never have another class beside them although many rows have several; of ``label_columns``, those that
-            are 1 exactly where no other is.
+        alone: Classes that may mean that nothing was found, with their numbers of rows. With ``finding``, these are
+            names that never have another class beside them although many rows have several. With ``label_columns``,
+            they are columns that are 1 exactly in the rows where no other is.
         unused: Columns without a role.
     """
 
@@ -145,6 +145,10 @@ def find_picture_columns(columns: CsvTable, files: Iterable[str] = (), image: st
 
     Column ``image``, or else the surest, is first. A column that names the same picture as an earlier one in each row
     is left out.
+
+    Args:
+        files: Names of the files in the folder; empty if they are not known.
+        image: The column that the user has named; None if none.
 
     Raises:
         BadInput: If there is no such column.
@@ -184,7 +188,10 @@ def _have_picture_extensions(cells: Sequence[str], endings: tuple[str, ...] = PI
 
 
 def _name_same_pictures(columns: CsvTable, first: str, second: str) -> bool:
-    """Return True if two columns name the same picture in all rows; a cell may be blank, or end the other's path."""
+    """Return True if two columns name the same picture in all rows where both have one.
+
+    Paths are equal, too, if one is the end of the other.
+    """
     one, other = columns.get_column(first), columns.get_column(second)
     rows = slice(None, None, max(1, len(columns.lines) // _MOST_ROWS))  # spread over a long table
     for left, right in set(zip(one.places[rows].tolist(), other.places[rows].tolist(), strict=True)):
@@ -196,7 +203,11 @@ def _name_same_pictures(columns: CsvTable, first: str, second: str) -> bool:
 
 
 def find_ambiguous_picture_faults(names: Sequence[str]) -> list[Fault]:
-    """Return a fault if several columns name pictures, because the labels of a row may be those of either."""
+    """Return a fault if several columns name pictures, because a row's labels may belong to any of them.
+
+    Args:
+        names: The columns that name pictures.
+    """
     if len(names) == 1:
         return []
     problem = f"columns {quote_names(names, _MOST_COLUMNS)} name pictures, each other ones; a line's labels are "
@@ -223,7 +234,14 @@ def _join_command_alternatives(option: str, names: Iterable[str]) -> str:
 
 
 def find_absent_picture_columns(columns: CsvTable, image: str, others: Collection[str]) -> list[str]:
-    """Return the columns beside ``image`` and ``others`` that name pictures which are elsewhere, by their endings."""
+    """Return further columns that name pictures by their file extensions, although these are not in the folder.
+
+    A column that names the same pictures as ``image`` is left out.
+
+    Args:
+        image: The column that names the pictures of the data set.
+        others: Other columns that name pictures in the folder.
+    """
     endings, names = PICTURE_SUFFIXES + UNREAD_SUFFIXES, [name for name in columns if name not in (image, *others)]
     named = [name for name in names if _have_picture_extensions(columns.get_column(name).cells, endings)]
     return [name for name in named if not _name_same_pictures(columns, name, image)]
@@ -232,13 +250,16 @@ def find_absent_picture_columns(columns: CsvTable, image: str, others: Collectio
 def find_label_columns_of_other_images(
     image: str, others: Sequence[str], labels: Iterable[str], folder: str = ""
 ) -> list[str]:
-    """Return the label columns that belong, by the words of their names, to pictures other than those of ``image``.
+    """Return the label columns that, by their names, describe other pictures than those of column ``image``.
 
-    Of the image columns ``left`` and ``right``, or ``img_OD`` and ``img_OS``, these are the words for the side. Labels
-    of the other side are also those of other pictures if no column names these.
+    Such a column has a word that distinguishes another image column from ``image``: the side, if the image columns are
+    ``left`` and ``right``, or ``img_OD`` and ``img_OS``. A word for the opposite side counts even if no column names
+    the pictures of that side.
 
     Args:
+        image: The column that names the pictures of the data set.
         others: The other columns that name pictures.
+        labels: All label columns.
         folder: Name of the folder of the pictures, which may be one for a side.
     """
     words = {name: _split_into_words_and_numbers(name) for name in (image, *others)}
@@ -260,7 +281,16 @@ def find_label_columns_of_other_images(
 def make_other_picture_labels_fault(
     image: str, others: Sequence[str], labels: Sequence[str], foreign: Sequence[str]
 ) -> Fault:
-    """Return a fault for label columns that belong to other pictures, with the command that leaves them out."""
+    """Return a fault for label columns that describe pictures other than those of column ``image``.
+
+    It gives the options for the command, either without these label columns or with all.
+
+    Args:
+        image: The column that names the pictures of the data set, such as those of the left eye.
+        others: The other columns that name pictures, such as those of the right eye.
+        labels: All label columns.
+        foreign: The label columns that describe other pictures.
+    """
     of_others = f" (of {quote_names(others, _MOST_COLUMNS)})" if others else ""
     problem = f"by their names, these columns say what other pictures{of_others} show: "
     problem += f'{quote_names(foreign, _MOST_COLUMNS)}; labels are learned for those of column "{image}".'
@@ -276,7 +306,7 @@ def _split_into_words_and_numbers(name: str) -> set[str]:
 
 
 def group_label_columns_by_reader(names: Iterable[str]) -> list[list[str]]:
-    """Return groups of label columns that differ only in a word for the reader: ``Mass_R1``, ``Mass_consensus``."""
+    """Return groups of label columns that differ only in who read the image: ``Mass_R1``, ``Mass_consensus``."""
     groups = dict[tuple[str, ...], list[str]]()
     for name in names:
         words = re.findall(r"[^\W_]+", name.casefold())
@@ -348,7 +378,7 @@ def guess_column_roles(
 
 
 def _is_split_column(columns: CsvTable, name: str) -> bool:
-    """Return True if all cells are names of parts and two parts occur, or the heading says that it is a split."""
+    """Return True if all cells are names of parts of a split, and several parts occur or the heading means a split."""
     parts = columns.get_column(name).cells
     if len(parts) > MOST_WORDS:
         return False
@@ -359,7 +389,14 @@ def _is_split_column(columns: CsvTable, name: str) -> bool:
 def _refuse_diagnosis_certainty_column(
     columns: CsvTable, roles: ColumnRoles, unused: Mapping[str, ColumnJudgement]
 ) -> None:
-    """Refuse a column that says how certain each finding is: "excluded", or A, V or Z of ICD-10 codes."""
+    """Refuse a table in which a column says how certain each finding is: "excluded", or A, V or Z of ICD-10 codes.
+
+    Args:
+        unused: The columns to examine.
+
+    Raises:
+        BadInput: If there is such a column.
+    """
     has_codes = any(map(split_diagnosis_code, roles.classes))
     for name in unused:
         column = columns.get_column(name)
@@ -403,7 +440,15 @@ def format_findings_options(names: Iterable[str]) -> str:
 def _refuse_incomplete_label_columns(
     columns: CsvTable, judged: Mapping[str, ColumnJudgement], label_columns: Sequence[str]
 ) -> None:
-    """Refuse columns that mix labels with other cells, because skipping one would lose a class unnoticed."""
+    """Refuse a table with columns that mix labels with other cells, because skipping one would lose a class unnoticed.
+
+    Args:
+        judged: The columns that are not used as labels, with their judgements.
+        label_columns: The columns that are used.
+
+    Raises:
+        BadInput: If there is such a column.
+    """
     if broken := {
         name: of for name, of in judged.items() if of.kind == "almost labels" and not is_metadata_column_name(name)
     }:
@@ -422,11 +467,18 @@ def _refuse_incomplete_label_columns(
 def _refuse_unclear_label_columns(
     columns: CsvTable, flags: BinaryColumnKinds, unused: Mapping[str, ColumnJudgement]
 ) -> None:
-    """Refuse another column that names further findings, and columns of 0 and 1 that may be something else.
+    """Refuse a table if another column names further findings, or columns of 0 and 1 may be something else than labels.
 
-    A column may hold the labels, too, if its heading speaks of findings, or if its cells surely name some, or name the
-    label columns. Beside a single label column that is no known finding and no abbreviation, it is enough that cells
-    have one known finding, several names, or a word for "nothing found".
+    A column names further findings if its heading speaks of findings, or if its cells include known findings or the
+    names of the label columns. If there is a single label column, neither a known finding nor an abbreviation, less is
+    enough: cells with one known finding, several names, or a word for "nothing found".
+
+    Args:
+        flags: The label columns, and the doubtful columns of 0 and 1.
+        unused: The columns without a role.
+
+    Raises:
+        BadInput: If there is such a column.
     """
     label_keys = set(map(make_class_spelling_key, (*flags.classes, *flags.doubtful)))
     is_lone = len(flags.classes + flags.doubtful) == 1
@@ -459,9 +511,9 @@ def _refuse_unclear_label_columns(
 
 
 def list_possible_finding_columns(columns: CsvTable, roles: ColumnRoles) -> list[str]:
-    """Return the columns that may name findings beside label columns of which none is a finding that is known.
+    """Return the columns that may name findings, in case the label columns are none; empty if one is a known finding.
 
-    Their cells have lists, a known finding or a word for "nothing found".
+    A column may name findings if its cells have lists, a known finding or a word for "nothing found".
     """
     if not roles.label_columns or any(map(_is_known_finding, roles.label_columns)):
         return []
@@ -495,7 +547,15 @@ def _names_include_known_findings(names: Collection[str], others: Collection[str
 
 
 def _refuse_unusable_finding_column(columns: CsvTable, finding: str, unused: Mapping[str, ColumnJudgement]) -> None:
-    """Refuse a column of findings that holds sentences, only 1 and 2, or words that other columns share."""
+    """Refuse a column of findings that holds sentences, only 1 and 2, or words that other columns hold, too.
+
+    Args:
+        finding: The column of findings.
+        unused: The other columns without a role.
+
+    Raises:
+        BadInput: If the column is refused.
+    """
     column = columns.get_column(finding, with_line_ends=True)
     if is_free_text_column(column):
         text = next(cell for cell in column.cells if not is_blank_cell(cell))
@@ -547,8 +607,12 @@ def _guess_hospital_column_by_content(
 ) -> str | None:
     """Return the column that seems to name hospitals because of its cells; None if there is none.
 
-    Either most of its cells look like names of hospitals, or its value determines which classes are labelled in a row.
-    No patient may have two values, which excludes columns such as the view.
+    Either most of its cells look like names of hospitals. Or its value determines which classes are labelled in a row,
+    and no patient has two values, which excludes columns such as the view.
+
+    Args:
+        names: The columns to consider.
+        patient: The column of patients; None if there is none.
     """
     blank = []
     for column in map(columns.get_column, label_columns):
@@ -595,7 +659,8 @@ def list_possible_hospital_columns(columns: CsvTable, judged: Mapping[str, Colum
 def _guess_finding_separator(column: CsvColumn) -> str:
     """Return the separator that divides most cells into names which occur repeatedly, or into codes of diagnoses.
 
-    Of several, one is taken whose names consist of no other names: in "Mass, benign|Cyst" the comma belongs to a name.
+    One is preferred that leaves no name composed of other names: in "Mass, benign|Cyst" it is ``|``, and the comma
+    belongs to a name. If no sign separates names, ``|`` is returned.
     """
     rows, counts, names = dict[str, int](), column.count_rows_per_cell(), dict[str, set[str]]()
     for mark in OTHER_SEPARATORS:
@@ -659,7 +724,7 @@ def _guess_finding_column(columns: CsvTable, judged: Mapping[str, ColumnJudgemen
 
 
 def _list_finding_columns(columns: CsvTable, judged: Mapping[str, ColumnJudgement]) -> dict[str, list[str]]:
-    """Return column -> its names in lower case, for columns that may name findings; headings that say so come first."""
+    """Map each column that may name findings to its names in lower case; columns whose heading says so come first."""
     candidates = dict[str, list[str]]()
     for name in sorted(judged, key=lambda column: not _is_findings_heading(column)):
         if judged[name].kind != "other" or is_metadata_column_name(name):
@@ -687,7 +752,12 @@ def describe_unnamed_columns(columns: CsvTable) -> str:
 def _count_finding_names(
     column: CsvColumn, separator: str
 ) -> tuple[Counter[str], dict[str, str], dict[frozenset[str], int]]:
-    """Return how many rows have each name (in lower case), a spelling of each, and how many have each set of names."""
+    """Count the names of findings in a column.
+
+    Returns:
+        The number of rows with each name in lower case; the spelling of each name in the table; and the number of rows
+        with each set of names.
+    """
     counts, spellings, together = Counter[str](), dict[str, str](), Counter[frozenset[str]]()
     for cell, rows in zip(column.cells, column.count_rows_per_cell().tolist(), strict=True):
         parts = [" ".join(part.split()) for part in split_finding_names(cell, separator)]
@@ -699,9 +769,12 @@ def _count_finding_names(
 
 
 def _complete_roles_with_findings(columns: CsvTable, name: str, roles: ColumnRoles) -> ColumnRoles:
-    """Complete the roles with the classes and other names in the cells of the column of findings.
+    """Complete the roles with the classes and other names in the cells of ``name``, the column of findings.
 
-    Spellings that differ only in case count as one name; names composed of other names are refused.
+    Spellings that differ only in case count as one name.
+
+    Raises:
+        BadInput: If the column names no finding, or has names that are composed of other names.
     """
     column = columns.get_column(name, with_line_ends=True)
     separator = _guess_finding_separator(column)
@@ -745,7 +818,16 @@ def _complete_roles_with_findings(columns: CsvTable, name: str, roles: ColumnRol
 
 
 def _refuse_composed_finding_names(column: CsvColumn, name: str, separator: str, names: Collection[str]) -> None:
-    """Refuse names that are composed of other names in the column, joined by signs or words such as "and"."""
+    """Refuse a column with names that are composed of its other names, joined by signs or words such as "and".
+
+    Args:
+        name: The name of the column, for the message.
+        separator: The text between the names in a cell.
+        names: All names in the column, in lower case.
+
+    Raises:
+        BadInput: If there is such a name.
+    """
     words = [re.escape(other) for other in sorted(names, key=len, reverse=True)]
     composed = dict[str, list[int]]()
     for place, cell in enumerate(column.cells):
@@ -771,13 +853,13 @@ def find_class_synonyms(
 
     Args:
         counts: Number of positive rows of each class, in the order of the arrays.
-        together: ``(classes, classes)``, True if some row has labels of both names, which are then different classes
+        together: ``(classes, classes)``, True if some row has labels of both names. They are then different classes,
             unless only the spelling differs.
-        one_place: ``(classes, classes)``, True if one hospital uses both names; then a name that contains all words of
-            the other is a different class.
+        one_place: ``(classes, classes)``, True if one hospital uses both names. A name that contains all words of the
+            other is then a different class.
 
     Returns:
-        For each such name, its more frequent synonym.
+        For each name that has a more frequent synonym, that synonym.
     """
     places = {name: place for place, name in enumerate(counts)}
     ordered, synonyms = sorted(counts, key=lambda name: (-counts[name], name)), dict[str, str]()
