@@ -50,6 +50,9 @@ def find_unknown_method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
     """Return the fault if an experiment file names an unknown method, to report it with the file's other faults.
 
     Faults in the method's own keys are found later, by code that imports torch.
+
+    Args:
+        tree: The experiment file, parsed from TOML.
     """
     run = tree.get("run")
     name = run.get("method") if isinstance(run, dict) else None

@@ -74,7 +74,11 @@ def list_statistic_meanings() -> dict[str, str]:
 
 
 def find_method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """Return the method's faults in an experiment file that has other faults; empty if the method cannot be read."""
+    """Return the method's faults in an experiment file that has other faults; empty if the method cannot be read.
+
+    Args:
+        tree: The experiment file, parsed from TOML.
+    """
     run, parameters, model = (tree.get(name, {}) for name in ("run", "method", "model"))
     if not all(isinstance(table, dict) for table in (run, parameters, model)) or not isinstance(run.get("method"), str):
         return ()

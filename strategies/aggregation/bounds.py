@@ -68,7 +68,10 @@ def compute_update_part_norms(update: ModelGroups) -> dict[str, float]:
 def compute_median_part_norms(lengths: Iterable[Lengths]) -> dict[str, float]:
     """Return the median over sites of each part's length: trunk, batch normalisation, the site's longest head row.
 
-    A part that fewer than three sites sent has no median.
+    A part that fewer than three sites sent is omitted.
+
+    Args:
+        lengths: For each site, part -> length of that part of the site's update.
     """
     sent: dict[str, list[float]] = {}
     for of_site in lengths:
@@ -84,9 +87,16 @@ def compute_median_part_norms(lengths: Iterable[Lengths]) -> dict[str, float]:
 def clip_update_by_median_norms(
     update: ModelGroups, lengths: Lengths, medians: Lengths, clip: float
 ) -> tuple[ModelGroups, str]:
-    """Shorten parts longer than ``clip`` median lengths; return the update and a sentence on the part shortened most.
+    """Shorten the parts of an update (trunk, batch normalisation, head rows) that are too long.
 
-    The sentence is empty if no part was too long.
+    Args:
+        update: One site's update.
+        lengths: Part -> its length in this update; for head rows, the length of the longest row.
+        medians: Part -> median of its length over the sites.
+        clip: The largest length of a part, in median lengths.
+
+    Returns:
+        The update, and a sentence on the part that was shortened most; the sentence is empty if no part was too long.
     """
     relative = divide_norms_by_medians(lengths, medians)
     if max(relative.values(), default=0.0) <= clip:
@@ -111,11 +121,11 @@ def clip_update_by_median_norms(
 def clip_long_updates(
     replies: Mapping[str, TrainReply], clip: float, lengths: Mapping[str, Lengths] = MappingProxyType({})
 ) -> tuple[dict[str, TrainReply], dict[str, str]]:
-    """Shorten the updates of a round that are longer than ``clip`` times the median length.
+    """Shorten the parts of a round's updates that are longer than ``clip`` times the median length of the part.
 
     Args:
         replies: Site -> its reply with its update of the round.
-        clip: The largest length of an update, in median lengths of the round.
+        clip: The largest length of a part, in median lengths of the round.
         lengths: Site -> lengths of the parts of its update, for sites whose update is already measured.
 
     Returns:
@@ -160,13 +170,13 @@ HEAVY = 0.9
 
 
 def cap_image_counts(images: Mapping[str, int], largest_share: float) -> dict[str, int]:
-    """Return the image count that weighs each site in the mean, so that no site exceeds ``largest_share`` of the sum.
+    """Return the sites' image counts, capped so that none exceeds ``largest_share`` of their sum; they weigh the mean.
 
-    The counts of sites above the cap are lowered to the cap; the other counts stay. If no cap can satisfy the share,
-    because there are too few sites, all sites get the smallest site's count.
+    The counts of sites above the cap are lowered to the cap; the other counts stay. If there are too few sites for any
+    cap to satisfy the share, all sites get the smallest site's count.
 
     Args:
-        images: Number of images that each site stated at the roll call, at least 1.
+        images: Site -> number of images that it stated at the roll call, at least 1.
         largest_share: Largest share of one site, above 0 and at most 1.
     """
     if largest_share >= 1 or not images:
@@ -182,7 +192,7 @@ def cap_image_counts(images: Mapping[str, int], largest_share: float) -> dict[st
 
 
 def find_dominant_sites(images: Mapping[str, int]) -> dict[str, float]:
-    """Return each site with more than :data:`HEAVY` of all images, and its share; empty in a run with one site."""
+    """Return site -> its share of all images, for sites with a share above 90 %; empty in a run with one site."""
     total = sum(images.values())
     shares = {site: count / total for site, count in images.items()} if total and len(images) > 1 else {}
     return {site: share for site, share in shares.items() if share > HEAVY}

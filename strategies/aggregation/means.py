@@ -233,7 +233,12 @@ def add_mean_to_head(head: Head, mean: HeadArrays) -> Head:
 
 @dataclass(frozen=True)
 class UpdateMeans:
-    """The mean updates of parts of ``model``, from which the sites started; None for a part that no site sent."""
+    """The mean updates of the parts of a model: trunk, batch normalisation, head.
+
+    Attributes:
+        model: The model that the sites started training from.
+        trunk, norm, head: Mean update of each part; None if no site sent the part.
+    """
 
     model: ModelState
     trunk: FlatMean | None = None
@@ -276,7 +281,8 @@ class MergedUpdates:
     """The mean updates of a round, with notes on exceptions.
 
     Attributes:
-        plain: Parts with the plain instead of a robust mean, sent by too few sites: ``trunk``, or names of classes.
+        plain: Parts that have the plain mean although the experiment has a robust mean, because too few sites sent
+            them. A part is ``trunk`` (with batch normalisation), or the name of a class for its head row.
         shortened: Site -> a sentence that says how its update was shortened, for updates that were too long.
     """
 
@@ -286,7 +292,12 @@ class MergedUpdates:
 
 
 class RunningUpdateMeans:
-    """Builds :class:`UpdateMeans` from updates that are added one by one, of sites that started from ``model``."""
+    """Computes the mean updates of a round from updates that are added one by one.
+
+    Args:
+        model: The model that the sites started training from.
+        head_mean: Makes the object that averages head rows.
+    """
 
     def __init__(self, model: ModelState, head_mean: HeadMean) -> None:
         self._model, self._head_mean = model, head_mean
@@ -308,7 +319,7 @@ class RunningUpdateMeans:
 
     @property
     def current_means(self) -> UpdateMeans:
-        """Return the means of the updates added so far."""
+        """Return the means of the updates that were added until now."""
         return UpdateMeans(self._model, self._trunk, self._norm, self._head)
 
 
@@ -320,11 +331,13 @@ def compute_site_weight(reply: TrainReply, weighting: Weighting) -> float:
 def average_updates(
     model: ModelState, replies: Sequence[TrainReply], weights: Weights, head_mean: HeadMean
 ) -> UpdateMeans:
-    """Return the weighted means of the updates of sites that started from ``model``.
+    """Return the weighted means of the sites' updates.
 
     Args:
+        model: The model that the sites started training from.
         replies: At least one accepted reply, in the order of site names.
         weights: One weight for each reply.
+        head_mean: Makes the object that averages head rows.
     """
     trunks, norms = list[tuple[Float32, float]](), list[tuple[Float32, float]]()
     head: RunningHeadMean | None = None

@@ -110,12 +110,14 @@ def average_updates_robustly(
 ) -> MergedUpdates:
     """Return the robust means of the sites' updates.
 
-    Trunk and batch normalisation together are one vector; each head row is a vector over the sites that own the class.
-    A part that fewer sites sent than the rule needs gets the plain mean, and :class:`MergedUpdates` names the part.
+    Trunk and batch normalisation together are one vector for each site. Each head row is a vector of its own, for the
+    sites that own its class. A part that fewer sites sent than the rule needs gets the plain mean, and
+    :class:`MergedUpdates` names the part.
 
     Args:
-        model: The model that the sites started from.
-        updates: At least one update, in the order of site names; all have the same parts.
+        model: The model that the sites started training from.
+        updates: At least one update, in the order of site names. All have a trunk or none has one; the same holds for
+            batch normalisation and head.
         weights: One weight for each site; only plain means use the weights.
     """
     flat = [[array for array in (update.trunk, update.norm) if array is not None] for update in updates]

@@ -47,9 +47,11 @@ class StreamingAggregator:
     """Adds each update to running means as soon as the updates of all sites with earlier names are added.
 
     Args:
-        model: The model that the sites started from.
+        model: The model that the sites started training from.
+        sites: Names of the sites whose updates are expected.
         weighting: Rule for a site's weight in every mean.
-        folder: Folder for files of updates that wait for updates of earlier sites.
+        head_mean: Makes the object that averages head rows.
+        folder: Folder for files of updates that wait for updates of sites with earlier names.
     """
 
     def __init__(
@@ -65,23 +67,23 @@ class StreamingAggregator:
         self._weights: dict[str, float] = {}
 
     def collect_update(self, reply: TrainReply) -> TrainReply:
-        """Add an update to the means, or store it until all earlier sites are added; return the reply without it."""
+        """Add a reply's update to the means, or store it until its turn by site name; return the reply without it."""
         self._weights[reply.site] = compute_site_weight(reply, self._weighting)
         self._waiting.store_update(reply.site, reply.update, briefly=self._next[0] == reply.site)
         self._add_next_updates()
         return replace(reply, update=ModelGroups())
 
     def skip_site(self, site: str) -> None:
-        """Stop waiting for a site's update, so that the updates of later sites can be added."""
+        """Stop waiting for a site's update, so that updates of sites with later names can be added."""
         self._next.remove(site)
         self._add_next_updates()
 
     def restore_stored_updates(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
-        """Return the replies unchanged and without updates, because a streaming aggregator does not store updates."""
+        """Return the replies as they are, without updates: the updates were added to the means and are not stored."""
         return replies
 
     def compute_update_means(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
-        """Return the means of all collected updates."""
+        """Return the means of all collected updates; ``context`` and ``replies`` are not used."""
         return MergedUpdates(self.finish_update_means())
 
     def finish_update_means(self) -> UpdateMeans:
@@ -127,7 +129,7 @@ class BufferedAggregator:
         return whole
 
     def compute_update_means(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
-        """Return the means of the updates in the replies, by the method's weights or its robust mean."""
+        """Return the means of the updates that ``replies`` contain, by the method's weights or its robust mean."""
         return merge_updates(self._method, context, self._model, replies)
 
 
@@ -153,9 +155,10 @@ def make_aggregator(
 def get_update_norm_limit(
     method: SiteMethod, participation: ParticipationSection, privacy: PrivacySection
 ) -> float | None:
-    """Return the largest length of an update that is not shortened, in median lengths of the round.
+    """Return the largest allowed length of an update, in median lengths of the round; None for no limit.
 
-    None means no limit: the experiment has ``clip = "off"``, the method averages nothing, or updates are masked.
+    There is no limit if the experiment has ``clip = "off"``, if every site trains alone, if all images are pooled at
+    one site, or if updates are masked.
     """
     averaged = not method.trains_alone and method.pooled_missing_labels == "no" and not privacy.secure_aggregation
     return participation.clip if averaged and participation.clip != "off" else None
@@ -213,10 +216,10 @@ class SequentialSiteResult:
 def add_sequential_site_update(
     model: ModelState, reply: TrainReply, clip: float | None, lengths: Mapping[str, Lengths]
 ) -> SequentialSiteResult:
-    """Add one site's update to a model, shortened to at most ``clip`` times the median length of earlier updates.
+    """Add one site's update to a model, shortened to at most ``clip`` times the median length of the sites' updates.
 
-    While ``lengths`` has fewer than three sites, each part of the update is limited to the length of the same part of
-    the model instead. An update longer than :data:`UNTRAINED` times the limit is rejected.
+    The median is over each site's last accepted update. With fewer than three such updates, the limit for each part is
+    the length of the same part of the model. An update longer than :data:`UNTRAINED` (10) times the limit is rejected.
 
     Args:
         model: The model that the site received.

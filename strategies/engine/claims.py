@@ -30,7 +30,12 @@ ANYTHING = SiteAdmissionLimits()
 
 
 def find_admission_limit_faults(claims: ClaimsBySite, members: Iterable["RunMember"]) -> list[Fault]:
-    """Return a fault for each site whose stated classes or images exceed its admission limits."""
+    """Return a fault for each site whose stated classes or images exceed its admission limits.
+
+    Args:
+        claims: Returns site -> its limits; a site that is not in the result has no limits.
+        members: The sites with their answers to the roll call.
+    """
     faults, limits = list[Fault](), claims()
     for member in members:
         answer, site = member.answer, member.answer.site

@@ -113,7 +113,11 @@ class Coordinator:
         self._plan_json = plan.model_dump_json()
 
     def _iterate_round_layers(self, variances: Sequence[slice] = ()) -> Iterator[CoordinatorRoundLayer]:
-        """Yield the optional layers that this run uses around its rounds, such as secure aggregation."""
+        """Yield the optional layers that this run uses around its rounds, such as secure aggregation.
+
+        Args:
+            variances: Slices of the batch normalisation values that hold running variances; empty if not yet known.
+        """
         privacy = self.plan.privacy
         if variances and privacy.level == "none":  # noise may make one negative
             yield RunningVarianceCheckLayer(variances)
@@ -134,9 +138,10 @@ class Coordinator:
         self._buffered = self.method.site.weighs_updates or any(layer.buffered for layer in self.layers)
 
     def fix_run_model_layout(self, layout: ModelStateLayout) -> LabelContract:
-        """Fix the model's layout after the roll call; refuse sites whose software would build another model.
+        """Fix the order and shapes of the model's values; refuse sites whose software would build another model.
 
-        Return the label contract of the remaining sites.
+        Returns:
+            The label contract of the remaining sites: the run's classes, and the classes that each site annotates.
         """
         self._set_round_layers(self._iterate_round_layers(layout.running_variance_slices))
         return self.sites.fix_run_model_layout(layout.layout_sha256)
@@ -333,17 +338,17 @@ class Coordinator:
             raise make_too_few_sites_error(f"round {server_round}", received, len(self.requests.expected))
 
     def _count_needed_replies(self, received: ExchangeReplies[Reply]) -> int:
-        """Return how many replies must count for the exchange to be valid.
+        """Return how many replies must count for an exchange to be valid: ``min_sites``, at least 1.
 
-        With ``min_sites = 0`` a reply of every site is needed, except of sites whose reply was rejected: a rejected
-        reply must not end the run for the others. A missing site, or one that answers with an error, is still needed.
+        With ``min_sites = 0`` every site must reply, except sites whose reply was rejected, so that a bad reply cannot
+        end the run for the other sites. A missing site, or one that answers with an error, is still needed.
         """
         return max(self.sites.count_needed_replies(len(self.requests.expected) - len(received.unfit)), 1)
 
     # ------------------------------------------------------------------ evaluation
 
     def configure_evaluate(self) -> list[Message]:
-        """Return the messages that request the validation loss of the model after the round just done."""
+        """Return the messages that request the validation loss of the current model from the sites."""
         sites = self._choose_final_validation_sites()
         return self.make_evaluate_messages(self.state.round, self.state.model, sites, test=False)
 
@@ -358,10 +363,10 @@ class Coordinator:
         self.state = record_absent_sites(judged, "evaluation", received.accepted, received.absent)
 
     def test_result_model(self, grid: Grid) -> ExchangeReplies[EvaluateReply]:
-        """Request a test of the result model, with each site's local parts, on the sites' test images.
+        """Ask the sites to test the result model, with each site's local parts, on their test images.
 
         Raises:
-            TooFewSites: If fewer than ``min_sites`` answer and no global model exists that could be tested instead.
+            TooFewSites: If too few sites answer, and the run has no global model that could be tested without them.
         """
         self.grid, drawn = grid, self.sites_drawn_for_test
         sites = self._list_sites_not_excluded() if drawn is None else drawn
@@ -394,8 +399,9 @@ class Coordinator:
     def _choose_final_validation_sites(self) -> list[str]:
         """Return the sites that validate the model after the last round.
 
-        If a sample is enough, these are the sites that validated the best model so far, because only they can compare
-        it with the last model. If the run chooses no best model, they are the sites that the next round would draw.
+        If only a sample of the sites tests the model, these are the sites that validated the best model so far, because
+        only they can compare it with the last model. If the run chooses no best model, they are the sites that the next
+        round would draw.
         """
         if not self._tests_on_site_sample:
             return self._list_sites_not_excluded()
@@ -407,7 +413,7 @@ class Coordinator:
     # ------------------------------------------------------------------ one exchange
 
     def begin_message_exchange(self, server_round: int) -> ExchangeRequests:
-        """Start a new exchange, and return the object that makes its requests."""
+        """Start a new exchange of requests and replies, and return the object that makes its requests."""
         self.requests = ExchangeRequests(
             method=self.method,
             plan=self.plan,
@@ -444,7 +450,7 @@ class Coordinator:
         Args:
             phase: Name of the exchange, as progress displays show it.
             deadline_s: Seconds until the exchange ends; by default :attr:`deadline_s`.
-            enough: Good replies from which on disconnected sites are not waited for; by default ``min_sites``.
+            enough: Number of good replies after which disconnected sites are not waited for; by default ``min_sites``.
         """
         names = {member.node_id: site for site, member in self.sites.members.items()}
         seconds, sent = self.deadline_s if deadline_s is None else deadline_s, list(messages)

@@ -51,7 +51,7 @@ class FederationValidation:
 
     @property
     def mean_loss(self) -> float | None:
-        """Return the mean validation loss over sites with equal weights (specs 1.4); None without any."""
+        """Return the mean validation loss over sites with equal weights (specs 1.4); None if no site sent a loss."""
         return float(np.mean(list(self.loss.values()))) if self.loss else None
 
     @property
@@ -80,7 +80,8 @@ class RoundRecord:
         epsilon: Site -> privacy budget (epsilon) spent by the run so far, for sites with differential privacy.
         after: Validation of the model at the end of the round, for methods that validate it in the same round.
         shortened: Site -> a sentence that says how its update was shortened, for updates that were too long.
-        plain: Parts that got the plain mean because too few sites sent them: ``trunk``, or names of classes.
+        plain: Parts that got the plain instead of the robust mean because too few sites sent them: ``trunk`` (with
+            batch normalisation), or the name of a class for its head row.
         closed_rows: Head rows whose sum stayed masked, because too few sites that own them were left.
         arithmetic: Each site's statement of the number format and memory layout of its training.
     """

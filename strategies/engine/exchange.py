@@ -79,7 +79,7 @@ class FrozenModelPartDelivery:
 
     Attributes:
         part: The values of the frozen part.
-        held: Sites that store the frozen part: they have worked with it in this run.
+        held: Sites that store the frozen part, because they sent a valid reply in this run.
         lost: Sites that reported the frozen part as missing.
     """
 
@@ -88,7 +88,7 @@ class FrozenModelPartDelivery:
     lost: set[str] = field(default_factory=set)
 
     def get_frozen_part_for_site(self, site: str, *, held_before: bool) -> ModelGroups:
-        """Return the frozen part if a site still needs it, otherwise empty groups.
+        """Return the frozen part of the model if a site still needs it, otherwise an object without arrays.
 
         Args:
             held_before: True if the site stated at the roll call that it stores the frozen part.
@@ -97,7 +97,11 @@ class FrozenModelPartDelivery:
         return ModelGroups(trunk=self.part.values) if needed else ModelGroups()
 
     def record_frozen_part_at_site(self, site: str, fault: str) -> None:
-        """Record from the fault of a site's reply, empty if the reply counts, if the site stores the frozen part."""
+        """Record, from the check of a site's reply, that the site stores or lacks the frozen part of the model.
+
+        Args:
+            fault: Why the reply does not count; empty if it counts, which shows that the site stores the part.
+        """
         if not fault:
             self.held.add(site)
             self.lost.discard(site)
@@ -123,12 +127,13 @@ class RequestSendTime:
 
 @dataclass
 class ExchangeRequests:
-    """Makes the requests of one exchange, and records what the replies must contain.
+    """Makes the requests of one exchange with the sites, and records what their replies must contain.
 
     Attributes:
         plan_json: The plan as hospitals receive it, in JSON.
         deadline_s: Seconds after which the exchange ends.
-        context: The contract, the sites' answers to the roll call, and the round.
+        context: The label contract (the classes that each site annotates), the sites' answers to the roll call, and the
+            round.
         state: The coordinator's state at the beginning of the exchange.
         best: Round of the current result model; -1 for none.
         nodes: Site -> id of its Flower node.
@@ -176,7 +181,12 @@ class ExchangeRequests:
         return self.make_flower_message(site, MessageType.EVALUATE, encode_record(request, self.written))
 
     def make_flower_message(self, site: str, kind: str, content: RecordDict) -> Message:
-        """Make a Flower message for a site, and record the message's size and the send time."""
+        """Make a Flower message for a site, and record the message's size and the send time.
+
+        Args:
+            kind: Flower's message type, such as ``train``.
+            content: The encoded request.
+        """
         size = count_payload_bytes(content)
         self.bytes_down[site] = self.bytes_down.get(site, 0) + size
         self.total_down[site] += size
@@ -184,7 +194,13 @@ class ExchangeRequests:
         return Message(content, self.nodes[site], kind, group_id=str(self.context.round), ttl=self.deadline_s)
 
     def make_request_record(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
-        """Make a request record of this run and round with ``make``, with the model and the head rows of one site."""
+        """Make a request of this run and round to one site, with the model and the site's head rows.
+
+        Args:
+            make: Record class of the request, or a function that makes the record from named fields.
+            site: The site that receives the request.
+            model: The model to train or evaluate.
+        """
         rows, frozen = self.method.site.select_own_rows(site, self.context.contract), ModelGroups()
         if self.frozen is not None:
             held_before = self.context.answers[site].holds_frozen
@@ -217,15 +233,15 @@ def send_and_receive(
 ) -> Iterator[Message]:
     """Send all messages, and yield at most one reply for each site.
 
-    Good replies are yielded as they arrive. Errors are yielded at the end: if a disconnected site comes back before the
-    deadline, its message is sent again, unless the site is no longer registered. Errors made by Flower get the site as
-    their source.
+    Good replies are yielded as they arrive. Errors are yielded at the end, because a site that is disconnected may come
+    back before the deadline. Then its message is sent again, unless the site is no longer registered. Errors made by
+    Flower get the site as their source.
 
     Args:
         waiting: Receives the nodes that have not replied, and the disconnected ones among them, whenever either
             changes.
         deadline_s: Seconds after which the exchange ends without the missing sites.
-        enough: Number of good replies from which on disconnected sites are not waited for; connected sites still are.
+        enough: Number of good replies after which only connected sites are waited for, not disconnected ones.
         registered: Returns the nodes of the sites that may take part; None for all.
     """
     unanswered = UnansweredMessages(grid, time.monotonic() + deadline_s)
@@ -251,7 +267,7 @@ def send_and_receive(
 
 
 def sleep_between_polls(pause_s: float) -> float:
-    """Sleep between two polls without replies, and return the length of the next pause, which is longer."""
+    """Sleep ``pause_s`` seconds between two polls, and return the length of the next pause, which is longer."""
     time.sleep(pause_s)
     return min(pause_s * 1.3, MAX_POLL_S)
 
@@ -371,7 +387,13 @@ class ExchangeReplies(Generic[Reply]):
 
 
 def make_too_few_sites_error(what: str, replies: ExchangeReplies[Reply], expected: int) -> TooFewSites:
-    """Make the error for too few replies; the message names the absent sites with their reasons."""
+    """Make the error for too few replies; the message names the absent sites with their reasons.
+
+    Args:
+        what: Name of the exchange, such as ``round 3``, with which the message begins.
+        replies: The replies of the exchange.
+        expected: Number of expected replies, for the message.
+    """
     reasons = "; ".join(f"{site}: {why}" for site, why in replies.absent.items())
     return TooFewSites(f"{what}: {len(replies.accepted)} of {expected} sites replied. {reasons}")
 
@@ -483,10 +505,10 @@ def find_reply_mismatch(
 
 
 def find_update_form_fault(update: ModelGroups, sent: ModelGroups) -> str:
-    """Return why an update cannot count; empty if it can.
+    """Return why an update has wrong groups, wrong shapes, or values that are not finite; empty if it is correct.
 
     Args:
-        update: The model groups that the site sent.
+        update: The model groups (trunk, batch normalisation, head) that the site sent.
         sent: The model groups that the site received and must return an update for.
     """
     fault = _find_array_fault("trunk", update.trunk, sent.trunk) or _find_array_fault("norm", update.norm, sent.norm)

@@ -52,7 +52,9 @@ Merge = Callable[[ExchangeReplies[TrainReply]], RoundOutcome]
 
 
 class CoordinatorRoundLayer:
-    """Base class of all layers, which changes nothing; a layer overrides the steps of a round that it changes.
+    """Base class of optional layers around the coordinator's rounds, such as secure aggregation.
+
+    This class changes nothing; a layer overrides the steps of a round that it changes.
 
     Attributes:
         buffered: True if all updates of a round must arrive before any is merged.
@@ -78,7 +80,7 @@ class CoordinatorRoundLayer:
         """Receive the sites' validation figures of the current model, and why other sites' replies do not count."""
 
     def wrap_update_merge(self, merge: Merge) -> Merge:
-        """Return a function that replaces ``merge``, the function that merges a round's updates, and may call it."""
+        """Return the function that merges a round's updates instead of ``merge``; it may call ``merge``."""
         return merge
 
     def update_state_after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
@@ -101,7 +103,12 @@ class RunningVarianceCheckLayer(CoordinatorRoundLayer):
     variances: Sequence[slice]
 
     def find_update_rejection_reason(self, update: ModelGroups, sent: ModelGroups) -> str:
-        """Return a fault if the update makes a variance negative by more than a rounding error."""
+        """Return a reason if the update makes a running variance negative beyond rounding errors; otherwise empty.
+
+        Args:
+            update: The update that the site sent.
+            sent: The model that the site received.
+        """
         if update.norm is None or sent.norm is None:
             return ""
         for place in self.variances:
@@ -119,7 +126,7 @@ class ImageShareCapLayer(CoordinatorRoundLayer):
     _counted: tuple[ExchangeRequests, Mapping[str, int]] | None = None  # the exchange, and its sites' capped images
 
     def on_reply(self, reply: TrainReply) -> TrainReply:
-        """Return the reply with the site's image count lowered to the cap."""
+        """Return the reply with the site's number of training images, lowered to the cap if it is above the cap."""
         requests = self.coordinator.requests
         if self._counted is None or self._counted[0] is not requests:
             images = {site: requests.context.answers[site].train_samples for site in requests.expected}
@@ -213,7 +220,14 @@ def describe_model_collapse(losses: Mapping[str, float], absent: Mapping[str, st
 
 
 def has_model_stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
-    """Return True if a model is no better than the one before at more than half of the sites."""
+    """Return True if at more than half of the sites a model's loss is not clearly lower than that of the model before.
+
+    A loss is clearly lower if it is at most :data:`STALL` times the loss before, or at most :data:`LEAST_LOSS`.
+
+    Args:
+        losses: Site -> validation loss of the model.
+        before: Site -> validation loss of the model before; sites without both losses do not count.
+    """
     judges, no_better = losses.keys() & before.keys(), 0
     for site in judges:
         no_better += losses[site] > LEAST_LOSS and _compute_loss_ratio(losses[site], before[site]) > STALL
@@ -224,13 +238,13 @@ def find_harmful_site(whole: FederationValidation, without: Mapping[str, Federat
     """Return the site whose update harms the model most, with the reason; two empty strings if no update harms.
 
     An update harms if more than half of the other sites, and at least :data:`FEWEST_JUDGES` sites, measure a loss
-    :data:`HARM` times as high with the update as without it, or an AUROC lower by :data:`HARM_AUROC`. The site's own
-    figures do not count. So in a run of three or more sites no single site can prevent its own exclusion, not even by
-    sending no figures, or cause the exclusion of another site.
+    :data:`HARM` times as high with the update as without it, or an AUROC lower by :data:`HARM_AUROC`. A site's figures
+    do not count for its own update. So, with three or more sites, a single site cannot prevent its own exclusion, even
+    by sending no figures. It also cannot cause the exclusion of another site.
 
     Args:
         whole: The sites' validation figures of the model from all updates; a loss that is not finite is missing.
-        without: Site -> the same figures of the model from all updates except that site's.
+        without: Site -> all sites' validation figures of the model from all updates except the update of this site.
     """
     harm = dict[str, tuple[float, float]]()  # factor on most other sites' loss, and fall of their AUROC
     for site, trial in without.items():
@@ -268,12 +282,12 @@ class RollbackLayer(CoordinatorRoundLayer):
     A model has *collapsed* if the validation loss of more than half of the sites is three times as high as with the
     model before, or not finite. Then the run returns to the model before, and the sites train the round again. Before
     the new updates are merged, a *trial* follows: for each site a model is made without that site's update, and every
-    site evaluates it. A trial without rollback follows if the model has not improved, or if an update had to be
-    shortened.
+    site evaluates it. A trial also takes place without a rollback, if the model has not improved or if an update had to
+    be shortened.
 
-    The layer is off under secure aggregation, with noise, and in sequential training, where no model without one site's
-    update can be made. It does nothing with a number of sites outside :data:`SITES`: of two sites, each would be the
-    only judge of the other, and of very many sites, one bounded update has little influence.
+    The layer is off under secure aggregation, with noise, and in sequential training, because no model without one
+    site's update can be made there. It does nothing if the number of sites is outside :data:`SITES`. With two sites,
+    each would be the only judge of the other; with very many sites, one bounded update has little influence.
 
     Args:
         bound: The layer that bounds the length of updates; a trial follows if it shortens an update.
@@ -331,9 +345,12 @@ class RollbackLayer(CoordinatorRoundLayer):
         return merge_after_leave_out_trial
 
     def _exclude_harmful_site(self, merge: Merge, received: ExchangeReplies[TrainReply]) -> ExchangeReplies[TrainReply]:
-        """Exclude the site whose update harms most from the run, and return the replies without that site.
+        """Exclude from the run the site whose update harms the model most, and return the replies of the other sites.
 
         All replies are returned if no update harms.
+
+        Raises:
+            TooFewSites: If too few replies are left.
         """
         coordinator, server_round = self._coordinator, self._coordinator.requests.context.round
         sites = sorted(received.accepted)

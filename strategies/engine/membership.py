@@ -77,7 +77,8 @@ def draw_sites_covering_classes(
     Args:
         annotated: Site -> classes that it annotates. It includes excluded sites, so that the exclusion of a site does
             not change the random order of the others.
-        size: 1 or more.
+        size: Number of sites to draw, 1 or more.
+        excluded: Sites that are not drawn.
     """
     names = sorted(annotated)
     places = np.random.default_rng(seed).permutation(len(names)).tolist()
@@ -204,7 +205,11 @@ class RollCaller:
         return new
 
     def stop_waiting_for_answers(self, timeout_s: float) -> None:
-        """Stop waiting for sites that have not answered."""
+        """Stop waiting for the sites that have not answered, and record that they did not.
+
+        Args:
+            timeout_s: Seconds that the roll call lasted, for the recorded reason.
+        """
         self.refused |= dict.fromkeys(self._asked.values(), f"no answer within {timeout_s:.0f} s")
         self._asked.clear()
 
@@ -214,7 +219,13 @@ class RollCaller:
         return names.get(node, f"node {node}")
 
     def refuse_site(self, node: int, kind: str, reason: str) -> None:
-        """Record why a site cannot take part, send the reason to the site, and wait for its confirmation."""
+        """Record why a site cannot take part, send the reason to the site, and wait for its confirmation.
+
+        Args:
+            node: The site's Flower node.
+            kind: Name of what the site has to fix: ``name``, ``version`` or ``labels``.
+            reason: Sentence for people at the site.
+        """
         self.members.pop(node, None)
         self.refused[node] = reason
         record = Refusal(self.call.run, kind, reason)
@@ -223,7 +234,12 @@ class RollCaller:
         list(noted)
 
     def refuse_faulty_sites(self, faults: Iterable[Fault], kind: str) -> None:
-        """Refuse every site that has a fault, and send each site its faults."""
+        """Refuse every site that has a fault, and send each site its faults.
+
+        Args:
+            faults: Faults of any sites.
+            kind: Name of what the sites have to fix: ``name``, ``version`` or ``labels``.
+        """
         by_site: dict[str, list[str]] = {}
         for fault in faults:
             if fault.site:
@@ -238,8 +254,8 @@ class RollCaller:
         """Make the roll call: ask every site for its name and the classes that it annotates.
 
         Args:
-            expected: Number of sites to wait for. Sites in :attr:`refused` count among them, but only once every site
-                that was asked has answered.
+            expected: Number of sites to wait for. Refused sites count, too, as soon as all sites that were asked have
+                answered.
             needed: Number of sites that are enough after ``deadline_s``.
             deadline_s: Seconds to wait for ``expected`` sites.
             on_wait: Receives the missing sites whenever these change.
@@ -276,7 +292,12 @@ class RollCaller:
 
 
 def find_model_layout_faults(members: Iterable[RunMember], layout: str) -> list[Fault]:
-    """Return a fault for each site whose software release builds a model of another layout from the same plan."""
+    """Return a fault for each site whose software release builds a model of another layout from the same plan.
+
+    Args:
+        members: The sites, which stated the hash of their layout at the roll call.
+        layout: Hash of the layout of the coordinator's model: names, shapes and order of its tensors.
+    """
     return [
         Fault(
             f"site {member.answer.site}",
@@ -324,7 +345,10 @@ def find_minority_class_spellings(declarations: Sequence[LabelDeclaration]) -> l
 
 
 def find_class_coverage_faults(method: Method, declarations: Sequence[LabelDeclaration]) -> list[Fault]:
-    """Return a fault for each site whose classes differ from most sites', if the method needs equal classes."""
+    """Return a fault for each site that does not annotate the same classes as most sites.
+
+    Empty if the method does not need the same classes at every site, or if no choice of classes has a majority.
+    """
     usual = _find_strict_majority(Counter(frozenset(declaration.canonical_names) for declaration in declarations))
     if not method.site.full_coverage or usual is None:
         return []
@@ -389,18 +413,22 @@ class RunMembership:
         self._evaluated = count_evaluating_sites(self.plan.evaluation.sites, self.participation.sites_per_round)
 
     def count_needed_replies(self, requests: int) -> int:
-        """Return how many replies to a number of requests are needed: ``min_sites``, or all if ``min_sites`` is 0."""
+        """Return how many replies to ``requests`` requests are needed: ``min_sites``, or all if ``min_sites`` is 0."""
         return self.participation.min_sites or requests
 
     def call_roll(self, grid: Grid, expected: int) -> LabelContract:
-        """Ask every site for its name and the classes that it annotates; make the label contract.
+        """Ask every site for its name and the classes that it annotates, and make the label contract from the answers.
 
         Args:
-            expected: Number of sites to wait for; after the deadline ``min_sites`` are enough (0: all of them).
+            expected: Number of sites to wait for. After the deadline ``min_sites`` are enough; if ``min_sites`` is 0,
+                all are needed.
+
+        Returns:
+            The label contract: the run's classes, and the classes that each site annotates.
 
         Raises:
             TooFewSites: If too few sites answered in time.
-            BadInput: If the declarations contradict one another, or the method does not fit them.
+            BadInput: If the sites' labels contradict one another, or the method does not fit them.
         """
         section = self.participation
         self._roll = roll = RollCaller(grid, RollCall(self.run, self.plan.model_dump_json()), self.registered)
@@ -416,6 +444,10 @@ class RunMembership:
 
     def _exclude_faulty_sites(self, faults: Sequence[Fault], kind: str) -> None:
         """Refuse the sites with faults, and continue without them.
+
+        Args:
+            faults: Faults of any sites.
+            kind: Name of what the sites have to fix: ``name``, ``version`` or ``labels``.
 
         Raises:
             BadInput: If fewer than ``min_sites`` are left; with ``min_sites = 0``, if any site has a fault.
@@ -459,10 +491,13 @@ class RunMembership:
         return RoundContext(self.plan.model.task, self.contract, answers, statistics, server_round, self.plan.run.seed)
 
     def fix_run_model_layout(self, layout: str) -> LabelContract:
-        """Fix the model's layout, given by its hash; refuse sites whose software release would build another one.
+        """Fix the model's layout; refuse sites whose software release would build a model of another layout.
+
+        Args:
+            layout: Hash of the names, shapes and order of the model's tensors.
 
         Returns:
-            The contract of the remaining sites, which may have fewer classes.
+            The label contract of the remaining sites, which may have fewer classes.
 
         Raises:
             BadInput: Naming every refused site with its release, if too few sites are left.
@@ -504,7 +539,8 @@ class RunMembership:
     def draw_evaluating_sites(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
         """Return the sites that evaluate a model in a round, except the excluded ones.
 
-        These are all sites, or a sample by seed and round that covers the run's classes if possible.
+        These are all sites, or a sample that is drawn by the run's seed and the round, and covers the run's classes if
+        possible.
         """
         if not self.evaluates_site_sample:
             return sorted(set(self.members) - set(excluded))

@@ -65,8 +65,8 @@ class MaskingQueries:
         Args:
             requests: Site -> its request.
             expected: Record class of a valid answer.
-            enough: Number of valid answers from which on disconnected sites are not waited for; raised to the minimum
-                of replies that the run requires.
+            enough: Number of valid answers after which disconnected sites are not waited for. The run's minimum of
+                replies is used if it is larger.
         """
         coordinator, stage = self._coordinator, STAGES[type(next(iter(requests.values())))]
         self.absent |= dict.fromkeys(requests, f"no reply to {stage.replace('_', ' ')} in time")
@@ -107,9 +107,9 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
     def filter_sites_of_round(self, sites: list[str]) -> list[str]:
         """Return the sites whose updates can be masked together; the others are reported as absent.
 
-        These are all sites, unless sites keep local model parts. Then they are the largest group of sites whose last
-        counted round is the same: a site that missed a round has other local parts, and a malicious model could make
-        its update stand out in the sum (hospital's half: ``client/training/secure_aggregation.py``).
+        All sites can, unless sites keep local model parts. In that case only the largest group of sites with the same
+        last counted round is returned. A site that missed a round has other local parts, and a malicious model could
+        make its update stand out in the sum (hospital's half: ``client/training/secure_aggregation.py``).
         """
         coordinator = self._coordinator
         counted, keeps_parts = coordinator.state.counted, coordinator.method.site.keeps_local_parts
@@ -121,9 +121,10 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         return chosen
 
     def wrap_update_merge(self, merge: Merge) -> Merge:
-        """Return a function that replaces ``merge``: it unmasks the sum of the updates of sites that stay to the end.
+        """Return a function that replaces ``merge``: it unmasks only the sum of the sites' updates.
 
-        The function raises :class:`TooFewSites` if too few sites answer, or if their answers do not fit together.
+        The sum contains the updates of the sites that take part to the end. The function raises :class:`TooFewSites` if
+        too few sites answer, or if their answers do not fit together.
         """
         coordinator, method = self._coordinator, self._coordinator.method.site
         payload = method.declared_payload
@@ -163,10 +164,10 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
 def unmask_test_histograms(
     coordinator: "Coordinator", tested: ExchangeReplies[EvaluateReply]
 ) -> dict[str, SummedScoreHistogram]:
-    """Return for each class the sum of the sites' masked histograms of test scores, if it could be unmasked.
+    """Return class -> the sum of the sites' masked histograms of test scores.
 
-    The result is empty in a run without secure aggregation, and if the sum cannot be unmasked; the callbacks then
-    receive the reason.
+    The result omits classes whose sum stays masked. It is empty in a run without secure aggregation. It is also empty
+    if unmasking fails; then the callbacks receive the reason.
 
     Args:
         tested: The replies to the test, which was the previous exchange.
@@ -193,7 +194,12 @@ def unmask_test_histograms(
 
 
 def convert_update_sum_to_means(opened: UnmaskedSum, model: ModelState) -> UpdateMeans:
-    """Convert an unmasked sum of updates into mean updates of trunk, batch normalisation and head."""
+    """Convert an unmasked sum of updates into mean updates of trunk, batch normalisation and head.
+
+    Args:
+        opened: The unmasked sum, with the sites whose updates are in it.
+        model: The model that the sites started training from.
+    """
     request, part = opened.request, 1 / opened.divisor
     trunk, norm, weight, bias = split_update_vector(request.layout, request.classes, opened.vector)
     whole = sum_in_order(part for _ in opened.survivors)

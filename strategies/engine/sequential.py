@@ -118,7 +118,7 @@ class SequentialModelPass:
 
     Attributes:
         model: The model after the last accepted update.
-        result: The round's result, if no further site were visited.
+        result: The result of the round if it ended after the last accepted update.
         replies: Accepted replies, in the order of visits.
         absent: Site -> why the site was skipped.
         lengths: Site -> lengths of the parts of its last accepted update, earlier rounds included.
@@ -147,9 +147,9 @@ class SequentialCoordinator(Coordinator):
         self._own = CoordinatorTraining(own, self.plan, self.method.site, class_names, device, frozen)
 
     def _should_stop_early(self) -> bool:
-        """Return True if the best model is older than the method's or the experiment's patience, in rounds.
+        """Return True if the best model is older, in rounds, than the patience of the method or of the experiment.
 
-        The method's patience (specs 2.4, step 7) counts only once a mixed model is better than the initial one.
+        The method's patience (specs 2.4, step 7) counts only if the best model is better than the initial one.
         """
         server, best = self.method.server_training_settings, self.state.best_round
         settled = server is not None and best > 0 and self.state.round - best >= server.patience

@@ -111,15 +111,24 @@ class FederationState:
 
 
 def select_site_model_groups(model: ModelState, rows: Sequence[str]) -> ModelGroups:
-    """Return the parts of the global model that a site with these head rows receives.
+    """Return the parts of the global model that a site receives: trunk, batch normalisation, and its head rows.
 
     Parts that sites keep local are included, because a site needs them in its first round, or after its disk was lost.
+
+    Args:
+        rows: Names of the classes whose head rows the site receives.
     """
     return ModelGroups(model.trunk, model.norm, model.head.select_rows(tuple(rows)))
 
 
 def select_reply_model_groups(sent: ModelGroups, method: SiteMethod, annotated: Collection[str]) -> ModelGroups:
-    """Return the model parts that a site with these classes sends back: those that the method averages."""
+    """Return the model parts that a site sends back: those that the method averages.
+
+    Args:
+        sent: The model parts that the site received.
+        method: The hospital's half of the method.
+        annotated: The classes that the site annotates.
+    """
     head = sent.head.select_rows(method.select_sent_rows(sent.head.class_names, annotated)) if sent.head else None
     return ModelGroups(
         sent.trunk if method.declared_payload.trunk else None,
@@ -174,11 +183,15 @@ def make_state_after_round(
 def record_model_validation(
     state: FederationState, validation: FederationValidation, criterion: Criterion
 ) -> FederationState:
-    """Return the state with the sites' validation of the current model, by the run's criterion.
+    """Return the state with the sites' validation of the current model, which may become the best model.
 
-    The first validated model fixes the criterion for the whole run. If at most half of the sites that state a loss also
-    state an AUROC, it is ``loss`` instead of ``criterion``: else these few sites, one of which may lie, would choose
-    the model alone.
+    The first validated model fixes the run's criterion: ``criterion``, or ``loss`` if at most half of the sites with a
+    loss also state an AUROC. Otherwise few sites, one of which may lie, would choose the model alone. A validation
+    without losses leaves the state unchanged.
+
+    Args:
+        validation: The sites' losses and AUROCs of the current model.
+        criterion: The experiment's figure for the choice of the best model.
     """
     if not validation.loss:
         return state
@@ -193,9 +206,8 @@ def record_model_validation(
 def update_best_model(state: FederationState, losses: Losses) -> FederationState:
     """Return the state with the sites' losses of the current model, which becomes the best model if it is better.
 
-    The lowest unweighted mean is best (specs 1.4), unless most sites object (:mod:`strategies.engine.state`). Only
-    sites that validated both models count. If there are none, or both models are equally good, the earlier model stays
-    the best.
+    Only sites that validated both models count. If there are none, or both models are equally good, the earlier model
+    stays the best; see :func:`is_better_model`.
     """
     if not losses:
         return state
@@ -210,6 +222,10 @@ def update_best_model(state: FederationState, losses: Losses) -> FederationState
 
 def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
     """Return True if the current model is better than the previous best one, over the sites that validated both.
+
+    The model with the lower mean loss is better (specs 1.4). There is one exception: if at least three sites validated
+    both models, and one of the models has a :func:`compute_median_regret` above :data:`TOLERATED` (1.25), the model
+    with the lower median regret is better.
 
     Args:
         now, before: Site -> validation loss of the current and of the previous best model.
@@ -227,7 +243,11 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
 def compute_median_regret(losses: Losses, lowest: Losses) -> float:
     """Return the median over sites of a site's loss divided by its lowest loss; 1 without sites.
 
-    Of an even number of sites it is the upper median. :data:`SMALL` is added to both losses of a ratio.
+    With an even number of sites it is the upper median. :data:`SMALL` is added to both losses before the division.
+
+    Args:
+        losses: Site -> loss of the model.
+        lowest: Site -> the lowest loss that it stated for any model so far.
     """
     ratios = list[float]()
     for site, loss in losses.items():

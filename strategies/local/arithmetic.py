@@ -56,14 +56,21 @@ DEFAULT = TrainingNumberFormat("float32", "channels_last")
 
 
 def read_number_format(training: TrainingSection, device: str) -> TrainingNumberFormat:
-    """Return the arithmetic of these training settings on ``cpu`` or ``cuda``, without measuring."""
+    """Return the number format and memory layout of these training settings, without measuring which is fastest.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+    """
     return TrainingNumberFormat(resolve_precision(device, training.precision), training.memory_format)
 
 
 def choose_number_format(plan: HospitalPlan, device: str, folder: Path, *, durable: bool) -> TrainingNumberFormat:
-    """Return the arithmetic of a plan on ``cpu`` or ``cuda``; for ``fastest`` on a CPU, measure once for each network.
+    """Return the number format and memory layout in which a plan's network is trained.
+
+    For the setting ``fastest`` on a CPU they are measured once for each network, and the choice is stored.
 
     Args:
+        device: ``cpu`` or ``cuda``.
         folder: Folder whose ``arithmetic.json`` stores the choice.
         durable: True if the stored choice must survive a power cut.
     """
@@ -88,22 +95,22 @@ def choose_number_format(plan: HospitalPlan, device: str, folder: Path, *, durab
 
 
 def copy_with_number_format(request: Request, arithmetic: TrainingNumberFormat) -> Request:
-    """Return a copy of a plan or an experiment whose training settings name this arithmetic."""
+    """Return a copy of a plan or an experiment whose training settings name this number format and memory layout."""
     return request.model_copy(update={"training": request.training.model_copy(update=vars(arithmetic))})
 
 
 def list_cpu_number_formats() -> Sequence[TrainingNumberFormat]:
-    """Return all kinds of arithmetic that this CPU offers, the default first."""
+    """Return all pairs of number format and memory layout that this CPU offers, the default first."""
     precisions: Sequence[Literal["float32", "bf16"]] = ("float32", "bf16") if cpu_supports_bf16() else ("float32",)
     formats: Sequence[MemoryFormat] = ("channels_last", "contiguous")
     return [TrainingNumberFormat(precision, memory_format) for precision in precisions for memory_format in formats]
 
 
 def find_fastest_number_format(seconds: Mapping[TrainingNumberFormat, float]) -> TrainingNumberFormat:
-    """Return the arithmetic with the shortest step, or the default if no other is clearly faster.
+    """Return the number format with the shortest training step; the default if no other is clearly faster.
 
     Args:
-        seconds: Arithmetic -> seconds of a training step; includes the default.
+        seconds: Number format and memory layout -> seconds of a training step; includes the default.
     """
     best = min(seconds, key=lambda arithmetic: seconds[arithmetic])
     return best if seconds[best] <= WORTH_IT * seconds[DEFAULT] else DEFAULT
@@ -112,9 +119,13 @@ def find_fastest_number_format(seconds: Mapping[TrainingNumberFormat, float]) ->
 def time_training_steps(
     plan: HospitalPlan, arithmetics: Sequence[TrainingNumberFormat]
 ) -> dict[TrainingNumberFormat, float]:
-    """Return the CPU seconds of a training step in each arithmetic, as the minimum of :data:`STEPS` steps.
+    """Return the CPU seconds of a training step in each number format, as the minimum of :data:`STEPS` steps.
 
-    The arithmetics take turns, so that other programs on the machine slow all of them alike.
+    The formats take turns, so that other programs on the machine slow all of them alike.
+
+    Args:
+        plan: The plan whose network is timed.
+        arithmetics: Number formats and memory layouts to time.
     """
     spec, training = plan.model, plan.training
     with make_training_reproducible(0, training.threads) as generator:

@@ -34,8 +34,8 @@ class LossFunction(Protocol):
 def partial_loss(logits: Tensor, labels: Tensor, annotated: Tensor, positive_weight: Tensor | None = None) -> Tensor:
     """Return the binary cross-entropy, averaged over the known entries (specs 1.4; "partial loss" in specs 1.6).
 
-    Without unknown labels this is the mean over the batch of ``(1/|C_k|) sum over the site's classes``. A batch without
-    any known entry gives 0 and no gradient.
+    An entry is one class of one image; it is known if its label is not NaN. A batch without any known entry gives 0 and
+    no gradient.
 
     Args:
         positive_weight: Weight of the positives of each class, ``(rows,)``; None weighs all by 1.
@@ -46,12 +46,12 @@ def partial_loss(logits: Tensor, labels: Tensor, annotated: Tensor, positive_wei
 
 
 def fill_missing_labels(labels: Tensor, annotated: Tensor, missing: Missing) -> Tensor:
-    """Return labels ``(batch, rows)``; if ``missing`` is ``negative``, the labels of classes not annotated are 0."""
+    """Return labels ``(batch, rows)``; if ``missing`` is ``negative``, the classes not annotated have the label 0."""
     return torch.where(annotated, labels, 0.0) if missing == "negative" else labels
 
 
 def compute_positive_weights(labels: Tensor) -> Tensor:
-    """Return for each class the number of known labels divided by that of positives; 1 without positives, ``(rows,)``.
+    """Return ``known labels / positives`` of each class, ``(rows,)``; 1 for a class without positives.
 
     FedMLP's authors weigh positives this way in all their baselines (specs 3.6).
 
@@ -121,7 +121,7 @@ def make_training_loss(
         labels: Labels of the site's whole training part, ``(n, rows)``, NaN for unknown; for ``class_weights``.
 
     Raises:
-        BadInput: If a chosen plug-in is not installed; and later, if a plug-in's loss does not return a scalar.
+        BadInput: If a chosen plug-in is not installed. The returned loss raises it if a plug-in returns no scalar.
     """
     if spec.loss == "plain" and not spec.class_weights:
         return plain
@@ -172,9 +172,9 @@ def find_loss_setting_faults(training: TrainingSection, task: Task, chooses_loss
 
 
 def compute_class_weights(labels: Tensor) -> Tensor:
-    """Return balanced class weights ``(rows,)``: images / (classes present * images of the class); 1 where absent.
+    """Return balanced weights ``(rows,)``: images / (classes present * images of the class); 1 for an absent class.
 
-    With these weights, the weights of a site's images sum to the number of images.
+    The weights of a site's images then sum to the number of images.
 
     Args:
         labels: All labels of a site, ``(n, rows)``, 1 for an image's class.

@@ -58,7 +58,7 @@ Objective = Callable[[Model, Batch], Tensor]
 
 
 def plain(loss: LossFunction) -> Objective:
-    """Return the objective that applies a loss to the logits of one view of each image."""
+    """Return the objective that applies a loss to the logits of one randomly augmented view of each image."""
     return lambda model, batch: loss(batch.logits(model, batch.view()), batch.labels, batch.annotated)
 
 
@@ -108,7 +108,8 @@ class ClientContext:
     Attributes:
         network: The received model with the site's local parts. Training changes it; copy values that must stay.
         statistics: The statistics that the coordinator sent.
-        method_state: The arrays that the method stored at this site in the last round that counted.
+        method_state: The arrays that the method stored at this site in the last round in which the site's reply
+            counted.
         round: The number of the round, from 1.
     """
 
@@ -143,9 +144,12 @@ LocalHalf = Callable[[ClientContext], LocalRound]
 
 
 def add_proximal_term(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> LocalHalf:
-    """Add ``mu / 2`` times the squared distance from the received model to the loss (FedProx, MLSys 2020, eq. 2).
+    """Return ``half`` with a proximal term added to the loss (FedProx, MLSys 2020, eq. 2).
+
+    The term is ``mu / 2`` times the squared distance of the trained from the received model.
 
     Args:
+        half: Function that makes a site's local round: its objective, statistics and stored state.
         mu: Strength of the proximal term.
         head: True if the distance includes the head, because the head comes from the federation.
         norm: True if the distance includes batch normalisation, because it comes from the federation.
@@ -180,7 +184,10 @@ def copy_model_as_teacher(model: AnyModel) -> AnyModel:
 
 
 def compute_teacher_decay(steps: int, decay: float) -> float:
-    """Return the decay of a teacher's running mean after ``steps`` steps: a plain mean's, at most ``decay``."""
+    """Return the weight of the old teacher in the teacher's running mean, after ``steps`` training steps.
+
+    It is ``1 - 1 / (steps + 1)``, as in a plain mean over the steps, but at most ``decay``.
+    """
     return min(1 - 1 / (steps + 1), decay)
 
 

@@ -26,7 +26,7 @@ _SIGNATURES = {
 
 
 def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *, has_unknown: bool) -> list[Fault]:
-    """Try each plug-in (loss, transform, optimiser, schedule, metrics) by calls; return the faults of those that fail.
+    """Try each plug-in (loss, transform, optimiser, schedule, metrics) in a call; return the faults of those that fail.
 
     Args:
         classes: Number of classes of the run.

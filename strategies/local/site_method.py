@@ -96,7 +96,8 @@ class Payload:
     Attributes:
         trunk: True if the trunk is averaged; otherwise each site trains its own.
         head: True if head rows are averaged over the sites that send them; otherwise each site trains its own.
-        rows: Head rows that a site holds: ``own`` for its annotated classes in its own order, ``all`` for the run's.
+        rows: Head rows that a site holds: ``own`` for its annotated classes in its own order, ``all`` for all classes
+            of the run.
         sends_rows: Head rows that a site sends: ``all`` that it holds, or only its ``own``.
         statistics: Statistics that a reply may contain in addition to the update; no other data leaves a site.
         label_counts: True if the roll call asks for the number of images that show each class.
@@ -129,7 +130,7 @@ class SiteMethod:
         name: Name in experiment files.
         table: Schema of the ``[method]`` table.
         declared: The data that sites send and receive with default parameters.
-        missing: How the loss treats classes that a site does not annotate, unless a parameter decides.
+        missing: How the loss treats classes that a site does not annotate, if the ``[method]`` table has no such key.
         plain_client: True if a site's loss is the mean of a separate loss of each image.
         looks_at_images: True if :meth:`client` uses the images or draws views of them; then the features of a frozen
             backbone are computed anew for every batch.
@@ -315,7 +316,7 @@ class SiteMethod:
         return faults
 
     def find_contract_faults(self, contract: LabelContract) -> list[Fault]:
-        """Return the faults if the method does not support this label contract."""
+        """Return the faults if the method does not support a label contract: the classes that each site annotates."""
         mean = self.parameters.mean
         if mean is not None and len(contract.sites) < mean.min_sites_for_robust_mean:
             needed = mean.min_sites_for_robust_mean
@@ -329,7 +330,7 @@ class SiteMethod:
         return [Fault("run.method", problem, remedy)]
 
     def list_averaging_options(self) -> list[str]:
-        """Return the names of the parameters that differ from their defaults, but make sense only with averaging."""
+        """Return the names of the parameters for averaging whose values differ from their defaults."""
         keys = ("proximal_mu", "clip_update", "compress_update", "server_optimizer", "mean")
         return [key for key in keys if getattr(self.parameters, key) != Parameters.model_fields[key].default]
 
@@ -347,9 +348,10 @@ class SequentialSite(SiteMethod):
     missing = "negative"
 
     def list_averaging_options(self) -> list[str]:
-        """Return the names of the parameters that differ from their defaults, but make no sense with a passed-on model.
+        """Return the names of changed parameters that make no sense in a method that passes the model on.
 
-        Beside those of the base class these are weighting and warm-up; ``proximal_mu`` is omitted if hospitals train.
+        These are parameters for averaging, weighting and warm-up with a value other than the default. If hospitals
+        train, ``proximal_mu`` is not among them.
         """
         options = [key for key in super().list_averaging_options() if key != "proximal_mu" or not self.hospitals_train]
         options += ["weighting"] if self.parameters.weighting != "uniform" else []
@@ -360,7 +362,7 @@ class SequentialSite(SiteMethod):
         return "the model is passed on, not averaged"
 
     def find_parameter_faults(self) -> list[Fault]:
-        """Return the faults of the base class, and one if batch normalisation is to stay at the sites."""
+        """Return the base class's faults, and one if ``trunk = "fedbn"`` keeps batch normalisation at the sites."""
         faults = super().find_parameter_faults()
         if self.parameters.trunk == "fedbn":
             problem = f"makes no sense in {self.name}: the whole network is passed on, batch normalisation too."

@@ -183,9 +183,9 @@ class EarlyStopCriterion:
         return self.validation is not None and not self.validation.has_known_labels
 
     def compute_loss_after_epoch(self, network: SplitNetwork, losses: Losses, spec: TrainingSection) -> float:
-        """Return the loss of the stopping rule: on the validation images, NaN if none of them has a known label.
+        """Return the loss after which training may stop: on the validation images; NaN if they have no known label.
 
-        Without validation images it is the mean of ``losses``, the training losses of the epoch.
+        If there are no validation images in this criterion, return the mean of ``losses``, the epoch's training losses.
         """
         if self.validation is None:
             return float(losses.mean())
@@ -202,7 +202,7 @@ def train_until_loss_settles(
 ) -> LocalTrainingMetrics:
     """Train until the loss settles, and restore the weights of the lowest loss (specs 2.4, step 4).
 
-    Without validation labels the experiment's number of epochs is trained.
+    If validation images should decide but none has a known label, train the experiment's number of epochs.
     """
     if criterion.lacks_validation_labels:
         return train_fixed_epochs(network, task, optimizer, generator)

@@ -43,7 +43,7 @@ def compress_update_trunk(update: ModelGroups, unsent: ModelGroups, form: Form) 
 
     Args:
         update: Trained model minus received model.
-        unsent: The rounding error of earlier rounds.
+        unsent: The rounding error of earlier rounds, which is added to the trunk before it is rounded.
     """
     if form == "float32" or update.trunk is None:
         return update, ModelGroups()

@@ -95,7 +95,7 @@ class Method(Strategy):
     def head_mean_class(self) -> HeadMean:
         """Return the class that averages head rows; in FedAvg the average is over all sites.
 
-        It takes the class names and the width of a head row; its objects take the sites' heads one by one.
+        An object is made from the class names and the width of a head row, and receives the sites' heads one by one.
         """
         return WholeHeadMean
 
@@ -104,7 +104,7 @@ class Method(Strategy):
         return lambda site: NO_ARRAYS
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the names and shapes of the statistics that a site's reply must contain.
+        """Return name -> shape of each statistic that a site's reply must contain.
 
         Args:
             features: Width of a head row.
@@ -125,9 +125,11 @@ class Method(Strategy):
         return weights
 
     def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
-        """Turn the model after the mean updates into the global model; return it with the new moments.
+        """Return the new global model and the new moments; this class returns ``model`` and ``moments`` unchanged.
 
-        A method may store arrays for later rounds in the moments, which are part of the coordinator's state.
+        Args:
+            model: The previous global model plus the round's mean updates.
+            moments: Arrays that the coordinator stores between rounds, of a server optimiser or of the method.
         """
         return model, moments
 
@@ -138,7 +140,7 @@ class Method(Strategy):
         return {}
 
     def compute_summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return figures of the statistics after the last round for ``summary.json``."""
+        """Return the figures of the last round's statistics that ``summary.json`` records."""
         return {}
 
     def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
@@ -175,22 +177,31 @@ class Method(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one training message for each site of the round, with the coordinator's model."""
+        """Return one training message for each site of the round, with the coordinator's model.
+
+        Only ``server_round`` and ``grid`` are used; the other arguments belong to Flower's interface.
+        """
         return self._coordinator.configure_train(server_round, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
-        """Update the coordinator's model from the accepted replies; return no arrays, and the mean training loss."""
+        """Update the coordinator's model from the accepted replies; return None in place of arrays, and the mean loss.
+
+        The mean is the training loss over the sites that send one; the metrics are empty if there is no loss.
+        """
         loss = self._coordinator.aggregate_train(server_round, replies).mean_train_loss
         return None, MetricRecord({} if loss is None else {"train-loss": loss})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return messages that request the validation loss of the model after the round just done."""
+        """Return messages that request the validation loss of the coordinator's current model.
+
+        No argument is used; the arguments belong to Flower's interface.
+        """
         return self._coordinator.configure_evaluate()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Record the sites' validation figures of the last model; return their mean loss."""
+        """Record the sites' validation figures of the last model; return their mean loss, or None without any loss."""
         self._coordinator.aggregate_evaluate(replies)
         mean = self._coordinator.last_validation.mean_loss
         return None if mean is None else MetricRecord({"validation-loss": mean})

@@ -89,7 +89,7 @@ class IndividualTrainingSite(SiteMethod):
 
 
 class IndividualTraining(Method):
-    """Training of each site alone, for the same number of epochs; metrics are sent to the coordinator, no updates."""
+    """Training of each site alone, for as many epochs as in a federation; sites send metrics, and no updates."""
 
     site_class = IndividualTrainingSite
 

@@ -89,12 +89,13 @@ class CBAFedParameters(Parameters):
 
 
 def compute_pseudo_label_thresholds(entries: Floats, base: float, lowest: float, highest: float) -> Float64:
-    """Return ``tau_c = clip(p_c + base - std(p), lowest, highest)``, with the sample SD over classes; ``(classes,)``.
+    """Return the classes' thresholds ``tau_c = clip(p_c + base - std(p), lowest, highest)``, ``(classes,)``.
 
-    ``p_c`` is the class's share of all ``entries``.
+    ``p_c`` is the class's share of all ``entries``, and std is the sample standard deviation over classes.
 
     Args:
         entries: Number of entries of each class that all sites trained on, ``(classes,)``.
+        base, lowest, highest: Constant and limits of the thresholds.
     """
     share = entries / max(float(entries.sum()), 1.0)
     spread = float(share.std(ddof=1)) if len(share) > 1 else 0.0
@@ -119,10 +120,11 @@ def mix_with_earlier_model(model: ModelState, earlier: ModelGroups, share: float
 def compute_label_and_tag_loss(
     logits: Tensor, targets: Tensor, annotated: Tensor, positive_weight: Tensor | None
 ) -> Tensor:
-    """Return the mean cross-entropy over labels, plus one mean over the pseudo-labels of each unlabelled class.
+    """Return the mean cross-entropy over labels, plus for each unlabelled class the mean over its pseudo-labels.
 
     Args:
         targets: Labels and pseudo-labels ``(batch, classes)``, NaN if there is neither.
+        annotated: True for the classes that the site labels, ``(classes,)``; the others have pseudo-labels.
         positive_weight: Weight of the positives of each class, ``(classes,)``; None weighs all by 1.
     """
     is_known, present = ~targets.isnan(), targets.nan_to_num()
@@ -171,7 +173,7 @@ class CBAFedSite(SiteMethod):
             return loss(logits, targets[batch.rows], batch.annotated, positive_weight)
 
         def statistics(model: Model, losses: Losses) -> Arrays:
-            """Return how many entries of each class were trained on; nothing before the last round of stage 1."""
+            """Return the number of labels and pseudo-labels of each class; empty before the last round of stage 1."""
             if context.round < parameters.stage_one_rounds:
                 return {}
             return {"entries": (~targets.isnan()).sum(dim=0).cpu().numpy().astype(np.float32)}
@@ -198,17 +200,17 @@ class CBAFed(Method):
     site: CBAFedSite
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return the pseudo-label thresholds of the classes, equal for all sites."""
+        """Return a function that gives every site the pseudo-label thresholds of the classes."""
         return lambda site: context.statistics
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of a site's counts of trained entries; no statistics before the last round of stage 1."""
+        """Return the shape of a site's numbers of labels and pseudo-labels; empty before the last round of stage 1."""
         if context.round < self.site.parameters.stage_one_rounds:
             return {}
         return {"entries": (len(context.contract.class_names),)}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return the thresholds for the next round, once sites send how many entries they trained on."""
+        """Return the thresholds for the next round, once sites send their numbers of labels and pseudo-labels."""
         parameters = self.site.parameters
         if context.round < parameters.stage_one_rounds:
             return context.statistics
@@ -218,7 +220,10 @@ class CBAFed(Method):
         return {"thresholds": thresholds.astype(np.float32)}
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
-        """Return in stage 2 each plain weight times the site's number of trained entries per image."""
+        """Return in stage 2 each plain weight times the site's number of labels and pseudo-labels per image.
+
+        The plain weights are returned in stage 1, and if all products are 0.
+        """
         if context.round <= self.site.parameters.stage_one_rounds:
             return weights
         sizes = [float(count_trained_label_entries(reply).sum()) / reply.train_samples for reply in replies.values()]
@@ -226,9 +231,9 @@ class CBAFed(Method):
         return scaled if sum(scaled) > 0 else weights
 
     def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
-        """Every ``residual_every`` rounds of a stage, mix the model with the one stored last, and store the result.
+        """Mix the model with the earlier stored one every ``residual_every`` rounds of a stage, and store the result.
 
-        In the first round of a stage, the model is stored unmixed.
+        In the first round of a stage, the model is stored unmixed. In all other rounds it is returned unchanged.
         """
         parameters = self.site.parameters
         first = server_round <= parameters.stage_one_rounds

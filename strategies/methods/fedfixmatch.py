@@ -36,10 +36,11 @@ class FedFixMatchParameters(Parameters):
     """The ``[method]`` table of ``fedfixmatch``. An entry is one class of one image.
 
     Attributes:
-        confidence: The paper's tau: an entry counts as present at this probability or more, and as absent at one minus
-            it or less.
+        confidence: The paper's tau: an entry counts as present if its probability is at least ``confidence``, and as
+            absent if it is at most ``1 - confidence``.
         unlabelled_weight: The paper's lambda_u: weight of the loss of entries without labels.
-        balanced: True to weigh positive labels by the site's known labels of their class divided by its positives.
+        balanced: True to weigh the positive labels of a class by the site's ratio ``known labels / positives`` of the
+            class.
     """
 
     weighting: Weighting = "samples"
@@ -60,7 +61,12 @@ def assign_confident_pseudo_labels(weak: Tensor, confidence: float) -> Tensor:
 
 
 def compute_unlabelled_loss(strong: Tensor, pseudo: Tensor) -> Tensor:
-    """Return the cross-entropy of strong views with pseudo-labels, divided by the number of all entries (eq. 4)."""
+    """Return the cross-entropy of strong views with pseudo-labels, divided by the number of all entries (eq. 4).
+
+    Args:
+        strong: Logits of the strongly augmented views, ``(batch, unlabelled classes)``.
+        pseudo: Pseudo-labels of the same shape; an entry with NaN adds 0 to the sum.
+    """
     entries = binary_cross_entropy_with_logits(strong, pseudo.nan_to_num(), reduction="none")
     return torch.where(pseudo.isnan(), 0.0, entries).sum() / pseudo.numel()
 

@@ -64,7 +64,7 @@ Floats = NDArray[np.floating]
 
 
 class FedIRMParameters(Parameters):
-    """The ``[method]`` table of ``fedirm``.
+    """The ``[method]`` table of ``fedirm``. A class's relation is the mean prediction for images that show the class.
 
     Attributes:
         supervised_rounds: Number of rounds on labels alone; sites send relations from the last of these rounds on.
@@ -73,9 +73,10 @@ class FedIRMParameters(Parameters):
         teacher_decay: Largest decay of the teacher's running mean; in a round's first steps the decay is lower.
         temperature: Divisor of the logits from which relations are computed.
         passes: Number of the teacher's passes whose mean gives a pseudo-label.
-        entropy_below: Bound in nats; entries with a higher entropy belong to no relation. 0.5 corresponds to a
-            probability of 0.8.
-        balanced: True to weigh positive labels by the site's known labels of their class divided by its positives.
+        entropy_below: Bound in nats: an image with a higher entropy for a class does not count for the class's
+            relation. 0.5 corresponds to a probability of 0.8.
+        balanced: True to weigh the positive labels of a class by the site's ratio ``known labels / positives`` of the
+            class.
     """
 
     weighting: Weighting = "samples"
@@ -94,11 +95,14 @@ class FedIRMParameters(Parameters):
 
 
 def compute_log_relations(logits: Tensor, members: Tensor, temperature: float) -> Tensor:
-    """Return the logarithm of the relations: log-softmax of each row's mean logits over its images.
+    """Return the logarithm of the relations of some classes to all classes, ``(rows, classes)``.
+
+    There is one row for each of these classes: the log-softmax of the mean logits of the images that show the class.
 
     Args:
         logits: ``(batch, classes)``.
-        members: Images that belong to each row, bool ``(batch, rows)``; a row without images becomes uniform.
+        members: True for the images that show the class of a row, bool ``(batch, rows)``; a row without images becomes
+            uniform.
         temperature: Divisor of the mean logits.
     """
     weights = members.to(logits)
@@ -107,19 +111,19 @@ def compute_log_relations(logits: Tensor, members: Tensor, temperature: float) -
 
 
 def mask_confident_positives(probabilities: Tensor, entropy_below: float) -> Tensor:
-    """Return a mask of the entries with a probability above 0.5 and an entropy below a bound in nats."""
+    """Return a mask of the entries with a probability above 0.5 and an entropy below ``entropy_below`` nats."""
     entropy: Tensor = torch.special.entr(probabilities) + torch.special.entr(1 - probabilities)
     return (probabilities > 0.5) & (entropy < entropy_below)
 
 
 def compute_relation_divergence(own: Tensor, members: Tensor, federation: Tensor) -> Tensor:
-    """Return the symmetric Kullback-Leibler divergence between the site's and the federation's relations.
+    """Return the symmetric Kullback-Leibler divergence between the site's and the federation's class relations.
 
     It is ``sum (p - q)(log p - log q)``, averaged over the rows that both have; 0 without gradient if there are none.
 
     Args:
-        own: The site's :func:`compute_log_relations`.
-        members: Images that belong to each of the site's rows; a row without images is omitted.
+        own: The site's :func:`compute_log_relations`, ``(rows, classes)``.
+        members: True for the images that show the class of a row, ``(batch, rows)``; a row without images is omitted.
         federation: Relations ``(rows, classes)``, without gradient; a row that no site sent is NaN.
     """
     both = members.any(dim=0) & ~federation.isnan().any(dim=1)
@@ -129,11 +133,11 @@ def compute_relation_divergence(own: Tensor, members: Tensor, federation: Tensor
 
 
 def average_class_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
-    """Return the unweighted mean of each relation over the sites that sent it; NaN if none did.
+    """Return the unweighted mean of each class's relation over the sites that sent it; NaN if none did.
 
     Args:
-        relations: Site -> its relations ``(classes, classes)``. A row that does not sum to one, or has a negative
-            entry, is omitted.
+        relations: Site -> its relations ``(classes, classes)``: in each row the mean prediction for images of one
+            class. A row that does not sum to one, or has a negative entry, is omitted.
     """
     rows = np.stack([relations[site].astype(np.float64) for site in sorted(relations)])  # (sites, classes, classes)
     good = (rows >= 0).all(axis=2) & (np.abs(rows.sum(axis=2) - 1) < 1e-3)
@@ -143,7 +147,10 @@ def average_class_relations(relations: Mapping[str, Floats]) -> NDArray[np.float
 
 
 def compute_unlabelled_loss_weight(finished: int, rounds: int) -> float:
-    """Return the unlabelled terms' weight as a fraction: ``exp(-5 (1 - w / W)^2)`` after w of W rounds, then 1."""
+    """Return the weight of the unlabelled terms as a fraction of its largest value.
+
+    It is ``exp(-5 (1 - finished / rounds)^2)``, and 1 from ``rounds`` finished rounds on.
+    """
     return math.exp(-5 * (1 - min(1.0, finished / rounds)) ** 2) if rounds else 1.0
 
 
@@ -205,7 +212,11 @@ class FedIRMRound:
         self.federation = torch.from_numpy(relations.copy()).to(self.missing.device)[self.missing]
 
     def objective(self, model: Model, batch: Batch) -> Tensor:
-        """Return the partial loss, plus weighted consistency with the teacher and divergence from global relations."""
+        """Return the partial loss plus the weighted terms for missing labels.
+
+        These are the squared distance from the teacher's probabilities, and the divergence from the federation's class
+        relations.
+        """
         if self.steps:  # the teacher follows the step that the student has made since the last batch
             decay = compute_teacher_decay(self.steps, self.parameters.teacher_decay)
             update_teacher_average(self.teacher, model, decay)
@@ -221,10 +232,10 @@ class FedIRMRound:
         return self.supervised(student, batch.labels, batch.annotated) + self.weight * unlabelled
 
     def statistics(self, model: Model, losses: Losses) -> Arrays:
-        """Return the trained model's relations ``(classes, classes)``, from all training images without augmentation.
+        """Return the class relations ``(classes, classes)``: in each row the mean prediction for images of one class.
 
-        Rows are NaN for classes that the site does not label or has no image of. Before the last supervised round,
-        return nothing.
+        They are computed with the trained model from all training images, without augmentation. Rows are NaN for
+        classes that the site does not label or has no image of. The result is empty before the last supervised round.
         """
         if self.context.round < self.parameters.supervised_rounds:
             return {}
@@ -246,16 +257,16 @@ class FedIRM(Method):
     site: FedIRMSite
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return the mean relations, equal for all sites."""
+        """Return a function that gives every site the mean class relations."""
         return lambda site: context.statistics
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of a site's relations; no statistics before the last supervised round."""
+        """Return the shape of a site's class relations; empty before the last supervised round."""
         classes = len(context.contract.class_names)
         return {"relations": (classes, classes)} if context.round >= self.site.parameters.supervised_rounds else {}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return this round's mean relations; a row that no site sent keeps its earlier value."""
+        """Return this round's mean class relations; a row that no site sent keeps its earlier value."""
         relations = {
             site: np.where(context.contract.annotated_class_mask(site)[:, None], reply.statistics["relations"], np.nan)
             for site, reply in replies.items()

@@ -44,7 +44,8 @@ class FedLSRParameters(Parameters):
         distillation_temperature: T_d, the temperature of both predictions in their distance.
         entropy_weight: Weight of the entropy: 0 is FedLSR; the notebook's FedLSR+ uses 0.6.
         missing: How the loss treats classes that a site does not annotate.
-        balanced: True to weigh positive labels by the site's known labels of their class divided by its positives.
+        balanced: True to weigh the positive labels of a class by the site's ratio ``known labels / positives`` of the
+            class.
     """
 
     weighting: Weighting = "samples"

@@ -55,6 +55,9 @@ small sites, tags at least one image of each sign (seemingly negative, seemingly
 class FedMLPParameters(Parameters):
     """The ``[method]`` table of ``fedmlp``; (ablation: X) is the paper's name of an ablation.
 
+    A tag is a pseudo-label for a class that the site does not label. The difficulty of a class, from 0 to 1, is the
+    share of images with a certain prediction.
+
     Attributes:
         stage_one_rounds: Number of rounds before the first tags; the authors' t1 is 50.
         tag_rate_negative, tag_rate_positive: T0 and T1: share of the images tagged in a round at difficulty 1.
@@ -118,10 +121,12 @@ def compute_logit_adjustment(prior: Float64) -> Float64:
 
 
 def compute_target_logit_adjustment(targets: Tensor) -> Tensor:
-    """Return the logit adjustment ``(classes,)`` by each class's share of positives in a site's targets.
+    """Return the log odds of each class's share of positives among a site's targets, ``(classes,)``.
+
+    Training adds them to the logits.
 
     Args:
-        targets: All targets of the site, ``(n, classes)``; see :func:`compute_logit_adjustment`.
+        targets: All targets of the site, ``(n, classes)``: 1, 0 or NaN.
     """
     positives = (targets == 1).sum(dim=0).cpu().numpy()
     values = compute_logit_adjustment(compute_positive_class_shares(positives, len(targets)))
@@ -161,10 +166,10 @@ def average_without_nan(local: Mapping[str, Floats], weights: Mapping[str, float
 
 
 def compute_class_difficulty(probabilities: Floats, low: float = 0.3, high: float = 0.7) -> Float64:
-    """Return for each class the share of images with a certain prediction: probability below low or above high.
+    """Return for each class the share of images with a certain prediction: probability below ``low`` or above ``high``.
 
-    Eq. 10 averages the share over the sites that label the class. The paper's words are "negative class difficulty",
-    and the authors' code averages over the sites that do not label the class, as we do.
+    Departs from eq. 10, which averages this share over the sites that label the class. Here, as in the authors' code,
+    it is averaged over the sites that do not label the class; the paper's words "negative class difficulty" fit this.
 
     Args:
         probabilities: Probabilities without logit adjustment, ``(n, classes)``.
@@ -183,10 +188,10 @@ def compute_pairwise_cosines(vectors: Floats) -> Float64:
 
 
 def compute_prototype_margins(features: Floats, negative: Floats, positive: Floats) -> NDArray[np.float64]:
-    """Return Z, each feature's cosine with the negative prototype minus that with the positive one, ``(n,)``.
+    """Return Z, ``(n,)``: each image's cosine with the negative prototype minus that with the positive prototype.
 
     Args:
-        features: ``(n, features)``.
+        features: Features of the images, ``(n, features)``.
         negative, positive: P0 and P1, ``(features,)``; NaN if no site has one, and then the result is NaN.
     """
 
@@ -199,21 +204,23 @@ def compute_prototype_margins(features: Floats, negative: Floats, positive: Floa
 
 
 def compute_share_of_images_to_tag(difficulty: float, rate: float) -> float:
-    """Return tau = d T, the share of images to tag in a round, limited to 0 to 1 for any received difficulty."""
+    """Return tau = d T (difficulty times rate), the share of images to tag in a round, limited to 0 to 1."""
     return min(1.0, max(0.0, difficulty) * rate)
 
 
 def tag_surest_images(
     z: Floats, untagged: NDArray[np.bool_], tau_negative: float, tau_positive: float, rounding: Rounding
 ) -> Tags:
-    """Tag the most certain images of one class: those with the largest Z as negative, the smallest as positive.
+    """Tag the most certain images of one class: those with the largest Z as negative (0), the smallest as positive (1).
 
-    Shares refer to untagged images with Z >= 0, and to those with Z < 0. Of equal values the lower index comes first.
+    An image without a tag is seemingly negative if Z >= 0, and seemingly positive if Z < 0. Of equal values of Z the
+    lower index comes first.
 
     Args:
         z: Z of each image, ``(n,)``; see :func:`compute_prototype_margins`.
-        untagged: Images that have no tag yet, ``(n,)``.
+        untagged: True for images that have no tag yet, ``(n,)``.
         tau_negative, tau_positive: Shares, 0 to 1, of the seemingly negative and positive images to tag.
+        rounding: How the numbers of images to tag are rounded.
 
     Returns:
         This round's new tags, -1 for every other image, ``(n,)``.
@@ -253,8 +260,13 @@ def compute_squared_probability_differences(student: Tensor, teacher: Tensor) ->
 def compute_supervised_loss(views: Sequence[Tensor], targets: Tensor, adjustment: Tensor | None) -> Tensor:
     """Return the mean cross-entropy over the entries that have a target, averaged over views of the same images.
 
-    The paper divides a row's sum by all classes, the authors' code by annotated classes and the nominal batch size.
-    Here the sum is divided by the number of entries with a target (M6).
+    The divisor is the number of entries with a target (specs M6). Departs from the paper, which divides an image's sum
+    by all classes, and from the authors' code, which divides by annotated classes and the nominal batch size.
+
+    Args:
+        views: Logits ``(batch, classes)`` of each view.
+        targets: 1, 0, or NaN for none, ``(batch, classes)``.
+        adjustment: Log odds that are added to the logits, ``(classes,)``; None adds nothing.
     """
     known_entries = (~targets.isnan()).sum().clamp(min=1)
     losses = []
@@ -264,10 +276,14 @@ def compute_supervised_loss(views: Sequence[Tensor], targets: Tensor, adjustment
 
 
 def compute_teacher_consistency_loss(views: Sequence[Tensor], teachers: Sequence[Tensor], annotated: Tensor) -> Tensor:
-    """Return the mean squared difference from the teacher, over views and the classes that the site does not label.
+    """Return the mean squared difference between the probabilities of model and teacher.
+
+    The mean is over the views and over the classes that the site does not label.
 
     Args:
-        teachers: The received global model's logits for the same views.
+        views: The trained model's logits of each view, ``(batch, classes)``.
+        teachers: The teacher's logits, one for each view or for another view of the same images.
+        annotated: True for the classes that the site labels, ``(classes,)``.
     """
     means = []
     for view, teacher in zip(views, teachers, strict=True):
@@ -283,10 +299,17 @@ def compute_first_stage_loss(
     annotated: Tensor,
     adjustment: Tensor | None,
 ) -> Tensor:
-    """Return the loss of the rounds before the first tags.
+    """Return the loss of the rounds before the first tags: supervised loss, plus consistency if there are teachers.
 
     The paper uses consistency only in the second stage; the authors' code uses it here, too. Without consistency, the
-    head rows of classes that the site does not label drift with the shared features (M2).
+    head rows of classes that the site does not label drift with the shared features (specs M2).
+
+    Args:
+        views: The trained model's logits of each view, ``(batch, classes)``.
+        teachers: The received model's logits of the same views; None for no consistency.
+        targets: Labels ``(batch, classes)``, NaN for unknown.
+        annotated: True for the classes that the site labels, ``(classes,)``.
+        adjustment: Log odds that are added to the logits, ``(classes,)``; None adds nothing.
     """
     loss = compute_supervised_loss(views, targets, adjustment)
     return loss if teachers is None else loss + compute_teacher_consistency_loss(views, teachers, annotated)
@@ -295,12 +318,18 @@ def compute_first_stage_loss(
 def compute_second_stage_loss(
     student: Tensor, teacher: Tensor | None, targets: Tensor, annotated: Tensor, adjustment: Tensor | None
 ) -> Tensor:
-    """Return the loss of the rounds with tags, computed on one view of the images.
+    """Return the loss of the rounds with tags (pseudo-labels), computed on one view of the images.
 
-    Entries with a label or tag contribute cross-entropy, untagged entries of missing classes the squared distance from
-    the teacher; the sum is divided by all entries of the batch. An annotated entry of unknown label adds 0. Without a
-    teacher (ablation CR), as in the authors' code, the loss is :func:`compute_supervised_loss`, whose divisor is the
-    number of entries with a target.
+    The sum over all entries is divided by their number. An entry with a label or tag adds its cross-entropy. An
+    untagged entry of a class that the site does not label adds the squared distance from the teacher's probability. An
+    entry of a labelled class whose label is unknown adds 0. Without a teacher (ablation CR), as in the authors' code,
+    the loss is :func:`compute_supervised_loss`.
+
+    Args:
+        student, teacher: Logits ``(batch, classes)`` of the trained and of the received model.
+        targets: Labels and tags ``(batch, classes)``, NaN if there is neither.
+        annotated: True for the classes that the site labels, ``(classes,)``.
+        adjustment: Log odds that are added to the student's logits, ``(classes,)``; None adds nothing.
     """
     if teacher is None:
         return compute_supervised_loss([student], targets, adjustment)
@@ -376,7 +405,7 @@ class FedMLPRound:
         self.adjustment = compute_target_logit_adjustment(self.targets) if parameters.weighted_partial_loss else None
 
     def tag_missing_labels(self) -> Tags:
-        """Return earlier and new tags; new ones follow from the received model's features (specs 3.5, steps 1 to 4)."""
+        """Return earlier and new tags; the received model's features decide the new ones (specs 3.5, steps 1 to 4)."""
         statistics, parameters = self.context.statistics, self.parameters
         features, _ = self._compute_features_and_probabilities(self.teacher)
         every = self.tags.copy()  # (n, classes)
@@ -412,8 +441,8 @@ class FedMLPRound:
     def statistics(self, model: Model, losses: Losses) -> Arrays:
         """Return the prototypes of the labelled classes and the difficulty of the other classes.
 
-        They are sent from the last round of stage 1 on, if missing labels are tagged; see
-        :func:`compute_class_difficulty`.
+        The result is empty before the last round of stage 1, and if missing labels are never tagged. See
+        :func:`compute_class_prototypes` and :func:`compute_class_difficulty`.
         """
         if not self.parameters.detection or self.context.round < self.parameters.stage_one_rounds:
             return {}
@@ -450,11 +479,14 @@ class FedMLP(Method):
         return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return the global prototypes and difficulties, equal for all sites."""
+        """Return a function that gives every site the global prototypes and difficulties."""
         return lambda site: context.statistics
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of prototypes and difficulties; no statistics before the last round of stage 1."""
+        """Return the shapes of a site's prototypes and difficulties; empty before the last round of stage 1.
+
+        The result is also empty if missing labels are never tagged.
+        """
         if not self.site.parameters.detection or context.round < self.site.parameters.stage_one_rounds:
             return {}
         classes = len(context.contract.class_names)
@@ -485,7 +517,10 @@ class FedMLP(Method):
         }
 
     def compute_round_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return each class's difficulty; None if every site labels the class. Empty before sites send difficulties."""
+        """Return each class's difficulty; None for a class that every site labels.
+
+        The result is empty until sites have sent difficulties.
+        """
         if "difficulty" not in context.statistics:
             return {}
         values = np.where(context.contract.annotation_matrix().all(axis=0), np.nan, context.statistics["difficulty"])

@@ -83,7 +83,9 @@ class FedNoRoParameters(Parameters):
 
 
 def compute_mean_loss_by_label(logits: Floats, labels: Floats) -> Float64:
-    """Return a site's mean cross-entropy over negatives and positives of each class, ``(classes, 2)``; NaN without any.
+    """Return a site's mean cross-entropy over the negatives and the positives of each class, ``(classes, 2)``.
+
+    NaN where the site has no such image.
 
     Args:
         logits: Logits without adjustment, ``(n, classes)``.
@@ -97,13 +99,14 @@ def compute_mean_loss_by_label(logits: Floats, labels: Floats) -> Float64:
 
 
 def find_noisy_sites(indicators: Floats) -> Flags:
-    """Return a mask ``(sites,)`` of the noisy sites: those in the high-loss component of two Gaussians.
+    """Return a mask ``(sites,)`` of the noisy sites: those that a mixture of two Gaussians puts into the high-loss one.
 
     Each indicator is scaled to the range 0 to 1 over the sites; a missing indicator counts as the lowest. If all sites
-    are equal, none is noisy. The Gaussians are fitted from :data:`VOTES` seeds; the most frequent division counts.
+    are equal, none is noisy. The mixture is fitted from :data:`VOTES` seeds; the division of the sites that occurs most
+    often is returned.
 
     Args:
-        indicators: ``(sites, indicators)``, NaN if a site has none.
+        indicators: Mean losses of each site, ``(sites, indicators)``, NaN if a site has none.
     """
     scaled = scale_values_over_sites(indicators)
     if (scaled == scaled[0]).all():
@@ -132,9 +135,10 @@ def scale_values_over_sites(indicators: Floats) -> Float64:
 
 
 def lower_noisy_site_weights(weights: Floats, products: Float64, noisy: Flags) -> Float64:
-    """Multiply each noisy site's weight by ``exp(-D)``.
+    """Return the sites' weights ``(sites,)``, with the weight of each noisy site multiplied by ``exp(-D)``.
 
-    D is the distance of the site's model from the nearest clean site's, divided by the longest such distance.
+    D is the distance of a noisy site's model from that of the nearest clean site, divided by the longest of these
+    distances.
 
     Args:
         weights: Plain weights, ``(sites,)``.
@@ -153,7 +157,10 @@ def lower_noisy_site_weights(weights: Floats, products: Float64, noisy: Flags) -
 
 
 def compute_distillation_weight(server_round: int, parameters: FedNoRoParameters) -> float:
-    """Return lambda: its largest value times ``exp(-5 (1 - x)^2)``, where x rises from 0 to 1 over the ramp."""
+    """Return lambda: its largest value times ``exp(-5 (1 - x)^2)``.
+
+    x is 0 in the first round after stage 1, and rises to 1 within ``ramp_rounds`` rounds.
+    """
     risen = min(1.0, (server_round - 1 - parameters.stage_one_rounds) / parameters.ramp_rounds)
     return parameters.distillation * float(np.exp(-5.0 * (1.0 - risen) ** 2))
 
@@ -217,7 +224,11 @@ class FedNoRoSite(SiteMethod):
         return LocalRound(objective, lambda model, losses: indicators)
 
     def compute_loss_by_label_statistics(self, context: ClientContext, targets: Tensor) -> Arrays:
-        """Return the site's loss indicators in the last round of stage 1 if noisy sites are detected, else nothing."""
+        """Return the site's loss indicators: its mean loss over the negatives and the positives of each class.
+
+        The site computes them only in the last round of stage 1, and only if noisy sites are detected by their losses.
+        Otherwise the result is empty.
+        """
         if self.parameters.noisy == "known" or context.round != self.parameters.stage_one_rounds:
             return {}
         logits = compute_logits(context.network, context.examples.images, context.spec.precision)
@@ -241,26 +252,36 @@ class FedNoRo(Method):
         return site not in context.statistics or bool(context.statistics[site][0])
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return for each site in stage 2: 1 if its labels count as noisy, else 0."""
+        """Return a function that gives each site in stage 2 a flag: 1 if its labels count as noisy, else 0.
+
+        In stage 1 the function gives no statistics.
+        """
         if context.round <= self.site.parameters.stage_one_rounds:
             return lambda site: {}
         return lambda site: {"noisy": np.array([self.is_noisy_site(context, site)], np.float32)}
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of loss indicators in the last round of stage 1, if noisy sites are detected."""
+        """Return the shape of a site's mean losses by class and label, ``(classes, 2)``.
+
+        Sites send them only in the last round of stage 1, and only if noisy sites are detected by their losses.
+        Otherwise the result is empty.
+        """
         if self.site.parameters.noisy == "known" or context.round != self.site.parameters.stage_one_rounds:
             return {}
         return {"indicators": (len(context.contract.class_names), 2)}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return 1 for each noisy and 0 for each clean site, once the sites have sent their indicators."""
+        """Return site -> 1 if it is noisy, else 0, from the mean losses that sites send in the last round of stage 1.
+
+        In all other rounds, and if noisy sites are not detected by their losses, the statistics stay as they are.
+        """
         if self.site.parameters.noisy == "known" or context.round != self.site.parameters.stage_one_rounds:
             return context.statistics
         flags = find_noisy_sites(np.stack([reply.statistics["indicators"].reshape(-1) for reply in replies.values()]))
         return {site: np.array([flag], np.float32) for site, flag in zip(replies, flags, strict=True)}
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
-        """Return in stage 2 lower weights for noisy sites, by :func:`lower_noisy_site_weights`."""
+        """Return in stage 2 the weights of :func:`lower_noisy_site_weights`; in stage 1 the plain ``weights``."""
         noisy: Flags = np.array([self.is_noisy_site(context, site) for site in replies], np.bool_)
         if context.round <= self.site.parameters.stage_one_rounds or noisy.all() or not noisy.any():
             return weights

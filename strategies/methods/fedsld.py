@@ -59,9 +59,9 @@ class FedSLDParameters(Parameters):
     """The ``[method]`` table of ``fedsld``.
 
     Attributes:
-        reduction: Divisor of the sum of weighted losses: ``sum_over_batch``, the number of images of known class (in a
-            multi-label task, of known labels); ``weighted_mean``, the sum of the weights; ``sum``, none as in eq. 3 (in
-            a multi-label task, the number of classes with a known label in the batch).
+        reduction: Divisor of the sum of weighted losses. ``sum_over_batch``: the number of images of known class, or in
+            a multi-label task of known labels. ``weighted_mean``: the sum of the weights. ``sum``: no divisor, as in
+            eq. 3, or in a multi-label task the number of classes with a known label in the batch.
         heads: ``own`` gives each site the head rows of its own classes only, averaged as in surgical aggregation.
         missing: How the loss treats classes that a site does not annotate.
     """
@@ -73,11 +73,16 @@ class FedSLDParameters(Parameters):
 
 
 class ScaledFedAvgParameters(Parameters):
-    """The ``[method]`` table of ``fedavg_scaled``. p is a class's share at a site, P its share in the federation.
+    """The ``[method]`` table of ``fedavg_scaled``, which trains with the mean size of FedSLD's weights.
+
+    FedSLD weighs a label of class c by ``p(c) / P(c)``: the class's share in the batch over its share in the
+    federation.
 
     Attributes:
-        scale: ``federation``: one factor for all sites, the mean of ``sum_c p_i(c)^2 / P(c)`` over sites, weighted by
-            images; ``batch``: each batch's own mean weight.
+        scale: ``federation`` multiplies the learning rate of all sites by one factor: the mean of ``sum_c p_i(c)^2 /
+            P(c)`` over sites i, weighted by their images, where p_i is a class's share at the site. ``batch``
+            multiplies the loss of each batch by the mean of FedSLD's weights of its labels.
+        missing: How the loss treats classes that a site does not annotate.
     """
 
     weighting: Weighting = "samples"
@@ -106,9 +111,10 @@ def compute_expected_label_weight(shares: Float64, prior: Float64) -> float:
 
 
 def compute_site_label_prior(context: RoundContext, everywhere: Float64, site: str) -> NDArray[np.float32]:
-    """Return a site's prior over the run's classes; 0 for classes that the site does not annotate.
+    """Return a site's prior over the run's classes, ``(classes,)``; 0 for classes that the site does not annotate.
 
-    In a multi-class task the prior sums to one: it is the class distribution of the images of the site's classes.
+    The prior of a class is its share in the federation. In a multi-class task the shares of the site's classes are
+    divided by their sum, so that they sum to one.
 
     Args:
         everywhere: The federation's :func:`compute_label_prior`.
@@ -122,7 +128,8 @@ def compute_site_label_prior(context: RoundContext, everywhere: Float64, site: s
 def collect_label_counts(context: RoundContext) -> tuple[Float64, Float64]:
     """Return the sites' counts of positives and of images, each ``(sites, classes)`` in name order; NaN for unknown.
 
-    In a multi-class task, the classes of which a site keeps the counts to itself share its remaining images equally.
+    In a multi-class task a site may keep some classes' counts to itself. Then its remaining images are divided equally
+    among these classes.
     """
     names = context.contract.class_names
     positives, images = (np.full((len(context.answers), len(names)), np.nan) for _ in range(2))
@@ -143,9 +150,9 @@ def collect_label_counts(context: RoundContext) -> tuple[Float64, Float64]:
 
 
 def compute_mean_label_weight(context: RoundContext) -> float:
-    """Return the :func:`compute_expected_label_weight` averaged over the sites, weighted by their images.
+    """Return FedSLD's expected weight of a label, averaged over the sites with their numbers of images as weights.
 
-    In a multi-label task it is also averaged over classes.
+    See :func:`compute_expected_label_weight`. In a multi-label task the average is also over classes.
     """
     positives, images = collect_label_counts(context)
     everywhere = compute_label_prior(positives, images)
@@ -186,7 +193,7 @@ def find_uncounted_label_faults(context: RoundContext) -> list[Fault]:
 
 
 def compute_batch_class_weights(labels: Tensor, prior: Tensor) -> Tensor:
-    """Return the weight of every class, its share in the batch over its prior, ``(rows,)``; 0 if the prior is 0."""
+    """Return the weight of every class, ``(rows,)``: its share in the batch over its prior; 0 if the prior is 0."""
     is_known = mask_images_of_known_class(labels)
     share = labels.nan_to_num().sum(dim=0) / is_known.sum().clamp(min=1)
     return _divide_by_prior(share, prior)
@@ -197,12 +204,20 @@ def _divide_by_prior(share: Tensor, prior: Tensor) -> Tensor:
 
 
 def compute_batch_image_weights(labels: Tensor, prior: Tensor) -> Tensor:
-    """Return the weight of every image ``(batch,)`` by its class; 0 if the class is unknown."""
+    """Return the weight of every image by its class, ``(batch,)``; 0 for an image of unknown class."""
     return labels.nan_to_num() @ compute_batch_class_weights(labels, prior)
 
 
 def compute_label_entry_weights(labels: Tensor, prior: Tensor) -> Tensor:
-    """Return the weight of every entry ``(batch, rows)`` of a multi-label task; 0 if its label is unknown."""
+    """Return the weight of every entry (a class of an image) of a multi-label task, ``(batch, rows)``.
+
+    The weight is the share of the entry's label (present or absent) in the batch divided by that in the federation; 0
+    if the label is unknown, or if its share in the federation is 0.
+
+    Args:
+        labels: 1, 0, or NaN for unknown, ``(batch, rows)``.
+        prior: Share of present labels of each class in the federation, ``(rows,)``.
+    """
     is_known = ~labels.isnan()
     share = labels.nan_to_num().sum(dim=0) / is_known.sum(dim=0).clamp(min=1)
     present, absent = _divide_by_prior(share, prior), _divide_by_prior(1 - share, 1 - prior)
@@ -222,7 +237,14 @@ def compute_weighted_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor
 
 
 def compute_weighted_binary_loss(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
-    """Return the extension of eq. 3 to multi-label tasks; ``sum`` adds over images and averages over classes."""
+    """Return the loss of eq. 3 for a multi-label task: binary cross-entropy with a weight for each label.
+
+    Departs from the paper, which has only multi-class tasks. With ``reduction`` "sum" the losses are added over images
+    and averaged over classes.
+
+    Args:
+        prior: Share of present labels of each class in the federation, ``(rows,)``.
+    """
     weights, is_known = compute_label_entry_weights(labels, prior), ~labels.isnan()
     losses = binary_cross_entropy_with_logits(logits, labels.nan_to_num(), reduction="none") * weights
     if reduction == "sum":
@@ -277,7 +299,7 @@ class FedSLDSite(SiteMethod):
 
 
 class ScaledFedAvgSite(SiteMethod):
-    """The hospital's half of ``fedavg_scaled``: the plain loss, with a raised learning rate or a factor for a batch."""
+    """The hospital's half of ``fedavg_scaled``: the plain loss, with a raised learning rate or a factor per batch."""
 
     name = "fedavg_scaled"
     table = ScaledFedAvgParameters
@@ -323,7 +345,7 @@ class FedSLD(Method):
         return find_uncounted_label_faults(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return for each site the federation's label prior over the classes of the site's head rows."""
+        """Return a function that gives each site the federation's label prior for the classes of its head rows."""
         everywhere, contract = compute_label_prior(*collect_label_counts(context)), context.contract
 
         def select_prior_of_site(site: str) -> Arrays:
@@ -345,7 +367,11 @@ class ScaledFedAvg(Method):
         return find_uncounted_label_faults(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return one learning rate factor for all sites, or each site's prior for the factors of its batches."""
+        """Return a function that gives each site the statistics of its training.
+
+        ``scale = "federation"`` gives one learning rate factor, equal for all sites; ``"batch"`` gives the site's label
+        prior.
+        """
         if self.site.parameters.scale == "batch":
             everywhere = compute_label_prior(*collect_label_counts(context))
             return lambda site: {"prior": compute_site_label_prior(context, everywhere, site)}

@@ -28,7 +28,7 @@ class PolyclinicParameters(Parameters):
 
     Attributes:
         order: Order of the hospitals in a round: ``drawn`` at random for each round, or by ``name``.
-        mean_rounds: Number of last rounds that end with the mean of the models after each hospital.
+        mean_rounds: Number of rounds at the end of the run whose result is the mean of the models after each hospital.
         missing: How the loss treats classes that a hospital does not annotate, as in ``fedseq``.
     """
 
@@ -46,7 +46,7 @@ class PolyclinicSite(SequentialSite):
 
     @property
     def special_last_rounds(self) -> int:
-        """Return the number of last rounds that end with the mean of the models after each hospital."""
+        """Return how many rounds at the end of the run result in the mean of the models after each hospital."""
         return self.parameters.mean_rounds
 
 
@@ -64,5 +64,14 @@ class Polyclinic(SequentialMethod):
         return [sites[place] for place in generator.permutation(len(sites))]
 
     def result_after_site_visit(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
-        """Return the model after this site; in the last rounds, the mean of the models after all sites so far."""
+        """Return the round's result after this site: the model that the site returned.
+
+        In the last ``mean_rounds`` rounds it is the mean of the models that all sites so far returned.
+
+        Args:
+            left: Number of rounds after this one.
+            hops: Number of sites visited in this round, including this site.
+            result: Result after the previous site.
+            passed: The model that the site returned.
+        """
         return mix_models(passed, result, 1 / hops) if left < self.site.parameters.mean_rounds else passed

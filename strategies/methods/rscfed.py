@@ -55,11 +55,13 @@ class RSCFedParameters(Parameters):
     Attributes:
         consensus_models: M, the number of sub-consensus models in a round.
         consensus_sites: K, the number of sites in each; all sites if there are fewer.
-        distance_scale: The paper's beta; 0 ignores the distances.
+        distance_scale: The paper's beta, which multiplies a site's distance from the mean model in its weight; 0
+            ignores the distances.
         teacher_decay: Decay of the teacher's moving average; lower in the first steps, as in RSCFed's code.
         temperature: Divisor of the teacher's logits; below 1 sharpens.
         consistency_weight: Weight of the distance from the teacher, relative to the cross-entropy.
-        balanced: True to weigh positive labels by the site's known labels of their class divided by its positives.
+        balanced: True to weigh the positive labels of a class by the site's ratio ``known labels / positives`` of the
+            class.
     """
 
     weighting: Weighting = "samples"
@@ -76,7 +78,7 @@ class RSCFedParameters(Parameters):
 
 
 def draw_consensus_group(sites: Sequence[str], size: int, seed: tuple[int, ...]) -> list[int]:
-    """Draw the sites of one sub-consensus at random; return their indices, sorted."""
+    """Draw ``size`` sites of one sub-consensus at random, or all if there are fewer; return their indices, sorted."""
     ranked = sorted(range(len(sites)), key=lambda place: derive_seed(*seed, sites[place], "consensus"))
     return sorted(ranked[:size])
 
@@ -86,11 +88,13 @@ def compute_consensus_weights(
 ) -> Float64:
     """Return the weight of each site in the plain mean of the sub-consensus models; the weights sum to 1.
 
+    A sub-consensus model is the mean model of a group of sites.
+
     Args:
         products: Inner products of all sites' updates, ``(sites, sites)``.
         weights, images: Plain weight and number of training images of each site, ``(sites,)``.
         groups: Indices of the sites of each sub-consensus.
-        scale: The paper's beta.
+        scale: The paper's beta, which multiplies the distance of a site's model from the mean model.
     """
     total = np.zeros(len(weights))
     for members in groups:
@@ -100,7 +104,15 @@ def compute_consensus_weights(
 
 
 def compute_group_weights_by_distance(products: Float64, weights: Float64, images: Float64, scale: float) -> Float64:
-    """Return the site weights in one sub-consensus, lower with the distance from its mean; they sum to 1."""
+    """Return the weight of each site in one group's mean model, lower the farther its model is from the plain mean.
+
+    The weights sum to 1. All arguments are for the sites of the group.
+
+    Args:
+        products: Inner products of the sites' updates, ``(sites, sites)``.
+        weights, images: Plain weight and number of training images of each site, ``(sites,)``.
+        scale: The paper's beta, which multiplies the distances.
+    """
     distances = scale * compute_distances_from_mean_model(products, weights) / images
     raw = weights * np.exp(distances.min() - distances)  # 1 for the closest site: a large beta leaves one
     return np.asarray(raw / raw.sum(), np.float64)

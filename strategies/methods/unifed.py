@@ -84,9 +84,13 @@ class UniFedParameters(ServerOnlyParameters):
 
 
 def loss_slope(losses: Sequence[float], rule: SlopeRule = "least_squares") -> float:
-    """Return the slope of the training loss over all batches of a site's latest training.
+    """Return the slope of a site's training loss over all batches of its latest training.
 
     The slope shrinks with the length of training; neither the paper nor this code corrects for that.
+
+    Args:
+        losses: Loss of each batch, in order.
+        rule: Straight line by ``least_squares``, or through the ``endpoints``: the first and the last loss.
 
     Returns:
         Change of loss per batch; 0 for fewer than two batches, a case that the paper does not define.
@@ -101,7 +105,11 @@ def loss_slope(losses: Sequence[float], rule: SlopeRule = "least_squares") -> fl
 
 
 def sort_sites_easiest_first(slopes: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the sites sorted from the fastest falling loss to the slowest; ties by name, NaN last."""
+    """Return the sites sorted from the fastest falling loss to the slowest; ties by name, NaN last.
+
+    Args:
+        slopes: Site -> change of its training loss per batch.
+    """
 
     return tuple(sorted(slopes, key=lambda site: (math.inf if math.isnan(slopes[site]) else slopes[site], site)))
 
@@ -151,7 +159,7 @@ class UniFed(SequentialMethod):
         return _make_server_training_settings(self.site.parameters, self.site.parameters.alpha)
 
     def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
-        """Return the sites sorted by their latest slope; sites without a slope come last."""
+        """Return the sites sorted by their latest slope, the fastest falling loss first; sites without a slope last."""
         slopes = {site: float(slope[0]) for site, slope in context.statistics.items() if site in sites}
         return [*sort_sites_easiest_first(slopes), *(site for site in sites if site not in slopes)]
 

@@ -57,10 +57,10 @@ def choose_micro_batch_size(batch_size: int) -> int:
 
 
 def find_network_privacy_faults(plan: HospitalPlan, method: SiteMethod) -> list[Fault]:
-    """Return the faults for which training with noise in each step would refuse a network from another package.
+    """Return the faults for which training with noise in each step (DP-SGD) would refuse the plan's network.
 
-    As in training, random images go through a network of random weights, here two at a time. Without such noise, or
-    with a network of ours, there is no fault.
+    The checks are those of training: random images go through a network of random weights, here two at a time. The
+    result is empty if the plan adds no noise in each step, or if the network is not from another package.
     """
     spec = plan.model
     if plan.privacy.level not in BY_STEP or not is_external_network(spec.architecture):
@@ -142,7 +142,7 @@ class PrivateEpochTrainer:
     def _compute_clipped_gradient_sums(
         self, network: SplitNetwork, task: TrainingTask, drawn: Sequence[Tensor], generator: torch.Generator
     ) -> tuple[list[Tensor], float]:
-        """Return each parameter's sum of clipped gradients, in steps of the noise's grid, and the mean loss.
+        """Return each parameter's sum of clipped gradients, in whole steps of the noise's grid, and the mean loss.
 
         Args:
             drawn: For each drawn image, its row; for each drawn patient, the rows of the patient's images.
@@ -192,6 +192,10 @@ class PrivateEpochTrainer:
 
         The number of rows is the micro-batch size; unused rows are 0. The memory must not depend on how many patients a
         micro-batch contains, because running out of memory would reveal that number without noise.
+
+        Args:
+            pack: The micro-batch: for each image or patient, the rows of its images in the training data.
+            learning: The trained parameters.
         """
         size = choose_micro_batch_size(task.spec.batch_size)
         loss, each = 0.0, [torch.zeros_like(parameter).repeat(size, *[1] * parameter.dim()) for parameter in learning]
@@ -234,14 +238,21 @@ def compute_losses_by_image(loss: LossFunction, logits: Tensor, labels: Tensor, 
 
 
 def group_image_rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
-    """Return the rows of each owner (image or patient), in the order of the owners' numbers ``(images,)``."""
+    """Return for each owner (image or patient) the rows of its images, in the order of the owners' numbers.
+
+    Args:
+        owners: The number of each image's owner, ``(images,)``.
+    """
     return torch.split(torch.argsort(owners, stable=True), torch.bincount(owners).tolist())
 
 
 def split_into_micro_batches(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
     """Group the rows of drawn images or patients into micro-batches of at most ``size`` rows.
 
-    A patient with more images is a micro-batch alone, which is larger.
+    A patient with more than ``size`` images is a micro-batch alone.
+
+    Args:
+        drawn: For each image or patient, the rows of its images in the training data.
     """
     pack, held = list[Tensor](), 0
     for rows in drawn:
@@ -257,8 +268,8 @@ def split_into_micro_batches(drawn: Sequence[Tensor], size: int) -> Iterator[lis
 def sum_clipped_gradients(gradients: Sequence[Tensor], grid: NoiseQuantizationGrid) -> list[Tensor]:
     """Add the gradients of images or patients, each clipped to the grid's largest length.
 
-    A gradient that is not finite counts as 0, because otherwise one image could make the whole sum infinite. So does a
-    gradient 1e38 times as long as the bound.
+    A gradient that is not finite counts as 0, because otherwise one image could make the whole sum infinite. A gradient
+    1e38 times as long as the bound counts as 0, too.
 
     Args:
         gradients: Gradients by parameter, each ``(images, *its shape)``; an image's length is over all parameters.

@@ -231,10 +231,12 @@ def check_image_gradients_separate(network: SplitNetwork, images: int, shape: Se
 
 
 def check_network_state_constant(network: SplitNetwork, images: int, shape: Sequence[int]) -> None:
-    """Check with random images that many calls in training and evaluation leave the network's state as it is.
+    """Check with random images that many calls in training and evaluation do not change the network's state.
 
     Args:
         network: A network in training mode, with frozen parts frozen.
+        images: Number of images that pass through the network at a time.
+        shape: Shape of one image, ``(channels, height, width)``.
 
     Raises:
         BadInput: If the network changes its state by itself, perhaps only after some calls.
@@ -251,7 +253,15 @@ def check_network_state_constant(network: SplitNetwork, images: int, shape: Sequ
 
 
 def _refuse_changed_network_state(state: Mapping[str, Tensor], probe: SplitNetwork) -> None:
-    """Raise :class:`BadInput` if a network, which nothing has optimised, has another state than before."""
+    """Check that passes of images through a network have not changed its state.
+
+    Args:
+        state: The tensors of the network's ``state_dict`` before the passes.
+        probe: The network after the passes.
+
+    Raises:
+        BadInput: If a tensor has changed.
+    """
     after = probe.state_dict()
     for name, value in state.items():
         if not torch.equal(value, after[name]):
@@ -263,8 +273,14 @@ def _check_gradients_of_random_images(probe: SplitNetwork, first: Tensor, second
     """Replace images in a series of trials, and check that the gradients of the unchanged images stay equal.
 
     For every two images some trial replaces only one of them. In a further trial with one more image, each layer must
-    get the same number of rows per image as before, and each dropout mask the same number of values per image: a layer
-    that sees a table instead of images may by chance have as many rows as there are images.
+    get the same number of rows per image as before, and each dropout mask the same number of values per image. This
+    finds a layer that sees a table instead of images, and by chance has as many rows as there are images.
+
+    Args:
+        probe: A copy of the network with random weights.
+        first: The images, ``(images, channels, height, width)``.
+        second: Their replacements, of the same shape.
+        seed: Seed of torch's random numbers in every trial.
 
     Raises:
         BadInput: If a check fails, or the network's state has changed.
@@ -280,7 +296,7 @@ def _check_gradients_of_random_images(probe: SplitNetwork, first: Tensor, second
     with record_per_image_gradients(probe) as learning:
 
         def compute_gradients(batch: Tensor, factors: Tensor) -> tuple[list[Tensor], list[float]]:
-            """Return flat gradients by parameter and image, and the numbers of layer rows and mask values per image."""
+            """Return each image's gradient by parameter, and per image the numbers of layer rows and mask values."""
             masks.clear()
             torch.manual_seed(seed)  # the same, should the network draw
             (probe(batch) * factors).sum().backward()
@@ -311,7 +327,7 @@ def _check_gradients_of_random_images(probe: SplitNetwork, first: Tensor, second
 def _are_gradients_almost_equal(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
     """Return True if all gradients are finite, and those before and after differ by no more than rounding errors.
 
-    A parameter whose gradients are all 0 tests nothing; then return False.
+    Return False if all gradients of some parameter are 0, because such a parameter tests nothing.
 
     Args:
         before, after: For each parameter, one row for each image.

@@ -136,7 +136,8 @@ class ReplyNoise:
     def __call__(self, update: ModelGroups, statistics: Arrays) -> tuple[ModelGroups, Arrays]:
         """Return update and statistics with noise.
 
-        An update that is not finite, and a NaN in the statistics, count as 0; the noise hides this.
+        If any value of the update is not finite, the whole update counts as 0; a NaN in the statistics counts as 0. The
+        noise hides both cases.
         """
         parts = bool(update.to_named_arrays()) + bool(statistics)
         spread = 2 * self.noise_multiplier * parts**0.5
@@ -228,7 +229,11 @@ class SitePrivacySettings:
 
 
 def make_site_privacy_settings(plan: HospitalPlan, method: SiteMethod, images: int) -> SitePrivacySettings | None:
-    """Return the noise of a plan at a site with this number of training images; None if the plan has no noise."""
+    """Return the settings of a plan's differential privacy at one site; None if the plan has no noise.
+
+    Args:
+        images: The site's number of training images.
+    """
     section, training = plan.privacy, plan.training
     if section.level == "none":
         return None
@@ -286,7 +291,7 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | HospitalPla
 
 @lru_cache
 def has_trained_batch_norm(spec: ModelSpec) -> bool:
-    """Return True if a model has trained batch normalisation, before the ``norm`` setting replaces it.
+    """Return True if a model trains batch normalisation, apart from the ``norm`` setting, which may replace it later.
 
     Raises:
         BadInput: If the model is an external network that cannot be built.
@@ -298,7 +303,7 @@ def has_trained_batch_norm(spec: ModelSpec) -> bool:
 
 
 def find_secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
-    """Return the reasons why this method cannot work with sums of updates alone; empty if it can."""
+    """Return why this method does not work if the coordinator sees only sums of updates; empty if it works."""
     compresses = method.parameters.compress_update != "float32"
     reasons = {
         "there is one pseudo-site": method.pooled_missing_labels != "no",

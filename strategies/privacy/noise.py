@@ -56,13 +56,14 @@ class SecretBitStream:
 
 
 def draw_discrete_gaussian(count: int, bits: SecretBitStream, scale_bits: int = SCALE_BITS) -> Integers:
-    """Draw independent integers y with probability proportional to ``exp(-y^2 / (2 s^2))``.
+    """Draw ``count`` independent integers y with probability proportional to ``exp(-y^2 / (2 s^2))``.
 
     Args:
+        bits: Source of the random bits.
         scale_bits: Binary logarithm of the standard deviation s, from 0 to 24.
 
     Returns:
-        ``(count,)``.
+        int64 ``(count,)``.
     """
     draws, drawn = np.empty(count, np.int64), 0
     while drawn < count:
@@ -73,7 +74,13 @@ def draw_discrete_gaussian(count: int, bits: SecretBitStream, scale_bits: int = 
 
 
 def _try_discrete_gaussian(count: int, bits: SecretBitStream, scale_bits: int) -> Integers:
-    """Make ``count`` attempts to draw a discrete Gaussian (algorithm 3, with t = s); return the accepted values."""
+    """Make ``count`` attempts to draw a discrete Gaussian; return the accepted values, at most ``count``.
+
+    Canonne et al., NeurIPS 2020, algorithm 3, with t = s.
+
+    Args:
+        scale_bits: Binary logarithm of the standard deviation s.
+    """
     # Attempts at a discrete Laplace of scale s (algorithm 2).
     words = bits.draw_random_integers(count)
     fraction = words >> np.uint64(WORD_BITS - scale_bits) if scale_bits else np.zeros(count, np.uint64)
@@ -94,7 +101,10 @@ def _try_discrete_gaussian(count: int, bits: SecretBitStream, scale_bits: int) -
 
 
 def _draw_exp_bernoulli_events(exponent: Words, bits: SecretBitStream, unit_bits: int) -> NDArray[np.bool_]:
-    """Draw random booleans that are True with probability ``exp(-exponent / 2^unit_bits)`` (algorithm 1)."""
+    """Draw a random boolean for each exponent, True with probability ``exp(-exponent / 2^unit_bits)``.
+
+    Canonne et al., NeurIPS 2020, algorithm 1.
+    """
     whole, rest = exponent >> np.uint64(unit_bits), exponent & np.uint64((1 << unit_bits) - 1)
     shift = np.uint64(WORD_BITS - unit_bits)
 
@@ -116,10 +126,10 @@ def _draw_exp_bernoulli_events(exponent: Words, bits: SecretBitStream, unit_bits
 def _draw_exp_events_by_series(
     count: int, happened: Callable[[NDArray[np.intp]], NDArray[np.bool_]], bits: SecretBitStream
 ) -> NDArray[np.bool_]:
-    """Draw ``count`` random booleans, each True with its own probability exp(-x), for x from 0 to 1 (algorithm 1).
+    """Draw ``count`` random booleans, each True with probability exp(-x) for its own x from 0 to 1.
 
     For each boolean, trials of probability x/1, x/2, x/3, ... are made until the first fails. The boolean is True if
-    the number of the failed trial is odd.
+    the number of the failed trial is odd (Canonne et al., NeurIPS 2020, algorithm 1).
 
     Args:
         count: Number of booleans.
@@ -197,7 +207,8 @@ class NoiseQuantizationGrid:
     def step_size(self) -> float:
         """Return the distance of neighbouring grid values: 2^-24 of ``deviation``, but at least 2^-36 of ``longest``.
 
-        The noise has a standard deviation of 2^24 steps, so with the second value it is larger than ``deviation``.
+        The noise always has a standard deviation of 2^24 steps. So it is larger than ``deviation`` if 2^-36 of
+        ``longest`` is the step size.
         """
         return max(self.deviation / 2**SCALE_BITS, self.longest * _FINEST)
 

@@ -49,7 +49,13 @@ class MaskingFailed(Exception):
 
 
 class SiteQueryFunction(Protocol):
-    """A function that sends each site its request and yields (site, answer) on arrival; silent sites are omitted."""
+    """A function that sends each site its request and yields (site, answer) for each valid answer, on arrival.
+
+    Args:
+        requests: Site -> its request.
+        expected: Record class of a valid answer.
+        enough: Number of valid answers after which disconnected sites are not waited for.
+    """
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]: ...
 
@@ -63,7 +69,7 @@ class MaskedSumRequest:
         classes: Classes of all head rows of the sum, sorted.
         layout: Positions of an update's values in the masked vector.
         largest: Largest absolute value in an update; larger values are clipped.
-        shares: The distributed noise, of which each site adds a share to its update; None for no noise.
+        shares: The noise of which each site adds a share to its update before masking; None for no noise.
     """
 
     run: str
@@ -80,7 +86,8 @@ class UnmaskedSum:
     """A sum of updates without masks.
 
     Attributes:
-        vector: Sum of updates divided by ``divisor``, over the body and all rows; rows that stay masked are zero.
+        vector: Sum of updates divided by ``divisor``: trunk, batch normalisation and all head rows; 0 in rows that stay
+            masked.
         survivors: The sites whose updates are in the sum, sorted.
         divisor: Number of sites in the round's first attempt.
         rows: Class -> survivors that own it, for the unmasked head rows.
@@ -169,7 +176,10 @@ class MaskedSummation:
         )
 
     def _request_site_keys(self) -> dict[str, KeysAnswer]:
-        """Request the members' keys, and store the statements that fit the request."""
+        """Request the keys of the sites that mask together, and store their statements; return the answers by site.
+
+        A site is omitted if its statement does not fit the request.
+        """
         sum_request, answers = self.request, dict[str, KeysAnswer]()
         request = KeysRequest(sum_request.run, sum_request.round, self._members, self._divisor)
         self._statements = {}
@@ -195,7 +205,11 @@ class MaskedSummation:
         return by_sender
 
     def _collect_masked_updates(self, letters: Mapping[str, Mapping[str, bytes]]) -> tuple[Integers, list[str]]:
-        """Request masked updates; return their sum, and the sites that are in the sum."""
+        """Request masked updates; return their sum, and the sorted names of the sites that are in the sum.
+
+        Args:
+            letters: Sender -> recipient -> encrypted shares of the sender's secrets, which the requests pass on.
+        """
         sum_request, layout = self.request, self.request.layout
         total = np.zeros(layout.compute_vector_size(sum_request.classes), np.uint32)
         opened = {site for statement in self._statements.values() for site in statement.opened}  # by an earlier attempt
@@ -222,7 +236,16 @@ class MaskedSummation:
     def _remove_masks(
         self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[UpdateVectorSegment]
     ) -> None:
-        """Request shares of secrets; subtract survivors' own masks, and those that they share with dropped sites."""
+        """Request shares of secrets, and subtract the masks from the sum.
+
+        These are the survivors' own masks, and the masks that survivors share with sites that dropped out.
+
+        Args:
+            total: The masked sum, which is changed in place.
+            taking_part: The sites that sent shares of their secrets.
+            survivors: The sites whose updates are in the sum.
+            segments: Parts of the vector; the values of a segment are sent by the same sites.
+        """
         sum_request, layout = self.request, self.request.layout
         reveal = RevealRequest(sum_request.run, sum_request.round, tuple(survivors))
         masks = dict[tuple[str, str], list[bytes]]()  # (survivor, segment) -> shares of its own mask's secret
@@ -255,7 +278,7 @@ class MaskedSummation:
 
     @property
     def _needed_site_count(self) -> int:
-        """Return how many sites must stay to the end, which is how many shares recover a site's secrets."""
+        """Return how many sites must answer at every stage; as many shares recover a site's secrets."""
         honest = self.request.shares.honest if self.request.shares else 0
         cohort = max((statement.cohort for statement in self._statements.values()), default=0)
         return count_needed_survivors(self._divisor, cohort, honest)

@@ -86,12 +86,23 @@ def _derive_shared_encryption_key(key: ec.EllipticCurvePrivateKey, other: str) -
 
 
 def encrypt_message_for_site(letter: bytes, key: ec.EllipticCurvePrivateKey, recipient: str) -> bytes:
-    """Encrypt a message so that only the owner of the public key ``recipient`` can read it."""
+    """Encrypt a message so that only the owner of the public key ``recipient`` can read it.
+
+    Args:
+        letter: The message.
+        key: The sender's key pair.
+        recipient: The recipient's public key, in hexadecimal.
+    """
     return encrypt(_derive_shared_encryption_key(key, recipient), letter)
 
 
 def decrypt_message_from_site(letter: bytes, key: ec.EllipticCurvePrivateKey, sender: str) -> bytes:
     """Decrypt a message of :func:`encrypt_message_for_site`.
+
+    Args:
+        letter: The encrypted message.
+        key: The recipient's key pair.
+        sender: The sender's public key, in hexadecimal.
 
     Raises:
         SecretsError: If the message was not encrypted by the owner of ``sender`` for this key.
@@ -108,7 +119,7 @@ def split_secret_into_shares(secret: bytes, threshold: int, sites: int) -> list[
 
 
 def recover_secret_from_shares(shares: Sequence[bytes]) -> bytes:
-    """Recover a secret from at least as many shares of :func:`split_secret_into_shares` as its threshold.
+    """Recover a secret from shares of :func:`split_secret_into_shares`, at least as many as its threshold.
 
     Raises:
         SecretsError: If the shares do not fit together.
@@ -123,7 +134,13 @@ def recover_secret_from_shares(shares: Sequence[bytes]) -> bytes:
 
 
 def add_mask_to_vector(vector: Integers, places: Iterable[slice], secret: bytes, *, subtract: bool = False) -> None:
-    """Add a secret's mask stream to these slices of a vector, in their order, or subtract it; modulo 2**32."""
+    """Add the mask that follows from a secret to slices of a vector, in place and modulo 2**32.
+
+    Args:
+        places: Slices of the vector, in the order in which the mask's values are used.
+        secret: Key of the stream of random numbers that is the mask.
+        subtract: True to subtract the mask instead.
+    """
     stream = Cipher(AES256(secret), CTR(bytes(16))).encryptor()  # a secret makes one stream only
     change = np.subtract if subtract else np.add
     for place in places:
@@ -140,7 +157,7 @@ class SecretShares(BaseModel):
 
     Attributes:
         key: Share of the sender's masking key, to be revealed if the sender drops out.
-        masks: Segment -> share of the sender's own mask, to be revealed if the sender does not drop out.
+        masks: Segment of the vector -> share of the sender's own mask for it, to be revealed if the sender stays.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -157,10 +174,14 @@ class SecretShares(BaseModel):
 
 
 def read_secret_shares(text: bytes, expected: tuple[str, int, str, str]) -> SecretShares:
-    """Read shares, and check that run, round, sender and recipient are the expected ones.
+    """Read shares of a site's secrets, and check for whom and for which round they are.
+
+    Args:
+        text: The decrypted message.
+        expected: Run, round, sender and recipient that the message must name.
 
     Raises:
-        SecretsError: If the text is not such shares.
+        SecretsError: If the text holds no shares, or names others than the expected ones.
     """
     try:
         letter = SecretShares.model_validate_json(text)
@@ -186,16 +207,17 @@ class MaskingStatement(BaseModel):
     Attributes:
         members: The sites that were requested to mask together, sorted; if the site has masked this round before, those
             of the earlier attempt.
-        opened: The sites whose sum it helped to unmask in an earlier attempt; empty for none.
-        cohort: Smallest number of sites whose sum it helps to unmask.
-        divisor: Divisor of its update: the number of members in the round's first attempt.
-        plan: SHA-256 of plan, contract and names of statistics, of the classes of the head rows if all sites have the
-            same, and of the earlier round that it continues from.
-        model: SHA-256 of the trunk and batch normalisation that it started from, and of statistics not given by class.
-        shared: Name -> SHA-256 of values that only some sites share: by class, the head row that it started from and
-            the received statistics.
-        rows: Classes whose head rows it sends, sorted.
-        alone: True if a row with fewer owners than a cohort may be unmasked.
+        opened: The sites whose sum the site helped to unmask in an earlier attempt; empty for none.
+        cohort: Smallest number of sites whose sum the site helps to unmask.
+        divisor: Divisor of the site's update: the number of members in the round's first attempt.
+        plan: SHA-256 of plan, label contract and names of statistics, of the classes of the head rows if all sites have
+            the same, and of the earlier round that the site continues from.
+        model: SHA-256 of the trunk and batch normalisation that the site started from, and of statistics not given by
+            class.
+        shared: Name -> SHA-256 of values that only some sites share: by class, the head row that the site started from
+            and the received statistics.
+        rows: Classes whose head rows the site sends, sorted.
+        alone: True if the site allows the unmasking of a head row that fewer sites send than ``cohort``.
         sealing_key, masking_key: Public keys made for this round: for messages to other sites, and for masks.
     """
 
@@ -252,7 +274,7 @@ def read_masking_statement(text: bytes) -> MaskingStatement:
     """Read a site's statement from JSON.
 
     Raises:
-        MaskingStatementError: If the text is no statement.
+        MaskingStatementError: If the text is not a statement.
     """
     try:
         return MaskingStatement.model_validate_json(text)
@@ -266,7 +288,15 @@ def sign_masking_statement(statement: bytes, key: ec.EllipticCurvePrivateKey) ->
 
 
 def refuse_unsigned_statement(statement: bytes, signature: bytes, identity: str) -> None:
-    """Raise :class:`MaskingStatementError` if a statement is not signed by this key."""
+    """Check that a statement is signed by a site's key.
+
+    Args:
+        statement: The bytes that were signed.
+        identity: The site's public key as an OpenSSH line.
+
+    Raises:
+        MaskingStatementError: If the signature is not by this key, or the key cannot be read.
+    """
     try:
         key = load_ssh_public_key(identity.encode())
         if not isinstance(key, ec.EllipticCurvePublicKey):

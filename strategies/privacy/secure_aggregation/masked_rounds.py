@@ -75,7 +75,7 @@ class MaskedRoundRecord:
 
 
 def count_needed_survivors(members: int, cohort: int, honest: int = 0) -> int:
-    """Return how many sites must stay to the end, which is how many shares recover a secret.
+    """Return how many sites must answer at every stage of masking; as many shares recover a secret.
 
     Args:
         members: Number of sites in the round's first attempt. A later attempt has fewer sites, but as many of them may
@@ -121,6 +121,10 @@ class MaskedRoundStore:
 
     def store_masked_round(self, run: str, server_round: int, done: MaskedRoundRecord, start: str = "") -> None:
         """Store the record of a round on disk, before the site answers.
+
+        Args:
+            done: The record of the round.
+            start: Hash of the model at the beginning of the round; empty if unknown.
 
         Raises:
             SecretsError: If the maximum number of stored runs is reached.

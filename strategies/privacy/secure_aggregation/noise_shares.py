@@ -50,7 +50,12 @@ class NoiseShareGrid:
     limit: int
 
     def add_noise_share(self, update: NDArray[np.float32], bits: SecretBitStream) -> Integers:
-        """Return a site's addend before masking: the update, not longer than the bound, plus a share of the noise."""
+        """Return a site's update in whole grid steps plus a share of the noise, before masking, modulo 2**32.
+
+        Args:
+            update: Values of the update, whose length is at most the bound.
+            bits: Source of the random bits of the noise.
+        """
         truncated = np.trunc(update.astype(np.float64) * (1 / self.divisor * self.steps)).astype(np.int64)
         noisy = truncated + draw_discrete_gaussian(len(update), bits, self.scale_bits)
         return (noisy & 0xFFFFFFFF).astype(np.uint32)
@@ -75,9 +80,13 @@ class DistributedNoise:
     honest: int
 
     def make_noise_share_grid(self, divisor: int) -> NoiseShareGrid:
-        """Return the finest possible grid for ``divisor`` sites; two updates differ by at most twice the bound.
+        """Return the finest grid in which a sum of updates with noise fits into the range of integers.
 
-        All sites of a round use the same grid, even if sites drop out: noise on a coarser grid would protect less.
+        The noise is scaled to twice the bound, the largest change of the sum by one site. All sites of a round use the
+        same grid, even if sites drop out: noise on a coarser grid would protect less.
+
+        Args:
+            divisor: Number of sites in the round's first attempt, by which each update is divided.
 
         Raises:
             SecretsError: If the range of integers has no room for the noise.
@@ -103,9 +112,10 @@ def make_distributed_noise(plan: HospitalPlan, method: SiteMethod) -> Distribute
 
 
 def bound_log_probability_gap(sites: int, deviation: float) -> float:
-    """Return tau: how far a sum of discrete Gaussians and one discrete Gaussian of its variance differ at most.
+    """Return tau, a bound on how a sum of discrete Gaussians differs from one discrete Gaussian of its variance.
 
-    It is the difference of the two log probabilities for each value of a vector (theorem 1 of Kairouz et al.).
+    The logarithms of the probabilities that both give to a value differ by at most tau, for each value of a vector
+    (Kairouz et al., theorem 1).
 
     Args:
         sites: Number of summands.

@@ -97,15 +97,15 @@ class MaskingConditions:
     """The conditions on which a site takes part in secure aggregation.
 
     Attributes:
-        largest: Largest absolute value in its update; larger values are clipped.
+        largest: Largest absolute value in the site's update; larger values are clipped.
         counts: True if the values are counts, which are summed without division and without rounding.
-        alone: True if rows that fewer sites of the round own than ``cohort`` may be unmasked.
+        alone: True if a head row may be unmasked although fewer than ``cohort`` sites of the round own it.
         identity: The key of the site; None in simulation.
         peers: Site -> OpenSSH line of the key that must sign its statement; empty trusts the coordinator's relay.
-        cohort: Smallest number of sites whose sum it helps to unmask.
+        cohort: Smallest number of sites whose sum the site helps to unmask.
         digest: Hashes of the request, which every other site of the round must have received too.
-        masked: The rounds that it has masked so far.
-        shares: The distributed noise, of which each site adds a share to its update; None for no noise.
+        masked: The rounds that the site has masked so far.
+        shares: The noise of which each site adds a share to its update before masking; None for no noise.
         noise: Returns the secret key of a noise share, given a hash of the data that get the noise; a hospital returns
             the same key for the same hash.
     """
@@ -154,7 +154,10 @@ class SiteMaskingRound:
     def answer_with_keys(self, request: KeysRequest) -> KeysAnswer:
         """Answer with this round's public keys and a signed statement of the request.
 
-        If the coordinator names other members before anything is shared, the answer is another statement with new keys.
+        Until the site has sent shares of its secrets, a different request gets a new statement with new keys.
+
+        Raises:
+            MaskingRefused: If the site is not among the members, or the members are too few.
         """
         if SharesAnswer not in self._answered and self._answered.get(KeysAnswer, (request,))[0] != request:
             del self._answered[KeysAnswer]
@@ -177,10 +180,10 @@ class SiteMaskingRound:
         return answer
 
     def answer_with_shares(self, request: SharesRequest) -> SharesAnswer:
-        """Answer with shares of this site's secrets, encrypted for each other site.
+        """Answer with shares of this site's secrets (mask key, seeds of its own masks), encrypted for each other site.
 
         Raises:
-            MaskingRefused: If the statements are too few, or not those of different sites of this round.
+            MaskingRefused: If the relayed statements are too few, or are not one statement of each site of this round.
         """
         if (earlier := self._find_earlier_answer(request, SharesAnswer)) is not None:
             return earlier
@@ -256,8 +259,9 @@ class SiteMaskingRound:
     def answer_with_revealed_shares(self, request: RevealRequest) -> RevealAnswer:
         """Answer with the shares that remove the masks from the sum of the survivors' updates.
 
-        These are shares of the mask key of each dropped site, and of the seeds of each survivor's own masks, never both
-        for one site. Only one request in a round is answered; its repetition gets the same answer.
+        For each dropped site this is a share of its mask key; for each survivor, shares of the seeds of its own masks.
+        A site never reveals both for one site. Only one request in a round is answered; its repetition gets the same
+        answer.
 
         Raises:
             MaskingRefused: If too few sites survive, or this site is not among them.
@@ -297,7 +301,10 @@ class SiteMaskingRound:
 
     @property
     def classes_of_few_sites(self) -> tuple[str, ...]:
-        """Return the classes of this site that too few sites own; complete once the sites' statements are received."""
+        """Return the classes of this site whose head rows fewer sites send than one of these sites requires for a sum.
+
+        The result is complete once the sites' statements are received.
+        """
         own = [segment for segment in self._segments if self.site in segment.owners]
         needed = [count_needed_segment_owners(segment.owners, self._statements) for segment in own]
         few = [segment for segment, least in zip(own, needed, strict=True) if len(segment.owners) < least]
@@ -338,7 +345,11 @@ class SiteMaskingRound:
         )
 
     def _check_statements(self, request: SharesRequest) -> dict[str, MaskingStatement]:
-        """Check that the relayed statements are of different sites of this round; return them by site."""
+        """Check that the relayed statements are of different sites of this round; return them by site.
+
+        Raises:
+            MaskingRefused: If a statement is not valid, or does not agree with this site's own statement.
+        """
         by_site: dict[str, MaskingStatement] = {}
         for text, signature, identity in zip(request.statements, request.signatures, request.identities, strict=True):
             try:
@@ -380,7 +391,7 @@ class SiteMaskingRound:
 
     @property
     def _needed_site_count(self) -> int:
-        """Return how many sites must stay to the end, which is how many shares recover this site's secrets."""
+        """Return how many sites must answer at every stage; as many shares recover this site's secrets."""
         honest = self._terms.shares.honest if self._terms.shares else 0
         return count_needed_survivors(self._divisor, self._terms.cohort, honest)
 
@@ -395,7 +406,14 @@ class SiteMaskingRound:
 def may_unmask_segment(
     segment: UpdateVectorSegment, survivors: set[str], statements: Mapping[str, MaskingStatement]
 ) -> bool:
-    """Return True if a segment's sum may be unmasked: enough of its owners survive, or all of these allow fewer."""
+    """Return True if the sum of a segment (values that the same sites send) may be unmasked.
+
+    It may if enough of these sites survive, or if at least one survives and all that survive allow it.
+
+    Args:
+        survivors: The sites whose updates are in the sum.
+        statements: Site -> its signed statement, which says how many sites it requires.
+    """
     left = [site for site in segment.owners if site in survivors]
     if not left:
         return False
@@ -403,10 +421,10 @@ def may_unmask_segment(
 
 
 def count_needed_segment_owners(owners: Collection[str], statements: Mapping[str, MaskingStatement]) -> int:
-    """Return the smallest number of sites whose sum these sites all help to unmask."""
+    """Return the largest ``cohort`` (number of sites that a sum must have) that the owners state; at least 2."""
     return max(2, *(statements[site].cohort for site in owners))
 
 
 def make_restart_refusal(site: str) -> MaskingRefused:
-    """Return the refusal of a site without an update, because its process was restarted after training."""
+    """Return the error for a site that has no update any more, because its process was restarted after training."""
     return MaskingRefused(f"{site} holds no update of this round: it was restarted since it trained.")

@@ -24,11 +24,12 @@ BODY = ""
 
 
 def compute_share_threshold(sites: int, honest: int = 0) -> int:
-    """Return how many sites must stay to the end, which is how many shares recover a secret: at least two thirds.
+    """Return how many of ``sites`` sites must answer at every stage of masking, at least two thirds.
 
-    A dishonest coordinator could name different survivors to different sites, to collect shares of both a site's key
-    and its own mask. With this threshold a third of the sites would have to help. If all but ``honest`` sites may help
-    and reveal both shares, the threshold is higher: ``2 * threshold > honest + 2 * (sites - honest)``.
+    As many shares recover a secret. A dishonest coordinator could name different survivors to different sites, to
+    collect shares of both a site's key and its own mask. With two thirds it succeeds only if a third of the sites help
+    it. If all but ``honest`` sites may help and reveal both shares, the threshold is higher: ``2 * threshold > honest +
+    2 * (sites - honest)``.
 
     Args:
         honest: Number of sites that do not help the coordinator; 0 if no such number is promised.
@@ -39,7 +40,9 @@ def compute_share_threshold(sites: int, honest: int = 0) -> int:
 
 @dataclass(frozen=True)
 class UpdateVectorLayout:
-    """Positions of values in the masked vector: the body, then a row for each class that a site sends, by class name.
+    """Positions of values in the masked vector: the body, then one row for each class that a site sends, by class name.
+
+    The body is trunk and batch normalisation.
 
     Attributes:
         trunk, norm: Number of values of trunk and batch normalisation; 0 if not sent.
@@ -63,7 +66,13 @@ class UpdateVectorLayout:
         return self.body_size + len(rows) * self.row_size
 
     def iterate_class_slices(self, rows: Sequence[str], classes: Sequence[str], *, body: bool) -> Iterator[slice]:
-        """Yield the slices of the body and of these classes in the vector of a site with these head rows."""
+        """Yield the slices of head rows in the vector of one site.
+
+        Args:
+            rows: Classes whose head rows the site sends, sorted.
+            classes: Classes whose slices are yielded.
+            body: True to yield first the slice of the body: trunk and batch normalisation.
+        """
         if body:
             yield slice(0, self.body_size)
         position = {name: place for place, name in enumerate(rows)}
@@ -74,7 +83,12 @@ class UpdateVectorLayout:
 
 @dataclass(frozen=True)
 class UpdateVectorSegment:
-    """Values that the same sites send; each of these sites covers them with a separate mask."""
+    """Values of the update that the same sites send; each of these sites covers them with a mask of its own.
+
+    Attributes:
+        classes: Classes of the head rows in the segment.
+        owners: The sites that send the values, sorted.
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -88,8 +102,11 @@ class UpdateVectorSegment:
 def group_rows_into_segments(rows: Mapping[str, Collection[str]]) -> tuple[UpdateVectorSegment, ...]:
     """Group head rows by the sites that send them, because each group is summed over its own sites.
 
-    The first segment, the body, holds trunk, batch normalisation and the rows that all sites send. The others follow in
-    the order of their first class. ``rows`` has the classes whose head rows each site sends.
+    The first segment, the body, holds trunk, batch normalisation and the rows that all sites send. The other segments
+    follow in the order of their first class.
+
+    Args:
+        rows: Site -> classes whose head rows it sends.
     """
     everybody = tuple(sorted(rows))
     classes: dict[tuple[str, ...], list[str]] = {everybody: []}
@@ -117,7 +134,11 @@ def flatten_update(update: ModelGroups) -> tuple[UpdateVectorLayout, tuple[str, 
 def split_update_vector(
     layout: UpdateVectorLayout, rows: tuple[str, ...], vector: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], ...]:
-    """Return trunk, norm, weights ``(rows, features)`` and biases from a vector."""
+    """Return trunk, batch normalisation, weights ``(rows, features)`` and biases ``(rows,)`` from a vector.
+
+    Args:
+        rows: Classes whose head rows the vector contains.
+    """
     head = vector[layout.body_size :].reshape(len(rows), layout.row_size)
     return vector[: layout.trunk], vector[layout.trunk : layout.body_size], head[:, :-1], head[:, -1]
 
@@ -162,7 +183,12 @@ def is_plausible_sum(total: Integers, limit: int) -> bool:
 
 
 def convert_from_fixed_point(total: Integers, largest: float) -> NDArray[np.float64]:
-    """Convert a sum of fixed-point integers to floats."""
+    """Convert a sum of fixed-point integers to floats.
+
+    Args:
+        total: The sum, modulo 2**32.
+        largest: The same limit as in :func:`convert_to_fixed_point`.
+    """
     return total.view(np.int32) * np.float64(largest / ONE)
 
 
