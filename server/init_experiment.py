@@ -108,8 +108,14 @@ def describe_next_command(data: InspectedDataset, out: Path) -> str:
 def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: bool = False) -> str:
     """Return the text of the experiment file.
 
-    With ``confirmed``, decide in place of the user, so that the file can be checked: accept synonyms, and list doubtful
-    names in ``other_findings`` and those of unassessed images in ``not_assessed``.
+    The file leaves some decisions to the user, as lines that begin with ``#``.
+
+    Args:
+        data: The data set, its images and its table.
+        out: Path of the file; paths in the text are relative to its folder where possible.
+        confirmed: True to take these decisions for the user, so that the text can be checked: all synonyms are accepted
+            if some differ only in spelling, doubtful names are listed in ``other_findings``, and names that mean an
+            image was not assessed in ``not_assessed``.
     """
     roles, folder, columns = data.roles, out.parent, _format_column_lines(data, confirmed=confirmed)
     pixels = "sizes of their own"

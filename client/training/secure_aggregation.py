@@ -225,10 +225,14 @@ def make_noise_key_function(site: Site, plan: HospitalPlan, server_round: int) -
 
 
 def open_masked_round_store(site: Site, shares: DistributedNoise | None = None) -> MaskedRoundStore:
-    """Return the record of rounds that a site has masked.
+    """Return the store that records the rounds that a site has masked, for each run.
 
-    By this record, the site refuses to help unmask two sums that differ by a few sites. If the policy allows the sum of
-    a single site, nothing is recorded, except at a hospital whose run shares the noise among sites (``shares``).
+    With this record the site refuses to help unmask two sums that differ by a few sites. If the site's policy allows
+    the sum of a single site, the returned store records nothing. The exception is a hospital (no simulated site) in a
+    run with distributed noise: its store records rounds in any case.
+
+    Args:
+        shares: The run's noise, if each site adds a share of it; None for other runs.
     """
     if site.policy.smallest_cohort < SMALLEST_DIFFERENCE and (shares is None or site.simulated):
         return MaskedRoundStore()

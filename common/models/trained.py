@@ -74,7 +74,10 @@ def add_low_rank_factors(backbone: nn.Module, train: str) -> None:
 
 
 def iterate_low_rank_factor_names(backbone: nn.Module) -> Iterator[str]:
-    """Yield the names of the trained low-rank factors (``up``) in a backbone."""
+    """Yield the names of the modules in a backbone that hold the trained low-rank (LoRA) factors ``up``.
+
+    The fixed factors ``down`` are buffers, and are left out.
+    """
     for name, module in backbone.named_modules():
         if isinstance(module, LowRankParametrization):
             yield f"{name}.up"

@@ -187,12 +187,14 @@ os.register_at_fork(
 
 
 def _handle_signal(number: int, frame: FrameType | None) -> None:
-    """Handle a signal in the main thread: raise an exception in a graceful shutdown, else do nothing.
+    """Handle a signal, in the main thread: raise ``SystemExit`` inside :func:`graceful_shutdown`, else do nothing.
 
-    Without a handler, Python would not notify the other thread, which ends the program.
+    The thread "stopping", which runs :func:`_wait_for_signal`, ends the program. This handler must be installed even
+    where it does nothing, because Python notifies that thread only of signals that have a handler.
 
     Raises:
-        SystemExit: At the first signal in a graceful shutdown without ``ask``.
+        SystemExit: At the first signal inside a :func:`graceful_shutdown` whose argument ``ask`` is None. With ``ask``,
+            the thread "stopping" calls that function instead.
     """
     if _closing and (closing := _closing[-1]).ask is None and not closing.requested:
         closing.requested = True

@@ -49,6 +49,9 @@ class KeysRequest(_MaskingStepRecord):
 class KeysAnswer(_MaskingStepRecord):
     """Answer 1: a site's public keys, in a statement that the site signed.
 
+    Besides cryptographic keys, the statement has two settings of the site's policy: ``rows_alone`` and
+    ``smallest_cohort``.
+
     Attributes:
         statement: A text that the other sites receive too: two public keys made for this round, the classes
             whose head rows this site sends, the divisor of its update, the keys `rows_alone` and `smallest_cohort`,

@@ -79,9 +79,10 @@ def write_run_report(folder: Path) -> Path:
 
 
 def compute_means_over_sites(test: FinalTestSummary) -> tuple[float | None, float | None]:
-    """Return the mean AUROC and the mean average precision over the classes that also have a pooled AUROC.
+    """Return the mean AUROC and the mean average precision over classes, from each class's mean over sites.
 
-    The value of a class is its mean over sites; the report shows the two means beside the pooled ones.
+    Only classes that also have a pooled AUROC (of the images of all sites together) count, so that the report can show
+    the two means beside the pooled means. A mean is None if no class has a value.
     """
     pooled = test.pooled.per_class if test.pooled else {}
     both = [test.per_class[name] for name, each in pooled.items() if each.auroc is not None and name in test.per_class]

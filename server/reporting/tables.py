@@ -52,7 +52,11 @@ def make_class_auroc_table(summaries: Mapping[str, RunSummary]) -> Table:
 
 
 def _format_and_mark_best(values: Sequence[ValueWithError | None]) -> list[Text]:
-    """Format values; mark the largest with a star, unless there is only one or a value is uncertain."""
+    """Format the values of a table row, and mark the largest with a star.
+
+    Values that are equal as printed are all marked. None is marked if fewer than two values are defined (not None), or
+    if any has an error, as in 0.81 ± 0.02.
+    """
     printed = [format_value_with_error(value) for value in values]
     defined = [text for text, value in zip(printed, values, strict=True) if value is not None]
     exact = not any(value.error for value in values if value is not None)

@@ -277,13 +277,15 @@ def _compute_loss_ratio(loss: float, other: float) -> float:
 
 
 class RollbackLayer(CoordinatorRoundLayer):
-    """Rolls back a collapsed model, and finds the harmful site by leave-one-site-out models.
+    """Rolls back a collapsed model, and excludes a harmful site, which leave-one-site-out models reveal.
 
     A model has *collapsed* if the validation loss of more than half of the sites is three times as high as with the
-    model before, or not finite. Then the run returns to the model before, and the sites train the round again. Before
-    the new updates are merged, a *trial* follows: for each site a model is made without that site's update, and every
-    site evaluates it. A trial also takes place without a rollback, if the model has not improved or if an update had to
-    be shortened.
+    previous model, or not finite. The run then returns to the previous model, and the sites train the round again.
+
+    Before the new updates are merged, a *trial* takes place: for each site, the coordinator makes a model without that
+    site's update, and every site evaluates it. If one site's update turns out to be harmful, the updates are merged
+    without it, and the site is excluded from the rest of the run. A trial also takes place without a rollback, if the
+    model has not improved or if an update had to be shortened.
 
     The layer is off under secure aggregation, with noise, and in sequential training, because no model without one
     site's update can be made there. It does nothing if the number of sites is outside :data:`SITES`. With two sites,

@@ -271,7 +271,14 @@ class SiteMethod:
         return contract.sites[site] if self.declared_payload.rows == "own" else contract.class_names
 
     def select_sent_rows(self, held: tuple[str, ...], annotated: Collection[str]) -> tuple[str, ...]:
-        """Return the head rows that a site sends, out of those that it holds."""
+        """Return the classes whose head rows a site sends: all that it holds, or only those that it annotates.
+
+        The method's :attr:`Payload.sends_rows` decides between the two.
+
+        Args:
+            held: Classes whose head rows the site holds.
+            annotated: Classes that the site annotates, so that its images have labels for them.
+        """
         return held if self.declared_payload.sends_rows == "all" else tuple(name for name in held if name in annotated)
 
     @property

@@ -383,8 +383,10 @@ class FedMLPRound:
 
     Attributes:
         second_stage: True in stage 2, in which missing labels are tagged unless ``detection`` is False.
-        tags: Tags of all training images, ``(n, classes)``: 1, 0, or -1 for none.
-        targets: Labels, and tags where no label exists; otherwise NaN, or 0 if missing labels count as negative.
+        tags: Tags of all training images, ``(n, classes)``: 1, 0, or -1 for none. A tag is a pseudo-label of an image
+            for a class that the site does not annotate.
+        targets: The label where the site annotates the class, else the tag. Where there is neither: NaN, or 0 if
+            missing labels count as negative.
     """
 
     def __init__(self, context: ClientContext, parameters: FedMLPParameters) -> None:
@@ -405,7 +407,15 @@ class FedMLPRound:
         self.adjustment = compute_target_logit_adjustment(self.targets) if parameters.weighted_partial_loss else None
 
     def tag_missing_labels(self) -> Tags:
-        """Return earlier and new tags; the received model's features decide the new ones (specs 3.5, steps 1 to 4)."""
+        """Return all tags of the training images: those of earlier rounds, which never change, and the new ones.
+
+        A tag is a pseudo-label, 1 or 0, of an image for a class that the site does not annotate. New tags go to the
+        images whose features, computed by the received model, differ most in their similarity to the class's two global
+        prototypes (present and absent); see specs 3.5, steps 1 to 4.
+
+        Returns:
+            ``(n, classes)``: 1, 0, or -1 for no tag.
+        """
         statistics, parameters = self.context.statistics, self.parameters
         features, _ = self._compute_features_and_probabilities(self.teacher)
         every = self.tags.copy()  # (n, classes)

@@ -181,7 +181,11 @@ def infer_counts_from_head(at: Adversary) -> AttackResult:
 
 
 def infer_counts_from_trunk(at: Adversary) -> AttackResult:
-    """Infer the counts of training images by class from the layer before the head, with one unit for each class."""
+    """Infer the counts of training images by class from the update of the dense layer before the head.
+
+    The attacker sends a model in which one unit of this layer stands for each class. After one step of gradient
+    descent, the change of that unit's bias gives the share of images that show the class, even if no head row is sent.
+    """
     plan = at.make_attack_plan("fedsld_cnn", 60, 1.0)
     network = at.build_attacked_network(plan)
     zero_all_parameters(network)

@@ -133,7 +133,11 @@ _on_devices: dict[tuple[int, str], Tensor] = {}
 
 
 def _copy_to_device(stored: NDArray[np.uint8], device: str) -> Tensor:
-    """Copy an array to the device if it has room, and cache the copy as long as the array exists."""
+    """Return an array of pictures as a tensor ``(n, channels, height, width)``, on the device if it has room.
+
+    If the array takes more than half of the device's free memory, the tensor is on the CPU instead. For a device other
+    than the CPU, the tensor is cached as long as the array exists.
+    """
     if device == "cpu":
         return convert_to_channels_first(stored)
     key = (id(stored), device)

@@ -499,19 +499,26 @@ def _print_cache_location(store: DecodedImageStore, root: Path, count: int, deco
 def _make_cache_room(
     cache: PixelCache, missing: int, count: int, store: DecodedImageStore, open_cache: Callable[[], PixelCache]
 ) -> PixelCache:
-    """Make room for ``missing`` further pictures in the cache by removing pictures of other data sets.
+    """Make room for a data set's pictures in the cache of its image format.
 
-    Caches of other image formats are removed first. If that is not enough, the cache of this format is replaced by a
-    new one, which must have room for all ``count`` pictures of the data set.
+    If there is room for the missing pictures, nothing is removed. Otherwise whole caches of other image formats are
+    removed, the least recently used first. If that cannot free enough, the cache of this format is removed as well,
+    with all its pictures. The new cache must then hold every picture of the data set.
+
+    A cache that another program uses is never removed.
 
     Args:
-        open_cache: Opens a cache for this format after the old one was removed.
+        cache: The cache of the data set's image format.
+        missing: Number of the data set's pictures that are not in ``cache`` yet.
+        count: Number of all pictures of the data set.
+        store: Gives the limit of bytes for all caches.
+        open_cache: Opens a new cache of this format after the old one was removed.
 
     Returns:
-        The same cache, or the new, empty one.
+        ``cache``, or the new, empty cache.
 
     Raises:
-        BadInput: If there is not enough room even so; in this case nothing is removed.
+        BadInput: If removing all unused caches would not free enough; in this case nothing is removed.
     """
     root, needed = cache.folder.parent, missing * cache.row_bytes
     free = min(store.limit_bytes - measure_cached_pixel_bytes(root), shutil.disk_usage(root).free - SPARE_BYTES)

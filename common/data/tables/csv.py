@@ -409,14 +409,14 @@ class _CsvTableBuilder:
                 raise csv.Error("a pair of quotes holds whole rows")
 
     def _find_cells_inside_quotes(self, row: Sequence[str]) -> list[tuple[int, str]]:
-        """Return the cells that a stray pair of quotes may have joined to one cell of ``row``; else an empty list.
+        """Split a cell of several lines, if its lines look like whole rows that stray quotes have joined into one cell.
 
-        Two quotes are such a pair if each begins a cell that no quote ends; the rows between them then become one cell.
-        A cell is suspicious if its lines have as many separators as whole rows. In an ordinary text that is rare, and
-        the caller then finds none of the cells elsewhere in their columns.
+        If two cells begin with a quote and neither ends with one, a CSV reader takes all rows between the quotes for
+        the text of one cell. Each line of such a cell, like a row, has as many cells as the header. An ordinary text
+        may look so too, but rarely. The caller therefore also checks if the cells occur elsewhere in their columns.
 
         Returns:
-            The column index and the text of each cell in these rows.
+            The column index and the text of each cell in the lines of the first such cell; empty if there is none.
         """
         for place, cell in enumerate(row):
             first, *others = [text.split(self._separator) for text in _LINE_END.split(cell)]

@@ -155,7 +155,13 @@ def split_diagnosis_code(name: str) -> tuple[str, str] | None:
 
 
 def get_finding_certainty(name: str) -> Certainty | None:
-    """Return how certain a finding is by its name: denied "no mass", doubted "V.a. Mass", past "J91Z"; else None."""
+    """Return a finding's certainty, as its name or the letter after its ICD-10-GM code expresses it.
+
+    Returns:
+        "denied", as in "no mass" or "J91A"; "doubted", as in "V.a. Mass" ("V.a." is German for suspected) or "J91V";
+        "past", as in "J91Z", where Z is the German letter for a condition after the disease. None if the name expresses
+        none of these, or means that nothing was found.
+    """
     if is_no_finding_name(name):
         return None
     if code := split_diagnosis_code(name):

@@ -467,18 +467,24 @@ def _refuse_incomplete_label_columns(
 def _refuse_unclear_label_columns(
     columns: CsvTable, flags: BinaryColumnKinds, unused: Mapping[str, ColumnJudgement]
 ) -> None:
-    """Refuse a table if another column names further findings, or columns of 0 and 1 may be something else than labels.
+    """Refuse a table of label columns (cells 0 and 1) if it is unclear which columns hold the labels.
 
-    A column names further findings if its heading speaks of findings, or if its cells include known findings or the
-    names of the label columns. If there is a single label column, neither a known finding nor an abbreviation, less is
-    enough: cells with one known finding, several names, or a word for "nothing found".
+    There are two reasons. First, the cells of an unused column name findings that have no label column, and one of
+    these holds:
+
+    - Its heading speaks of findings.
+    - Its cells include known findings or names of the label columns.
+    - There is only one label column, whose name is neither a known finding nor an abbreviation. It is then enough that
+      a cell of the unused column has a known finding, several names, or a word for "nothing found".
+
+    Second, a column of 0 and 1 may be a finding, or something else, such as the sex.
 
     Args:
-        flags: The label columns, and the doubtful columns of 0 and 1.
+        flags: The label columns, and the columns of 0 and 1 that may be something else.
         unused: The columns without a role.
 
     Raises:
-        BadInput: If there is such a column.
+        BadInput: For either reason; the error names the options that say which columns are labels.
     """
     label_keys = set(map(make_class_spelling_key, (*flags.classes, *flags.doubtful)))
     is_lone = len(flags.classes + flags.doubtful) == 1

@@ -384,9 +384,10 @@ def _find_norm_faults(module: nn.Module, spec: ModelSpec, *, keeps_norm: bool) -
 
 
 def describe_missing_batch_norm(spec: ModelSpec) -> str:
-    """Return a sentence that "fedbn" keeps nothing at the sites, if a network has no batch normalisation; else empty.
+    """Return a warning for ``method.trunk = "fedbn"`` if a network has no batch normalisation, else an empty string.
 
-    For a plug-in's network this is a fault, which :func:`find_plugin_network_faults` reports.
+    With "fedbn" each site keeps batch normalisation to itself, so without such layers it keeps nothing. For a plug-in's
+    network this is an error, which :func:`find_plugin_network_faults` reports.
     """
     is_replaced = spec.norm == "group" and not spec.norm_frozen
     if is_replaced or not any(map(is_batch_norm, build_meta_backbone(spec).module.modules())):

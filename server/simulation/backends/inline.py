@@ -46,7 +46,10 @@ def run_with_inline_grid(main: Main, app: ClientApp, sites: int) -> None:
 
 
 def configure_flower() -> None:
-    """Configure Flower for a process that Flower's own runtime did not start."""
+    """Suppress Flower's log lines, and set the node id and run id of this process's messages, both to 1.
+
+    Flower's own runtime would set these ids; a process that it did not start must do so itself.
+    """
     silence_flower_logs()
     set_flower_node_identity(1, 1)
 

@@ -80,16 +80,20 @@ class DistributedNoise:
     honest: int
 
     def make_noise_share_grid(self, divisor: int) -> NoiseShareGrid:
-        """Return the finest grid in which a sum of updates with noise fits into the range of integers.
+        """Return the integer grid of a round: the finest in which the sum of all updates and noise shares still fits.
 
-        The noise is scaled to twice the bound, the largest change of the sum by one site. All sites of a round use the
-        same grid, even if sites drop out: noise on a coarser grid would protect less.
+        Sums are 32-bit integers. The grid is never finer than ``2**SCALE_BITS`` steps for the standard deviation of one
+        site's share. The noise is scaled to twice the bound, because replacing one site's update changes the sum of
+        the undivided updates by at most that.
+
+        All sites of a round use the same grid, which stays the same if sites drop out.
 
         Args:
             divisor: Number of sites in the round's first attempt, by which each update is divided.
 
         Raises:
-            SecretsError: If the range of integers has no room for the noise.
+            SecretsError: If the grid would have to be so coarse that the standard deviation of one share were less than
+                ``2**LEAST_SCALE_BITS`` steps.
         """
         deviation = self.noise_multiplier * 2 * self.bound * (1 / divisor)
         in_shares = math.sqrt(self.honest) / deviation  # standard deviations of a share in one unit
