@@ -229,7 +229,10 @@ def _describe_ambiguous_names(data: InspectedDataset) -> list[str]:
 
 
 def _describe_doubtful_names(roles: ColumnRoles) -> list[str]:
-    """Return lines for the user on names of denied, doubtful or past findings or of no finding, and their treatment."""
+    """Return report lines that list the doubtful names in the finding column, and the user's options for them.
+
+    Doubtful are names that deny or doubt a finding, mean a past one, or name none.
+    """
     names = ", ".join(f"{name} {count}" for name, count in roles.doubtful.items())
     lines = [f"    denied, doubted, past or nothing: {names}. A run refuses these until you decide:"]
     if any(code and code[1] for code in map(split_diagnosis_code, roles.doubtful)):

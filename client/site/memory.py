@@ -166,7 +166,10 @@ class SiteRoundStateFolder:
             path.unlink()
 
     def may_continue_from_round(self, server_round: int) -> bool:
-        """Return True if :meth:`mark_round_settled` has marked a round, and no later training overwrote its state."""
+        """Return True if a later round may start from the site's state after round ``server_round``.
+
+        This needs the mark of :meth:`mark_round_settled` on that round, and a state that is unchanged since the mark.
+        """
         return self.read_settled_request_hash(server_round) is not None
 
     def read_settled_request_hash(self, server_round: int) -> str | None:

@@ -426,9 +426,10 @@ class UniFed(SequentialTraining):
     losses of all batches. A site ends its training by :class:`polyclinic.flower.EarlyStopping`.
 
     Args:
-        train_at_server: Function that trains the model of the round before on the coordinator's images; None for no
-            such training.
-        alpha: Weight of the sites' model when it is mixed with the coordinator's; 0.7 in the paper.
+        train_at_server: Function that trains the previous round's model on the coordinator's own images. The result of
+            each round is then ``alpha`` times the sites' model plus ``1 - alpha`` times the coordinator's. None: the
+            coordinator does not train, and the sites' model is the result.
+        alpha: Weight of the sites' model, as above; 0.7 in the paper.
         options: As for :class:`LabelledSites`.
     """
 

@@ -66,12 +66,14 @@ def compare_with_local_training(
 
 
 def compute_comparison_deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> float:
-    """Return the comparison's deadline: :data:`ALONE_TIMES` times the duration of all rounds, plus a round's deadline.
+    """Return the deadline for the sites to train a model alone each and compare it with the run's model.
+
+    It is a round's deadline plus :data:`ALONE_TIMES` times the time that the rounds would have taken with all sites,
+    estimated as ``rounds_took_s / drawn``.
 
     Args:
-        rounds_took_s: Duration of all rounds.
-        drawn: Share of the sites that took part in each round. The duration is divided by this share, because all sites
-            train for the comparison.
+        rounds_took_s: Duration of all rounds together.
+        drawn: Share of the sites that was drawn for each round, above 0 and at most 1.
     """
     return round_deadline_s + ALONE_TIMES * rounds_took_s / drawn
 

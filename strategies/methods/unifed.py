@@ -146,8 +146,8 @@ class UniFedSite(SequentialSite):
 class UniFed(SequentialMethod):
     """The coordinator's half of UniFed: one model passes from the hospital with the easiest task to the hardest.
 
-    The steeper a hospital's training loss falls, the easier its task. The coordinator also trains on its own images;
-    ``alpha`` is the weight of the hospitals' model in the mixture.
+    The steeper a hospital's training loss falls, the easier its task. The coordinator also trains a model on its own
+    images, and mixes it with the hospitals' model, whose weight is ``alpha``.
     """
 
     site_class = UniFedSite

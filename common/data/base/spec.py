@@ -83,7 +83,8 @@ class PictureTableSpec(BaseDatasetSpec):
         skip_budget: Fraction of unreadable images above which the data set is refused.
         missing_files: ``"fault"`` refuses a table with rows whose image file is missing; ``"ignore"`` leaves these rows
             out and counts them.
-        largest_mb: MiB that one decoded picture may take, and that the table may always take.
+        largest_mb: Limit in MiB for one decoded picture. The limit for the decoded label table is at least as high, and
+            grows with the size of its file.
         frame, axis, window, bit_depth, jpeg_draft: See :class:`PictureRenderingOptions`.
     """
 

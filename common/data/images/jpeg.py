@@ -254,7 +254,10 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = lambda imag
 
 
 class _FileWithReadBarrier(io.BytesIO):
-    """A file in which no ``read(size)`` crosses position ``first``, so that ``tell`` shows if a reader needed more."""
+    """A file in memory that shows if a reader needed bytes beyond position ``first``: ``tell`` is then above ``first``.
+
+    A ``read(size)`` with a positive size that begins before ``first`` stops there; only another read continues.
+    """
 
     def __init__(self, data: bytes, first: int) -> None:
         super().__init__(data)

@@ -43,12 +43,13 @@ class ClassSubsetsPartitionSpec(BaseClassPartitionSpec):
 class ClassListsPartitionSpec(BaseClassPartitionSpec):
     """Each site annotates the classes that the configuration lists for it.
 
+    With ``images = "source"``, each hospital with training images in the data set is a site, under the hospital's name.
+
     Attributes:
-        lists: The classes by site name. With ``images = "source"``, centres that have only test images may be listed
-            too.
-        test_labels: Only with ``images = "source"``. ``"listed"`` makes a class unknown in the test images of a centre
-            whose list lacks it, because nobody there looked for it; ``"all"`` keeps all test labels, for data in which
-            each class was looked for everywhere.
+        lists: The classes by site name. With ``images = "source"``, hospitals with only test images may be listed too.
+        test_labels: Used only with ``images = "source"``. ``"listed"`` keeps a test label only if the image's hospital
+            lists the class; all other test labels become unknown. ``"all"`` keeps all test labels, for data in which
+            every hospital looked for every class.
     """
 
     kind: Literal["class_lists"]

@@ -409,14 +409,14 @@ class _CsvTableBuilder:
                 raise csv.Error("a pair of quotes holds whole rows")
 
     def _find_cells_inside_quotes(self, row: Sequence[str]) -> list[tuple[int, str]]:
-        """Split a cell of several lines, if its lines look like whole rows that stray quotes have joined into one cell.
+        """Return the original cells of rows that stray quotes have joined into one cell of ``row``.
 
-        If two cells begin with a quote and neither ends with one, a CSV reader takes all rows between the quotes for
-        the text of one cell. Each line of such a cell, like a row, has as many cells as the header. An ordinary text
-        may look so too, but rarely. The caller therefore also checks if the cells occur elsewhere in their columns.
+        If two cells begin with a quote and neither ends with one, a CSV reader joins all text between the quotes into
+        one cell of several lines. Split at separators, each line then gives a row as wide as the header. In rare cases
+        this is true of ordinary text too. The caller therefore checks if the original cells also occur in other rows.
 
         Returns:
-            The column index and the text of each cell in the lines of the first such cell; empty if there is none.
+            Column index and text of each original cell, from the first joined cell of the row; empty if there is none.
         """
         for place, cell in enumerate(row):
             first, *others = [text.split(self._separator) for text in _LINE_END.split(cell)]

@@ -39,19 +39,25 @@ _FEWEST_IMAGES, _FEW_IMAGES, _MOST_IMAGES = 1.2, 5, 20
 
 
 def guess_patient_column(columns: CsvTable, others: Collection[str] = (), image: str | None = None) -> str | None:
-    """Return the column that surely names patients; None if there is none.
+    """Return the column that surely identifies patients; None if there is none.
 
-    A heading for a plain number of patients, such as ``patient_id``, is surer than one for a number in a study, a
-    hospital or a country, and that is surer than ``Patient``. Of equally sure columns that group the rows in the same
-    way, apart from rows where one is blank, the one with fewer blank cells is taken. A column with another value for
-    each image does not name patients if another candidate groups the images.
+    Headings from the surest to the least sure:
+
+    1. A patient identifier and nothing else: ``patient_id``.
+    2. A patient identifier within a study, hospital or country: ``study_patient_id``.
+    3. A patient without a word for an identifier: ``Patient``.
+    4. A patient or an examination: ``eid``.
+
+    The columns with the surest heading are considered; if they have a different value for each image, less sure columns
+    that group the images may replace them. Of columns that group the images in the same way (apart from rows with
+    a blank cell), the one with the fewest blank cells is returned.
 
     Args:
         others: Columns that are not considered.
         image: The column that names images; None if each row is an image of its own.
 
     Raises:
-        BadInput: If several columns are equally sure, and group the images differently.
+        BadInput: If several columns may identify patients, but group the images differently.
     """
     candidates = _find_patient_columns(columns, (name for name in columns if name not in (image, *others)))
     if not candidates:

@@ -81,7 +81,11 @@ class SuperLinkControlService:
     def begin_run(self, request: Any) -> Any:
         """Begin a run; end each earlier run whose process was killed.
 
-        The response has the run's number, and the replies to earlier runs that no run has recorded yet.
+        The response holds the new run's number. It also holds the envelope (metadata) and the tree of object ids of
+        each reply to an ended run that is not recorded yet.
+
+        Args:
+            request: An empty message.
         """
         run, replies = self._storage.begin_run()
         envelopes, trees = [reply.envelope for reply in replies], [reply.tree for reply in replies]
