@@ -254,9 +254,9 @@ def preview_images(
     read_site_with_faults(folder)  # before torch is imported
     raise_faults([] if out is None else find_output_file_faults(out))
     planned = _read_experiment_file(experiment)
-    from client.preview.images import write_image_preview
+    from client.preview.images import write_class_samples_page
 
-    page = write_image_preview(folder, out or folder / "preview.html", planned, each)
+    page = write_class_samples_page(folder, out or folder / "preview.html", planned, each)
     _plain(f"{page}: {_PRIVATE_PAGE}")
 
 

@@ -60,7 +60,7 @@ class LabelCountsRow:
     counts: tuple[tuple[int, int, int], ...]
 
 
-def write_image_preview(folder: Path, out: Path, experiment: Experiment | None, each: int = OF_A_CLASS) -> Path:
+def write_class_samples_page(folder: Path, out: Path, experiment: Experiment | None, each: int = OF_A_CLASS) -> Path:
     """Write the page with at most ``each`` images of each class; only its owner may read the file.
 
     Raises:

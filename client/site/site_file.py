@@ -23,7 +23,7 @@ from common.security.identity import (
     is_same_public_key,
     read_connection_kit,
     read_private_key,
-    write_toml_section,
+    write_commented_toml_file,
 )
 from common.system.files import is_disk_full, is_file, make_private_folder, remove_outputs_on_failure, write_atomically
 from common.system.toml import TomlSection, read_toml, validate_tables
@@ -224,7 +224,7 @@ def make_site_folder(folder: Path, name: str) -> list[str]:
                 raise BadInput([Fault(str(key_path), f"cannot be written: {error.strerror}.")]) from None
             made.append(f"{key_path}: this site's private key. It stays here; nobody else needs it.")
         line = format_public_key_line(key, name)
-        write_toml_section(
+        write_commented_toml_file(
             request, SiteAdmissionRequest(site=name, public_key=line), "For the coordinator. Holds no secret."
         )
         made.append(f"{request}: send this file to the coordinator, who asks you for the fingerprint:")

@@ -198,7 +198,7 @@ def _read_received_file(kind: type[M], path: Path, ending: str, remedy: str) -> 
         raise BadInput(replace(fault, remedy=remedy if there else fault.remedy) for fault in bad.faults) from None
 
 
-def write_toml_section(path: Path, section: TomlSection, heading: str) -> None:
+def write_commented_toml_file(path: Path, section: TomlSection, heading: str) -> None:
     """Write the fields of ``section``, all strings, as a TOML file with a comment at the top."""
     lines = [f"# {heading}", *(f"{key} = {to_toml_text(value)}" for key, value in section.model_dump().items()), ""]
     write_atomically(path, "\n".join(lines).encode())

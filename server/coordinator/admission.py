@@ -15,7 +15,7 @@ from common.security.identity import (
     check_public_key,
     check_site_name,
     is_same_public_key,
-    write_toml_section,
+    write_commented_toml_file,
 )
 from common.system.toml import TomlSection, read_toml, validate_tables
 from server.coordinator.authority import read_authority_certificate
@@ -150,7 +150,9 @@ def admit_site(
     if max_images is not None:
         site["max_images"] = max_images
     admitted = validate_tables(AdmittedSite, site, "flwr-server admit")
-    write_toml_section(_get_site_toml_path(coordinator, request.site), admitted, "Admitted by flwr-server admit.")
+    write_commented_toml_file(
+        _get_site_toml_path(coordinator, request.site), admitted, "Admitted by flwr-server admit."
+    )
     return write_connection_kit(coordinator, admitted)
 
 
@@ -164,7 +166,7 @@ def write_connection_kit(coordinator: CoordinatorFolder, site: AdmittedSite) -> 
         ca_certificate=read_authority_certificate(coordinator),
     )
     path = coordinator.folder / "kits" / f"{site.site}.kit"
-    write_toml_section(path, kit, f"For {site.site}. Holds no secret.")
+    write_commented_toml_file(path, kit, f"For {site.site}. Holds no secret.")
     return path
 
 
@@ -188,7 +190,9 @@ def revoke_site(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
         BadInput: If no such site was admitted, or the site is revoked already.
     """
     site = read_unrevoked_site(coordinator, name).model_copy(update={"revoked": _format_utc_now()})
-    write_toml_section(_get_site_toml_path(coordinator, name), site, "Admitted by flwr-server admit, revoked since.")
+    write_commented_toml_file(
+        _get_site_toml_path(coordinator, name), site, "Admitted by flwr-server admit, revoked since."
+    )
     return site
 
 

@@ -23,7 +23,7 @@ from server.deployment.superlink.control_client import (
     SuperLinkUnreachable,
     is_superlink_answering,
 )
-from server.runs.live_status import CurrentRun, describe_site_activity, describe_site_sign_off, read_current_run
+from server.runs.live_status import CurrentRun, describe_site_activity, describe_site_sign_off, read_last_run_state
 
 LINK = {"up": "up", "starting": "starting: it takes up to a minute", "down": "down: start it with flwr-server start"}
 
@@ -34,7 +34,7 @@ def collect_server_status(coordinator: CoordinatorFolder) -> dict[str, Any]:
     if up:
         with suppress(SuperLinkUnreachable), closing(SuperLinkControlClient(coordinator, answer_s=5.0)) as control:
             online = {node.name for node in control.list_registered_sites() if node.is_online}
-    present, signed_off = read_current_run(coordinator.state_path), read_site_sign_offs(coordinator.state_path)
+    present, signed_off = read_last_run_state(coordinator.state_path), read_site_sign_offs(coordinator.state_path)
     sites = {}
     for name, site in read_all_admitted_sites(coordinator).items():
         state = "connected" if name in online else "stopped" if name in signed_off else "not connected"

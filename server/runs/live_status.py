@@ -68,7 +68,7 @@ def describe_site_sign_off(when: str) -> str:
     return f"{SIGNED_OFF} at {when}"
 
 
-def read_current_run(state: Path) -> CurrentRun | None:
+def read_last_run_state(state: Path) -> CurrentRun | None:
     """Read the state of the last run; None if there was none. If its process is dead, the state is ``interrupted``."""
     try:
         present = CurrentRun(**json.loads((state / FILE).read_text(encoding="utf-8")))

@@ -44,7 +44,7 @@ class ReceiptSite(_StrictReceiptModel):
     release: str = ""
 
 
-class ReceiptReply(_StrictReceiptModel):
+class ReceivedReplyRecord(_StrictReceiptModel):
     """A reply that arrived, whether it was accepted or not.
 
     Attributes:
@@ -122,7 +122,7 @@ class RunReceipt(_StrictReceiptModel):
     sites: dict[str, ReceiptSite]
     initial_model_sha256: str
     rounds: tuple[ReceiptRound, ...]
-    replies: tuple[ReceiptReply, ...]
+    replies: tuple[ReceivedReplyRecord, ...]
     absences: tuple[ReceiptAbsence, ...]
     resumed: int
     result_round: int
@@ -166,7 +166,7 @@ class ReceiptDraft:
     sites: dict[str, ReceiptSite] = field(default_factory=dict)
     rounds: dict[int, ReceiptRound] = field(default_factory=dict)
     updates: dict[tuple[int, str], str] = field(default_factory=dict)
-    replies: list[ReceiptReply] = field(default_factory=list)
+    replies: list[ReceivedReplyRecord] = field(default_factory=list)
     absences: list[ReceiptAbsence] = field(default_factory=list)
     resumed: int = 0
 
@@ -206,7 +206,7 @@ class ReceiptDraft:
         if entry.get("of_a_hospital") and "sha256" in entry and entry["record"] in CHAINED:
             values = {name: entry[name] for name in ("site", "record", "round", "sha256", "counts")}
             texts = {name: entry.get(name, "") for name in ("reason", "statement", "signature")}
-            self.replies.append(ReceiptReply(**values, **texts))
+            self.replies.append(ReceivedReplyRecord(**values, **texts))
 
     def _add_receipt_absence(self, site: str, exchange: int | str, reason: str) -> None:
         where = f"round {exchange}" if isinstance(exchange, int) else str(exchange)

@@ -46,7 +46,7 @@ COORDINATOR = "coordinator"
 
 
 @dataclass
-class CoordinatorTraining:
+class CoordinatorLocalTraining:
     """Trains and validates a network on the coordinator's own images."""
 
     images: DatasetSplits
@@ -139,12 +139,12 @@ class SequentialCoordinator(Coordinator):
     """A coordinator that passes one model from hospital to hospital, and can train on its own images."""
 
     method: SequentialMethod
-    _own: CoordinatorTraining | None = None
+    _own: CoordinatorLocalTraining | None = None
 
     def receive_coordinator_images(self, own: DatasetSplits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images, for validation and, in methods such as UniFed, for training."""
         frozen = self.frozen.part if self.frozen else None
-        self._own = CoordinatorTraining(own, self.plan, self.method.site, class_names, device, frozen)
+        self._own = CoordinatorLocalTraining(own, self.plan, self.method.site, class_names, device, frozen)
 
     def _should_stop_early(self) -> bool:
         """Return True if the best model is older, in rounds, than the patience of the method or of the experiment.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from client.preview.images import write_image_preview
+from client.preview.images import write_class_samples_page
 from common.config import Experiment
 from tests.client.check.sites import CLASSES, Hospital
 from tests.federations import DIGITS
@@ -27,7 +27,7 @@ def pictures(page: str) -> list[Image.Image]:
 
 def page_of(hospital: Hospital, experiment: dict[str, Any] | None = None, **options: int) -> str:
     planned = experiment and Experiment.model_validate(experiment)
-    return write_image_preview(hospital.folder, hospital.folder / "page.html", planned, **options).read_text(
+    return write_class_samples_page(hospital.folder, hospital.folder / "page.html", planned, **options).read_text(
         encoding="utf-8"
     )
 
@@ -37,7 +37,7 @@ def test_the_page_says_on_top_whom_it_is_for_and_only_its_owner_reads_it(hospita
     ended = flwr_client("preview-data", hospital.folder)
     assert (ended.code, stat.S_IMODE(page.stat().st_mode)) == (0, 0o600)
     page.chmod(0o644)
-    text = write_image_preview(hospital.folder, page, None).read_text(encoding="utf-8")
+    text = write_class_samples_page(hospital.folder, page, None).read_text(encoding="utf-8")
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     assert text.split("<body>")[1].lstrip().startswith('<div class="private">For this hospital only')
     assert re.findall(r"https?://|<script|<link|url\(", text) == []

@@ -23,7 +23,7 @@ from common.security.identity import (
     compute_public_key_fingerprint,
     read_admission_request,
     read_connection_kit,
-    write_toml_section,
+    write_commented_toml_file,
 )
 from tests.client.handshakes import coordinator_in
 
@@ -202,7 +202,7 @@ def kit_for(folder: Path, site: str = "north") -> SiteConnectionKit:
     kit = SiteConnectionKit(
         coordinator="trial", address="fl.example:9092", site=site, public_key=line, ca_certificate=certificate
     )
-    write_toml_section(folder / "north.kit", kit, "")
+    write_commented_toml_file(folder / "north.kit", kit, "")
     return kit
 
 

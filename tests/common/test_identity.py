@@ -26,7 +26,7 @@ from common.security.identity import (
     read_connection_kit,
     read_private_key,
     split_host_port,
-    write_toml_section,
+    write_commented_toml_file,
 )
 from common.system.plain_text import PLAIN_NAME
 from tests.certificates import of_version_10, pem_of
@@ -154,7 +154,7 @@ def test_any_request_is_read_as_it_was_written(
 ) -> None:
     request = SiteAdmissionRequest(site=site, public_key=f"{LINE} {comment}")
     path = tmp_path_factory.mktemp("request") / "site.request"
-    write_toml_section(path, request, "For the coordinator.")
+    write_commented_toml_file(path, request, "For the coordinator.")
     assert read_admission_request(path) == request
     assert path.read_text(encoding="utf-8").startswith("# For the coordinator.\n")
 

@@ -59,7 +59,7 @@ from common.security.identity import (
     read_admission_request,
     read_connection_kit,
     read_private_key,
-    write_toml_section,
+    write_commented_toml_file,
 )
 from common.wire.codec import decode_record, encode_record, pack_numbers, round_to_number_format, unpack_numbers
 from common.wire.fleet_protocol import append_protobuf_field, extract_protobuf_field
@@ -256,7 +256,7 @@ def read_again(read: Callable[[Path], Any]) -> Callable[[Path], None]:
 
     def reading(folder: Path) -> None:
         content = read(folder / "it")
-        write_toml_section(folder / "again", content, "Written again.")
+        write_commented_toml_file(folder / "again", content, "Written again.")
         assert read(folder / "again") == content
 
     return reading

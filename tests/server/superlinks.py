@@ -25,7 +25,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from common.wire import fleet_protocol
 from server.coordinator.folder import CoordinatorFolder, read_coordinator_folder
 from server.coordinator.init import make_coordinator_folder
-from server.deployment.superlink.fleet_server import start_hospital_server
+from server.deployment.superlink.fleet_server import start_server_for_hospitals
 from server.deployment.superlink.messages import StoredMessage, SuperLinkStorage
 from server.deployment.superlink.object_store import ObjectFileStore
 from tests.signing import SignsCalls, pem
@@ -255,7 +255,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes
 @contextmanager
 def opened(link: Link, certificates: tuple[bytes, bytes, bytes], connections: int = 1000) -> Iterator[Port]:
     """Open the port for hospitals, as the SuperLink's program opens it."""
-    server, number = start_hospital_server("127.0.0.1:0", link.storage, certificates, link.folder, connections)
+    server, number = start_server_for_hospitals("127.0.0.1:0", link.storage, certificates, link.folder, connections)
     port = Port(link, f"127.0.0.1:{number}", certificates[0])
     try:
         yield port

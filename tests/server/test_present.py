@@ -39,7 +39,7 @@ from server.runs.live_status import (
     CurrentRun,
     add_to_run_history,
     describe_site_activity,
-    read_current_run,
+    read_last_run_state,
     read_run_history,
 )
 from server.runs.reporter import RunReporter
@@ -72,7 +72,7 @@ def status_lines(present: CurrentRun, **facts: Any) -> list[str]:
 
 
 def present_in(folder: Path) -> CurrentRun:
-    present = read_current_run(folder)
+    present = read_last_run_state(folder)
     assert present is not None
     return present
 

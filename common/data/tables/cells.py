@@ -229,7 +229,7 @@ def guess_class_name_separator(part: str, has: Callable[[str], bool]) -> str | N
     return None
 
 
-def _make_class_name_finder(rules: FindingColumnRules) -> Callable[[str], str | None]:
+def _make_class_mention_finder(rules: FindingColumnRules) -> Callable[[str], str | None]:
     """Return a function that finds the longest class name in a text, or else a name of ``rules.no_finding``.
 
     The function returns None if the text contains neither.
@@ -264,7 +264,7 @@ def _find_unlisted_finding_faults(
     """
     keys = {key: rules.keys.get(key, "data.labels") for key in ("classes", "separator")}
     near_names = {make_name_similarity_key(label): f'Did you mean "{label}"?' for label in rules.classes}
-    find_within = _make_class_name_finder(rules)
+    find_within = _make_class_mention_finder(rules)
     names, all_others = _ClassNameIndex([*rules.classes, *rules.no_finding]), "*" in rules.others
     are_numbers = not all(any(map(str.isalpha, label)) for label in rules.classes)
     words_of = {label: _WORD.findall(label.casefold()) for label in rules.classes}

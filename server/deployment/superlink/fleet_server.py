@@ -58,7 +58,7 @@ KEEPALIVE_MS = 210_000
 """Some networks cut connections that are silent for four minutes."""
 
 
-def start_hospital_server(
+def start_server_for_hospitals(
     address: str, storage: SuperLinkStorage, certificates: tuple[bytes, bytes, bytes], folder: Path, connections: int
 ) -> tuple[grpc.Server, int]:
     """Open the port that hospitals connect to.

@@ -19,7 +19,7 @@ from common.system.stopping import end_with_parent_if_requested
 from server.coordinator.state import ControlSocketPath
 from server.deployment.superlink.control_service import start_control_server
 from server.deployment.superlink.database import FILE
-from server.deployment.superlink.fleet_server import start_hospital_server
+from server.deployment.superlink.fleet_server import start_server_for_hospitals
 from server.deployment.superlink.messages import SuperLinkStorage
 from server.deployment.superlink.object_store import ObjectFileStore
 from server.deployment.superlink.process import CLOCK, OBJECTS, open_shared_steady_clock
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     files, clock = ObjectFileStore(state / OBJECTS), open_shared_steady_clock(state / CLOCK)
     storage = SuperLinkStorage.open_storage(state / FILE, files, clock)
     connections = count_possible_connections(options.connections)
-    hospitals, _ = start_hospital_server(options.fleet, storage, certificates, state, connections)
+    hospitals, _ = start_server_for_hospitals(options.fleet, storage, certificates, state, connections)
     programs = start_control_server(ControlSocketPath(state).grpc_address, storage)
     while not stop.wait(RELEASE_MEMORY_EVERY_S):
         release_free_memory()  # after a flood of connections the allocator keeps tens of megabytes

@@ -20,7 +20,7 @@ from server.runs.live_status import (
     JsonLinesReader,
     describe_site_activity,
     describe_site_sign_off,
-    read_current_run,
+    read_last_run_state,
 )
 from server.runs.reader import RoundFileLine
 
@@ -151,7 +151,7 @@ class RunFileWatcher:
     def poll_run_snapshot(self) -> RunSnapshot:
         """Read what is new in the files; return the current state of the run."""
         source, links = self._source, self._source.links()
-        if (present := read_current_run(source.state)) is None:
+        if (present := read_last_run_state(source.state)) is None:
             idle = tuple(SiteStatusRow(name, link, "") for name, link in links.items())
             return RunSnapshot(source.title, source.link(), sites=idle)
         folder = Path(present.run_folder)

@@ -17,7 +17,12 @@ from client.check.run import run_site_check
 from client.site.site_file import make_site_folder, read_site_toml_without_data
 from common.config import read_experiment
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
-from common.security.identity import SiteConnectionKit, format_public_key_line, read_private_key, write_toml_section
+from common.security.identity import (
+    SiteConnectionKit,
+    format_public_key_line,
+    read_private_key,
+    write_commented_toml_file,
+)
 from server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import coordinator_in
 from tests.federations import DIGITS
@@ -83,7 +88,7 @@ class Hospital:
         kit = SiteConnectionKit(
             coordinator="trial", address=address, site="north", public_key=line, ca_certificate=authority
         )
-        write_toml_section(self.folder / "north.kit", kit, "For tests.")
+        write_commented_toml_file(self.folder / "north.kit", kit, "For tests.")
         return self
 
     def checked(self, machine: MachineMeasurements = GOOD_MACHINE, **options: object) -> CheckResult:
