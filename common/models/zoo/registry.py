@@ -600,6 +600,7 @@ def build_backbone_for_check(spec: ModelSpec) -> Backbone:
     if not is_external_network(spec.architecture):
         return build_meta_backbone(spec)
     with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
 
 
