@@ -136,8 +136,8 @@ class FedMLPSite(Site):
         self._context, self._fingerprints = context, torch.cat(parts).cpu().numpy()
         self._model = HeadedModel(model, head, self.classes)
         own, name = self._model.head.weight.detach().cpu(), self._config[HEAD]
-        models = [record for record in message.content.array_records.values() if f"{name}.weight" in record]
-        sent = torch.from_numpy(models[0][f"{name}.weight"].numpy().copy())
+        key, models = f"{name}.weight", message.content.array_records.values()
+        (sent,) = (torch.from_numpy(model[key].numpy().copy()) for model in models if key in model)
         if not torch.equal(own, sent.to(own.dtype)):
             reason = f"not that of the coordinator's head {name!r}: it is another layer"
             raise ValueError(f"the weight of {head!r} is {reason}, or the received model was not loaded before")
