@@ -31,11 +31,19 @@ from common.wire.records import EvaluateReply, EvaluateRequest, ModelGroups, Ref
 
 CHANGED = 1000
 """Every so many numbers one is new."""
+ONE_SITE = threading.Lock()
+"""A process answers for one site after another: each builds the first model, and threads share torch's generator."""
 
 
 def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None], tell: Callable[[str], None]) -> ClientApp:
     """Answers every request at once, with an update that is new in every part each round: nothing can be sent twice."""
-    app, random = ClientApp(mods=[make_policy_gate(site_of)]), np.random.default_rng(0)
+    gate, random = make_policy_gate(site_of), np.random.default_rng(0)
+
+    def answer_alone(message: Message, context: Context, answer: Callable[[Message, Context], Message]) -> Message:
+        with ONE_SITE:
+            return gate(message, context, answer)
+
+    app = ClientApp(mods=[answer_alone])
     base: dict[int, Any] = {}
 
     def noise(like: Any) -> Any:
