@@ -17,7 +17,7 @@ import pytest
 from common.errors import BadInput
 from server.simulation.backends.ray_grid import RayGrid
 from strategies.engine.events import RunStopped
-from tests.federations import DIGITS, federation, finished
+from tests.federations import ALL_DIGITS, DIGITS, federation, finished
 from tests.network.real import eventually, lines_of
 from tests.processes import command_line, kill
 from tests.server.commands import PROGRAM, rounds_of
@@ -199,7 +199,7 @@ def check_end(program: subprocess.Popen[str], run: Path) -> list[dict[str, Any]]
     _, err = program.communicate(timeout=2 * WITHIN_S)
     assert program.returncode == 0, err
     assert absences(run) == []
-    assert sha256_of(run) == finished(*LONG)[1]["model_sha256"]
+    assert sha256_of(run) == finished(ALL_DIGITS, *LONG)[1]["model_sha256"]
     return events_of(run, "worker_lost")
 
 
@@ -209,7 +209,7 @@ def test_two_sites_share_a_gpu_of_a_node_that_shares_no_folder_with_the_coordina
     long_enough = "run.rounds=60"  # for both workers to start
     done = east.run(*typed(folder, "shared", f"simulation.address={address}", long_enough))
     assert done.returncode == 0, done.stderr
-    assert sha256_of(folder / "shared") == finished(long_enough)[1]["model_sha256"]
+    assert sha256_of(folder / "shared") == finished(ALL_DIGITS, long_enough)[1]["model_sha256"]
     ready = events_of(folder / "shared", "worker_ready")
     # One GPU and two cores: two sites of half a GPU each, none on the head.
     assert [event["gpus"] for event in ready] == [1, 1]
@@ -227,7 +227,7 @@ def test_both_nodes_train_where_no_gpu_is_asked_for_and_auto_finds_the_cluster(t
     settings = ("simulation.gpus_per_site=0", "simulation.workers=3", *trained)
     done = east.run(*typed(folder, "both", "simulation.address=auto", *settings))
     assert done.returncode == 0, done.stderr
-    assert sha256_of(folder / "both") == finished(*trained)[1]["model_sha256"]
+    assert sha256_of(folder / "both") == finished(ALL_DIGITS, *trained)[1]["model_sha256"]
     assert len({event["node"] for event in events_of(folder / "both", "worker_ready")}) == 2
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.federations import DIGITS, federation
+from tests.federations import ALL_DIGITS, DIGITS, federation
 from tests.network.ended import MARK, marked
 from tests.processes import command_line, kill, living
 from tests.server.commands import PROGRAM, rounds_of
@@ -87,4 +87,4 @@ def test_ten_kills_of_workers_and_raylets_change_nothing(
     assert left == []
     assert [line["absent"] for line in rounds_of(tmp_path / "fire") if line["absent"]] == []
     summary = json.loads((tmp_path / "fire" / "summary.json").read_text())
-    assert summary["model_sha256"] == federation(tmp_path, *settings, out="undisturbed")["model_sha256"]
+    assert summary["model_sha256"] == federation(tmp_path, ALL_DIGITS, *settings, out="undisturbed")["model_sha256"]
