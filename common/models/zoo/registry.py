@@ -157,15 +157,8 @@ def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Modul
             raise BadInput(
                 [Fault(format_plugin_user_name("model", name), f"is a {type(made).__name__}: {made!r}.", remedy)]
             )
-        takes_both = True  # also a function that takes neither: the call names what is missing
-        with contextlib.suppress(TypeError, ValueError):  # a function of C has no signature
-            signature = inspect.signature(made)
-            signature.bind()
-            takes_both = False
-            signature.bind(channels, image_size)
-            takes_both = True
         try:
-            made = made(channels, image_size) if takes_both else made()
+            made = made(channels, image_size) if _accepts_channels_and_size(made) else made()
         except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
             problem = f"cannot be made for {channels} channels and {image_size} pixels: {type(error).__name__}: {error}"
             raise BadInput([Fault(format_plugin_user_name("model", name), problem, remedy)]) from error
@@ -183,6 +176,21 @@ def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Modul
     if is_local_plugin_name(name):  # somebody may hold it: training must not change it, nor make it another plug-in
         made = copy.deepcopy(made)
     return made.float()
+
+
+def _accepts_channels_and_size(factory: Callable[..., Any]) -> bool:
+    """Return True if a plug-in's factory should be called with (channels, image size), False if without arguments."""
+
+    def accepts(*arguments: int) -> bool:
+        try:
+            inspect.signature(factory).bind(*arguments)
+        except TypeError:
+            return False
+        except ValueError:  # a function of C has no signature
+            return True
+        return True
+
+    return accepts(0, 0) or not accepts()  # the call of one that takes neither names what is missing
 
 
 _SOURCES: Mapping[str, Callable[[str, int, int], nn.Module]] = {
