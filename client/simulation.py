@@ -14,6 +14,7 @@ from client.site.policy import UNLIMITED
 from client.site.site import Site
 from common.config import Experiment
 from common.simulation import SimulatedData, load_simulated_data, select_simulated_site_images
+from common.system.plain_names import PlainName, join_plain_name
 from strategies.local.arithmetic import read_number_format
 from strategies.registry import build_site_method
 
@@ -55,7 +56,7 @@ class SimulatedSiteProvider:
                 train=images.train,
                 validation=images.validation,
                 test=images.test,
-                folder=self.run_folder / "sites" / images.declaration.site,
+                folder=join_plain_name(self.run_folder / "sites", PlainName(images.declaration.site)),
                 device="cuda" if use_gpu else "cpu",
                 gpus=experiment.simulation.gpus_per_batch,
                 policy=POLICY,

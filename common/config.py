@@ -338,6 +338,13 @@ class HospitalPlan(TomlSection):
     plugins: tuple[PluginIdentity, ...] = ()
     weights_sha256: Sha256 | None = None
 
+    @field_validator("model")
+    @classmethod
+    def _refuse_path_of_weights(cls, model: ModelSpec) -> ModelSpec:
+        if model.weights is not None:  # a path of the coordinator's choice, which the hospital would open
+            raise ValueError("weights names a file; a plan names weights by their hash alone, in weights_sha256")
+        return model
+
     @property
     def keeps_optimizer_state(self) -> bool:
         """True if a site stores its optimiser's state between rounds; never under secure aggregation."""

@@ -31,6 +31,7 @@ from common.system.plain_text import shorten_grpc_details
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
 from common.wire import fleet_protocol as fleet
 from common.wire.flower_objects import (
+    make_message_of_envelope,
     rebuild_message_from_objects,
     set_flower_node_identity,
     split_message_into_objects,
@@ -96,6 +97,10 @@ class RequestRefused(Exception):
         self.reason, self.message, self.ends = reason, message, ends
 
 
+class MessageUnreadable(Exception):
+    """Raised if all parts of a message have come, and they are no message; the text is the reason."""
+
+
 class ReplyRejected(Exception):
     """Raised if the coordinator rejects a reply; the text is the reason."""
 
@@ -103,7 +108,7 @@ class ReplyRejected(Exception):
 class MessageContentGone(Exception):
     """Raised if a message expired or was withdrawn, so that the coordinator no longer has or needs its content.
 
-    It is also raised if the received bytes are no message.
+    It is also raised if the received bytes do not even announce a message.
     """
 
 
@@ -242,10 +247,13 @@ class FleetClient:
 
         Raises:
             RunAlreadyEnded: If the run of the message has ended.
-            MessageContentGone: If the content is gone, or cannot be read.
+            MessageContentGone: If the content is gone.
+            MessageUnreadable: If the content is no message.
             RequestRefused: If the run's Flower App Bundle contains code, or the request is not signed for this site.
         """
         metadata, tree = _parse_metadata_and_object_tree(received)
+        if tree is None:
+            raise MessageUnreadable("it names no objects")
         run_id, message_id = metadata.run_id, metadata.message_id
         with _translate_grpc_errors():
             try:
@@ -258,7 +266,7 @@ class FleetClient:
                 most = MOST_TIMES * sum(len(content) for content in contents.values()) + MORE_BYTES
                 message = rebuild_message_from_objects(message_id, contents, most)
             except ValueError as error:
-                raise MessageContentGone(str(error)) from None
+                raise MessageUnreadable(str(error)) from None
         set_flower_node_identity(self.node_id, run_id)
         if run_id not in self._bundles:
             with _translate_grpc_errors():
@@ -278,6 +286,16 @@ class FleetClient:
             reason = f"the coordinator did not sign this request for this site: {fault}"
             raise RequestRefused(reason, message) from None
         return message
+
+    def make_unread_message(self, received: bytes) -> Message:
+        """Return a received message without its content, which was not fetched or could not be read.
+
+        Raises:
+            MessageContentGone: If the bytes announce no message.
+        """
+        metadata, _ = _parse_metadata_and_object_tree(received)
+        set_flower_node_identity(self.node_id, metadata.run_id)
+        return make_message_of_envelope(metadata)
 
     def check_run_active(self, run_id: int) -> None:
         """Check that a run is still active.
@@ -410,6 +428,14 @@ def find_app_bundle_fault(content: bytes, fab_hash: str) -> str:
     return ""
 
 
+def read_message_id(received: bytes) -> str:
+    """Return the id of a received message; empty if the bytes announce no message."""
+    try:
+        return str(_parse_metadata_and_object_tree(received)[0].message_id)
+    except MessageContentGone:
+        return ""
+
+
 def make_error_reply(message: Message, code: int, reason: str) -> Message:
     """Return a reply that reports an error."""
     return Message(Error(code, reason), reply_to=message)
@@ -429,10 +455,15 @@ def is_message_expired(received: bytes, now: float) -> bool:
 
 
 def _parse_metadata_and_object_tree(received: bytes) -> tuple[Any, Any]:
-    """Return a message's metadata and object tree; raise :class:`MessageContentGone` if the bytes are no message."""
+    """Return a message's metadata and its object tree, None without one.
+
+    Raises:
+        MessageContentGone: If the bytes announce no message.
+    """
     try:
         answer = fleet.PullMessagesResponse.FromString(received)
-        return answer.messages_list[0].metadata, answer.message_object_trees[0]
+        trees = answer.message_object_trees
+        return answer.messages_list[0].metadata, trees[0] if trees else None
     except (DecodeError, IndexError):
         raise MessageContentGone("what the coordinator sent is no message") from None
 

@@ -3,7 +3,6 @@
 import _thread
 import contextlib
 import datetime as dt
-import hashlib
 import secrets
 import signal
 import threading
@@ -24,18 +23,21 @@ from client.connection.fleet_client import (
     SITE_RAISED,
     FleetClient,
     MessageContentGone,
+    MessageUnreadable,
     ReplyRejected,
     RequestRefused,
     RunAlreadyEnded,
     is_message_expired,
     make_error_reply,
+    read_message_id,
     read_stored_node_id,
 )
+from client.connection.pending import PendingMessage, SetAsideMessages
 from client.connection.preflight import make_already_running_fault
 from client.connection.status import ClientStatus
 from client.connection.tls import check_coordinator_certificate
-from client.gate.gate import record_refused_request
-from client.gate.incoming_request import PlanRefused, read_plan
+from client.gate.gate import UNREADABLE, AuditMark, record_refused_request, record_unread_message
+from client.gate.incoming_request import PlanRefused, RequestTimeExceeded, read_plan
 from client.site.site import Site
 from client.site.site_file import SiteSettings
 from client.site.statements import SiteRecordSigner
@@ -48,7 +50,7 @@ from common.system.plain_text import make_printable_line, make_printable_lines
 from common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from common.wire.canonical_bytes import read_small_fields
 from common.wire.codec import count_payload_bytes
-from common.wire.fleet_protocol import WIRE_VERSION
+from common.wire.fleet_protocol import WIRE_VERSION, HelloAnswer
 from common.wire.records import Refusal
 from strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 
@@ -61,57 +63,17 @@ HEARTBEAT_ENDS_S = 0.5
 DROP_SIGNAL = signal.SIGUSR1
 """Signal with which the heartbeat thread interrupts the training thread."""
 CERTIFICATE_WARNING_DAYS = 30
-MAX_ATTEMPTS = 3
-"""Number of processes that may die during the work on one message before the site answers it with an error."""
+MAX_ATTEMPTS = 2
+"""Number of processes that may die during the work on one message before the site puts it aside."""
 EXIT_CODES = {"name": ClientExitCode.NAME, "version": ClientExitCode.VERSION, "labels": ClientExitCode.LABELS}
+SET_ASIDE, FAILED = "set aside", "message"
+"""Rules in the audit: of a message that ended the program before, and of one at which the program failed."""
+LONGEST_PHASE = 60
 Tell = Callable[[str], None]
 
 
 class RunWorkInterrupted(BaseException):
     """Raised in the main thread to stop its computation, because the run has ended."""
-
-
-class PendingMessage:
-    """The file with the message that a site is working on, so that after a kill the next process resumes the work.
-
-    The file holds a few hundred bytes, because the coordinator keeps the message's content until the reply has arrived.
-    It begins with a SHA-256, because a damaged message would end every process that resumes the work.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def store_message(self, received: bytes, attempts: int = 0) -> bool:
-        """Store a received message, and the number of processes that died while they worked on it.
-
-        Returns:
-            False if the disk is full; then no later process can resume the work.
-        """
-        content = bytes([attempts]) + received
-        try:
-            write_atomically(self._path, hashlib.sha256(content).digest() + content)
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
-            self.remove_message()
-            return False
-        return True
-
-    def read_message(self) -> tuple[int, bytes] | None:
-        """Return the number of processes that died on the stored message, and the message; None without intact file."""
-        try:
-            data = self._path.read_bytes()
-        except OSError:
-            return None
-        size = hashlib.sha256().digest_size
-        digest, content = data[:size], data[size:]
-        if len(content) < 2 or hashlib.sha256(content).digest() != digest:
-            return None
-        return content[0], content[1:]
-
-    def remove_message(self) -> None:
-        """Remove the stored message, because it is answered or its run has ended."""
-        self._path.unlink(missing_ok=True)
 
 
 @dataclass
@@ -132,6 +94,7 @@ class HospitalMessageLoop:
     make_app: Callable[[SiteOf, Callable[[Refusal], None], Callable[[str], None]], ClientApp] = make_client_app
     _refusal: ConnectionNotAccepted | None = None
     _unsent: tuple[bytes, Message] | None = None
+    _hello: HelloAnswer | None = None  # what the coordinator said of itself when this site connected
     _left_out: str = ""  # reason why the last reply did not count, from the last message
     _current_run: int = 0  # the run whose message is being answered
     _ended_run: int = 0  # a run that ended meanwhile
@@ -144,6 +107,7 @@ class HospitalMessageLoop:
 
         self._app = self.make_app(lambda context: self.site, record_refusal, self.tell)
         self._pending = PendingMessage(self.settings.state_folder / "in-hand")
+        self._set_aside = SetAsideMessages(self.settings.state_folder / "set-aside")
         self._node_id_file = self.settings.state_folder / "node-id"
         self._key = read_private_key(self.settings.key_path)
         self._process = secrets.token_hex(8)
@@ -172,7 +136,8 @@ class HospitalMessageLoop:
                 if not refusal.may_pass or self._refusal or time.monotonic() > patience_ends:
                     raise
                 time.sleep(FIRST_RETRY_S)
-            except CoordinatorUnreachable as error:
+            except (CoordinatorUnreachable, RunAlreadyEnded, MessageContentGone) as error:
+                # The last two: the coordinator answers a call that is about no run or message as if it were.
                 if str(error) != self.status.last_error or self.status.state != "connecting":
                     self.tell(f"no connection to {self.kit.address}: {error}; trying again for as long as it takes")
                 self.status.record_last_error(str(error))
@@ -222,7 +187,8 @@ class HospitalMessageLoop:
     def _record_coordinator_release(self, link: FleetClient) -> None:
         """Record the coordinator's release; warn if its wire version differs, because no run then accepts this site."""
         with contextlib.suppress(CoordinatorUnreachable, RunAlreadyEnded):  # the next call reports the fault
-            if (hello := link.exchange_hello()) is None:
+            self._hello = hello = link.exchange_hello()
+            if hello is None:
                 return
             self.status.coordinator_release = hello.release
             if hello.wire != WIRE_VERSION:
@@ -243,7 +209,7 @@ class HospitalMessageLoop:
                     except RunAlreadyEnded:
                         self._ended_run = run_id
                         _thread.interrupt_main(DROP_SIGNAL)
-            except CoordinatorUnreachable:
+            except (CoordinatorUnreachable, RunAlreadyEnded):
                 continue  # the main thread will notice
             except ConnectionNotAccepted as refusal:
                 self._refusal = refusal
@@ -273,8 +239,7 @@ class HospitalMessageLoop:
             if expired:
                 self._pending.remove_message()
             elif attempts >= MAX_ATTEMPTS:
-                reason = f"the site's process died {attempts} times while working on this"
-                self._answer_message(link, unfinished, attempts, reason)
+                self._put_message_aside(link, unfinished, attempts)
             else:
                 self.tell("taking up again the work that was interrupted")
                 self._answer_message(link, unfinished, attempts)
@@ -291,36 +256,28 @@ class HospitalMessageLoop:
                     time.sleep(wait_s)
                     wait_s = min(wait_s * 1.2, MAX_POLL_S)
                 continue
-            if not self._pending.store_message(received):
-                self._report_error(f"no room on the disk of {self.settings.state_folder}: free some")
-            self._answer_message(link, received)
+            if self._set_aside.is_set_aside(read_message_id(received)):
+                self._refuse_unread_message(link, received, SET_ASIDE, "it ended this site's program before")
+            else:
+                self._answer_message(link, received)
             wait_s = POLL_S
 
-    def _answer_message(self, link: FleetClient, received: bytes, attempts: int = 0, give_up: str = "") -> None:
+    def _answer_message(self, link: FleetClient, received: bytes, attempts: int = 0) -> None:
         """Fetch the content of a received message, do the requested work, and send the reply.
+
+        No message ends the program: one that cannot be read, or at which our own code fails, is refused, written to
+        the audit, and answered with an error. The program ends only for what is not the message's doing: a stop on
+        request, a full disk, a coordinator that does not accept this site.
 
         Args:
             attempts: Number of processes that died while they worked on this message.
-            give_up: Error to reply with instead of doing the work; empty to do the work.
         """
         self.status.state = "working"
+        # Before anything of the message is looked at: a process that dies at it is counted.
+        if not self._pending.store_message(received, attempts + 1):
+            self._report_error(f"no room on the disk of {self.settings.state_folder}: free some")
         try:
-            message = link.fetch_message_content(received)
-            if give_up:
-                reply = make_error_reply(message, SITE_RAISED, give_up)
-            else:
-                self._pending.store_message(received, attempts + 1)  # counts a death of this process during the work
-                try:
-                    reply = self._make_reply(message)
-                except (KeyboardInterrupt, SystemExit):
-                    self._pending.store_message(received, attempts)  # stopped on request, not dead
-                    raise
-        except RequestRefused as refused:
-            reason, message = refused.reason, refused.message
-            self._refusal = refused.ends or self._refusal
-            record_refused_request(self.site, message, reason)
-            self._report_error(f"refused a message of run {message.metadata.run_id}: {reason}")
-            reply = make_error_reply(message, BUNDLE_REFUSED, reason)
+            reply = self._fetch_message_and_make_reply(link, received)
         except (RunAlreadyEnded, MessageContentGone) as error:
             self._report_error(f"a message is no longer wanted: {error}")
             self._pending.remove_message()
@@ -332,7 +289,50 @@ class HospitalMessageLoop:
             self._current_run = 0
             self._pending.remove_message()
             return
+        except BaseException as error:
+            if _is_no_fault_of_message(error):
+                self._pending.store_message(received, attempts)
+            raise
         self._send_reply(link, received, reply)
+
+    def _fetch_message_and_make_reply(self, link: FleetClient, received: bytes) -> Message:
+        audit = AuditMark(self.site)
+        try:
+            message = link.fetch_message_content(received)
+            return self._make_reply(message)
+        except RequestRefused as refused:
+            reason, message = refused.reason, refused.message
+            self._refusal = self._confirm_final_refusal(refused.ends) or self._refusal
+            record_refused_request(self.site, message, reason)
+            self._report_error(f"refused a message of run {message.metadata.run_id}: {reason}")
+            return make_error_reply(message, BUNDLE_REFUSED, reason)
+        except MessageUnreadable as error:
+            rule, reason = UNREADABLE, str(error)
+        except (CoordinatorUnreachable, ConnectionNotAccepted, RunAlreadyEnded, MessageContentGone):
+            raise
+        except (Exception, RequestTimeExceeded) as error:  # of our own code: the next message is another one
+            if is_disk_full(error):
+                raise
+            rule, reason = FAILED, f"{type(error).__name__} while this site read it"
+        self._current_run = 0
+        if not audit.has_new_entry():
+            record_unread_message(self.site, received, rule, reason)
+        self._report_error(f"refused a message: {reason}")
+        return make_error_reply(link.make_unread_message(received), SITE_RAISED, reason)
+
+    def _put_message_aside(self, link: FleetClient, received: bytes, attempts: int) -> None:
+        """Store a message that ended the program too often in the folder ``set-aside``, and answer it with an error."""
+        reason = f"the site's process died {attempts} times while working on this"
+        with contextlib.suppress(OSError):  # a full disk: the message is not worked on again in any case
+            self._set_aside.set_message_aside(read_message_id(received), received, reason)
+        self.tell(f"a message was put aside into {self.settings.state_folder / 'set-aside'}: {reason}")
+        self._refuse_unread_message(link, received, SET_ASIDE, reason)
+
+    def _refuse_unread_message(self, link: FleetClient, received: bytes, rule: str, reason: str) -> None:
+        """Answer a message with an error without a look at its content, and write the refusal to the audit."""
+        record_unread_message(self.site, received, rule, reason)
+        self._report_error(f"refused a message: {reason}")
+        self._send_reply(link, received, make_error_reply(link.make_unread_message(received), SITE_RAISED, reason))
 
     def _send_reply(self, link: FleetClient, received: bytes, reply: Message) -> None:
         """Send a reply; after a lost connection, the next connection sends it again."""
@@ -343,14 +343,46 @@ class HospitalMessageLoop:
             self._report_error(f"the coordinator did not take the reply: {error}")
         except (RunAlreadyEnded, MessageContentGone) as error:
             self._report_error(f"the reply came too late: {error}")
+        except (CoordinatorUnreachable, ConnectionNotAccepted):
+            raise
+        except Exception as error:  # of our own code, at words of the message in the reply
+            if is_disk_full(error):
+                raise
+            reason = f"{type(error).__name__} while the reply was sent"
+            if not reply.has_error():
+                self._refuse_unread_message(link, received, FAILED, reason)
+                return
+            self._drop_unsendable_reply(link, received, reason)
         self._unsent = None
         self._pending.remove_message()
         if self._refusal:
             raise self._refusal
 
+    def _drop_unsendable_reply(self, link: FleetClient, received: bytes, reason: str) -> None:
+        """Write to the audit that a reply cannot be sent, and have the coordinator forget its message."""
+        record_unread_message(self.site, received, FAILED, reason)
+        self._report_error(f"dropped a reply: {reason}")
+        with contextlib.suppress(MessageContentGone):
+            link.confirm_receipt(received)
+
+    def _confirm_final_refusal(self, refusal: ConnectionNotAccepted | None) -> ConnectionNotAccepted | None:
+        """Return the refusal that ends the program, or None if the coordinator's own word contradicts the message.
+
+        A message that names another wire version or another site ends the program only if the coordinator also said
+        so when this site connected, or said nothing.
+        """
+        hello = self._hello
+        if refusal is None or hello is None:
+            return refusal
+        if refusal.exit_code is ClientExitCode.VERSION and hello.wire == WIRE_VERSION:
+            return None
+        if refusal.exit_code is ClientExitCode.NAME and hello.site == self.site.name:
+            return None
+        return refusal
+
     def _make_reply(self, message: Message) -> Message:
         """Return the ClientApp's reply or an error reply, and print a line about the work."""
-        began = time.monotonic()
+        began, audit = time.monotonic(), AuditMark(self.site)
         context = Context(message.metadata.run_id, 0, {}, RecordDict(), {})
         try:
             self._current_run = message.metadata.run_id
@@ -360,9 +392,13 @@ class HospitalMessageLoop:
         except Exception as error:  # the site continues; the coordinator gets the reason
             self._current_run = 0
             if isinstance(error, WireVersionError):
-                self._refusal = ConnectionNotAccepted(ClientExitCode.VERSION, str(error), "")
+                refusal = ConnectionNotAccepted(ClientExitCode.VERSION, str(error), "")
+                self._refusal = self._confirm_final_refusal(refusal) or self._refusal
+            reason = describe_error_for_coordinator(error)
+            if not audit.has_new_entry():  # it failed before the gate, which writes an entry for each message
+                record_refused_request(self.site, message, reason, FAILED)
             self._report_error(f"{self.status.phase} failed: {error}")
-            return make_error_reply(message, SITE_RAISED, describe_error_for_coordinator(error))
+            return make_error_reply(message, SITE_RAISED, reason)
         if reply.has_error():
             self._report_error(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
             return reply
@@ -378,7 +414,8 @@ class HospitalMessageLoop:
     def _record_work_phase(self, message: Message) -> None:
         """Record a message's run, phase and round in the status, and estimate the time left from the rounds so far."""
         fields, status = _read_message_scalar_fields(message), self.status
-        self.status.phase = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
+        kind = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
+        self.status.phase = make_printable_line(kind, LONGEST_PHASE)
         self.status.run = make_printable_line(str(fields.get("run", ""))[:8])
         self.status.finished = ""
         if fields.get("test"):
@@ -388,7 +425,8 @@ class HospitalMessageLoop:
         if left_out and left_out != before:
             self._report_error(f"run {self.status.run}: the reply of this site did not count in {left_out}")
         if message.metadata.message_type == MessageType.TRAIN:
-            with contextlib.suppress(PlanRefused, TypeError, ValueError):  # the gate answers that with its reason
+            # The gate answers a fault of the plan with its reason.
+            with contextlib.suppress(PlanRefused, TypeError, ValueError, OverflowError):
                 plan = read_plan(fields.get("plan"), self.site.policy.maximum_plan_kb)
                 server_round, now = int(fields.get("round", 0)), time.monotonic()
                 if self._first is None or self._first[0] != status.run:
@@ -417,6 +455,12 @@ class HospitalMessageLoop:
         loss = f", loss {fields['train_loss']:.3f}" if "train_loss" in fields else ""
         where += f": round {status.round} of {status.rounds}"
         self.tell(f"{where} trained in {seconds:.1f} s{loss}; {sent:.1f} MB to send")
+
+
+def _is_no_fault_of_message(error: BaseException) -> bool:
+    """Return True if the work on a message ended for a reason outside of the message, so that it is no attempt."""
+    outside = (KeyboardInterrupt, SystemExit, CoordinatorUnreachable, ConnectionNotAccepted)
+    return isinstance(error, outside) or is_disk_full(error)
 
 
 def describe_error_for_coordinator(error: Exception) -> str:

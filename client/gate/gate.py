@@ -70,8 +70,48 @@ def record_process_start(site: Site) -> TornAuditLine | None:
     return AuditLog(site.folder, durable=site.durable).append(event="start", version=__version__, policy=policy)
 
 
-def record_refused_request(site: Site, message: Message, reason: str) -> None:
-    """Write a request that was refused, because of its Flower App Bundle or its signature, to the audit log."""
+UNREADABLE = "no message"
+"""Rule in the audit for a message that cannot be put together."""
+
+
+class AuditMark:
+    """The end of a site's audit log at one time, to see if an entry was added since."""
+
+    def __init__(self, site: Site) -> None:
+        self._audit = AuditLog(site.folder)
+        self._state = self._audit.read_file_state()
+
+    def has_new_entry(self) -> bool:
+        """Return True if any entry was added since this object was made."""
+        return self._audit.read_file_state() != self._state
+
+
+def record_unread_message(site: Site, received: bytes, rule: str, reason: str) -> None:
+    """Write a message that was refused without its content being read to the audit log.
+
+    Args:
+        received: The announcement of the message, whose size and SHA-256 are written.
+        rule: Why it was refused, in a word or two.
+    """
+    AuditLog(site.folder, durable=site.durable).append(
+        run="",
+        round=0,
+        direction="in",
+        record="",
+        bytes=len(received),
+        sha256=hashlib.sha256(received).hexdigest(),
+        decision="deny",
+        rule=rule,
+        reason=make_printable_line(reason),
+    )
+
+
+def record_refused_request(site: Site, message: Message, reason: str, rule: str = "signature") -> None:
+    """Write a request that never came to the gate to the audit log.
+
+    Args:
+        rule: Why it was refused, in a word; ``signature`` also for its Flower App Bundle.
+    """
     run, server_round, record = read_run_round_class(message.content)
     AuditLog(site.folder, durable=site.durable).append(
         run=make_printable_line(run, MOST_NAME),
@@ -81,7 +121,7 @@ def record_refused_request(site: Site, message: Message, reason: str) -> None:
         bytes=count_payload_bytes(message.content),
         sha256=hash_record(message.content),
         decision="deny",
-        rule="signature",
+        rule=rule,
         reason=make_printable_line(reason),
         **read_request_signature(message.content),
     )
@@ -116,11 +156,13 @@ class GatedMessage:
 
         If the policy does not allow the request or the reply, return an error with the reason.
         """
-        incoming = IncomingRequest(self._site, self._message.content)
         try:
+            incoming = IncomingRequest(self._site, self._message.content)
             work, verdict = incoming.decide_and_record_plan()
         except Exception as error:
-            self._write_error_to_audit(type(error).__name__)
+            kind = type(error).__name__
+            self._write_record_to_audit("in", self._message.content, PolicyVerdict("message", f"{kind} at its check"))
+            self._write_error_to_audit(kind)
             raise
         self._write_record_to_audit("in", self._message.content, verdict)
         if not verdict.is_allowed:

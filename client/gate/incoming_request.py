@@ -41,6 +41,7 @@ from common.models.state import FrozenPart, read_model_state
 from common.models.zoo.spec import is_external_network
 from common.plugins import PLUGIN
 from common.system.files import write_atomically
+from common.system.plain_names import RunName, join_plain_name
 from common.system.toml import translate_validation_errors
 from common.wire.canonical_bytes import read_small_fields
 from common.wire.codec import decode_record
@@ -76,14 +77,15 @@ class IncomingRequest:
             return None, PolicyVerdict("no plan")
         verdict = decide_on_request(self._policy, work)
         if verdict.is_allowed and is_valid_run_name(self._run):  # otherwise the handler reports the wrong run name
+            run = RunName(self._run)
             plan = str(self._fields["plan"])
             if self._record is None:
                 memory = self._site.folder / "memory"
                 # A new run has a stored state only if the site has forgotten the run and its plan. Under
                 # another plan, that state could disclose what the first plan kept at the site.
-                shutil.rmtree(memory / self._run, ignore_errors=True)
-                remove_old_run_states(memory, self._run)
-                self._record = self._runs.record_run_plan(self._run, plan)
+                shutil.rmtree(join_plain_name(memory, run), ignore_errors=True)
+                remove_old_run_states(memory, run)
+                self._record = self._runs.record_run_plan(run, plan)
             if self._record.plan != hash_plan(plan):
                 reason = "this run was announced with another plan; another plan needs a new run"
                 verdict = PolicyVerdict("run.plan", reason)

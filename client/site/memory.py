@@ -28,6 +28,7 @@ from common.models.state import FROZEN_PART_MISSING, FrozenPart, build_initial_f
 from common.models.zoo.registry import build_meta_backbone
 from common.models.zoo.spec import ModelSpec
 from common.system.files import remove_temporary_files, write_atomically
+from common.system.plain_names import HashName, join_plain_name
 from common.wire.records import Arrays, ModelGroups, make_empty_arrays
 
 NOTHING = ModelGroups()
@@ -353,4 +354,4 @@ class FrozenPartFiles:
             old.unlink(missing_ok=True)
 
     def _frozen_part_path(self, sha256: str) -> Path:
-        return self._folder / f"{sha256}.f32"
+        return join_plain_name(self._folder, HashName(sha256), ".f32")

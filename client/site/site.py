@@ -26,6 +26,7 @@ from common.data.base.image_set import ImageSet
 from common.data.images.pixels import ImageTensors, load_pixels_on_device
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import Task
+from common.system.plain_names import RunName, join_plain_name
 from strategies.local.arithmetic import TrainingNumberFormat, choose_number_format
 from strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 
@@ -229,7 +230,8 @@ class Site:
 
     def open_run_state_folder(self, run: str) -> SiteRoundStateFolder:
         """Return the folder with the site's stored states of a run."""
-        return SiteRoundStateFolder(self.folder / "memory" / run, self.name, durable=self.durable)
+        folder = join_plain_name(self.folder / "memory", RunName(run))
+        return SiteRoundStateFolder(folder, self.name, durable=self.durable)
 
     @cached_property
     def name(self) -> str:

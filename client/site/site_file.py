@@ -26,6 +26,7 @@ from common.security.identity import (
     write_commented_toml_file,
 )
 from common.system.files import is_disk_full, is_file, make_private_folder, remove_outputs_on_failure, write_atomically
+from common.system.plain_names import PlainName, join_plain_name
 from common.system.toml import TomlSection, read_toml, validate_tables
 
 FILE, PLAN_FILE = "site.toml", "plan.json"
@@ -70,11 +71,15 @@ class SiteSettings:
 
     @property
     def kit_path(self) -> Path:
-        return self.folder / (self.file.kit or f"{self.file.name}.kit")
+        if self.file.kit:
+            return self.folder / self.file.kit
+        return join_plain_name(self.folder, PlainName(self.file.name), ".kit")
 
     @property
     def key_path(self) -> Path:
-        return self.folder / (self.file.key or f"{self.file.name}.key")
+        if self.file.key:
+            return self.folder / self.file.key
+        return join_plain_name(self.folder, PlainName(self.file.name), ".key")
 
     @property
     def state_folder(self) -> Path:

@@ -26,6 +26,7 @@ from common.security.signatures import (
     verify_request_signature,
 )
 from common.system.files import write_atomically
+from common.system.plain_names import HashName, RunName, join_plain_name
 from common.wire.canonical_bytes import hash_record
 
 FILE, REQUESTS = "statements.json", "requests"
@@ -114,20 +115,31 @@ class SiteRecordSigner:
         if (statement.run, statement.round, statement.record) != read_run_round_class(content):
             raise SignatureFault("its statement names another run, round or record")
         check_statement_matches_record(statement, content)
+        try:
+            identity = HashName(message)
+        except ValueError:
+            raise SignatureFault("its message is not named by a SHA-256") from None
+        self._refuse_repeated_nonce(RunName(statement.run), statement.nonce, identity)
+
+    def _refuse_repeated_nonce(self, run: RunName, nonce: str, message: HashName) -> None:
+        """Store the nonce of a request; raise :class:`SignatureFault` if another message brought it before."""
         folder = self._state / REQUESTS
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{statement.run}.txt"
+        path = join_plain_name(folder, run, ".txt")
         if not path.exists():
             newest_last = sorted(folder.glob("*.txt"), key=lambda path: path.stat().st_mtime)
             for old in newest_last[: -RUNS_KEPT + 1]:
                 old.unlink()
-        lines = path.read_text(encoding="ascii").splitlines() if path.exists() else []
-        first = dict(line.split() for line in lines).get(statement.nonce)
+        content = path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
+        # A full disk or a power failure may have left a part of a line.
+        pairs = [line.split() for line in content.splitlines()]
+        first = dict(pair for pair in pairs if len(pair) == 2).get(nonce)
         if first not in (None, message):
             raise SignatureFault("it came before, by another message")
         if first is None:
+            begins = "\n" if content and not content.endswith("\n") else ""
             with path.open("a", encoding="ascii") as file:
-                file.write(f"{statement.nonce} {message}\n")
+                file.write(f"{begins}{nonce} {message}\n")
 
 
 def read_accepted_reply_count(state: Path, run: str) -> AcceptedReplyCount:

@@ -85,6 +85,13 @@ class AuditLog:
         self._written = written, now
         return end.torn
 
+    def read_file_state(self) -> tuple[int, ...]:
+        """Return what changes with each entry: identity, size and time of the current file; empty without a file."""
+        try:
+            return _read_file_state((self.folder / FILE).stat())
+        except FileNotFoundError:
+            return ()
+
     def read_entries(self) -> Iterator[AuditEntry]:
         """Yield all readable entries, oldest first, without a check of the chain."""
         for path in list_audit_files(self.folder):

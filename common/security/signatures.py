@@ -8,7 +8,7 @@ The statement and its signature are fields of the record whose names begin with 
 record would cost a further call.
 """
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -17,9 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import ConfigRecord, RecordDict
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE
+from common.system.plain_names import RunName
 from common.wire.canonical_bytes import FIELDS, SIGNATURE, hash_record, read_small_fields
 
 SIGNED_WITH = ec.ECDSA(hashes.SHA256())
@@ -89,7 +90,7 @@ class RequestStatement(_SignableStatement):
 
     site: str = Field(max_length=200)
     key: str = Field(max_length=100)
-    run: str = Field(max_length=64)
+    run: Annotated[str, AfterValidator(RunName)]
     round: int = Field(ge=0, lt=2**31)
     record: str = Field(max_length=40)
     sha256: str = _Sha256

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from common.errors import WireError
 from common.metrics.auroc import LARGEST_METRIC
 from common.plugins import MOST_METRICS
+from common.system.plain_names import RunName
 from common.system.plain_text import is_plain_text, make_printable_line, make_printable_lines
 
 MOST_IMAGES = 10**9
@@ -69,6 +70,18 @@ class PlainLineBound:
 
 
 @dataclass(frozen=True)
+class RunNameBound:
+    """The bound of a run's name, which sites and coordinator make names of files of: a :class:`RunName`."""
+
+    def find_bound_violation(self, value: Any) -> str:
+        try:
+            RunName(value)
+        except ValueError:
+            return f"must be {RunName.rule}, not {make_printable_line(value, 80)}"
+        return ""
+
+
+@dataclass(frozen=True)
 class LongTextBound:
     """The bound of text that only programs read: at most ``longest`` characters of any kind."""
 
@@ -112,7 +125,7 @@ class ListBound:
         return next((f"entry {n}: {violation}" for n, violation in violations if violation), "")
 
 
-Bound = NumberRangeBound | PlainLineBound | LongTextBound | EscapedFreeText | ListBound
+Bound = NumberRangeBound | PlainLineBound | RunNameBound | LongTextBound | EscapedFreeText | ListBound
 BOUNDS = typing.get_args(Bound)
 
 NAME = PlainLineBound()
@@ -129,6 +142,7 @@ SECONDS, EPSILON = NumberRangeBound(0.0, MOST_SECONDS), NumberRangeBound(0.0, MO
 EPOCHS = NumberRangeBound(0, MOST_EPOCHS)
 
 Text = Annotated[str, NAME]
+RunNameText = Annotated[str, RunNameBound()]
 ClassNames = Annotated[tuple[str, ...], ListBound(MOST_CLASSES, NAME)]
 SiteNames = Annotated[tuple[str, ...], ListBound(MOST_SITES, NAME)]
 RoundNumber = Annotated[int, ROUND]

@@ -221,6 +221,7 @@ class HelloAnswer(BaseModel):
         release: The coordinator's release of Polyclinic; escaped, because a person reads it.
         wire: The coordinator's version of the records.
         key: ``admitted`` if the key that signed the call belongs to an admitted site.
+        site: Name under which that key is registered; empty for an unknown key, and from earlier releases.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -229,3 +230,4 @@ class HelloAnswer(BaseModel):
     release: Annotated[str, AfterValidator(lambda text: make_printable_line(text, LONGEST_RELEASE))]
     wire: Annotated[int, Field(ge=0, lt=2**31)]
     key: Literal["admitted", "unknown"]
+    site: Annotated[str, AfterValidator(lambda text: make_printable_line(text, LONGEST_RELEASE))] = ""

@@ -93,6 +93,23 @@ def rebuild_message(content: RecordDict | Error, metadata: Mapping[str, Any]) ->
     return message
 
 
+def make_message_of_envelope(metadata: Any) -> Message:
+    """Make a message without content from its announced metadata, to reply to a message that cannot be read.
+
+    Flower makes no reply to a message whose type it does not know; such a message gets the type ``train``.
+
+    Args:
+        metadata: Protobuf message with the metadata.
+    """
+    names = MetadataFields.DESCRIPTOR.fields_by_name
+    values = {f"_{name}": getattr(metadata, name) for name in names}
+    try:
+        Message(RecordDict(), metadata.dst_node_id, metadata.message_type)
+    except ValueError:
+        values["_message_type"] = MessageType.TRAIN
+    return rebuild_message(RecordDict(), values)
+
+
 def split_message_into_objects(message: Message) -> tuple[Any, dict[str, bytes]]:
     """Split a message into Flower's objects, and set the message's id, which is the hash of its objects.
 

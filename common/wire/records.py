@@ -6,7 +6,6 @@ print the explanations of the attributes in records that a hospital sends, for t
 site's policy that controls if a number is sent, or how it is rounded.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from common.metrics.benefit import MODELS
 from common.metrics.score_histograms import ScoreHistogram, parse_score_histograms
 from common.models.network import Head
 from common.models.state import ModelState
+from common.system.plain_names import RunName
 from common.wire.bounds import (
     COUNT,
     COUNT_OR_UNKNOWN,
@@ -43,6 +43,7 @@ from common.wire.bounds import (
     NumberRangeBound,
     PlainLineBound,
     RoundNumber,
+    RunNameText,
     Shares,
     Text,
 )
@@ -161,14 +162,6 @@ def select_arrays_with_prefix(prefix: str, arrays: Mapping[str, NDArray[Any]]) -
     return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
 
 
-def is_valid_run_name(run: str) -> bool:
-    """Return True if a run may have this name, which each site uses as the name of a folder.
-
-    A valid name is not a path and has no capital letters, because some file systems ignore case.
-    """
-    return re.fullmatch(r"[a-z0-9_][a-z0-9_-]{0,63}", run) is not None
-
-
 def check_head_row_names(head: Head | None, class_names: Sequence[str]) -> None:
     """Check that a model's head has exactly the rows in ``class_names``, in that order.
 
@@ -180,6 +173,11 @@ def check_head_row_names(head: Head | None, class_names: Sequence[str]) -> None:
     """
     if head is not None and tuple(head.class_names) != tuple(class_names):
         raise WireError("the model's head has other rows, or in another order, than the request names.")
+
+
+def is_valid_run_name(run: str) -> bool:
+    """Return True if a run may have this name: it is a :class:`RunName`, of which sites make names of files."""
+    return RunName.pattern.fullmatch(run) is not None
 
 
 def check_run_name(run: str) -> None:
@@ -195,7 +193,7 @@ def check_run_name(run: str) -> None:
 class RollCall:
     """Request before round 1: asks a site for its name, its labels and its number of images."""
 
-    run: Text
+    run: RunNameText
     plan: PlanText
 
     def __post_init__(self) -> None:
@@ -222,7 +220,7 @@ class RollCallAnswer:
         holds_frozen: True if the model's frozen part is already on this site's disk and need not be sent.
     """
 
-    run: Text
+    run: RunNameText
     site: Text
     names: ClassNames
     class_names: ClassNames
@@ -256,7 +254,7 @@ class Refusal:
         kind: What the site has to fix: ``name``, ``version`` or ``labels``.
     """
 
-    run: Text
+    run: RunNameText
     kind: Text
     reason: Annotated[str, EscapedFreeText()]
 
@@ -269,7 +267,7 @@ class Refusal:
 class RefusalNoted:
     """A site's answer to a :class:`Refusal`, which only confirms receipt."""
 
-    run: Text
+    run: RunNameText
     site: Text
 
 
@@ -289,7 +287,7 @@ class Request:
         frozen: The frozen part of the model, as group ``trunk``, if the site has no copy on its disk; else empty.
     """
 
-    run: Text
+    run: RunNameText
     round: RoundNumber
     plan: PlanText
     contract: Text
@@ -364,7 +362,7 @@ class TrainReply:
             are several.
     """
 
-    run: Text
+    run: RunNameText
     round: RoundNumber
     site: Text
     train_samples: Annotated[int, NumberRangeBound(1, MOST_IMAGES)]
@@ -420,7 +418,7 @@ class EvaluateReply:
             in a sum over sites, by the same rules as `histogram_classes`.
     """
 
-    run: Text
+    run: RunNameText
     round: RoundNumber
     site: Text
     validation_loss: MaybeLoss
@@ -518,7 +516,7 @@ class BenefitReply:
         over_patients: True if the intervals are over patients, because the data names each image's patient.
     """
 
-    run: Text
+    run: RunNameText
     round: RoundNumber
     site: Text
     class_names: ClassNames = ()

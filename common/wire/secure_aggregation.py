@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import WireError
-from common.wire.bounds import MOST_SITES, ListBound, NumberRangeBound, PlainLineBound, RoundNumber, SiteNames, Text
+from common.wire.bounds import (
+    MOST_SITES,
+    ListBound,
+    NumberRangeBound,
+    PlainLineBound,
+    RoundNumber,
+    RunNameText,
+    SiteNames,
+    Text,
+)
 
 Integers = NDArray[np.uint32]
 """A flat vector of integers modulo 2**32."""
@@ -28,7 +37,7 @@ TEST_ROUND = 0
 
 @dataclass(frozen=True)
 class _MaskingStepRecord:
-    run: Text
+    run: RunNameText
     round: RoundNumber
 
 

@@ -17,6 +17,7 @@ from common.security.identity import (
     is_same_public_key,
     write_commented_toml_file,
 )
+from common.system.plain_names import PlainName, join_plain_name
 from common.system.toml import TomlSection, read_toml, validate_tables
 from server.coordinator.authority import read_authority_certificate
 from server.coordinator.folder import CoordinatorFolder
@@ -165,7 +166,7 @@ def write_connection_kit(coordinator: CoordinatorFolder, site: AdmittedSite) -> 
         public_key=site.public_key,
         ca_certificate=read_authority_certificate(coordinator),
     )
-    path = coordinator.folder / "kits" / f"{site.site}.kit"
+    path = join_plain_name(coordinator.folder / "kits", PlainName(site.site), ".kit")
     write_commented_toml_file(path, kit, f"For {site.site}. Holds no secret.")
     return path
 
@@ -197,7 +198,7 @@ def revoke_site(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
 
 
 def _get_site_toml_path(coordinator: CoordinatorFolder, name: str) -> Path:
-    return coordinator.sites_path / f"{name}.toml"
+    return join_plain_name(coordinator.sites_path, PlainName(name), ".toml")
 
 
 def _format_utc_now() -> str:

@@ -27,6 +27,7 @@ from common.models.gpu import move_network_to_device
 from common.models.network import Precision, SplitNetwork, compute_image_probabilities, select_head_row_labels
 from common.models.saved import load_model
 from common.models.zoo.spec import DESCRIPTION
+from common.system.plain_names import PlainName, join_plain_name
 
 NOTE = "ensemble of the owning sites' own models"
 OWN_MODELS = "mean over the owning sites' own models"
@@ -34,7 +35,7 @@ OWN_MODELS = "mean over the owning sites' own models"
 
 def find_local_model_folders(run: Path, contract: LabelContract) -> list[Path]:
     """Return the folders of simulated sites' local models; empty if the model of any site is not on this machine."""
-    folders = [run / "sites" / site / "model" for site in contract.sites]
+    folders = [join_plain_name(run / "sites", PlainName(site)) / "model" for site in contract.sites]
     return folders if all((folder / DESCRIPTION).is_file() for folder in folders) else []
 
 

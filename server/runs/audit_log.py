@@ -16,6 +16,7 @@ from common.models.state import ModelStateLayout, hash_model_state
 from common.security.audit import FILE, AuditLog
 from common.security.signatures import SignedStatement, read_signature_or_none
 from common.system.files import write_atomically
+from common.system.plain_names import PlainName, join_plain_name
 from common.system.plain_text import MOST_WORDS, make_printable_line
 from common.wire.canonical_bytes import hash_record, iterate_canonical_bytes
 from common.wire.codec import count_payload_bytes, encode_record
@@ -25,6 +26,7 @@ from strategies.engine.membership import RunMember
 from strategies.engine.state import FederationState, serialize_federation_state
 
 UPDATES = "updates"
+SITE_FILE_ENDING = ".record"
 FIGURES = ("summary.json", "rounds.jsonl", "model.json")
 """The files with a run's figures and the description of its model; some methods have no such model."""
 INITIAL = "initial.safetensors"
@@ -174,7 +176,8 @@ class RunAuditWriter:
 
     def _store_update_file(self, folder: str, site: str, content: RecordDict) -> None:
         data = b"".join(iterate_canonical_bytes(content))
-        write_atomically(self._updates / folder / name_site_update_file(site), data, durable=self.durable)
+        path = join_plain_name(self._updates / folder, PlainName(site), SITE_FILE_ENDING)
+        write_atomically(path, data, durable=self.durable)
 
 
 def _make_signature_fields(signed: SignedStatement | None) -> dict[str, Any]:
@@ -191,8 +194,3 @@ def shorten_absence_reasons(absent: Mapping[str, str]) -> dict[str, str]:
 def name_round_updates_folder(server_round: int) -> str:
     """Return the name of a round's folder inside ``updates/``."""
     return f"round-{server_round:06d}"
-
-
-def name_site_update_file(site: str) -> str:
-    """Return the name of a site's file in the folder of a round."""
-    return f"{site}.record"

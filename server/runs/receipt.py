@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from common.config import Experiment
 from common.errors import BadInput, Fault
@@ -19,6 +19,7 @@ from common.plugins import PluginIdentity
 from common.security.audit import AuditEntry, AuditLog, check_audit_log
 from common.security.signatures import CHAINED
 from common.system.files import write_atomically
+from common.system.plain_names import PlainName
 from common.wire.records import RollCallAnswer, TrainReply
 
 FILE = "receipt.json"
@@ -26,6 +27,10 @@ FILE = "receipt.json"
 
 class _StrictReceiptModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+SiteFileName = Annotated[str, AfterValidator(PlainName)]
+"""Name of a site in a receipt, which may come from another machine; files in ``updates/`` are named after it."""
 
 
 class ReceiptSite(_StrictReceiptModel):
@@ -83,7 +88,7 @@ class ReceiptRound(_StrictReceiptModel):
     """
 
     round: int
-    sites: dict[str, str]
+    sites: dict[SiteFileName, str]
     left_out: dict[str, str]
     contract_sha256: str
     model_sha256: str
@@ -119,7 +124,7 @@ class RunReceipt(_StrictReceiptModel):
     classes: tuple[str, ...]
     plugins: tuple[PluginIdentity, ...] = ()
     updates_kept: bool
-    sites: dict[str, ReceiptSite]
+    sites: dict[SiteFileName, ReceiptSite]
     initial_model_sha256: str
     rounds: tuple[ReceiptRound, ...]
     replies: tuple[ReceivedReplyRecord, ...]

@@ -25,11 +25,12 @@ from common.plugins import identify_plugin
 from common.security.audit import FILE as AUDIT
 from common.security.audit import AuditLog, check_audit_log
 from common.security.authorship import check_receipt_authorship
+from common.system.plain_names import PlainName, join_plain_name
 from common.system.plain_text import join_as_english_list
 from common.wire.canonical_bytes import hash_record, parse_canonical_record
 from common.wire.codec import R, decode_record
 from common.wire.records import Arrays, RollCallAnswer, TrainReply, make_empty_arrays
-from server.runs.audit_log import INITIAL, UPDATES, name_round_updates_folder, name_site_update_file
+from server.runs.audit_log import FIGURES, INITIAL, SITE_FILE_ENDING, UPDATES, name_round_updates_folder
 from server.runs.receipt import (
     FILE,
     ReceiptRound,
@@ -157,7 +158,8 @@ def _check_metrics_files(report: VerificationReport, folder: Path) -> None:
         report.faults.append(Fault(AUDIT, problem))
         return
     faults = []
-    for name, sha256 in hashes[-1].items():
+    named = {name: hashes[-1][name] for name in FIGURES if name in hashes[-1]}  # the audit may be somebody else's
+    for name, sha256 in named.items():
         path = folder / name
         if not path.is_file():
             faults.append(Fault(name, "is not there: removed."))
@@ -165,7 +167,7 @@ def _check_metrics_files(report: VerificationReport, folder: Path) -> None:
             faults.append(Fault(name, "is not the file that the run wrote: changed."))
     report.faults += faults
     if not faults:
-        report.right.append(f"{join_as_english_list(list(hashes[-1]))}: as the run wrote them")
+        report.right.append(f"{join_as_english_list(list(named))}: as the run wrote them")
 
 
 def _are_plugins_unchanged(report: VerificationReport, receipt: RunReceipt) -> bool:
@@ -294,7 +296,7 @@ class AggregationReplay:
             raise AlteredRunFile(Path(INITIAL), "holds more than a model to begin with: changed.")
         replay = cls(updates, receipt, experiment, layout, build_experiment_strategy(experiment), model)
         for name, site in receipt.sites.items():
-            path = Path("roll-call") / name_site_update_file(name)
+            path = join_plain_name(Path("roll-call"), PlainName(name), SITE_FILE_ENDING)
             replay.answers[name] = replay._read_and_verify_record(path, site.answer_sha256, RollCallAnswer)
         return replay
 
@@ -307,7 +309,9 @@ class AggregationReplay:
         for expected in self.receipt.rounds:
             folder = Path(name_round_updates_folder(expected.round))
             replies = {
-                site: self._read_and_verify_record(folder / name_site_update_file(site), sha256, TrainReply)
+                site: self._read_and_verify_record(
+                    join_plain_name(folder, PlainName(site), SITE_FILE_ENDING), sha256, TrainReply
+                )
                 for site, sha256 in expected.sites.items()
             }
             sites = sorted(self.receipt.sites.items())

@@ -10,6 +10,7 @@ from common.config import ExperimentFile
 from common.errors import BadInput, Fault, raise_faults
 from common.simulation import select_simulated_site_images
 from common.system.files import remove_outputs_on_failure, write_atomically
+from common.system.plain_names import PlainName, join_plain_name
 from common.system.toml import to_toml_text
 from server.simulation.simulate import check_simulation_experiment
 
@@ -44,7 +45,7 @@ def export_simulated_sites(file: ExperimentFile, out: Path) -> list[Path]:
     if method.site.pooled_missing_labels != "no":
         problem = f'"{file.experiment.run.method}" puts all images in one place; it has no sites.'
         raise BadInput([Fault(f"{file.path.name}: run.method", problem)])
-    folders = [out / part.site for part in data.parts]
+    folders = [join_plain_name(out, PlainName(part.site)) for part in data.parts]
     full = [folder for folder in folders if any((folder / name).exists() for name in ("images.npz", "site.toml"))]
     raise_faults([Fault(f"--out {out}", f"{folder} holds a site already.", "Name another folder.") for folder in full])
     with remove_outputs_on_failure(out, *folders):

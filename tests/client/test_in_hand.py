@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import multiprocessing
 import os
 import signal
@@ -316,14 +317,16 @@ def test_work_at_which_a_process_was_stopped_is_done_by_the_next(times: int, hos
     assert hospital.left is None
 
 
-def test_a_message_that_killed_three_processes_is_given_up_with_the_reason(hospital_of: HospitalOf) -> None:
+def test_a_message_that_killed_two_processes_is_put_aside_with_the_reason(hospital_of: HospitalOf) -> None:
     hospital = hospital_of()
-    for _ in range(3):
+    for _ in range(2):
         assert hospital.start(KILLED_AT_WORK) == ClientExitCode.STOPPED
         assert hospital.desk.replies == []
     assert hospital.start() == ClientExitCode.CLOCK
-    assert "died 3 times" in hospital.reply.error.reason
-    assert (hospital.begun, hospital.left) == (3, None)
+    assert "died 2 times" in hospital.reply.error.reason
+    assert (hospital.begun, hospital.left) == (2, None)
+    (aside,) = (hospital.folder / "state" / "set-aside").iterdir()
+    assert "died 2 times" in json.loads(aside.read_bytes())["reason"]
 
 
 @pytest.mark.parametrize(("ttl", "age_s", "later_s", "done"), [(60, 0, 400, False), (60, 300, 0, True)])

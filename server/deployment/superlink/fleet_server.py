@@ -164,13 +164,18 @@ def make_connection_check_handler(
         try:
             key, when, signature = parse_signed_headers(context.invocation_metadata())
             # The time in the signature may be any.
-            is_admitted = admitted.find_caller_by_key(key) is not None and is_time_signature_valid(key, when, signature)
+            caller = admitted.find_caller_by_key(key) if is_time_signature_valid(key, when, signature) else None
         except HospitalCallRefused:
-            is_admitted = False
-        if not is_admitted:
+            caller = None
+        if caller is None:
             strangers.count_refused_call(context.peer(), "asked whether its key is admitted, which it is not")
-        standing = "admitted" if is_admitted else "unknown"
-        answer = HelloAnswer(time=time.time(), release=__version__, wire=WIRE_VERSION, key=standing)
+        answer = HelloAnswer(
+            time=time.time(),
+            release=__version__,
+            wire=WIRE_VERSION,
+            key="unknown" if caller is None else "admitted",
+            site="" if caller is None else caller.name,
+        )
         return answer.model_dump_json().encode()
 
     # As a stream of requests that nobody reads: a stranger may ask, and no byte of the request is accepted.

@@ -25,6 +25,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from common.data.base.image_set import restore_array_from_bytes
 from common.errors import BadInput, ProgramCannotContinue, raise_faults
+from common.system.plain_names import PlainName, join_plain_name
 from server.simulation.backends import cluster
 from server.simulation.backends.cluster import RayWorkerSettings, WorkerAllocation, allocate_simulation_workers
 from server.simulation.backends.site_files import apply_folder_changes, read_folder_files
@@ -177,7 +178,7 @@ class RayDriver:
             self._waiting.remove(task)
             self._busy.add(task.site)
         name = self.names[task.site]
-        folder = self.run_folder / "sites" / name
+        folder = join_plain_name(self.run_folder / "sites", PlainName(name))
         call = {"place": task.site, "site": name, "head": task.head, "frozen": dict(self.frozen)}
         try:
             answer = await actor.answer_message.remote({**call, "files": read_folder_files(folder)}, *task.arrays)

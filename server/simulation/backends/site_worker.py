@@ -19,6 +19,7 @@ from common.data.base.image_set import deserialize_dataset_splits
 from common.data.images.pixel_cache import MemoryMappedPictures
 from common.errors import raise_faults
 from common.simulation import cache_received_data
+from common.system.plain_names import PlainName, join_plain_name
 from server.simulation.backends.cluster import collect_node_versions, find_node_version_faults
 from server.simulation.backends.inline import call_client_app, configure_flower, import_client_app, make_flower_context
 from server.simulation.backends.site_files import (
@@ -95,7 +96,9 @@ class SiteWorker:
             The reply's head, the bytes of its arrays, and the changes of the site's folder and of the folder of frozen
                 layers.
         """
-        site_folder = recreate_folder_with_files(self._folder / SITES / call["site"], call["files"])
+        site_folder = recreate_folder_with_files(
+            join_plain_name(self._folder / SITES, PlainName(call["site"])), call["files"]
+        )
         missing = [name for name in sorted(call["frozen"]) if not (self._folder / FROZEN / name).exists()]
         if missing:
             apply_folder_changes(self._folder / FROZEN, ray.get([call["frozen"][name] for name in missing]))

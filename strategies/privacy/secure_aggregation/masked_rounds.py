@@ -20,6 +20,7 @@ from typing import Any
 
 from common.errors import quote_names
 from common.system.files import write_atomically
+from common.system.plain_names import RunName, join_plain_name
 from strategies.privacy.secure_aggregation.crypto import SecretsError
 from strategies.privacy.secure_aggregation.vectors import compute_share_threshold
 
@@ -152,4 +153,4 @@ class MaskedRoundStore:
 
     def _find_file_of_run(self, run: str) -> Path:
         assert self._folder is not None, "checked before"
-        return self._folder / f"{run}.json"
+        return join_plain_name(self._folder, RunName(run), ".json")

@@ -1,0 +1,80 @@
+"""A coordinator that signs hostile requests with its true keys and sends them over its true port."""
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flwr.app import Message, RecordDict
+
+from common.wire.flower_objects import set_message_id, split_message_into_objects, strip_message_content
+from server.coordinator.admission import read_unrevoked_site
+from server.coordinator.authority import ensure_valid_signing_key
+from server.coordinator.folder import read_coordinator_folder
+from server.deployment.superlink.network_grid import NetworkGrid, _AwaitedRequest, open_network_grid
+from server.deployment.superlink.object_store import ReplySizeBound
+from tests.hostile_requests import HostileRequest, sign_hostile_request
+from tests.network.real import Coordinator, Site, eventually
+
+TTL_S, ROOM = 600.0, 2**24
+ANSWERED_WITHIN_S = 120.0
+
+
+class HostileLink:
+    """Sends requests to one site, one after another."""
+
+    def __init__(self, grid: NetworkGrid, coordinator: Coordinator, site: Site) -> None:
+        folder = read_coordinator_folder(coordinator.folder)
+        self._grid, self._site = grid, read_unrevoked_site(folder, site.name)
+        self._key, self._certificate = ensure_valid_signing_key(folder)
+
+    def send(self, request: HostileRequest) -> Message:
+        """Send a request and return the site's answer, also one that honest programs would not accept."""
+        signed = (self._site.site, self._site.public_key, self._key, self._certificate)
+        content = sign_hostile_request(request, *signed) if request.signed else request.content
+        (node,) = [node for node, name in self._grid.list_registered_sites().items() if name == self._site.site]
+        message = Message(RecordDict(), node, "train", ttl=TTL_S)
+        message.content = content
+        message.metadata.created_at = self._grid._clock()
+        vars(message.metadata)["_message_type"] = request.message_type  # any text, unlike Flower's own setter
+        (name,) = self._push(message)
+        deadline = time.monotonic() + ANSWERED_WITHIN_S
+        while time.monotonic() < deadline:
+            if replies := self._grid.pull_messages([name]):
+                return replies[0]
+        raise AssertionError(f"no answer to {request}")
+
+    def _push(self, message: Message) -> list[str]:
+        """Announce a message as it is; the product's own grid would not build some of them."""
+        grid = self._grid
+        tree, parts = split_message_into_objects(message)
+        for name, content in parts.items():
+            grid._files.write_object(name, content)
+        bound = ReplySizeBound.compute_bound_for_request([*map(len, parts.values())], ROOM, 0)
+        awaited = Message(RecordDict(), message.metadata.dst_node_id, "train", ttl=TTL_S)
+        set_message_id(awaited, tree.object_id)
+        grid._requests[tree.object_id] = _AwaitedRequest(awaited, bound)
+        announced = [(strip_message_content(message), tree)]
+        accepted, _ = grid._control.announce_requests_to_superlink(grid._run, announced)
+        return accepted
+
+
+@contextmanager
+def hostile_link(coordinator: Coordinator, site: Site) -> Iterator[HostileLink]:
+    """A run of this process, in which anything may be sent to a site."""
+    with open_network_grid(read_coordinator_folder(coordinator.folder)) as grid:
+        eventually(lambda: site.name in grid.list_registered_sites().values(), f"{site.name} is registered")
+        yield HostileLink(grid, coordinator, site)
+
+
+def listing_of(folder: Path, without: tuple[Path, ...] = ()) -> dict[str, str]:
+    """Path -> type and hash of everything below a folder, except below some others."""
+    entries = {}
+    for path in sorted(folder.rglob("*")):
+        if any(path.is_relative_to(other) for other in without):
+            continue
+        with contextlib.suppress(OSError):
+            entries[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+    return entries

@@ -1,0 +1,129 @@
+"""No request that a coordinator signs ends a hospital's program, or writes outside its folder."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.config import read_experiment
+from tests.hostile_requests import HostileRequest, RequestMutator, encode_record, honest_requests
+from tests.network.hostile import HostileLink, hostile_link, listing_of
+from tests.network.real import PARTIAL, Coordinator, Machine, Site, exported, flwr_client, lines_of, machine, written
+
+pytestmark = pytest.mark.slow
+RUN = "hostile"
+CLASSES = ("0", "1", "2", "3", "4")
+FEW, MANY = 100, 2000
+TWO_COLUMNS = "0123456789abcdef not-ours\n"
+
+
+class Target:
+    """A coordinator with one hospital, and files outside of the hospital's folder that it must not touch."""
+
+    def __init__(self, here: Machine) -> None:
+        self.machine, self.coordinator = here, Coordinator(here)
+        self.experiment = written(PARTIAL, here.folder)
+        data = exported(self.experiment, here.folder / "data")
+        self.site: Site = self.coordinator.admit(self.coordinator.site(data[0]))
+        self.site.edit(self.site.toml, ("[policy]", "[policy]\nmaximum_hours = 0.01"))
+        outside = here.folder / "outside"
+        for name in ("folder", "full"):
+            (outside / name).mkdir(parents=True)
+        (outside / "two-columns.txt").write_text(TWO_COLUMNS, encoding="ascii")
+        (outside / "prose.txt").write_text("A text of another form.\n", encoding="ascii")
+        (outside / "state.json").write_text("{}", encoding="ascii")
+        (outside / "full" / "kept").write_text("kept", encoding="ascii")
+        names = ("new", "absent/new", "two-columns", "prose", "state", "full", "folder/new")
+        self.targets = tuple(str(outside / name) for name in names)
+        self.coordinator.start()
+        self.site.connect()
+        self.coordinator.sees(self.site)
+
+    def listing(self) -> dict[str, str]:
+        """Everything on this machine's folder except what its programs write to themselves."""
+        own = (self.site.folder, self.coordinator.folder, *self.machine.folder.glob("*.log"))
+        return listing_of(self.machine.folder, own)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The audit's lines about requests."""
+        lines = lines_of(self.site.folder / "state" / "audit.jsonl")
+        return [line for line in lines if line.get("direction") == "in"]
+
+    def takes_part(self, out: Path) -> None:
+        """An honest run trains with it."""
+        options = ("run.rounds=1", "participation.min_sites=1")
+        self.coordinator.run(self.experiment, out, *options, sites=1, once=True).succeeds()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Target]:
+    with machine(tmp_path / "machine") as here:
+        yield Target(here)
+
+
+def roll_call(target: Target, run: str) -> HostileRequest:
+    """A roll call that is honest but for its run's name."""
+    call, *_ = honest_requests(read_experiment(target.experiment), CLASSES, RUN)
+    content = encode_record(call)
+    content["fields"]["run"] = run
+    return HostileRequest("run", "query.roll_call", content, {})
+
+
+def test_a_run_that_is_a_path_makes_and_changes_no_file_and_ends_nothing(target: Target, tmp_path: Path) -> None:
+    before, program = target.listing(), target.site.program
+    with hostile_link(target.coordinator, target.site) as link:
+        for path in (*target.targets, "../../../bait", "\0", "a\nb", ""):
+            reply = link.send(roll_call(target, path))
+            assert target.listing() == before
+            assert program.runs, program.output
+            assert reply.has_error()
+            assert target.entries()[-1]["decision"] == "deny"
+    target.takes_part(tmp_path / "run")
+    assert target.site.program is program
+    assert program.runs
+
+
+def send_many(target: Target, link: HostileLink, times: int, seed: int) -> Counter[str]:
+    """Send so many hostile requests; count what was done to them and what came of it."""
+    requests = honest_requests(read_experiment(target.experiment), CLASSES, RUN)
+    mutator, outcomes = RequestMutator(requests, target.targets, seed), Counter[str]()
+    noted = len(target.entries())
+    for number in range(times):
+        request = mutator.make_request()
+        reply = link.send(request)
+        assert target.site.program.runs, f"{number}: {request}\n{target.site.program.output[-3000:]}"
+        entries = target.entries()
+        assert len(entries) > noted, f"{number}: no entry of the audit for {request}"
+        noted = len(entries)
+        outcomes[f"{request.kind}: {'refused' if reply.has_error() else 'answered'}"] += 1
+    return outcomes
+
+
+def check_many(target: Target, times: int, tmp_path: Path) -> Counter[str]:
+    before = target.listing()
+    with hostile_link(target.coordinator, target.site) as link:
+        outcomes = send_many(target, link, times, seed=20)
+    assert target.listing() == before
+    assert sum(outcomes.values()) == times
+    assert flwr_client("audit", "verify", target.site.folder).code == 0
+    target.takes_part(tmp_path / "run")
+    assert target.site.program.runs
+    assert len(target.site._programs) == 1
+    return outcomes
+
+
+def test_a_hundred_mutated_requests_of_a_true_coordinator_end_nothing(target: Target, tmp_path: Path) -> None:
+    outcomes = check_many(target, FEW, tmp_path)
+    assert sum(count for name, count in outcomes.items() if name.endswith("refused")) > FEW / 2
+
+
+@pytest.mark.long
+def test_two_thousand_mutated_requests_of_a_true_coordinator_end_nothing(
+    target: Target, tmp_path: Path, record_property: Any
+) -> None:
+    outcomes = check_many(target, MANY, tmp_path)
+    for name, count in sorted(outcomes.items()):
+        record_property(name, count)
+        print(f"{count:6}  {name}")
