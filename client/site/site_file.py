@@ -215,7 +215,8 @@ def make_site_folder(folder: Path, name: str) -> list[str]:
     with remove_outputs_on_failure(folder, *(folder / file for file in (f"{name}.key", f"{name}.request", FILE))):
         if not folder.exists():
             make_private_folder(folder)
-        key_path, request = folder / f"{name}.key", folder / f"{name}.request"
+        key_path = join_plain_name(folder, PlainName(name), ".key")
+        request = join_plain_name(folder, PlainName(name), ".request")
         made = []
         if key_path.exists():
             key = read_private_key(key_path)

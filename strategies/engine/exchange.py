@@ -416,6 +416,8 @@ def decode_reply(message: Message, expected: type[R]) -> tuple[R | None, str]:
         return decode_record(message.content, expected), ""
     except WireError as error:
         return None, make_printable_line(str(error))
+    except Exception as error:  # as a site has written it: no reply ends a run
+        return None, f"cannot be read: {type(error).__name__}"
 
 
 def check_exchange_replies(

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import Message, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.proto.message_pb2 import Message as ProtoMessage
@@ -32,6 +32,7 @@ from PIL import Image
 
 from client.connection.fleet_client import MessageContentGone, find_app_bundle_fault, is_message_expired
 from client.connection.service import PendingMessage
+from client.gate.incoming_request import PlanRefused, read_plan
 from client.site.memory import LostRoundState, SiteRoundState, SiteRoundStateFolder
 from client.site.settings import load_site, read_site_settings
 from common.config import read_experiment
@@ -62,7 +63,7 @@ from common.security.identity import (
     write_commented_toml_file,
 )
 from common.wire.codec import decode_record, encode_record, pack_numbers, round_to_number_format, unpack_numbers
-from common.wire.fleet_protocol import append_protobuf_field, extract_protobuf_field
+from common.wire.fleet_protocol import HelloAnswer, append_protobuf_field, extract_protobuf_field
 from common.wire.flower_objects import rebuild_message_from_objects
 from common.wire.records import FORMS, ModelGroups, RefusalNoted, RollCall
 from server.coordinator.authority import (
@@ -72,10 +73,18 @@ from server.coordinator.authority import (
 )
 from server.coordinator.folder import FILE as COORDINATOR_FILE
 from server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent, read_coordinator_folder
+from server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
 from server.export.pictures import read_unlabelled_pictures
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.runs.folder import RunFolder
+from strategies.engine.exchange import decode_reply
 from strategies.engine.state import FederationState, deserialize_federation_state, serialize_federation_state
+from strategies.privacy.secure_aggregation.crypto import (
+    MaskingStatementError,
+    encode_public_key_hex,
+    make_key_pair,
+    read_masking_statement,
+)
 from tests.bad_input.coordinator_files import GOOD
 from tests.bad_input.data_sets import FOLDER, TABLE, arrays_with
 from tests.bad_input.images import dicom, encoded
@@ -85,6 +94,8 @@ from tests.common.data.bombs import jpeg_2000, jpeg_ls, run_lengths
 from tests.common.data.damaged import nifti_files, valid_files
 from tests.common.flower_messages import message, same
 from tests.federations import DIGITS
+from tests.fuzz.hospital import hospital
+from tests.hostile_requests import MESSAGE_TYPES, HostileRequest, RequestMutator, honest_requests
 
 Seeds = Callable[[], Sequence[bytes]]
 Check = Callable[[bytes], None]
@@ -246,6 +257,140 @@ def saved(save: Callable[..., None], **arrays: Any) -> bytes:
 @target("bundle", lambda: [saved(np.savez, a=np.zeros(1))])
 def bundle(data: bytes) -> None:
     assert isinstance(find_app_bundle_fault(data, hashlib.sha256(data).hexdigest()), str)
+
+
+# ---------------------------------------------------------------------- whole messages, through a hospital's loop
+
+
+@lru_cache
+def _requests() -> tuple[Any, ...]:
+    with TemporaryDirectory() as name:
+        path = Path(name, "it.toml")
+        path.write_text(DIGITS, encoding="utf-8")
+        return honest_requests(read_experiment(path), hospital().class_names, "run")
+
+
+def signed_message_seeds() -> list[bytes]:
+    """The number of a request's kind, and the request as it travels."""
+    contents = [recorddict_to_proto(encode_record(request)).SerializeToString() for request in _requests()]
+    return [bytes([kind]) + content for kind, content in enumerate(contents)]
+
+
+@target("signed-message", signed_message_seeds)
+def signed_message(data: bytes) -> None:
+    """A record of any content, signed by the coordinator: answered, in the audit, and nothing outside is changed."""
+    requests = _requests()
+    kind = MESSAGE_TYPES[type(requests[data[0] % len(requests)])] if data else "train"
+    try:
+        content = recorddict_from_proto(ProtoRecordDict.FromString(data[1:]))
+        signed = hospital().sign(HostileRequest("fuzz", kind, content, {}))
+        received = hospital().announce(signed, kind)
+    except Exception:  # Flower's own: a record that no coordinator can send
+        return
+    assert hospital().take(received)
+
+
+def mutated_message_seeds() -> list[bytes]:
+    return [bytes([number]) for number in range(20)]
+
+
+@target("mutated-request", mutated_message_seeds)
+def mutated_request(data: bytes) -> None:
+    """The bytes are the seed of a request in which one thing was changed on purpose."""
+    outside = str(hospital().folder / "outside")
+    request = RequestMutator(_requests(), (outside,), int.from_bytes(data[:8], "big")).make_request()
+    kind = request.message_type if request.message_type in MESSAGE_TYPES.values() else "query.bogus"
+    assert hospital().take(hospital().announce(hospital().sign(request), kind))
+
+
+@target("announced-message", received_seeds)
+def announced_message(data: bytes) -> None:
+    """What announces a message, of which no object is at the coordinator."""
+    hospital().link.contents = {}
+    hospital().take(data)
+
+
+@lru_cache
+def _objects() -> dict[str, bytes]:
+    hospital().announce(hospital().sign(HostileRequest("fuzz", "train", encode_record(_requests()[0]), {})), "train")
+    return dict(hospital().link.contents)
+
+
+@target("message-object", lambda: [bytes([i]) + content for i, content in enumerate(_objects().values())])
+def message_object(data: bytes) -> None:
+    """One object of a message is of other bytes than its name says."""
+    received = hospital().announce(
+        hospital().sign(HostileRequest("fuzz", "train", encode_record(_requests()[0]), {})), "train"
+    )
+    name = sorted(hospital().link.contents)[data[0] % len(hospital().link.contents)] if data else ""
+    hospital().link.contents = {**hospital().link.contents, name: data[1:]}
+    assert hospital().take(received)
+
+
+@target("plan", lambda: [_requests()[0].plan.encode()])
+def plan(data: bytes) -> None:
+    with contextlib.suppress(PlanRefused):
+        read_plan(data.decode("utf-8", "replace"), 64.0)
+
+
+def hello_seeds() -> list[bytes]:
+    return [HelloAnswer(time=1.5, release="1", wire=16, key="admitted", site="north").model_dump_json().encode()]
+
+
+@target("hello", hello_seeds)
+def hello(data: bytes) -> None:
+    with contextlib.suppress(ValueError):  # gRPC makes a lost connection of it
+        assert HelloAnswer.model_validate_json(data).release.isprintable()
+
+
+def masking_statement_seeds() -> list[bytes]:
+    names = {"run": "run", "round": 1, "site": "north", "members": ["east", "north"], "opened": []}
+    rules = {"cohort": 2, "divisor": 2, "shared": {}, "rows": ["0"], "alone": False}
+    hashes = {"plan": "a" * 64, "model": "b" * 64}
+    keys = {name: encode_public_key_hex(make_key_pair()) for name in ("sealing_key", "masking_key")}
+    return [json.dumps({**names, **rules, **hashes, **keys}).encode()]
+
+
+@target("masking-statement", masking_statement_seeds)
+def masking_statement(data: bytes) -> None:
+    with contextlib.suppress(MaskingStatementError):
+        assert read_masking_statement(data).site
+
+
+@file_target("nonces", "run.txt", lambda: [b"0" * 32 + b" " + b"a" * 64 + b"\n"])
+def nonces(folder: Path) -> None:
+    """A file of the site's own that a full disk or a power failure has cut."""
+    requests = hospital().site_folder / "state" / "requests"
+    requests.mkdir(exist_ok=True)
+    (requests / "run.txt").write_bytes((folder / "run.txt").read_bytes())
+    signed = hospital().sign(HostileRequest("fuzz", "query.roll_call", encode_record(_requests()[0]), {}))
+    assert hospital().take(hospital().announce(signed, "query.roll_call"))
+
+
+# ---------------------------------------------------------------------- replies, at the coordinator
+
+_ANSWERS = (ANSWER, RefusalNoted("run", "north"), REPLY, SCORES, SPREAD, COMPARED)
+
+
+def signed_reply_seeds() -> list[bytes]:
+    contents = [recorddict_to_proto(encode_record(record)).SerializeToString() for record in _ANSWERS]
+    return [bytes([kind]) + content for kind, content in enumerate(contents)]
+
+
+@target("signed-reply", signed_reply_seeds)
+def signed_reply(data: bytes) -> None:
+    """A record of any content, signed by its site: it counts or has a reason, and nothing is raised."""
+    try:
+        content = recorddict_from_proto(ProtoRecordDict.FromString(data[1:]))
+        signed = hospital().link._statements.sign_reply(content, "a" * 64)  # type: ignore[union-attr]
+    except Exception:  # a record that no site can send
+        return
+    reply = Message(signed, reply_to=Message(RecordDict(), 1, "train"))
+    signer = RequestSigner(*hospital().signing, lambda: {5: RequestRecipient("north", hospital().public_key)})
+    assert signer.verify_earlier_run_reply(5, signed).site == "north"
+    kind = type(_ANSWERS[data[0] % len(_ANSWERS)]) if data else RefusalNoted
+    record, reason = decode_reply(reply, kind)
+    assert (record is None) == bool(reason)
 
 
 # ---------------------------------------------------------------------- credentials

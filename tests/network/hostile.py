@@ -32,6 +32,10 @@ class HostileLink:
 
     def send(self, request: HostileRequest) -> Message:
         """Send a request and return the site's answer, also one that honest programs would not accept."""
+        return self.receive(self.post(request))
+
+    def post(self, request: HostileRequest) -> str:
+        """Send a request; return the id of its message."""
         signed = (self._site.site, self._site.public_key, self._key, self._certificate)
         content = sign_hostile_request(request, *signed) if request.signed else request.content
         (node,) = [node for node, name in self._grid.list_registered_sites().items() if name == self._site.site]
@@ -40,11 +44,15 @@ class HostileLink:
         message.metadata.created_at = self._grid._clock()
         vars(message.metadata)["_message_type"] = request.message_type  # any text, unlike Flower's own setter
         (name,) = self._push(message)
+        return name
+
+    def receive(self, name: str) -> Message:
+        """Wait for the answer to a message."""
         deadline = time.monotonic() + ANSWERED_WITHIN_S
         while time.monotonic() < deadline:
             if replies := self._grid.pull_messages([name]):
                 return replies[0]
-        raise AssertionError(f"no answer to {request}")
+        raise AssertionError(f"no answer to {name}")
 
     def _push(self, message: Message) -> list[str]:
         """Announce a message as it is; the product's own grid would not build some of them."""

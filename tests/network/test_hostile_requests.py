@@ -1,5 +1,7 @@
 """No request that a coordinator signs ends a hospital's program, or writes outside its folder."""
 
+import json
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from common.config import read_experiment
 from tests.hostile_requests import HostileRequest, RequestMutator, encode_record, honest_requests
+from tests.network.fatal import RUN as FATAL_RUN
 from tests.network.hostile import HostileLink, hostile_link, listing_of
 from tests.network.real import PARTIAL, Coordinator, Machine, Site, exported, flwr_client, lines_of, machine, written
 
@@ -83,6 +86,28 @@ def test_a_run_that_is_a_path_makes_and_changes_no_file_and_ends_nothing(target:
     target.takes_part(tmp_path / "run")
     assert target.site.program is program
     assert program.runs
+
+
+def test_a_message_at_which_two_processes_died_is_put_aside_and_the_program_starts(
+    target: Target, tmp_path: Path
+) -> None:
+    """Also where they died before any work on it had begun."""
+    site = target.site
+    site.program.stop()
+    site.start_by("-m", "tests.network.fatal", "start", site.folder).says("connected to ")
+    target.coordinator.sees(site)
+    with hostile_link(target.coordinator, site) as link:
+        name = link.post(roll_call(target, FATAL_RUN))
+        for _ in range(2):
+            assert site.program.ends() == -signal.SIGKILL
+            site.start_by("-m", "tests.network.fatal", "start", site.folder)
+        assert "died 2 times" in link.receive(name).error.reason
+        assert site.program.runs
+        (aside,) = (site.folder / "state" / "set-aside").iterdir()
+        assert "died 2 times" in json.loads(aside.read_bytes())["reason"]
+        assert target.entries()[-1]["rule"] == "set aside"
+    target.takes_part(tmp_path / "run")
+    assert site.program.runs
 
 
 def send_many(target: Target, link: HostileLink, times: int, seed: int) -> Counter[str]:

@@ -27,6 +27,7 @@ from common.data.images.reading import is_dicom_file
 from common.data.images.store import FileIdentity
 from common.errors import BadInput, Fault, raise_faults
 from common.system.files import is_disk_full, make_private_folder, remove_temporary_files, write_atomically
+from common.system.plain_names import PlainName, join_plain_name
 
 _AS_STORED = 'multipart/related; type="application/dicom"; transfer-syntax=*'
 _BATCH = 200
@@ -89,7 +90,7 @@ class PacsImageCache:
     def get_cached_image_path(self, uid: str) -> Path:
         """Return the path of the cached file for an image with this SOPInstanceUID."""
         assert UID.fullmatch(uid)
-        return self.folder / f"{uid}.dcm"
+        return join_plain_name(self.folder, PlainName(uid), ".dcm")
 
     def read_cached_image(self, uid: str) -> bytes | None:
         """Return a cached image file; None if it is not cached, or is no DICOM file any more."""

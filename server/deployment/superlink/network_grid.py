@@ -28,6 +28,7 @@ from common.wire.flower_objects import (
     rebuild_message_from_objects,
     set_flower_node_identity,
     set_message_id,
+    set_message_source,
     split_message_into_objects,
     strip_message_content,
 )
@@ -60,6 +61,7 @@ from strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE, NOT_REGIS
 
 LOST_SIGNAL = signal.SIGUSR1
 """Signal by which the heartbeat thread interrupts the thread that leads."""
+_log = logging.getLogger(__name__)
 POLL_S, LOOK_S = 0.1, 0.005
 AT_A_TIME = 4
 """Replies returned by one call: the others stay in their files until these are aggregated."""
@@ -288,15 +290,28 @@ class NetworkGrid(Grid):
                 for part in list_tree_object_ids(tree)
                 if (content := self._files.map_object_into_memory(part)) is not None
             }
-            size = sum(map(len, objects.values())) + SPARE_BYTES
-            with suppress(ValueError, SignatureFault):  # cut off, or not signed by the site of that node
-                message = rebuild_message_from_objects(name, objects, size)
-                statement = self._signer.verify_earlier_run_reply(node, message.content)
-                if statement.run == run:
-                    about = statement.record, statement.round, statement.site
-                    yield ReplyArrival(*about, message.content, CAME_WHILE_AWAY)
+            arrival = self._read_unrecorded_reply(name, node, objects, run)
+            if arrival is not None:
+                yield arrival
             self._control.allow_message_file_deletion([name])
         self._earlier_replies = ()
+
+    def _read_unrecorded_reply(
+        self, name: str, node: int, objects: Mapping[str, memoryview], run: str
+    ) -> ReplyArrival | None:
+        """Return a reply to this run; None if it is cut off, of another run, or not signed by the site of that node."""
+        size = sum(map(len, objects.values())) + SPARE_BYTES
+        try:
+            message = rebuild_message_from_objects(name, objects, size)
+            statement = self._signer.verify_earlier_run_reply(node, message.content)
+        except SignatureFault:
+            return None
+        except Exception as error:  # as a site has written it; the run goes on without it
+            _log.warning("an earlier reply cannot be read: %r", error)
+            return None
+        if statement.run != run:
+            return None
+        return ReplyArrival(statement.record, statement.round, statement.site, message.content, CAME_WHILE_AWAY)
 
     def close(self) -> None:
         """Let the SuperLink delete the files of all returned replies, because the finished run has recorded them."""
@@ -350,10 +365,15 @@ class NetworkGrid(Grid):
         (self._roll_calls if is_roll_call else self._fetched).append(metadata.message_id)
         # An error holds no record and is not signed: it counts for nothing but words.
         if message is not None and message.has_content():
-            fault = self._signer.find_reply_signature_fault(name, message)
+            try:
+                fault = self._signer.find_reply_signature_fault(name, message)
+            except Exception as error:  # as a site has written it: no reply ends a run
+                fault = f"its reply cannot be read: {type(error).__name__}"
         if fault or message is None:
             return self._make_error_reply_message(name, REFUSED_REPLY, fault)
         self._requests.pop(name, None)
+        # The envelope's sender signed the call; what the reply itself says of its sender may be any site.
+        set_message_source(message, metadata.src_node_id)
         return message
 
     def _make_error_reply_message(self, name: str, code: int, reason: str) -> Message:

@@ -6,7 +6,6 @@ The SuperLink and the run share these files, because both run on one machine und
 import hashlib
 import mmap
 import os
-import re
 import threading
 import time
 from collections import OrderedDict
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common.system.files import make_temporary_path
+from common.system.plain_names import HashName, join_plain_name
 from common.wire.fleet_protocol import (
     CHUNK_BYTES,
     CONTENT_OF_PULL,
@@ -29,7 +29,7 @@ from common.wire.fleet_protocol import (
 
 def is_object_id(text: str) -> bool:
     """Return whether a text is a SHA-256 in hexadecimal digits; only such texts become file names."""
-    return re.fullmatch("[0-9a-f]{64}", text) is not None
+    return HashName.pattern.fullmatch(text) is not None
 
 
 class ObjectFileStore:
@@ -48,7 +48,7 @@ class ObjectFileStore:
         """
         if not is_object_id(object_id):
             raise ValueError(f"{object_id[:80]!r} does not name an object")
-        path = self._folder / object_id
+        path = join_plain_name(self._folder, HashName(object_id))
         if path.exists():
             return
         part = make_temporary_path(path)
@@ -67,7 +67,7 @@ class ObjectFileStore:
         if not is_object_id(object_id):
             return None
         try:
-            with (self._folder / object_id).open("rb") as file:
+            with (join_plain_name(self._folder, HashName(object_id))).open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 return memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else b"")
         except FileNotFoundError:
@@ -80,19 +80,19 @@ class ObjectFileStore:
 
     def has_object(self, object_id: str) -> bool:
         """Return whether an object's file exists."""
-        return is_object_id(object_id) and (self._folder / object_id).exists()
+        return is_object_id(object_id) and (join_plain_name(self._folder, HashName(object_id))).exists()
 
     def get_object_size(self, object_id: str) -> int:
         """Return an object's size in bytes; 0 if the object does not exist."""
         try:
-            return (self._folder / object_id).stat().st_size if is_object_id(object_id) else 0
+            return (join_plain_name(self._folder, HashName(object_id))).stat().st_size if is_object_id(object_id) else 0
         except FileNotFoundError:
             return 0
 
     def remove_object(self, object_id: str) -> None:
         """Remove an object's file if it exists."""
         if is_object_id(object_id):
-            (self._folder / object_id).unlink(missing_ok=True)
+            (join_plain_name(self._folder, HashName(object_id))).unlink(missing_ok=True)
 
     def list_object_ids(self) -> set[str]:
         """Return the ids of all complete objects."""
