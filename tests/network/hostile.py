@@ -30,6 +30,12 @@ class HostileLink:
         self._grid, self._site = grid, read_unrevoked_site(folder, site.name)
         self._key, self._certificate = ensure_valid_signing_key(folder)
 
+    @property
+    def node(self) -> int:
+        """Number of the site's node."""
+        (node,) = [node for node, name in self._grid.list_registered_sites().items() if name == self._site.site]
+        return node
+
     def send(self, request: HostileRequest) -> Message:
         """Send a request and return the site's answer, also one that honest programs would not accept."""
         return self.receive(self.post(request))
@@ -38,8 +44,7 @@ class HostileLink:
         """Send a request; return the id of its message."""
         signed = (self._site.site, self._site.public_key, self._key, self._certificate)
         content = sign_hostile_request(request, *signed) if request.signed else request.content
-        (node,) = [node for node, name in self._grid.list_registered_sites().items() if name == self._site.site]
-        message = Message(RecordDict(), node, "train", ttl=TTL_S)
+        message = Message(RecordDict(), self.node, "train", ttl=TTL_S)
         message.content = content
         message.metadata.created_at = self._grid._clock()
         vars(message.metadata)["_message_type"] = request.message_type  # any text, unlike Flower's own setter
@@ -64,6 +69,7 @@ class HostileLink:
         awaited = Message(RecordDict(), message.metadata.dst_node_id, "train", ttl=TTL_S)
         set_message_id(awaited, tree.object_id)
         grid._requests[tree.object_id] = _AwaitedRequest(awaited, bound)
+        grid._signer.remember_sent_request(message)
         announced = [(strip_message_content(message), tree)]
         accepted, _ = grid._control.announce_requests_to_superlink(grid._run, announced)
         return accepted

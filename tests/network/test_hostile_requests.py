@@ -4,13 +4,16 @@ import json
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.config import read_experiment
+from common.wire.fleet_protocol import WIRE_VERSION
 from tests.hostile_requests import HostileRequest, RequestMutator, encode_record, honest_requests
+from tests.network.blamer import BLAMED
 from tests.network.fatal import RUN as FATAL_RUN
 from tests.network.hostile import HostileLink, hostile_link, listing_of
 from tests.network.real import PARTIAL, Coordinator, Machine, Site, exported, flwr_client, lines_of, machine, written
@@ -110,18 +113,45 @@ def test_a_message_at_which_two_processes_died_is_put_aside_and_the_program_star
     assert site.program.runs
 
 
+def test_a_message_of_another_wire_or_for_another_name_is_refused_while_the_coordinator_says_otherwise(
+    target: Target,
+) -> None:
+    other_wire = roll_call(target, "run-1")
+    other_wire.content["fields"]["wire.version"] = WIRE_VERSION + 1
+    other_name = replace(roll_call(target, "run-1"), statement={"site": "another"})
+    with hostile_link(target.coordinator, target.site) as link:
+        for request, reason in ((other_wire, "wire version"), (other_name, "its key is registered for")):
+            assert reason in link.send(request).error.reason
+        assert not link.send(roll_call(target, "run-1")).has_error()
+    assert target.site.program.runs
+
+
+def test_an_error_in_the_name_of_another_site_counts_for_its_sender(target: Target) -> None:
+    target.site.program.stop()
+    target.site.start_by("-m", "tests.network.blamer", "start", target.site.folder).says("connected to ")
+    target.coordinator.sees(target.site)
+    with hostile_link(target.coordinator, target.site) as link:
+        reply = link.send(roll_call(target, "run-1"))
+        assert reply.error.reason == "out of order"
+        assert reply.metadata.src_node_id == link.node != BLAMED
+
+
 def send_many(target: Target, link: HostileLink, times: int, seed: int) -> Counter[str]:
     """Send so many hostile requests; count what was done to them and what came of it."""
     requests = honest_requests(read_experiment(target.experiment), CLASSES, RUN)
     mutator, outcomes = RequestMutator(requests, target.targets, seed), Counter[str]()
-    noted = len(target.entries())
+    audit = target.site.folder / "state" / "audit.jsonl"
     for number in range(times):
-        request = mutator.make_request()
+        request, size = mutator.make_request(), audit.stat().st_size
         reply = link.send(request)
         assert target.site.program.runs, f"{number}: {request}\n{target.site.program.output[-3000:]}"
-        entries = target.entries()
-        assert len(entries) > noted, f"{number}: no entry of the audit for {request}"
-        noted = len(entries)
+        with audit.open("rb") as file:
+            file.seek(size)
+            entries = [json.loads(line) for line in file]
+        came = [entry for entry in entries if entry["direction"] == "in"]
+        failed = [entry for entry in entries if entry["record"] == "Error" or entry.get("decision") == "deny"]
+        assert came, f"{number}: no entry of the audit for {request}"
+        assert bool(failed) == reply.has_error(), f"{number}: {entries} for {request}"
         outcomes[f"{request.kind}: {'refused' if reply.has_error() else 'answered'}"] += 1
     return outcomes
 

@@ -1,0 +1,42 @@
+"""A hospital that fails in the name of another: ``python -m tests.network.blamer start FOLDER``.
+
+The call that brings the reply names the hospital itself, as it must; the reply inside names another node.
+"""
+
+import sys
+from typing import Any
+
+from flwr.app import Error, Message
+
+import client.cli
+import client.connection.fleet_client
+from client.connection.service import HospitalMessageLoop
+from common.wire.flower_objects import set_message_source
+
+BLAMED = 12345
+"""Number of the node that is named."""
+
+
+def main() -> None:
+    """``flwr-client`` with another way to reply."""
+    strip: Any = client.connection.fleet_client.strip_message_content  # type: ignore[attr-defined]
+    own: list[int] = []
+
+    def fail_for_another(service: HospitalMessageLoop, message: Message) -> Message:
+        reply = Message(Error(999, "out of order"), reply_to=message)
+        own[:] = [reply.metadata.src_node_id]
+        set_message_source(reply, BLAMED)
+        return reply
+
+    def announce_as_oneself(message: Message) -> Any:
+        announced = strip(message)
+        announced.metadata.src_node_id = own[0]
+        return announced
+
+    client.connection.fleet_client.strip_message_content = announce_as_oneself  # type: ignore[attr-defined]
+    HospitalMessageLoop._make_reply = fail_for_another  # type: ignore[method-assign]
+    client.cli.main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()
