@@ -273,10 +273,10 @@ class HospitalMessageLoop:
             attempts: Number of processes that died while they worked on this message.
         """
         self.status.state = "working"
-        # Before anything of the message is looked at: a process that dies at it is counted.
-        if not self._pending.store_message(received, attempts + 1):
-            self._report_error(f"no room on the disk of {self.settings.state_folder}: free some")
         try:
+            # Before anything of the message is looked at: a process that dies at it is counted.
+            if not self._pending.store_message(received, attempts + 1):
+                self._report_error(f"no room on the disk of {self.settings.state_folder}: free some")
             reply = self._fetch_message_and_make_reply(link, received)
         except (RunAlreadyEnded, MessageContentGone) as error:
             self._report_error(f"a message is no longer wanted: {error}")
@@ -293,7 +293,7 @@ class HospitalMessageLoop:
             if _is_no_fault_of_message(error):
                 self._pending.store_message(received, attempts)
             raise
-        self._send_reply(link, received, reply)
+        self._send_reply(link, received, reply, attempts)
 
     def _fetch_message_and_make_reply(self, link: FleetClient, received: bytes) -> Message:
         audit = AuditMark(self.site)
@@ -332,10 +332,15 @@ class HospitalMessageLoop:
         """Answer a message with an error without a look at its content, and write the refusal to the audit."""
         record_unread_message(self.site, received, rule, reason)
         self._report_error(f"refused a message: {reason}")
-        self._send_reply(link, received, make_error_reply(link.make_unread_message(received), SITE_RAISED, reason))
+        reply = make_error_reply(link.make_unread_message(received), SITE_RAISED, reason)
+        self._send_reply(link, received, reply, MAX_ATTEMPTS)
 
-    def _send_reply(self, link: FleetClient, received: bytes, reply: Message) -> None:
-        """Send a reply; after a lost connection, the next connection sends it again."""
+    def _send_reply(self, link: FleetClient, received: bytes, reply: Message, attempts: int = 0) -> None:
+        """Send a reply; after a lost connection, the next connection sends it again.
+
+        Args:
+            attempts: Number of processes that died while they worked on this message, without this one.
+        """
         self._unsent = (received, reply)
         try:
             link.send_reply(received, reply)
@@ -343,7 +348,8 @@ class HospitalMessageLoop:
             self._report_error(f"the coordinator did not take the reply: {error}")
         except (RunAlreadyEnded, MessageContentGone) as error:
             self._report_error(f"the reply came too late: {error}")
-        except (CoordinatorUnreachable, ConnectionNotAccepted):
+        except (KeyboardInterrupt, SystemExit, CoordinatorUnreachable, ConnectionNotAccepted):
+            self._pending.store_message(received, attempts)
             raise
         except Exception as error:  # of our own code, at words of the message in the reply
             if is_disk_full(error):

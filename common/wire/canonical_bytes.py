@@ -144,8 +144,9 @@ def list_record_fields(content: RecordDict) -> list[RecordField]:
             if isinstance(value, bytes):
                 announced, width = record.get(f"{key}/shape"), record.get(f"{key}/{WIDTH}")
                 flat = len(value) // (width if type(width) is int and width > 0 else 4)
-                is_shape = isinstance(announced, list) and all(type(side) is int for side in announced)
-                shape, size = tuple(announced) if is_shape else (flat,), len(value)
+                sides = announced if isinstance(announced, list) else [flat]
+                # A sender may announce anything; what the audit says of a shape is whole numbers.
+                shape, size = tuple(sides) if all(type(side) is int for side in sides) else (flat,), len(value)
             elif isinstance(value, list) and value and isinstance(value[0], bytes):
                 size = sum(map(len, value))
             else:
