@@ -67,7 +67,7 @@ endurance: $(VENV)/installed  ## 200 rounds of ten sites under random faults; me
 	$(BIN)/pytest -s -m endurance
 
 FUZZ_SECONDS ?= 60
-fuzz: $(VENV)/installed  ## coverage-guided fuzzing of all code that parses received messages or stored files; 32 min
+fuzz: $(VENV)/installed  ## coverage-guided fuzzing of all code that parses received messages or stored files; 41 min
 	$(BIN)/pip install --quiet --editable '.[fuzz]'
 	for target in $$($(BIN)/python -m tests.fuzz.run); do $(BIN)/python -m tests.fuzz.run $$target $(FUZZ_SECONDS) || exit 1; done
 

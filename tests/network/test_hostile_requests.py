@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -28,13 +29,12 @@ TWO_COLUMNS = "0123456789abcdef not-ours\n"
 class Target:
     """A coordinator with one hospital, and files outside of the hospital's folder that it must not touch."""
 
-    def __init__(self, here: Machine) -> None:
-        self.machine, self.coordinator = here, Coordinator(here)
+    def __init__(self, here: Machine, outside: Path) -> None:
+        self.outside, self.machine, self.coordinator = outside, here, Coordinator(here)
         self.experiment = written(PARTIAL, here.folder)
         data = exported(self.experiment, here.folder / "data")
         self.site: Site = self.coordinator.admit(self.coordinator.site(data[0]))
         self.site.edit(self.site.toml, ("[policy]", "[policy]\nmaximum_hours = 0.01"))
-        outside = here.folder / "outside"
         for name in ("folder", "full"):
             (outside / name).mkdir(parents=True)
         (outside / "two-columns.txt").write_text(TWO_COLUMNS, encoding="ascii")
@@ -50,7 +50,7 @@ class Target:
     def listing(self) -> dict[str, str]:
         """Everything on this machine's folder except what its programs write to themselves."""
         own = (self.site.folder, self.coordinator.folder, *self.machine.folder.glob("*.log"))
-        return listing_of(self.machine.folder, own)
+        return listing_of(self.machine.folder, own) | listing_of(self.outside)
 
     def entries(self) -> list[dict[str, Any]]:
         """The audit's lines about requests."""
@@ -65,8 +65,9 @@ class Target:
 
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[Target]:
-    with machine(tmp_path / "machine") as here:
-        yield Target(here)
+    # A statement names a run by at most 64 characters, so that a path has to be short to be an attack.
+    with machine(tmp_path / "machine") as here, TemporaryDirectory(prefix="o") as outside:
+        yield Target(here, Path(outside))
 
 
 def roll_call(target: Target, run: str) -> HostileRequest:
