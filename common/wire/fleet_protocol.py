@@ -230,4 +230,4 @@ class HelloAnswer(BaseModel):
     release: Annotated[str, AfterValidator(lambda text: make_printable_line(text, LONGEST_RELEASE))]
     wire: Annotated[int, Field(ge=0, lt=2**31)]
     key: Literal["admitted", "unknown"]
-    site: Annotated[str, AfterValidator(lambda text: make_printable_line(text, LONGEST_RELEASE))] = ""
+    site: Annotated[str, AfterValidator(make_printable_line)] = ""
