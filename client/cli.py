@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
+from common.system.files import write_for_owner_only
 from common.system.plain_text import escape_for_terminal, format_as_json_text
 from common.system.resources import exclude_imports_from_gc, reuse_large_buffers
 from common.system.stopping import graceful_shutdown, stop_on_signals
@@ -59,7 +60,12 @@ Planned = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command("init")
+INIT = "init"
+"""The command whose files a person edits or sends; the private key among them has a mode of its own. What other
+commands write is of patients, so that nobody else may read it."""
+
+
+@app.command(INIT)
 def init_site_folder(
     folder: Folder, name: Annotated[str, typer.Option("--name", help="The site's name in the federation.")]
 ) -> None:
@@ -355,7 +361,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line of ``flwr-client`` and exit with its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = words[:1] == ["start"]
-    with graceful_shutdown(int(ClientExitCode.STOPPED)) if stays_up else contextlib.nullcontext(), stop_on_signals():
+    with contextlib.ExitStack() as stack:
+        if words[:1] != [INIT]:
+            stack.enter_context(write_for_owner_only())
+        if stays_up:
+            stack.enter_context(graceful_shutdown(int(ClientExitCode.STOPPED)))
+        stack.enter_context(stop_on_signals())
         run_command_line_program(app, arguments, (ConnectionNotAccepted,), prints_result=not stays_up)
 
 

@@ -85,3 +85,44 @@ def test_a_command_that_fails_changes_neither_page_nor_figures(measure: Callable
 def test_an_aim_that_is_missed_is_called_so(table: ModuleType) -> None:
     assert table.aim(1.0, 1, "1 s") == "aim: 1 s"
     assert table.aim(1.01, 1, "1 s") == "aim, missed: 1 s"
+
+
+@pytest.fixture
+def backdoors(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """benchmarks/backdoors.py, which is no part of a package."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("backdoors")
+
+
+def test_the_page_holds_the_range_of_each_backdoor_over_three_triggers_and_three_seeds_or_more(
+    backdoors: ModuleType,
+) -> None:
+    measured = json.loads((ROOT / "benchmarks" / "backdoors.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert page.split(backdoors.BEGIN)[1].split(backdoors.END)[0].strip() == backdoors.draw_tables(measured).strip()
+    cells = [backdoors.Cell(*fields) for fields in measured["cells"]]
+    figures: dict[tuple[Any, ...], list[int]] = {}
+    for cell in cells:
+        figures.setdefault(cell[:4], []).append(len(cell.successes))
+    assert {min(len(seeds), *seeds) >= 3 for seeds in figures.values()} == {True}
+    for sites in (5, 10):
+        assert {schedule for *row, schedule in figures if row == [1, sites, backdoors.DEFAULT]} >= {
+            *("no attack", "as trained", "3.5 times in the last", "last round only, 3.5 times"),
+        }
+
+
+def test_a_row_of_which_a_run_is_missing_is_not_drawn(backdoors: ModuleType) -> None:
+    successes = dict(zip(backdoors.TRIGGERS, (0.1, 0.2, 0.3, 0.4), strict=True))
+    trials = {
+        key: backdoors.Trial(0.9, {key.trigger: 0.5} if key.trigger else successes)
+        for key in backdoors.list_planned_trials()
+        if (key.population, key.rule) in ((backdoors.ONE_OF_5, backdoors.DEFAULT), (backdoors.TWO_OF_5, "median"))
+    }
+    whole = backdoors.collect_cells(trials)
+    assert {(cell.attackers, cell.rule) for cell in whole} == {(1, "clip 3.0"), (2, "median")}
+    page = backdoors.draw_tables({"cells": whole})
+    # Honest runs of four triggers have 0.1 to 0.4, attacks 0.5; median was measured as trained only.
+    assert "| 2 of 5 | median | 0.50, **0.50**, 0.50 |  |  |  |  |  | 0.10, **0.25**, 0.40 | +0.000 to +0.000 |" in page
+    key = backdoors.TrialKey(backdoors.TWO_OF_5, "median", "as trained", 1, "stripe")
+    del trials[key]
+    assert {(cell.attackers, cell.rule) for cell in backdoors.collect_cells(trials)} == {(1, "clip 3.0")}

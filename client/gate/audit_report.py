@@ -8,8 +8,7 @@ from typing import Any
 
 from cryptography import x509
 
-from client.site.statements import FILE as STATEMENTS
-from client.site.statements import read_accepted_reply_count
+from client.site.statements import has_accepted_replies, read_accepted_reply_count
 from common.errors import BadInput, Fault
 from common.security.audit import FILE, AuditCheckResult, AuditEntry, AuditLog, check_audit_log
 from common.security.authorship import AuthorshipCheckResult, OwnReplyRecord, SentReply, check_receipt_authorship
@@ -44,7 +43,7 @@ def make_audit_report(
     """
     findings = check_audit_log(state)
     faults, notes = [str(fault) for fault in findings.faults], [*findings.notes]
-    if not findings.entries and not faults and (state / STATEMENTS).exists():
+    if not findings.entries and not faults and has_accepted_replies(state):
         faults.append(f"{FILE}: is not there, and this site has replied to a run: removed.")
     if authority is not None:
         requests = _check_request_signatures(state, authority)

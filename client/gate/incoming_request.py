@@ -33,6 +33,7 @@ from pydantic import ValidationError
 
 from client.gate.policy_rules import PolicyVerdict, RequestedWork, decide_on_request, find_method_policy_fault
 from client.site.memory import remove_old_run_states
+from client.site.run_entries import RunEntryFolder
 from client.site.site import Site
 from common.config import HospitalPlan, parse_plan_json
 from common.errors import BadInput, Fault, WireError
@@ -40,7 +41,6 @@ from common.models.network import build_network
 from common.models.state import FrozenPart, read_model_state
 from common.models.zoo.spec import is_external_network
 from common.plugins import PLUGIN
-from common.system.files import write_atomically
 from common.system.plain_names import RunName, join_plain_name
 from common.system.toml import translate_validation_errors
 from common.wire.canonical_bytes import read_small_fields
@@ -60,7 +60,7 @@ class IncomingRequest:
         self._fields = fields = read_small_fields(content)
         self._site, self._policy = site, site.policy
         self._run = str(fields.get("run", ""))
-        self._runs = RunRecordsFile(site.folder, durable=site.durable)
+        self._runs = SiteRunRecords(site.folder, durable=site.durable)
         self._record = self._runs.find_run_record(self._run)
 
     def decide_and_record_plan(self) -> tuple[RequestedWork | None, PolicyVerdict]:
@@ -81,7 +81,7 @@ class IncomingRequest:
             plan = str(self._fields["plan"])
             if self._record is None:
                 memory = self._site.folder / "memory"
-                # A new run has a stored state only if the site has forgotten the run and its plan. Under
+                # A new run has a stored state only if the run's record was removed or damaged. Under
                 # another plan, that state could disclose what the first plan kept at the site.
                 shutil.rmtree(join_plain_name(memory, run), ignore_errors=True)
                 remove_old_run_states(memory, run)
@@ -209,9 +209,8 @@ def interrupt_after_seconds(seconds: float | None) -> Iterator[None]:
 
 # ---------------------------------------------------------------------- runs
 
-RUNS_FILE = "runs.json"
-RUNS_KEPT = 200
-"""Number of runs whose records are kept, the latest first; for an older run, any plan is accepted again."""
+RUNS, EARLIER_RUNS = "runs", "runs.json"
+"""Folder with the records of runs; an earlier release had a file with this name and the suffix ``.json``."""
 
 
 @dataclass(frozen=True)
@@ -222,46 +221,33 @@ class SiteRunRecord:
     seconds: float = 0.0
 
 
-class RunRecordsFile:
-    """The records of all runs that a site takes part in, in the file ``runs.json`` of its state folder."""
+class SiteRunRecords:
+    """The records of all runs that a site ever took part in, in the folder ``runs`` of its state folder."""
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
-        self._path, self._durable = folder / RUNS_FILE, durable
+        self._entries = RunEntryFolder(folder / RUNS, folder / EARLIER_RUNS, durable=durable)
 
     def find_run_record(self, run: str) -> SiteRunRecord | None:
-        """Return the record of a run; None for a new run."""
-        return self._read_all().get(run)
+        """Return the record of a run; None for a new run, or for a damaged record, so that any plan is accepted."""
+        entry = self._entries.read_entry(run)
+        try:
+            return None if entry is None else SiteRunRecord(str(entry["plan"]), float(entry["seconds"]))
+        except (ValueError, KeyError, TypeError):
+            return None
 
     def record_run_plan(self, run: str, plan: str) -> SiteRunRecord:
         """Store a new run with the hash of its plan (JSON text); return its record. An existing record is kept."""
-        return self.find_run_record(run) or self._write_record(
-            run, SiteRunRecord(hash_plan(plan)), durable=self._durable
-        )
+        return self.find_run_record(run) or self._write_record(run, SiteRunRecord(hash_plan(plan)))
 
     def add_worked_seconds(self, run: str, seconds: float) -> SiteRunRecord | None:
         """Add to the time that the site has worked for a run; return the new record, None if the run has no record."""
         if (record := self.find_run_record(run)) is None:
             return None
-        return self._write_record(run, replace(record, seconds=record.seconds + seconds), durable=False)
+        return self._write_record(run, replace(record, seconds=record.seconds + seconds))
 
-    def _write_record(self, run: str, record: SiteRunRecord, *, durable: bool) -> SiteRunRecord:
-        runs = self._read_all()
-        runs.pop(run, None)  # the latest run comes last
-        runs[run] = record
-        newest = dict(list(runs.items())[-RUNS_KEPT:])
-        content = json.dumps({name: asdict(entry) for name, entry in newest.items()})
-        write_atomically(self._path, content.encode(), durable=durable)
+    def _write_record(self, run: str, record: SiteRunRecord) -> SiteRunRecord:
+        self._entries.write_entry(run, asdict(record))
         return record
-
-    def _read_all(self) -> dict[str, SiteRunRecord]:
-        """Return run name -> record; empty if the file is missing or damaged, so that any plan is accepted again."""
-        try:
-            tree = json.loads(self._path.read_bytes())
-            return {
-                str(name): SiteRunRecord(str(entry["plan"]), float(entry["seconds"])) for name, entry in tree.items()
-            }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}
 
 
 def hash_plan(plan: str) -> str:

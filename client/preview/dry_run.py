@@ -27,7 +27,12 @@ from common.config import Experiment, ParticipationSection, make_hospital_plan
 from common.errors import raise_faults
 from common.models.network import build_network
 from common.models.state import add_frozen_hash_to_spec, build_initial_frozen_part, make_model_layout, read_model_state
-from common.system.files import find_output_folder_faults, remove_outputs_on_failure, write_atomically
+from common.system.files import (
+    find_output_folder_faults,
+    make_private_folder,
+    remove_outputs_on_failure,
+    write_atomically,
+)
 from common.system.plain_text import format_as_json_text
 from common.wire.canonical_bytes import WIDTH, hash_record, iterate_canonical_bytes, list_record_fields
 from common.wire.codec import count_payload_bytes, unpack_counts
@@ -195,12 +200,15 @@ def format_record_for_terminal(content: RecordDict) -> Group:
 def write_record_files(records: Sequence[RecordDict], out: Path) -> list[Path]:
     """Write each record's bytes to one file, and its fields and SHA-256 to a JSON file.
 
+    Only this account can read them, because an update reveals images as well as a picture of them does.
+
     Raises:
         BadInput: If the folder exists and is not empty.
     """
     raise_faults(find_output_folder_faults(out))
     paths = list[Path]()
     with remove_outputs_on_failure(out):
+        make_private_folder(out)
         for number, content in enumerate(records, 1):
             every = list_record_field_rows(content)
             fields = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in every}
@@ -209,6 +217,6 @@ def write_record_files(records: Sequence[RecordDict], out: Path) -> list[Path]:
             )
             name = f"{number}-{every[0].record}"
             paths += [out / f"{name}.record", out / f"{name}.json"]
-            write_atomically(paths[-2], b"".join(iterate_canonical_bytes(content)), durable=False)
-            write_atomically(paths[-1], text.encode(), durable=False)
+            write_atomically(paths[-2], b"".join(iterate_canonical_bytes(content)), durable=False, private=True)
+            write_atomically(paths[-1], text.encode(), durable=False, private=True)
     return paths

@@ -162,7 +162,7 @@ class SiteRoundStateFolder:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         noted = left + agreed.encode()
-        write_atomically(self._settled_mark_path(server_round), noted, durable=self.durable)
+        write_atomically(self._settled_mark_path(server_round), noted, durable=self.durable, private=True)
         for path in sorted(self.folder.glob("opened-*"))[:-KEPT_ROUNDS]:
             path.unlink()
 
@@ -217,7 +217,7 @@ class SiteRoundStateFolder:
         named[_FACTS_NAME] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
         content = save(named)
         digest = hashlib.sha256(content).digest()
-        write_atomically(self._state_file_path(number), digest + content, durable=self.durable)
+        write_atomically(self._state_file_path(number), digest + content, durable=self.durable, private=True)
 
     def _state_file_path(self, server_round: int) -> Path:
         return self.folder / f"round-{server_round:06d}.safetensors"

@@ -5,15 +5,14 @@ coordinator accepted and then withheld therefore leaves a gap in the run's recei
 site from answering the same request again under another message.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import RecordDict
 
+from client.site.run_entries import RunEntryFolder
 from common.security.identity import compute_public_key_fingerprint, format_public_key_line
 from common.security.signatures import (
     CHAINED,
@@ -25,12 +24,12 @@ from common.security.signatures import (
     sign_record,
     verify_request_signature,
 )
-from common.system.files import write_atomically
 from common.system.plain_names import HashName, RunName, join_plain_name
 from common.wire.canonical_bytes import hash_record
 
-FILE, REQUESTS = "statements.json", "requests"
-RUNS_KEPT = 64
+REPLIES, REQUESTS = "replies", "requests"
+FILE = "statements.json"
+"""File in which an earlier release kept what is now in the folder :data:`REPLIES`."""
 
 
 class SiteNameMismatch(SignatureFault):
@@ -91,9 +90,7 @@ class SiteRecordSigner:
         last = read_accepted_reply_count(self._state, run)
         if record not in CHAINED or last.message == message:
             return
-        runs = {**_read_accepted_counts_by_run(self._state), run: vars(AcceptedReplyCount(last.count + 1, message))}
-        newest = dict(list(runs.items())[-RUNS_KEPT:])
-        write_atomically(self._state / FILE, json.dumps(newest).encode())
+        _open_accepted_counts(self._state).write_entry(run, vars(AcceptedReplyCount(last.count + 1, message)))
 
     def verify_request(self, content: RecordDict, message: str) -> None:
         """Verify the coordinator's signature on a request, and store the request's nonce, to recognise a repetition.
@@ -125,11 +122,7 @@ class SiteRecordSigner:
         """Store the nonce of a request; raise :class:`SignatureFault` if another message brought it before."""
         folder = self._state / REQUESTS
         folder.mkdir(parents=True, exist_ok=True)
-        path = join_plain_name(folder, run, ".txt")
-        if not path.exists():
-            newest_last = sorted(folder.glob("*.txt"), key=lambda path: path.stat().st_mtime)
-            for old in newest_last[: -RUNS_KEPT + 1]:
-                old.unlink()
+        path = join_plain_name(folder, run, ".txt")  # never removed: a request of a forgotten run could come again
         content = path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
         # A full disk or a power failure may have left a part of a line.
         pairs = [line.split() for line in content.splitlines()]
@@ -144,13 +137,14 @@ class SiteRecordSigner:
 
 def read_accepted_reply_count(state: Path, run: str) -> AcceptedReplyCount:
     """Return how many of the site's replies to a run the coordinator has accepted."""
-    entry = _read_accepted_counts_by_run(state).get(run)
+    entry = _open_accepted_counts(state).read_entry(run)
     return AcceptedReplyCount(int(entry["count"]), str(entry["message"])) if entry else AcceptedReplyCount()
 
 
-def _read_accepted_counts_by_run(state: Path) -> dict[str, dict[str, Any]]:
-    try:
-        runs: dict[str, dict[str, Any]] = json.loads((state / FILE).read_bytes())
-        return runs
-    except (OSError, ValueError):
-        return {}
+def has_accepted_replies(state: Path) -> bool:
+    """Return True if the coordinator has accepted a reply of this site, to any run."""
+    return (state / FILE).exists() or any((state / REPLIES).glob("*.json"))
+
+
+def _open_accepted_counts(state: Path) -> RunEntryFolder:
+    return RunEntryFolder(state / REPLIES, state / FILE)

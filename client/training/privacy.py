@@ -140,7 +140,7 @@ class PrivacyBudgetLedger:
             **_prefix_array_names("statistics", reply.statistics),
         }
         content = save({name: array.copy() for name, array in arrays.items()}, {"facts": json.dumps(facts)})
-        write_atomically(self._reply_path, content, durable=self._durable)
+        write_atomically(self._reply_path, content, durable=self._durable, private=True)
         self.write_privacy_cost(entry)
 
     def write_privacy_cost(self, entry: PrivacyCostEntry, *, once: bool = False) -> None:
@@ -153,7 +153,7 @@ class PrivacyBudgetLedger:
         if once and entries and entries[-1].request == entry.request:
             return
         text = json.dumps({"entries": [asdict(noted) for noted in (*entries, entry)]}, indent=1)
-        write_atomically(self._ledger_path, text.encode(), durable=self._durable)
+        write_atomically(self._ledger_path, text.encode(), durable=self._durable, private=True)
 
     @property
     def _ledger_path(self) -> Path:

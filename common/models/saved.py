@@ -64,10 +64,15 @@ class SavedModelDescription(BaseModel):
         return self
 
 
-def save_model(folder: Path, network: SplitNetwork, *, label_contract_sha256: str) -> SavedModelDescription:
+def save_model(
+    folder: Path, network: SplitNetwork, *, label_contract_sha256: str, private: bool = False
+) -> SavedModelDescription:
     """Save a network as two files, each written atomically, tensors first; return the content of ``model.json``.
 
     Each saved model needs its own folder: a crash between the two files leaves files that :func:`load_model` rejects.
+
+    Args:
+        private: Let only the owner read the files, because the model is one hospital's.
     """
     state, layout = read_model_state(network), make_model_layout(network)
     frozen = {
@@ -89,8 +94,8 @@ def save_model(folder: Path, network: SplitNetwork, *, label_contract_sha256: st
         safetensors_sha256=hashlib.sha256(content).hexdigest(),
         model_sha256=hash_model_state(state, layout),
     )
-    write_atomically(folder / TENSORS, content)
-    write_atomically(folder / DESCRIPTION, (saved.model_dump_json(indent=2) + "\n").encode())
+    write_atomically(folder / TENSORS, content, private=private)
+    write_atomically(folder / DESCRIPTION, (saved.model_dump_json(indent=2) + "\n").encode(), private=private)
     return saved
 
 

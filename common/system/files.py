@@ -204,6 +204,16 @@ def is_file_locked(path: Path) -> bool:
 PRIVATE = 0o700
 
 
+@contextlib.contextmanager
+def write_for_owner_only() -> Iterator[None]:
+    """Let only this account read the files and folders that this process makes in the ``with`` block."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def make_private_folder(path: Path) -> bool:
     """Create a folder that only its owner can open, or remove other users' permissions from an existing folder.
 

@@ -84,7 +84,8 @@ def predict_to_csv(
     header = ["image", *network.class_names, "unreadable"]
     read = [[name, *row.tolist(), None] for name, row in zip(pictures.names, probabilities, strict=True)]
     unread = [[name, *[None] * len(network.class_names), why] for name, why in pictures.unreadable.items()]
-    write_atomically(destination, format_rows_as_csv([header, *read, *unread]))
+    # Only for this account: names of files often hold names or numbers of patients.
+    write_atomically(destination, format_rows_as_csv([header, *read, *unread]), private=True)
     return pictures
 
 

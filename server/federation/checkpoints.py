@@ -19,7 +19,7 @@ from common.config import Experiment
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import NAMED_BY_THE_RUN
 from common.plugins import format_plugin_user_name, is_local_plugin_name
-from common.system.files import Parts, write_atomically
+from common.system.files import Parts, make_private_folder, write_atomically
 from common.system.plain_text import list_first_and_count_rest
 from server.runs.tracking import flatten_nested_tables
 from strategies.engine.state import FederationState, deserialize_federation_state, serialize_federation_state_parts
@@ -85,6 +85,7 @@ class CheckpointFolder:
             "books": checkpoint.totals,
             "last_validation": checkpoint.last_validation,
         }
+        make_private_folder(self.folder)  # a model before its last round is for nobody else, nor are sites' statistics
         write_atomically(self._round_checkpoint_path(number, "safetensors"), content, durable=self.durable)
         whole = {"version": VERSION, "blake3": _hash_checkpoint(content, facts), "facts": facts}
         write_atomically(self._round_checkpoint_path(number, "json"), json.dumps(whole).encode(), durable=self.durable)

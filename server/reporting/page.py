@@ -25,7 +25,9 @@ GROUP_TITLES = {
 }
 
 
-def write_template_page(template: str, destination: Path, folder: Path = TEMPLATES, **content: object) -> Path:
+def write_template_page(
+    template: str, destination: Path, folder: Path = TEMPLATES, *, private: bool = False, **content: object
+) -> Path:
     """Render a template to an HTML file atomically; return ``destination``.
 
     All texts are escaped except the style sheet and our own figures (``Markup``). Headings are numbered, and listed at
@@ -33,6 +35,7 @@ def write_template_page(template: str, destination: Path, folder: Path = TEMPLAT
 
     Args:
         folder: Folder of the template, which may extend a template of this package.
+        private: Let only the owner read the page.
         content: Variables of the template, in addition to style, contents and :data:`SHARED`.
     """
     style = Markup((TEMPLATES / "report.css").read_text(encoding="utf-8"))
@@ -47,7 +50,7 @@ def write_template_page(template: str, destination: Path, folder: Path = TEMPLAT
     page = re.sub(r"<h2>(.*?)</h2>", number_html_heading, page)
     links = "".join(f'<li><a href="#section-{n}">{title}</a></li>\n' for n, title in enumerate(titles, start=1))
     page = page.replace(CONTENTS, f'<nav aria-label="Contents"><ul class="contents">\n{links}</ul></nav>')
-    write_atomically(destination, page.encode())
+    write_atomically(destination, page.encode(), private=private)
     return destination
 
 

@@ -47,9 +47,12 @@ def write_run_report(folder: Path) -> Path:
     facts = [f"method {summary.method}", f"data: {images}", f"seed {summary.seed}"]
     facts += [f"ended {summary.ended[:16].replace('T', ' ')} UTC"] if summary.ended else []
     facts += [f"Polyclinic {summary.versions['polyclinic']}"] if "polyclinic" in summary.versions else []
+    # Pictures that somebody asked for may be of patients; those that are shown unasked are of nobody.
+    sample_grid = (summary.experiment.get("evaluation") or {}).get("sample_grid")
     return write_template_page(
         "run.html.j2",
         folder / "report.html",
+        private=run.samples is not None and sample_grid is True,
         run_claims=run_claims,
         run=run,
         summary=summary,

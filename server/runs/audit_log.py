@@ -15,7 +15,7 @@ from flwr.app import RecordDict
 from common.models.state import ModelStateLayout, hash_model_state
 from common.security.audit import FILE, AuditLog
 from common.security.signatures import SignedStatement, read_signature_or_none
-from common.system.files import write_atomically
+from common.system.files import make_private_folder, write_atomically
 from common.system.plain_names import PlainName, join_plain_name
 from common.system.plain_text import MOST_WORDS, make_printable_line
 from common.wire.canonical_bytes import hash_record, iterate_canonical_bytes
@@ -66,6 +66,7 @@ class RunAuditWriter:
         sha256 = hash_model_state(initial.model, self.layout)
         self.audit.append(event="run", initial_model_sha256=sha256, updates_kept=self.keep, **facts)
         if self.keep:
+            make_private_folder(self._updates)  # an update reveals images
             write_atomically(self._updates / INITIAL, serialize_federation_state(initial), durable=self.durable)
 
     def verify_and_record_resumption(
@@ -177,7 +178,7 @@ class RunAuditWriter:
     def _store_update_file(self, folder: str, site: str, content: RecordDict) -> None:
         data = b"".join(iterate_canonical_bytes(content))
         path = join_plain_name(self._updates / folder, PlainName(site), SITE_FILE_ENDING)
-        write_atomically(path, data, durable=self.durable)
+        write_atomically(path, data, durable=self.durable, private=True)
 
 
 def _make_signature_fields(signed: SignedStatement | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from common.system.files import (
     is_file,
     lock_file,
     make_missing_input_fault,
+    make_private_folder,
     remove_temporary_files,
     write_atomically,
 )
@@ -94,14 +95,18 @@ class RunFolder:
 
     @classmethod
     def create_run_folder(cls, path: Path) -> "RunFolder":
-        """Create the folder of a new run.
+        """Create the folder of a new run, for this account only.
+
+        A run may be of patients: its events, summary and report name files that could not be read, and the sites'
+        folders hold their models. A folder that exists keeps its mode, because somebody chose it.
 
         Raises:
             BadInput: If the folder is not empty or cannot be created.
         """
         raise_faults(find_new_run_folder_faults(path))
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                make_private_folder(path)
         except OSError as error:
             raise BadInput([Fault(f"--out {path}", f"cannot be made: {error.strerror}.")]) from None
         return cls(path)

@@ -41,7 +41,10 @@ def report_shows_sample_images(experiment: Experiment) -> bool:
 def write_sample_images(
     folder: Path, network: SplitNetwork, test: ImageSet, device: str = "cpu", precision: Precision = "auto"
 ) -> None:
-    """Write ``samples.json`` with correctly and wrongly classified images of the first classes."""
+    """Write ``samples.json`` with correctly and wrongly classified images of the first classes.
+
+    Only this account can read the file, because they may be images of patients.
+    """
     test = test.select_rows(np.arange(min(len(test), EXAMINED)))
     move_network_to_device(network, device)
     scores = compute_image_probabilities(network, load_pixels_on_device(test, device), precision)
@@ -82,4 +85,4 @@ def write_sample_images(
         classes.append(ClassSampleImages(name=name, samples=tuple(samples)))
     left_out = len(network.class_names) - len(names)
     samples_file = ReportSampleImages(classes=tuple(classes), classes_left_out=left_out, examined=len(test))
-    write_atomically(folder / SAMPLES, samples_file.model_dump_json().encode())
+    write_atomically(folder / SAMPLES, samples_file.model_dump_json().encode(), private=True)

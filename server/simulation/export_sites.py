@@ -1,5 +1,6 @@
 """``flwr-sim sites``: write each simulated site's images to files, to run the same federation over the network."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from common.config import ExperimentFile
 from common.errors import BadInput, Fault, raise_faults
 from common.simulation import select_simulated_site_images
-from common.system.files import remove_outputs_on_failure, write_atomically
+from common.system.files import make_private_folder, remove_outputs_on_failure, write_atomically
 from common.system.plain_names import PlainName, join_plain_name
 from common.system.toml import to_toml_text
 from server.simulation.simulate import check_simulation_experiment
@@ -50,7 +51,7 @@ def export_simulated_sites(file: ExperimentFile, out: Path) -> list[Path]:
     raise_faults([Fault(f"--out {out}", f"{folder} holds a site already.", "Name another folder.") for folder in full])
     with remove_outputs_on_failure(out, *folders):
         for index, (own, folder) in enumerate(zip(data.parts, folders, strict=True)):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(folder)  # it holds images and patients' numbers, and a key later
             site = select_simulated_site_images(data, index, "no")
             arrays = dict[str, NDArray[Any]]()
             for part, images in {"train": site.train, "val": site.validation, "test": site.test}.items():
@@ -59,7 +60,9 @@ def export_simulated_sites(file: ExperimentFile, out: Path) -> list[Path]:
                     labels = np.column_stack([labels, np.full(len(labels), np.nan, np.float32)])
                 named: dict[str, NDArray[Any]] = {"images": images.images, "labels": labels, "patient": images.patients}
                 arrays |= {f"{part}_{name}": array for name, array in named.items()}
-            np.savez(folder / "images.npz", allow_pickle=False, **arrays)
+            content = io.BytesIO()
+            np.savez(content, allow_pickle=False, **arrays)
+            write_atomically(folder / "images.npz", [content.getbuffer()], private=True)
             columns = own.class_names if len(own.class_names) > 1 else (*own.class_names, NOTHING)
             text = _SITE_TOML.format(
                 name=to_toml_text(own.site), classes=to_toml_text(columns), annotates=to_toml_text(own.class_names)

@@ -38,7 +38,7 @@ OTHER_FILES = {"study.toml", "defaults.toml", "pyproject.toml", "benchmark.toml"
 EXPERIMENTS = sorted(path for path in FOLDER.rglob("*.toml") if path.name not in OTHER_FILES)
 ORDINARY = plan()
 HUGE = 10**9
-RUNS_KEPT, KEPT_RUNS, REAL_KEPT_RUNS = 3, 4, memory.KEPT_RUNS
+KEPT_RUNS, REAL_KEPT_RUNS = 4, memory.KEPT_RUNS
 
 
 def unchecked(content: RecordDict, **fields: str) -> RecordDict:
@@ -186,20 +186,59 @@ def test_another_plan_than_that_of_the_roll_call_and_more_rounds_than_it_has_are
     assert rules == ["run.plan"] * 3 + ["plan.rounds"]
 
 
-@pytest.fixture
-def _few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site that remembers the plans of three runs, and the state of four."""
-    monkeypatch.setattr(incoming_request, "RUNS_KEPT", RUNS_KEPT)
-    monkeypatch.setattr(memory, "KEPT_RUNS", KEPT_RUNS)
+OTHER_RUNS = 210
+"""More runs than the 200 whose plans an earlier release remembered."""
 
 
-@pytest.mark.usefixtures("_few_runs")
-def test_nothing_is_left_of_a_run_whose_plan_was_forgotten(tmp_path: Path) -> None:
+def call_other_runs(at: Site) -> None:
+    """Call the roll of many runs, as a coordinator may at any time."""
+    for number in range(OTHER_RUNS):
+        assert not call(at, ORDINARY.model_dump_json(), f"other-{number}").has_error()
+
+
+def test_another_plan_for_an_announced_run_is_declined_after_any_number_of_other_runs(tmp_path: Path) -> None:
+    at, other = hospital(tmp_path), plan(epochs=3)
+    assert not called(at, ORDINARY).has_error()
+    call_other_runs(at)
+    for reply in (called(at, other), trained(at, other), judged(at, other)):
+        assert reply.has_error()
+        assert reply.error.reason.startswith("declines: run.plan: ")
+    assert not trained(at, ORDINARY).has_error()
+
+
+def test_the_time_of_a_run_is_counted_on_after_any_number_of_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = replace(hospital(tmp_path, maximum_run_hours=0.5 / 3600), durable=True)
+    with monkeypatch.context() as patched:
+        slow(patched)
+        assert trained(at, ORDINARY).error.reason.startswith("stopped its work: policy.maximum_run_hours: ")
+    call_other_runs(at)
+    assert trained(at, ORDINARY).error.reason.startswith("declines: policy.maximum_run_hours: ")
+
+
+def test_what_an_earlier_release_knew_of_its_runs_counts_on(tmp_path: Path) -> None:
+    at, other = replace(hospital(tmp_path, maximum_run_hours=1), durable=True), plan(epochs=3)
+    earlier = {
+        "run": {"plan": incoming_request.hash_plan(ORDINARY.model_dump_json()), "seconds": 12.0},
+        "worked": {"plan": incoming_request.hash_plan(ORDINARY.model_dump_json()), "seconds": 3600.0},
+    }
+    (tmp_path / "runs.json").write_text(json.dumps(earlier), encoding="utf-8")
+    assert called(at, other).error.reason.startswith("declines: run.plan: ")
+    worked = call(at, ORDINARY.model_dump_json(), "worked")
+    assert worked.error.reason.startswith("declines: policy.maximum_run_hours: ")
+    assert not trained(at, ORDINARY).has_error()
+    record = incoming_request.SiteRunRecords(tmp_path).find_run_record("run")
+    assert record is not None
+    assert record.seconds > 12.0
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"plan": "a"}', b'{"plan": "a", "seconds": "x"}'])
+def test_nothing_is_left_of_a_run_whose_record_is_gone(damage: bytes, tmp_path: Path) -> None:
     """Under another plan it would tell what the first one kept at home: momentum of a run with noise, for instance."""
     at, other = hospital(tmp_path), plan(reset_optimizer=False, lr=0.02)
     assert not trained(at, plan(reset_optimizer=False)).has_error()
-    for number in range(RUNS_KEPT + 1):
-        call(at, ORDINARY.model_dump_json(), f"run-{number}")
+    (tmp_path / "runs" / "run.json").write_bytes(damage)
     second = request(other, server_round=2, counted=1)
     both = at, hospital(tmp_path / "fresh")
     for either in both:  # each says once that it has no state
@@ -211,17 +250,23 @@ def test_nothing_is_left_of_a_run_whose_plan_was_forgotten(tmp_path: Path) -> No
     assert after == fresh
 
 
-@pytest.mark.usefixtures("_few_runs")
-def test_any_number_of_new_runs_leave_little_on_the_disk(tmp_path: Path) -> None:
+def test_any_number_of_new_runs_leave_little_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "KEPT_RUNS", KEPT_RUNS)
     at, remembered = hospital(tmp_path), request(plan(reset_optimizer=False))
     for number in range(KEPT_RUNS + 5):
         assert not send(at, "train", replace(remembered, run=f"kept-{number}")).has_error()
-    for number in range(RUNS_KEPT + 5):
-        call(at, ORDINARY.model_dump_json(), f"run-{number}")
     assert len(list((tmp_path / "memory").iterdir())) <= KEPT_RUNS + 1
-    assert len(json.loads((tmp_path / "runs.json").read_bytes())) == RUNS_KEPT
     files = [path for path in tmp_path.rglob("*") if path.is_file() and "audit" not in path.name]
     assert sum(path.stat().st_size for path in files) * REAL_KEPT_RUNS / KEPT_RUNS < 200 * 10**6
+
+
+def test_what_is_kept_of_a_run_for_ever_is_less_than_its_lines_of_the_audit(tmp_path: Path) -> None:
+    at = hospital(tmp_path)
+    call_other_runs(at)
+    records = list((tmp_path / "runs").iterdir())
+    assert len(records) == OTHER_RUNS
+    size_of_audit = (tmp_path / "audit.jsonl").stat().st_size
+    assert sum(path.stat().st_size for path in records) < size_of_audit / 4
 
 
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import io
 import re
 import stat
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,20 @@ def test_the_page_says_on_top_whom_it_is_for_and_only_its_owner_reads_it(hospita
     assert text.split("<body>")[1].lstrip().startswith('<div class="private">For this hospital only')
     assert re.findall(r"https?://|<script|<link|url\(", text) == []
     assert "default-src 'none'" in text
+
+
+def test_the_exact_records_that_would_leave_are_for_their_owner_only(
+    hospital: Hospital, tmp_path: Path, lax_umask: None
+) -> None:
+    """An update reveals images as well as the page of images does."""
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    for out in (tmp_path / "new", prepared):
+        assert flwr_client("preview", hospital.folder, "--out", out).code == 0
+        assert stat.S_IMODE(out.stat().st_mode) == 0o700
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in out.iterdir()}
+        assert modes == dict.fromkeys(modes, 0o600)
+        assert "2-TrainReply.record" in modes
 
 
 def test_each_class_and_no_class_has_images_as_read_as_seen_and_as_changed(hospital: Hospital) -> None:

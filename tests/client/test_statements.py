@@ -1,6 +1,7 @@
 """A site signs what it sends and refuses what the coordinator did not sign for it."""
 
 import datetime as dt
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import RecordDict
 
 from client.gate.audit_report import make_audit_report
-from client.site.statements import RUNS_KEPT, SiteRecordSigner, read_accepted_reply_count
+from client.site.statements import SiteRecordSigner, read_accepted_reply_count
 from common.security.audit import AuditLog
 from common.security.identity import compute_public_key_fingerprint, format_public_key_line
 from common.security.signatures import (
@@ -36,6 +37,8 @@ from server.coordinator.folder import CoordinatorFolder
 from tests.certificates import of_version_10
 from tests.client.handshakes import coordinator_in
 
+OTHER_RUNS = 70
+"""More runs than the 64 that an earlier release remembered."""
 RUN, MESSAGE, OTHER_MESSAGE = "0123456789abcdef", "a" * 64, "b" * 64
 SITE_KEY, OTHER_KEY = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 
@@ -115,11 +118,36 @@ def test_replies_are_counted_from_1_once_they_are_accepted_and_each_names_the_on
     assert counts == [0, 1, 2]
 
 
-def test_each_run_is_counted_by_itself_up_to_a_number_of_runs(statements: SiteRecordSigner, tmp_path: Path) -> None:
-    for number in range(RUNS_KEPT + 3):
+def test_each_run_is_counted_by_itself_and_none_is_forgotten(statements: SiteRecordSigner, tmp_path: Path) -> None:
+    for number in range(OTHER_RUNS):
         statements.count_accepted_reply(answer(f"run{number}"), MESSAGE)
-    counts = [read_accepted_reply_count(tmp_path / "state", f"run{number}").count for number in range(RUNS_KEPT + 3)]
-    assert counts == [0, 0, 0] + [1] * RUNS_KEPT
+    counts = [read_accepted_reply_count(tmp_path / "state", f"run{number}").count for number in range(OTHER_RUNS)]
+    assert counts == [1] * OTHER_RUNS
+    statement = statement_of(statements.sign_reply(answer("run0"), OTHER_MESSAGE))
+    assert (statement.number, statement.before) == (2, MESSAGE)
+
+
+def test_the_numbers_of_an_earlier_release_are_counted_on(statements: SiteRecordSigner, tmp_path: Path) -> None:
+    """It kept the counts of all runs in one file."""
+    earlier = {RUN: {"count": 7, "message": MESSAGE}, "another": {"count": 2, "message": MESSAGE}}
+    (tmp_path / "state" / "statements.json").write_text(json.dumps(earlier), encoding="utf-8")
+    statement = statement_of(statements.sign_reply(answer(), OTHER_MESSAGE))
+    assert (statement.number, statement.before) == (8, MESSAGE)
+    statements.count_accepted_reply(answer(), OTHER_MESSAGE)
+    counts = [read_accepted_reply_count(tmp_path / "state", run).count for run in (RUN, "another", "new")]
+    assert counts == [8, 2, 0]
+
+
+def test_a_request_is_not_accepted_again_after_any_number_of_other_runs(
+    side: Side, statements: SiteRecordSigner
+) -> None:
+    request = side.request()
+    statements.verify_request(request, MESSAGE)
+    for number in range(OTHER_RUNS):
+        run = f"run{number}"
+        statements.verify_request(side.request(encode_record(RollCall(run, "{}")), run=run), MESSAGE)
+    with pytest.raises(SignatureFault, match="it came before"):
+        statements.verify_request(request, OTHER_MESSAGE)
 
 
 def test_records_of_no_round_are_signed_and_not_counted(statements: SiteRecordSigner, tmp_path: Path) -> None:

@@ -47,9 +47,11 @@ class SiteWorker:
         place = Path(scratch if os.path.isdir(scratch) else tempfile.gettempdir())
         for folder in place.glob(f"{_PREFIX}*"):  # of workers that were killed
             with contextlib.suppress(ValueError):
-                if not psutil.pid_exists(int(folder.name.removeprefix(_PREFIX))):
+                if not psutil.pid_exists(int(folder.name.removeprefix(_PREFIX).split("-")[0])):
                     shutil.rmtree(folder, ignore_errors=True)
-        self._folder = place / f"{_PREFIX}{os.getpid()}"
+        # Sites' memory lies there, and on a cluster of yours that is in the temporary folder of all accounts of the
+        # node: only this account may open it, and nobody may have made it before.
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
         self._app: ClientApp
         self._frozen: FolderChangeTracker
         configure_flower()

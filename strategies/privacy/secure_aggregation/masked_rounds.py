@@ -141,7 +141,8 @@ class MaskedRoundStore:
         if not path.exists() and len(list(self._folder.glob("*.json"))) >= KEPT:
             kept = f"it has masked in {KEPT:,} runs; it forgets none of them"
             raise SecretsError(f"{kept}, and masks in no further run")
-        write_atomically(path, json.dumps({**before, str(server_round): noted}).encode(), durable=self._durable)
+        content = json.dumps({**before, str(server_round): noted}).encode()
+        write_atomically(path, content, durable=self._durable, private=True)
 
     def _read_rounds_of_run(self, run: str) -> dict[str, Any]:
         if self._folder is None or not self._find_file_of_run(run).exists():
