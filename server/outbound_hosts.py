@@ -79,6 +79,15 @@ def list_tracking_connections(track: TrackingService | None) -> list[OutboundCon
     return [OutboundConnection(shown, f"MLflow at {shown}", "--track, MLFLOW_TRACKING_URI", sent, asks=False)]
 
 
+def describe_experiment_hosts(file: ExperimentFile) -> list[str]:
+    """Return lines that name every host that a simulation of an experiment will talk to, or say that it has none."""
+    connections = list_experiment_connections(file.experiment, file.base_folder)
+    connections += list_cluster_connections(file.experiment)
+    if not connections:
+        return ["It talks to no other machine."]
+    return ["It talks to other machines:", *(line for each in connections for line in each.describe())]
+
+
 @contextmanager
 def ask_and_permit_hosts(connections: Iterable[OutboundConnection], *, yes: bool) -> Iterator[None]:
     """Name the hosts on standard error, ask the person, and let the ``with`` block talk to them.
