@@ -73,7 +73,7 @@ def list_cluster_connections(experiment: Experiment, typed: Collection[str] = ()
 def list_tracking_connections(track: TrackingService | None) -> list[OutboundConnection]:
     """Return the MLflow server that ``--track`` and the user's own environment name."""
     address = os.environ.get("MLFLOW_TRACKING_URI", "") if track else ""
-    if not re.match(r"(?!file:|sqlite:)[a-z0-9+-]+:", address, re.IGNORECASE):
+    if not re.match(r"(?!file:|sqlite:)[a-z0-9+-]+:|databricks$", address, re.IGNORECASE):
         return []  # a folder or a database on this machine
     shown, sent = hide_password_in_urls(address), ("all settings, and the figures of every round",)
     return [OutboundConnection(shown, f"MLflow at {shown}", "--track, MLFLOW_TRACKING_URI", sent, asks=False)]

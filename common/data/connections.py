@@ -33,8 +33,12 @@ class OutboundConnection:
     asks: bool = True
 
     def describe(self) -> list[str]:
-        """Return lines for a person: the host, and below it what is sent there."""
-        return [f"{self.address} ({self.where})", *(f"    is sent {phrase}" for phrase in self.sent)]
+        """Return lines for a person: the host, and below it what is sent there.
+
+        Paths and addresses are the author's words: a line feed in one must not make a line of its own.
+        """
+        lines = (f"{self.address} ({self.where})", *(f"    is sent {phrase}" for phrase in self.sent))
+        return [make_printable_line(line) for line in lines]
 
 
 def list_dataset_connections(

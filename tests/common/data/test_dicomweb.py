@@ -3,6 +3,7 @@
 import base64
 import gc
 import gzip
+import json
 import logging
 import os
 import signal
@@ -17,9 +18,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from client.check.data import check_site_data
+from client.site.settings import read_site_settings
 from client.site.site_file import read_site_toml_without_data
 from common.data.base.image_set import DatasetSplits, are_all_patients_known
 from common.data.base.spec import DicomwebDatasetSpec, list_dataset_hosts
+from common.data.connections import list_dataset_connections
 from common.data.dicomweb import client, search
 from common.data.dicomweb.archive import MARK, PacsImageCache
 from common.data.load import load_dataset
@@ -417,6 +421,39 @@ def test_a_secret_does_not_follow_a_redirection(site: Site) -> None:
         message = site.fault()
     assert f"sends on to 127.0.0.1:{other.port} (307), where nothing is sent" in message
     assert other.requests == []
+
+
+def test_a_hospitals_check_names_what_its_pacs_is_sent(site: Site) -> None:
+    site.pacs.secret = f"Basic {base64.b64encode(b'anna:hush').decode()}"
+    site.keep(f"{BASIC}\n{WORD}")
+    data = site.spec(accession_column="accession").model_dump(exclude_defaults=True, mode="json")
+    lines = [f"{key} = {json.dumps(value)}" for key, value in data.items()]
+    text = "\n".join(['name = "north"', "[data]", *lines])
+    (site.folder / "site.toml").write_text(text, encoding="utf-8")
+    passed = check_site_data(read_site_settings(site.folder), None).area.passed
+    (sent,) = [line for line in passed if line.startswith("sent to it: ")]
+    assert 'each value of column "accession" of labels.csv, 10 in all' in sent
+    assert f"your secret for {site.host} (basic, from {site.secrets_path})" in sent
+    assert "hush" not in "".join(passed)
+
+
+def test_the_author_of_a_file_writes_no_line_of_his_own_into_the_question(site: Site) -> None:
+    spec = site.spec(labels="labels.csv\n  http://pacs.of.the.user (data.url)")
+    (connection,) = list_dataset_connections(spec, site.folder, site.secrets_path)
+    assert not any("\n" in line for line in connection.describe())
+
+
+NAMES_OF_PERSONS = ("Doe^Anna", "Anna Doe", "Doe,Anna", "a name of more than sixteen characters")
+
+
+def test_values_that_look_like_names_are_counted_for_the_person_who_is_asked(site: Site) -> None:
+    rows = [f'"{name}",1' for name in (*NAMES_OF_PERSONS, "A1")]
+    (site.folder / "labels.csv").write_text("\n".join(["patient,Mass", *rows]), encoding="utf-8")
+    spec = site.spec(accession_column="patient")
+    (quiet,) = list_dataset_connections(spec, site.folder, site.secrets_path)
+    assert "5 in all (4 of them are longer than an AccessionNumber" in quiet.sent[0]
+    (shown,) = list_dataset_connections(spec, site.folder, site.secrets_path, samples=True)
+    assert ": Doe^Anna, Anna Doe, Doe,Anna, ..." in shown.sent[0]
 
 
 def test_a_proxy_of_the_environment_sees_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
