@@ -1,7 +1,7 @@
 """The hosts that this program may talk to, and the secrets that its user keeps for them.
 
 Experiment files, tables and run folders go from hand to hand. So none of them decides where a program connects, or
-which secret it sends there: whoever wrote the file could name any address beside any secret. The user decides. He
+which secret it sends there: the author of a file could name any address beside any secret. The user decides. He
 agrees to each host (:func:`permit_hosts`), and his secrets are in a file of his own, ``secrets.toml``, in which each is
 bound to one host::
 

@@ -329,8 +329,9 @@ def _make_tls_context(
 ) -> ssl.SSLContext | None:
     """Return the TLS context that checks the server's certificate; None for plain HTTP.
 
-    A secret is sent to whoever passes this check. So the CA of a server that is sent one stands beside the secret, not
-    in the experiment file: its author could name a CA of his own, and answer in the name of the user's own PACS.
+    A secret is sent to the machine that passes this check. So the CA of a server that is sent one stands beside the
+    secret, not in the experiment file: its author could name a CA of his own, and answer in the name of the user's own
+    PACS.
 
     Args:
         base: The folder to which paths in ``spec`` are relative.

@@ -62,7 +62,7 @@ def describe_outside_pictures(files: LazyPicturePaths) -> str:
 
     A table that came from somebody else may lead to pictures that nobody meant to use, such as those of patients who
     did not agree. Such names are not refused, because many tables have absolute paths. A link in the folder is not
-    looked at: it is the work of whoever owns the disk.
+    looked at: it is the work of the disk's owner.
     """
     inside, outside = dict[str, bool](), list[str]()
     folder = os.path.realpath(files.folder)
