@@ -178,6 +178,19 @@ def test_no_command_sends_anything_before_somebody_agreed(user: User, name: str)
     assert "--yes" in ended.text
 
 
+def test_a_coordinator_is_asked_about_the_images_of_its_own_too(user: User) -> None:
+    server = "import sys; from server.cli import main; main(sys.argv[1:])"
+    assert user.run("init", "trial", "--name", "trial", "--host", "127.0.0.1", program=server).code == 0
+    client = server.replace("server.cli", "client.cli")
+    assert user.run("init", "north", "--name", "north", program=client).code == 0
+    assert user.run("admit", "trial", "north/north.request", "--yes", program=server).code == 0
+    file = user.write(section="external_test")
+    ended = user.run("run", "trial", file, "--out", "run", "--resume", program=server)
+    assert user.pacs.requests == []
+    assert ended.code == STOPPED
+    assert "--yes" in ended.text
+
+
 def test_a_run_folder_of_somebody_else_makes_no_command_connect(user: User) -> None:
     (user.home / "digits.toml").write_text(DIGITS, encoding="utf-8")
     assert user.run("run", "digits.toml", "--out", "run").code == 0
