@@ -116,10 +116,10 @@ def preview_outgoing_records(
         write_record_files,
     )
     from client.site.settings import load_site, read_site_settings
+    from common.data.connections import list_dataset_connections
 
-    site = replace(
-        load_site(read_site_settings(folder), make_event_printer(EscapingConsole(stderr=True))), tell=lambda line: None
-    )
+    settings = read_site_settings(folder)
+    site = replace(load_site(settings, make_event_printer(EscapingConsole(stderr=True))), tell=lambda line: None)
     planned = choose_preview_experiment(planned, site)
     if attack:  # on copies of the site
         from client.preview.attack.suite import attack_results_as_json as figures
@@ -142,6 +142,10 @@ def preview_outgoing_records(
         console.print(format_record_for_terminal(content))
     for reason in reasons:
         _plain(f"This site {reason}")
+    for connection in list_dataset_connections(settings.file.data, folder, settings.secrets_path):
+        _plain("Not to the coordinator, to read this site's images:")
+        for line in connection.describe():
+            _plain(f"    {line}")
     for path in write_record_files(records, out) if out else ():
         _plain(str(path))
 

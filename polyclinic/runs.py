@@ -19,6 +19,7 @@ os.environ.update(
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -81,6 +82,7 @@ def simulate(
     metrics: Sequence[ClassMetric] = (),
     out: str | Path | None = None,
     resume: bool = False,
+    allow_hosts: Sequence[str] = (),
     quiet: bool = True,
 ) -> FinishedRun:
     """Simulate a federation on this machine; return the finished run.
@@ -102,6 +104,8 @@ def simulate(
         metrics: Metrics of your own instead of ``[evaluation] metrics``.
         out: New folder for the run; None for ``runs/NAME``, with a number appended if that exists.
         resume: Continue the run in ``out`` from its last checkpoint; a finished run is only read.
+        allow_hosts: The other machines that the run may talk to, such as ``"https://pacs.hospital.example"``. An
+            experiment that names another one is refused, with what would be sent there.
         quiet: Do not show a progress bar.
 
     With an object of your own, the run uses the ``inline`` backend, because the object exists only in this process.
@@ -113,6 +117,7 @@ def simulate(
     from rich.console import Console
 
     from client.training.task import get_cached_networks
+    from server.outbound_hosts import permit_listed_hosts
     from server.simulation.simulate import simulate as run
 
     own = {
@@ -140,7 +145,8 @@ def simulate(
     if model is not None:
         # An object of an earlier call may have the same name, if they differ only in the code of an installed package.
         get_cached_networks.cache_clear()
-    run(file, folder, Console(quiet=quiet, emoji=False), resume=resume)
+    with permit_listed_hosts([file], allow_hosts, settings or {}):
+        run(file, folder, Console(quiet=quiet, emoji=False), resume=resume)
     return load(folder)
 
 
@@ -326,6 +332,7 @@ def compare(
     out: str | Path,
     settings: Mapping[str, Any] | None = None,
     jobs: int | None = None,
+    allow_hosts: Sequence[str] = (),
     quiet: bool = True,
 ) -> pd.DataFrame:
     """Run several experiments with the same seeds; return a table with a row per run.
@@ -337,6 +344,7 @@ def compare(
         out: Folder for all runs and the report; runs that exist there are not repeated.
         settings: Settings to override in every experiment, such as ``{"run.rounds": 3}``.
         jobs: Number of runs at the same time; None for as many as fit.
+        allow_hosts: The other machines that the runs may talk to, as for :func:`simulate`.
         quiet: Do not show progress.
 
     Raises:
@@ -345,6 +353,7 @@ def compare(
     """
     from rich.console import Console
 
+    from server.outbound_hosts import permit_listed_hosts
     from studies.compare import run_comparison
 
     if isinstance(experiments, str | Path) or not experiments:
@@ -353,7 +362,12 @@ def compare(
         raise BadInput([Fault("seeds", f"must be at least 1, not {seeds}.")])
     files = [_find_experiment_path(experiment) for experiment in experiments]
     overrides, console = _convert_settings_to_overrides(settings or {}), Console(quiet=quiet, emoji=False)
-    run_comparison(files, Path(out), range(seeds), jobs, overrides, console)
+    readable = list[ExperimentFile]()
+    for path in files:
+        with suppress(BadInput):  # the comparison reports the faults of all experiments
+            readable.append(read_experiment(path, overrides))
+    with permit_listed_hosts(readable, allow_hosts, settings or {}):
+        run_comparison(files, Path(out), range(seeds), jobs, overrides, console)
     rows = []
     for stem, seed in itertools.product([path.stem for path in files], range(seeds)):
         run = load(Path(out) / f"{stem}-seed{seed}")

@@ -160,6 +160,10 @@ def run_on_hospitals(
     once: Annotated[
         bool, typer.Option("--once", help="If the process that leads dies, leave it to others to begin it again.")
     ] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="Talk to the hosts that the experiment's own data name, without a question."),
+    ] = False,
     log_format: LogFormat = LogOutputFormat.text,
 ) -> None:
     """Train one experiment on the connected hospitals.
@@ -189,10 +193,15 @@ def run_on_hospitals(
     expected_sites = count_expected_sites(coordinator, file, sites, resume=resume)
     folder_faults = find_resumed_run_folder_faults(out) if resume else find_new_run_folder_faults(out)
     raise_faults([*find_network_run_faults(coordinator, out, resume=resume), *folder_faults])
+    from server.outbound_hosts import ask_and_permit_hosts, list_coordinator_connections
+
+    connections = list_coordinator_connections(file, track)
+    arguments += ["--yes"] if any(each.asks for each in connections) else []  # asked once, here
     if not once:
         from server.deployment.supervisor import supervise_run
 
-        raise SystemExit(supervise_run(arguments, out, make_event_printer(console), resume=resume))
+        with ask_and_permit_hosts(connections, yes=yes):
+            raise SystemExit(supervise_run(arguments, out, make_event_printer(console), resume=resume))
     with exclude_imports_from_gc():
         from server.deployment.network import NetworkBackend, execute_run_or_exit
         from server.deployment.supervisor import RunExitCode
@@ -204,7 +213,7 @@ def run_on_hospitals(
     os.umask(0o077)  # the run folder is for this account only
     tell = make_event_printer(console)
     backend = NetworkBackend(coordinator, file, expected_sites, tell)
-    with graceful_shutdown(int(RunExitCode.ON_REQUEST)):
+    with ask_and_permit_hosts(connections, yes=yes), graceful_shutdown(int(RunExitCode.ON_REQUEST)):
         execute_run_or_exit(
             lambda: execute_run(backend, file, out, track=track, resume=resume),
             out,

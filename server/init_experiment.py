@@ -18,6 +18,7 @@ from common.system.toml import parse_toml
 from server.init_from_csv import InspectedDataset
 from server.init_hospitals import has_spelling_variants
 from server.init_report import describe_class_synonyms, describe_label_data, describe_pictures
+from server.outbound_hosts import describe_experiment_hosts
 
 MOST_SITES = 3
 TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.md.
@@ -86,13 +87,15 @@ def check_and_write_experiment(
 
     tree = parse_toml(_format_experiment_file(data, out.resolve(), confirmed=True))
     clear_simulated_data_cache()
-    _, checked = check_simulation_experiment(validate_experiment(tree, out.resolve(), name=out.name), tell)
+    file = validate_experiment(tree, out.resolve(), name=out.name)
+    _, checked = check_simulation_experiment(file, tell)
     write_atomically(out, _format_experiment_file(data, out.resolve()).encode())
     skipped = [skip for part in checked.splits.parts for skip in part.skipped]
     lines = [f"{out}: an experiment on {format_count_with_noun(len(data.checked.files) - len(skipped), 'image')}."]
     notes = [note for note in checked.splits.train.notes if note != data.checked.other_findings_note]  # not decided yet
     lines += [*describe_pictures(data, skipped), *(f"    {note}" for note in notes)]
-    return [*lines, *describe_label_data(data), *describe_class_synonyms(data, out)]
+    hosts = describe_experiment_hosts(file)
+    return [*lines, *describe_label_data(data), *describe_class_synonyms(data, out), *hosts]
 
 
 def describe_next_command(data: InspectedDataset, out: Path) -> str:

@@ -5,13 +5,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from common.config import ExperimentFile
 from common.errors import BadInput, Fault, raise_faults
 from common.system.files import lock_file
 from common.system.plain_text import format_duration, join_as_english_list
@@ -55,6 +56,15 @@ class BenchmarkOptions:
     workers: int
     minutes: float | None
     again: bool
+
+
+def list_benchmark_experiments(options: BenchmarkOptions) -> list[ExperimentFile]:
+    """Return an experiment for each data set of a benchmark; those with faults are left out, the run reports them."""
+    plan, files = BenchmarkVariantPlan.read_benchmark_variant(options.folder, options.form), list[ExperimentFile]()
+    for run, _ in plan.iterate_representative_runs():
+        with suppress(BadInput):
+            files.append(run.experiment_file)
+    return files
 
 
 def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResult:

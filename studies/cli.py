@@ -63,6 +63,9 @@ Progress = Annotated[
 TrackTo = Annotated[
     TrackingService | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")
 ]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Talk to the hosts that the experiment names, without a question. Names them.")
+]
 RESUMABLE = ("run", "compare", "study", "benchmark")
 """Commands that can be continued after they were stopped."""
 ModelFolder = Annotated[
@@ -79,6 +82,7 @@ def run_simulated_experiment(
     backend: Backend = None,
     track: TrackTo = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it broke off.")] = False,
+    yes: Yes = False,
     web: Annotated[bool, typer.Option("--web", help="Show the run on a page of 127.0.0.1 while it lasts.")] = False,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of that page; 0 chooses a free one.")] = 0,
     progress: Progress = ProgressFormat.auto,
@@ -101,9 +105,13 @@ def run_simulated_experiment(
         or find_folder_write_faults(out)
     )
     raise_faults(find_port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
+    from server.outbound_hosts import ask_for_experiments
     from server.simulation.backends.ray_process import start_ray_driver
 
-    with start_ray_driver(file.experiment) as ray:  # starts while this process imports torch
+    with (
+        ask_for_experiments([file], overrides, yes=yes, track=track),
+        start_ray_driver(file.experiment) as ray,  # starts while this process imports torch
+    ):
         with exclude_imports_from_gc():
             from server.simulation.simulate import simulate
 
@@ -167,6 +175,7 @@ def compare_experiments(
     overrides: Overrides = [],  # noqa: B006
     backend: Backend = None,
     track: TrackTo = None,
+    yes: Yes = False,
     progress: Progress = ProgressFormat.auto,
 ) -> None:
     """Run several experiments over the same seeds, and compare them with paired tests.
@@ -179,14 +188,14 @@ def compare_experiments(
     from common.system.preflight import find_folder_write_faults, find_occupied_folder_faults
     from strategies.method_list import read_experiment_without_torch
 
-    for experiment in experiments:
-        read_experiment_without_torch(experiment, _add_backend_override(overrides, backend))  # before torch is imported
+    settings = _add_backend_override(overrides, backend)
+    files = [read_experiment_without_torch(experiment, settings) for experiment in experiments]  # before torch
     raise_faults(find_occupied_folder_faults(out) or find_folder_write_faults(out))
+    from server.outbound_hosts import ask_for_experiments
     from studies.compare import run_comparison
 
-    run_comparison(
-        experiments, out, range(seeds), jobs, _add_backend_override(overrides, backend), console, track, form
-    )
+    with ask_for_experiments(files, overrides, yes=yes, track=track):
+        run_comparison(experiments, out, range(seeds), jobs, settings, console, track, form)
 
 
 @app.command("study")
@@ -198,6 +207,7 @@ def run_paper_study(
     overrides: Overrides = [],  # noqa: B006
     quick: Annotated[bool, typer.Option("--quick", help="A part of it, small, that ends in minutes.")] = False,
     backend: Annotated[str, typer.Option("--backend", help="ray or inline, one run at a time with ray.")] = "inline",
+    yes: Yes = False,
     progress: Progress = ProgressFormat.auto,
 ) -> None:
     """Run a paper's experiments, and write its tables with our numbers beside the paper's, and what differs.
@@ -212,10 +222,12 @@ def run_paper_study(
 
     read_study(folder, quick=quick)  # before torch is imported
     raise_faults(find_occupied_folder_faults(out) or find_folder_write_faults(out))
-    from studies.study import run_study
+    from server.outbound_hosts import ask_for_experiments
+    from studies.study import list_study_experiments, run_study
 
     settings = _add_backend_override(overrides, backend)
-    run_study(folder, out, settings, console, seeds=seeds, jobs=jobs, quick=quick, progress=form)
+    with ask_for_experiments(list_study_experiments(folder, settings, quick=quick), overrides, yes=yes):
+        run_study(folder, out, settings, console, seeds=seeds, jobs=jobs, quick=quick, progress=form)
 
 
 @app.command("benchmark")
@@ -237,6 +249,7 @@ def run_reference_benchmark(
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Print the cost by the rates of finished runs; run nothing.")
     ] = False,
+    yes: Yes = False,
 ) -> None:
     """Run the reference benchmark (data sets x label patterns x all methods x seeds), and write its page.
 
@@ -249,13 +262,15 @@ def run_reference_benchmark(
 
     read_benchmark_toml(folder)  # before torch is imported
     raise_faults([] if estimate else find_occupied_folder_faults(out) or find_folder_write_faults(out))
-    from studies.benchmark import BenchmarkOptions, print_cost_estimate, run_benchmark
+    from server.outbound_hosts import ask_for_experiments
+    from studies.benchmark import BenchmarkOptions, list_benchmark_experiments, print_cost_estimate, run_benchmark
 
     options = BenchmarkOptions(folder, variant, results or out / f"{variant}.jsonl", out, workers, minutes, again)
     if estimate:
         print_cost_estimate(options, console)
     else:
-        run_benchmark(options, console)
+        with ask_for_experiments(list_benchmark_experiments(options), yes=yes):
+            run_benchmark(options, console)
 
 
 @app.command("sites")
@@ -263,6 +278,7 @@ def export_site_folders(
     experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
     out: Annotated[Path, typer.Option("--out", help="Folder; each site gets its own in it.")],
     overrides: Overrides = [],  # noqa: B006
+    yes: Yes = False,
 ) -> None:
     """Write a folder with images and site.toml for each simulated site, to run the same federation over the network.
 
@@ -273,9 +289,13 @@ def export_site_folders(
 
     file = read_experiment_without_torch(experiment, overrides)  # before torch is imported
     raise_faults(find_occupied_folder_faults(out))
-    from server.simulation.export_sites import export_simulated_sites
+    from server.outbound_hosts import ask_for_experiments
 
-    for folder in export_simulated_sites(file, out):
+    with ask_for_experiments([file], overrides, yes=yes):
+        from server.simulation.export_sites import export_simulated_sites
+
+        folders = export_simulated_sites(file, out)
+    for folder in folders:
         console.print(f"{folder}/site.toml, images.npz", soft_wrap=True, highlight=False)
 
 
@@ -291,9 +311,10 @@ def export_trained_model(
         typer.Option(
             "--check",
             help="Images to compare both on: npz file, picture, folder of pictures, or an experiment's test part; by "
-            "default that of the run's own experiment where it is within reach, else synthetic ones.",
+            "default that of the run's own experiment where its files are here, else synthetic ones.",
         ),
     ] = None,
+    yes: Yes = False,
 ) -> None:
     """Write a trained model as an ONNX or TorchScript file, and check that the file gives the same probabilities.
 
@@ -303,17 +324,16 @@ def export_trained_model(
 
     form = parse_export_format(to)
     refuse_wrong_model_paths(folder, check, out or choose_default_export_path(folder, form))  # before torch is imported
-    if check is not None and check.suffix == ".toml":
-        from server.export.preflight import read_experiment_data_spec
-
-        read_experiment_data_spec(check)
-    elif check is not None:
+    if check is not None and check.suffix != ".toml":
         from server.export.pictures import refuse_data_without_pictures
 
         refuse_data_without_pictures(check)
-    from server.export.exported_model import export_run_model
+    from server.outbound_hosts import ask_for_data
 
-    result, source, card = export_run_model(folder, form, out, check)
+    with ask_for_data(check, yes=yes):
+        from server.export.exported_model import export_run_model
+
+        result, source, card = export_run_model(folder, form, out, check)
     console.print(f"{result.path}: largest difference {result.largest_difference:.2g}", soft_wrap=True, highlight=False)
     console.print(f"compared on {result.images} {source}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"model card: {card or 'none, for the folder is not a run'}", soft_wrap=True, highlight=False)
@@ -405,6 +425,7 @@ def evaluate_model(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="New csv file: one row a class.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Score a saved model on labelled images, class by class, with 95 % intervals.
 
@@ -415,9 +436,12 @@ def evaluate_model(
     refuse_wrong_model_paths(folder, data, out)
     labelled = EvaluationInput(data, classes.split(",") if classes else (), images, image_column, patient_column)
     refuse_unlabelled_input(folder, labelled)  # before torch is imported
-    from server.export import evaluation
+    from server.outbound_hosts import ask_for_data
 
-    result = evaluation.evaluate_saved_model(folder, labelled)
+    with ask_for_data(data, yes=yes):
+        from server.export import evaluation
+
+        result = evaluation.evaluate_saved_model(folder, labelled)
     if out is not None:
         write_atomically(out, evaluation.evaluation_as_csv(result))
     if as_json:

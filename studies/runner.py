@@ -27,6 +27,7 @@ from rich.console import Console
 
 from common.config import read_experiment
 from common.errors import BadInput, Fault, ProgramCannotContinue
+from common.hosts import find_user_secrets_path, list_permitted_hosts, permit_hosts
 from common.models.gpu import count_visible_gpus
 from common.system.files import lock_file, make_disk_full_message
 from common.system.stopping import PROGRAM, end_process_with_parent, remove_output_if_stopped
@@ -196,7 +197,7 @@ def run_and_measure_trial(trial: Trial) -> tuple[str, float]:
     """
     receiving, sending = CONTEXT.Pipe(duplex=False)
     with assign_gpus(trial) as gpus:
-        process = CONTEXT.Process(target=_run_quietly, args=(trial, sending, gpus))
+        process = CONTEXT.Process(target=_run_quietly, args=(trial, sending, gpus, list_permitted_hosts()))
         with _STARTING, _hide_callers_script():
             process.start()
         sending.close()
@@ -233,8 +234,12 @@ def assign_gpus(trial: Trial) -> Iterator[str | None]:
             _RUNS.subtract(chosen)
 
 
-def _run_quietly(trial: Trial, sending: Connection, gpus: str | None) -> None:
-    """Run a trial in the current process without output, which would disturb the table of progress."""
+def _run_quietly(trial: Trial, sending: Connection, gpus: str | None, hosts: Sequence[str]) -> None:
+    """Run a trial in the current process without output, which would disturb the table of progress.
+
+    Args:
+        hosts: The hosts that the user has agreed to.
+    """
     end_process_with_parent()
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # nothing has looked for GPUs in this process yet
@@ -247,7 +252,8 @@ def _run_quietly(trial: Trial, sending: Connection, gpus: str | None) -> None:
     failure, began = "", time.process_time()  # a forked process counts from its parent's
     try:
         file, quiet = read_experiment(trial.experiment, trial.overrides), Console(quiet=True)
-        simulate(file, trial.unfinished_folder, quiet, trial.track, pages=trial.pages)
+        with permit_hosts(hosts, find_user_secrets_path()):
+            simulate(file, trial.unfinished_folder, quiet, trial.track, pages=trial.pages)
     except (BadInput, RunStopped) as error:
         failure = str(error)
     except Exception as error:  # a process's edge

@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from common.config import ExperimentFile
+from common.errors import BadInput
 from common.system.files import write_atomically
 from common.system.plain_text import format_as_json_text
 from common.system.terminal import ProgressFormat
@@ -47,8 +50,8 @@ def run_study(
     """
     refuse_seed_override(overrides)
     study = read_study(folder, quick=quick)
-    quick_settings = ("scale=small", *study.quick.set) if quick and study.quick else ()
-    grids = list_study_trials(study, folder, out / "runs", (*quick_settings, *overrides), range(seeds or study.seeds))
+    settings = _add_quick_settings(study, overrides, quick=quick)
+    grids = list_study_trials(study, folder, out / "runs", settings, range(seeds or study.seeds))
     trials = [trial for grid in grids for row in grid for column in row for trial in column]
     check_trials(trials)
     from studies.runner import (  # here: a wrong call is refused before torch is imported
@@ -72,6 +75,27 @@ def run_study(
     console.print(study_as_markdown(result), markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: {report}", soft_wrap=True)
     return result
+
+
+def list_study_experiments(folder: Path, overrides: Sequence[str], *, quick: bool) -> list[ExperimentFile]:
+    """Return the experiments of a study; those with faults are left out, because the run reports them.
+
+    Args:
+        folder: Folder with ``study.toml``.
+        quick: Only the part of the study that finishes in minutes.
+    """
+    study, files = read_study(folder, quick=quick), list[ExperimentFile]()
+    settings = _add_quick_settings(study, overrides, quick=quick)
+    for grid in list_study_trials(study, folder, Path(), settings, range(1)):
+        for row in grid:
+            for column in row:
+                with suppress(BadInput):
+                    files += [trial.experiment_file for trial in column]
+    return files
+
+
+def _add_quick_settings(study: StudyFile, overrides: Sequence[str], *, quick: bool) -> tuple[str, ...]:
+    return (*(("scale=small", *study.quick.set) if quick and study.quick else ()), *overrides)
 
 
 def list_study_trials(

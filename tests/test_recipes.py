@@ -234,15 +234,21 @@ def test_an_npz_file_of_one_set_with_words_is_divided_by_patients(reader: Path) 
     assert list(load("runs/npz").classes.index) == ["keratosis", "naevus"]
 
 
-def test_a_csv_with_pictures_dicom_files_slices_of_volumes_or_a_pacs_make_the_same_model(reader: Path) -> None:
+def test_a_csv_with_pictures_dicom_files_slices_of_volumes_or_a_pacs_make_the_same_model(
+    reader: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The DICOM files hold the same pixels, inverted. Not over TLS here: the long test with a real PACS has that."""
     typed_from_the_page("runs/csv ", "runs/dicom ", "runs/nifti --backend")
     with running(archive_of(reader)) as pacs:
         pacs.secret = f"Basic {base64.b64encode(b'anna:word').decode()}"
-        (reader / "pacs.secret").write_text("anna:word\n")
-        (reader / "pacs.secret").chmod(0o600)
-        changes = ("https://pacs.hospital.example/dicom-web", pacs.url), ('ca_file = "hospital-ca.pem"', "")
-        (reader / "pacs.toml").write_text(changed((reader / "pacs.toml").read_text(), *changes))
+        own = (("https://pacs.hospital.example", f"http://127.0.0.1:{pacs.port}"), ("NAME:PASSWORD", "anna:word"))
+        (secrets,) = [block for block in blocks(PAGE, "") if "authentication" in block]
+        kept = reader / "config" / "polyclinic" / "secrets.toml"
+        kept.parent.mkdir(parents=True)
+        kept.write_text(changed(secrets, *own, ('ca_file = "hospital-ca.pem"', "")))
+        kept.chmod(0o600)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(reader / "config"))
+        (reader / "pacs.toml").write_text(changed((reader / "pacs.toml").read_text(), own[0]))
         typed_from_the_page("runs/pacs ")
     runs = [load(f"runs/{name}") for name in ("csv", "dicom", "nifti", "pacs")]
     assert len({run.model_sha256 for run in runs}) == 1

@@ -113,6 +113,7 @@ def _add_passed_checks(
     patients = f"of {len(np.unique(source.patients)):,} patients" if source.patients_known else "of unknown patients"
     if source.archive:
         area.passed.append(source.archive)
+        area.passed.append(f"sent to it: {'; '.join(source.sent)}")
     area.passed.append(f"{len(source):,} images {patients}: {by_part}")
     if source.patients_from:
         area.passed.append(f"PATIENTS: the table has no patient_column; the split is by {source.patients_from}")
@@ -177,6 +178,8 @@ def _check_picture_appearance(
         decoded: The pictures that could be decoded.
     """
     form = source.form
+    if source.outside:
+        area.add_note(source.outside, "If they are not meant, correct the table, or move the pictures into the folder.")
     for problem in describe_incomparable_dicom_greys(heads if form is None or form.rendering.window is None else []):
         area.add_note(problem, "Look at the images with flwr-client preview-data.")
     if blank := describe_blank_pictures([source.names[facts.row] for facts in decoded if facts.blank]):

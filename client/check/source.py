@@ -20,10 +20,12 @@ from common.data.base.spec import (
     PluginDatasetSpec,
 )
 from common.data.base.splits import Names
+from common.data.connections import list_dataset_connections
 from common.data.images.headers import DicomHeader, list_dicom_patient_ids, read_dicom_headers
 from common.data.images.reading import DecodedImageFormat
 from common.data.load import load_dataset, open_label_table
 from common.data.sources.dicomweb import open_dicomweb_table
+from common.data.tables.files import describe_outside_pictures
 from common.errors import Fault
 from common.system.plain_text import format_count_with_noun
 
@@ -41,6 +43,8 @@ class SiteImageSource:
         reader_faults: Returns the faults that stopped the reader; to be called after reading.
         files: Paths; empty if the images are not files on this machine.
         archive: One line about the answer of a PACS; empty without a PACS.
+        outside: A sentence on files outside of the image folder; empty without any.
+        sent: Phrases about what the PACS was sent.
         form: Size, colour and rendering that pictures get for the network; None if the pixels are already in that form.
         patients_known: True if the data names the patient of each image.
         patients_from: Origin of the patients' names, if that is not a column named in site.toml.
@@ -62,6 +66,8 @@ class SiteImageSource:
     reader_faults: Callable[[], list[Fault]] = list
     files: Sequence[Path] = ()
     archive: str = ""
+    outside: str = ""
+    sent: tuple[str, ...] = ()
     form: DecodedImageFormat | None = None
     patients_known: bool = True
     patients_from: str = ""
@@ -102,16 +108,20 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
     ):
         return _open_whole_dataset_source(settings)
     archive = patients_from = ""
+    sent: tuple[str, ...] = ()
     files: Sequence[Path] = ()
     heads = list[DicomHeader]()
     if isinstance(spec, DicomwebDatasetSpec):
-        answer = open_dicomweb_table(spec, settings.folder)
+        with settings.permit_data_hosts():
+            answer = open_dicomweb_table(spec, settings.folder)
         table, server = answer.table, answer.archive.client.server
         count = len({image.study for image in answer.archive.places.values()})
         studies, lines = format_count_with_noun(count, "study", "studies"), format_count_with_noun(answer.lines, "line")
         archive = f"{server.host_and_port} answers: {format_count_with_noun(len(table.files), 'image')} of {studies} "
         archive += f"for {lines} of the table"
         archive += "; its certificate is accepted" if server.context else ", without TLS"
+        (connection,) = list_dataset_connections(spec, settings.folder, settings.secrets_path)
+        sent = connection.sent
         if answer.patients_from_archive:
             named, total = int((~find_placeholder_patients(table.patients)).sum()), len(table.files)
             patients_from = f"PatientID of {named:,} of {total:,} images, as {server.host_and_port} says"
@@ -132,6 +142,8 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
         reader_faults=table.reader.find_reading_faults,
         files=files,
         archive=archive,
+        outside=describe_outside_pictures(table.files),
+        sent=sent,
         form=DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering_options),
         patients_known=are_all_patients_known(table.patients),
         patients_from=patients_from,

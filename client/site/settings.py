@@ -46,10 +46,9 @@ def find_gpu_count_fault(file: SiteTomlContent, visible: int) -> Fault | None:
 
 def find_hospital_data_faults(settings: SiteSettings) -> list[Fault]:
     """Return the faults of a site's data set that can be found without decoding pictures."""
-    return [
-        replace(fault, where=f"{FILE}: {fault.where}")
-        for fault in find_dataset_faults(settings.file.data, settings.folder)
-    ]
+    with settings.permit_data_hosts():
+        faults = find_dataset_faults(settings.file.data, settings.folder)
+    return [replace(fault, where=f"{FILE}: {fault.where}") for fault in faults]
 
 
 def load_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line: None) -> Site:
@@ -59,7 +58,8 @@ def load_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line:
         BadInput: With every fault, or with the unreadable files if there are too many.
     """
     try:
-        splits = load_dataset(settings.file.data, settings.folder, prepare_image_store(settings, tell))
+        with settings.permit_data_hosts():
+            splits = load_dataset(settings.file.data, settings.folder, prepare_image_store(settings, tell))
     except BadInput as error:
         raise BadInput(replace(fault, where=f"{FILE}: {fault.where}") for fault in error.faults) from None
     declaration = make_label_declaration(settings, splits.class_names)

@@ -1,6 +1,7 @@
 """A site's folder and its ``site.toml``: made by ``flwr-client init``, and read without torch."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -11,8 +12,9 @@ from pydantic import Field, ValidationError, field_validator
 from client.site.policy import TRUST, SitePolicy
 from common.config import HospitalPlan
 from common.data.base.names import normalize_name
-from common.data.base.spec import DataSpec
+from common.data.base.spec import DataSpec, list_dataset_hosts
 from common.errors import BadInput, Fault, quote_names, raise_faults
+from common.hosts import SECRETS_FILE, permit_hosts
 from common.security.identity import (
     SiteAdmissionRequest,
     SiteConnectionKit,
@@ -80,6 +82,15 @@ class SiteSettings:
         if self.file.key:
             return self.folder / self.file.key
         return join_plain_name(self.folder, PlainName(self.file.name), ".key")
+
+    @property
+    def secrets_path(self) -> Path:
+        """The hospital's file of secrets for hosts (:mod:`common.hosts`)."""
+        return self.folder / SECRETS_FILE
+
+    def permit_data_hosts(self) -> AbstractContextManager[None]:
+        """Let a ``with`` block talk to the hosts that the site's own file names for its data."""
+        return permit_hosts(list_dataset_hosts(self.file.data), self.secrets_path)
 
     @property
     def state_folder(self) -> Path:

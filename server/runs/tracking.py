@@ -223,7 +223,8 @@ def open_mlflow_store(track: TrackingService | None) -> NewRun | None:
         store = experiment.experiment_id if experiment else client.create_experiment(name)
         return partial(begin_mlflow_run, client, store)
     except (mlflow.MlflowException, OSError, ImportError) as error:
-        problem = f"{mlflow.get_tracking_uri()} cannot be used: {_extract_first_error_line(error)}."
+        store_address = hide_password_in_urls(mlflow.get_tracking_uri())
+        problem = f"{store_address} cannot be used: {_extract_first_error_line(error)}."
         raise BadInput([Fault("--track mlflow", problem, "Set MLFLOW_TRACKING_URI to a store that can.")]) from None
 
 
@@ -299,4 +300,9 @@ class MLflowTracker:
 
 
 def _extract_first_error_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return hide_password_in_urls((str(error).splitlines() or [type(error).__name__])[0].rstrip("."))
+
+
+def hide_password_in_urls(text: str) -> str:
+    """Return a text in which no URL has a name and a password: MLflow's address may hold them."""
+    return re.sub(r"://[^/\s]*@", "://", text)

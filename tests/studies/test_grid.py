@@ -183,7 +183,7 @@ def test_a_run_sees_the_gpus_that_were_dealt_to_it(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("os.dup2", lambda old, new: new)
     monkeypatch.setattr(runner, "simulate", lambda *_, **__: visible.append(os.environ["CUDA_VISIBLE_DEVICES"]))
     for gpus in ("1,2", None):
-        runner._run_quietly(trial(tmp_path, "a"), SimpleNamespace(send=ends.append), gpus)  # type: ignore[arg-type]
+        runner._run_quietly(trial(tmp_path, "a"), SimpleNamespace(send=ends.append), gpus, ())  # type: ignore[arg-type]
     assert visible == ["1,2", "1,2"]  # None leaves what is there
     assert [failure for failure, _ in ends] == ["", ""]
 

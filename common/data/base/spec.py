@@ -3,16 +3,18 @@
 Relative paths start from the folder of the configuration file. This module reads no data: :mod:`common.data.load` does.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from common.data.base.decoded_size import LARGEST_MB
 from common.data.base.names import Name
+from common.errors import quote_names
+from common.hosts import RETIRED_KEYS, SECRETS_FILE, find_user_secrets_path, normalize_host
 from common.plugins import NAME_PATTERN, PluginName
 from common.system.plain_text import PLAIN_NAME
 
@@ -234,13 +236,35 @@ class FolderDatasetSpec(LabelColumnsSpec, PictureFolderSpec):
 
 
 _URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?(/[A-Za-z0-9._~/-]*)?")
-_LAST_PORT = 65535
-_ALONE = ("127.0.0.1", "localhost", "[::1]")
-"""Hosts to which a secret may be sent without TLS, because it does not leave the machine."""
+
+
+def _describe_move_of_secret(url: Any, given: Mapping[str, Any]) -> str:
+    """Return the message for a file that names a secret, with the line that the user may write instead.
+
+    Args:
+        url: The address in the same table, as it came from the file.
+        given: The refused keys.
+    """
+    try:
+        host = normalize_host(url if isinstance(url, str) else "")
+    except ValueError:
+        host = "https://HOST"
+    entry = {"authentication": "basic", **given}
+    if len(entry) == 1:
+        entry["secret"] = "NAME:PASSWORD" if entry["authentication"] == "basic" else "TOKEN"
+    line = ", ".join(f"{key} = {json.dumps(value, default=str)}" for key, value in entry.items())
+    return (
+        f"{quote_names(given)}: a secret is the user's own and no part of this file, whose author could name any "
+        f"secret beside any address. Take out the lines. If {host} is to have this secret, write into "
+        f"{find_user_secrets_path()} (a hospital: into {SECRETS_FILE} beside site.toml), with mode 600: "
+        f'"{host}" = {{ {line} }}'
+    )
 
 
 class DicomwebDatasetSpec(LabelColumnsSpec):
     """A hospital's label table, and a PACS from which the images are read over DICOMweb (QIDO-RS and WADO-RS).
+
+    A secret for the PACS is no part of it: see :mod:`common.hosts`.
 
     Attributes:
         url: The address of both services, ``https://HOST/dicom-web``.
@@ -249,10 +273,8 @@ class DicomwebDatasetSpec(LabelColumnsSpec):
             labels. Together with ``instance_column`` it names the study that holds the row's image.
         accession_column: Column of AccessionNumbers, instead of ``study_column``.
         modalities: Modalities to keep, such as ``["DX", "CR"]``; if empty, all that hold pictures.
-        ca_file: File of CA certificates (PEM) for checking the server; None uses the system's.
-        authentication: ``"bearer"`` sends a token, ``"basic"`` a name and a password.
-        secret_file: Holds the token, or ``NAME:PASSWORD``; only its owner may read it.
-        secret_env: Environment variable that holds the secret, instead of ``secret_file``.
+        ca_file: File of CA certificates (PEM) for checking the server; None uses the system's. Not for a server that is
+            sent a secret: who receives it is decided where the secret is.
         cache: Folder for downloaded images and search results.
         cache_gb: Maximum size of the cache in GB; the least recently used images are removed first.
         largest_mb: MiB that one image may take, both as downloaded and once decoded.
@@ -267,25 +289,31 @@ class DicomwebDatasetSpec(LabelColumnsSpec):
     accession_column: Name | None = None
     modalities: tuple[Annotated[str, Field(pattern="^[A-Z0-9_ ]{1,16}$")], ...] = ()
     ca_file: str | None = None
-    authentication: Literal["bearer", "basic"] | None = None
-    secret_file: str | None = None
-    secret_env: str | None = None
     cache: str = "dicomweb-cache"
     cache_gb: Annotated[float, Field(gt=0, le=100_000)] = 20
     largest_mb: Annotated[int, Field(ge=1, le=2048)] = LARGEST_MB
     timeout_s: Annotated[float, Field(ge=0.1, le=600)] = 30
     connections: Annotated[int, Field(ge=1, le=16)] = 4
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_secret_keys(cls, table: Any) -> Any:
+        """Refuse the keys of older releases that named a secret; the message has the line to write, and where."""
+        if not isinstance(table, Mapping):
+            return table
+        if given := {key: table[key] for key in RETIRED_KEYS if table.get(key) is not None}:
+            raise ValueError(_describe_move_of_secret(table.get("url"), given))
+        # Run folders of older releases hold the keys without a value.
+        return {key: value for key, value in table.items() if key not in RETIRED_KEYS}
+
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: str) -> str:
-        parts = _URL.fullmatch(url)
-        valid = parts is not None and int((parts[2] or ":1")[1:]) <= _LAST_PORT
-        if parts and parts[1].startswith("["):
-            try:
-                ip_address(parts[1][1:-1])
-            except ValueError:
-                valid = False
+        try:
+            normalize_host(url)
+            valid = _URL.fullmatch(url) is not None
+        except ValueError:
+            valid = False
         if not valid:
             # The quotes suppress the value in pydantic's message, because it may contain a password.
             raise ValueError('must be "https://HOST[:PORT]/PATH" without a name, a password, a ? or a #')
@@ -297,17 +325,6 @@ class DicomwebDatasetSpec(LabelColumnsSpec):
             raise ValueError("give study_column or accession_column, not both")
         if not (self.instance_column or self.study_column or self.accession_column):
             raise ValueError("give instance_column, study_column or accession_column: what names an image in the PACS")
-        return self
-
-    @model_validator(mode="after")
-    def _check_pacs_authentication(self) -> Self:
-        sources = [key for key in ("secret_file", "secret_env") if getattr(self, key)]
-        if len(sources) != (self.authentication is not None):
-            raise ValueError("authentication needs secret_file or secret_env, and these need authentication")
-        parts = _URL.fullmatch(self.url)
-        assert parts
-        if self.authentication and self.url.startswith("http:") and parts[1] not in _ALONE:
-            raise ValueError("with authentication the address must begin with https: anyone could read the secret")
         return self
 
 
@@ -510,6 +527,11 @@ DataSpec = Annotated[
     | PluginDatasetSpec,
     Field(discriminator="kind"),
 ]
+
+
+def list_dataset_hosts(spec: DataSpec | None) -> tuple[str, ...]:
+    """Return the hosts that a data set talks to when it is loaded, in the form of ``normalize_host``."""
+    return (normalize_host(spec.url),) if isinstance(spec, DicomwebDatasetSpec) else ()
 
 
 class AugmentationSpec(BaseDatasetSpec):

@@ -4,7 +4,6 @@ An image is written to the cache under a temporary name and renamed when complet
 no partial image. Only the user who owns the folder can read it.
 """
 
-import base64
 import os
 import re
 import ssl
@@ -26,6 +25,7 @@ from common.data.images.pixel_cache import MARK, MARK_TEXT
 from common.data.images.reading import is_dicom_file
 from common.data.images.store import FileIdentity
 from common.errors import BadInput, Fault, raise_faults
+from common.hosts import HostSecret, find_host_secret, normalize_host, refuse_host_without_permission
 from common.system.files import is_disk_full, make_private_folder, remove_temporary_files, write_atomically
 from common.system.plain_names import PlainName, join_plain_name
 
@@ -37,7 +37,6 @@ _RECOUNT_AFTER = 100
 """Number of written files after which the folder's size is measured again, because other programs may use it."""
 _REMAINS = 0.9
 """Fraction of the size limit to which the cache is reduced, so that not each new file removes another."""
-_LONGEST_SECRET = 16384
 
 
 @dataclass(frozen=True)
@@ -284,35 +283,36 @@ def _format_media_type(media_type: str) -> str:
 
 
 def open_pacs_archive(spec: DicomwebDatasetSpec, base: Path) -> PacsArchive:
-    """Prepare access to a PACS without sending a request: read the secret and certificates, and open the cache.
+    """Prepare access to a PACS without sending a request: find the secret and certificates, and open the cache.
 
     Args:
         base: The folder to which paths in ``spec`` are relative.
 
     Raises:
-        BadInput: If any of these fails; it lists all faults.
+        BadInput: If the user has not agreed to the host (:mod:`common.hosts`), or any of these fails; it
+            lists all faults.
     """
-    faults, header = list[Fault](), ""
+    host = normalize_host(spec.url)
+    permission = refuse_host_without_permission(host, "data.url")
+    faults = list[Fault]()
+    secret: HostSecret | None = None
     context: ssl.SSLContext | None = None  # none for plain HTTP
     cache = PacsImageCache(base / spec.cache, int(spec.cache_gb * 1e9))
-    if spec.url.startswith("http:"):
-        if spec.ca_file:
-            faults.append(Fault("data.ca_file", "needs an address that begins with https."))
-    elif spec.ca_file is None:
-        context = ssl.create_default_context()
-    else:
-        path = base / spec.ca_file
-        try:
-            context = ssl.create_default_context(cafile=str(path))
-        except (OSError, ValueError) as error:
-            reason = "holds no certificate (PEM)" if isinstance(error, ssl.SSLError) else "cannot be read"
-            faults.append(Fault("data.ca_file", f"{path} {reason}.", "Paths are relative to the folder of this file."))
     with _collect_bad_input_faults(faults):
-        header = _make_authorization_header(spec, base)
+        secret = find_host_secret(host, permission.secrets_path)
+    with _collect_bad_input_faults(faults):
+        context = _make_tls_context(spec, base, secret, permission.secrets_path)
     with _collect_bad_input_faults(faults):
         cache.open_cache_folder()
     raise_faults(faults)
-    server = PacsConnectionSettings(spec.url, context, header, spec.timeout_s, spec.connections)
+    server = PacsConnectionSettings(
+        url=spec.url,
+        context=context,
+        authorization=secret.authorization if secret else "",
+        secrets_path=permission.secrets_path,
+        timeout_s=spec.timeout_s,
+        connections=spec.connections,
+    )
     return PacsArchive(DicomwebClient(server), cache, spec.largest_mb << 20)
 
 
@@ -325,45 +325,37 @@ def _collect_bad_input_faults(faults: list[Fault]) -> Iterator[None]:
         faults += bad.faults
 
 
-def _make_authorization_header(spec: DicomwebDatasetSpec, base: Path) -> str:
-    """Return the value of the ``Authorization`` header; empty without authentication.
+def _make_tls_context(
+    spec: DicomwebDatasetSpec, base: Path, secret: HostSecret | None, secrets_path: Path
+) -> ssl.SSLContext | None:
+    """Return the TLS context that checks the server's certificate; None for plain HTTP.
+
+    A secret is sent to the machine that passes this check. So the CA of a server that is sent one stands beside the
+    secret, not in the experiment file: its author could name a CA of his own, and answer in the name of the user's own
+    PACS.
 
     Args:
         base: The folder to which paths in ``spec`` are relative.
+        secrets_path: The file that holds the secret, for messages.
 
     Raises:
-        BadInput: If the secret's file or variable is missing, if other users can read the file, or if the secret is not
-            valid or too long.
+        BadInput: If the CA is named in the wrong place, or its file cannot be used.
     """
-    if spec.authentication is None:
-        return ""
-    where = "data.secret_env" if spec.secret_env else "data.secret_file"
-    if spec.secret_env:
-        secret = os.environ.get(spec.secret_env, "").strip()
-        if not secret:
-            problem = f"the environment variable {spec.secret_env} is not set, or is empty."
-            raise BadInput([Fault(where, problem, "Set it where this program is started.")])
-    else:
-        path = base / str(spec.secret_file)
-        try:
-            with path.open("rb") as file:
-                mode = os.fstat(file.fileno()).st_mode
-                content = b"" if mode & 0o077 else file.read(_LONGEST_SECRET + 1)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "no file can have this name"
-            problem, remedy = f"{path} cannot be read: {reason}.", "Paths are relative to the folder of this file."
-            raise BadInput([Fault(where, problem, remedy)]) from None
-        if mode & 0o077:
-            problem = f"{path} may be read by others (mode {mode & 0o777:o})."
-            raise BadInput([Fault(where, problem, f"Run: chmod 600 {path.name}")])
-        if len(content) > _LONGEST_SECRET:
-            raise BadInput([Fault(where, f"{path} is too large for a secret.")])
-        secret = content.decode("ascii", errors="replace").strip()
-    if not re.fullmatch(r"[!-~](?:[ -~]*[!-~])?", secret):
-        # The message does not quote the secret.
-        raise BadInput([Fault(where, "must hold one line of letters, digits and signs (ASCII).")])
-    if spec.authentication == "bearer":
-        return f"Bearer {secret}"
-    if ":" not in secret:
-        raise BadInput([Fault(where, 'must hold NAME:PASSWORD, because data.authentication is "basic".')])
-    return f"Basic {base64.b64encode(secret.encode()).decode()}"
+    ca_path, where = base / spec.ca_file if spec.ca_file else None, "data.ca_file"
+    if spec.ca_file and secret is not None:
+        host = normalize_host(spec.url)
+        problem = f"{host} is sent a secret, so what it is checked by stands beside the secret."
+        remedy = f'Take it out here, and write ca_file = "{spec.ca_file}" below this host in {secrets_path}'
+        raise BadInput([Fault(where, problem, f"{remedy} (paths in there start in its folder).")])
+    if secret is not None:
+        ca_path, where = secret.ca_path, f"{secrets_path}: ca_file"
+    if spec.url.startswith("http:"):
+        if ca_path:
+            raise BadInput([Fault(where, "needs an address that begins with https.")])
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(ca_path) if ca_path else None)
+    except (OSError, ValueError) as error:
+        reason = "holds no certificate (PEM)" if isinstance(error, ssl.SSLError) else "cannot be read"
+        remedy = "Paths are relative to the folder of the file that names it."
+        raise BadInput([Fault(where, f"{ca_path} {reason}.", remedy)]) from None

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self, cast
 
 import anyio
@@ -20,6 +21,7 @@ import httpx
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from common.errors import Fault
+from common.hosts import normalize_host
 
 SLOWEST = 100_000
 """Minimum speed of a response in bytes per second, after its beginning; slower responses are cancelled."""
@@ -27,7 +29,6 @@ WAITS_S = (0.5, 1.0, 2.0)
 """Pauses before the second, third and fourth try."""
 MOST_SILENT = 3
 """Number of consecutive requests without response after which no more are sent."""
-_ADVICE_SECRET = "Look into data.authentication and the secret; ask the PACS's administrator which rights it has."
 for _name in ("httpx", "httpcore"):  # they log URLs, which contain UIDs of patients' studies
     logging.getLogger(_name).setLevel(logging.WARNING)
 
@@ -62,12 +63,14 @@ class PacsConnectionSettings:
 
     Attributes:
         authorization: Value of the ``Authorization`` header; empty for none.
+        secrets_path: The user's file of secrets, for messages.
         context: TLS context that checks the server's certificate; None for plain HTTP.
     """
 
     url: str
     context: ssl.SSLContext | None
     authorization: str
+    secrets_path: Path
     timeout_s: float
     connections: int
 
@@ -79,6 +82,13 @@ class PacsConnectionSettings:
     def host_and_port(self) -> str:
         """The server's host and port, for messages."""
         return httpx.URL(self.url).netloc.decode()
+
+    @property
+    def secret_remedy(self) -> str:
+        """What to do if the server does not accept the secret, or wants one."""
+        if self.authorization:
+            return f"The secret is that of {self.secrets_path}; ask the PACS's administrator which rights it has."
+        return f"No secret was sent, because {self.secrets_path} has none for {normalize_host(self.url)}."
 
 
 @dataclass(frozen=True)
@@ -191,7 +201,7 @@ class DicomwebClient:
                 request = self._http.build_request("GET", request.url, headers=request.headers)
                 response = await self._http.send(request, stream=True)
                 async with aclosing(response):
-                    _refuse_unusable_response(response, self.server.host_and_port, largest)
+                    _refuse_unusable_response(response, self.server, largest)
                     begin = anyio.current_time()
                     chunks = cast("AsyncGenerator[bytes, None]", response.aiter_raw())
                     async with aclosing(chunks):  # otherwise it would be closed later, or never
@@ -208,18 +218,18 @@ class DicomwebClient:
             raise NoPacsResponse(f"the answer breaks off or is no HTTP ({type(error).__name__})") from None
 
 
-def _refuse_unusable_response(response: httpx.Response, server: str, largest: int) -> None:
+def _refuse_unusable_response(response: httpx.Response, settings: PacsConnectionSettings, largest: int) -> None:
     """Raise an error if the status or the headers make a response unusable; its body need not be read yet.
 
     Args:
-        server: Name of the server, for the message.
+        settings: The server, for the message.
         largest: Maximum size of the body in bytes.
     """
-    status = response.status_code
+    status, server = response.status_code, settings.host_and_port
     if status == 401:
-        raise PacsServerFailure(f"{server} does not accept the authentication (401).", _ADVICE_SECRET)
+        raise PacsServerFailure(f"{server} does not accept the authentication (401).", settings.secret_remedy)
     if status == 403:
-        raise PacsServerFailure(f"{server} refuses access (403).", _ADVICE_SECRET)
+        raise PacsServerFailure(f"{server} refuses access (403).", settings.secret_remedy)
     if status == 407 or 300 <= status < 400:
         target = re.match(r"https?://([^/?#]{1,80})", response.headers.get("location", ""))
         address = target[1] if target else "another address"

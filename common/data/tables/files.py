@@ -57,6 +57,31 @@ class LazyPicturePaths(Sequence[Path]):
         return Path(self.folder, self.names[row])
 
 
+def describe_outside_pictures(files: LazyPicturePaths) -> str:
+    """Return a sentence on files that a table names outside of the image folder; empty if there are none.
+
+    A table that came from somebody else may lead to pictures that nobody meant to use, such as those of patients who
+    did not agree. Such names are not refused, because many tables have absolute paths. A link in the folder is not
+    looked at: it is the work of the disk's owner.
+    """
+    inside, outside = dict[str, bool](), list[str]()
+    folder = os.path.realpath(files.folder)
+    for name in files.names.tolist():
+        if not (name.startswith("/") or ".." in name):
+            continue
+        parent = os.path.dirname(os.path.join(folder, name))
+        if parent not in inside:
+            real = os.path.realpath(parent)
+            inside[parent] = os.path.commonpath([real, folder]) == folder
+        if not inside[parent]:
+            outside.append(name)
+    if not outside:
+        return ""
+    names = list_first_and_count_rest([f'"{name}"' for name in outside], 3)
+    count = format_count_with_noun(len(outside), "image")
+    return f"The table names {count} outside of the folder of images, which are used like all others: {names}."
+
+
 class PictureFileFinder:
     """Finds files by the names in a table, and lists each folder only once.
 

@@ -48,7 +48,12 @@ from common.data.images.store import DecodedImageStore, FileIdentity, decode_pic
 from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns, parse_split_column
 from common.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
 from common.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
-from common.data.tables.files import LazyPicturePaths, PictureFileFinder, describe_other_file_extensions
+from common.data.tables.files import (
+    LazyPicturePaths,
+    PictureFileFinder,
+    describe_other_file_extensions,
+    describe_outside_pictures,
+)
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.files import find_missing_folder_faults, is_file
 from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
@@ -126,6 +131,7 @@ class LabelTable:
     def notes(self) -> tuple[str, ...]:
         """Remarks for the user about unusual contents of the table, such as many images of one patient."""
         notes = [self.other_findings_note] if self.other_findings else []
+        notes += filter(None, [describe_outside_pictures(self.files)])
         nameless = int(find_placeholder_patients(self.patients).sum())
         if 0 < nameless < len(self.patients) or (nameless and self.reader is not FROM_DISK):
             count = format_count_with_noun(nameless, "image")

@@ -100,6 +100,11 @@ def allocate_simulation_workers(
     return WorkerAllocation(settings.workers or max(1, min(sites, room)), share)
 
 
+def find_cluster_host(address: str) -> str:
+    """Return the host that joining a cluster talks to; empty for a Ray of this machine or of the user's environment."""
+    return "" if address in ("", "auto", "local") else address
+
+
 def start_or_join_ray(settings: RayWorkerSettings) -> None:
     """Start Ray on this machine, or join a cluster; everything that Ray starts here ends with this process.
 

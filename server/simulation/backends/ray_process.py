@@ -22,10 +22,12 @@ import psutil
 
 from common.config import Experiment
 from common.errors import BadInput, Fault, ProgramCannotContinue
+from common.hosts import refuse_host_without_permission
 from common.system.stopping import block_thread_if_stopping, remove_output_if_stopped
 from server.simulation.backends import transfer
 from server.simulation.backends.cluster import (
     RayWorkerSettings,
+    find_cluster_host,
     list_uninstalled_import_folders,
     make_cluster_join_fault,
     make_ray_driver_environment,
@@ -152,7 +154,7 @@ def start_ray_driver(experiment: Experiment) -> Iterator[RayDriverHandle | None]
     """Start Ray early, while this process still imports modules; yield None if the experiment does not use Ray.
 
     Raises:
-        BadInput: If Ray is not installed.
+        BadInput: If Ray is not installed, or the user has not agreed to the host of the cluster.
     """
     section = experiment.simulation
     if section.backend != "ray":
@@ -161,6 +163,8 @@ def start_ray_driver(experiment: Experiment) -> Iterator[RayDriverHandle | None]
     if find_spec("ray") is None:
         remedy = "Install polyclinic[sim], or use --backend inline."
         raise BadInput([Fault("simulation.backend", "Ray is not installed.", remedy)])
+    if host := find_cluster_host(section.address):
+        refuse_host_without_permission(host, "simulation.address")
     place = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_PLACE else "/tmp"
     remove_abandoned_folders(Path(place))
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))

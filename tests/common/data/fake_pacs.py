@@ -2,11 +2,13 @@
 
 import json
 import socketserver
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -71,6 +73,7 @@ class FakePacs:
 
     pictures: list[Picture]
     port: int = 0
+    scheme: str = "http"
     page: int = 3
     secret: str = ""
     instead: dict[str, Answer] = field(default_factory=dict)
@@ -78,7 +81,7 @@ class FakePacs:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/dicom-web"
+        return f"{self.scheme}://127.0.0.1:{self.port}/dicom-web"
 
     def answer(self, request: Request) -> Iterable[bytes]:
         self.requests.append(request)
@@ -135,8 +138,8 @@ def drops(beginning: bytes, each: bytes = b"x", pause_s: float = 0.05) -> Iterat
 
 
 @contextmanager
-def running(pacs: FakePacs) -> Iterator[FakePacs]:
-    """Answer on a port of 127.0.0.1."""
+def running(pacs: FakePacs, certificate_and_key: Path | None = None) -> Iterator[FakePacs]:
+    """Answer on a port of 127.0.0.1, with TLS where there is a certificate."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -151,6 +154,12 @@ def running(pacs: FakePacs) -> Iterator[FakePacs]:
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
+        if certificate_and_key is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate_and_key)
+            # The handshake is part of the answer, in the thread of its own that each connection has.
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+            pacs.scheme = "https"
         server.block_on_close = False
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         pacs.port = server.server_address[1]

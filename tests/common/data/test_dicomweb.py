@@ -3,6 +3,7 @@
 import base64
 import gc
 import gzip
+import json
 import logging
 import os
 import signal
@@ -17,14 +18,19 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from client.check.data import check_site_data
+from client.site.settings import read_site_settings
 from client.site.site_file import read_site_toml_without_data
 from common.data.base.image_set import DatasetSplits, are_all_patients_known
-from common.data.base.spec import DicomwebDatasetSpec
+from common.data.base.spec import DicomwebDatasetSpec, list_dataset_hosts
+from common.data.connections import list_dataset_connections
 from common.data.dicomweb import client, search
 from common.data.dicomweb.archive import MARK, PacsImageCache
 from common.data.load import load_dataset
 from common.data.sources.dicomweb import PacsLabelTable, open_dicomweb_table
 from common.errors import BadInput
+from common.hosts import normalize_host, permit_hosts
+from tests.certificates import self_signed
 from tests.common.data.dicom_files import decode_dicom_pixels, deflated
 from tests.common.data.fake_pacs import BOUNDARY, FakePacs, Picture, as_json, drops, multipart, picture, reply, running
 
@@ -53,10 +59,14 @@ class Site:
         return DicomwebDatasetSpec.model_validate({**common, **key, "image_size": 16, "timeout_s": 5, **settings})
 
     def load(self, **settings: Any) -> DatasetSplits:
-        return load_dataset(self.spec(**settings), self.folder)
+        spec = self.spec(**settings)
+        with permit_hosts(list_dataset_hosts(spec), self.secrets_path):
+            return load_dataset(spec, self.folder)
 
     def open(self, **settings: Any) -> PacsLabelTable:
-        return open_dicomweb_table(self.spec(**settings), self.folder)
+        spec = self.spec(**settings)
+        with permit_hosts(list_dataset_hosts(spec), self.secrets_path):
+            return open_dicomweb_table(spec, self.folder)
 
     def fault(self, **settings: Any) -> str:
         """All that a person reads when the data cannot be loaded."""
@@ -64,11 +74,24 @@ class Site:
             self.load(**settings)
         return str(bad.value)
 
-    def basic(self, content: str, mode: int = 0o600) -> dict[str, str]:
-        """Write a file with a secret, and return the settings that name it."""
+    @property
+    def host(self) -> str:
+        return f"http://127.0.0.1:{self.pacs.port}"
+
+    @property
+    def secrets_path(self) -> Path:
+        return self.folder / "secrets.toml"
+
+    def keep(self, entry: str, host: str = "", mode: int = 0o600) -> None:
+        """Write the user's file of secrets, with one table."""
+        self.secrets_path.write_text(f'["{host or self.host}"]\n{entry}\n', encoding="utf-8")
+        self.secrets_path.chmod(mode)
+
+    def keep_password(self, content: str, mode: int = 0o600) -> None:
+        """Write a secret into a file of its own, which the file of secrets names."""
         (self.folder / "secret").write_text(content, encoding="utf-8")
         (self.folder / "secret").chmod(mode)
-        return {"authentication": "basic", "secret_file": "secret"}
+        self.keep('authentication = "basic"\nsecret_file = "secret"')
 
     @property
     def cache(self) -> Path:
@@ -240,16 +263,58 @@ def test_a_folder_with_files_of_others_is_no_cache(site: Site) -> None:
 
 def test_a_password_from_a_file_and_a_token_from_the_environment(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.pacs.secret = f"Basic {base64.b64encode(b'anna:a long: word').decode()}"
-    assert len(site.load(**site.basic("anna:a long: word\n")).train)
+    site.keep_password("anna:a long: word\n")
+    assert len(site.load().train)
     site.pacs.secret = "Bearer t0ken.x-y"
     monkeypatch.setenv("PACS_TOKEN", "t0ken.x-y")
-    assert len(site.load(authentication="bearer", secret_env="PACS_TOKEN", cache="two").train)
+    site.keep('authentication = "bearer"\nsecret_env = "PACS_TOKEN"')
+    assert len(site.load(cache="two").train)
+    site.keep('authentication = "bearer"\nsecret = "t0ken.x-y"')
+    assert len(site.load(cache="three").train)
+
+
+def test_nothing_is_sent_to_a_host_that_nobody_has_agreed_to(site: Site) -> None:
+    spec = site.spec()
+    for host in ("http://127.0.0.1", "https://127.0.0.1:443", f"https://127.0.0.1:{site.pacs.port}"):
+        with permit_hosts([host], site.secrets_path), pytest.raises(BadInput, match="nobody has agreed"):
+            load_dataset(spec, site.folder)
+    with pytest.raises(BadInput, match="nobody has agreed"):
+        load_dataset(spec, site.folder)
+    assert site.pacs.requests == []
+
+
+OTHER_HOSTS = ("http://127.0.0.1", "http://localhost:{port}", "https://127.0.0.1:{port}", "http://127.0.0.1.:{port}")
+
+
+@pytest.mark.parametrize("host", OTHER_HOSTS)
+def test_the_secret_of_another_host_is_not_sent(site: Site, host: str) -> None:
+    site.keep('authentication = "basic"\nsecret = "anna:hush-hush"', host.format(port=site.pacs.port))
+    assert len(site.load().train)
+    assert {request.headers.get("authorization") for request in site.pacs.requests} == {None}
+
+
+def test_a_host_is_the_same_in_any_case_and_with_its_usual_port() -> None:
+    same = ("https://pacs.example", "HTTPS://PACS.Example:443/", "https://pacs.example/dicom-web")
+    assert {normalize_host(address) for address in same} == {"https://pacs.example:443"}
+    assert normalize_host("http://[0:0::1]:8042/x") == "http://[::1]:8042"
+    no_hosts = (
+        "pacs.example",
+        "ftp://pacs",
+        "https://anna:word@pacs",
+        "https://a b",
+        "https://pacs:0",
+        "https://[::::]",
+    )
+    for address in no_hosts:
+        with pytest.raises(ValueError, match="is"):
+            normalize_host(address)
 
 
 def test_a_wrong_password_is_said_and_not_repeated(site: Site, caplog: Any) -> None:
     caplog.set_level(logging.DEBUG)
     site.pacs.secret = "Basic other"
-    message = site.fault(**site.basic("anna:hush-hush"))
+    site.keep_password("anna:hush-hush")
+    message = site.fault()
     assert f"127.0.0.1:{site.pacs.port} does not accept the authentication (401)." in message
     everything = message + caplog.text
     assert "hush" not in everything
@@ -258,34 +323,137 @@ def test_a_wrong_password_is_said_and_not_repeated(site: Site, caplog: Any) -> N
     assert len(site.pacs.requests) <= 4  # one for each connection
 
 
+def test_a_server_that_wants_a_secret_and_gets_none(site: Site) -> None:
+    site.pacs.secret = "Basic other"
+    assert f"No secret was sent, because {site.secrets_path} has none for {site.host}." in site.fault()
+
+
 @pytest.mark.parametrize(
     ("content", "mode", "words"),
     [
-        ("anna:x", 0o640, "may be read by others (mode 640)"),
-        ("", 0o600, "must hold one line of letters, digits and signs"),
-        ("anna:x\nX-Other: y", 0o600, "must hold one line of letters, digits and signs"),
-        ("anna", 0o600, "must hold NAME:PASSWORD"),
-        ("x" * 20_000, 0o600, "too large for a secret"),
+        ("anna:hush", 0o640, "may be read by others (mode 640)"),
+        ("", 0o600, "must be one line of letters, digits and signs"),
+        ("anna:hush\nX-Other: y", 0o600, "must be one line of letters, digits and signs"),
+        ("hush", 0o600, "must be NAME:PASSWORD"),
+        ("hush" * 5_000, 0o600, "too large for a secret"),
     ],
 )
 def test_a_file_that_holds_no_secret(site: Site, content: str, mode: int, words: str) -> None:
-    assert words in site.fault(**site.basic(content, mode))
+    site.keep_password(content, mode)
+    message = site.fault()
+    assert words in message
+    assert "hush" not in message
     assert site.pacs.requests == []
 
 
-def test_secrets_that_are_not_there(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PACS_TOKEN", raising=False)
-    message = site.fault(authentication="bearer", secret_env="PACS_TOKEN")
-    assert "the environment variable PACS_TOKEN is not set" in message
-    assert "cannot be read: No such file" in site.fault(authentication="bearer", secret_file="no")
+BASIC, WORD = 'authentication = "basic"', 'secret = "anna:hush"'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f'["HOST"]\n{WORD}', 'must be "bearer" (a token) or "basic"'),
+        ('["HOST"]\nauthentication = "anna:hush"', 'must be "bearer" (a token) or "basic"'),
+        (f'["HOST"]\n{BASIC}', 'needs one of "secret", "secret_file", "secret_env"'),
+        (f'["HOST"]\n{BASIC}\n{WORD}\nsecret_env = "P"', "needs one of"),
+        (f'["HOST"]\n{BASIC}\nsecret = ["anna:hush"]', "must be text in quotes"),
+        (f'["HOST"]\n{BASIC}\npassword = "anna:hush"', "is not a known key"),
+        (f'["HOST"]\n{BASIC}\nsecret_env = "NO_SUCH_TOKEN"', "the environment variable NO_SUCH_TOKEN is not set"),
+        (f'["HOST"]\n{BASIC}\nsecret_file = "no"', "cannot be read: No such file"),
+        (f'["HOST"]\n{BASIC}\n{WORD}\nca_file = "ca.pem"', "needs an address that begins with https"),
+        (f'["http://anna:hush@pacs"]\n{BASIC}\n{WORD}', 'table 1 is not "https://HOST"'),
+        (f'["HOST/dicom-web"]\n{BASIC}\n{WORD}', "names a path"),
+        (f'["HOST"]\n{BASIC}\n{WORD}\n["HOST/"]\n{BASIC}\n{WORD}', "has two tables"),
+        ('"HOST" = "anna:hush"', "must be a table"),
+    ],
+)
+def test_a_file_of_secrets_with_a_fault_is_not_quoted(site: Site, text: str, words: str) -> None:
+    site.secrets_path.write_text(text.replace("HOST", site.host), encoding="utf-8")
+    site.secrets_path.chmod(0o600)
+    message = site.fault()
+    assert words in message
+    assert "hush" not in message
+    assert site.pacs.requests == []
+
+
+def test_a_file_of_secrets_that_others_may_read_is_refused(site: Site) -> None:
+    site.keep(f"{BASIC}\n{WORD}", mode=0o644)
+    assert f"Run: chmod 600 {site.secrets_path}" in site.fault()
+    assert site.pacs.requests == []
+
+
+def test_a_secret_goes_to_no_other_machine_without_tls(site: Site) -> None:
+    site.keep(f"{BASIC}\n{WORD}", "http://pacs.invalid:80")
+    assert "a secret is sent by https alone" in site.fault(url="http://pacs.invalid/dicom-web")
+
+
+@pytest.fixture
+def tls_site(site: Site) -> Iterator[Site]:
+    """The same with TLS, and a certificate of the hospital's own."""
+    _, both = self_signed(site.folder)
+    with running(FakePacs(MEMBERS, secret=f"Basic {base64.b64encode(b'anna:hush').decode()}"), both) as server:
+        yield Site(server, site.folder)
+
+
+def test_a_ca_beside_the_secret_is_what_the_host_is_checked_by(tls_site: Site) -> None:
+    host = tls_site.pacs.url.removesuffix("/dicom-web")
+    tls_site.keep(f"{BASIC}\n{WORD}", host)
+    assert "is not accepted: self-signed certificate" in tls_site.fault()
+    tls_site.keep(f'{BASIC}\n{WORD}\nca_file = "pacs.pem"', host)
+    assert len(tls_site.load().train)
+
+
+def test_a_ca_of_the_data_does_not_decide_who_is_sent_a_secret(tls_site: Site) -> None:
+    """Otherwise the author of an experiment file answers in the name of the user's own PACS."""
+    tls_site.keep(f"{BASIC}\n{WORD}", tls_site.pacs.url.removesuffix("/dicom-web"))
+    message = tls_site.fault(ca_file="pacs.pem")
+    assert 'write ca_file = "pacs.pem" below this host in' in message
+    assert tls_site.pacs.requests == []
+    tls_site.pacs.secret = ""
+    tls_site.secrets_path.unlink()
+    assert len(tls_site.load(ca_file="pacs.pem").train)  # a server that is sent none
 
 
 def test_a_secret_does_not_follow_a_redirection(site: Site) -> None:
+    site.keep_password("anna:x")
     with running(FakePacs(MEMBERS)) as other:
         site.pacs.instead["studies"] = lambda request: reply(b"", status=307, Location=other.url + request.path)
-        message = site.fault(**site.basic("anna:x"))
+        message = site.fault()
     assert f"sends on to 127.0.0.1:{other.port} (307), where nothing is sent" in message
     assert other.requests == []
+
+
+def test_a_hospitals_check_names_what_its_pacs_is_sent(site: Site) -> None:
+    site.pacs.secret = f"Basic {base64.b64encode(b'anna:hush').decode()}"
+    site.keep(f"{BASIC}\n{WORD}")
+    data = site.spec(accession_column="accession").model_dump(exclude_defaults=True, mode="json")
+    lines = [f"{key} = {json.dumps(value)}" for key, value in data.items()]
+    text = "\n".join(['name = "north"', "[data]", *lines])
+    (site.folder / "site.toml").write_text(text, encoding="utf-8")
+    passed = check_site_data(read_site_settings(site.folder), None).area.passed
+    (sent,) = [line for line in passed if line.startswith("sent to it: ")]
+    assert 'each value of column "accession" of labels.csv, 10 in all' in sent
+    assert f"your secret for {site.host} (basic, from {site.secrets_path})" in sent
+    assert "hush" not in "".join(passed)
+
+
+def test_the_author_of_a_file_writes_no_line_of_his_own_into_the_question(site: Site) -> None:
+    spec = site.spec(labels="labels.csv\n  http://pacs.of.the.user (data.url)")
+    (connection,) = list_dataset_connections(spec, site.folder, site.secrets_path)
+    assert not any("\n" in line for line in connection.describe())
+
+
+NAMES_OF_PERSONS = ("Doe^Anna", "Anna Doe", "Doe,Anna", "a name of more than sixteen characters")
+
+
+def test_values_that_look_like_names_are_counted_for_the_person_who_is_asked(site: Site) -> None:
+    rows = [f'"{name}",1' for name in (*NAMES_OF_PERSONS, "A1")]
+    (site.folder / "labels.csv").write_text("\n".join(["patient,Mass", *rows]), encoding="utf-8")
+    spec = site.spec(accession_column="patient")
+    (quiet,) = list_dataset_connections(spec, site.folder, site.secrets_path)
+    assert "5 in all (4 of them are longer than an AccessionNumber" in quiet.sent[0]
+    (shown,) = list_dataset_connections(spec, site.folder, site.secrets_path, samples=True)
+    assert ": Doe^Anna, Anna Doe, Doe,Anna, ..." in shown.sent[0]
 
 
 def test_a_proxy_of_the_environment_sees_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,10 +477,9 @@ def test_a_proxy_of_the_environment_sees_nothing(site: Site, monkeypatch: pytest
         ({"url": "https://pacs:99999/x"}, "must be .https://HOST"),
         ({"url": "https://[::::]/x"}, "must be .https://HOST"),
         ({"url": "https://127.0.0.1@evil.example/x"}, "must be .https://HOST"),
-        ({"url": "http://pacs/x", "authentication": "basic", "secret_env": "P"}, "must begin with https"),
-        ({"authentication": "basic"}, "authentication needs secret_file or secret_env"),
-        ({"secret_env": "P"}, "authentication needs secret_file or secret_env"),
-        ({"authentication": "bearer", "secret_env": "P", "secret_file": "p"}, "authentication needs secret_file or"),
+        ({"authentication": "basic"}, "a secret is the user's own and no part of this file"),
+        ({"secret_env": "P"}, "a secret is the user's own and no part of this file"),
+        ({"authentication": "bearer", "secret_file": "p"}, "a secret is the user's own and no part of this file"),
         ({"study_column": None}, "give instance_column, study_column or accession_column"),
         ({"accession_column": "accession", "study_column": "study"}, "not both"),
         ({"password": "hush-hush"}, "Extra inputs"),

@@ -58,6 +58,29 @@ def test_a_table_that_was_checked_is_read_again_at_the_next_start(
     assert calls == ["read", "read"]
 
 
+@pytest.mark.parametrize(
+    "name", ["../outside/secret.png", "{folder}/outside/secret.png", "../pictures/../outside/secret.png"]
+)
+def test_a_picture_outside_of_the_folder_is_named(folder: Path, write_png: WritePng, name: str) -> None:
+    write_png("outside/secret.png")
+    table = (folder / "labels.csv").read_text()
+    (folder / "labels.csv").write_text(table.replace("03.png", name.format(folder=folder), 1))
+    (note,) = [note for note in load_dataset(spec(), folder).train.notes if "outside of the folder" in note]
+    assert note.startswith("The table names 1 image outside")
+    assert name.format(folder=folder) in note
+
+
+@pytest.mark.parametrize("name", ["../pictures/03.png", "{folder}/pictures/03.png", "03..png", "{folder}/link/03.png"])
+def test_a_picture_in_the_folder_is_not_named_whatever_its_path(folder: Path, write_png: WritePng, name: str) -> None:
+    write_png("pictures/03..png")
+    (folder / "link").symlink_to(folder / "pictures")
+    table = (folder / "labels.csv").read_text()
+    (folder / "labels.csv").write_text(table.replace("03.png", name.format(folder=folder), 1))
+    for images in ("pictures", "link"):
+        notes = load_dataset(spec(images=images), folder).train.notes
+        assert [note for note in notes if "outside of the folder" in note] == []
+
+
 def test_pictures_are_padded_with_black_unless_stretched(folder: Path) -> None:
     padded, stretched = (load_dataset(spec(resize=way), folder).train.images for way in ("pad", "stretch"))
     assert padded[0][3].tolist() == [0, 200, 200, 200, 200, 0]  # 6 x 4 pixels become 6 x 6

@@ -31,9 +31,11 @@ from pydicom import uid
 import studies.cli
 from client.check.data import check_site_data
 from client.site.settings import read_site_settings
-from common.data.base.spec import DicomwebDatasetSpec
+from common.data.base.image_set import DatasetSplits
+from common.data.base.spec import DicomwebDatasetSpec, list_dataset_hosts
 from common.data.load import load_dataset
 from common.errors import BadInput
+from common.hosts import permit_hosts
 from polyclinic import load as load_run
 from tests.certificates import self_signed
 from tests.common.data.dicom_files import decode_dicom_pixels
@@ -157,10 +159,13 @@ STUDIES = 30
 ROOT = Path(__file__).parents[3]
 LOAD = """
 import pathlib, sys
-from common.data.base.spec import DicomwebDatasetSpec
+from common.data.base.spec import DicomwebDatasetSpec, list_dataset_hosts
 from common.data.load import load_dataset
+from common.hosts import permit_hosts
 folder = pathlib.Path(sys.argv[1])
-load_dataset(DicomwebDatasetSpec.model_validate_json((folder / "spec.json").read_text()), folder)
+spec = DicomwebDatasetSpec.model_validate_json((folder / "spec.json").read_text())
+with permit_hosts(list_dataset_hosts(spec), folder / "secrets.toml"):
+    load_dataset(spec, folder)
 """
 SYNTAXES = (uid.JPEGLosslessSV1, uid.JPEGLSLossless, uid.RLELossless, uid.JPEG2000Lossless)
 
@@ -202,7 +207,15 @@ def folder(pacs: Pacs, tmp_path: Path) -> Path:
     (tmp_path / "pacs.pem").write_bytes(pacs.ca_file.read_bytes())
     (tmp_path / "pacs.secret").write_text(f"{USER}:{PASSWORD}\n", encoding="utf-8")
     (tmp_path / "pacs.secret").chmod(0o600)
+    keep_secret(pacs, tmp_path)
     return tmp_path
+
+
+def keep_secret(pacs: Pacs, folder: Path, ca_file: str = 'ca_file = "pacs.pem"') -> None:
+    """Write a file of secrets, which says what the server's certificate is checked by."""
+    entry = f'authentication = "basic"\nsecret_file = "pacs.secret"\n{ca_file}\n'
+    (folder / "secrets.toml").write_text(f'["{pacs.url.removesuffix("/dicom-web")}"]\n{entry}', encoding="utf-8")
+    (folder / "secrets.toml").chmod(0o600)
 
 
 def settings(pacs: Pacs, **others: Any) -> dict[str, Any]:
@@ -212,9 +225,6 @@ def settings(pacs: Pacs, **others: Any) -> dict[str, Any]:
         "labels": "labels.csv",
         "study_column": "study",
         "label_columns": ["Mass", "Fluid"],
-        "ca_file": "pacs.pem",
-        "authentication": "basic",
-        "secret_file": "pacs.secret",
         "image_size": 32,
         "resize": "stretch",
     } | others
@@ -224,6 +234,13 @@ def spec(pacs: Pacs, **others: Any) -> DicomwebDatasetSpec:
     return DicomwebDatasetSpec.model_validate(settings(pacs, **others))
 
 
+def load(pacs: Pacs, folder: Path, **others: Any) -> DatasetSplits:
+    """Load the data as a person who has agreed to the server."""
+    data = spec(pacs, **others)
+    with permit_hosts(list_dataset_hosts(data), folder / "secrets.toml"):
+        return load_dataset(data, folder)
+
+
 def as_toml(values: dict[str, Any]) -> str:
     return "\n".join(f"{key} = {value!r}" for key, value in values.items()) + "\n"
 
@@ -231,7 +248,7 @@ def as_toml(values: dict[str, Any]) -> str:
 @pytest.mark.parametrize("column", ["study", "accession"])
 def test_every_image_arrives_as_it_is_stored(pacs: Pacs, folder: Path, column: str) -> None:
     keys = {"study_column": None} if column == "accession" else {}
-    splits = load_dataset(spec(pacs, **keys, **{f"{column}_column": column}), folder)
+    splits = load(pacs, folder, **keys, **{f"{column}_column": column})
     assert sum(map(len, splits.parts)) == len(FILES)
     cached = {file.stem: file.read_bytes() for file in (folder / "dicomweb-cache").glob("*.dcm")}
     assert len(cached) == len(FILES)
@@ -246,15 +263,16 @@ def test_every_image_arrives_as_it_is_stored(pacs: Pacs, folder: Path, column: s
 def test_a_certificate_of_another_is_not_accepted(pacs: Pacs, folder: Path) -> None:
     self_signed(folder)
     with pytest.raises(BadInput, match=r"certificate of 127.0.0.1:\d+ is not accepted: self-signed certificate"):
-        load_dataset(spec(pacs), folder)
+        load(pacs, folder)
+    keep_secret(pacs, folder, ca_file="")
     with pytest.raises(BadInput, match="is not accepted"):
-        load_dataset(spec(pacs, ca_file=None), folder)
+        load(pacs, folder)
 
 
 def test_a_wrong_password_is_refused(pacs: Pacs, folder: Path) -> None:
     (folder / "pacs.secret").write_text(f"{USER}:wrong", encoding="utf-8")
     with pytest.raises(BadInput, match=r"does not accept the authentication \(401\)"):
-        load_dataset(spec(pacs), folder)
+        load(pacs, folder)
 
 
 def test_what_is_killed_at_any_instant_goes_on_and_keeps_no_half_file(pacs: Pacs, folder: Path) -> None:
@@ -272,7 +290,7 @@ def test_what_is_killed_at_any_instant_goes_on_and_keeps_no_half_file(pacs: Pacs
         for file in cache.glob("*.dcm"):
             decode_dicom_pixels(file.read_bytes())
     assert len(list(cache.glob("*.dcm"))) < len(FILES)
-    splits = load_dataset(spec(pacs), folder)
+    splits = load(pacs, folder)
     assert sum(map(len, splits.parts)) == len(FILES)
     assert not list(cache.glob(".*.part"))
 
@@ -301,7 +319,10 @@ def test_an_experiment_runs_on_the_archive(pacs: Pacs, folder: Path, monkeypatch
     (folder / "pacs.toml").write_text(
         f'{text}[partition.lists]\neast = ["Mass"]\nnorth = ["Fluid"]\n', encoding="utf-8"
     )
-    ended = typed(studies.cli.main, "run", "pacs.toml", "--out", "runs/pacs", "--backend", "inline")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    (folder / "config").mkdir()
+    (folder / "config" / "polyclinic").symlink_to(folder)
+    ended = typed(studies.cli.main, "run", "pacs.toml", "--out", "runs/pacs", "--backend", "inline", "--yes")
     assert ended.code == 0, ended.out + ended.err
     assert load_run("runs/pacs").model_sha256
     everything = [file.read_bytes() for file in (folder / "runs").rglob("*") if file.is_file()]

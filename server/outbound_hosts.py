@@ -1,0 +1,194 @@
+"""Name every host that an experiment will talk to, and what is sent there, and ask before the first call."""
+
+import os
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import typer
+
+from common.config import Experiment, ExperimentFile
+from common.data.base.spec import DataSpec
+from common.data.connections import OutboundConnection, list_dataset_connections
+from common.errors import Fault, raise_faults
+from common.hosts import find_user_secrets_path, normalize_host, permit_hosts
+from common.system.terminal import EscapingConsole
+from server.export.preflight import read_experiment_data_spec
+from server.runs.tracking import TrackingService, hide_password_in_urls
+from server.simulation.backends.cluster import find_cluster_host
+
+DATA_SECTIONS = ("data", "server_data", "external_test")
+
+
+def list_experiment_connections(
+    experiment: Experiment, base: Path, *, samples: bool = False, sections: Sequence[str] = DATA_SECTIONS
+) -> list[OutboundConnection]:
+    """Return every host that a run of an experiment on this machine talks to.
+
+    Args:
+        base: The folder to which paths in the experiment are relative.
+        samples: Show some of the values that are sent, for a terminal.
+        sections: The tables with data sets that the command loads.
+
+    Raises:
+        BadInput: If the user's file of secrets has a fault.
+    """
+    secrets_path, connections = find_user_secrets_path(), list[OutboundConnection]()
+    for section in sections:
+        spec: DataSpec | None = getattr(experiment, section)
+        connections += list_dataset_connections(spec, base, secrets_path, section=section, samples=samples)
+    return connections
+
+
+def list_coordinator_connections(file: ExperimentFile, track: TrackingService | None) -> list[OutboundConnection]:
+    """Return the hosts that the coordinator's own images and MLflow are at; hospitals connect to it, it to none.
+
+    Raises:
+        BadInput: If the user's file of secrets has a fault.
+    """
+    sections = ("server_data", "external_test")
+    connections = list_experiment_connections(
+        file.experiment, file.base_folder, samples=is_person_at_terminal(), sections=sections
+    )
+    return [*connections, *list_tracking_connections(track)]
+
+
+def list_cluster_connections(experiment: Experiment, typed: Collection[str] = ()) -> list[OutboundConnection]:
+    """Return the Ray cluster that a simulation joins, if it is not that of this machine.
+
+    Args:
+        typed: Keys of the experiment that the user has set himself, not in its file.
+    """
+    section = experiment.simulation
+    host = find_cluster_host(section.address) if section.backend == "ray" else ""
+    if not host:
+        return []
+    sent = ("all images and labels of the experiment", "the right to run programs as you on this machine")
+    asks = "simulation.address" not in typed
+    return [OutboundConnection(host, f"the Ray cluster {host}", "simulation.address", sent, asks=asks)]
+
+
+def list_tracking_connections(track: TrackingService | None) -> list[OutboundConnection]:
+    """Return the MLflow server that ``--track`` and the user's own environment name."""
+    address = os.environ.get("MLFLOW_TRACKING_URI", "") if track else ""
+    if not re.match(r"(?!file:|sqlite:)[a-z0-9+-]+:|databricks$", address, re.IGNORECASE):
+        return []  # a folder or a database on this machine
+    shown, sent = hide_password_in_urls(address), ("all settings, and the figures of every round",)
+    return [OutboundConnection(shown, f"MLflow at {shown}", "--track, MLFLOW_TRACKING_URI", sent, asks=False)]
+
+
+def describe_experiment_hosts(file: ExperimentFile) -> list[str]:
+    """Return lines that name every host that a simulation of an experiment will talk to, or say that it has none."""
+    connections = list_experiment_connections(file.experiment, file.base_folder)
+    connections += list_cluster_connections(file.experiment)
+    if not connections:
+        return ["It talks to no other machine."]
+    return ["It talks to other machines:", *(line for each in connections for line in each.describe())]
+
+
+@contextmanager
+def ask_and_permit_hosts(connections: Iterable[OutboundConnection], *, yes: bool) -> Iterator[None]:
+    """Name the hosts on standard error, ask the person, and let the ``with`` block talk to them.
+
+    Args:
+        yes: True if the person has agreed by ``--yes``: the hosts are named, and nothing is asked.
+
+    Raises:
+        BadInput: If somebody has to be asked, and there is no terminal.
+        typer.Abort: If the person declines.
+    """
+    distinct = list(dict.fromkeys(connections))
+    asked = [connection for connection in distinct if connection.asks]
+    console = EscapingConsole(stderr=True)
+    if distinct:
+        console.print("This talks to other machines:", soft_wrap=True, highlight=False)
+    for connection in distinct:
+        for line in connection.describe():
+            console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
+    if asked and not yes:
+        if not is_person_at_terminal():
+            remedy = "If that is meant, agree with --yes."
+            raise_faults([Fault(each.where, f"{each.address}: nobody is here to agree.", remedy) for each in asked])
+        typer.confirm("Go on?", abort=True, err=True)
+    with permit_hosts((connection.host for connection in distinct), find_user_secrets_path()):
+        yield
+
+
+def ask_for_experiments(
+    files: Iterable[ExperimentFile],
+    overrides: Iterable[str] = (),
+    *,
+    yes: bool,
+    track: TrackingService | None = None,
+) -> AbstractContextManager[None]:
+    """Name every host that simulations of these experiments talk to, and ask (:func:`ask_and_permit_hosts`).
+
+    Args:
+        overrides: What the person has typed after ``--set``.
+    """
+    connections, samples = list[OutboundConnection](), is_person_at_terminal()
+    typed = {text.partition("=")[0].strip() for text in overrides}
+    for file in files:
+        connections += list_experiment_connections(file.experiment, file.base_folder, samples=samples)
+        connections += list_cluster_connections(file.experiment, typed)
+    return ask_and_permit_hosts([*connections, *list_tracking_connections(track)], yes=yes)
+
+
+def ask_for_data(path: Path | None, *, yes: bool) -> AbstractContextManager[None]:
+    """Name every host that reading the images of ``[data]`` talks to, and ask; no other file than a TOML names one.
+
+    Raises:
+        BadInput: If the experiment file has a fault, or no ``[data]``.
+    """
+    connections = list[OutboundConnection]()
+    if path is not None and path.suffix == ".toml":
+        spec, base = read_experiment_data_spec(path)
+        secrets_path = find_user_secrets_path()
+        connections = list_dataset_connections(spec, base, secrets_path, samples=is_person_at_terminal())
+    return ask_and_permit_hosts(connections, yes=yes)
+
+
+@contextmanager
+def permit_listed_hosts(
+    files: Iterable[ExperimentFile], allow_hosts: Sequence[str], typed: Collection[str] = ()
+) -> Iterator[None]:
+    """Let the ``with`` block talk to the hosts of experiments, all of which a Python caller must have listed.
+
+    Args:
+        allow_hosts: Addresses such as ``"https://pacs.example"``, and those of Ray clusters.
+        typed: Keys of the experiment that the caller has set himself, not in its file.
+
+    Raises:
+        BadInput: With every host that is not listed, and what would be sent there.
+    """
+    connections = list[OutboundConnection]()
+    for file in files:
+        connections += list_experiment_connections(file.experiment, file.base_folder)
+        connections += list_cluster_connections(file.experiment, typed)
+    listed = {_normalize_listed_host(host) for host in allow_hosts}
+    faults = [
+        Fault(
+            connection.where,
+            f"{connection.address} is sent {'; '.join(connection.sent)}.",
+            f'If that is meant, add allow_hosts=["{connection.host}"].',
+        )
+        for connection in dict.fromkeys(connections)
+        if connection.asks and connection.host not in listed
+    ]
+    raise_faults(faults)
+    with permit_hosts((connection.host for connection in connections), find_user_secrets_path()):
+        yield
+
+
+def is_person_at_terminal() -> bool:
+    """Return True if somebody can answer a question: standard input is a terminal."""
+    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+
+
+def _normalize_listed_host(host: str) -> str:
+    try:
+        return normalize_host(host)
+    except ValueError:
+        return host  # of a Ray cluster
