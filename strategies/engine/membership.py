@@ -25,6 +25,7 @@ from common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
 from common.wire.codec import count_payload_bytes, encode_record
 from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from common.wire.records import NO_ARRAYS, Arrays, Refusal, RollCall, RollCallAnswer
+from strategies.aggregation.bounds import cap_image_counts
 from strategies.engine.claims import (
     ClaimsBySite,
     find_contradictory_count_faults,
@@ -522,8 +523,10 @@ class RunMembership:
         lowered, answers = self.lower_image_claims(uncounted), self.answers
         for site in answers.keys() & set(uncounted):
             del answers[site]
-        for site in answers.keys() & lowered.keys():
-            answers[site] = lower_answer_claims(answers[site], lowered[site])
+        images = {site: lowered.get(site, answer.train_samples) for site, answer in answers.items()}
+        for site, count in cap_image_counts(images, self.participation.largest_share).items():
+            if count < answers[site].train_samples:
+                answers[site] = lower_answer_claims(answers[site], count)
         task, seed = self.plan.model.task, self.plan.run.seed
         return RoundContext(task, self.contract, answers, statistics, server_round, seed, frozenset(uncounted))
 

@@ -30,6 +30,7 @@ from tests.false_statements import (
     lying,
     plan,
     times,
+    with_claim,
     with_error,
     with_every_statistic,
     with_nan_trunk,
@@ -244,11 +245,23 @@ def test_a_site_that_was_missing_until_now_trains_with_a_prior_of_which_it_is_a_
     assert (late_request.statistics["prior"] > 0).all()
 
 
+@pytest.mark.slow
+def test_a_largest_share_bounds_a_site_in_the_prior_too(traffic: Traffic) -> None:
+    """A site whose replies count says that each of its images shows every class."""
+    with lying(Lie(times(90, 1.0), with_claim)):
+        choices = (*plan("fedsld", 2), "participation.largest_share=0.4")
+        federation(temporary_folder("polyclinic-share-"), *choices)
+    priors = np.concatenate([request.statistics["prior"] for request in traffic.requests])
+    # The liar has 40 % of all images and each other site 20 %. Two others or three annotate a class, which a tenth of
+    # their images show: at most (0.4 + 0.4 * 0.2) / 0.8.
+    assert 0.4 < priors.max() < 0.6
+
+
 # ---------------------------------------------------------------------- FedNoRo's losses
 
 LABELLED = LabelContract(("a", "b"), MappingProxyType(dict.fromkeys(("e", "n", "s", "w", "z"), ("a", "b"))))
-LOSSES = {"e": 0.5, "n": 0.52, "s": 1.4, "w": 1.5}
-"""Two clean and two noisy sites."""
+LOSSES = {"e": 5.0, "n": 5.1, "s": 6.0, "w": 6.1}
+"""Two clean and two noisy sites, nearer to one another than to 0."""
 
 
 def noisy_beside(stated: float) -> set[str]:
@@ -260,7 +273,7 @@ def noisy_beside(stated: float) -> set[str]:
     return {site for site, flag in verdicts.items() if flag[0] and site != "z"}
 
 
-@pytest.mark.parametrize("stated", [0.0, -0.0, 1e-30, 0.001, 0.5])
+@pytest.mark.parametrize("stated", [0.0, -0.0, 1e-30, 0.001, 1.0])
 def test_a_site_that_states_hardly_any_loss_makes_no_clean_site_noisy(stated: float) -> None:
     assert noisy_beside(stated) == {"s", "w"}
 
