@@ -72,6 +72,13 @@ def make_empty_arrays() -> Arrays:
     return NO_ARRAYS
 
 
+def have_equal_arrays(first: Arrays, second: Arrays) -> bool:
+    """Return True if both hold the same arrays under the same names; NaN equals NaN."""
+    if first.keys() != second.keys():
+        return False
+    return all(np.array_equal(array, second[name], equal_nan=True) for name, array in first.items())
+
+
 MaybeLoss = Annotated[float | None, VALIDATION_LOSS]
 MaybeShare = Annotated[float | None, SHARE]
 MaybeCount = Annotated[int | None, COUNT]

@@ -135,6 +135,15 @@ class FinalTestOutcome:
     external: FinalTestSummary | None = None
 
 
+def select_counting_replies(
+    replies: ExchangeReplies[EvaluateReply], coordinator: Coordinator
+) -> ExchangeReplies[EvaluateReply]:
+    """Return the test replies of the sites whose statistics count; all replies if no such site replied."""
+    uncounted = coordinator.uncounted_sites
+    accepted = {site: reply for site, reply in replies.accepted.items() if site not in uncounted}
+    return replace(replies, accepted=accepted) if accepted else replies
+
+
 def save_and_test_model(
     network: SplitNetwork,
     coordinator: Coordinator,
@@ -153,9 +162,12 @@ def save_and_test_model(
     setting.folder.append_absence_events("test", replies.absent)
     contract, coverage = coordinator.sites.contract, setting.coverage or coordinator.sites.contract
     groups = coverage.shared_classes, coverage.unique_classes
+    # A site whose statistics do not count has figures of its own on the page, and no part in means or thresholds.
+    counting = list(select_counting_replies(replies, coordinator).accepted.values())
     metrics_of_site = {answer.site: _convert_to_class_metrics(answer) for answer in answers}
+    metrics_of_counting = {answer.site: metrics_of_site[answer.site] for answer in counting}
     of_owners: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
-    for results in metrics_of_site.values():
+    for results in metrics_of_counting.values():
         for name, metrics in results.items():
             of_owners[name].append(metrics)
     over_sites = {name: average_metrics_over_models(metrics) for name, metrics in of_owners.items()}
@@ -182,7 +194,9 @@ def save_and_test_model(
         if coordinator.method.site.trains_alone and folders and site_tests is not None and images:
             ensemble = evaluate_ensemble(folders, coverage, images, site_tests(), setting.device, setting.precision)
     drawn = coordinator.sites_drawn_for_test
-    test = _add_histogram_metrics(test, coordinator, answers, histograms, groups, sums, real=setting.site_tests is None)
+    test = _add_histogram_metrics(
+        test, coordinator, counting, histograms, groups, sums, real=setting.site_tests is None
+    )
     if test.mean_auroc is None and test.pooled is None and not any(answer.class_names for answer in answers):
         withheld = ""
         if plan.privacy.level != "none":
@@ -191,7 +205,7 @@ def save_and_test_model(
             withheld = "under secure aggregation test figures leave in a sum over sites alone, and none was opened"
         test = replace(test, withheld=withheld)
     if drawn is not None:
-        test = replace(test, sampled=_estimate_site_sample_intervals(metrics_of_site, contract, drawn, test.note))
+        test = replace(test, sampled=_estimate_site_sample_intervals(metrics_of_counting, contract, drawn, test.note))
     per_site = {
         answer.site: {
             "validation_loss": answer.validation_loss,

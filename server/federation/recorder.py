@@ -2,7 +2,7 @@
 
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -17,6 +17,7 @@ from common.errors import quote_names
 from common.metrics.multi_class import CorrectPredictionCount, compute_round_accuracy
 from common.models.state import ModelState, ModelStateLayout
 from common.security.audit import AuditLog
+from common.system.plain_text import join_as_english_list
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.federation.evaluation import RunContext
 from server.runs.audit_log import RunAuditWriter
@@ -24,6 +25,7 @@ from server.runs.folder import RunFolder
 from server.runs.progress import SilentRunProgress
 from server.runs.receipt import hash_experiment_settings, write_run_receipt
 from strategies.aggregation.bounds import find_dominant_sites
+from strategies.engine.claims import describe_lowered_claim
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import (
     FederationValidation,
@@ -302,6 +304,34 @@ class RunRecorder(RunCallbacks):
         self._record_site_versions([site])
         for watcher in self.watchers:
             watcher.show_joined_site(server_round, site)
+
+    def on_lowered_claims(self, images: Mapping[str, int]) -> None:
+        """Record the sites that claim too many images, and tell people how many count."""
+        answers = self.coordinator.sites.answers
+        for site, counted in images.items():
+            claimed = answers[site].train_samples
+            self.setting.folder.append_event("lowered_claim", site=site, claimed=claimed, counted=counted)
+            self._show_note(describe_lowered_claim(site, claimed, counted))
+
+    def on_uncounted_sites(self, server_round: int, reasons: Mapping[str, str], counting: Collection[str]) -> None:
+        """Record whose statistics have ceased to count, and whose count again."""
+        for site, reason in reasons.items():
+            self.setting.folder.append_event("uncounted", round=server_round, site=site, reason=reason)
+            self._show_note(f"nothing that {site} states counts until a reply of it is accepted ({reason})")
+        for site in counting:
+            self.setting.folder.append_event("counted_again", round=server_round, site=site)
+            self._show_note(f"round {server_round}: what {site} states counts again")
+
+    def on_round_repetition(self, server_round: int, sites: Collection[str]) -> None:
+        """Record that a round is trained again without the statistics of some sites."""
+        self.setting.folder.append_event("repeated_round", round=server_round, sites=list(sites))
+        self.ledger.audit.append(event="repeated_round", round=server_round, sites=list(sites))
+        names = join_as_english_list(list(sites))
+        self._show_note(f"round {server_round} is done again without the statistics of {names}, which do not count")
+
+    def _show_note(self, sentence: str) -> None:
+        for watcher in self.watchers:
+            watcher.show_note(sentence)
 
     def on_reply(self, arrival: ReplyArrival) -> None:
         """Record a reply in the audit."""

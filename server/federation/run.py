@@ -18,7 +18,13 @@ from common.models.network import build_network
 from common.models.state import FrozenPart, build_initial_frozen_part, make_model_layout, read_model_state
 from common.models.zoo.registry import find_plugin_network_faults
 from server.federation.benefit import compare_with_local_training
-from server.federation.evaluation import FinalTestOutcome, RunContext, save_and_test_model, unknown_count_to_none
+from server.federation.evaluation import (
+    FinalTestOutcome,
+    RunContext,
+    save_and_test_model,
+    select_counting_replies,
+    unknown_count_to_none,
+)
 from server.federation.recorder import RunRecorder, RunTotals, collect_software_versions
 from server.runs.progress import SilentRunProgress
 from strategies.engine.claims import find_admission_limit_faults
@@ -55,6 +61,7 @@ def run_federation(
         callbacks=recorder,
         registered=setting.registered,
         admission=() if setting.claims is None else (partial(find_admission_limit_faults, setting.claims),),
+        claims=setting.claims,
         scratch=setting.folder.path,
         frozen=frozen,
     )
@@ -82,7 +89,7 @@ def run_federation(
             setting.folder.append_event("ended_early", round=state.round, best_round=state.best_round)
         recorder.totals.write_pending_round_line(coordinator.last_validation, coordinator.state)
         tested = coordinator.test_result_model(grid)
-        sums = unmask_test_histograms(coordinator, tested)
+        sums = unmask_test_histograms(coordinator, select_counting_replies(tested, coordinator))
         outcome = save_and_test_model(network, coordinator, tested, setting, sums)
         benefits = compare_with_local_training(coordinator, initial, tested.accepted, recorder.totals)
     except RunStopped as error:
@@ -133,6 +140,7 @@ def _make_run_summary(
         "criterion": coordinator.state.criterion,
         "seed": experiment.run.seed,
         "excluded": dict(coordinator.state.excluded),
+        "statistics": _summarize_counting_statistics(coordinator),
         "classes": list(coordinator.sites.contract.class_names),
         "sites": {
             site: {
@@ -170,6 +178,19 @@ def _make_run_summary(
         "contract_hash": coordinator.sites.contract.hash,
         "versions": collect_software_versions(),
         "experiment": experiment.model_dump(mode="json"),
+    }
+
+
+def _summarize_counting_statistics(coordinator: Coordinator) -> dict[str, Any]:
+    """Return the summary's entry on the sites whose statistics count at the end, and on claims that were lowered."""
+    uncounted, answers = coordinator.uncounted_sites, coordinator.sites.answers
+    lowered = coordinator.sites.lower_image_claims(uncounted)
+    return {
+        "counted": [site for site in answers if site not in uncounted],
+        "uncounted": uncounted,
+        "lowered": {
+            site: {"claimed": answers[site].train_samples, "counted": images} for site, images in lowered.items()
+        },
     }
 
 

@@ -231,6 +231,7 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
         better = f"{_choose_verb_form(alone, 'is', 'are')} better off alone than with this model"
         limits.append(f"{len(alone)} of {compared} that compared {better}: {join_first_and_count(alone, MOST_NAMED)}.")
     limits += [*_describe_untested_classes(summary), *_describe_lost_sites_and_classes(run)]
+    limits += _describe_counting_statistics(summary)
     if names := find_hidden_count_classes(summary):
         verb = _choose_verb_form(names, "is", "are")
         few = f"{_quote_names(names)} {verb} annotated only by sites with too few patients to tell a count"
@@ -293,6 +294,20 @@ def list_further_limitations(run: RunFolderContent) -> list[str]:
         most = ", and each count of test images is that of the site with most" if test.pooled is None else ""
         limits.append(f"The score is the {test.note}{most}.")
     return limits
+
+
+def _describe_counting_statistics(summary: RunSummary) -> Iterator[str]:
+    """Yield sentences on whose statements count, if some do not or count for less than they say."""
+    statistics = summary.statistics
+    for site, reason in statistics.uncounted.items():
+        if site not in summary.excluded:
+            yield f"What {site} states has no part in statistics, means or thresholds: {reason}."
+    if statistics.uncounted and statistics.counted:
+        names = join_first_and_count(list(statistics.counted), MOST_NAMED)
+        every = format_count_with_noun(len(summary.sites), "site")
+        yield f"The statements of {len(statistics.counted):,} of {every} count: {names}."
+    for site, claim in statistics.lowered.items():
+        yield f"{site} claims {claim.claimed:,} training images, far more than the others: {claim.counted:,} count."
 
 
 def _describe_untested_classes(summary: RunSummary) -> Iterator[str]:

@@ -167,6 +167,8 @@ class RunAuditWriter:
             left_out=shorten_absence_reasons(record.absent) if record.absent else {},
             contract_sha256=contract,
             model_sha256=hash_model_state(state.model, self.layout),
+            **({"images": dict(record.images)} if record.images else {}),
+            **({"uncounted": list(record.uncounted)} if record.uncounted else {}),
         )
 
     def record_result_file_hashes(self, folder: Path) -> None:

@@ -83,6 +83,27 @@ class PrototypeSimilarity(_LenientRunFileModel):
     signs: tuple[float | None, ...]
 
 
+class LoweredClaim(_LenientRunFileModel):
+    """The number of training images that a site claims, and the number that counts."""
+
+    claimed: int
+    counted: int
+
+
+class CountingStatistics(_LenientRunFileModel):
+    """The sites whose statements count at the end of a run: numbers of images and labels, statistics and figures.
+
+    Attributes:
+        counted: Sites whose statements count.
+        uncounted: Site -> why its statements do not count.
+        lowered: Site -> its number of images, if it claims too many.
+    """
+
+    counted: tuple[str, ...] = ()
+    uncounted: dict[str, str] = Field(default_factory=dict)
+    lowered: dict[str, LoweredClaim] = Field(default_factory=dict)
+
+
 class FinalMethodStatistics(_LenientRunFileModel):
     """The statistics of a method, apart from the model, at the end of the run."""
 
@@ -159,6 +180,7 @@ class RunSummary(_LenientRunFileModel):
     external: FinalTestSummary | None = None
     benefit: dict[str, SiteBenefit] = Field(default_factory=dict)
     excluded: dict[str, str] = Field(default_factory=dict)
+    statistics: CountingStatistics = CountingStatistics()
     learned: FinalMethodStatistics = FinalMethodStatistics()
     privacy: PrivacyBudgetSpent | None = None
     seconds: dict[str, float | None] = Field(default_factory=dict)

@@ -85,6 +85,8 @@ class ReceiptRound(_StrictReceiptModel):
         left_out: Site -> reason for rejecting its reply.
         contract_sha256: Hash of the label contract (which site annotates which classes) in this round.
         model_sha256: Hash of the coordinator's model after the round.
+        images: Site -> number of images that counted for it, for the sites whose own number was lowered.
+        uncounted: Sites whose statistics did not count when the round began.
     """
 
     round: int
@@ -92,6 +94,8 @@ class ReceiptRound(_StrictReceiptModel):
     left_out: dict[str, str]
     contract_sha256: str
     model_sha256: str
+    images: dict[str, int] = Field(default_factory=dict)
+    uncounted: tuple[str, ...] = ()
 
 
 class AuditLogEnd(_StrictReceiptModel):

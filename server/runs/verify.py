@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -315,6 +315,8 @@ class AggregationReplay:
                 for site, sha256 in expected.sites.items()
             }
             sites = sorted(self.receipt.sites.items())
+            for site, images in expected.images.items():
+                replies[site] = replace(replies[site], train_samples=images)
             answers = {name: self.answers[name] for name, site in sites if site.joined <= expected.round}
             declarations = [
                 LabelDeclaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
@@ -322,7 +324,9 @@ class AggregationReplay:
             ]
             contract = merge_label_declarations(declarations, self.receipt.classes)
             task, seed = self.experiment.model.task, self.experiment.run.seed
-            context = RoundContext(task, contract, answers, self.statistics, expected.round, seed)
+            uncounted = frozenset(expected.uncounted)
+            counting = {site: answer for site, answer in answers.items() if site not in uncounted}
+            context = RoundContext(task, contract, counting, self.statistics, expected.round, seed, uncounted)
             if isinstance(self.method, SequentialMethod):
                 passed, left = self.model, self.experiment.run.rounds - expected.round
                 for hops, reply in enumerate(replies.values(), start=1):

@@ -1,14 +1,28 @@
-"""Admission limits: the coordinator's limits on the classes and image counts that a site states at the roll call."""
+"""Limits on the classes and image counts that a site states at the roll call, which nobody can check.
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+A site that was admitted for a number of images is refused if it claims more. The claim of any other site is lowered to
+:data:`MOST_MEDIANS` times the median claim of the other sites; its counts of labels are lowered in proportion. So an
+invented billion counts as a large hospital, and the real sizes of hospitals stay as they are: those differ by a hundred
+times. A lowered claim keeps nearly all of its share among few sites, so that little is lost where it was true.
+"""
+
+import bisect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from common.errors import Fault, quote_names
+from common.models.zoo.spec import Task
 
 # Only for type checks: commands that admit a site do not import torch.
 if TYPE_CHECKING:
+    from common.wire.records import RollCallAnswer
     from strategies.engine.membership import RunMember
+
+MOST_MEDIANS = 100
+"""Largest claim that counts as it is, in median claims of the other sites."""
+FEWEST = 3
+"""Smallest number of sites among which a claim is too large: of two, nothing shows which one is wrong."""
 
 
 @dataclass(frozen=True)
@@ -49,3 +63,73 @@ def find_admission_limit_faults(claims: ClaimsBySite, members: Iterable["RunMemb
             problem = f"claims {answer.train_samples:,} training images; it was admitted for {limit.images:,} at most."
             faults.append(Fault(f"site {site}", problem, "The coordinator can admit it for more.", site))
     return faults
+
+
+def find_contradictory_count_faults(task: Task, members: Iterable["RunMember"]) -> list[Fault]:
+    """Return a fault for each site that counts more images of all classes together than it has.
+
+    Only in a multi-class task, in which an image shows one class: the prior of such counts would exceed 1. Counts of
+    one class are checked on receipt (:class:`common.wire.records.RollCallAnswer`).
+    """
+    faults = list[Fault]()
+    for member in members if task == "multi_class" else ():
+        answer, site = member.answer, member.answer.site
+        shown = sum(count for count in answer.positives if count > 0)  # below 0: the site does not tell
+        if shown > answer.train_samples:
+            problem = f"counts {shown:,} images of its classes together, and states {answer.train_samples:,} images."
+            remedy = "Each image shows one class in this task. Install the coordinator's release there."
+            faults.append(Fault(f"site {site}", problem, remedy, site))
+    return faults
+
+
+def lower_image_claims(
+    images: Mapping[str, int], counting: Collection[str], admitted: Collection[str] = ()
+) -> dict[str, int]:
+    """Return site -> the number of images that counts for it, for the sites whose claim is too large.
+
+    Args:
+        images: Site -> number of training images that it claims.
+        counting: Sites whose claims make the medians.
+        admitted: Sites that were admitted for a number of images, which bounds their claims already.
+    """
+    ordered = sorted(images[site] for site in counting if images[site] > 0)
+    lowered = dict[str, int]()
+    for site, claim in images.items():
+        others = len(ordered) - (site in counting and claim > 0)
+        if site in admitted or others < FEWEST - 1:
+            continue
+        bound = int(MOST_MEDIANS * _find_median_of_others(ordered, claim if site in counting else None))
+        if claim > bound:
+            lowered[site] = bound
+    return lowered
+
+
+def _find_median_of_others(ordered: list[int], own: int | None) -> float:
+    """Return the median of sorted claims without one site's ``own`` claim; of all claims if ``own`` is None."""
+    skipped = len(ordered) if own is None else bisect.bisect_left(ordered, own)
+    count = len(ordered) - (own is not None)
+    middle = [ordered[place + (place >= skipped)] for place in ((count - 1) // 2, count // 2)]
+    return sum(middle) / 2
+
+
+def lower_answer_claims(answer: "RollCallAnswer", images: int) -> "RollCallAnswer":
+    """Return a site's answer with ``images`` training images, fewer than it claims, and its counts in proportion."""
+
+    def scale(counts: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(count * images // answer.train_samples if count > 0 else count for count in counts)
+
+    return replace(
+        answer,
+        train_samples=images,
+        patients=min(answer.patients, images),
+        positives=scale(answer.positives),
+        negatives=scale(answer.negatives),
+    )
+
+
+def describe_lowered_claim(site: str, claim: int, counted: int) -> str:
+    """Return a sentence for people: whose claim is too large, how much of it counts, and what to do if it is true."""
+    return (
+        f"{site} claims {claim:,} training images, more than {MOST_MEDIANS} times the median of the other sites: "
+        f"{counted:,} of them count. If it has so many, admit it for them: flwr-server admit --max-images {claim}"
+    )

@@ -6,9 +6,10 @@ round evaluates the last model. Flower's own loop needs two exchanges in each ro
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -19,8 +20,9 @@ from common.contract import LabelContract
 from common.data.base.image_set import DatasetSplits
 from common.models.network import build_network
 from common.models.state import FrozenPart, ModelState, ModelStateLayout, make_model_layout
-from common.wire.records import EvaluateReply, TrainReply
+from common.wire.records import NO_ARRAYS, EvaluateReply, TrainReply, have_equal_arrays
 from strategies.engine.aggregator import Aggregator, get_update_norm_limit, make_aggregator, update_global_model
+from strategies.engine.claims import ClaimsBySite
 from strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord, RunCallbacks
 from strategies.engine.exchange import (
     ExchangeReplies,
@@ -33,11 +35,12 @@ from strategies.engine.exchange import (
 )
 from strategies.engine.layers import (
     CoordinatorRoundLayer,
+    ImageClaimLayer,
     ImageShareCapLayer,
     Merge,
-    ModelCollapse,
     RollbackLayer,
     RoundOutcome,
+    RoundRepetition,
     RunningVarianceCheckLayer,
     UpdateNormBoundLayer,
 )
@@ -45,6 +48,7 @@ from strategies.engine.membership import AdmissionRule, Registered, RunMembershi
 from strategies.engine.secure_aggregation import SecureAggregationLayer
 from strategies.engine.state import (
     FederationState,
+    find_uncounted_sites,
     is_state_dict,
     make_model_array_record,
     make_state_after_round,
@@ -69,6 +73,7 @@ class Coordinator:
         callbacks: Receive the events of the run.
         registered: Returns the site name of each registered node; None in simulation.
         admission: Rules that a site must satisfy to take part.
+        claims: Returns the limits that sites were admitted with; None in simulation.
         scratch: Folder for updates that wait on disk; None for the system's temporary folder.
         frozen: The part of the model that is not trained; the plan names the hash of this part.
 
@@ -93,6 +98,7 @@ class Coordinator:
         callbacks: RunCallbacks | None = None,
         registered: Registered | None = None,
         admission: Sequence[AdmissionRule] = (),
+        claims: ClaimsBySite | None = None,
         scratch: Path | None = None,
         frozen: FrozenPart | None = None,
     ) -> None:
@@ -101,7 +107,7 @@ class Coordinator:
         if plan.model.train != "all" and (frozen is None or frozen.sha256 != plan.model.frozen_sha256):
             raise ValueError("the plan's model has a frozen part; pass it as frozen, and name its hash in the plan")
         self.frozen = None if frozen is None else FrozenModelPartDelivery(frozen)
-        self.sites = RunMembership(method, plan, participation, run, self.callbacks, registered, admission)
+        self.sites = RunMembership(method, plan, participation, run, self.callbacks, registered, admission, claims)
         self.state: FederationState
         self.last_validation = FederationValidation()
         self.requests: ExchangeRequests
@@ -110,6 +116,7 @@ class Coordinator:
         self.criterion = method.site.choose_selection_criterion(plan.evaluation)
         self._set_round_layers(self._iterate_round_layers())
         self._resumed: FederationState | None = None
+        self._lowered: dict[str, int] = {}  # claims that the callbacks know to be lowered
         self._plan_json = plan.model_dump_json()
 
     def _iterate_round_layers(self, variances: Sequence[slice] = ()) -> Iterator[CoordinatorRoundLayer]:
@@ -121,8 +128,7 @@ class Coordinator:
         privacy = self.plan.privacy
         if variances and privacy.level == "none":  # noise may make one negative
             yield RunningVarianceCheckLayer(variances)
-        if self.participation.largest_share < 1:
-            yield ImageShareCapLayer(self)
+        yield ImageClaimLayer(self)
         if privacy.secure_aggregation:
             yield SecureAggregationLayer(self)
         clip = get_update_norm_limit(self.method.site, self.participation, privacy)
@@ -131,6 +137,8 @@ class Coordinator:
             if privacy.level == "none":
                 yield RollbackLayer(self, bound)
             yield bound
+        if self.participation.largest_share < 1:
+            yield ImageShareCapLayer(self.participation.largest_share)
 
     def _set_round_layers(self, layers: Iterable[CoordinatorRoundLayer]) -> None:
         self.layers = tuple(layers)
@@ -177,7 +185,12 @@ class Coordinator:
 
     def make_final_round_context(self) -> RoundContext:
         """Return the data for the method's rules after the last round: contract, roll call answers, statistics."""
-        return self.sites.make_round_context(self.state.round, self.state.statistics)
+        return self.sites.make_round_context(self.state.round, self.state.statistics, self.uncounted_sites)
+
+    @property
+    def uncounted_sites(self) -> dict[str, str]:
+        """Return the sites whose statistics do not count now, with the reasons: uncounted or excluded sites."""
+        return {**self.state.uncounted, **self.state.excluded}
 
     # ------------------------------------------------------------------ the loop
 
@@ -224,8 +237,8 @@ class Coordinator:
                 if self._newest_validated_round < self.state.round:
                     messages = self.configure_evaluate()
                     self.aggregate_evaluate(self.exchange_messages(messages, "evaluate", self.state.round))
-            except ModelCollapse as collapse:  # the round is done again
-                self.state, self.last_validation = collapse.state, self.callbacks.on_state_reset(collapse.state)
+            except RoundRepetition as repetition:  # the round is done again
+                self.state, self.last_validation = repetition.state, self.callbacks.on_state_reset(repetition.state)
                 continue
             break
         model, as_state_dict = self.result_model, is_state_dict(initial_arrays)
@@ -259,10 +272,17 @@ class Coordinator:
         chosen = self.sites.draw_training_sites(server_round, self.state.excluded)
         for layer in self.layers:
             chosen = layer.filter_sites_of_round(chosen)
-        statistics, messages = self.method.statistics_for(requests.context), list[Message]()
+        uncounted, messages = self.uncounted_sites, list[Message]()
+        statistics = self.method.statistics_for(requests.context)
         for site in chosen:
+            of_site = statistics(site)
+            if site in uncounted:
+                # It trains as if its statistics counted, so that they are right for it when its reply is accepted.
+                others = uncounted.keys() - {site}
+                context = self.sites.make_round_context(server_round, self.state.statistics, others)
+                of_site = self.method.statistics_for(context)(site)
             update = self._updates_in_replies
-            messages.append(requests.make_train_message(site, self.state.model, statistics(site), update=update))
+            messages.append(requests.make_train_message(site, self.state.model, of_site, update=update))
         return messages
 
     def _begin_round(self, server_round: int, grid: Grid) -> None:
@@ -270,6 +290,10 @@ class Coordinator:
         self.grid = grid
         if server_round > 1:
             self.sites.admit_late_joiners(server_round)
+        lowered = self.sites.lower_image_claims(self.uncounted_sites)
+        if new := {site: images for site, images in lowered.items() if site not in self._lowered}:
+            self.callbacks.on_lowered_claims(new)
+            self._lowered.update(new)
         self._began = time.monotonic()
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> RoundRecord:
@@ -282,12 +306,16 @@ class Coordinator:
         aggregator = make_aggregator(self.method, before, sites, self._scratch, buffered=self._buffered)
         received = self.collect_checked_replies(replies, TrainReply, aggregator)
         validation = FederationValidation.from_replies(received.accepted)
+        voters = {site: why for site, why in received.absent.items() if site not in self.uncounted_sites}
         for layer in self.layers:
-            layer.on_validation(validation, received.absent)
+            layer.on_validation(validation, voters)
+        self._repeat_round_with_uncounted_statistics(context, received, received.unfit)
         self.refuse_too_few_replies(server_round, received)
+        self._repeat_round_with_uncounted_statistics(context, received, received.absent)
         received = replace(received, accepted=aggregator.restore_stored_updates(received.accepted))
         outcome = self._merge_updates(received, aggregator, context)
         accepted, absent = outcome.received.accepted, outcome.received.absent
+        refused = received.unfit | outcome.received.unfit
         validation = FederationValidation.from_replies(accepted)
         model, moments = update_global_model(self.method, server_round, outcome.merged.means, self.state.moments)
         state = make_state_after_round(
@@ -295,16 +323,19 @@ class Coordinator:
             server_round,
             accepted,
             absent,
+            refused=refused,
             model=model,
             moments=moments,
-            statistics=self.method.aggregate_statistics(context, accepted),
+            statistics=self.method.aggregate_statistics(self._drop_uncounted_statistics(context, refused), accepted),
         )
         for layer in self.layers:
             state = layer.update_state_after_round(state, validation)
-        self.state = state
+        earlier, self.state = self.state, state
         record = RoundRecord.from_replies(
             server_round,
             accepted,
+            images=self._find_lowered_images(accepted),
+            uncounted=tuple(sorted(context.uncounted)),
             absent=absent,
             validation=validation,
             bytes_down=dict(self.requests.bytes_down),
@@ -315,8 +346,72 @@ class Coordinator:
             plain=outcome.merged.plain,
             closed_rows=outcome.closed_rows,
         )
+        self.report_uncounted_sites(server_round, earlier)
         self.callbacks.on_round_end(record, state)
         return record
+
+    # ------------------------------------------------------------------ sites whose statistics do not count
+
+    def _repeat_round_with_uncounted_statistics(
+        self, context: RoundContext, received: ExchangeReplies[TrainReply], candidates: Collection[str]
+    ) -> None:
+        """Let the sites train the round again if they received statistics of a site that turns out not to count.
+
+        This can happen only in the first round in which the site is asked to train, so once for each site. A run with
+        noise or masks repeats no round, because that would cost budget, and a site masks each round once.
+
+        Args:
+            context: The data from which the statistics were made that the sites received.
+            candidates: The sites whose reply does not count for a certain reason.
+
+        Raises:
+            RoundRepetition: If the statistics without those sites are others.
+        """
+        privacy, state = self.plan.privacy, self.state
+        if privacy.level != "none" or privacy.secure_aggregation:
+            return
+        new = {site: received.absent[site] for site in candidates if not state.counted.get(site)}
+        new = {site: why for site, why in new.items() if site not in context.uncounted}
+        if not new:
+            return
+        server_round, uncounted = context.round, context.uncounted | new.keys()
+        without = self.sites.make_round_context(server_round, context.statistics, uncounted)
+        sent, due = self.method.statistics_for(context), self.method.statistics_for(without)
+        if all(have_equal_arrays(sent(site), due(site)) for site in self.requests.expected if site not in uncounted):
+            return
+        self.callbacks.on_round_repetition(server_round, sorted(new))
+        reasons = find_uncounted_sites(state, server_round, (), new, new)
+        state = replace(state, uncounted=MappingProxyType({**state.uncounted, **reasons}))
+        before, self.state = self.state, state
+        self.report_uncounted_sites(server_round, before)
+        raise RoundRepetition(state)
+
+    def _drop_uncounted_statistics(self, context: RoundContext, refused: Collection[str]) -> RoundContext:
+        """Return the data for aggregating a round's statistics, without those of sites that were refused in it.
+
+        Means over sites do not show what is whose. So if a site that was in them is refused, the means of earlier
+        rounds are dropped as a whole, and those of this round are all that is left.
+        """
+        uncounted = {*context.uncounted, *refused}
+        contributed = {site for site in refused if self.state.counted.get(site)} - context.uncounted
+        statistics = context.statistics
+        if contributed and not self.method.site.stores_statistics_by_site:
+            statistics = NO_ARRAYS
+        return self.sites.make_round_context(context.round, statistics, uncounted)
+
+    def _find_lowered_images(self, accepted: Mapping[str, TrainReply]) -> dict[str, int]:
+        """Return site -> number of images that counts for it, where that is not the number that it stated."""
+        answers = self.sites.answers
+        images = {site: reply.train_samples for site, reply in accepted.items()}
+        return {site: count for site, count in images.items() if count != answers[site].train_samples}
+
+    def report_uncounted_sites(self, server_round: int, before: FederationState) -> None:
+        """Report to the callbacks whose statistics have ceased to count since ``before``, and whose count again."""
+        earlier, now = before.uncounted, self.state.uncounted
+        reasons = {site: why for site, why in now.items() if site not in earlier}
+        counting = sorted(earlier.keys() - now.keys())
+        if reasons or counting:
+            self.callbacks.on_uncounted_sites(server_round, reasons, counting)
 
     def _merge_updates(
         self, received: ExchangeReplies[TrainReply], aggregator: Aggregator, context: RoundContext
@@ -356,9 +451,11 @@ class Coordinator:
         """Record the sites' validation figures of the last model, which may become the best model."""
         received = self.collect_checked_replies(replies, EvaluateReply)
         self.callbacks.on_absent_sites("evaluate", received.absent)
-        self.last_validation = FederationValidation.from_replies(received.accepted)
+        uncounted = self.uncounted_sites
+        self.last_validation = FederationValidation.from_replies(received.accepted).without_sites(uncounted)
+        voters = {site: why for site, why in received.absent.items() if site not in uncounted}
         for layer in self.layers:
-            layer.on_validation(self.last_validation, received.absent)
+            layer.on_validation(self.last_validation, voters)
         judged = record_model_validation(self.state, self.last_validation, self.criterion)
         self.state = record_absent_sites(judged, "evaluation", received.accepted, received.absent)
 
@@ -420,7 +517,9 @@ class Coordinator:
             plan_json=self._plan_json,
             run=self.run,
             deadline_s=self.deadline_s,
-            context=self.sites.make_round_context(server_round, self.state.statistics),
+            context=self.sites.make_round_context(server_round, self.state.statistics, self.uncounted_sites),
+            answers=self.sites.answers,
+            images=self.sites.lower_image_claims(self.uncounted_sites),
             state=self.state,
             best=self.result_round,
             nodes={site: member.node_id for site, member in self.sites.members.items()},

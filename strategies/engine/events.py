@@ -1,6 +1,6 @@
 """The events of a run, such as a round's record or a rollback, and the coordinator's callbacks that receive them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,13 @@ class FederationValidation:
                 tallies[site] = CorrectPredictionCount(reply.test_correct, reply.test_images)
         return cls(loss, auroc, tallies)
 
+    def without_sites(self, sites: Collection[str]) -> "FederationValidation":
+        """Return the figures without those of the given sites."""
+        loss = {site: value for site, value in self.loss.items() if site not in sites}
+        auroc = {site: value for site, value in self.auroc.items() if site not in sites}
+        tallies = {site: value for site, value in self.tallies.items() if site not in sites}
+        return FederationValidation(loss, auroc, tallies)
+
     @property
     def mean_loss(self) -> float | None:
         """Return the mean validation loss over sites with equal weights (specs 1.4); None if no site sent a loss."""
@@ -84,6 +91,8 @@ class RoundRecord:
             batch normalisation), or the name of a class for its head row.
         closed_rows: Head rows whose sum stayed masked, because too few sites that own them were left.
         arithmetic: Each site's statement of the number format and memory layout of its training.
+        images: Site -> number of images that counts for it, for the sites whose own number was lowered.
+        uncounted: Sites whose statistics did not count when the round began.
     """
 
     round: int
@@ -104,6 +113,8 @@ class RoundRecord:
     closed_rows: tuple[str, ...] = ()
     epsilon: Mapping[str, float] = field(default_factory=dict)
     arithmetic: Mapping[str, str] = field(default_factory=dict)
+    images: Mapping[str, int] = field(default_factory=dict)
+    uncounted: tuple[str, ...] = ()
 
     @classmethod
     def from_replies(cls, server_round: int, replies: Mapping[str, TrainReply], **figures: Any) -> "RoundRecord":
@@ -202,6 +213,17 @@ class RunCallbacks:
 
     def on_late_join(self, server_round: int, site: str) -> None:
         """Receive the name of a site that joined after the roll call."""
+
+    def on_lowered_claims(self, images: Mapping[str, int]) -> None:
+        """Receive site -> the number of images that counts for it, for sites that claim too many; before round 1 and
+        whenever there is another such site."""
+
+    def on_uncounted_sites(self, server_round: int, reasons: Mapping[str, str], counting: Collection[str]) -> None:
+        """Receive the sites whose statistics have ceased to count in a round, with the reasons, and those whose
+        statistics count again."""
+
+    def on_round_repetition(self, server_round: int, sites: Collection[str]) -> None:
+        """Receive the round that the sites train again, without the statistics of these sites."""
 
     def on_reply(self, arrival: ReplyArrival) -> None:
         """Receive every reply of a site to a request, on arrival."""

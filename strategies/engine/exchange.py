@@ -36,6 +36,7 @@ from common.wire.records import (
     EvaluateRequest,
     ModelGroups,
     Request,
+    RollCallAnswer,
     TrainReply,
     TrainRequest,
 )
@@ -132,8 +133,9 @@ class ExchangeRequests:
     Attributes:
         plan_json: The plan as hospitals receive it, in JSON.
         deadline_s: Seconds after which the exchange ends.
-        context: The label contract (the classes that each site annotates), the sites' answers to the roll call, and the
-            round.
+        context: The label contract (the classes that each site annotates), the round, and the data for the method.
+        answers: Site -> its answer to the roll call, for all members of the run.
+        images: Site -> number of images that counts for it, for the sites that claim too many.
         state: The coordinator's state at the beginning of the exchange.
         best: Round of the current result model; -1 for none.
         nodes: Site -> id of its Flower node.
@@ -150,6 +152,8 @@ class ExchangeRequests:
     run: str
     deadline_s: float
     context: RoundContext
+    answers: Mapping[str, RollCallAnswer]
+    images: Mapping[str, int]
     state: FederationState
     best: int
     nodes: Mapping[str, int]
@@ -203,7 +207,7 @@ class ExchangeRequests:
         """
         rows, frozen = self.method.site.select_own_rows(site, self.context.contract), ModelGroups()
         if self.frozen is not None:
-            held_before = self.context.answers[site].holds_frozen
+            held_before = self.answers[site].holds_frozen
             frozen = self.frozen.get_frozen_part_for_site(site, held_before=held_before)
         return make(
             run=self.run,
@@ -483,7 +487,7 @@ def find_reply_mismatch(
     if origin != expected:
         return f"reply belongs to run, round, site {origin}, expected {expected}"
     if isinstance(record, TrainReply):
-        if record.train_samples != (stated := context.answers[site].train_samples):
+        if record.train_samples != (stated := requests.answers[site].train_samples):
             return f"trained on {record.train_samples} images, said {stated} at the roll call"
         if fault := find_update_form_fault(record.update, requests.expected[site]):
             return fault
@@ -492,6 +496,10 @@ def find_reply_mismatch(
             shapes = {name: array.shape for name, array in record.statistics.items()}
             if shapes != due:
                 return f"statistics are {shapes}, expected {due}"
+        for statistic in method.site.declared_payload.statistics:
+            values = record.statistics.get(statistic.name)
+            if values is not None and (fault := statistic.find_impossible_value(values)):
+                return fault
         if record.epochs > (most := compute_largest_epoch_count(method.site, requests.plan)):
             return f"says that it trained {record.epochs:,} epochs, and was asked for at most {most:,}"
         if record.seconds > (longest := requests.sent_at[site].max_possible_work_s):

@@ -25,7 +25,7 @@ from strategies.aggregation.bounds import (
 from strategies.aggregation.means import MergedUpdates
 from strategies.engine.aggregator import update_global_model
 from strategies.engine.events import FederationValidation, RollbackEvent
-from strategies.engine.exchange import ExchangeReplies, ExchangeRequests
+from strategies.engine.exchange import ExchangeReplies
 from strategies.engine.state import FederationState
 
 if TYPE_CHECKING:
@@ -119,19 +119,41 @@ class RunningVarianceCheckLayer(CoordinatorRoundLayer):
 
 
 @dataclass
-class ImageShareCapLayer(CoordinatorRoundLayer):
-    """Limits one site's weight to a maximal share of a round's images (:mod:`strategies.aggregation.bounds`)."""
+class ImageClaimLayer(CoordinatorRoundLayer):
+    """Lowers a site's number of images where it claims too many (:mod:`strategies.engine.claims`)."""
 
     coordinator: "Coordinator"
-    _counted: tuple[ExchangeRequests, Mapping[str, int]] | None = None  # the exchange, and its sites' capped images
 
     def on_reply(self, reply: TrainReply) -> TrainReply:
-        """Return the reply with the site's number of training images, lowered to the cap if it is above the cap."""
-        requests = self.coordinator.requests
-        if self._counted is None or self._counted[0] is not requests:
-            images = {site: requests.context.answers[site].train_samples for site in requests.expected}
-            self._counted = requests, cap_image_counts(images, self.coordinator.participation.largest_share)
-        return replace(reply, train_samples=self._counted[1][reply.site])
+        """Return the reply with the number of training images that counts for the site."""
+        images = self.coordinator.requests.images.get(reply.site)
+        return reply if images is None else replace(reply, train_samples=images)
+
+
+@dataclass
+class ImageShareCapLayer(CoordinatorRoundLayer):
+    """Limits one site's weight to a maximal share of the images that count (:mod:`strategies.aggregation.bounds`).
+
+    The shares are of the sites whose updates are merged, because a site whose reply does not count must not change the
+    weights of the others.
+
+    Attributes:
+        largest_share: Largest share of one site.
+    """
+
+    largest_share: float
+    buffered: ClassVar[bool] = True
+
+    def wrap_update_merge(self, merge: Merge) -> Merge:
+        """Return a function that lowers the numbers of images to the cap before ``merge`` merges the updates."""
+
+        def merge_capped_updates(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
+            images = {site: reply.train_samples for site, reply in received.accepted.items()}
+            capped = cap_image_counts(images, self.largest_share)
+            replies = {site: replace(reply, train_samples=capped[site]) for site, reply in received.accepted.items()}
+            return merge(replace(received, accepted=replies))
+
+        return merge_capped_updates
 
 
 class UpdateNormBoundLayer(CoordinatorRoundLayer):
@@ -167,7 +189,11 @@ class UpdateNormBoundLayer(CoordinatorRoundLayer):
         def merge_bounded_updates(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
             replies, shortened = clip_long_updates(received.accepted, self.clip, self._lengths)
             outcome = merge(replace(received, accepted=replies))
-            return replace(outcome, received=received, merged=replace(outcome.merged, shortened=shortened))
+            accepted = dict[str, TrainReply]()
+            for site, reply in outcome.received.accepted.items():
+                accepted[site] = replace(reply, update=received.accepted[site].update)  # as the site sent it
+            result = replace(outcome.received, accepted=accepted)
+            return replace(outcome, received=result, merged=replace(outcome.merged, shortened=shortened))
 
         return merge_bounded_updates
 
@@ -189,12 +215,16 @@ CANNOT_GO_ON = ("diverged", "not a number", "validation_loss")
 """Words in the reasons of sites where training diverged, or the validation loss is not finite."""
 
 
-class ModelCollapse(Exception):
-    """Raised when the current model has collapsed; carries the state from which the run continues."""
+class RoundRepetition(Exception):
+    """Raised when a round must be trained again; carries the state from which the run continues."""
 
     def __init__(self, state: FederationState) -> None:
-        super().__init__("the model has collapsed")
+        super().__init__("the round is trained again")
         self.state = state
+
+
+class ModelCollapse(RoundRepetition):
+    """Raised when the current model has collapsed."""
 
 
 def describe_model_collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Mapping[str, float]) -> str:
@@ -323,7 +353,8 @@ class RollbackLayer(CoordinatorRoundLayer):
             ModelCollapse: If the model has collapsed and the state of the round before is stored.
         """
         state = self._coordinator.state
-        if len(self._coordinator.sites.members) not in SITES or state.round <= state.repeated:
+        counting = self._coordinator.sites.members.keys() - state.uncounted.keys()
+        if len(counting) not in SITES or state.round <= state.repeated:
             return
         if because := describe_model_collapse(validation.loss, absent, state.sound_losses):
             earlier = self._coordinator.callbacks.on_rollback(RollbackEvent(state.round, state.round - 1, because))

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -24,6 +25,13 @@ from common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
 from common.wire.codec import count_payload_bytes, encode_record
 from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from common.wire.records import NO_ARRAYS, Arrays, Refusal, RollCall, RollCallAnswer
+from strategies.aggregation.bounds import cap_image_counts
+from strategies.engine.claims import (
+    ClaimsBySite,
+    find_contradictory_count_faults,
+    lower_answer_claims,
+    lower_image_claims,
+)
 from strategies.engine.events import MissingReplyStatus, RunCallbacks, TooFewSites
 from strategies.engine.exchange import (
     FIRST_POLL_S,
@@ -390,6 +398,7 @@ class RunMembership:
     Attributes:
         registered: Returns the site name of each registered node; None in simulation.
         admission: Further rules that a site must satisfy to take part, in addition to those for labels and model.
+        claims: Returns the limits that sites were admitted with; None in simulation.
         contract: The classes that each site annotates, and the list of all classes, which the roll call fixes.
         members: Site -> its answer to the roll call.
         bytes_down, bytes_up: Bytes by site, from the roll call to the test.
@@ -402,6 +411,7 @@ class RunMembership:
     callbacks: RunCallbacks = field(default_factory=RunCallbacks)
     registered: Registered | None = None
     admission: Sequence[AdmissionRule] = ()
+    claims: ClaimsBySite | None = None
     contract: LabelContract = field(default_factory=lambda: LabelContract((), MappingProxyType({})))
     members: dict[str, RunMember] = field(default_factory=dict)
     bytes_down: Counter[str] = field(default_factory=Counter)
@@ -410,6 +420,7 @@ class RunMembership:
     _layout: str = ""
 
     def __post_init__(self) -> None:
+        self.admission = (*self.admission, partial(find_contradictory_count_faults, self.plan.model.task))
         self._evaluated = count_evaluating_sites(self.plan.evaluation.sites, self.participation.sites_per_round)
 
     def count_needed_replies(self, requests: int) -> int:
@@ -485,10 +496,39 @@ class RunMembership:
         refused = sorted(self._roll.refused.items())
         return {self._roll.get_registered_site_name(node): reason for node, reason in refused}
 
-    def make_round_context(self, server_round: int, statistics: Arrays) -> RoundContext:
-        """Return the data for the method's rules in a round: label contract, roll call answers and statistics."""
-        answers = {site: member.answer for site, member in sorted(self.members.items())}
-        return RoundContext(self.plan.model.task, self.contract, answers, statistics, server_round, self.plan.run.seed)
+    @property
+    def answers(self) -> dict[str, RollCallAnswer]:
+        """Return the members' answers to the roll call, sorted by site name."""
+        return {site: member.answer for site, member in sorted(self.members.items())}
+
+    def lower_image_claims(self, uncounted: Collection[str] = ()) -> dict[str, int]:
+        """Return site -> the number of images that counts for it, for the members that claim too many.
+
+        Args:
+            uncounted: Members whose statistics do not count.
+        """
+        limits = {} if self.claims is None else self.claims()
+        admitted = {site for site, limit in limits.items() if limit.images > 0}
+        images = {site: answer.train_samples for site, answer in self.answers.items()}
+        return lower_image_claims(images, images.keys() - set(uncounted), admitted)
+
+    def make_round_context(
+        self, server_round: int, statistics: Arrays, uncounted: Collection[str] = ()
+    ) -> RoundContext:
+        """Return the data for the method's rules in a round: label contract, roll call answers and statistics.
+
+        Args:
+            uncounted: Sites whose statistics do not count; their answers are left out.
+        """
+        lowered, answers = self.lower_image_claims(uncounted), self.answers
+        for site in answers.keys() & set(uncounted):
+            del answers[site]
+        images = {site: lowered.get(site, answer.train_samples) for site, answer in answers.items()}
+        for site, count in cap_image_counts(images, self.participation.largest_share).items():
+            if count < answers[site].train_samples:
+                answers[site] = lower_answer_claims(answers[site], count)
+        task, seed = self.plan.model.task, self.plan.run.seed
+        return RoundContext(task, self.contract, answers, statistics, server_round, seed, frozenset(uncounted))
 
     def fix_run_model_layout(self, layout: str) -> LabelContract:
         """Fix the model's layout; refuse sites whose software release would build a model of another layout.

@@ -121,6 +121,7 @@ class SequentialModelPass:
         result: The result of the round if it ended after the last accepted update.
         replies: Accepted replies, in the order of visits.
         absent: Site -> why the site was skipped.
+        unfit: Those of the skipped sites whose reply was refused.
         lengths: Site -> lengths of the parts of its last accepted update, earlier rounds included.
         shortened: Site -> a sentence that says how its update was shortened, for updates that were too long.
     """
@@ -130,6 +131,7 @@ class SequentialModelPass:
     lengths: Mapping[str, Lengths]
     replies: dict[str, TrainReply] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
+    unfit: set[str] = field(default_factory=set)
     shortened: dict[str, str] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
     bytes_up: dict[str, int] = field(default_factory=dict)
@@ -188,10 +190,18 @@ class SequentialCoordinator(Coordinator):
         done = self._pass_model_through_sites(server_round)
         arrived, before, validated = time.monotonic(), self.state, self.last_validation
         model, moments, coordinator = self._mix_with_coordinator_model(done.result, server_round)
-        context = self.sites.make_round_context(server_round, before.statistics)
-        statistics = self.method.aggregate_statistics(context, done.replies)
+        uncounted = self.uncounted_sites
+        context = self.sites.make_round_context(server_round, before.statistics, uncounted)
+        context = self._drop_uncounted_statistics(context, done.unfit)
         state = make_state_after_round(
-            before, server_round, done.replies, done.absent, model=model, moments=moments, statistics=statistics
+            before,
+            server_round,
+            done.replies,
+            done.absent,
+            refused=done.unfit,
+            model=model,
+            moments=moments,
+            statistics=self.method.aggregate_statistics(context, done.replies),
         )
         self.state = replace(state, lengths=done.lengths)
         seconds = time.monotonic() - arrived - (coordinator.seconds if coordinator else 0.0)
@@ -200,6 +210,7 @@ class SequentialCoordinator(Coordinator):
         own, validation = self._own, FederationValidation()
         if self.plan.evaluation.test_each_round or not (own and own.validation.has_known_labels):
             validation = self.collect_site_validation(self.configure_evaluate(), server_round)
+            validation = validation.without_sites(self.uncounted_sites)
         if own and own.validation.has_known_labels:
             validation = replace(own.validate_model(self.state.model), tallies=validation.tallies)
         self.last_validation = validation
@@ -216,7 +227,10 @@ class SequentialCoordinator(Coordinator):
             coordinator=coordinator,
             shortened=done.shortened,
             after=self.last_validation,
+            images=self._find_lowered_images(done.replies),
+            uncounted=tuple(sorted(uncounted)),
         )
+        self.report_uncounted_sites(server_round, before)
         self.callbacks.on_round_end(record, self.state)
         return record
 
@@ -226,11 +240,11 @@ class SequentialCoordinator(Coordinator):
         Raises:
             TooFewSites: As soon as the model can no longer pass through ``min_sites`` sites in total.
         """
-        context = self.sites.make_round_context(server_round, self.state.statistics)
+        context = self.sites.make_round_context(server_round, self.state.statistics, self.uncounted_sites)
         order = self.method.order_sites(context, self.sites.draw_training_sites(server_round, self.state.excluded))
         statistics = self.method.statistics_for(context)
         done = SequentialModelPass(self.state.model, self.state.model, self.state.lengths)
-        needed, unfit = self.sites.count_needed_replies(len(order)), set[str]()
+        needed = self.sites.count_needed_replies(len(order))
         clip = get_update_norm_limit(self.method.site, self.participation, self.plan.privacy)
         for place, site in enumerate(order):
             requests = self.begin_message_exchange(server_round)
@@ -255,8 +269,8 @@ class SequentialCoordinator(Coordinator):
                     rounds_left, len(done.replies), done.result, done.model
                 )
             if site in received.unfit or (site in received.accepted and site not in done.replies):
-                unfit.add(site)
-                needed = max(self.sites.count_needed_replies(len(order) - len(unfit)), 1)
+                done.unfit.add(site)
+                needed = max(self.sites.count_needed_replies(len(order) - len(done.unfit)), 1)
             if len(done.replies) + len(order) - place - 1 < needed:
                 counted = ExchangeReplies(done.replies, done.absent, {})
                 raise make_too_few_sites_error(f"round {server_round}", counted, len(order))

@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
@@ -78,6 +79,9 @@ class FederationState:
         criterion: Figure that counts as a site's loss; None before any model was validated.
         counted: Site -> last round in which its reply counted.
         left_out: Site -> why its last reply did not count, with the round; without sites whose last reply counted.
+        uncounted: Site -> why its statistics do not count: what it stated at the roll call and in its replies, and its
+            figures of models. These are the sites whose last reply to training was refused, and those that have been
+            asked to train and had no reply accepted yet. A reply that is merely missing changes nothing later.
         excluded: Site -> why it is excluded for the rest of the run.
         sound_losses: Site -> validation loss of the last model that had not collapsed; empty in runs without rollback.
         repeated: The last round that was repeated because its model had collapsed.
@@ -96,6 +100,7 @@ class FederationState:
     criterion: Criterion | None = None
     counted: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     left_out: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    uncounted: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     excluded: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     sound_losses: Losses = field(default_factory=lambda: MappingProxyType({}))
     repeated: int = 0
@@ -165,19 +170,48 @@ def make_state_after_round(
     counted: Collection[str],
     absent: Mapping[str, str],
     *,
+    refused: Collection[str],
     model: ModelState,
     moments: Moments,
     statistics: Arrays,
 ) -> FederationState:
-    """Return the state after a round; ``counted`` and ``absent`` are as in :func:`record_absent_sites`."""
+    """Return the state after a round; ``counted`` and ``absent`` are as in :func:`record_absent_sites`.
+
+    Args:
+        refused: Those of the absent sites whose reply came and was refused.
+    """
     return replace(
         record_absent_sites(state, f"round {server_round}", counted, absent),
+        uncounted=find_uncounted_sites(state, server_round, counted, absent, refused),
         round=server_round,
         model=model,
         counted=MappingProxyType({**state.counted, **dict.fromkeys(counted, server_round)}),
         moments=moments,
         statistics=statistics,
     )
+
+
+def find_uncounted_sites(
+    state: FederationState,
+    server_round: int,
+    counted: Collection[str],
+    absent: Mapping[str, str],
+    refused: Collection[str],
+) -> Mapping[str, str]:
+    """Return the sites whose statistics do not count after a round, with the reasons.
+
+    Args:
+        state: The state before the round.
+        counted: The sites whose replies count.
+        absent: Site -> why its reply does not count, for the other sites that were asked to train.
+        refused: Those of the absent sites whose reply came and was refused.
+    """
+    uncounted = {site: why for site, why in state.uncounted.items() if site not in counted}
+    for site, why in absent.items():
+        # One whose reply is merely missing still counts if an earlier reply did.
+        if site in refused or not state.counted.get(site):
+            uncounted[site] = f"round {server_round}: {why}"
+    return MappingProxyType(dict(sorted(uncounted.items())))
 
 
 def record_model_validation(
@@ -275,6 +309,7 @@ class _StoredStateHeader(TomlSection):
     criterion: Criterion | None
     counted: dict[str, int]
     left_out: dict[str, str]
+    uncounted: dict[str, str] = Field(default_factory=dict)  # an earlier release wrote none
     class_names: tuple[str, ...]
     excluded: dict[str, str]
     sound_losses: dict[str, float]

@@ -4,11 +4,14 @@ Each method is two classes, one for each side. The hospital runs only its own ha
 hospital's policy can check it before a round, and the coordinator can check replies against it.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.config import EvaluationSection, HospitalPlan, TrainingSection
@@ -82,11 +85,20 @@ class Statistic:
         name: Name of the statistic in records.
         granularity: The images that each entry describes; a site omits entries that describe too few patients.
         meaning: Description for hospitals in plain words.
+        least: Smallest possible value; a reply with a smaller one does not count.
     """
 
     name: str
     granularity: Granularity
     meaning: str
+    least: float = -math.inf
+
+    def find_impossible_value(self, values: NDArray[np.floating]) -> str:
+        """Return a sentence on the smallest value if it is impossible; empty if all are possible or NaN."""
+        smallest = float(np.nanmin(values, initial=math.inf))
+        return (
+            f'"{self.name}" holds {smallest:.3g}, and cannot be below {self.least:g}' if smallest < self.least else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,9 @@ class SiteMethod:
         ranks_sites: True if every site trains once before round 1, to determine the order of the sites.
         chooses_loss: True if ``[training]`` may choose another loss; False if the loss is part of the method.
         needs_global_norm: Why batch normalisation cannot stay at the sites; empty if it can.
+        stores_statistics_by_site: True if the names of the statistics that the coordinator stores are sites. Then the
+            method leaves out those of sites that do not count (``context.uncounted``). If False, the stored statistics
+            are dropped when a site that is in them does not count any more.
         keeps_method_state: True if :attr:`LocalRound.method_state` makes arrays that a site stores for its next round.
     """
 
@@ -161,6 +176,7 @@ class SiteMethod:
     ranks_sites: ClassVar[bool] = False
     chooses_loss: ClassVar[bool] = True
     needs_global_norm: ClassVar[str] = ""
+    stores_statistics_by_site: ClassVar[bool] = False
     keeps_method_state: ClassVar[bool] = False
     parameters: Parameters
 

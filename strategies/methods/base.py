@@ -32,11 +32,17 @@ if TYPE_CHECKING:
 class RoundContext:
     """The data that a method's rules may use: the coordinator's knowledge at the beginning or end of a round.
 
+    Nothing of a site whose statistics do not count is in ``answers``, nor in ``statistics`` of methods that do not
+    store statistics by site (``stores_statistics_by_site``). So a method that uses only these is right by itself.
+
     Attributes:
         contract: The run's classes, and the classes that each site annotates.
-        answers: Site -> its answer to the roll call.
+        answers: Site -> its answer to the roll call, for the sites whose statistics count; claims that are too large
+            are lowered (:mod:`strategies.engine.claims`).
         statistics: Statistics that the method has aggregated so far; part of the coordinator's state.
         round: Number of the round that begins or has just ended.
+        uncounted: Sites whose statistics do not count (:attr:`strategies.engine.state.FederationState.uncounted`), and
+            excluded sites.
     """
 
     task: Task
@@ -45,6 +51,7 @@ class RoundContext:
     statistics: Arrays
     round: int
     seed: int = 0
+    uncounted: frozenset[str] = frozenset()
 
 
 class SiteReply(Protocol):

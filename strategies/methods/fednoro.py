@@ -24,7 +24,13 @@ Our version, because images have several labels and a site labels some classes:
   others. If every site lacks a class, all are noisy, and the mean is FedAvg's.
 - Indicators refer to the model received in the last round of stage 1, because the model after that round would need
   another exchange.
-- A site without indicators, because it joined later or its reply was lost, counts as noisy.
+- A site without indicators, because it joined later or its reply was lost, counts as noisy. A site whose statistics
+  do not count any more counts as noisy, too, and the others are divided again without it.
+- Sites state their losses. A loss below 0 is impossible, and the reply does not count. A site's losses count for the
+  labels that it annotates. If a division leaves a single site clean among four sites or more, the others are divided
+  once more among themselves. Otherwise one site that states a loss of 0 would make all others noisy. The paper's rule
+  cannot tell such a site from one that alone has good labels; in that case about half of the others count as clean.
+  One site can still hide noisy sites, by stating a huge loss, which makes it the only noisy one.
 - The divergence is between each entry's two probabilities; in the paper it is over the classes, and FedMLP's code uses
   the squared distance. Here the student's logits are not adjusted in it. The paper's code adjusts them, but there a
   class without images drops out; here the adjustment would raise such a class.
@@ -32,6 +38,7 @@ Our version, because images have several labels and a site labels some classes:
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -42,6 +49,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from common.models.network import Model, compute_logits
+from common.wire.bounds import MOST_LOSS
 from common.wire.records import Arrays
 from strategies.aggregation.means import Float64, Weighting, Weights
 from strategies.aggregation.robust import compute_distances_between_models, compute_update_inner_products
@@ -124,6 +132,42 @@ def find_noisy_sites(indicators: Floats) -> Flags:
     return max(votes, key=lambda vote: sum(np.array_equal(vote, other) for other in votes))  # the first of equals
 
 
+FEWEST_DIVIDED = 4
+"""Smallest number of sites of which a single clean one is set aside: three others can be divided."""
+
+
+def find_noisy_sites_despite_liar(indicators: Floats) -> Flags:
+    """Return :func:`find_noisy_sites` of the others if that division leaves a single site clean, of four or more.
+
+    The site that is set aside counts as clean. Departs from the paper, whose sites do not lie.
+
+    Args:
+        indicators: Mean losses of each site, ``(sites, indicators)``, NaN if a site has none.
+    """
+    noisy = find_noisy_sites(indicators)
+    if len(noisy) < FEWEST_DIVIDED or (~noisy).sum() != 1:
+        return noisy
+    divided = noisy.copy()
+    divided[noisy] = find_noisy_sites(indicators[noisy])
+    return divided
+
+
+@lru_cache(maxsize=8)
+def _find_noisy_sites_in_bytes(indicators: tuple[bytes, ...]) -> Flags:
+    """Return :func:`find_noisy_sites_despite_liar` of float32 values; last results are stored: a fit is slow."""
+    return find_noisy_sites_despite_liar(np.stack([np.frombuffer(values, np.float32) for values in indicators]))
+
+
+def find_noisy_site_names(indicators: Mapping[str, NDArray[np.float32]]) -> frozenset[str]:
+    """Return the names of the noisy sites (:func:`find_noisy_sites_despite_liar`).
+
+    Args:
+        indicators: Site -> its mean losses, flat.
+    """
+    noisy = _find_noisy_sites_in_bytes(tuple(values.tobytes() for values in indicators.values()))
+    return frozenset(site for site, flag in zip(indicators, noisy.tolist(), strict=True) if flag)
+
+
 def scale_values_over_sites(indicators: Floats) -> Float64:
     """Scale each column to the range 0 to 1 over the sites; a column that is equal at all sites becomes 0."""
     is_known = ~np.isnan(indicators)
@@ -189,10 +233,11 @@ class FedNoRoSite(SiteMethod):
     table = FedNoRoParameters
     parameters: FedNoRoParameters
     declared = Payload(
-        statistics=(Statistic("indicators", "signs", "mean loss on each class's images, present and absent"),)
+        statistics=(Statistic("indicators", "signs", "mean loss on each class's images, present and absent", least=0),)
     )
     chooses_loss = False
     weighs_updates = True
+    stores_statistics_by_site = True
     multi_class = False
     needs_global_norm = "it compares sites by the model of all"
 
@@ -233,7 +278,7 @@ class FedNoRoSite(SiteMethod):
             return {}
         logits = compute_logits(context.network, context.examples.images, context.spec.precision)
         indicators = compute_mean_loss_by_label(logits.cpu().numpy(), targets.cpu().numpy())
-        return {"indicators": indicators.astype(np.float32)}
+        return {"indicators": np.minimum(indicators, MOST_LOSS).astype(np.float32)}
 
 
 # ---------------------------------------------------------------------- coordinator
@@ -249,7 +294,16 @@ class FedNoRo(Method):
         """Return True if a site's labels count as noisy; only meaningful in stage 2."""
         if self.site.parameters.noisy == "known":
             return not context.contract.annotated_class_mask(site).all()
-        return site not in context.statistics or bool(context.statistics[site][0])
+        if site not in context.statistics or site in context.uncounted:
+            return True
+        if context.statistics.keys() & context.uncounted:  # the division rests on losses that do not count any more
+            return site in self._divide_counting_sites(context)
+        return bool(context.statistics[site][0])
+
+    def _divide_counting_sites(self, context: RoundContext) -> frozenset[str]:
+        """Return the noisy sites if the sites are divided without those whose statistics do not count."""
+        counting = sorted(context.statistics.keys() - context.uncounted)
+        return find_noisy_site_names({site: context.statistics[site][1:] for site in counting})
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return a function that gives each site in stage 2 a flag: 1 if its labels count as noisy, else 0.
@@ -271,14 +325,25 @@ class FedNoRo(Method):
         return {"indicators": (len(context.contract.class_names), 2)}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return site -> 1 if it is noisy, else 0, from the mean losses that sites send in the last round of stage 1.
+        """Return site -> 1 if it is noisy, else 0, and its mean losses, from the last round of stage 1.
 
         In all other rounds, and if noisy sites are not detected by their losses, the statistics stay as they are.
         """
         if self.site.parameters.noisy == "known" or context.round != self.site.parameters.stage_one_rounds:
             return context.statistics
-        flags = find_noisy_sites(np.stack([reply.statistics["indicators"].reshape(-1) for reply in replies.values()]))
-        return {site: np.array([flag], np.float32) for site, flag in zip(replies, flags, strict=True)}
+        losses = {site: self._select_stated_losses(context, site, reply) for site, reply in replies.items()}
+        noisy = find_noisy_site_names(losses)
+        return {site: np.array([site in noisy, *values], np.float32) for site, values in losses.items()}
+
+    def _select_stated_losses(self, context: RoundContext, site: str, reply: SiteReply) -> NDArray[np.float32]:
+        """Return the losses that a site can state, flat ``(2 classes,)``; NaN for positives that it does not annotate.
+
+        Where missing labels count as negative, it has negatives of every class.
+        """
+        losses = reply.statistics["indicators"].clip(0, MOST_LOSS).astype(np.float32)  # (classes, 2)
+        annotated = context.contract.annotated_class_mask(site)
+        has_negatives = annotated | (self.site.parameters.missing == "negative")
+        return np.where(np.stack([has_negatives, annotated], axis=1), losses, np.nan).astype(np.float32).reshape(-1)
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
         """Return in stage 2 the weights of :func:`lower_noisy_site_weights`; in stage 1 the plain ``weights``."""

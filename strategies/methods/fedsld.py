@@ -16,7 +16,7 @@ entry (a class of an image) gets the weight ``p_b / P`` of its outcome.
 
 A site may keep label counts to itself (specs 4.3, step 1); such counts are unknown, not 0. In a multi-class task the
 counts of a site's classes sum to its number of images, so unknown counts share the remaining images equally. A site
-that sends no count is omitted.
+that sends no count is omitted, and a site whose statistics do not count (:class:`RoundContext`).
 """
 
 from collections.abc import Callable, Mapping
@@ -104,6 +104,20 @@ def compute_label_prior(positives: Float64, images: Float64) -> Float64:
     return np.asarray(np.nansum(positives, axis=0) / np.where(total > 0, total, 1.0), np.float64)
 
 
+def compute_federation_prior(context: RoundContext) -> Float64:
+    """Return the :func:`compute_label_prior` of the sites whose statistics count, ``(classes,)``.
+
+    A class of which no such site tells a count gets the mean share of the other classes. That happens only when the
+    single site that told it does not count any more; with a share of 0, nobody would train the class.
+    """
+    positives, images = collect_label_counts(context)
+    prior = compute_label_prior(positives, images)
+    unknown = np.isnan(positives).all(axis=0)
+    if unknown.all():
+        return np.full(len(prior), 0.5 if context.task == "multi_label" else 1 / len(prior))
+    return np.where(unknown, prior[~unknown].mean(), prior)
+
+
 def compute_expected_label_weight(shares: Float64, prior: Float64) -> float:
     """Return FedSLD's expected weight ``sum_c p(c)^2 / P(c)``, at least 1; shares p and prior P sum to one."""
     there = prior > 0
@@ -155,7 +169,7 @@ def compute_mean_label_weight(context: RoundContext) -> float:
     See :func:`compute_expected_label_weight`. In a multi-label task the average is also over classes.
     """
     positives, images = collect_label_counts(context)
-    everywhere = compute_label_prior(positives, images)
+    everywhere = compute_federation_prior(context)
     factors, weights = list[float](), list[float]()
     for site, own_positives, own_images in zip(sorted(context.answers), positives, images, strict=True):
         if not np.nansum(own_images) > 0:
@@ -168,7 +182,7 @@ def compute_mean_label_weight(context: RoundContext) -> float:
             pairs = [(np.array([shares[c], 1 - shares[c]]), np.array([prior[c], 1 - prior[c]])) for c in stated]
         factors.append(float(np.mean([compute_expected_label_weight(*pair) for pair in pairs])))
         weights.append(float(np.nanmax(own_images)))
-    return float(np.average(factors, weights=weights))
+    return float(np.average(factors, weights=weights)) if factors else 1.0
 
 
 def find_uncounted_label_faults(context: RoundContext) -> list[Fault]:
@@ -346,7 +360,7 @@ class FedSLD(Method):
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return a function that gives each site the federation's label prior for the classes of its head rows."""
-        everywhere, contract = compute_label_prior(*collect_label_counts(context)), context.contract
+        everywhere, contract = compute_federation_prior(context), context.contract
 
         def select_prior_of_site(site: str) -> Arrays:
             prior = compute_site_label_prior(context, everywhere, site)
@@ -373,7 +387,7 @@ class ScaledFedAvg(Method):
         prior.
         """
         if self.site.parameters.scale == "batch":
-            everywhere = compute_label_prior(*collect_label_counts(context))
+            everywhere = compute_federation_prior(context)
             return lambda site: {"prior": compute_site_label_prior(context, everywhere, site)}
         factor = np.array([compute_mean_label_weight(context)], np.float32)
         return lambda site: {"factor": factor}

@@ -128,6 +128,7 @@ class UniFedSite(SequentialSite):
     )
     looks_at_images = False
     ranks_sites = True
+    stores_statistics_by_site = True
 
     @cached_property
     def early_stopping(self) -> EarlyStopping:
