@@ -192,8 +192,9 @@ def test_a_call_that_was_signed_for_one_coordinator_is_refused_by_another_that_a
         second.end()
     authority = (trial.coordinator.folder / "authority" / "ca.crt").read_bytes()
     credentials = grpc.ssl_channel_credentials(authority)
-    address, request = f"127.0.0.1:{trial.coordinator.port}", ActivateNodeRequest(heartbeat_interval=30.0)
+    address, headers = f"127.0.0.1:{trial.coordinator.port}", recorded.headers["ActivateNode"]
+    request = ActivateNodeRequest(public_key=dict(headers)["flwr-public-key-bin"], heartbeat_interval=30.0)
     with grpc.secure_channel(address, credentials) as channel, pytest.raises(grpc.RpcError) as refused:
-        FleetStub(channel).ActivateNode(request, metadata=recorded.headers["ActivateNode"], timeout=20)
+        FleetStub(channel).ActivateNode(request, metadata=headers, timeout=20)
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
     assert trial.coordinator.now["sites"]["twice"]["state"] == "not connected"
