@@ -240,7 +240,7 @@ def confirm_coordinator_phrase(
         for line in filter(None, describe_authority(settings, kit)):
             _plain(line)
         return
-    if difference := confirm_authority(settings.state_folder, kit, " ".join(phrase)):
+    if difference := confirm_authority(settings, kit, " ".join(phrase)):
         _plain(f"NOT the phrase of {settings.kit_path.name}: {difference}.")
         _plain("Have it read out again. If it stays another one, the kit is not the coordinator's: do not use it.")
         raise SystemExit(1)

@@ -5,6 +5,7 @@ at the first connection: a person compares the phrase of the kit's authority wit
 by telephone. Later, the file ``state/authority.json`` remembers the authority, and a kit of another one is refused.
 """
 
+import contextlib
 import datetime as dt
 from pathlib import Path
 
@@ -26,7 +27,7 @@ class AuthorityRecord(BaseModel):
         key_hash: SHA-256 of the authority's public key.
         phrase: The phrase of the same key, for people.
         coordinator: Name of the coordinator in the kit.
-        since: UTC time (ISO 8601) of the first connection or of the confirmation, whichever was first.
+        since: UTC time (ISO 8601) of the first connection, or of the confirmation if that was before.
         confirmed: UTC time at which a person typed the phrase; empty if nobody has.
     """
 
@@ -58,7 +59,7 @@ def record_first_connection(state: Path, kit: SiteConnectionKit) -> None:
             raise
 
 
-def confirm_authority(state: Path, kit: SiteConnectionKit, typed: str) -> str:
+def confirm_authority(settings: SiteSettings, kit: SiteConnectionKit, typed: str) -> str:
     """Record that a person has heard the phrase of the kit's authority from the coordinator.
 
     Args:
@@ -70,19 +71,22 @@ def confirm_authority(state: Path, kit: SiteConnectionKit, typed: str) -> str:
     record = _make_authority_record(kit)
     if difference := find_phrase_difference(typed, record.phrase):
         return difference
+    state = settings.state_folder
     before = read_authority_record(state)
     if before is not None and before.key_hash == record.key_hash:
         record = before
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)
     _write_authority_record(state, record.model_copy(update={"confirmed": _format_utc_now()}))
+    with contextlib.suppress(OSError):
+        settings.kit_path.touch()  # flwr-client start that waits after the refusal of this kit tries again
     return ""
 
 
 def refuse_other_authority(settings: SiteSettings, kit: SiteConnectionKit) -> None:
     """Refuse a kit of another authority than the one that this site knows from before.
 
-    Without the refusal, whoever can send mail to a hospital would get its next update by sending a new kit.
+    Without the refusal, anyone who can send mail to a hospital would get its next update by sending a new kit.
 
     Raises:
         ConnectionNotAccepted: If the kit's authority is another one, with both phrases and the way on.
@@ -96,7 +100,7 @@ def refuse_other_authority(settings: SiteSettings, kit: SiteConnectionKit) -> No
         f" {before.since[:10]}.\n"
         f"    phrase before: {before.phrase}{unconfirmed}\n"
         f"    phrase now:    {compute_certificate_phrase(kit.ca_certificate)}\n"
-        "Whoever made this kit would receive what this site sends."
+        "The one who made this kit would receive what this site sends."
     )
     remedy = (
         "Call the coordinator, at a number that does not come from the mail with the kit, and have the phrase read out"

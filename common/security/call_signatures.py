@@ -1,7 +1,7 @@
 """Signed gRPC headers of a site's calls to the coordinator, by the names that Flower's SuperNode uses.
 
 Three headers contain the public key, the time, and that key's ECDSA signature (SHA-256) over the time and over the
-coordinator that is called, named by the hash of its authority's key. Flower signs the time alone: whoever runs a
+coordinator that is called, named by the hash of its authority's key. Flower signs the time alone: anyone who runs a
 federation could then repeat a hospital's headers at another federation that admitted the same key.
 
 Neither the method nor the request is signed. TLS protects both on the way, and the coordinator, where TLS ends, could

@@ -1,7 +1,7 @@
 """A public key as six common words, which two people compare by telephone.
 
-Whoever can change mail between a hospital and its coordinator can exchange their keys. A telephone call is another way,
-and words survive it better than the characters of a fingerprint.
+Anyone who can change mail between a hospital and its coordinator can exchange their keys. A telephone call is another
+way, and words survive it better than the characters of a fingerprint.
 
 A phrase has 60 bits: six of 1,024 words. They are the end of a slow hash (scrypt with 32 MB, a tenth of a second), so
 an attacker pays a tenth of a second and 32 MB for each key that he tries. A key with a given phrase costs 2**60 tries,

@@ -194,7 +194,7 @@ def _make_kit_heading(site: str, phrase: str) -> str:
     return (
         f"For {site}. Holds no secret. The coordinator's phrase when this kit was written:\n"
         f"    {phrase}\n"
-        "Whoever makes such a file can write any phrase here. Compare the one that flwr-client check shows,\n"
+        "Anyone who makes such a file can write any phrase here. Compare the one that flwr-client check shows,\n"
         "by telephone, with the one that the coordinator reads out to you."
     )
 

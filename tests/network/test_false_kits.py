@@ -140,6 +140,21 @@ def test_a_kit_of_another_authority_is_refused_once_the_site_has_connected_until
     assert checked(site)[0] == 0
 
 
+def test_a_start_that_waits_after_the_refusal_tries_again_once_the_phrase_is_confirmed(
+    trial: Trial, stranger: Stranger
+) -> None:
+    """As the container does it; nothing has connected before, and the first kit was confirmed by telephone."""
+    site = trial.coordinator.admit(trial.coordinator.site(trial.sites[0], "waiting"))
+    read_out = [phrase_that_is_read_out(side).split() for side in (trial.coordinator, stranger.coordinator)]
+    assert flwr_client("confirm", site.folder, *read_out[0]).code == 0
+    site.kit.write_text(stranger.false_kit(site), encoding="utf-8")
+    waiting = site.start_by("-m", "client.cli", "start", site.folder, "--wait-on-refusal")
+    waiting.says("phrase before: ")
+    waiting.says("to be started again")
+    assert flwr_client("confirm", site.folder, *read_out[1]).code == 0
+    assert waiting.ends() == ClientExitCode.OTHER_AUTHORITY
+
+
 def test_a_kit_with_two_certificates_trusts_none_but_the_one_whose_phrase_is_shown(
     trial: Trial, hospital: Hospital, stranger: Stranger
 ) -> None:
