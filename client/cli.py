@@ -183,17 +183,23 @@ def start_client(folder: Folder, log_format: LogFormat = LogOutputFormat.text, r
 
 def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None]) -> None:
     with exclude_imports_from_gc():
+        from client.connection.authority import describe_authority, refuse_other_authority
         from client.connection.service import DROP_SIGNAL, HospitalMessageLoop, lock_site_folder
         from client.connection.status import ClientStatus, keep_status_file_current
         from client.gate.gate import record_process_start
         from client.site.settings import load_site, read_site_settings
         from client.site.site_file import read_and_check_connection_kit
         from client.training.privacy import make_privacy_status
+        from common.security.phrase import compute_certificate_phrase
 
     reuse_large_buffers()
     settings = read_site_settings(folder)
     kit = read_and_check_connection_kit(settings)
-    status = ClientStatus(site=settings.file.name, coordinator=kit.coordinator)
+    refuse_other_authority(settings, kit)  # again: the kit may be another file than a moment ago
+    phrase = compute_certificate_phrase(kit.ca_certificate)
+    status = ClientStatus(site=settings.file.name, coordinator=kit.coordinator, authority_phrase=phrase)
+    for line in filter(None, describe_authority(settings, kit)):
+        tell(line)
     with lock_site_folder(settings.state_folder), keep_status_file_current(status, settings.state_folder):
         site = load_site(settings, tell)
         status.privacy = make_privacy_status(site)
@@ -213,6 +219,42 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None]) -
         except ConnectionNotAccepted as refusal:
             status.record_last_error(str(refusal))
             raise
+
+
+@app.command("confirm")
+def confirm_coordinator_phrase(
+    folder: Folder,
+    phrase: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PHRASE]", help="The coordinator's words as you heard them by telephone."),
+    ] = None,
+) -> None:
+    """Confirm that the kit is the coordinator's, by the phrase that the coordinator reads out to you by telephone.
+
+    Without PHRASE, print this site's phrase, which you read out, and the kit's, which you should hear.
+
+    Example: flwr-client confirm north garden copper winter salmon ticket oval
+
+    A new kit of a coordinator that was set up again has a new phrase; start refuses it until it is confirmed.
+
+    Exit codes: 0 the phrase is the kit's, 1 it is another one, 2 a fault in key or kit.
+    """
+    from client.connection.authority import confirm_authority, describe_authority
+    from client.site.site_file import read_and_check_connection_kit, read_site_with_faults
+    from common.security.phrase import compute_public_key_phrase
+
+    settings, _ = read_site_with_faults(folder)
+    kit = read_and_check_connection_kit(settings)
+    if not phrase:
+        _plain(f"this site's phrase, for you to read out: {compute_public_key_phrase(kit.public_key)}")
+        for line in filter(None, describe_authority(settings, kit)):
+            _plain(line)
+        return
+    if difference := confirm_authority(settings, kit, " ".join(phrase)):
+        _plain(f"NOT the phrase of {settings.kit_path.name}: {difference}.")
+        _plain("Have it read out again. If it stays another one, the kit is not the coordinator's: do not use it.")
+        raise SystemExit(1)
+    _plain(f"The same: {settings.kit_path.name} is the coordinator's. Next: flwr-client start {folder}")
 
 
 @app.command("check")

@@ -93,24 +93,23 @@ def admit_hospital(
         int | None, typer.Option("--max-images", min=0, help="Most training images that it may claim; 0 for any.")
     ] = None,
 ) -> None:
-    """Admit a hospital: show its name and key fingerprint, ask for confirmation, and write its connection kit.
+    """Admit a hospital: show its phrase and this coordinator's, ask for confirmation, and write its connection kit.
 
     Example: flwr-server admit trial north.request --classes "Effusion,Pneumonia"
 
     To change the classes or images that a site may claim, admit the site again or edit sites/NAME.toml. The change
     counts from the next roll call, such as the start of a run.
     """
-    from common.security.identity import compute_public_key_fingerprint, read_admission_request
+    from common.security.identity import read_admission_request
     from server.coordinator import admission
     from server.coordinator.folder import read_coordinator_folder
 
     coordinator, site = read_coordinator_folder(folder), read_admission_request(request)
     raise_faults(admission.find_admission_faults(coordinator, site))
-    console.print(f"site         {site.site}", highlight=False, markup=False)
-    console.print(f"fingerprint  {compute_public_key_fingerprint(site.public_key)}", highlight=False, soft_wrap=True)
-    console.print("Have the hospital read its fingerprint out to you: by telephone, not by the way this file came.")
+    for line in admission.describe_telephone_call(coordinator, site):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     if not yes:
-        _ask_for_confirmation("Is it the same, and is this site to be admitted?")
+        _ask_for_confirmation("Is the hospital's phrase the same, and is this site to be admitted?")
     kit = admission.admit_site(coordinator, site, classes=classes, max_images=max_images)
     console.print(f"Admitted. Send {kit} to {site.site}; it holds no secret.", soft_wrap=True, highlight=False)
 

@@ -79,7 +79,8 @@ def page(libraries: list[Library]) -> str:
     head = """# Licences of what the images hold
 
 Made by `make licences` from the metadata of the installed libraries, for the versions in `supply/*.lock`.
-This project is under Apache-2.0 itself.
+This project is under Apache-2.0 itself. The words of its phrases (`common/security/phrase_words.txt`) are a part of the
+English list of BIP-39 as python-mnemonic carries it: MIT, copyright 2013-2016 Pavol Rusnak.
 
 | library | version | licence | |
 | --- | --- | --- | --- |

@@ -1,9 +1,14 @@
-"""Calls of the hospital link signed as Flower's SuperNode 1.39 signs them, written apart from the product's code."""
+"""Signed calls of the hospital link, written apart from the product's code.
+
+The headers are those of Flower's SuperNode 1.39; the signature is over the time and over the coordinator.
+"""
 
 import datetime as dt
+import hashlib
 from typing import Any
 
 import grpc
+from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -11,6 +16,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 def pem(public: ec.EllipticCurvePublicKey) -> bytes:
     """A public key in Flower's form."""
     return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def authority_of(certificate: bytes) -> str:
+    """How a signature names a coordinator: by the SHA-256 of its authority's public key."""
+    key = x509.load_pem_x509_certificate(certificate).public_key()
+    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).hexdigest()
 
 
 def signature_over(key: ec.EllipticCurvePrivateKey, message: bytes) -> bytes:
@@ -24,16 +36,17 @@ class SignsCalls(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
     Args:
         key: Signs.
         named: The public key in the header; another one than the key's where the caller lies.
+        authority: Certificate (PEM) of the authority of the coordinator that is called.
     """
 
-    def __init__(self, key: ec.EllipticCurvePrivateKey, named: ec.EllipticCurvePublicKey) -> None:
-        self._key, self._named = key, pem(named)
+    def __init__(self, key: ec.EllipticCurvePrivateKey, named: ec.EllipticCurvePublicKey, authority: bytes) -> None:
+        self._key, self._named, self._authority = key, pem(named), authority_of(authority)
 
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
         now = dt.datetime.now(dt.UTC).isoformat()
         signed = [
             ("flwr-public-key-bin", self._named),
             ("flwr-timestamp", now),
-            ("flwr-signature-bin", signature_over(self._key, now.encode("ascii"))),
+            ("flwr-signature-bin", signature_over(self._key, f"{now} {self._authority}".encode("ascii"))),
         ]
         return continuation(details._replace(metadata=[*(details.metadata or ()), *signed]), request)

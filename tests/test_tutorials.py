@@ -140,6 +140,7 @@ def test_the_tutorials_of_coordinator_and_hospital_run_together(rehearsal: Rehea
     rehearsal.types(hospital, "flwr-client", "init")
     rehearsal.types(coordinator, "flwr-server", "admit")
     rehearsal.types(hospital, "cp")
+    rehearsal.types(hospital, "flwr-client", "confirm")
     rehearsal.types(hospital, "flwr-client", "check")
     (server_up,) = rehearsal.starts(coordinator, "flwr-server", "start")
     server_up.says("hospitals connect to")

@@ -48,7 +48,12 @@ def typed(installed: Path, folder: Path, *words: str) -> subprocess.CompletedPro
 
 
 def test_it_holds_the_packages_the_experiments_and_the_licence(installed: Path) -> None:
-    for name in ("polyclinic/py.typed", "polyclinic/flower/__init__.py", "studies/demo.toml"):
+    for name in (
+        "polyclinic/py.typed",
+        "polyclinic/flower/__init__.py",
+        "studies/demo.toml",
+        "common/security/phrase_words.txt",
+    ):
         assert (installed / name).is_file(), name
     there = {path.name for path in (installed / "polyclinic" / "experiments").iterdir()}
     assert there == {"digits_surgical.toml", "digits_vanilla.toml", "flower-quickstart"}

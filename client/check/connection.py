@@ -13,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from client.check.findings import CheckArea
+from client.connection.authority import describe_authority, get_confirmation_time, refuse_other_authority
 from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
 from client.connection.fleet_client import FleetClient
 from client.connection.tls import (
@@ -32,6 +33,7 @@ from common.security.identity import (
     read_private_key,
     split_host_port,
 )
+from common.security.phrase import compute_certificate_phrase
 from common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
 from common.wire.fleet_protocol import WIRE_VERSION, HelloAnswer
 
@@ -57,7 +59,7 @@ def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, 
         if awaits_kit:
             read_private_key(settings.key_path)
         else:
-            read_and_check_connection_kit(settings)
+            _check_authority(area, settings, read_and_check_connection_kit(settings))
     except BadInput as bad:
         area.add_input_faults(bad)
     if offline:
@@ -74,6 +76,23 @@ def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, 
     else:
         _check_connection_steps(area, kit, key, environment)
     return area
+
+
+def _check_authority(area: CheckArea, settings: SiteSettings, kit: SiteConnectionKit) -> None:
+    """Add the phrase of the kit's authority to ``area``, with what this site knows of it and cannot know."""
+    confirmed = get_confirmation_time(settings, kit)
+    area.facts["authority_phrase"] = compute_certificate_phrase(kit.ca_certificate)
+    area.facts["authority_confirmed"] = confirmed
+    try:
+        refuse_other_authority(settings, kit)
+    except ConnectionNotAccepted as refused:
+        area.add_fault(refused.exit_code, refused.problem, refused.remedy)
+        return
+    problem, remedy = describe_authority(settings, kit)
+    if confirmed:
+        area.passed.append(problem)
+    else:
+        area.add_note(problem, remedy)
 
 
 def _check_connection_steps(
@@ -102,7 +121,7 @@ def _check_connection_steps(
     if days is not None:
         way = f"through the proxy {proxy[0]}:{proxy[1]}" if proxy else "directly, no proxy"
         answers = f"{kit.address} answers {way}"
-        area.passed.append(f"{answers}; its certificate is the coordinator's, for {days:.0f} more days")
+        area.passed.append(f"{answers}; its certificate is of the authority in the kit, for {days:.0f} more days")
         area.facts["certificate_days"] = round(days, 1)
         if key is not None:
             _check_coordinator_answer(area, kit, key)

@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
 from client.site.statements import SiteNameMismatch, SiteRecordSigner
 from common.security.call_signatures import ANOTHER_PROCESS, WAIT, encode_public_key_pem, make_signed_headers
+from common.security.phrase import compute_certificate_key_hash
 from common.security.signatures import SignatureFault, is_record_signed
 from common.system.plain_text import shorten_grpc_details
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
@@ -116,6 +117,7 @@ class FleetClient:
     """One connection of a site to the coordinator; a lost connection is replaced by a new object.
 
     Args:
+        ca_certificate: Certificate of the coordinator's authority, PEM; no other coordinator takes the signed calls.
         statements: Signs replies and verifies the signatures of requests; None if the site takes no part in runs.
         process: Id of this process; the coordinator allows one process for each site.
     """
@@ -140,7 +142,7 @@ class FleetClient:
             ("grpc.enable_retries", 0),
         ]
         self._raw = grpc.secure_channel(address, credentials, options=options)
-        self._key = key
+        self._key, self._authority = key, compute_certificate_key_hash(ca_certificate.decode())
         parsers = {call: response.FromString for call, response in RESPONSES.items()}
         parsers["PullObject"] = lambda data: fleet.extract_protobuf_field(data, fleet.CONTENT_OF_PULL)  # without a copy
         parsers[fleet.HELLO_METHOD] = fleet.HelloAnswer.model_validate_json
@@ -393,7 +395,8 @@ class FleetClient:
     def _make_signed_call(
         self, call: str, request: Any, timeout: float = CALL_TIMEOUT_S, more_headers: tuple[tuple[str, str], ...] = ()
     ) -> Any:
-        metadata = (*make_signed_headers(self._key, self._public_key, self._process), *more_headers)
+        signed = make_signed_headers(self._key, self._public_key, self._authority, self._process)
+        metadata = (*signed, *more_headers)
         return self._calls[call](request, timeout=timeout, metadata=metadata)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from client.connection.authority import refuse_other_authority
 from client.connection.exit_codes import CoordinatorUnreachable
 from client.connection.tls import check_coordinator_certificate
 from client.site.site_file import read_and_check_connection_kit, read_site_with_faults
@@ -21,7 +22,7 @@ def check_client_before_start(folder: Path) -> None:
 
     Raises:
         BadInput: With every fault.
-        ConnectionNotAccepted: If this site cannot accept the coordinator's certificate.
+        ConnectionNotAccepted: If this site cannot accept the coordinator's certificate, or knows another authority.
     """
     settings, _ = read_site_with_faults(folder)  # faults of class names are reported with those of the data
     if is_client_running(settings.state_folder):
@@ -37,6 +38,7 @@ def check_client_before_start(folder: Path) -> None:
             f"{name}: the coordinator's authority", authority, "Ask the coordinator for a new kit."
         )
     raise_faults([*faults, *find_folder_write_faults(settings.state_folder), *find_flower_release_faults()])
+    refuse_other_authority(settings, kit)
     with contextlib.suppress(CoordinatorUnreachable):
         check_coordinator_certificate(kit.address, kit.ca_certificate, timeout_s=LOOK_S)
 

@@ -17,6 +17,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.app import SiteOf, make_client_app
+from client.connection.authority import record_first_connection
 from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
 from client.connection.fleet_client import (
     BUNDLE_REFUSED,
@@ -150,7 +151,12 @@ class HospitalMessageLoop:
         authority = self.kit.ca_certificate.encode()
         with FleetClient(self.kit.address, authority, self._key, self._statements, self._process) as link:
             last_node_id = read_stored_node_id(self._node_id_file)
-            node_id = link.activate_node(last_node_id)
+            try:
+                node_id = link.activate_node(last_node_id)
+            except ConnectionNotAccepted:
+                self._refuse_other_wire_version(link)  # another release may sign its calls in another way
+                raise
+            record_first_connection(self.settings.state_folder, self.kit)
             if node_id != last_node_id:  # stored, so that a process started after a kill is the same node
                 try:
                     write_atomically(self._node_id_file, str(node_id).encode())
@@ -196,6 +202,22 @@ class HospitalMessageLoop:
                 self._report_error(
                     f"{theirs}, this site's {__version__} wire version {WIRE_VERSION}: no run will take it"
                 )
+
+    def _refuse_other_wire_version(self, link: FleetClient) -> None:
+        """Raise the better reason for a refusal, if the coordinator's release speaks another wire version.
+
+        Raises:
+            ConnectionNotAccepted: If the wire versions differ.
+        """
+        with contextlib.suppress(CoordinatorUnreachable, RunAlreadyEnded):
+            hello = link.exchange_hello()
+            if hello is not None and hello.wire != WIRE_VERSION:
+                problem = (
+                    f"the coordinator's release {hello.release} speaks wire version {hello.wire}, this site's"
+                    f" {__version__} wire version {WIRE_VERSION}, and it does not accept this site's calls."
+                )
+                remedy = "Install a release of the same wire version on both sides."
+                raise ConnectionNotAccepted(ClientExitCode.VERSION, problem, remedy)
 
     def _send_heartbeats(self, link: FleetClient, stop: threading.Event) -> None:
         """Send heartbeats until ``stop`` is set; interrupt the main thread if the run that it works for has ended."""

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from client.connection.authority import read_authority_record
 from client.connection.preflight import is_client_running
 from common.errors import BadInput, Fault
 from common.system.files import write_atomically
@@ -40,6 +41,7 @@ class ClientStatus:
         last_contact: Unix time of the coordinator's last answer.
         privacy: ``epsilon`` spent in all runs (None if some reply had no noise), its ``delta``, and the ``budget``
             (None without one). Empty if the site has no budget and took part in no run with privacy.
+        authority_phrase: Phrase of the coordinator's authority, by the kit.
         coordinator_release: Release that the coordinator stated when this site connected; empty if it stated none.
     """
 
@@ -59,6 +61,7 @@ class ClientStatus:
     last_error_time: str = ""
     privacy: Mapping[str, float | None] = field(default_factory=dict)
     coordinator_release: str = ""
+    authority_phrase: str = ""
 
     def record_last_error(self, reason: str) -> None:
         """Record the last error, without control characters, and its time."""
@@ -110,7 +113,8 @@ def read_client_status(state: Path) -> Mapping[str, Any]:
     """Read the status of the ``flwr-client`` that runs on a state folder.
 
     Returns:
-        The fields of :class:`ClientStatus`, and ``healthy``.
+        The fields of :class:`ClientStatus`, ``healthy``, and ``authority_confirmed``: the UTC time at which a person
+        confirmed the phrase, or an empty text.
 
     Raises:
         BadInput: If no process runs on the folder, or it has not written its status for :data:`SILENT_S` seconds.
@@ -128,7 +132,9 @@ def read_client_status(state: Path) -> Mapping[str, Any]:
         problem = f"flwr-client runs on this folder and has not written {FILE} for {SILENT_S:.0f} s."
         remedy = "Look whether the disk is full; if it is not, the program hangs: restart it."
         raise BadInput([Fault(str(state.parent), problem, remedy)])
-    return {"healthy": is_client_healthy(present, time.time()), **present}
+    record = read_authority_record(state)
+    confirmed = record.confirmed if record and record.phrase == present["authority_phrase"] else ""
+    return {"healthy": is_client_healthy(present, time.time()), **present, "authority_confirmed": confirmed}
 
 
 def format_client_status(status: Mapping[str, Any]) -> str:
@@ -146,6 +152,9 @@ def format_client_status(status: Mapping[str, Any]) -> str:
     age = time.time() - status["last_contact"]
     release = f"; it runs release {status['coordinator_release']}" if status["coordinator_release"] else ""
     lines.append(f"coordinator {status['coordinator']}: last answer {age:.0f} s ago{release}")
+    if phrase := status["authority_phrase"]:
+        confirmed = status["authority_confirmed"][:10]
+        lines.append(f"its phrase: {phrase} ({f'confirmed on {confirmed}' if confirmed else 'not confirmed yet'})")
     if spent := status["privacy"]:
         cost = "without bound" if spent["epsilon"] is None else f"{spent['epsilon']:.2f}"
         budget = "" if spent["budget"] is None else f" of {spent['budget']:g}"

@@ -27,6 +27,7 @@ from common.security.identity import (
     read_private_key,
     write_commented_toml_file,
 )
+from common.security.phrase import compute_public_key_phrase
 from common.system.files import is_disk_full, is_file, make_private_folder, remove_outputs_on_failure, write_atomically
 from common.system.plain_names import PlainName, join_plain_name
 from common.system.toml import TomlSection, read_toml, validate_tables
@@ -244,12 +245,16 @@ def make_site_folder(folder: Path, name: str) -> list[str]:
         write_commented_toml_file(
             request, SiteAdmissionRequest(site=name, public_key=line), "For the coordinator. Holds no secret."
         )
-        made.append(f"{request}: send this file to the coordinator, who asks you for the fingerprint:")
+        made.append(f"{request}: send this file to the coordinator, who calls you and asks for this phrase:")
+        made.append(f"    {compute_public_key_phrase(line)}")
+        made.append("    or for the fingerprint, which says the same of the same key:")
         made.append(f"    {compute_public_key_fingerprint(line)}")
+        made.append("    Write down the phrase that the coordinator reads out to you in the same call.")
         if (folder / FILE).exists():
             made.append(f"{folder / FILE} is there already and stays.")
         else:
             write_atomically(folder / FILE, make_site_toml(name).encode())
             made.append(f"{folder / FILE}: say there where this hospital's images and labels are.")
-        made.append(f"The coordinator sends {name}.kit back; put it into {folder} and run: flwr-client start {folder}")
+        made.append(f"The coordinator sends {name}.kit back; put it into {folder}, then type the phrase that you wrote")
+        made.append(f"down: flwr-client confirm {folder} PHRASE, and at last: flwr-client start {folder}")
     return made

@@ -1,7 +1,11 @@
-"""Signed gRPC headers of a site's calls to the coordinator, in the format of Flower's SuperNode.
+"""Signed gRPC headers of a site's calls to the coordinator, by the names that Flower's SuperNode uses.
 
-Three headers contain the public key, the time, and that key's ECDSA signature (SHA-256) over the time. The code is our
-own, because Flower moves its code for these headers between releases.
+Three headers contain the public key, the time, and that key's ECDSA signature (SHA-256) over the time and over the
+coordinator that is called, named by the hash of its authority's key. Flower signs the time alone: anyone who runs a
+federation could then repeat a hospital's headers at another federation that admitted the same key.
+
+Neither the method nor the request is signed. TLS protects both on the way, and the coordinator, where TLS ends, could
+only repeat to itself what it may make up anyway.
 """
 
 import datetime as dt
@@ -28,30 +32,42 @@ def encode_public_key_pem(public_key: ec.EllipticCurvePublicKey) -> bytes:
 
 
 def make_signed_headers(
-    key: ec.EllipticCurvePrivateKey, public_key: bytes, process: str
+    key: ec.EllipticCurvePrivateKey, public_key: bytes, authority: str, process: str
 ) -> Sequence[tuple[str, str | bytes]]:
-    """Return the headers of one gRPC call, with a signature over the current time.
+    """Return the headers of one gRPC call, with a signature over the current time and over the coordinator.
 
     Args:
         key: The caller's private key.
         public_key: The public key by :func:`encode_public_key_pem`, computed once for many calls.
+        authority: The coordinator's authority, by :func:`common.security.phrase.compute_certificate_key_hash`.
         process: Identifier of the calling process, up to :data:`LONGEST_PROCESS` characters.
     """
     now = dt.datetime.now(dt.UTC).isoformat()
-    signature = key.sign(now.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+    signature = key.sign(_join_signed_text(now, authority), ec.ECDSA(hashes.SHA256()))
     return ((PUBLIC_KEY, public_key), (TIME, now), (SIGNATURE, signature), (PROCESS, process))
 
 
-def is_time_signature_valid(public_key: bytes, time: str, signature: bytes) -> bool:
-    """Return True if the signature over a time header is by this public key (PEM); False also for an invalid key."""
+def is_call_signature_valid(public_key: bytes, time: str, authority: str, signature: bytes) -> bool:
+    """Return True if the signature of a call to this coordinator is by this public key (PEM).
+
+    Args:
+        time: The call's header :data:`TIME`.
+        authority: The coordinator's authority, as for :func:`make_signed_headers`. An empty text stands for a call
+            that is signed for no coordinator, as Flower and earlier releases sign.
+    """
     try:
         key = serialization.load_pem_public_key(public_key)
         if not isinstance(key, ec.EllipticCurvePublicKey):
             return False
-        key.verify(signature, time.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+        key.verify(signature, _join_signed_text(time, authority), ec.ECDSA(hashes.SHA256()))
     except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm):
         return False
     return True
+
+
+def _join_signed_text(time: str, authority: str) -> bytes:
+    # A time holds no space, so the text is the same for one pair of values only.
+    return " ".join(filter(None, (time, authority))).encode("ascii")
 
 
 def parse_wait_header_s(header: str) -> float | None:

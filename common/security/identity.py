@@ -95,7 +95,8 @@ class SiteConnectionKit(TomlSection):
         address: ``host:port`` that the site connects to.
         site: The site's registered name.
         public_key: The site's registered public key.
-        ca_certificate: Certificate of the coordinator's own certificate authority, PEM.
+        ca_certificate: Certificate of the coordinator's own certificate authority, PEM. It is one certificate, without
+            any other text: the one whose phrase people compare (:mod:`common.security.phrase`).
     """
 
     coordinator: str
@@ -117,11 +118,15 @@ class SiteConnectionKit(TomlSection):
     @classmethod
     def _check_certificate(cls, text: str) -> str:
         try:
-            x509.load_pem_x509_certificate(text.encode())
-            ssl.create_default_context(cadata=text)  # as the connection will
+            # TLS trusts every certificate of a text, and people compare the phrase of the first: keep that one alone.
+            # Otherwise a stranger's certificate behind the coordinator's own would be trusted under its phrase.
+            certificate = x509.load_pem_x509_certificate(text.encode())
+            certificate.public_key()  # of a kind that this program can read
+            only = certificate.public_bytes(form.Encoding.PEM).decode()
+            ssl.create_default_context(cadata=only)  # as the connection will
         except (*UNREADABLE_CERTIFICATE, ssl.SSLError):
             raise ValueError("is no PEM certificate; the whole text from BEGIN to END CERTIFICATE is needed") from None
-        return text
+        return only
 
 
 def split_host_port(address: str) -> tuple[str, int]:
@@ -199,8 +204,9 @@ def _read_received_file(kind: type[M], path: Path, ending: str, remedy: str) -> 
 
 
 def write_commented_toml_file(path: Path, section: TomlSection, heading: str) -> None:
-    """Write the fields of ``section``, all strings, as a TOML file with a comment at the top."""
-    lines = [f"# {heading}", *(f"{key} = {to_toml_text(value)}" for key, value in section.model_dump().items()), ""]
+    """Write the fields of ``section``, all strings, as a TOML file with a comment of one or more lines at the top."""
+    comment = [f"# {line}" for line in heading.splitlines() or [""]]
+    lines = [*comment, *(f"{key} = {to_toml_text(value)}" for key, value in section.model_dump().items()), ""]
     write_atomically(path, "\n".join(lines).encode())
 
 

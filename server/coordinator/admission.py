@@ -14,9 +14,11 @@ from common.security.identity import (
     SiteConnectionKit,
     check_public_key,
     check_site_name,
+    compute_public_key_fingerprint,
     is_same_public_key,
     write_commented_toml_file,
 )
+from common.security.phrase import compute_certificate_phrase, compute_public_key_phrase
 from common.system.plain_names import PlainName, join_plain_name
 from common.system.toml import TomlSection, read_toml, validate_tables
 from server.coordinator.authority import read_authority_certificate
@@ -123,6 +125,23 @@ def make_site_claim_limits_reader(coordinator: CoordinatorFolder) -> ClaimsBySit
     return read_claim_limits
 
 
+def describe_telephone_call(coordinator: CoordinatorFolder, request: SiteAdmissionRequest) -> list[str]:
+    """Return the lines by which a coordinator and a hospital compare their keys in one telephone call.
+
+    Raises:
+        BadInput: If the certificate of the coordinator's authority cannot be read.
+    """
+    site, key = request.site, request.public_key
+    return [
+        f"site         {site}",
+        f"its phrase   {compute_public_key_phrase(key)}",
+        f"fingerprint  {compute_public_key_fingerprint(key)}",
+        f"your phrase  {compute_certificate_phrase(read_authority_certificate(coordinator))}",
+        f"Call {site} by telephone, at a number that does not come from the mail with this file. Have it read out its",
+        "phrase (or its fingerprint), and read out yours: by yours it knows that the kit it receives is from you.",
+    ]
+
+
 def admit_site(
     coordinator: CoordinatorFolder,
     request: SiteAdmissionRequest,
@@ -167,8 +186,18 @@ def write_connection_kit(coordinator: CoordinatorFolder, site: AdmittedSite) -> 
         ca_certificate=read_authority_certificate(coordinator),
     )
     path = join_plain_name(coordinator.folder / "kits", PlainName(site.site), ".kit")
-    write_commented_toml_file(path, kit, f"For {site.site}. Holds no secret.")
+    write_commented_toml_file(path, kit, _make_kit_heading(site.site, compute_certificate_phrase(kit.ca_certificate)))
     return path
+
+
+def _make_kit_heading(site: str, phrase: str) -> str:
+    # A person may read the file, and a stranger may have written it: the phrase in it proves nothing.
+    return (
+        f"For {site}. Holds no secret. The coordinator's phrase when this kit was written:\n"
+        f"    {phrase}\n"
+        "Anyone who makes such a file can write any phrase here. Compare the one that flwr-client check shows,\n"
+        "by telephone, with the one that the coordinator reads out to you."
+    )
 
 
 def read_unrevoked_site(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:

@@ -130,6 +130,7 @@ def read_authority_certificate(coordinator: CoordinatorFolder) -> str:
     """
     try:
         certificate = _load_certificate(coordinator.ca_certificate_path)
+        certificate.public_key()  # damaged perhaps: the phrase is computed from it
     except UNREADABLE as error:
         problem = f"cannot be read: {_explain_certificate_read_error(error)}."
         raise BadInput([Fault(str(coordinator.ca_certificate_path), problem, _NO_AUTHORITY)]) from None

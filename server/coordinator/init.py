@@ -5,10 +5,16 @@ from pathlib import Path
 
 from common.errors import Fault, raise_faults
 from common.security.identity import check_site_name
+from common.security.phrase import compute_certificate_phrase
 from common.system.files import make_private_folder, remove_outputs_on_failure
 from common.system.toml import validate_tables
 from server.coordinator.admission import read_unrevoked_sites, write_connection_kit
-from server.coordinator.authority import SERVER_DAYS, issue_server_certificate, make_certificate_authority
+from server.coordinator.authority import (
+    SERVER_DAYS,
+    issue_server_certificate,
+    make_certificate_authority,
+    read_authority_certificate,
+)
 from server.coordinator.folder import (
     FILE,
     CoordinatorFolder,
@@ -52,6 +58,8 @@ def make_coordinator_folder(folder: Path, name: str, hosts: Sequence[str], *, li
         f"{folder / FILE}: name, hosts and port.",
         f"{coordinator.authority_path}: the certificate authority of this federation and the server's certificate, for"
         f" {', '.join(coordinator.file.hosts)}; valid {SERVER_DAYS} days. Keep a copy of ca.key in a safe place.",
+        "The phrase of this authority, which you read out to each hospital by telephone:",
+        f"    {compute_certificate_phrase(read_authority_certificate(coordinator))}",
         f"Hospitals will connect to {coordinator.public_address}: open this port, and no other.",
         f"Next, in any order: flwr-server start {folder}; for each hospital flwr-server admit {folder} NAME.request",
     ]
@@ -74,6 +82,8 @@ def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
     lines = [
         f"A new certificate for {', '.join(coordinator.file.hosts)}, valid {SERVER_DAYS} days.",
         f"It counts from the next start: stop flwr-server start {folder} and start it again.",
+        "The authority and its phrase stay:",
+        f"    {compute_certificate_phrase(read_authority_certificate(coordinator))}",
     ]
     if hosts:
         kits = [str(write_connection_kit(coordinator, site)) for site in read_unrevoked_sites(coordinator).values()]

@@ -14,8 +14,9 @@ from rich.text import Text
 from common import __version__
 from common.errors import quote_names
 from common.security.identity import compute_public_key_fingerprint
+from common.security.phrase import compute_certificate_phrase
 from server.coordinator.admission import read_all_admitted_sites
-from server.coordinator.authority import count_certificate_days_left
+from server.coordinator.authority import count_certificate_days_left, read_authority_certificate
 from server.coordinator.folder import CoordinatorFolder, is_coordinator_command_running
 from server.coordinator.state import read_site_sign_offs
 from server.deployment.superlink.control_client import (
@@ -51,6 +52,7 @@ def collect_server_status(coordinator: CoordinatorFolder) -> dict[str, Any]:
     return {
         "name": coordinator.file.name,
         "address": coordinator.public_address,
+        "phrase": compute_certificate_phrase(read_authority_certificate(coordinator)),
         "release": __version__,
         "superlink": "up" if up else "starting" if is_coordinator_command_running(coordinator, "start") else "down",
         "certificate_days": count_certificate_days_left(coordinator),
@@ -79,6 +81,8 @@ def format_server_status(status: Mapping[str, Any]) -> RenderableType:
             claims.append(Text(f"{name} may claim {'; '.join(limits)}"))
     # outside the table, which would break them at 80 columns: they are compared by telephone and copied
     keys = [f"{site['fingerprint']}  {name}" for name, site in status["sites"].items()]
+    if phrase := status.get("phrase"):
+        keys.insert(0, f"{phrase}  the coordinator's own phrase")
     sites: list[RenderableType] = [table, *(Text(key, no_wrap=True, overflow="ignore") for key in keys), *claims]
     if not run:
         return Group(Text(heading), *sites, Text("no run yet"))

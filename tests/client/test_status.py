@@ -86,7 +86,7 @@ def test_the_file_has_the_present_and_the_last_error_and_only_its_owner_reads_it
         assert (read_client_status(state)["state"], read_client_status(state)["last_error"]) == ("starting", "")
         assert (state / FILE).stat().st_mode & 0o777 == 0o600
         fields = "site state coordinator run round rounds phase finished rounds_done written seconds_left privacy"
-        fields += " certificate_days last_contact last_error last_error_time coordinator_release"
+        fields += " certificate_days last_contact last_error last_error_time coordinator_release authority_phrase"
         assert json.loads((state / FILE).read_bytes()).keys() == set(fields.split())
         status.record_last_error("no route")
         status.state, status.run, status.round, status.rounds = "working", "abc", 3, 10

@@ -55,8 +55,9 @@ def test_a_forger_that_calls_in_others_names_all_through_a_run_changes_nothing_a
         victims = [site for site in control.list_registered_sites() if site.name in ("east", "north")]
     credentials = grpc.ssl_channel_credentials(kit.ca_certificate.encode())
     begun, statuses = time.monotonic(), set[grpc.StatusCode]()
+    signs = SignsCalls(key, key.public_key(), kit.ca_certificate.encode())
     with grpc.secure_channel(kit.address, credentials) as channel:
-        stub = FleetStub(grpc.intercept_channel(channel, SignsCalls(key, key.public_key())))
+        stub = FleetStub(grpc.intercept_channel(channel, signs))
         run = federation.run(SLOW, once=True)
         federation.north.works_on("train", 1)  # so that the first refusals, which are written at once, are of this run
         while run.runs:

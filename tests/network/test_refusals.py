@@ -35,14 +35,30 @@ def test_nothing_leaves_the_port_for_hospitals_in_clear_text(trial: Trial) -> No
         assert plain.recv(1000) == b""
 
 
-def test_a_key_that_was_never_admitted_is_refused(trial: Trial, hospital: Hospital) -> None:
-    admitted, stranger = hospital("known"), trial.coordinator.site(trial.sites[0], "stranger")
+def never_admitted(trial: Trial, admitted: Site, name: str) -> Site:
+    """A site with a kit that it wrote itself, from that of an admitted site."""
+    stranger = trial.coordinator.site(trial.sites[0], name)
     public = [site.folder.joinpath(f"{site.name}.request").read_text(encoding="utf-8") for site in (admitted, stranger)]
     old, new = (text.split('public_key = "')[1].split('"')[0] for text in public)
     shutil.copy(admitted.kit, stranger.kit)
-    stranger.edit(stranger.kit, ('site = "known"', 'site = "stranger"'), (old, new))
+    stranger.edit(stranger.kit, (f'site = "{admitted.name}"', f'site = "{name}"'), (old, new))
+    return stranger
+
+
+def test_a_key_that_was_never_admitted_is_refused(trial: Trial, hospital: Hospital) -> None:
+    stranger = never_admitted(trial, hospital("known"), "stranger")
     assert stranger.start().ends() == ClientExitCode.KEY == 14
     assert "does not accept this site's key" in stranger.program.output
+
+
+def test_where_the_wire_versions_differ_a_refused_key_is_not_said_to_be_the_reason(
+    trial: Trial, hospital: Hospital
+) -> None:
+    """Another release may sign its calls in another way: then the key may well be admitted."""
+    newer = never_admitted(trial, hospital("older"), "newer")
+    assert newer.start_by("-c", OF_ANOTHER_WIRE, "start", newer.folder).ends() == ClientExitCode.VERSION == 17
+    assert f"wire version {WIRE_VERSION}" in newer.program.output
+    assert "does not accept this site's key" not in newer.program.output
 
 
 @pytest.mark.network

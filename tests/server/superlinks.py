@@ -206,7 +206,13 @@ class Port:
         """Open a connection of its own over TLS, whose calls are signed with this key, or are not signed."""
         credentials = grpc.ssl_channel_credentials(self.authority)
         self.channels.append(grpc.secure_channel(self.address, credentials, [("grpc.use_local_subchannel_pool", 1)]))
-        return grpc.intercept_channel(self.channels[-1], *(SignsCalls(key, key.public_key()) for key in signing))
+        return grpc.intercept_channel(self.channels[-1], *(self.signs(key) for key in signing))
+
+    def signs(
+        self, key: ec.EllipticCurvePrivateKey, named: ec.EllipticCurvePublicKey | None = None, authority: bytes = b""
+    ) -> SignsCalls:
+        """Sign each call with this key, for this coordinator or for that of another authority."""
+        return SignsCalls(key, named or key.public_key(), authority or self.authority)
 
     def ask(self, hospital: Hospital, words: str = "train") -> str:
         """Send a site a message, as the coordinator's run does; return the message's name."""

@@ -33,6 +33,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 
 from common.wire import fleet_protocol
 from common.wire.fleet_protocol import Envelope
+from server.coordinator.folder import CoordinatorFolder
 from server.coordinator.state import read_site_sign_offs
 from server.deployment.superlink import messages
 from server.deployment.superlink.authentication import (
@@ -48,7 +49,7 @@ from server.deployment.superlink.refused_calls import FILE
 from server.deployment.superlink.registrations import RUN_SILENT_S, SiteConnectionState
 from tests.network.real import lines_of
 from tests.server.superlinks import INTERVAL_S, Hospital, Port, named, refused
-from tests.signing import pem, signature_over
+from tests.signing import authority_of, pem, signature_over
 
 DENIED, UNKNOWN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
 TOO_EARLY = grpc.StatusCode.FAILED_PRECONDITION
@@ -259,8 +260,21 @@ def headers(key: bytes, when: str, signature: bytes) -> Headers:
     return (PUBLIC_KEY_HEADER, key), (TIMESTAMP_HEADER, when), (SIGNATURE_HEADER, signature)
 
 
-def signed(key: ec.EllipticCurvePrivateKey, when: str) -> Headers:
-    return headers(pem(key.public_key()), when, signature_over(key, when.encode()))
+class Signer:
+    """Makes the headers of a call that is signed for one coordinator.
+
+    Args:
+        authority: Certificate of that coordinator's authority; None for a call that is signed for none.
+    """
+
+    def __init__(self, authority: bytes | None) -> None:
+        self._end = "" if authority is None else f" {authority_of(authority)}"
+
+    def over(self, key: ec.EllipticCurvePrivateKey, when: str) -> bytes:
+        return signature_over(key, f"{when}{self._end}".encode())
+
+    def __call__(self, key: ec.EllipticCurvePrivateKey, when: str) -> Headers:
+        return headers(pem(key.public_key()), when, self.over(key, when))
 
 
 def at(seconds: float) -> str:
@@ -268,28 +282,32 @@ def at(seconds: float) -> str:
 
 
 OWN, OTHER = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-SPOILT: dict[str, Callable[[], Headers]] = {
-    "of six minutes ago": lambda: signed(OWN, at(-360)),
-    "of a minute ahead": lambda: signed(OWN, at(60)),
-    "by another key": lambda: headers(pem(OWN.public_key()), at(0), signature_over(OTHER, at(0).encode())),
-    "of another time": lambda: headers(pem(OWN.public_key()), at(1), signature_over(OWN, at(0).encode())),
-    "without a zone": lambda: signed(OWN, dt.datetime.now().isoformat()),
-    "no time at all": lambda: signed(OWN, "now"),
-    "empty": lambda: headers(pem(OWN.public_key()), at(0), b""),
-    "long": lambda: headers(pem(OWN.public_key()), at(0), b"\0" * 4000),
-    "of a key that is none": lambda: headers(b"key", at(0), b"signature"),
-    "with the key twice": lambda: (*signed(OWN, at(0)), (PUBLIC_KEY_HEADER, pem(OTHER.public_key()))),
-    "with the signature missing": lambda: signed(OWN, at(0))[:2],
+SPOILT: dict[str, Callable[[Signer], Headers]] = {
+    "of six minutes ago": lambda signed: signed(OWN, at(-360)),
+    "of a minute ahead": lambda signed: signed(OWN, at(60)),
+    "by another key": lambda signed: headers(pem(OWN.public_key()), at(0), signed.over(OTHER, at(0))),
+    "of another time": lambda signed: headers(pem(OWN.public_key()), at(1), signed.over(OWN, at(0))),
+    "without a zone": lambda signed: signed(OWN, dt.datetime.now().isoformat()),
+    "no time at all": lambda signed: signed(OWN, "now"),
+    "empty": lambda signed: headers(pem(OWN.public_key()), at(0), b""),
+    "long": lambda signed: headers(pem(OWN.public_key()), at(0), b"\0" * 4000),
+    "of a key that is none": lambda signed: headers(b"key", at(0), b"signature"),
+    "with the key twice": lambda signed: (*signed(OWN, at(0)), (PUBLIC_KEY_HEADER, pem(OTHER.public_key()))),
+    "with the signature missing": lambda signed: signed(OWN, at(0))[:2],
 }
 
 
-def test_every_spoilt_signature_is_refused(port: Port) -> None:
-    key = pem(OWN.public_key())
+def test_every_spoilt_signature_is_refused(port: Port, coordinator: CoordinatorFolder) -> None:
+    key, signed = pem(OWN.public_key()), Signer(port.authority)
     port.link.storage.sites.register_site("own", key)
     request = ActivateNodeRequest(public_key=key, heartbeat_interval=INTERVAL_S)
     activate = FleetStub(port.channel()).ActivateNode
-    codes = {kind: refused(activate, request, metadata=spoilt())[0] for kind, spoilt in SPOILT.items()}
+    codes = {kind: refused(activate, request, metadata=spoilt(signed))[0] for kind, spoilt in SPOILT.items()}
     assert codes == dict.fromkeys(SPOILT, UNKNOWN)
+    elsewhere = Signer(coordinator.ca_certificate_path.read_bytes())
+    assert refused(activate, request, metadata=elsewhere(OWN, at(0))) == (UNKNOWN, "Invalid signature")
+    code, reason = refused(activate, request, metadata=Signer(None)(OWN, at(0)))
+    assert (code, "names no coordinator" in reason) == (UNKNOWN, True)
     assert activate(request, metadata=signed(OWN, at(0))).node_id
 
 

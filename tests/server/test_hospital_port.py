@@ -6,7 +6,7 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from common import __version__
 from common.security.call_signatures import encode_public_key_pem
 from common.security.call_signatures import make_signed_headers as signed
 from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, SERVICE, WIRE_VERSION, HelloAnswer
+from server.coordinator.folder import CoordinatorFolder
 from server.deployment.superlink import fleet_server
 from server.deployment.superlink.authentication import CALLS_PER_SITE, ConcurrentCallLimiter
 from server.deployment.superlink.fleet_server import CALLS_PER_CONNECTION, LARGEST_METADATA
@@ -32,7 +33,7 @@ from tests.network.flood import DATA, END_HEADERS, FRAME, HEADERS, PREFACE, RST_
 from tests.network.flood import headers as header_block
 from tests.network.real import eventually
 from tests.server.superlinks import Hospital, Link, Port, opened, refused
-from tests.signing import SignsCalls, pem
+from tests.signing import SignsCalls, authority_of, pem
 
 Start = Callable[..., AbstractContextManager[Port]]
 WITHIN_S = 20.0
@@ -62,9 +63,13 @@ def handshaken(port: Port) -> Iterator[ssl.SSLSocket]:
         yield connection
 
 
-def begin_call(connection: ssl.SSLSocket, key: ec.EllipticCurvePrivateKey | None = None) -> None:
+def headers_of(port: Port, key: ec.EllipticCurvePrivateKey) -> Sequence[tuple[str, str | bytes]]:
+    """The headers of one call of the process ``one``."""
+    return signed(key, encode_public_key_pem(key.public_key()), authority_of(port.authority), "one")
+
+
+def begin_call(connection: ssl.SSLSocket, metadata: Sequence[tuple[str, str | bytes]] = ()) -> None:
     """Announce a request of 4 MB, send 16 KB of it, and no more."""
-    metadata = signed(key, encode_public_key_pem(key.public_key()), "one") if key else ()
     encoded = [
         (name.encode(), base64.b64encode(value) if isinstance(value, bytes) else value.encode())
         for name, value in metadata
@@ -164,8 +169,8 @@ def test_a_call_that_cannot_be_served_is_refused_with_its_reason(port: Port) -> 
     another = port.channel().unary_unary("/flwr.proto.Fleet/Another")
     assert refused(another, b"", timeout=WITHIN_S)[0] == StatusCode.UNIMPLEMENTED
     assert refused(north.push, "a" * 64, bytes(LARGEST_CALL + 1))[0] == StatusCode.RESOURCE_EXHAUSTED
-    pull, headers = port.channel().stream_unary(PULL), signed(key, encode_public_key_pem(key.public_key()), "one")
-    assert refused(pull, iter(()), metadata=headers, timeout=WITHIN_S)[0] == StatusCode.INVALID_ARGUMENT
+    pull = port.channel().stream_unary(PULL)
+    assert refused(pull, iter(()), metadata=headers_of(port, key), timeout=WITHIN_S)[0] == StatusCode.INVALID_ARGUMENT
 
 
 def test_a_site_with_too_many_calls_loses_its_oldest_and_no_other_site_any(port: Port) -> None:
@@ -174,7 +179,7 @@ def test_a_site_with_too_many_calls_loses_its_oldest_and_no_other_site_any(port:
     with ExitStack() as stack:
         calls = [stack.enter_context(handshaken(port)) for _ in range(CALLS_PER_SITE + 1)]
         for connection in calls:
-            begin_call(connection, key)
+            begin_call(connection, headers_of(port, key))
             time.sleep(0.02)  # so that they arrive in this order
         assert call_ended(calls[0])
         assert port.hospital("south").pull() == []
@@ -292,15 +297,17 @@ def answer(port: Port, *signing: SignsCalls) -> HelloAnswer:
 
 
 def test_an_admitted_site_learns_that_it_is_and_time_and_release(port: Port) -> None:
-    hello = answer(port, SignsCalls(OURS, OURS.public_key()))
+    hello = answer(port, port.signs(OURS))
     assert (hello.key, hello.release, hello.wire) == ("admitted", __version__, WIRE_VERSION)
     assert hello.time == pytest.approx(time.time(), abs=20)
 
 
-def test_everybody_else_is_unknown(port: Port) -> None:
+def test_everybody_else_is_unknown(port: Port, coordinator: CoordinatorFolder) -> None:
+    elsewhere = coordinator.ca_certificate_path.read_bytes()
     signatures = {
-        "an admitted key that did not sign": [SignsCalls(OTHERS, OURS.public_key())],
-        "a key that was never admitted": [SignsCalls(OTHERS, OTHERS.public_key())],
+        "an admitted key that did not sign": [port.signs(OTHERS, OURS.public_key())],
+        "a key that was never admitted": [port.signs(OTHERS)],
+        "a call that was signed for another coordinator": [port.signs(OURS, authority=elsewhere)],
         "no key": [],
     }
     answers = {kind: answer(port, *signing).key for kind, signing in signatures.items()}

@@ -1,8 +1,9 @@
 """Authentication of hospitals' calls to the SuperLink: the signature is checked before the request body is read.
 
-Flower's protocol: three headers of a call hold a public key, the time, and a signature over the time by that key.
-Flower checks them after gRPC has read the whole request, and takes the public key of an activation from the body. This
-module checks the headers first, and identifies the caller only by the key that signed.
+Flower's protocol: three headers of a call hold a public key, the time, and a signature by that key. Flower checks them
+after gRPC has read the whole request, and takes the public key of an activation from the body. This module checks the
+headers first, identifies the caller only by the key that signed, and takes only calls that are signed for this
+coordinator: another one, to which the same hospital connects, could otherwise repeat its headers here.
 """
 
 import datetime as dt
@@ -25,7 +26,7 @@ from common.security.call_signatures import (
     SIGNATURE,
     TIME,
     WAIT,
-    is_time_signature_valid,
+    is_call_signature_valid,
     parse_wait_header_s,
 )
 from server.deployment.superlink.refused_calls import RefusedCall, RefusedCallLog, UnknownCallerCounts
@@ -154,16 +155,19 @@ class CallAuthenticator:
     """Makes gRPC handlers that authenticate the caller before they read the request.
 
     Args:
+        authority: Hash of the key of this coordinator's authority, for which callers sign.
         refuse_caller: Raises :class:`HospitalCallRefused` if a registered caller must not be answered.
     """
 
     def __init__(
         self,
+        authority: str,
         admitted: RegisteredSiteKeys,
         refused_calls: RefusedCallLog,
         strangers: UnknownCallerCounts,
         refuse_caller: Callable[[CallingSite], None],
     ) -> None:
+        self._authority = authority
         self.admitted, self._refused_calls, self._strangers = admitted, refused_calls, strangers
         self._refuse_caller, self.limit = refuse_caller, ConcurrentCallLimiter()
 
@@ -219,8 +223,11 @@ class CallAuthenticator:
         """
         key, when, signature = parse_signed_headers(metadata)
         caller = self.admitted.find_caller_by_key(key)
-        if caller is None or not is_time_signature_valid(key, when, signature):
-            raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
+        if caller is None or not is_call_signature_valid(key, when, self._authority, signature):
+            reason = "Invalid signature"
+            if caller is not None and is_call_signature_valid(key, when, "", signature):
+                reason = f"Invalid signature: it names no coordinator, as {caller.name}'s earlier release signs"
+            raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, reason)
         try:
             age_s = (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(when)).total_seconds()
         except (ValueError, TypeError, OverflowError):  # no time, or a time without a zone

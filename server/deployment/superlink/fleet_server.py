@@ -13,7 +13,8 @@ from typing import Any
 import grpc
 
 from common import __version__
-from common.security.call_signatures import is_time_signature_valid
+from common.security.call_signatures import is_call_signature_valid
+from common.security.phrase import compute_certificate_key_hash
 from common.wire.fleet_protocol import (
     HELLO_METHOD,
     HELLO_SERVICE,
@@ -82,17 +83,18 @@ def start_server_for_hospitals(
     admitted = RegisteredSiteKeys(read_registered_callers)
     fleet, strangers, refused = FleetService(storage, admitted, folder), UnknownCallerCounts(), folder / FILE
     refuse_caller = fleet.processes.refuse_earlier_process
-    authenticator = CallAuthenticator(admitted, RefusedCallLog(refused), strangers, refuse_caller)
+    root, certificate, key = certificates
+    authority = compute_certificate_key_hash(root.decode())
+    authenticator = CallAuthenticator(authority, admitted, RefusedCallLog(refused), strangers, refuse_caller)
     server = grpc.server(
         ThreadPoolExecutor(THREADS, thread_name_prefix="fleet"),
         handlers=(
-            make_connection_check_handler(admitted, strangers),
+            make_connection_check_handler(authority, admitted, strangers),
             grpc.method_handlers_generic_handler(SERVICE, make_fleet_method_handlers(fleet, authenticator)),
         ),
         options=make_grpc_server_options(connections),
         maximum_concurrent_rpcs=MOST_CALLS,
     )
-    root, certificate, key = certificates
     try:
         port = server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)], root))
     except RuntimeError as error:
@@ -151,11 +153,12 @@ def make_fleet_method_handlers(
 
 
 def make_connection_check_handler(
-    admitted: RegisteredSiteKeys, strangers: UnknownCallerCounts
+    authority: str, admitted: RegisteredSiteKeys, strangers: UnknownCallerCounts
 ) -> grpc.GenericRpcHandler:
     """Make the handler that tells ``flwr-client check`` the time, the release, and whether the site's key is admitted.
 
     Args:
+        authority: Hash of the key of this coordinator's authority, for which callers sign.
         admitted: Public keys of the registered sites.
         strangers: Counts the calls without an admitted key.
     """
@@ -164,7 +167,9 @@ def make_connection_check_handler(
         try:
             key, when, signature = parse_signed_headers(context.invocation_metadata())
             # The time in the signature may be any.
-            caller = admitted.find_caller_by_key(key) if is_time_signature_valid(key, when, signature) else None
+            caller = admitted.find_caller_by_key(key)  # first: strangers cost no check of a signature
+            if caller is not None and not is_call_signature_valid(key, when, authority, signature):
+                caller = None
         except HospitalCallRefused:
             caller = None
         if caller is None:

@@ -39,6 +39,7 @@ from tests.client.handshakes import (
     speaks_http,
     tls_of,
 )
+from tests.signing import authority_of
 
 DATA_ONLY = {"offline": True}
 
@@ -98,8 +99,8 @@ def test_variables_that_name_no_proxy_or_are_not_used(hospital: Hospital) -> Non
     finding = worst(hospital.connection({"https_proxy": "http://[::1"}), ClientExitCode.NO_ANSWER)
     assert finding.problem.startswith("https_proxy names no proxy")
     result = hospital.connection({"HTTPS_PROXY": "http://proxy.example:3128"})
-    (note,) = [finding for finding in result.areas[0].findings if finding.severity == FindingSeverity.NOTE]
-    assert "HTTPS_PROXY" in note.problem
+    (note,) = [finding for finding in result.areas[0].findings if "HTTPS_PROXY" in finding.problem]
+    assert note.severity == FindingSeverity.NOTE
     assert "https_proxy" in note.remedy
 
 
@@ -145,7 +146,8 @@ class EveryKey(dict[bytes, CallingSite]):
 
 def checked_by(hospital: Hospital, read: Callable[[], Mapping[bytes, CallingSite]]) -> CheckResult:
     """The check against the coordinator's own answer, where these keys are admitted."""
-    handler = make_connection_check_handler(RegisteredSiteKeys(read), UnknownCallerCounts())
+    authority = authority_of(hospital.coordinator.ca_certificate_path.read_bytes())
+    handler = make_connection_check_handler(authority, RegisteredSiteKeys(read), UnknownCallerCounts())
     with grpc_server(handler, tls_of(hospital.coordinator)) as port:
         return hospital.at(f"127.0.0.1:{port}").checked()
 

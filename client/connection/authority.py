@@ -1,0 +1,152 @@
+"""Which coordinator a site's kit belongs to: its phrase, and the authority that this site knows from before.
+
+Anyone who has a site's request can write a kit for it, under the name of any federation. No program can find that out
+at the first connection: a person compares the phrase of the kit's authority with the one that the coordinator reads out
+by telephone. Later, the file ``state/authority.json`` remembers the authority, and a kit of another one is refused.
+"""
+
+import contextlib
+import datetime as dt
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
+from client.site.site_file import SiteSettings
+from common.security.identity import SiteConnectionKit
+from common.security.phrase import compute_certificate_key_hash, compute_certificate_phrase, find_phrase_difference
+from common.system.files import is_disk_full, write_atomically
+
+FILE = "authority.json"
+
+
+class AuthorityRecord(BaseModel):
+    """The authority that a site connected to, or whose phrase a person has confirmed: ``state/authority.json``.
+
+    Attributes:
+        key_hash: SHA-256 of the authority's public key.
+        phrase: The phrase of the same key, for people.
+        coordinator: Name of the coordinator in the kit.
+        since: UTC time (ISO 8601) of the first connection, or of the confirmation if that was before.
+        confirmed: UTC time at which a person typed the phrase; empty if nobody has.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    key_hash: str
+    phrase: str
+    coordinator: str
+    since: str
+    confirmed: str = ""
+
+
+def read_authority_record(state: Path) -> AuthorityRecord | None:
+    """Return the authority that this site knows from before; None if it knows none, or the file is damaged."""
+    try:
+        return AuthorityRecord.model_validate_json((state / FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def record_first_connection(state: Path, kit: SiteConnectionKit) -> None:
+    """Record the kit's authority after a connection to its coordinator, unless an authority is recorded already."""
+    if read_authority_record(state) is not None:
+        return
+    try:
+        _write_authority_record(state, _make_authority_record(kit))
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+
+
+def confirm_authority(settings: SiteSettings, kit: SiteConnectionKit, typed: str) -> str:
+    """Record that a person has heard the phrase of the kit's authority from the coordinator.
+
+    Args:
+        typed: The phrase as the person typed it.
+
+    Returns:
+        How the typed phrase differs from that of the kit; then nothing is recorded. An empty text if it does not.
+    """
+    record = _make_authority_record(kit)
+    if difference := find_phrase_difference(typed, record.phrase):
+        return difference
+    state = settings.state_folder
+    before = read_authority_record(state)
+    if before is not None and before.key_hash == record.key_hash:
+        record = before
+    state.mkdir(parents=True, exist_ok=True)
+    state.chmod(0o700)
+    _write_authority_record(state, record.model_copy(update={"confirmed": _format_utc_now()}))
+    with contextlib.suppress(OSError):
+        settings.kit_path.touch()  # flwr-client start that waits after the refusal of this kit tries again
+    return ""
+
+
+def refuse_other_authority(settings: SiteSettings, kit: SiteConnectionKit) -> None:
+    """Refuse a kit of another authority than the one that this site knows from before.
+
+    Without the refusal, anyone who can send mail to a hospital would get its next update by sending a new kit.
+
+    Raises:
+        ConnectionNotAccepted: If the kit's authority is another one, with both phrases and the way on.
+    """
+    before = read_authority_record(settings.state_folder)
+    if before is None or before.key_hash == compute_certificate_key_hash(kit.ca_certificate):
+        return
+    unconfirmed = "" if before.confirmed else " (nobody confirmed it)"
+    problem = (
+        f"{settings.kit_path.name} is of another authority than the one that this site knows since"
+        f" {before.since[:10]}.\n"
+        f"    phrase before: {before.phrase}{unconfirmed}\n"
+        f"    phrase now:    {compute_certificate_phrase(kit.ca_certificate)}\n"
+        "The one who made this kit would receive what this site sends."
+    )
+    remedy = (
+        "Call the coordinator, at a number that does not come from the mail with the kit, and have the phrase read out"
+        " to you. Is it the new one (a coordinator that was set up again has a new phrase):"
+        f" flwr-client confirm {settings.folder} and the words that you heard. Is it the one before: put the earlier"
+        " kit back, and tell the coordinator that somebody sends false kits."
+    )
+    raise ConnectionNotAccepted(ClientExitCode.OTHER_AUTHORITY, problem, remedy)
+
+
+def describe_authority(settings: SiteSettings, kit: SiteConnectionKit) -> tuple[str, str]:
+    """Return what this site knows of the kit's authority, and what to do; the second is empty if nothing is to do."""
+    phrase, confirmed = compute_certificate_phrase(kit.ca_certificate), get_confirmation_time(settings, kit)
+    if confirmed:
+        return f"the coordinator's phrase: {phrase} (confirmed on {confirmed[:10]})", ""
+    unknown = (
+        f"the kit's phrase: {phrase}. This program cannot know whether the kit is from your coordinator: anyone who has"
+        " this site's request can make such a kit, with a certificate of his own."
+    )
+    remedy = (
+        "Have the coordinator read its phrase out to you by telephone, at a number that does not come from the mail"
+        f" with the kit, and type it: flwr-client confirm {settings.folder} PHRASE. If it is another one, the kit is"
+        " not the coordinator's: do not use it."
+    )
+    return unknown, remedy
+
+
+def get_confirmation_time(settings: SiteSettings, kit: SiteConnectionKit) -> str:
+    """Return the UTC time at which a person confirmed the phrase of the kit's authority; empty if nobody has."""
+    record = read_authority_record(settings.state_folder)
+    is_same = record is not None and record.key_hash == compute_certificate_key_hash(kit.ca_certificate)
+    return record.confirmed if record is not None and is_same else ""
+
+
+def _make_authority_record(kit: SiteConnectionKit) -> AuthorityRecord:
+    return AuthorityRecord(
+        key_hash=compute_certificate_key_hash(kit.ca_certificate),
+        phrase=compute_certificate_phrase(kit.ca_certificate),
+        coordinator=kit.coordinator,
+        since=_format_utc_now(),
+    )
+
+
+def _write_authority_record(state: Path, record: AuthorityRecord) -> None:
+    write_atomically(state / FILE, record.model_dump_json().encode())
+
+
+def _format_utc_now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,111 @@
+"""A public key as six common words, which two people compare by telephone.
+
+Anyone who can change mail between a hospital and its coordinator can exchange their keys. A telephone call is another
+way, and words survive it better than the characters of a fingerprint.
+
+A phrase has 60 bits: six of 1,024 words. They are the end of a slow hash (scrypt with 32 MB, a tenth of a second), so
+an attacker pays a tenth of a second and 32 MB for each key that he tries. A key with a given phrase costs 2**60 tries,
+and one whose phrase differs in a single word, which a listener may miss, 2**50 / 6.
+
+The phrase is of the key, and not of the certificate: a certificate that is issued anew for the same key has the same
+phrase.
+"""
+
+import hashlib
+import re
+import unicodedata
+from functools import cache
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+PHRASE_WORDS, WORD_BITS = 6, 10
+_SALT = b"polyclinic phrase"
+_SCRYPT_COST, _SCRYPT_BLOCK, _SCRYPT_LANES = 2**15, 8, 1
+"""Parameters n, r and p of RFC 7914. Another value gives every key another phrase."""
+
+
+@cache
+def read_phrase_words() -> tuple[str, ...]:
+    """Return the 1,024 words: 4 to 8 letters each, and any two of them differ in two letters or more.
+
+    They are a part of the English list of BIP-39 without homophones and unpleasant words. A change of the file gives
+    every key another phrase.
+    """
+    words = (Path(__file__).parent / "phrase_words.txt").read_text(encoding="ascii").split()
+    assert len(words) == 2**WORD_BITS, "the file of a release is whole"
+    return tuple(words)
+
+
+def compute_certificate_phrase(pem: str) -> str:
+    """Return the phrase of a certificate's public key, such as ``garden copper winter, salmon ticket oval``.
+
+    Args:
+        pem: The certificate; of several certificates, the first.
+
+    Raises:
+        ValueError: If the text is no certificate.
+    """
+    return _compute_phrase(_encode_certificate_key(pem))
+
+
+def compute_public_key_phrase(line: str) -> str:
+    """Return the phrase of a site's public key, given as one OpenSSH line; its comment does not count.
+
+    Raises:
+        ValueError: If the line is no OpenSSH public key.
+    """
+    return _compute_phrase(_encode_key(serialization.load_ssh_public_key(line.encode())))
+
+
+def compute_certificate_key_hash(pem: str) -> str:
+    """Return the SHA-256 (64 hexadecimal digits) of a certificate's public key, for programs to compare.
+
+    Args:
+        pem: The certificate; of several certificates, the first.
+
+    Raises:
+        ValueError: If the text is no certificate.
+    """
+    return hashlib.sha256(_encode_certificate_key(pem)).hexdigest()
+
+
+def find_phrase_difference(typed: str, phrase: str) -> str:
+    """Return how a phrase that a person typed differs from ``phrase``; an empty text if it does not.
+
+    Capitals, spaces and all signs between the words do not count.
+    """
+    words, right_words = _split_words(typed), _split_words(phrase)
+    if len(words) != len(right_words):
+        return f"it has {len(words)} words instead of {len(right_words)}"
+    pairs = enumerate(zip(words, right_words, strict=True), start=1)
+    wrong = [f'word {number} is "{word}" instead of "{right}"' for number, (word, right) in pairs if word != right]
+    return "; ".join(wrong)
+
+
+def _split_words(text: str) -> list[str]:
+    # NFKC: letters of another width, as some input methods write them, are the same letters.
+    return re.findall(r"[^\W\d_]+", unicodedata.normalize("NFKC", text).casefold())
+
+
+def _encode_certificate_key(pem: str) -> bytes:
+    return _encode_key(x509.load_pem_x509_certificate(pem.encode()).public_key())
+
+
+def _encode_key(key: PublicKeyTypes) -> bytes:
+    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+@cache
+def _compute_phrase(key: bytes) -> str:
+    """Return the phrase of a public key (DER)."""
+    size = -(-PHRASE_WORDS * WORD_BITS // 8)
+    digest = Scrypt(_SALT, size, n=_SCRYPT_COST, r=_SCRYPT_BLOCK, p=_SCRYPT_LANES).derive(key)
+    number, words = int.from_bytes(digest, "big"), read_phrase_words()
+    shifts = range(0, PHRASE_WORDS * WORD_BITS, WORD_BITS)
+    chosen = [words[number >> shift & 2**WORD_BITS - 1] for shift in shifts]
+    half = PHRASE_WORDS // 2
+    return f"{' '.join(chosen[:half])}, {' '.join(chosen[half:])}"  # the comma is where a reader breathes
