@@ -70,8 +70,12 @@ def record_process_start(site: Site) -> TornAuditLine | None:
     return AuditLog(site.folder, durable=site.durable).append(event="start", version=__version__, policy=policy)
 
 
-def record_refused_request(site: Site, message: Message, reason: str) -> None:
-    """Write a request that was refused, because of its Flower App Bundle or its signature, to the audit log."""
+def record_refused_request(site: Site, message: Message, reason: str, rule: str) -> None:
+    """Write a request that was refused, because of its size, app bundle or signature, to the audit log.
+
+    Args:
+        rule: Name of the broken rule, such as ``signature``.
+    """
     run, server_round, record = read_run_round_class(message.content)
     AuditLog(site.folder, durable=site.durable).append(
         run=make_printable_line(run, MOST_NAME),
@@ -81,7 +85,7 @@ def record_refused_request(site: Site, message: Message, reason: str) -> None:
         bytes=count_payload_bytes(message.content),
         sha256=hash_record(message.content),
         decision="deny",
-        rule="signature",
+        rule=rule,
         reason=make_printable_line(reason),
         **read_request_signature(message.content),
     )
