@@ -242,12 +242,12 @@ CHUNK = b"ArrayChunk  %d\0" % CHUNK_BYTES + bytes(CHUNK_BYTES)
 
 
 @dataclass
-class HostileFleet(grpc.GenericRpcHandler):
+class HostileFleet(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """As much of Flower's Fleet API as a site needs to work on one message, and answers of a test in its place.
 
     Attributes:
         answers: Call -> answer to a request, in place of the usual one.
-        compression: How answers are compressed.
+        compression: How answers of more than a megabyte are compressed.
         errors: Reasons of the errors with which the site has answered the message.
         calls: Number of calls by name.
     """
@@ -263,8 +263,10 @@ class HostileFleet(grpc.GenericRpcHandler):
         def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
             self.calls[call] = self.calls.get(call, 0) + 1
             if call in self.answers:
-                context.set_compression(self.compression)
-                return self.answers[call](request)
+                content = self.answers[call](request)
+                if len(content) > 2**20:
+                    context.set_compression(self.compression)
+                return content
             return self._answer_as_usual(call, request)
 
         return grpc.unary_unary_rpc_method_handler(answer)

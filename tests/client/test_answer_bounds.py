@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import grpc
 import psutil
@@ -243,7 +244,7 @@ def test_the_bound_of_a_message_follows_from_the_policy(policy: dict[str, float]
 
 
 @pytest.mark.parametrize("gigabytes", ["machine", None])
-def test_without_a_number_in_the_policy_the_bound_is_a_third_of_the_machines_memory(gigabytes: str | None) -> None:
+def test_without_a_number_in_the_policy_the_bound_is_a_third_of_the_machines_memory(gigabytes: Any) -> None:
     policy = SitePolicy.model_construct(maximum_memory_gb=gigabytes, maximum_parameters=None)
     assert compute_message_size_bound(policy).size <= psutil.virtual_memory().total // 3
 
