@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from client.check.findings import CheckArea
 from client.connection.authority import describe_authority, get_confirmation_time, refuse_other_authority
 from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
-from client.connection.fleet_client import FleetClient
+from client.connection.fleet_client import FleetClient, UnacceptableAnswer
 from client.connection.tls import (
     EXEMPTIONS,
     PROXY_VARIABLES,
@@ -237,6 +237,10 @@ def _check_coordinator_answer(area: CheckArea, kit: SiteConnectionKit, key: ec.E
             clock, began = time.time(), time.monotonic()
             hello = link.exchange_hello()
             seconds = time.monotonic() - began
+    except UnacceptableAnswer as error:
+        remedy = "No release of Polyclinic answers so. Ask the coordinator which program listens at this address."
+        area.add_fault(ClientExitCode.NO_ANSWER, f"gRPC: {error}.", remedy)
+        return
     except CoordinatorUnreachable as error:
         remedy = "TLS stands, gRPC does not: a proxy on the way may not let HTTP/2 through."
         area.add_fault(ClientExitCode.NO_ANSWER, f"gRPC: {error}.", remedy)

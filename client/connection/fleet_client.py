@@ -23,15 +23,23 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
 from google.protobuf.message import DecodeError
 
+from client.connection.answer_bounds import (
+    BUNDLE_MAX_BYTES,
+    ReceivedByteCount,
+    compute_message_size_bound,
+    make_channel_options,
+)
 from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
+from client.site.policy import SitePolicy
 from client.site.statements import SiteNameMismatch, SiteRecordSigner
 from common.security.call_signatures import ANOTHER_PROCESS, WAIT, encode_public_key_pem, make_signed_headers
 from common.security.phrase import compute_certificate_key_hash
 from common.security.signatures import SignatureFault, is_record_signed
-from common.system.plain_text import shorten_grpc_details
+from common.system.plain_text import make_printable_line, shorten_grpc_details
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
 from common.wire import fleet_protocol as fleet
 from common.wire.flower_objects import (
+    MessageTooLarge,
     make_message_of_envelope,
     rebuild_message_from_objects,
     set_flower_node_identity,
@@ -40,11 +48,7 @@ from common.wire.flower_objects import (
 )
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
-BUNDLE_MAX_BYTES = 64 * 1024
 SITE_RAISED, BUNDLE_REFUSED = 2, 7  # Flower's error codes
-MOST_TIMES, MORE_BYTES = 4, 2**30
-"""Largest memory of a request: this multiple of the received bytes, because equal parts of an array are sent once, plus
-:data:`MORE_BYTES`."""
 TRANSFERS = 2
 """Number of objects transferred at a time; on a slow line, each must end before its call times out."""
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 1.0
@@ -77,6 +81,14 @@ DESCRIPTIONS = {
 }
 """Words in gRPC's errors -> description for a person, as for a failed TCP connection."""
 
+UNACCEPTABLE_ANSWERS = {
+    "message larger than max": "its answer is larger than any answer to this call, and was not read",
+    "metadata size exceeds": "the headers of its answer are too long, and were not read",
+    "compression algorithm": "its answer is compressed, and was not read",
+    "exception deserializing": "its answer cannot be decoded",
+}
+"""Words in gRPC's own errors -> description, for an answer that no release of Polyclinic gives."""
+
 _WRAPPING = re.compile(r"^failed to connect to all addresses; last error: (\w+: )?(ipv[46]:\S+: )?")
 
 
@@ -84,18 +96,25 @@ class RunAlreadyEnded(Exception):
     """Raised if the run of a message has ended."""
 
 
+class UnacceptableAnswer(CoordinatorUnreachable):
+    """Raised for an answer that is larger than this site accepts for its call, or compressed, or cannot be decoded."""
+
+
 class RequestRefused(Exception):
-    """Raised for a request that this site does not carry out, because of its Flower App Bundle or its signature.
+    """Raised for a request that this site does not carry out: for its size, its app bundle, or its signature.
 
     Attributes:
         reason: Explanation for the coordinator and for the site's own log.
-        message: The request, for the error reply.
+        message: The request, for the error reply; without content if its content was not read.
         ends: The exception with which ``flwr-client`` ends; None if it continues.
+        rule: Name of the broken rule in the site's audit log.
     """
 
-    def __init__(self, reason: str, message: Message, ends: ConnectionNotAccepted | None = None) -> None:
+    def __init__(
+        self, reason: str, message: Message, ends: ConnectionNotAccepted | None = None, rule: str = "signature"
+    ) -> None:
         super().__init__(reason)
-        self.reason, self.message, self.ends = reason, message, ends
+        self.reason, self.message, self.ends, self.rule = make_printable_line(reason), message, ends, rule
 
 
 class MessageUnreadable(Exception):
@@ -120,6 +139,7 @@ class FleetClient:
         ca_certificate: Certificate of the coordinator's authority, PEM; no other coordinator takes the signed calls.
         statements: Signs replies and verifies the signatures of requests; None if the site takes no part in runs.
         process: Id of this process; the coordinator allows one process for each site.
+        policy: The site's policy, which bounds the size of messages.
     """
 
     def __init__(
@@ -129,14 +149,16 @@ class FleetClient:
         key: ec.EllipticCurvePrivateKey,
         statements: SiteRecordSigner | None = None,
         process: str = "",
+        policy: SitePolicy | None = None,
     ) -> None:
         self._statements, self._process = statements, process
+        self._largest_message = compute_message_size_bound(policy or SitePolicy())
         for library in ("flwr", "grpc"):  # errors are still raised as exceptions
             logging.getLogger(library).setLevel(logging.CRITICAL)
         credentials = grpc.ssl_channel_credentials(ca_certificate)
         options = [
+            *make_channel_options(),
             ("grpc.max_send_message_length", -1),
-            ("grpc.max_receive_message_length", -1),
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.keepalive_timeout_ms", 20_000),
             ("grpc.enable_retries", 0),
@@ -257,25 +279,16 @@ class FleetClient:
         if tree is None:
             raise MessageUnreadable("it names no objects")
         run_id, message_id = metadata.run_id, metadata.message_id
-        with _translate_grpc_errors():
-            try:
-                names = fleet.list_tree_object_ids(tree)
-                contents = {name: memoryview(self._small[name]) for name in names if name in self._small}
-                missing = [name for name in dict.fromkeys(names) if name not in contents]
-                fetch = partial(self._fetch_message_object, run_id, time.monotonic() + CALL_TIMEOUT_S)
-                pulled = _transfer_objects_in_parallel(fetch, [(name,) for name in missing])
-                contents |= dict(zip(missing, pulled, strict=True))
-                most = MOST_TIMES * sum(len(content) for content in contents.values()) + MORE_BYTES
-                message = rebuild_message_from_objects(message_id, contents, most)
-            except ValueError as error:
-                raise MessageUnreadable(str(error)) from None
         set_flower_node_identity(self.node_id, run_id)
-        if run_id not in self._bundles:
-            with _translate_grpc_errors():
-                run = self._make_signed_call("GetRun", fleet.GetRunRequest(node=self._flower_node, run_id=run_id)).run
-                request = fleet.GetFabRequest(node=self._flower_node, hash_str=run.fab_hash, run_id=run_id)
-                content = self._make_signed_call("GetFab", request).fab.content
-            self._bundles[run_id] = find_app_bundle_fault(content, run.fab_hash)
+        try:
+            message = self._fetch_and_join_objects(run_id, message_id, tree)
+            if run_id not in self._bundles:
+                self._bundles[run_id] = self._find_run_bundle_fault(run_id)
+        except MessageTooLarge as error:
+            unread = make_message_of_envelope(metadata)
+            raise RequestRefused(str(error), unread, rule=self._largest_message.rule) from None
+        except UnacceptableAnswer as error:
+            raise RequestRefused(str(error), make_message_of_envelope(metadata), rule="answer size") from None
         if self._bundles[run_id]:
             raise RequestRefused(self._bundles[run_id], message)
         try:
@@ -298,6 +311,38 @@ class FleetClient:
         metadata, _ = _parse_metadata_and_object_tree(received)
         set_flower_node_identity(self.node_id, metadata.run_id)
         return make_message_of_envelope(metadata)
+
+    def _fetch_and_join_objects(self, run_id: int, message_id: str, tree: Any) -> Message:
+        """Fetch the objects of a message and put them together, within the bound of a message's size.
+
+        Raises:
+            MessageTooLarge: If the objects, or the arrays in them, are larger.
+            MessageContentGone: If the content is gone.
+            MessageUnreadable: If the content is no message.
+        """
+        count = ReceivedByteCount(self._largest_message)
+        names = list(dict.fromkeys(fleet.list_tree_object_ids(tree)))
+        count.check_number_of_objects(len(names))
+        contents = {name: memoryview(self._small[name]) for name in names if name in self._small}
+        missing = [name for name in names if name not in contents]
+        fetch = partial(self._fetch_message_object, run_id, time.monotonic() + CALL_TIMEOUT_S, count)
+        with _translate_grpc_errors():
+            try:
+                pulled = _transfer_objects_in_parallel(fetch, [(name,) for name in missing])
+                contents |= dict(zip(missing, pulled, strict=True))
+                return rebuild_message_from_objects(message_id, contents, self._largest_message.size)
+            except MessageTooLarge:
+                raise
+            except ValueError as error:
+                raise MessageUnreadable(make_printable_line(str(error))) from None
+
+    def _find_run_bundle_fault(self, run_id: int) -> str:
+        """Fetch a run's Flower App Bundle; return the reason to refuse it, empty if it is allowed."""
+        with _translate_grpc_errors():
+            run = self._make_signed_call("GetRun", fleet.GetRunRequest(node=self._flower_node, run_id=run_id)).run
+            request = fleet.GetFabRequest(node=self._flower_node, hash_str=run.fab_hash, run_id=run_id)
+            content = self._make_signed_call("GetFab", request).fab.content
+        return find_app_bundle_fault(content, run.fab_hash)
 
     def check_run_active(self, run_id: int) -> None:
         """Check that a run is still active.
@@ -352,20 +397,23 @@ class FleetClient:
                 self._statements.count_accepted_reply(reply.content, answered.message_id)
             self.confirm_receipt(received)
 
-    def _fetch_message_object(self, run_id: int, until: float, name: str) -> memoryview:
+    def _fetch_message_object(self, run_id: int, until: float, count: ReceivedByteCount, name: str) -> memoryview:
         """Return the content of the message object with the id ``name``.
 
         Args:
             until: Time of :func:`time.monotonic` until which the object may become available.
+            count: Counts the bytes of the object's message.
 
         Raises:
             MessageContentGone: If the object is gone, or not available in time.
+            MessageTooLarge: If the message has become too large with this object.
         """
         request = fleet.PullObjectRequest(node=self._flower_node, run_id=run_id, object_id=name)
         pause_s = FIRST_LOOK_S
         while True:
             rest, content = self._make_signed_call("PullObject", request)
             answer = fleet.PullObjectResponse.FromString(rest)
+            count.add_object(len(rest) + len(content))  # the view of the content keeps the whole answer in memory
             if answer.object_available:
                 return cast(memoryview, content)
             if not answer.object_found or time.monotonic() > until:
@@ -485,6 +533,9 @@ def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
         raise CoordinatorUnreachable("an answer of the coordinator cannot be decoded") from None
     except grpc.RpcError as error:
         code, details = error.code(), shorten_grpc_details(error.details())
+        for words, description in UNACCEPTABLE_ANSWERS.items():
+            if code in _LINE_ERRORS and words in details.lower():
+                raise UnacceptableAnswer(description) from None
         if code in _LINE_ERRORS:
             # The cause alone, without gRPC's words and the address around it.
             causes = [description for words, description in DESCRIPTIONS.items() if words in details.lower()]

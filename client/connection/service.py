@@ -149,7 +149,9 @@ class HospitalMessageLoop:
     def _open_connection(self) -> Iterator[FleetClient]:
         self.status.certificate_days = days = check_coordinator_certificate(self.kit.address, self.kit.ca_certificate)
         authority = self.kit.ca_certificate.encode()
-        with FleetClient(self.kit.address, authority, self._key, self._statements, self._process) as link:
+        with FleetClient(
+            self.kit.address, authority, self._key, self._statements, self._process, self.site.policy
+        ) as link:
             last_node_id = read_stored_node_id(self._node_id_file)
             try:
                 node_id = link.activate_node(last_node_id)
@@ -325,7 +327,7 @@ class HospitalMessageLoop:
         except RequestRefused as refused:
             reason, message = refused.reason, refused.message
             self._refusal = self._confirm_final_refusal(refused.ends) or self._refusal
-            record_refused_request(self.site, message, reason)
+            record_refused_request(self.site, message, reason, refused.rule)
             self._report_error(f"refused a message of run {message.metadata.run_id}: {reason}")
             return make_error_reply(message, BUNDLE_REFUSED, reason)
         except MessageUnreadable as error:

@@ -16,6 +16,7 @@ from cryptography import x509
 
 from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
 from common.security.identity import UNREADABLE_CERTIFICATE, split_host_port
+from common.system.plain_text import make_printable_line
 from common.system.timers import TLS_TIMEOUT_S
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -104,7 +105,8 @@ def _fetch_server_certificate(
         ) from None
     except OSError as error:
         raise CoordinatorUnreachable(
-            f"{_describe_connection_route(address, proxy)}: {error.strerror or error}"
+            # A proxy writes the reason, as long as it likes.
+            f"{_describe_connection_route(address, proxy)}: {make_printable_line(error.strerror or str(error))}"
         ) from None
     finally:
         connection.close()

@@ -106,11 +106,11 @@ def record_unread_message(site: Site, received: bytes, rule: str, reason: str) -
     )
 
 
-def record_refused_request(site: Site, message: Message, reason: str, rule: str = "signature") -> None:
+def record_refused_request(site: Site, message: Message, reason: str, rule: str) -> None:
     """Write a request that never came to the gate to the audit log.
 
     Args:
-        rule: Why it was refused, in a word; ``signature`` also for its Flower App Bundle.
+        rule: Name of the broken rule: ``signature``, also for its Flower App Bundle, or that of its size.
     """
     run, server_round, record = read_run_round_class(message.content)
     AuditLog(site.folder, durable=site.durable).append(

@@ -1,16 +1,19 @@
 """Saving and loading of a model as two files: ``model.safetensors`` (tensors) and ``model.json`` (description)."""
 
 import hashlib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import numpy as np
 import safetensors.numpy
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 
 from common.errors import BadInput, Fault
-from common.models.network import SplitNetwork, build_network
+from common.models.network import SplitNetwork, build_network, make_dense_layer
+from common.models.size_limit import NetworkTooLarge, limit_network_bytes
 from common.models.state import (
     Array,
     FrozenPart,
@@ -23,9 +26,14 @@ from common.models.state import (
     write_model_state,
 )
 from common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec, Sha256, make_unreadable_model_fault
+from common.plugins import PLUGIN
 from common.system.files import write_atomically
+from common.system.plain_text import format_bytes
 from common.system.toml import describe_validation_error
 
+MOST_TIMES, SPARE_BYTES = 4, 256 * 2**20
+"""Largest memory of a network while it is built: this multiple of its file, because a layer may be replaced or get
+low-rank factors, plus :data:`SPARE_BYTES` for tensors that are not saved, such as a classifier that is taken off."""
 _WRITTEN_TOGETHER = f"Copy {DESCRIPTION} and {TENSORS} again, both from the run that wrote them."
 
 
@@ -114,7 +122,7 @@ def load_model(folder: Path) -> SplitNetwork:
         tensors = dict[str, Array](safetensors.numpy.load(content))
     except (SafetensorError, LookupError, TypeError, ValueError) as error:  # the last three by types that numpy lacks
         raise BadInput([Fault(place, f"is no safetensors file of float32 numbers: {error}.")]) from None
-    network = build_network(saved.model, saved.class_names, seed=0)
+    network = _build_network_of_size(saved, sum(values.nbytes for values in tensors.values()), place)
     layout = make_model_layout(network)
     live = list_frozen_tensors(network)
     frozen = {name: tensors.pop(name) for name in live if name in tensors}
@@ -128,12 +136,35 @@ def load_model(folder: Path) -> SplitNetwork:
             if part.sha256 != expected:
                 raise ValueError(f"its frozen part has SHA-256 {part.sha256}, the model names {expected}")
             part.write_to_network(network)
-        state = join_tensors_into_state(tensors, layout, network.class_names)
+        state = join_tensors_into_state(tensors, layout, saved.class_names)
     except ValueError as error:
         problem = f"is not the {layout.architecture} of {DESCRIPTION}: {error}."
         raise BadInput([Fault(place, problem, _WRITTEN_TOGETHER)]) from None
-    write_model_state(network, state.trunk, state.norm, state.head)
-    return network.eval()
+    write_model_state(network, state.trunk, state.norm)
+    head = make_dense_layer(torch.from_numpy(state.head.weight), torch.from_numpy(state.head.bias))
+    return SplitNetwork(saved.model, saved.class_names, backbone=network.backbone, neck=network.neck, head=head).eval()
+
+
+def _build_network_of_size(saved: SavedModelDescription, size: int, place: str) -> SplitNetwork:
+    """Build the network of a description with the head's first row alone, because the file has all rows.
+
+    Args:
+        size: Bytes of the tensors in the file.
+        place: Path of the file, for the fault.
+
+    Raises:
+        BadInput: If the network cannot be built, or takes far more memory than the tensors in the file.
+    """
+    # A plug-in is a package that this machine's owner installed: its author decides what it builds.
+    is_plugin = saved.model.architecture.startswith(PLUGIN)
+    most = MOST_TIMES * size + SPARE_BYTES
+    try:
+        with nullcontext() if is_plugin else limit_network_bytes(most):
+            return build_network(saved.model, saved.class_names[:1], seed=0)
+    except NetworkTooLarge:
+        problem = f"holds {format_bytes(size)}, and the network that {DESCRIPTION} names takes more than "
+        problem += f"{format_bytes(most)} of memory: it is another one."
+        raise BadInput([Fault(place, problem, _WRITTEN_TOGETHER)]) from None
 
 
 def read_model_description(folder: Path) -> SavedModelDescription:

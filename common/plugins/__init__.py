@@ -9,6 +9,8 @@ and the hash of the package's files. A site runs the package that it installed, 
 
 import hashlib
 import re
+import shlex
+import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, NamedTuple
 
@@ -179,6 +181,13 @@ def _identify_plugin_package(point: EntryPoint) -> PluginIdentity:
     except OSError as error:
         problem = f"a file of its package cannot be read: {error}."
         raise BadInput([Fault(f"plugin:{point.name}", problem, "Install its package anew with pip.")]) from None
+    if places := files.list_foreign_places():
+        problem = (
+            f"{point.dist.name} {point.dist.version} has byte code that is not compiled from its source, for "
+            f"{quote_names(sorted(files.foreign), limit=3)}. Python would run other code than that of its hash."
+        )
+        command = " ".join(shlex.quote(str(part)) for part in (sys.executable, "-m", "compileall", "-q", "-f", *places))
+        raise BadInput([Fault(f"plugin:{point.name}", problem, f"Compile its source anew: {command}")])
     if not files.contains_module(point.module):
         problem = f"the files of {point.module} cannot be read: it lies in an archive, or is not there."
         raise BadInput([Fault(f"plugin:{point.name}", problem, "Install its package with pip.")])

@@ -8,6 +8,9 @@ Files that differ between two installations of the same wheel are excluded: thos
 (:data:`INSTALLERS`, scripts of entry points) and byte code caches. Of other scripts the first line is excluded, and of
 ``.pth`` files the folder names; the modules in these folders count instead.
 
+Byte code is no file of its own, because Python writes it by itself. So that the code which runs is that of the hash,
+:func:`has_foreign_byte_code` compares each cache that Python would load with the hashed source.
+
 The hash is no protection against someone who can write to a machine's Python packages.
 """
 
@@ -17,17 +20,29 @@ import inspect
 import os
 import pkgutil
 import re
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.machinery import SOURCE_SUFFIXES, SourceFileLoader
 from importlib.metadata import Distribution, EntryPoint, distributions
-from importlib.util import find_spec
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 INSTALLERS = {"INSTALLER", "REQUESTED", "RECORD", "RECORD.jws", "RECORD.p7s", "direct_url.json", "uv_cache.json"}
 """Files in ``.dist-info`` that an installer writes about its own work."""
 OUTSIDE = "../"
 """Prefix of the name of a file outside the folder of modules, such as ``../share/acme/atlas.txt``."""
 SCRIPTS = (f"{OUTSIDE}bin/", f"{OUTSIDE}Scripts/")
+_CODE_PARTS = (
+    *("co_name", "co_qualname", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_stacksize"),
+    *("co_code", "co_exceptiontable", "co_names", "co_varnames", "co_freevars", "co_cellvars"),
+)
+"""All that a code object does, but for its constants, which may hold further ones."""
 _CACHE = re.compile(r"(^|.*/)__pycache__/[^/.]+\.(cpython|pypy)[\w-]*(\.opt-[^/.]+)?\.pyc(\.\d+)?")
 """The name of a cache of byte code, also of one that is being written."""
 
@@ -38,9 +53,11 @@ class PluginFiles:
 
     Attributes:
         names: Sorted pairs of a file's path, relative to the folder of installed packages, and its content's SHA-256.
+        foreign: Modules' source files for which Python would load byte code of other code, by their names.
     """
 
     names: tuple[tuple[str, str], ...]
+    foreign: Mapping[str, Path] = field(default_factory=dict)
 
     def compute_sha256(self, target: str) -> str:
         """Return the hash of all files together with the entry point's target (``module:object``)."""
@@ -48,6 +65,11 @@ class PluginFiles:
         for name, sha256 in self.names:
             digest.update(f"{len(name)}:{name}".encode() + bytes.fromhex(sha256))
         return digest.hexdigest()
+
+    def list_foreign_places(self) -> list[Path]:
+        """Return the top-level folders and modules of the package that have byte code of other code than its source."""
+        tops = {path.parents[name.count("/") - 1] if "/" in name else path for name, path in self.foreign.items()}
+        return sorted(tops)
 
     def contains_module(self, module: str) -> bool:
         """Return True if any of these files belongs to the top-level package of ``module``."""
@@ -107,9 +129,11 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
     }
     theirs = _list_other_distribution_files({name.partition("/")[0] for name, _ in unsure}, owners) if unsure else set()
     files = recorded | {key: path for key, path in more.items() if key not in unsure or key[1] not in theirs}
-    hashes = []
+    hashes, foreign = [], dict[str, Path]()
     for (name, _), path in files.items():
         content = path.read_bytes()  # of it counts what does not depend on the folder of an installation
+        if path.suffix in SOURCE_SUFFIXES and not name.startswith(OUTSIDE) and has_foreign_byte_code(path, content):
+            foreign[name] = path
         if name.startswith(SCRIPTS) and content.startswith(b"#!"):
             content = content.partition(b"\n")[2]
         elif _is_pth_file(name):
@@ -117,7 +141,7 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
             if not content:
                 continue
         hashes.append((name, hashlib.sha256(content).hexdigest()))
-    return PluginFiles(tuple(sorted(hashes)))
+    return PluginFiles(tuple(sorted(hashes)), foreign)
 
 
 # ----------------------------------------------------------------------------------------------- what is installed
@@ -197,6 +221,65 @@ def _parse_pth_lines(content: bytes) -> tuple[list[bytes], list[bytes]]:
 
 def _is_pth_file(name: str) -> bool:
     return "/" not in name and name.endswith(".pth")
+
+
+# ----------------------------------------------------------------------------------------------- what Python loads
+
+
+class _ReadingLoader(SourceFileLoader):
+    """Python's own loader of a module, except that it writes no byte code."""
+
+    def set_data(self, path: str, data: "ReadableBuffer", *, _mode: int = 0o666) -> None:
+        """Write nothing."""
+
+
+def has_foreign_byte_code(path: Path, source: bytes) -> bool:
+    """Return True if Python would load byte code for a module that is not what its source compiles to.
+
+    A cache without check of the source, or one with the source's time and size, is loaded whatever its code is. An
+    installer may bring it with the package.
+
+    Args:
+        path: The module's source file.
+        source: Content of the file.
+    """
+    if not os.path.exists(cache_from_source(path)):
+        return False
+    loader = _ReadingLoader(path.stem, str(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the source, for its author
+        try:
+            loaded = loader.get_code(path.stem)
+        except SyntaxError:  # the cache is not loaded, and the module cannot be
+            return False
+        except (ImportError, EOFError, ValueError, TypeError):  # the cache is damaged
+            return True
+        try:
+            compiled = loader.source_to_code(source, str(path))
+        except (SyntaxError, ValueError):
+            return True
+    return loaded is None or not _is_same_code(loaded, compiled)
+
+
+def _is_same_code(left: CodeType, right: CodeType) -> bool:
+    """Return True if two code objects do the same; file names and line numbers may differ."""
+    if any(getattr(left, name) != getattr(right, name) for name in _CODE_PARTS):
+        return False
+    return _is_same_constant(left.co_consts, right.co_consts)
+
+
+def _is_same_constant(left: object, right: object) -> bool:
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, CodeType) and isinstance(right, CodeType):
+        return _is_same_code(left, right)
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return len(left) == len(right) and all(map(_is_same_constant, left, right))
+    if isinstance(left, frozenset) and isinstance(right, frozenset):
+        return left == right and sorted(map(repr, left)) == sorted(map(repr, right))
+    if isinstance(left, float | complex):
+        return repr(left) == repr(right)  # tells 0.0 from -0.0
+    return left == right
 
 
 # ----------------------------------------------------------------------------------------------- what Python finds

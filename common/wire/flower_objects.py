@@ -20,6 +20,7 @@ from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
+from common.system.plain_text import format_bytes, make_printable_line
 from common.wire.fleet_protocol import CHUNK_BYTES, Envelope, MetadataFields, ObjectTree, RecordDictFields
 
 vars(importlib.import_module("flwr.app.message.array"))["FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"] = CHUNK_BYTES
@@ -32,6 +33,11 @@ MOST_RECORDS = 100
 """Most Flower records in one message; ours have a handful."""
 PER_ARRAY = 64
 """Bytes that an array counts for beside its content: an empty array takes time, too."""
+MOST_SMALL_BYTES = 8 * 2**20
+"""Most bytes of all objects of a message that are no parts of arrays: fields, and the lists of parts. Each comes in one
+call of at most 5 MiB. Decoded they take up to forty times as much, for example as a list of empty texts."""
+NUMBERS_FROM_BYTES = {"float16": 2, "int8": 4}
+"""Number format of an array -> memory of its numbers, which are float32 once unpacked, for each byte."""
 
 
 class MessageTooLarge(ValueError):
@@ -143,11 +149,14 @@ def strip_message_content(message: Message) -> Any:
 
 
 def count_array_bytes(content: RecordDict, most: float = math.inf) -> int:
-    """Count the bytes of all arrays in a message's content, plus :data:`PER_ARRAY` for each; stop above ``most``."""
+    """Count the bytes of all arrays in a message's content, plus :data:`PER_ARRAY` for each; stop above ``most``.
+
+    An array of packed numbers counts as float32, as which it is decoded.
+    """
     weight = 0
     for record in content.array_records.values():
         for array in record.values():
-            weight += len(array.data) + PER_ARRAY
+            weight += len(array.data) * NUMBERS_FROM_BYTES.get(array.dtype, 1) + PER_ARRAY
             if weight > most:
                 return weight
     return weight
@@ -165,19 +174,24 @@ def rebuild_message_from_objects(message_id: str, contents: Mapping[str, bytes |
         most: Maximum bytes of all arrays, see :func:`count_array_bytes`.
 
     Raises:
-        MessageTooLarge: If the arrays have more bytes, or there are too many records.
+        MessageTooLarge: If the arrays have more bytes, other objects more than :data:`MOST_SMALL_BYTES`, or there are
+            too many records.
         ValueError: If the objects are not a valid Flower message.
     """
+    small = {name: content for name, content in contents.items() if not _is_array_chunk(content)}
+    if sum(map(len, small.values())) > MOST_SMALL_BYTES:  # before anything is decoded
+        raise MessageTooLarge(f"message {message_id[:8]} has more than {format_bytes(MOST_SMALL_BYTES)} of fields")
     try:
-        rest = {name: bytes(content) for name, content in contents.items() if not _is_array_chunk(content)}
+        rest = {name: bytes(content) for name, content in small.items()}
         objects: dict[str, Any] = dict(_join_array_chunks(contents, rest, most))
         message = inflate_object_from_contents(message_id, rest, keep_object_contents=True, objects=objects)
     except MessageTooLarge:
         raise
     except Exception as error:  # as the other side has written it: Flower and protobuf raise a dozen kinds
-        raise ValueError(f"message {message_id[:8]} cannot be put together: {error!r}") from None
+        reason = make_printable_line(repr(error))
+        raise ValueError(f"message {message_id[:8]} cannot be put together: {reason}") from None
     if not isinstance(message, Message):
-        raise ValueError(f"object {message_id} is no message")
+        raise ValueError(f"object {make_printable_line(message_id, 80)} is no message")
     if message.has_content() and (
         len(message.content) > MOST_RECORDS or count_array_bytes(message.content, most) > most
     ):
@@ -202,7 +216,7 @@ def _join_array_chunks(
             for place in places:
                 room -= sizes[place]
                 if room < 0:  # before anything is made of them
-                    raise MessageTooLarge(f"array {name[:8]} would take too much memory")
+                    raise MessageTooLarge(f"array {name[:8]} would take more than {format_bytes(int(most))}")
             chunks = [_strip_object_header(contents[children[place]]) for place in places]
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             yield name, Array(dtype=body["dtype"], shape=tuple(body["shape"]), stype=body["stype"], data=bytes(data))

@@ -11,7 +11,8 @@ from flwr.cli.build import build_fab_from_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.connection.fleet_client import BUNDLE_MAX_BYTES, BUNDLE_MAY_HOLD, find_app_bundle_fault
+from client.connection.answer_bounds import BUNDLE_MAX_BYTES
+from client.connection.fleet_client import BUNDLE_MAY_HOLD, find_app_bundle_fault
 from server.deployment.superlink.fleet_service import APP
 
 NAME = {"pyproject.toml": APP.encode()}

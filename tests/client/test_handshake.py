@@ -199,3 +199,12 @@ def test_the_handshake_goes_the_way_that_grpc_will_go(
             called, _, _ = select([proxy, target], [], [], 20)
             call.cancel()
     assert called == [ours]
+
+
+def test_the_reason_of_a_proxy_is_one_short_line(coordinator: CoordinatorFolder) -> None:
+    line = b"HTTP/1.1 403 " + b"\x1b[2J" + b"x" * 60_000 + b"\r\n\r\n"
+    with listening(answers(line)) as port:
+        reason = not_now(coordinator, "fl.example:9092", {"https_proxy": f"http://127.0.0.1:{port}"})
+    assert "403" in reason
+    assert len(reason) < 700
+    assert reason.isprintable()

@@ -1,19 +1,27 @@
 """The hash of a plug-in covers every file of its package that can run or be read."""
 
+import base64
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import py_compile
+import shlex
 import shutil
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
 import pytest
 
 from common.errors import BadInput
 from common.plugins import LOSSES, identify_plugin, load_plugin_entry_point
+from common.plugins.files import has_foreign_byte_code
 from tests.third_parties import forget, install_files
 
 NAMES = ("acme", "acme_more", "acme_data", "acme_hook", "shared", "other", "third")
@@ -57,6 +65,8 @@ def nothing_of_before(few_packages: None, monkeypatch: Patched) -> Iterator[None
     """Each test has modules and hashes of its own."""
     forget(monkeypatch)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
         del sys.modules[name]
@@ -197,6 +207,168 @@ def test_what_was_stamped_for_a_plan_is_what_is_loaded(tmp_path: Path, monkeypat
     (site / "acme_more.py").write_text(EVIL)
     with pytest.raises(BadInput, match="changed"):
         load_plugin_entry_point(LOSSES, "answer")
+
+
+# ---------------------------------------------------------------------- byte code
+
+
+def forge_byte_code(source: Path, forged: str, mode: PycInvalidationMode = PycInvalidationMode.UNCHECKED_HASH) -> None:
+    """Put byte code of other code among the caches of a module, as a wheel may bring it.
+
+    Args:
+        mode: How Python decides if it is loaded; with a time stamp it has the time and size of the source.
+    """
+    honest, status = source.read_bytes(), source.stat()
+    source.write_text(forged.ljust(status.st_size))  # a size of its own would not be loaded
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+    py_compile.compile(str(source), invalidation_mode=mode)
+    source.write_bytes(honest)
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def refused(name: str = "answer") -> BadInput:
+    """The refusal of a plug-in that is neither hashed nor loaded."""
+    with pytest.raises(BadInput) as hashed:
+        identify_plugin(LOSSES, name)
+    with pytest.raises(BadInput):
+        load_plugin_entry_point(LOSSES, name)
+    return hashed.value
+
+
+MODULES = {"acme_more.py": EVIL, "acme/lazy.py": "VALUE = 'forged'\n", "acme/__init__.py": "TEXT = 'forged'\n"}
+LOADED_UNSEEN = [PycInvalidationMode.UNCHECKED_HASH, PycInvalidationMode.TIMESTAMP]
+
+
+@pytest.mark.parametrize("mode", LOADED_UNSEEN)
+@pytest.mark.parametrize("module", MODULES)
+def test_a_package_with_byte_code_of_another_source_is_refused_and_the_command_repairs_it(
+    module: str, mode: PycInvalidationMode, tmp_path: Path, monkeypatch: Patched
+) -> None:
+    site = installed(tmp_path, monkeypatch)
+    before = identify_plugin(LOSSES, "late")
+    forget(monkeypatch)
+    forge_byte_code(site / module, MODULES[module], mode)
+    (fault,) = refused("late").faults
+    assert "acme 1.0" in fault.problem
+    assert module in fault.problem
+    command = fault.remedy.partition(": ")[2]
+    subprocess.run(shlex.split(command), check=True, timeout=60)
+    assert identify_plugin(LOSSES, "late") == before
+    assert load_plugin_entry_point(LOSSES, "late")() == "hashed"
+
+
+def test_byte_code_in_a_folder_of_its_own_is_compared_too(tmp_path: Path, monkeypatch: Patched) -> None:
+    site = installed(tmp_path, monkeypatch)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "caches"))
+    forge_byte_code(site / "acme_more.py", EVIL)
+    assert not (site / "__pycache__").exists()
+    refused()
+
+
+DIFFERENCES = {
+    "a constant": ("X = 1.0", "X = 2.0"),
+    "a zero's sign": ("X = 0.0", "X = -0.0"),
+    "a number's type": ("X = 1", "X = True"),
+    "a constant of a set": ("X = 1 in {0, 1}", "X = 1 in {0, True}"),
+    "a constant of a function": ("def f(): return (1, 2)", "def f(): return (1, 3)"),
+    "a default": ("def f(x=1): pass", "def f(x=2): pass"),
+    "a name": ("import os as a", "import re as a"),
+    "what is caught": (
+        "def f(g):\n try:\n  g()\n except ValueError: pass",
+        "def f(g):\n g()\n try:\n  pass\n except ValueError: pass",
+    ),
+    "a class": ("class A: x: int = 1", "class A: x: int = 3"),
+}
+
+
+@pytest.mark.parametrize(("honest", "forged"), DIFFERENCES.values(), ids=DIFFERENCES.keys())
+def test_byte_code_that_differs_in_this_is_foreign(honest: str, forged: str, tmp_path: Path) -> None:
+    (source := tmp_path / "module.py").write_text(honest)
+    py_compile.compile(str(source), invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+    assert not has_foreign_byte_code(source, source.read_bytes())
+    py_compile.compile(str(source), invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+    (other := tmp_path / "other.py").write_text(forged)
+    cache = importlib.util.cache_from_source(str(source))
+    py_compile.compile(str(other), cfile=cache, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+    assert has_foreign_byte_code(source, source.read_bytes())
+
+
+def test_a_cache_that_is_damaged_is_foreign(tmp_path: Path) -> None:
+    (source := tmp_path / "module.py").write_text("X = 1")
+    cache = Path(py_compile.compile(str(source), invalidation_mode=PycInvalidationMode.UNCHECKED_HASH) or "")
+    cache.write_bytes(cache.read_bytes()[:-5])
+    assert has_foreign_byte_code(source, source.read_bytes())
+
+
+def test_caches_that_python_made_or_does_not_load_are_no_fault(tmp_path: Path, monkeypatch: Patched) -> None:
+    site = installed(tmp_path, monkeypatch)
+    before = identify_plugin(LOSSES, "answer")
+    for mode in PycInvalidationMode:  # from a folder of another name, as in an image that was built elsewhere
+        py_compile.compile(str(site / "acme_more.py"), dfile="/elsewhere/acme_more.py", invalidation_mode=mode)
+        assert identify_plugin(LOSSES, "answer") == before
+    times = {PycInvalidationMode.CHECKED_HASH: 1e9, PycInvalidationMode.TIMESTAMP: 1.1e9}
+    for mode, changed in times.items():  # of an earlier source
+        forge_byte_code(site / "acme_more.py", EVIL, mode)
+        os.utime(site / "acme_more.py", (changed, changed))
+        assert identify_plugin(LOSSES, "answer") == before
+    cache = Path(importlib.util.cache_from_source(str(site / "acme_more.py")))
+    cache.write_bytes(b"another release" + cache.read_bytes())
+    assert identify_plugin(LOSSES, "answer") == before
+    assert load_plugin_entry_point(LOSSES, "answer")() == "hashed"
+
+
+def test_a_file_that_is_no_module_is_no_fault(tmp_path: Path, monkeypatch: Patched) -> None:
+    site = installed(tmp_path, monkeypatch, {**FILES, "acme/template.py": "class {{ name }}: pass"})
+    cache = Path(importlib.util.cache_from_source(str(site / "acme" / "template.py")))
+    cache.parent.mkdir(exist_ok=True)
+    cache.write_bytes(b"left from an earlier release")
+    assert load_plugin_entry_point(LOSSES, "answer")() == "hashed"
+
+
+@pytest.fixture
+def forged_wheel(tmp_path: Path) -> Path:
+    """A wheel with honest sources, and byte code of another one that Python does not compare with them."""
+    built = tmp_path / "built"
+    install_files(built, "acme", FILES, POINTS)
+    forge_byte_code(built / "acme_more.py", EVIL)
+    (info := built / "acme-1.0.dist-info").joinpath("WHEEL").write_text(
+        "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    files = [path for path in built.rglob("*") if path.is_file() and path.name not in ("RECORD", "INSTALLER")]
+    names = [str(path.relative_to(built)) for path in files]
+    lines = [
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).decode().rstrip('=')},"
+        for name, path in zip(names, files, strict=True)
+    ]
+    (info / "RECORD").write_text("\n".join([*lines, f"{info.name}/RECORD,,\n"]))
+    wheel = tmp_path / "acme-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in [*names, f"{info.name}/RECORD"]:
+            archive.write(built / name, name)
+    return wheel
+
+
+INSTALLERS = {
+    "pip": ["pip", "install", "--no-index", "--no-deps", "--no-compile", "--target"],
+    "uv": ["uv", "pip", "install", "--offline", "--no-index", "--no-deps", "--no-cache", "--target"],
+}
+PRESENT = [
+    pytest.param(name, marks=pytest.mark.skipif(find_spec(name) is None, reason="absent")) for name in INSTALLERS
+]
+
+
+@pytest.mark.parametrize("installer", PRESENT)
+def test_a_wheel_with_forged_byte_code_is_refused_as_each_installer_leaves_it(
+    installer: str, forged_wheel: Path, tmp_path: Path, monkeypatch: Patched
+) -> None:
+    words = INSTALLERS[installer]
+    site = tmp_path / "site"
+    subprocess.run([sys.executable, "-m", *words, str(site), str(forged_wheel)], check=True, timeout=120)
+    monkeypatch.syspath_prepend(str(site))
+    importlib.invalidate_caches()
+    (fault,) = refused().faults
+    subprocess.run(shlex.split(fault.remedy.partition(": ")[2]), check=True, timeout=60)
+    assert load_plugin_entry_point(LOSSES, "answer")() == "hashed"
 
 
 def test_a_package_in_an_archive_is_refused(tmp_path: Path, monkeypatch: Patched) -> None:

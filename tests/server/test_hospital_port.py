@@ -22,12 +22,11 @@ from client.connection.fleet_client import FleetClient
 from common import __version__
 from common.security.call_signatures import encode_public_key_pem
 from common.security.call_signatures import make_signed_headers as signed
-from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, SERVICE, WIRE_VERSION, HelloAnswer
+from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, LARGEST_CALL, SERVICE, WIRE_VERSION, HelloAnswer
 from server.coordinator.folder import CoordinatorFolder
 from server.deployment.superlink import fleet_server
 from server.deployment.superlink.authentication import CALLS_PER_SITE, ConcurrentCallLimiter
 from server.deployment.superlink.fleet_server import CALLS_PER_CONNECTION, LARGEST_METADATA
-from server.deployment.superlink.object_store import LARGEST_CALL
 from tests.client.handshakes import grpc_server
 from tests.network.flood import DATA, END_HEADERS, FRAME, HEADERS, PREFACE, RST_STREAM, SETTINGS, announced, frame
 from tests.network.flood import headers as header_block

@@ -18,6 +18,7 @@ from common.security.phrase import compute_certificate_key_hash
 from common.wire.fleet_protocol import (
     HELLO_METHOD,
     HELLO_SERVICE,
+    LARGEST_CALL,
     SERVICE,
     WIRE_VERSION,
     ActivateNodeRequest,
@@ -40,7 +41,7 @@ from server.deployment.superlink.authentication import (
 )
 from server.deployment.superlink.fleet_service import FleetService
 from server.deployment.superlink.messages import SuperLinkStorage
-from server.deployment.superlink.object_store import LARGEST_CALL, ParsedObjectPush
+from server.deployment.superlink.object_store import ParsedObjectPush
 from server.deployment.superlink.refused_calls import FILE, RefusedCallLog, UnknownCallerCounts
 
 THREADS = 1000

@@ -167,8 +167,6 @@ class PullObjectResponseCache:
 SPARE_BYTES = 16 * 2**20
 """Bytes that a reply may have beyond its request: statistics and metrics."""
 SPARE_OBJECTS = 8 + SPARE_BYTES // CHUNK_BYTES
-LARGEST_CALL = CHUNK_BYTES + 2**20
-"""Bytes of one call at most: a chunk of an array is the largest part of a message. Flower 1.39 allows 2 GiB."""
 
 
 def read_masked_update_size(content: Mapping[str, Any]) -> int:
