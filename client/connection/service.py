@@ -63,7 +63,13 @@ DROP_SIGNAL = signal.SIGUSR1
 CERTIFICATE_WARNING_DAYS = 30
 MAX_ATTEMPTS = 3
 """Number of processes that may die during the work on one message before the site answers it with an error."""
-EXIT_CODES = {"name": ClientExitCode.NAME, "version": ClientExitCode.VERSION, "labels": ClientExitCode.LABELS}
+EXIT_CODES = {"name": ClientExitCode.NAME, "version": ClientExitCode.VERSION}
+"""Refusals that end the program, because this site alone has to fix their cause. Not so with labels: another site's
+labels may have led to the refusal, and this site may fit the next run."""
+REMEDY_FOR_LABELS = (
+    "This program stays connected for other runs. After a change of site.toml, or if the coordinator admits more, stop"
+    " it and start it again: the run then asks this site anew."
+)
 Tell = Callable[[str], None]
 
 
@@ -140,7 +146,11 @@ class HospitalMessageLoop:
     def __post_init__(self) -> None:
         def record_refusal(refusal: Refusal) -> None:
             problem = f"the coordinator does not take this site into run {refusal.run[:8]}: {refusal.reason}"
-            self._refusal = ConnectionNotAccepted(EXIT_CODES[refusal.kind], problem, "")
+            if refusal.kind in EXIT_CODES:
+                self._refusal = ConnectionNotAccepted(EXIT_CODES[refusal.kind], problem, "")
+            else:
+                self._report_error(problem)
+                self.tell(REMEDY_FOR_LABELS)
 
         self._app = self.make_app(lambda context: self.site, record_refusal, self.tell)
         self._pending = PendingMessage(self.settings.state_folder / "in-hand")

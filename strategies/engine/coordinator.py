@@ -21,6 +21,7 @@ from common.models.network import build_network
 from common.models.state import FrozenPart, ModelState, ModelStateLayout, make_model_layout
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.engine.aggregator import Aggregator, get_update_norm_limit, make_aggregator, update_global_model
+from strategies.engine.claims import ClaimsBySite
 from strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord, RunCallbacks
 from strategies.engine.exchange import (
     ExchangeReplies,
@@ -41,7 +42,7 @@ from strategies.engine.layers import (
     RunningVarianceCheckLayer,
     UpdateNormBoundLayer,
 )
-from strategies.engine.membership import AdmissionRule, Registered, RunMembership
+from strategies.engine.membership import AdmissionRule, Registered, RunMembership, SiteProcesses
 from strategies.engine.secure_aggregation import SecureAggregationLayer
 from strategies.engine.state import (
     FederationState,
@@ -69,6 +70,9 @@ class Coordinator:
         callbacks: Receive the events of the run.
         registered: Returns the site name of each registered node; None in simulation.
         admission: Rules that a site must satisfy to take part.
+        claims: Returns in which order sites were admitted, and the coordinator's lists of classes; None if nobody
+            admits sites.
+        processes: Returns the process of each node, which shows that a site was restarted; None in simulation.
         scratch: Folder for updates that wait on disk; None for the system's temporary folder.
         frozen: The part of the model that is not trained; the plan names the hash of this part.
 
@@ -93,6 +97,8 @@ class Coordinator:
         callbacks: RunCallbacks | None = None,
         registered: Registered | None = None,
         admission: Sequence[AdmissionRule] = (),
+        claims: ClaimsBySite | None = None,
+        processes: SiteProcesses | None = None,
         scratch: Path | None = None,
         frozen: FrozenPart | None = None,
     ) -> None:
@@ -101,7 +107,8 @@ class Coordinator:
         if plan.model.train != "all" and (frozen is None or frozen.sha256 != plan.model.frozen_sha256):
             raise ValueError("the plan's model has a frozen part; pass it as frozen, and name its hash in the plan")
         self.frozen = None if frozen is None else FrozenModelPartDelivery(frozen)
-        self.sites = RunMembership(method, plan, participation, run, self.callbacks, registered, admission)
+        rules = registered, admission, claims, processes
+        self.sites = RunMembership(method, plan, participation, run, self.callbacks, *rules)
         self.state: FederationState
         self.last_validation = FederationValidation()
         self.requests: ExchangeRequests

@@ -147,6 +147,13 @@ class Method(Strategy):
         """Return the faults in the answers to the roll call that make this method impossible."""
         return []
 
+    def list_sites_at_fault(self, context: RoundContext) -> list[str]:
+        """Return the sites whose answers lead to the faults of :meth:`find_roll_call_faults`.
+
+        With ``min_sites`` the run goes on without them. If there are none, the faults end the run.
+        """
+        return []
+
     # ------------------------------------------------------------------ a Flower strategy
 
     def prepare(self, plan: HospitalPlan, participation: ParticipationSection, run: str, **options: Any) -> Self:

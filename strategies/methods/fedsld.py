@@ -173,11 +173,7 @@ def compute_mean_label_weight(context: RoundContext) -> float:
 
 def find_uncounted_label_faults(context: RoundContext) -> list[Fault]:
     """Return a fault if a class's share in the federation is unknown, because its images would get the weight 0."""
-    positives, images = collect_label_counts(context)
-    owners = context.contract.annotation_matrix()
-    unknown = (owners & np.isnan(positives)).any(axis=0)
-    one_sided = (np.nansum(positives, axis=0) == 0) | (np.nansum(images - positives, axis=0) == 0)
-    silent = np.isnan(positives).all(axis=0) | (unknown & one_sided)
+    silent = np.any(_find_needed_counts(context), axis=0)
     names = [name for name, is_silent in zip(context.contract.class_names, silent.tolist(), strict=True) if is_silent]
     if not names:
         return []
@@ -186,6 +182,21 @@ def find_uncounted_label_faults(context: RoundContext) -> list[Fault]:
         "Hospitals send it with label_counts = true under [policy]; never of a class of few patients (smallest_count)."
     )
     return [Fault("run.method", problem, remedy)]
+
+
+def list_sites_without_needed_counts(context: RoundContext) -> list[str]:
+    """Return the sites that annotate a class whose share is unknown, and keep its count; without them all are known."""
+    lacking = np.any(_find_needed_counts(context), axis=1)
+    return [site for site, lacks in zip(context.contract.sites, lacking.tolist(), strict=True) if lacks]
+
+
+def _find_needed_counts(context: RoundContext) -> NDArray[np.bool_]:
+    """Return an array ``(sites, classes)``, True for each unknown count by which a class's share is unknown."""
+    positives, images = collect_label_counts(context)
+    unknown = context.contract.annotation_matrix() & np.isnan(positives)
+    one_sided = (np.nansum(positives, axis=0) == 0) | (np.nansum(images - positives, axis=0) == 0)
+    silent = np.isnan(positives).all(axis=0) | (unknown.any(axis=0) & one_sided)
+    return np.asarray(unknown & silent, np.bool_)
 
 
 # ---------------------------------------------------------------------- weights of images and entries (eq. 3)
@@ -344,6 +355,10 @@ class FedSLD(Method):
         """Return a fault if a class's share in the federation is unknown."""
         return find_uncounted_label_faults(context)
 
+    def list_sites_at_fault(self, context: RoundContext) -> list[str]:
+        """Return the sites that keep a count which the method needs."""
+        return list_sites_without_needed_counts(context)
+
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return a function that gives each site the federation's label prior for the classes of its head rows."""
         everywhere, contract = compute_label_prior(*collect_label_counts(context)), context.contract
@@ -365,6 +380,10 @@ class ScaledFedAvg(Method):
     def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
         """Return a fault if a class's share in the federation is unknown."""
         return find_uncounted_label_faults(context)
+
+    def list_sites_at_fault(self, context: RoundContext) -> list[str]:
+        """Return the sites that keep a count which the method needs."""
+        return list_sites_without_needed_counts(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return a function that gives each site the statistics of its training.
