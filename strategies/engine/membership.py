@@ -658,10 +658,10 @@ class RunMembership:
             new = self.method.find_roll_call_faults(context)
             if not new:
                 return faults
-            sites = self.method.list_sites_at_fault(context) if self.participation.min_sites else []
-            if not sites:
-                raise_faults(faults + new)
-            faults += self._refuse_faulty_sites([replace(fault, site=site) for site in sites for fault in new])
+            self._refuse_faulty_sites(new)
+            faults += {str(fault): fault for fault in new}.values()  # one text may be about several sites
+            if not self.participation.min_sites or not all(fault.site for fault in new):
+                raise_faults(faults)
             if len(self._roll.members) < self.participation.min_sites:
                 return faults
 

@@ -144,13 +144,9 @@ class Method(Strategy):
         return {}
 
     def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Return the faults in the answers to the roll call that make this method impossible."""
-        return []
+        """Return the faults in the answers to the roll call that make this method impossible.
 
-    def list_sites_at_fault(self, context: RoundContext) -> list[str]:
-        """Return the sites whose answers lead to the faults of :meth:`find_roll_call_faults`.
-
-        With ``min_sites`` the run goes on without them. If there are none, the faults end the run.
+        A fault that names its site leaves out this site if the run can go on without it; any other fault ends the run.
         """
         return []
 

@@ -184,10 +184,14 @@ def find_uncounted_label_faults(context: RoundContext) -> list[Fault]:
     return [Fault("run.method", problem, remedy)]
 
 
-def list_sites_without_needed_counts(context: RoundContext) -> list[str]:
-    """Return the sites that annotate a class whose share is unknown, and keep its count; without them all are known."""
-    lacking = np.any(_find_needed_counts(context), axis=1)
-    return [site for site, lacks in zip(context.contract.sites, lacking.tolist(), strict=True) if lacks]
+def find_sites_without_needed_counts(context: RoundContext) -> list[Fault]:
+    """Return the fault of :func:`find_uncounted_label_faults` for each site that keeps a count which is needed.
+
+    Without these sites the share of every class is known.
+    """
+    lacking = np.any(_find_needed_counts(context), axis=1).tolist()
+    sites = [site for site, lacks in zip(context.contract.sites, lacking, strict=True) if lacks]
+    return [replace(fault, site=site) for site in sites for fault in find_uncounted_label_faults(context)]
 
 
 def _find_needed_counts(context: RoundContext) -> NDArray[np.bool_]:
@@ -352,12 +356,8 @@ class FedSLD(Method):
         return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
 
     def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Return a fault if a class's share in the federation is unknown."""
-        return find_uncounted_label_faults(context)
-
-    def list_sites_at_fault(self, context: RoundContext) -> list[str]:
-        """Return the sites that keep a count which the method needs."""
-        return list_sites_without_needed_counts(context)
+        """Return a fault for each site that keeps a count without which a class's share is unknown."""
+        return find_sites_without_needed_counts(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return a function that gives each site the federation's label prior for the classes of its head rows."""
@@ -378,12 +378,8 @@ class ScaledFedAvg(Method):
     site: ScaledFedAvgSite
 
     def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Return a fault if a class's share in the federation is unknown."""
-        return find_uncounted_label_faults(context)
-
-    def list_sites_at_fault(self, context: RoundContext) -> list[str]:
-        """Return the sites that keep a count which the method needs."""
-        return list_sites_without_needed_counts(context)
+        """Return a fault for each site that keeps a count without which a class's share is unknown."""
+        return find_sites_without_needed_counts(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return a function that gives each site the statistics of its training.
