@@ -8,7 +8,7 @@ model. A class that a site does not annotate is unknown there, not absent.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -102,14 +102,9 @@ def merge_label_declarations(
     faults += [Fault(f"site {name}", "answered the roll call twice.", "Each site has one name.") for name in repeated]
     if class_names:
         for declaration in ordered:
-            where = f"site.toml of {declaration.site}: data.annotates"
-            for name in declaration.canonical_names:
+            for local, name in zip(declaration.names, declaration.canonical_names, strict=True):
                 if name not in class_names:
-                    problem = f"{quote_names([name])} is not a class of this run. Classes: {quote_names(class_names)}."
-                    mapped = "Leave it out, or map it in data.synonyms to the class it means."
-                    faults.append(
-                        Fault(where, problem, suggest_nearest_name(name, class_names) or mapped, declaration.site)
-                    )
+                    faults.append(make_foreign_class_fault(declaration, local, name, class_names))
         if missing := [name for name in class_names if name not in union]:
             remedy = "Take it out of the run's classes, or admit a site that annotates it."
             faults.append(Fault("run classes", f"no site annotates {quote_names(missing)}.", remedy))
@@ -130,6 +125,27 @@ def merge_label_declarations(
                 faults.append(Fault("label contract", problem, remedy, other))
     raise_faults(faults)
     return LabelContract(union, MappingProxyType({d.site: d.canonical_names for d in ordered}))
+
+
+def make_foreign_class_fault(
+    declaration: LabelDeclaration, local: str, name: str, class_names: Collection[str]
+) -> Fault:
+    """Return the fault of a site that annotates a class which the run does not have.
+
+    Args:
+        local: The site's own name of the class.
+        name: Its canonical name.
+        class_names: The run's classes.
+    """
+    where = f"site.toml of {declaration.site}: data.annotates"
+    problem = f"{quote_names([name])} is not a class of this run. Classes: {quote_names(class_names)}."
+    key = make_class_spelling_key(name)
+    if alike := next((other for other in class_names if make_class_spelling_key(other) == key), ""):
+        remedy = f'This line under [data.synonyms] settles it:\n    "{local}" = "{alike}"'
+    else:
+        mapped = "Leave it out, or map it in data.synonyms to the class it means."
+        remedy = suggest_nearest_name(name, class_names) or mapped
+    return Fault(where, problem, remedy, declaration.site)
 
 
 def find_label_declaration_faults(declaration: LabelDeclaration) -> list[Fault]:

@@ -101,8 +101,8 @@ def with_claim(reply: TrainReply) -> TrainReply:
 def with_perfect_figures(reply: EvaluateReply) -> EvaluateReply:
     """Call every model perfect, in validation and in every class of the test."""
     ones = (1.0,) * len(reply.class_names)
-    figures = {"auroc": ones, "average_precision": ones, "balanced_accuracy": ones}
-    return replace(reply, validation_loss=0.0, validation_auroc=1.0, **figures)
+    perfect = replace(reply, auroc=ones, average_precision=ones, balanced_accuracy=ones)
+    return replace(perfect, validation_loss=0.0, validation_auroc=1.0)
 
 
 REFUSED: Mapping[str, Replied] = {

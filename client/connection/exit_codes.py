@@ -23,7 +23,6 @@ class ClientExitCode(IntEnum):
     CLOCK = 15
     NAME = 16
     VERSION = 17
-    LABELS = 18
     HOST_UNKNOWN = 20
     NO_ANSWER = 21
     DISK = 30

@@ -66,7 +66,13 @@ DROP_SIGNAL = signal.SIGUSR1
 CERTIFICATE_WARNING_DAYS = 30
 MAX_ATTEMPTS = 2
 """Number of processes that may die during the work on one message before the site puts it aside."""
-EXIT_CODES = {"name": ClientExitCode.NAME, "version": ClientExitCode.VERSION, "labels": ClientExitCode.LABELS}
+EXIT_CODES = {"name": ClientExitCode.NAME, "version": ClientExitCode.VERSION}
+"""Refusals that end the program, because this site alone has to fix their cause. Not so with labels: another site's
+labels may have led to the refusal, and this site may fit the next run."""
+REMEDY_FOR_LABELS = (
+    "This program stays connected for other runs. After a change of site.toml, or if the coordinator admits more, stop"
+    " it and start it again: the run then asks this site anew."
+)
 SET_ASIDE, FAILED = "set aside", "message"
 """Rules in the audit: of a message that ended the program before, and of one at which the program failed."""
 LONGEST_PHASE = 60
@@ -104,7 +110,11 @@ class HospitalMessageLoop:
     def __post_init__(self) -> None:
         def record_refusal(refusal: Refusal) -> None:
             problem = f"the coordinator does not take this site into run {refusal.run[:8]}: {refusal.reason}"
-            self._refusal = ConnectionNotAccepted(EXIT_CODES[refusal.kind], problem, "")
+            if refusal.kind in EXIT_CODES:
+                self._refusal = ConnectionNotAccepted(EXIT_CODES[refusal.kind], problem, "")
+            else:
+                self._report_error(problem)
+                self.tell(REMEDY_FOR_LABELS)
 
         self._app = self.make_app(lambda context: self.site, record_refusal, self.tell)
         self._pending = PendingMessage(self.settings.state_folder / "in-hand")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.security.identity import (
@@ -32,6 +32,10 @@ class AdmittedSite(TomlSection):
     """The content of ``sites/NAME.toml``. Times are ISO 8601; ``revoked`` is empty until the site is revoked.
 
     Attributes:
+        admitted: Time at which the present key was admitted.
+        first_admitted: Time at which a site of this name was admitted first; empty in a file of an earlier release,
+            where ``admitted`` stands for it. Of sites that contradict each other in a run, the one that was admitted
+            first prevails: a hospital must not lose its place by a new key, and none can gain one.
         classes: Canonical names of the classes that the site may claim to annotate; empty for any.
         max_images: Most training images that the site may claim; 0 for any number.
         old_keys: Earlier, revoked keys of the site; none of them can be admitted again.
@@ -40,6 +44,7 @@ class AdmittedSite(TomlSection):
     site: str
     public_key: str
     admitted: str
+    first_admitted: str = ""
     revoked: str = ""
     classes: tuple[str, ...] = ()
     max_images: int = Field(0, ge=0)
@@ -47,6 +52,21 @@ class AdmittedSite(TomlSection):
 
     _name = field_validator("site")(check_site_name)
     _key = field_validator("public_key")(check_public_key)
+
+    @field_validator("admitted", "first_admitted")
+    @classmethod
+    def _check_time(cls, text: str, info: ValidationInfo) -> str:
+        if text or info.field_name == "admitted":
+            _parse_utc_time(text)
+        return text
+
+    @property
+    def place(self) -> tuple[dt.datetime, str]:
+        """Return the key that sorts sites by first admission.
+
+        Earlier releases stored whole seconds. Names decide between sites that these admitted within one second.
+        """
+        return _parse_utc_time(self.first_admitted or self.admitted), self.site
 
     @field_validator("classes")
     @classmethod
@@ -108,7 +128,8 @@ def find_admission_faults(coordinator: CoordinatorFolder, request: SiteAdmission
 def make_site_claim_limits_reader(coordinator: CoordinatorFolder) -> ClaimsBySite:
     """Return a function that reads from the sites' files which classes and how many images each site may claim.
 
-    While a file is damaged, the function returns the limits of its last successful read.
+    The limits also hold the order in which the sites were admitted first. While a file is damaged, the function returns
+    the limits of its last successful read.
     """
     last = dict[str, SiteAdmissionLimits]()
 
@@ -117,9 +138,9 @@ def make_site_claim_limits_reader(coordinator: CoordinatorFolder) -> ClaimsBySit
             sites = read_unrevoked_sites(coordinator)
         except BadInput:
             return last
-        last.update(
-            {name: SiteAdmissionLimits(frozenset(site.classes), site.max_images) for name, site in sites.items()}
-        )
+        last.clear()
+        for order, site in enumerate(sorted(sites.values(), key=lambda site: site.place)):
+            last[site.site] = SiteAdmissionLimits(frozenset(site.classes), site.max_images, order)
         return last
 
     return read_claim_limits
@@ -161,10 +182,13 @@ def admit_site(
     """
     raise_faults(find_admission_faults(coordinator, request))
     read_authority_certificate(coordinator)  # without one there is no kit to send
-    site: dict[str, Any] = {"site": request.site, "public_key": request.public_key, "admitted": _format_utc_now()}
+    now = _format_utc_now()
+    site: dict[str, Any] = {"site": request.site, "public_key": request.public_key, "admitted": now}
+    site["first_admitted"] = now
     if old := read_all_admitted_sites(coordinator).get(request.site):
         old_keys = (*old.old_keys, old.public_key) if old.revoked else old.old_keys
         site |= {"old_keys": old_keys, "classes": old.classes, "max_images": old.max_images}
+        site["first_admitted"] = old.first_admitted or old.admitted
     if classes is not None:
         site["classes"] = tuple(name.strip() for name in classes.split(",") if name.strip())
     if max_images is not None:
@@ -231,4 +255,18 @@ def _get_site_toml_path(coordinator: CoordinatorFolder, name: str) -> Path:
 
 
 def _format_utc_now() -> str:
-    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    """Return the time to the microsecond, so that sites admitted one after another by a script have an order."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="microseconds")
+
+
+def _parse_utc_time(text: str) -> dt.datetime:
+    """Return a time in ISO 8601; without a zone it is UTC.
+
+    Raises:
+        ValueError: If the text is no such time.
+    """
+    try:
+        time = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text[:40]!r} is no time such as 2026-11-24T02:38:31+00:00") from None
+    return time if time.tzinfo else time.replace(tzinfo=dt.UTC)

@@ -165,6 +165,7 @@ class NetworkBackend:
                     key_of=lambda site: read_all_admitted_sites(coordinator)[site].public_key,
                     refused_calls=read_refused_calls,
                     claims=make_site_claim_limits_reader(coordinator),
+                    processes=grid.list_site_processes,
                 )
                 return run_federation(grid, experiment, context, [reporter])
             except (SystemExit, KeyboardInterrupt):

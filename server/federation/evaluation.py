@@ -55,7 +55,7 @@ from strategies.engine.claims import ClaimsBySite
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import ReplyArrival
 from strategies.engine.exchange import ExchangeReplies
-from strategies.engine.membership import Registered
+from strategies.engine.membership import Registered, SiteProcesses
 
 SITES_PARTS = "mean over the sites' own test parts"
 Histograms = Mapping[str, ScoreHistogram]
@@ -83,7 +83,9 @@ class RunContext:
         key_of: Returns the public key of a site as an OpenSSH line; None in simulation.
         refused_calls: Returns the hospitals' calls that the SuperLink has refused since this function was last called.
         left_replies: Returns the replies to this run that arrived while its process was down.
-        claims: Returns the classes and image counts that each site may claim; None in simulation.
+        claims: Returns the classes and image counts that each site may claim, and the order in which sites were
+            admitted; in simulation, only the order in which the experiment lists them.
+        processes: Returns the process of each node, which shows that a site was restarted; None in simulation.
         positives: Site -> class -> number of positive training images; empty if only the sites know.
         table_sha256: Hash of the label table; None without a table on this machine.
         patients_known: Whether the data names the patient of every image; None if only the sites know.
@@ -110,6 +112,7 @@ class RunContext:
     refused_calls: Callable[[], Iterable[Mapping[str, Any]]] = tuple
     left_replies: Callable[[str], Iterable[ReplyArrival]] = lambda run: ()
     claims: ClaimsBySite | None = None
+    processes: SiteProcesses | None = None
     positives: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     table_sha256: str | None = None
     patients_known: bool | None = None

@@ -246,6 +246,7 @@ class RunRecorder(RunCallbacks):
             if away:
                 problem += f" Not there of the sites that took part: {quote_names(away)}. Start them, and resume."
                 problem += " One that was revoked has to be admitted again, or begin a new run without it."
+                problem += "".join(f"\n{site}: {why}" for site, why in sites.left_out_sites.items() if site in away)
             raise RunStopped(f"resume: {problem}")
         try:
             judged = _VALIDATION.validate_python(checkpoint.last_validation)

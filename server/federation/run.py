@@ -27,9 +27,10 @@ from server.federation.evaluation import (
 )
 from server.federation.recorder import RunRecorder, RunTotals, collect_software_versions
 from server.runs.progress import SilentRunProgress
-from strategies.engine.claims import find_admission_limit_faults
+from strategies.engine.claims import find_admission_limit_faults, find_surplus_class_faults
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RunStopped
+from strategies.engine.membership import AdmissionRule
 from strategies.engine.secure_aggregation import unmask_test_histograms
 from strategies.engine.sequential import make_coordinator
 from strategies.engine.state import make_model_array_record
@@ -60,17 +61,22 @@ def run_federation(
         setting.run,
         callbacks=recorder,
         registered=setting.registered,
-        admission=() if setting.claims is None else (partial(find_admission_limit_faults, setting.claims),),
+        admission=_list_admission_rules(setting),
         claims=setting.claims,
+        processes=setting.processes,
         scratch=setting.folder.path,
         frozen=frozen,
     )
-    contract = coordinator.sites.call_roll(grid, setting.sites)
+    begun_classes = setting.resumed.state.model.head.class_names if setting.resumed else ()
+    contract = coordinator.sites.call_roll(grid, setting.sites, tuple(begun_classes))
     while True:
         classes = contract.class_names
         setting.folder.append_event("roll_call", sites=list(contract.sites), classes=list(classes), hash=contract.hash)
         keeps_norm = coordinator.method.site.keeps_batch_norm_local
-        raise_faults(find_plugin_network_faults(experiment.model, len(classes), keeps_norm=keeps_norm))
+        # A hospital that adds classes until there are as many as a plug-in's features must not stop the run.
+        is_one_hospitals_word = setting.registered is not None and bool(contract.unique_classes)
+        count = 0 if is_one_hospitals_word else len(classes)
+        raise_faults(find_plugin_network_faults(experiment.model, count, keeps_norm=keeps_norm))
         network = build_network(experiment.model, classes, experiment.run.seed, setting.base)
         before, contract = contract, coordinator.fix_run_model_layout(make_model_layout(network))
         if contract == before:
@@ -99,6 +105,13 @@ def run_federation(
     summary["benefit"] = benefits
     recorder.record_run_end(summary)
     return summary
+
+
+def _list_admission_rules(setting: RunContext) -> tuple[AdmissionRule, ...]:
+    """Return the rules for the sites' claims; in simulation, where all sites are the user's own, there is none."""
+    if setting.claims is None or setting.registered is None:
+        return ()
+    return tuple(partial(rule, setting.claims) for rule in (find_admission_limit_faults, find_surplus_class_faults))
 
 
 def _add_model_file_hashes(experiment: Experiment, frozen: FrozenPart | None, setting: RunContext) -> Experiment:

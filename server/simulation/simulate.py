@@ -1,7 +1,7 @@
 """Run a simulated experiment: check it, set up its sites, run all rounds, write the run folder."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -49,6 +49,7 @@ from server.runs.tracking import TrackingService
 from server.simulation.backends.inline import import_client_app, run_with_inline_grid
 from server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
 from server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
+from strategies.engine.claims import SiteAdmissionLimits
 from strategies.local.arithmetic import choose_number_format, copy_with_number_format
 from strategies.local.plugin_calls import find_plugin_faults
 from strategies.method_list import prefix_fault_with_file
@@ -182,6 +183,7 @@ class SimulationBackend:
             site_tests=lambda: select_site_test_images(data),
             coverage=data.label_contract,
             resumed=opening.resumed,
+            claims=self._list_site_order,
             positives=data.positive_training_counts,
             table_sha256=table and hashlib.sha256((self.file.base_folder / table).read_bytes()).hexdigest(),
             patients_known=data.patients_known,
@@ -198,6 +200,10 @@ class SimulationBackend:
         """Return the images that could not be read, including those of the external test set."""
         sets = [*self.data.splits.parts, *([self.external] if self.external else [])]
         return [skip for images in sets for skip in images.skipped]
+
+    def _list_site_order(self) -> Mapping[str, SiteAdmissionLimits]:
+        """Return the place of each site in the partition, which stands for the order of admission."""
+        return {site: SiteAdmissionLimits(order=place) for place, site in enumerate(self._list_site_names())}
 
     def _list_site_names(self) -> tuple[str, ...]:
         """Return the names of the sites, in the order of the partition."""

@@ -44,7 +44,7 @@ from strategies.engine.layers import (
     RunningVarianceCheckLayer,
     UpdateNormBoundLayer,
 )
-from strategies.engine.membership import AdmissionRule, Registered, RunMembership
+from strategies.engine.membership import AdmissionRule, Registered, RunMembership, SiteProcesses
 from strategies.engine.secure_aggregation import SecureAggregationLayer
 from strategies.engine.state import (
     FederationState,
@@ -73,7 +73,9 @@ class Coordinator:
         callbacks: Receive the events of the run.
         registered: Returns the site name of each registered node; None in simulation.
         admission: Rules that a site must satisfy to take part.
-        claims: Returns the limits that sites were admitted with; None in simulation.
+        claims: Returns the sites' limits, the order in which they were admitted, and the coordinator's lists of
+            classes; None if nobody admits sites.
+        processes: Returns the process of each node, which shows that a site was restarted; None in simulation.
         scratch: Folder for updates that wait on disk; None for the system's temporary folder.
         frozen: The part of the model that is not trained; the plan names the hash of this part.
 
@@ -99,6 +101,7 @@ class Coordinator:
         registered: Registered | None = None,
         admission: Sequence[AdmissionRule] = (),
         claims: ClaimsBySite | None = None,
+        processes: SiteProcesses | None = None,
         scratch: Path | None = None,
         frozen: FrozenPart | None = None,
     ) -> None:
@@ -107,7 +110,8 @@ class Coordinator:
         if plan.model.train != "all" and (frozen is None or frozen.sha256 != plan.model.frozen_sha256):
             raise ValueError("the plan's model has a frozen part; pass it as frozen, and name its hash in the plan")
         self.frozen = None if frozen is None else FrozenModelPartDelivery(frozen)
-        self.sites = RunMembership(method, plan, participation, run, self.callbacks, registered, admission, claims)
+        rules = registered, admission, claims, processes
+        self.sites = RunMembership(method, plan, participation, run, self.callbacks, *rules)
         self.state: FederationState
         self.last_validation = FederationValidation()
         self.requests: ExchangeRequests

@@ -17,7 +17,13 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.config import HospitalPlan, ParticipationSection
-from common.contract import LabelContract, LabelDeclaration, find_label_declaration_faults, merge_label_declarations
+from common.contract import (
+    LabelContract,
+    LabelDeclaration,
+    find_label_declaration_faults,
+    make_foreign_class_fault,
+    merge_label_declarations,
+)
 from common.data.base.names import make_class_spelling_key
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.security.signatures import SignedStatement, read_signature_or_none
@@ -28,6 +34,7 @@ from common.wire.records import NO_ARRAYS, Arrays, Refusal, RollCall, RollCallAn
 from strategies.aggregation.bounds import cap_image_counts
 from strategies.engine.claims import (
     ClaimsBySite,
+    SiteAdmissionLimits,
     find_contradictory_count_faults,
     lower_answer_claims,
     lower_image_claims,
@@ -105,6 +112,8 @@ def draw_sites_covering_classes(
 
 Registered = Callable[[], Mapping[int, str]]
 """Returns the site name of each registered node; in simulation no node is registered, and names are trusted."""
+SiteProcesses = Callable[[], Mapping[int, str]]
+"""Returns the identifier of each node's process that connected last; a restarted program is a new process."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,7 @@ class RollCaller:
     """Makes the roll call: asks connected sites for their names and classes, and stores the answers.
 
     Attributes:
+        processes: Returns the process of each node; None in simulation.
         members: Node -> the site that answered there and takes part.
         refused: Node -> why its site cannot take part; the site is asked again only after it reconnects.
     """
@@ -144,9 +154,11 @@ class RollCaller:
     grid: Grid
     call: RollCall
     registered: Registered | None = None
+    processes: SiteProcesses | None = None
     members: dict[int, RunMember] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     _away: set[int] = field(default_factory=set)  # of the refused, those that have left since
+    _process: dict[int, str] = field(default_factory=dict)  # the one that was asked last
     _asked: dict[str, int] = field(default_factory=dict)  # message -> node that has not answered it yet
 
     def __post_init__(self) -> None:
@@ -182,13 +194,32 @@ class RollCaller:
         because somebody may have fixed the fault by then. Until then the reason stays in :attr:`refused`.
         """
         online = set(self.grid.get_node_ids())
-        for node in self._away & online:
+        for node in (self._away | self._find_restarted_nodes()) & online:
             self.refused.pop(node, None)
         self._away = set(self.refused) - online
         nodes = sorted(online - set(self.members) - set(self.refused) - set(self._asked.values()))
+        if nodes and self.processes is not None:
+            present = self.processes()
+            self._process |= {node: present.get(node, "") for node in nodes}
         messages = [Message(self._content, node, ROLL_CALL, group_id="roll call", ttl=timeout_s) for node in nodes]
         for name, message in push_flower_messages(self.grid, messages).items():
             self._asked[name] = message.metadata.dst_node_id
+
+    def _find_restarted_nodes(self) -> set[int]:
+        """Return the refused nodes whose program was restarted since it was asked.
+
+        A program restarts within seconds, and this class looks for connected sites only once a round: that a site was
+        away in between is seen by its new process alone.
+        """
+        if self.processes is None or not self.refused:
+            return set()
+        present = self.processes()
+        return {node for node in self.refused if present.get(node, "") not in ("", self._process.get(node))}
+
+    @property
+    def has_sites_to_ask(self) -> bool:
+        """Return True if a site is connected that has neither become a member nor been refused."""
+        return bool(set(self.grid.get_node_ids()) - self.members.keys() - self.refused.keys())
 
     def receive_roll_call_answers(self) -> list[RunMember]:
         """Receive the answers that have arrived since the last call; return the sites that became members."""
@@ -336,42 +367,134 @@ def find_label_faults(declarations: Iterable[LabelDeclaration]) -> list[Fault]:
     return faults
 
 
-def find_minority_class_spellings(declarations: Sequence[LabelDeclaration]) -> list[Fault]:
-    """Return a fault for each site that spells a class differently from most sites that annotate it."""
-    faults = list[Fault]()
-    for spellings in _count_class_spellings(declarations).values():
-        usual = _find_strict_majority(spellings)
-        for declaration in declarations if usual else ():
-            for local, name in zip(declaration.names, declaration.canonical_names, strict=True):
-                if name in spellings and name != usual:
-                    site = declaration.site
-                    problem = f'"{name}" (site {site}) looks like "{usual}", as most sites that annotate it write it.'
-                    remedy = f"This line under [data.synonyms] in site.toml of {site} settles it:\n"
-                    remedy += f'    "{local}" = "{usual}"'
-                    faults.append(Fault("label contract", problem, remedy, site))
-    return faults
+@dataclass(frozen=True)
+class _SettledSpelling:
+    """The spellings of a class that may stay in the run.
 
-
-def find_class_coverage_faults(method: Method, declarations: Sequence[LabelDeclaration]) -> list[Fault]:
-    """Return a fault for each site that does not annotate the same classes as most sites.
-
-    Empty if the method does not need the same classes at every site, or if no choice of classes has a majority.
+    Attributes:
+        names: One spelling; several only if the coordinator itself names the class in several ways.
+        whose: Who writes the first one so.
+        reason: Clause that says why it counts.
     """
-    usual = _find_strict_majority(Counter(frozenset(declaration.canonical_names) for declaration in declarations))
-    if not method.site.full_coverage or usual is None:
+
+    names: tuple[str, ...]
+    whose: str
+    reason: str
+
+
+def find_class_spelling_faults(declarations: Sequence[LabelDeclaration], listed: Collection[str] = ()) -> list[Fault]:
+    """Return a fault for each site that spells a class otherwise than the run does.
+
+    The run's spelling is that of the coordinator's lists of classes. Without one it is that of most sites that
+    annotate the class. On a tie it is that of the site that was admitted first, because no site can choose this.
+    A site that is left out by one of these rules has no say in the next ones.
+
+    Args:
+        declarations: The sites' labels, in the order in which the sites were admitted.
+        listed: The class names that the coordinator has written for any site (``flwr-server admit --classes``).
+    """
+    by_list = dict[str, _SettledSpelling]()
+    for key, names in _group_class_spellings(sorted(listed)).items():
+        by_list[key] = _SettledSpelling(names, "the coordinator's list of classes", "the list counts")
+    fitting, faults = _separate_unlike_spellings(declarations, by_list)
+    by_majority, writers = dict[str, _SettledSpelling](), dict[str, str]()
+    for declaration in fitting:
+        for name in declaration.canonical_names:
+            writers.setdefault(name, f"site {declaration.site}")
+    for key, spellings in _count_class_spellings(fitting).items():
+        if usual := _find_strict_majority(spellings):
+            by_majority[key] = _SettledSpelling((usual,), writers[usual], "most sites write the first")
+    fitting, outvoted = _separate_unlike_spellings(fitting, by_majority)
+    by_admission = dict[str, _SettledSpelling]()
+    for declaration in fitting:
+        _, unlike = _separate_unlike_spellings([declaration], by_admission)
+        outvoted += unlike
+        if not unlike:
+            first = declaration.site
+            for key, names in _group_class_spellings(declaration.canonical_names).items():
+                spelling = _SettledSpelling(names, f"site {first}", f"{first} was admitted first")
+                by_admission.setdefault(key, spelling)
+    return faults + outvoted
+
+
+def _separate_unlike_spellings(
+    declarations: Iterable[LabelDeclaration], settled: Mapping[str, _SettledSpelling]
+) -> tuple[list[LabelDeclaration], list[Fault]]:
+    """Return the declarations that keep to the settled spellings, and the faults of the others.
+
+    Args:
+        settled: Comparison key of a class (:func:`make_class_spelling_key`) -> its spelling in the run.
+    """
+    fitting, faults = list[LabelDeclaration](), list[Fault]()
+    for declaration in declarations:
+        site, unlike = declaration.site, list[Fault]()
+        for local, name in zip(declaration.names, declaration.canonical_names, strict=True):
+            spelling = settled.get(make_class_spelling_key(name))
+            if spelling is None or name in spelling.names:
+                continue
+            usual = spelling.names[0]
+            both = f'"{usual}" ({spelling.whose}) and "{name}" (site {site})'
+            problem = f"{both} look like one class; {spelling.reason}."
+            remedy = f"This line under [data.synonyms] in site.toml of {site} settles it:\n"
+            remedy += f'    "{local}" = "{usual}"\n'
+            remedy += f'If they are two classes, give this one a name of its own there: "{local}" = "{name} of {site}"'
+            unlike.append(Fault("label contract", problem, remedy, site))
+        faults += unlike
+        if not unlike:
+            fitting.append(declaration)
+    return fitting, faults
+
+
+def find_class_coverage_faults(
+    method: Method, declarations: Sequence[LabelDeclaration], listed: Collection[str] = ()
+) -> list[Fault]:
+    """Return a fault for each site that annotates other classes than the run's, if the method needs the same at all.
+
+    The run's classes are those of the coordinator's lists, if any site annotates exactly these; else the choice of most
+    sites; on a tie that of the site that was admitted first.
+
+    Args:
+        declarations: The sites' labels, in the order in which the sites were admitted.
+        listed: The class names in the coordinator's lists, if each site has one; else empty.
+    """
+    if not method.site.full_coverage or not declarations:
         return []
+    choices = [frozenset(declaration.canonical_names) for declaration in declarations]
+    usual, whose = _find_strict_majority(Counter(choices)), "most sites annotate"
+    if frozenset(listed) in choices:
+        usual, whose = frozenset(listed), "the coordinator's list has"
+    elif usual is None:
+        usual, whose = choices[0], f"{declarations[0].site}, which was admitted first, annotates"
     return [
         Fault(
             f"site.toml of {declaration.site}: data.annotates",
-            f"{method.site.name} needs the same classes at every site: most sites annotate "
-            f"{quote_names(sorted(usual))}, "
+            f"{method.site.name} needs the same classes at every site: {whose} {quote_names(sorted(usual))}, "
             f"this one {quote_names(sorted(declaration.canonical_names))}.",
             "",
             declaration.site,
         )
-        for declaration in declarations
-        if frozenset(declaration.canonical_names) != usual
+        for declaration, choice in zip(declarations, choices, strict=True)
+        if choice != usual
     ]
+
+
+def find_foreign_class_faults(declarations: Iterable[LabelDeclaration], class_names: Collection[str]) -> list[Fault]:
+    """Return a fault for each class that a site annotates and that is not among the classes of a run under way."""
+    return [
+        make_foreign_class_fault(declaration, local, name, class_names)
+        for declaration in declarations
+        for local, name in zip(declaration.names, declaration.canonical_names, strict=True)
+        if name not in class_names
+    ]
+
+
+def _group_class_spellings(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return comparison key -> the different names that have it, in the order of ``names``."""
+    groups = dict[str, tuple[str, ...]]()
+    for name in dict.fromkeys(names):
+        key = make_class_spelling_key(name)
+        groups[key] = (*groups.get(key, ()), name)
+    return groups
 
 
 def _count_class_spellings(declarations: Iterable[LabelDeclaration]) -> dict[str, Counter[str]]:
@@ -398,7 +521,10 @@ class RunMembership:
     Attributes:
         registered: Returns the site name of each registered node; None in simulation.
         admission: Further rules that a site must satisfy to take part, in addition to those for labels and model.
-        claims: Returns the limits that sites were admitted with; None in simulation.
+        claims: Returns the sites' limits, the order in which they were admitted, and the coordinator's lists of
+            classes, which settle contradictions between sites. None if nobody admits sites; then the order of their
+            names counts.
+        processes: Returns the process of each node, which shows that a refused site was restarted; None in simulation.
         contract: The classes that each site annotates, and the list of all classes, which the roll call fixes.
         members: Site -> its answer to the roll call.
         bytes_down, bytes_up: Bytes by site, from the roll call to the test.
@@ -412,12 +538,16 @@ class RunMembership:
     registered: Registered | None = None
     admission: Sequence[AdmissionRule] = ()
     claims: ClaimsBySite | None = None
+    processes: SiteProcesses | None = None
     contract: LabelContract = field(default_factory=lambda: LabelContract((), MappingProxyType({})))
     members: dict[str, RunMember] = field(default_factory=dict)
     bytes_down: Counter[str] = field(default_factory=Counter)
     bytes_up: Counter[str] = field(default_factory=Counter)
     _roll: RollCaller = field(init=False)
     _layout: str = ""
+    _ends: float = 0.0  # when the roll call is over, on the monotonic clock
+    _expected: int = 0
+    _begun_classes: tuple[str, ...] = ()  # of a run that is resumed
 
     def __post_init__(self) -> None:
         self.admission = (*self.admission, partial(find_contradictory_count_faults, self.plan.model.task))
@@ -427,62 +557,123 @@ class RunMembership:
         """Return how many replies to ``requests`` requests are needed: ``min_sites``, or all if ``min_sites`` is 0."""
         return self.participation.min_sites or requests
 
-    def call_roll(self, grid: Grid, expected: int) -> LabelContract:
+    def call_roll(self, grid: Grid, expected: int, begun_classes: tuple[str, ...] = ()) -> LabelContract:
         """Ask every site for its name and the classes that it annotates, and make the label contract from the answers.
+
+        Sites whose answers contradict those of others are left out; the run goes on while ``min_sites`` are left.
 
         Args:
             expected: Number of sites to wait for. After the deadline ``min_sites`` are enough; if ``min_sites`` is 0,
                 all are needed.
+            begun_classes: The classes of a run that is resumed, which no site can add to; empty for a new run.
 
         Returns:
             The label contract: the run's classes, and the classes that each site annotates.
 
         Raises:
             TooFewSites: If too few sites answered in time.
-            BadInput: If the sites' labels contradict one another, or the method does not fit them.
+            BadInput: If too few sites are left, or the method does not fit their labels.
         """
-        section = self.participation
-        self._roll = roll = RollCaller(grid, RollCall(self.run, self.plan.model_dump_json()), self.registered)
-        needed = section.min_sites or expected
-        roll.wait_for_sites(expected, needed, section.roll_call_deadline_s, self.callbacks.on_waiting_for_sites)
-        for rule in self.admission:
-            self._exclude_faulty_sites(rule(roll.members.values()), "labels")
-        if section.min_sites:  # else every site is needed: merging says all that is wrong at once
-            self._exclude_faulty_sites(find_label_faults(roll.label_declarations), "labels")
-            self._exclude_faulty_sites(find_minority_class_spellings(roll.label_declarations), "labels")
-            self._exclude_faulty_sites(find_class_coverage_faults(self.method, roll.label_declarations), "labels")
-        return self._make_label_contract()
+        call = RollCall(self.run, self.plan.model_dump_json())
+        self._roll = RollCaller(grid, call, self.registered, self.processes)
+        self._ends = time.monotonic() + self.participation.roll_call_deadline_s
+        self._expected, self._begun_classes = expected, begun_classes
+        self._gather_fitting_sites([])
+        return self.contract
 
-    def _exclude_faulty_sites(self, faults: Sequence[Fault], kind: str) -> None:
-        """Refuse the sites with faults, and continue without them.
+    def _gather_fitting_sites(self, faults: list[Fault]) -> None:
+        """Wait until enough sites have answered that fit together, and leave out the others.
+
+        A site that is left out must not cost the run one that is connected and fits: while too few are left, the sites
+        that have not been asked yet are asked.
 
         Args:
-            faults: Faults of any sites.
-            kind: Name of what the sites have to fix: ``name``, ``version`` or ``labels``.
+            faults: Faults of the sites that were left out before.
 
         Raises:
-            BadInput: If fewer than ``min_sites`` are left; with ``min_sites = 0``, if any site has a fault.
+            TooFewSites: If too few sites answered in time.
+            BadInput: With all faults, if too few sites are left; with ``min_sites = 0``, if any site has a fault.
         """
-        self._roll.refuse_faulty_sites(faults, kind)
-        needed = self.participation.min_sites
-        if not needed or len(self._roll.members) < needed:
+        roll, needed = self._roll, self.participation.min_sites or self._expected
+        while len(roll.members) < needed:
+            if faults and not (self.participation.min_sites and roll.has_sites_to_ask):
+                raise_faults(faults)
+            seconds = max(self._ends - time.monotonic(), 0.0)
+            roll.wait_for_sites(self._expected, needed, seconds, self.callbacks.on_waiting_for_sites)
+            faults = faults + self._leave_out_unlike_sites()
+        if not self.participation.min_sites:  # every site is needed
             raise_faults(faults)
+        faults = faults + self._make_label_contract()
+        if len(roll.members) < needed:
+            self._gather_fitting_sites(faults)
 
-    def _make_label_contract(self) -> LabelContract:
-        """Make the run's label contract and list of members from the answers to the roll call."""
-        try:
+    def _leave_out_unlike_sites(self) -> list[Fault]:
+        """Refuse the sites whose claims or labels do not fit; return their faults.
+
+        A site that one rule leaves out has no say in the next one.
+        """
+        roll, faults = self._roll, list[Fault]()
+        for rule in self.admission:
+            faults += self._refuse_faulty_sites(rule(roll.members.values()))
+        faults += self._refuse_faulty_sites(find_label_faults(roll.label_declarations))
+        if self._begun_classes:
+            foreign = find_foreign_class_faults(roll.label_declarations, self._begun_classes)
+            faults += self._refuse_faulty_sites(foreign)
+        limits = self.claims() if self.claims else {}
+        listed = frozenset[str]().union(*(limit.classes for limit in limits.values()))
+        unlike = find_class_spelling_faults(self._order_declarations_by_admission(limits), listed)
+        faults += self._refuse_faulty_sites(unlike)
+        if self.participation.min_sites:  # else the method's own fault says it, which names what else could be done
+            ordered = self._order_declarations_by_admission(limits)
+            # A list for a single site may be meant as its limit; lists for all of them say what the run's classes are.
+            lists = [limits[each.site].classes if each.site in limits else frozenset() for each in ordered]
+            agreed = frozenset[str]().union(*lists) if all(lists) else frozenset[str]()
+            faults += self._refuse_faulty_sites(find_class_coverage_faults(self.method, ordered, agreed))
+        return faults
+
+    def _order_declarations_by_admission(self, limits: Mapping[str, SiteAdmissionLimits]) -> list[LabelDeclaration]:
+        """Return the members' label declarations in the order in which the sites were admitted."""
+        places = {site: (limit.order, site) for site, limit in limits.items()}
+        last = len(places)
+        return sorted(
+            self._roll.label_declarations,
+            key=lambda declaration: places.get(declaration.site, (last, declaration.site)),
+        )
+
+    def _refuse_faulty_sites(self, faults: list[Fault]) -> list[Fault]:
+        """Refuse the sites with these faults of their labels or claims; return the faults."""
+        self._roll.refuse_faulty_sites(faults, "labels")
+        return faults
+
+    def _make_label_contract(self) -> list[Fault]:
+        """Make the run's label contract and list of members from the answers to the roll call.
+
+        Returns:
+            The faults of sites that were refused because of the method's rules for answers to the roll call; if any,
+            enough sites may no longer be left.
+
+        Raises:
+            BadInput: If the method does not fit the labels.
+        """
+        faults = list[Fault]()
+        while True:
             self.contract = merge_label_declarations(self._roll.label_declarations)
-        except BadInput as error:
-            self._roll.refuse_faulty_sites(error.faults, "labels")
-            raise
-        raise_faults(self.method.site.find_contract_faults(self.contract))
-        on_roll = {member.answer.site: member for member in self._roll.members.values()}
-        for site in self.members.keys() - on_roll.keys():
-            del self.members[site]
-        for site in on_roll.keys() - self.members.keys():
-            self._add_run_member(on_roll[site])
-        raise_faults(self.method.find_roll_call_faults(self.make_round_context(0, NO_ARRAYS)))
-        return self.contract
+            raise_faults(self.method.site.find_contract_faults(self.contract))
+            on_roll = {member.answer.site: member for member in self._roll.members.values()}
+            for site in self.members.keys() - on_roll.keys():
+                del self.members[site]
+            for site in on_roll.keys() - self.members.keys():
+                self._add_run_member(on_roll[site])
+            context = self.make_round_context(0, NO_ARRAYS)
+            new = self.method.find_roll_call_faults(context)
+            if not new:
+                return faults
+            self._refuse_faulty_sites(new)
+            faults += {str(fault): fault for fault in new}.values()  # one text may be about several sites
+            if not self.participation.min_sites or not all(fault.site for fault in new):
+                raise_faults(faults)
+            if len(self._roll.members) < self.participation.min_sites:
+                return faults
 
     def _add_run_member(self, member: RunMember) -> None:
         site = member.answer.site
@@ -543,9 +734,10 @@ class RunMembership:
             BadInput: Naming every refused site with its release, if too few sites are left.
         """
         self._layout = layout
-        faults = find_model_layout_faults(self.members.values(), layout)
-        self._exclude_faulty_sites(faults, "version")
-        return self._make_label_contract() if faults else self.contract
+        if faults := find_model_layout_faults(self.members.values(), layout):
+            self._roll.refuse_faulty_sites(faults, "version")
+            self._gather_fitting_sites(faults)
+        return self.contract
 
     def admit_late_joiners(self, server_round: int) -> None:
         """Make the roll call for newly connected sites, and admit those that fit the run's classes and model."""

@@ -151,7 +151,10 @@ class Method(Strategy):
         return {}
 
     def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Return the faults in the answers to the roll call that make this method impossible."""
+        """Return the faults in the answers to the roll call that make this method impossible.
+
+        A fault that names its site leaves out this site if the run can go on without it; any other fault ends the run.
+        """
         return []
 
     # ------------------------------------------------------------------ a Flower strategy

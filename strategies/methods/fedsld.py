@@ -187,11 +187,7 @@ def compute_mean_label_weight(context: RoundContext) -> float:
 
 def find_uncounted_label_faults(context: RoundContext) -> list[Fault]:
     """Return a fault if a class's share in the federation is unknown, because its images would get the weight 0."""
-    positives, images = collect_label_counts(context)
-    owners = context.contract.annotation_matrix()
-    unknown = (owners & np.isnan(positives)).any(axis=0)
-    one_sided = (np.nansum(positives, axis=0) == 0) | (np.nansum(images - positives, axis=0) == 0)
-    silent = np.isnan(positives).all(axis=0) | (unknown & one_sided)
+    silent = np.any(_find_needed_counts(context), axis=0)
     names = [name for name, is_silent in zip(context.contract.class_names, silent.tolist(), strict=True) if is_silent]
     if not names:
         return []
@@ -200,6 +196,25 @@ def find_uncounted_label_faults(context: RoundContext) -> list[Fault]:
         "Hospitals send it with label_counts = true under [policy]; never of a class of few patients (smallest_count)."
     )
     return [Fault("run.method", problem, remedy)]
+
+
+def find_sites_without_needed_counts(context: RoundContext) -> list[Fault]:
+    """Return the fault of :func:`find_uncounted_label_faults` for each site that keeps a count which is needed.
+
+    Without these sites the share of every class is known.
+    """
+    lacking = np.any(_find_needed_counts(context), axis=1).tolist()
+    sites = [site for site, lacks in zip(context.contract.sites, lacking, strict=True) if lacks]
+    return [replace(fault, site=site) for site in sites for fault in find_uncounted_label_faults(context)]
+
+
+def _find_needed_counts(context: RoundContext) -> NDArray[np.bool_]:
+    """Return an array ``(sites, classes)``, True for each unknown count by which a class's share is unknown."""
+    positives, images = collect_label_counts(context)
+    unknown = context.contract.annotation_matrix() & np.isnan(positives)
+    one_sided = (np.nansum(positives, axis=0) == 0) | (np.nansum(images - positives, axis=0) == 0)
+    silent = np.isnan(positives).all(axis=0) | (unknown.any(axis=0) & one_sided)
+    return np.asarray(unknown & silent, np.bool_)
 
 
 # ---------------------------------------------------------------------- weights of images and entries (eq. 3)
@@ -355,8 +370,8 @@ class FedSLD(Method):
         return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
 
     def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Return a fault if a class's share in the federation is unknown."""
-        return find_uncounted_label_faults(context)
+        """Return a fault for each site that keeps a count without which a class's share is unknown."""
+        return find_sites_without_needed_counts(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return a function that gives each site the federation's label prior for the classes of its head rows."""
@@ -377,8 +392,8 @@ class ScaledFedAvg(Method):
     site: ScaledFedAvgSite
 
     def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Return a fault if a class's share in the federation is unknown."""
-        return find_uncounted_label_faults(context)
+        """Return a fault for each site that keeps a count without which a class's share is unknown."""
+        return find_sites_without_needed_counts(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return a function that gives each site the statistics of its training.

@@ -155,12 +155,13 @@ def test_labels_that_look_like_one_class_stop_the_run(trial: Trial, hospital: Ho
         site.connect()
     run = trial.coordinator.run(trial.experiment, tmp_path / "run", sites=2)
     assert run.ends() == 2
-    assert lower.program.ends() == ClientExitCode.LABELS == 18
     for output in (run.output, lower.program.output):
         assert '"Effusion" (site upper) and "effusion" (site zlower)' in output
         assert 'settles it:\n    "1" = "Effusion"' in output
     assert upper.program.runs
+    assert lower.program.runs
     lower.edit(lower.toml, ('"1" = "effusion"', '"1" = "Effusion"'))
+    lower.end()
     lower.connect()
     trial.coordinator.run(trial.experiment, tmp_path / "fixed", "run.rounds=1", sites=2).succeeds()
 

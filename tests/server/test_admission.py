@@ -218,6 +218,37 @@ def test_claims_are_written_shown_changed_and_removed(coordinator: CoordinatorFo
     assert read() == {"north": SiteAdmissionLimits()}
 
 
+def order_of(coordinator: CoordinatorFolder) -> list[str]:
+    """The sites in the order that decides between contradicting labels."""
+    limits = make_site_claim_limits_reader(coordinator)()
+    return sorted(limits, key=lambda site: limits[site].order)
+
+
+def test_no_site_changes_its_place_by_its_name_nor_by_another_admission(
+    coordinator: CoordinatorFolder, keys: Sequence[str]
+) -> None:
+    for name, key in zip(("north", "aaa", "zzz"), keys, strict=True):  # within one second
+        admit_key(coordinator, name, key)
+    assert order_of(coordinator) == ["north", "aaa", "zzz"]
+    admit_key(coordinator, "north", keys[0])  # the same key, for other limits
+    revoke_site(coordinator, "aaa")
+    assert order_of(coordinator) == ["north", "zzz"]
+    admit_key(coordinator, "aaa", LINE)  # a new key
+    assert order_of(coordinator) == ["north", "aaa", "zzz"]
+
+
+def test_a_folder_of_an_earlier_release_keeps_its_order(coordinator: CoordinatorFolder, keys: Sequence[str]) -> None:
+    for name, key, when in zip(("north", "aaa", "zzz"), keys, ("10", "30", "20"), strict=True):
+        time = f"2026-01-01T00:00:{when}+00:00"
+        text = f'site = "{name}"\npublic_key = "{key}"\nadmitted = "{time}"\n'
+        coordinator.sites_path.mkdir(exist_ok=True)
+        (coordinator.sites_path / f"{name}.toml").write_text(text, encoding="utf-8")
+    assert order_of(coordinator) == ["north", "zzz", "aaa"]
+    admit_key(coordinator, "north", keys[0])
+    admit_key(coordinator, "east", LINE)
+    assert order_of(coordinator) == ["north", "zzz", "aaa", "east"]
+
+
 def test_names_that_cannot_be_classes_are_refused(coordinator: CoordinatorFolder, request_file: Path) -> None:
     for classes in ("a,a", "x" * 101, "\x1b[31m", "a\u202eb"):
         ended = flwr_server("admit", coordinator.folder, request_file, "--yes", "--classes", classes)

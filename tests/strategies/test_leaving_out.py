@@ -1,4 +1,7 @@
-"""Sites whose claims, labels or layout do not fit are left out while others go on; one site cannot push others out."""
+"""Sites whose claims, labels or layout do not fit are left out while others go on; one site cannot push others out.
+
+Of sites that contradict each other the coordinator's list decides, then most sites, then who was admitted first.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,12 +9,18 @@ from functools import partial
 from typing import Any
 
 import pytest
+from flwr.app import Message
 
 from common.config import ParticipationSection
 from common.errors import BadInput
-from common.wire.fleet_protocol import REFUSAL
+from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from common.wire.records import RefusalNoted, RollCallAnswer
-from strategies.engine.claims import SiteAdmissionLimits, find_admission_limit_faults
+from strategies.engine.claims import (
+    MOST_UNLISTED_CLASSES,
+    SiteAdmissionLimits,
+    find_admission_limit_faults,
+    find_surplus_class_faults,
+)
 from strategies.engine.membership import RunMembership
 from strategies.registry import build_experiment_strategy
 from tests.client.rounds import plan
@@ -29,8 +38,13 @@ OTHERWISE = answer("west", ("effusion",))
 """A site that spells a class otherwise."""
 
 
-def hospital(answer: RollCallAnswer) -> Site:
-    return Site([Answer(0, record(answer)), Answer(0, record(RefusalNoted("run-1", answer.site)))])
+def hospital(answer: RollCallAnswer, after_s: float = 0) -> Site:
+    noted = RefusalNoted("run-1", answer.site)
+
+    def make(message: Message) -> Message:
+        return record(answer if message.metadata.message_type == ROLL_CALL else noted)(message)
+
+    return Site([Answer(after_s, make)] * 2)
 
 
 def gathered(
@@ -39,21 +53,36 @@ def gathered(
     min_sites: int,
     method: str = "surgical",
     claims: Mapping[str, SiteAdmissionLimits] | None = None,
+    expected: int = 0,
+    begun_classes: tuple[str, ...] = (),
 ) -> tuple[RunMembership, Any]:
-    """The members of a run after the roll call, and the network that carried it."""
+    """The members of a run after the roll call, and the network that carried it.
+
+    Args:
+        answers: One of each site; without ``claims`` the sites were admitted in this order.
+        expected: Number of sites that the run waits for; 0 for all.
+    """
     of = plan(method, {})
     nodes = {number: each.site for number, each in enumerate(answers, start=7)}
-    grid: Any = ScriptedGrid({number: hospital(each) for number, each in enumerate(answers, start=7)}, clock)
+    sites = {number: hospital(each, after_s=number - 7) for number, each in enumerate(answers, start=7)}
+    grid: Any = ScriptedGrid(sites, clock)
+    limits = claims or {each.site: SiteAdmissionLimits(order=place) for place, each in enumerate(answers)}
     members = RunMembership(
         build_experiment_strategy(of),
         of,
         ParticipationSection(min_sites=min_sites),
         "run-1",
         registered=lambda: nodes,
-        admission=[partial(find_admission_limit_faults, lambda: claims or {})],
+        admission=[partial(rule, lambda: limits) for rule in (find_admission_limit_faults, find_surplus_class_faults)],
+        claims=lambda: limits,
     )
-    members.call_roll(grid, len(answers))
+    members.call_roll(grid, expected or len(answers), begun_classes)
     return members, grid
+
+
+def listing(*names: str, order: int) -> SiteAdmissionLimits:
+    """What a site was admitted for, with the coordinator's list of classes."""
+    return SiteAdmissionLimits(frozenset(names), order=order)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +124,10 @@ def test_one_site_that_spells_a_class_otherwise_is_left_out_whatever_its_name(po
 @pytest.mark.parametrize(
     ("south", "min_sites", "reason"),
     [
-        (answer("south", ("Nodule",)), 1, "look like one class"),
         (answer("south"), 0, r'"effusion" \(site west\) look like one class'),
         (answer("south"), 3, "site.toml of west"),
     ],
-    ids=["a_tie_is_nobodys_fault", "every_site_is_needed", "too_few_are_left"],
+    ids=["every_site_is_needed", "too_few_are_left"],
 )
 def test_one_class_in_two_spellings_stops_the_run_where(
     south: RollCallAnswer, min_sites: int, reason: str, clock: Clock
@@ -146,3 +174,127 @@ def test_where_most_build_another_model_than_the_coordinator_the_run_stops(clock
     members, _ = gathered(clock, *others, answer("west"), min_sites=2)
     with pytest.raises(BadInput, match="builds another model"):
         members.fix_run_model_layout("layout")
+
+
+# ---------------------------------------------------------------------- contradictions without a majority
+
+OWN = ("(Effusion", "Nodule")
+"""A class of another site, as a site writes it that wants that site out."""
+
+
+@pytest.mark.parametrize("names", [("north", "aaa"), ("north", "zzz")], ids=["before it by name", "after it"])
+@pytest.mark.parametrize(
+    "spelling",
+    ["(Effusion", "EFFUSION", "Effusi\u00f6n", "\u0415ffusion", "Effusion.", " effusion", "E ffusion"],
+    ids=["bracket", "case", "accent", "cyrillic", "stop", "space", "gap"],
+)
+def test_on_a_tie_the_site_that_was_admitted_first_stays(names: tuple[str, str], spelling: str, clock: Clock) -> None:
+    owner, liar = names
+    answers = answer(owner), answer("third", ("Mass",)), answer(liar, (spelling,))
+    members, grid = gathered(clock, *answers, min_sites=2)
+    assert members.members.keys() == {owner, "third"}
+    assert members.contract.class_names == ("Effusion", "Mass", "Nodule")
+    reason = members.left_out_sites[liar]
+    assert f"{owner} was admitted first" in reason
+    assert f'"{spelling}" = "Effusion"' in reason
+    assert REFUSAL not in [message.metadata.message_type for node in (7, 8) for message in grid.to(node)]
+
+
+def test_a_site_that_is_left_out_takes_no_other_with_it(clock: Clock) -> None:
+    """East loses against north, and south would lose against east."""
+    answers = answer("north", ("Mass",)), answer("east", ("mass", "(Effusion")), answer("south", ("Effusion",))
+    members, _ = gathered(clock, *answers, min_sites=2)
+    assert members.members.keys() == {"north", "south"}
+
+
+def test_the_coordinators_list_counts_more_than_order_and_majority(clock: Clock) -> None:
+    claims = {name: SiteAdmissionLimits(order=place) for place, name in enumerate(("east", "west", "south"))}
+    claims["north"] = listing(*HONEST, order=3)
+    liars = answer("east", OWN), answer("west", OWN)
+    members, _ = gathered(clock, answer("north"), *liars, answer("south", ("Mass",)), min_sites=2, claims=claims)
+    assert members.members.keys() == {"north", "south"}
+    assert "the coordinator's list of classes" in members.left_out_sites["east"]
+
+
+def test_two_classes_that_the_coordinator_has_listed_are_no_contradiction_of_its_list(clock: Clock) -> None:
+    claims = {"north": listing("Effusion", order=0), "south": listing("effusion", order=1)}
+    answers = answer("north", ("Effusion",)), answer("south", ("effusion",))
+    members, _ = gathered(clock, *answers, min_sites=1, claims=claims)
+    assert members.members.keys() == {"north"}
+    assert "north was admitted first" in members.left_out_sites["south"]
+
+
+def test_most_sites_count_more_than_the_site_that_was_admitted_first(clock: Clock) -> None:
+    members, _ = gathered(clock, answer("west", OWN), answer("north"), answer("south"), min_sites=2)
+    assert members.members.keys() == {"north", "south"}
+
+
+BOTH = {"north": listing("Effusion", "Nodule", order=1), "south": listing("Effusion", "Nodule", order=0)}
+
+
+@pytest.mark.parametrize(
+    ("limits", "stays"),
+    [({}, "north"), ({"south": listing("Effusion", order=1)}, "north"), (BOTH, "north")],
+    ids=["admitted first", "a list for one site is its limit", "lists for all"],
+)
+def test_of_two_choices_of_classes_one_is_settled_for_a_method_of_equal_classes(
+    limits: Mapping[str, SiteAdmissionLimits], stays: str, clock: Clock
+) -> None:
+    answers = answer("north"), answer("south", ("Effusion",))
+    claims = {"north": SiteAdmissionLimits(order=0), "south": SiteAdmissionLimits(order=1), **limits}
+    members, _ = gathered(clock, *answers, min_sites=1, method="fedavg", claims=claims)
+    assert members.members.keys() == {stays}
+
+
+def test_a_site_whose_counts_a_method_lacks_is_left_out(clock: Clock) -> None:
+    counted = {"positives": (4, 3), "negatives": (6, 7)}
+    answers = answer("north", **counted), answer("south", **counted), answer("west", ("Mass",))
+    members, _ = gathered(clock, *answers, min_sites=2, method="fedsld")
+    assert members.members.keys() == {"north", "south"}
+    assert 'needs how many images show each class; too few sites send it of "Mass"' in members.left_out_sites["west"]
+    with pytest.raises(BadInput, match="too few sites send it"):
+        gathered(clock, *answers, min_sites=0, method="fedsld")
+
+
+def test_a_site_that_is_left_out_costs_the_run_no_site_that_fits(clock: Clock) -> None:
+    """Two are expected; the two that answer first contradict each other, the third answers later."""
+    answers = answer("north"), answer("west", OWN), answer("south", ("Mass",))
+    members, _ = gathered(clock, *answers, min_sites=2, expected=2)
+    assert members.members.keys() == {"north", "south"}
+
+
+def test_a_run_that_is_resumed_leaves_out_a_site_with_other_classes(clock: Clock) -> None:
+    answers = answer("north"), answer("south"), answer("west", (*HONEST, "Mass")), answer("east", ("effusion",))
+    members, _ = gathered(clock, *answers, min_sites=2, begun_classes=HONEST)
+    assert members.members.keys() == {"north", "south"}
+    assert '"Mass" is not a class of this run' in members.left_out_sites["west"]
+    assert '"effusion" = "Effusion"' in members.left_out_sites["east"]
+
+
+# ---------------------------------------------------------------------- invented classes
+
+
+def invented(count: int, of: str = "west") -> tuple[str, ...]:
+    return tuple(f"{of} {number}" for number in range(count))
+
+
+def test_a_site_that_invents_more_classes_than_hospitals_allow_is_left_out(clock: Clock) -> None:
+    most = MOST_UNLISTED_CLASSES - len(HONEST)
+    honest = answer("north"), answer("south")
+    members, _ = gathered(clock, answer("west", invented(most + 1)), *honest, min_sites=2)
+    assert members.members.keys() == {"north", "south"}
+    assert "it has 1,000 at most. west adds the most, 999 that no other site" in members.left_out_sites["west"]
+    members, _ = gathered(clock, answer("west", invented(most)), *honest, min_sites=2)
+    assert len(members.contract.class_names) == MOST_UNLISTED_CLASSES
+
+
+def test_classes_that_others_share_or_the_coordinator_lists_are_not_invented(clock: Clock) -> None:
+    names = invented(1200)
+    members, _ = gathered(clock, answer("north", names), answer("south", names), min_sites=2)
+    assert len(members.contract.class_names) == 1200
+    claims = {"west": listing(*names, order=0), "north": SiteAdmissionLimits(order=1)}
+    with_one = answer("north", (*names[:2], "Mass"))
+    members, _ = gathered(clock, answer("west", names), with_one, min_sites=1, claims=claims)
+    assert members.members.keys() == {"west"}
+    members, _ = gathered(clock, answer("west", names), answer("north", names[:2]), min_sites=2, claims=claims)
+    assert members.members.keys() == {"north", "west"}

@@ -82,11 +82,13 @@ class Ward:
         lost_at: Site -> the first stage that it does not answer.
         answers: Every answer, as the coordinator had it.
         requested: Every stage that a site was asked for.
+        cohorts: Site -> the smallest number of sites whose sum it helps to open, where it is not two.
     """
 
     rows: Mapping[str, Sequence[str]]
     lost_at: Mapping[str, int] = field(default_factory=dict)
     alone: bool = False
+    cohorts: Mapping[str, int] = field(default_factory=dict)
     sites: dict[str, SiteMaskingRound] = field(default_factory=dict)
     answers: list[tuple[str, Record]] = field(default_factory=list)
     requested: list[type] = field(default_factory=list)
@@ -94,7 +96,7 @@ class Ward:
     def __post_init__(self) -> None:
         self.rows = {site: tuple(names) for site, names in self.rows.items()}
         for seed, (site, rows) in enumerate(self.rows.items()):
-            terms = MaskingConditions(largest=8.0, alone=self.alone)
+            terms = MaskingConditions(largest=8.0, alone=self.alone, cohort=self.cohorts.get(site, 2))
             self.sites[site] = SiteMaskingRound("run", 3, site, update_of(seed, rows), terms)
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
@@ -176,6 +178,18 @@ def test_one_of_three_may_be_lost_at_any_stage(stage: int, lost: str) -> None:
     opened = ward.opened()
     assert opened.integers.tolist() == ward.plain_sum(opened)
     assert (lost in opened.survivors) == (stage == 3)
+
+
+@pytest.mark.parametrize("cohort", [4, 10_000])
+def test_a_site_that_asks_for_more_sites_than_there_are_does_not_fail_the_sum_of_the_others(
+    cohort: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ward = Ward(dict.fromkeys(THREE, "ab"), {"cedar": 1}, cohorts={"cedar": cohort})
+    # Our program would decline at once; a hospital's own program may go on.
+    monkeypatch.setattr(ward.sites["cedar"], "_refuse_too_few_sites", lambda sites: None)
+    opened = ward.opened()
+    assert opened.survivors == ("ash", "birch")
+    assert opened.integers.tolist() == ward.plain_sum(opened)
 
 
 def test_the_mean_is_the_plain_mean_within_the_stated_error() -> None:

@@ -152,6 +152,18 @@ def test_a_site_without_a_good_answer_is_asked_again_when_it_is_back(first: Answ
     assert roll.refused == {}
 
 
+def test_a_site_that_was_restarted_between_two_looks_is_asked_again(clock: Clock) -> None:
+    processes = {7: "first", 8: "other"}
+    sites = {7: Site([Answer(1, failed(1, "?")), Answer(1, present("north"))]), 8: at(1, failed(1, "?"))}
+    roll = replace(roll_of(sites, clock), processes=lambda: processes)
+    assert roll.ask_new_sites_for_labels(5) == []
+    for processes[7] in ("first", ""):  # still there; the SuperLink has restarted and knows no process yet
+        assert roll.ask_new_sites_for_labels(5) == []
+    processes[7] = "second"
+    assert [member.answer.site for member in roll.ask_new_sites_for_labels(5)] == ["north"]
+    assert sent_to(roll, 8) == [[ROLL_CALL]]
+
+
 @pytest.mark.parametrize(
     ("names", "registered"), [(NAMES, "north"), ({}, "")], ids=["of another key", "no longer registered"]
 )

@@ -42,7 +42,7 @@ proto = SimpleNamespace(
             "polyclinic.control",
             """
 Nothing:
-Site: 1 uint64 node_id, 2 string name, 3 string state, 4 bytes public_key
+Site: 1 uint64 node_id, 2 string name, 3 string state, 4 bytes public_key, 5 string process
 Sites: 1 Site* sites
 Run: 1 uint64 run_id, 2 bool goes_on
 RunBegin: 1 uint64 run_id, 2 bytes* envelopes, 3 bytes* trees
@@ -142,7 +142,9 @@ class SuperLinkControlClient:
     def list_registered_sites(self) -> list[RegisteredSite]:
         """Return all registered sites with their connection states."""
         return [
-            RegisteredSite(site.node_id, site.name, site.public_key, SiteConnectionState(site.state))
+            RegisteredSite(
+                site.node_id, site.name, site.public_key, SiteConnectionState(site.state), process=site.process
+            )
             for site in self._call_with_retries("list_sites", proto.Nothing()).sites
         ]
 

@@ -63,7 +63,13 @@ class SuperLinkControlService:
     def list_registered_sites(self, request: Any) -> Any:
         """Return all registered sites with their connection states."""
         sites = (
-            proto.Site(node_id=site.node_id, name=site.name, state=str(site.state), public_key=site.public_key)
+            proto.Site(
+                node_id=site.node_id,
+                name=site.name,
+                state=str(site.state),
+                public_key=site.public_key,
+                process=site.process,
+            )
             for site in self._storage.sites.list_registered_sites()
         )
         return proto.Sites(sites=sites)

@@ -167,10 +167,15 @@ class FleetService:
         _refuse_wrong_heartbeat_interval(request.heartbeat_interval)
         if not self._sites.mark_site_connected(caller.node_id, request.heartbeat_interval):
             raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
-        self.processes.register_latest_process(caller)
+        self._register_latest_process(caller)
         if self._folder is not None:
             remove_site_sign_off(self._folder, caller.name)
         return ActivateNodeResponse(node_id=caller.node_id)
+
+    def _register_latest_process(self, caller: CallingSite) -> None:
+        """Make the caller's process the current one of its site, here and in the list of registered sites."""
+        self.processes.register_latest_process(caller)
+        self._sites.record_site_process(caller.node_id, caller.process)
 
     def sign_off_site(self, caller: CallingSite, request: Any) -> Any:
         """Mark the calling site as signed off."""
@@ -190,7 +195,7 @@ class FleetService:
             raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this process has signed off")
         if registered := self._sites.record_site_heartbeat(caller.node_id, request.heartbeat_interval):
             # A process that was started after a kill signs on by its heartbeat.
-            self.processes.register_latest_process(caller)
+            self._register_latest_process(caller)
         return SendNodeHeartbeatResponse(success=registered)
 
     def refuse_registration(self, caller: CallingSite, request: Any) -> Any:

@@ -193,6 +193,10 @@ class NetworkGrid(Grid):
         """Return node id -> name of all sites that may take part, connected or not."""
         return {node: site.name for node, site in self._signer.reload_recipients().items()}
 
+    def list_site_processes(self) -> Mapping[int, str]:
+        """Return node id -> identifier of the site's process that connected last, empty if none has connected."""
+        return {node.node_id: node.process for node in self._control.list_registered_sites()}
+
     def set_run(self, run: Any) -> None:
         raise NotImplementedError("this Grid has no Flower run")
 

@@ -36,6 +36,7 @@ class RegisteredSite:
         state: Last state that the site reported. The registry itself never stores ``LOST``, which follows from
             ``until``.
         until: Time on the steady clock at which the site counts as lost unless another heartbeat arrives.
+        process: Identifier of the site's process that connected last; empty until one connects. It is kept in memory.
     """
 
     node_id: int
@@ -43,6 +44,7 @@ class RegisteredSite:
     public_key: bytes
     state: SiteConnectionState = SiteConnectionState.NEVER
     until: float = 0.0
+    process: str = ""
 
     @property
     def is_online(self) -> bool:
@@ -130,6 +132,12 @@ class SiteRegistry:
             until = self._clock() + PATIENCE * interval_s
             self._store_registered_site(replace(site, state=SiteConnectionState.CONNECTED, until=until))
             return True
+
+    def record_site_process(self, node_id: int, process: str) -> None:
+        """Record the process of a site that has connected last; a restarted program is a new process."""
+        with self._database.lock:
+            if (site := self._sites.get(node_id)) is not None and site.process != process:
+                self._sites[node_id] = replace(site, process=process)
 
     def _store_registered_site(self, site: RegisteredSite) -> None:
         row = str(site.node_id), site.name, site.public_key, str(site.state), site.until

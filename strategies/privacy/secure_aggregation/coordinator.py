@@ -165,6 +165,7 @@ class MaskedSummation:
                 problem = f"this round, or one from the same model, was masked before, among {members}"
                 raise MaskingFailed(f"{problem}: it can be done again with the same sites, and lacks {lacking}.")
             answers = self._request_site_keys()
+        self._leave_out_unsatisfiable_sites(answers)
         self._refuse_too_few_sites(answers, max(self._needed_site_count, 2), "stated their keys")
         ordered = [answers[site] for site in sorted(answers)]
         return SharesRequest(
@@ -193,6 +194,22 @@ class MaskedSummation:
             if statement.rows == sum_request.rows[site]:
                 self._statements[site], answers[site] = statement, answer
         return answers
+
+    def _leave_out_unsatisfiable_sites(self, answers: dict[str, KeysAnswer]) -> None:
+        """Leave out the sites whose policy asks for a sum of more sites than there are.
+
+        Our program declines instead of stating such a number, which must not fail the sum of the others. If too few
+        sites are left, all stay, and the sum fails with the number that is needed.
+
+        Args:
+            answers: The sites' keys by site, from which these sites are removed.
+        """
+        fitting = sorted(self._statements, key=lambda site: self._statements[site].cohort)
+        while fitting and self._statements[fitting[-1]].cohort > len(fitting):
+            fitting.pop()
+        if len(fitting) >= max(count_needed_survivors(self._divisor, 0), 2):
+            for site in set(answers) - set(fitting):
+                del self._statements[site], answers[site]
 
     def _collect_encrypted_shares(self, request: SharesRequest) -> dict[str, dict[str, bytes]]:
         """Request encrypted shares of the sites' secrets; return sender -> recipient -> encrypted shares."""
