@@ -378,9 +378,9 @@ def open_site_ledger(settings: SiteSettings) -> PatientLedger:
     federation = ""
     with contextlib.suppress(BadInput):
         federation = read_connection_kit(settings.kit_path).coordinator
-    inside = folder.absolute().is_relative_to(settings.folder.absolute())
+    inside = folder.resolve().is_relative_to(settings.folder.resolve())
     return PatientLedger(
-        folder, settings.state_folder, site=settings.file.name, federation=federation, shared=not inside
+        folder.resolve(), settings.state_folder, site=settings.file.name, federation=federation, shared=not inside
     )
 
 
