@@ -90,7 +90,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     plan, policy = parse_plan_json(call.plan), site.policy
     method = get_cached_site_method(site.name, call.plan)
     site.refuse_too_few_patients()
-    refuse_over_privacy_budget(site, plan, method)
+    refuse_over_privacy_budget(site, plan, method, call.run)
     if not site.simulated:  # a simulation has asked this for all its sites before it starts
         raise_faults(find_network_privacy_faults(plan, method))
     if site.durable:

@@ -67,15 +67,33 @@ commands write is of patients, so that nobody else may read it."""
 
 @app.command(INIT)
 def init_site_folder(
-    folder: Folder, name: Annotated[str, typer.Option("--name", help="The site's name in the federation.")]
+    folder: Folder,
+    name: Annotated[str, typer.Option("--name", help="The site's name in the federation.")] = "",
+    renew_key: Annotated[
+        bool,
+        typer.Option(
+            "--renew-key",
+            help="A new key pair for this folder, after a revoke; all else stays. Stop the program first.",
+        ),
+    ] = False,
 ) -> None:
     """Make this site's folder: a key pair, site.toml, and the request for the coordinator.
 
     Example: flwr-client init north --name north
-    """
-    from client.site.site_file import make_site_folder
 
-    for line in make_site_folder(folder, name):
+    Example: flwr-client init north --renew-key
+    """
+    if renew_key:
+        from client.site.key_renewal import renew_site_key
+
+        lines = renew_site_key(folder, name)
+    else:
+        from client.site.site_file import make_site_folder
+
+        if not name:
+            raise typer.BadParameter("it is missing: --name north", param_hint="'--name'")
+        lines = make_site_folder(folder, name)
+    for line in lines:
         _plain(line)
 
 
@@ -115,6 +133,7 @@ def preview_outgoing_records(
         make_first_round_records,
         write_record_files,
     )
+    from client.site.budget import describe_ledger
     from client.site.settings import load_site, read_site_settings
     from common.data.connections import list_dataset_connections
 
@@ -146,6 +165,8 @@ def preview_outgoing_records(
         _plain("Not to the coordinator, to read this site's images:")
         for line in connection.describe():
             _plain(f"    {line}")
+    if (ledger := site.ledger) is not None and site.policy.epsilon is not None:
+        _plain(f"This preview spends nothing. Epsilon is {describe_ledger(str(ledger.path), shared=ledger.shared)}")
     for path in write_record_files(records, out) if out else ():
         _plain(str(path))
 
@@ -187,9 +208,10 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None]) -
         from client.connection.service import DROP_SIGNAL, HospitalMessageLoop, lock_site_folder
         from client.connection.status import ClientStatus, keep_status_file_current
         from client.gate.gate import record_process_start
+        from client.site.budget import describe_privacy_status
         from client.site.settings import load_site, read_site_settings
         from client.site.site_file import read_and_check_connection_kit
-        from client.training.privacy import make_privacy_status
+        from client.training.privacy import make_privacy_status_at_start
         from common.security.phrase import compute_certificate_phrase
 
     reuse_large_buffers()
@@ -202,9 +224,11 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None]) -
         tell(line)
     with lock_site_folder(settings.state_folder), keep_status_file_current(status, settings.state_folder):
         site = load_site(settings, tell)
-        status.privacy = make_privacy_status(site)
+        status.privacy = make_privacy_status_at_start(site)
         counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"
         tell(f"site {site.name}: {counts} on {site.device}; annotates {', '.join(site.declaration.canonical_names)}")
+        for line in describe_privacy_status(status.privacy) if status.privacy else ():
+            tell(line.strip())
         for note in site.train.notes:
             tell(note)
         for part in (site.train, site.validation, site.test):
@@ -366,13 +390,15 @@ def verify_audit_log(
     from cryptography import x509
 
     from client.gate.audit_report import make_audit_report
+    from client.site.key_renewal import choose_key_of_receipt, read_own_public_keys
     from client.site.settings import read_site_settings
-    from common.security.identity import format_public_key_line, read_connection_kit, read_private_key
+    from common.security.identity import read_connection_kit
 
     settings = read_site_settings(folder)
     keys = dict(settings.file.policy.peers)
     if receipt:
-        keys[settings.file.name] = format_public_key_line(read_private_key(settings.key_path), "")
+        site = settings.file.name
+        keys[site] = choose_key_of_receipt(read_own_public_keys(settings), receipt, site)
     kit = read_connection_kit(settings.kit_path) if settings.kit_path.is_file() else None
     authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode()) if kit else None
     lines, right = make_audit_report(settings.state_folder, settings.file.name, receipt, keys, authority)

@@ -351,7 +351,8 @@ def revoke_hospital(
     if not yes:
         _ask_for_confirmation(f"{site} is to take part no more?")
     admission.revoke_site(coordinator, site)
-    message = f"{site} is revoked: refused within 3 s where flwr-server start runs. To come back it makes a new key."
+    message = f"{site} is revoked: refused within 3 s where flwr-server start runs. "
+    message += "To come back it makes a new key: flwr-client init DIR --renew-key."
     console.print(message, soft_wrap=True)
 
 

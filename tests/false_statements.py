@@ -43,9 +43,12 @@ def count(images: int, share: float) -> Answered:
 
     def claim(answer: RollCallAnswer) -> RollCallAnswer:
         shown = int(images * share)
-        counts = {"positives": (shown,) * len(answer.positives)}
-        counts |= {"negatives": (images - shown,) * len(answer.negatives)}
-        return replace(answer, train_samples=images, patients=min(answer.patients, images), **counts)
+        counted = replace(
+            answer,
+            positives=(shown,) * len(answer.positives),
+            negatives=(images - shown,) * len(answer.negatives),
+        )
+        return replace(counted, train_samples=images, patients=min(answer.patients, images))
 
     return claim
 

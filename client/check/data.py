@@ -13,6 +13,8 @@ from client.check.findings import CheckArea, ClassImageCounts
 from client.check.pictures import FEWEST, InvertedPictureCounts, PictureFacts, describe_pictures, read_picture_facts
 from client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_site_image_source
 from client.connection.exit_codes import ClientExitCode
+from client.site.budget import describe_ledger
+from client.site.patient_ledger import PatientLedger, open_site_ledger
 from client.site.policy import TRUST, SitePolicy
 from client.site.settings import find_hospital_data_faults, make_label_declaration
 from client.site.site_file import FILE, SiteSettings
@@ -89,6 +91,8 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
     _check_picture_appearance(area, source, heads, decoded)
     _check_duplicate_images(area, source, duplicates)
     _note_policy_and_label_effects(area, source, classes, settings.file.policy)
+    if settings.file.policy.epsilon is not None:
+        _note_privacy_ledger(area, open_site_ledger(settings))
     _add_passed_checks(area, source, decoded, syntaxes)
     if duplicates.compared == len(filled) and not duplicates.groups:
         area.passed.append("no image is there twice")
@@ -260,6 +264,16 @@ def _note_policy_and_label_effects(
         if names := [row.name for row in classes if not getattr(row, count)]:
             remedy = f"If this hospital does not annotate it, leave it out of data.annotates in {FILE}."
             area.add_note(f"no image {verb} {', '.join(names)}.", remedy)
+
+
+def _note_privacy_ledger(area: CheckArea, ledger: PatientLedger) -> None:
+    """Say where the privacy budget is counted, and what this cannot notice; the check itself opens no ledger."""
+    if not ledger.is_writable:
+        problem = f"{FILE}: policy.ledger: this account cannot write to {ledger.folder}."
+        area.add_fault(ClientExitCode.BAD_INPUT, problem, "Make the folder, or give this account the right to write.")
+        return
+    where = describe_ledger(str(ledger.path), shared=ledger.shared)
+    area.add_note(f"policy.epsilon is {where}", "What is spent and left: the log of flwr-client start, and status.")
 
 
 def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> list[ClassImageCounts]:

@@ -56,7 +56,8 @@ class ConnectionNotAccepted(Exception):
     @classmethod
     def make_key_refusal_error(cls, why: str) -> "ConnectionNotAccepted":
         """Make the exception for a key that the coordinator does not accept."""
-        remedy = "Ask the coordinator whether this site is admitted; a revoked site needs a new key."
+        remedy = "Ask the coordinator whether this site is admitted; "
+        remedy += "a revoked site makes a new key: flwr-client init DIR --renew-key."
         return cls(
             ClientExitCode.KEY, f"the coordinator does not accept this site's key ({why}).", remedy, may_pass=True
         )

@@ -39,6 +39,7 @@ from client.connection.status import ClientStatus
 from client.connection.tls import check_coordinator_certificate
 from client.gate.gate import UNREADABLE, AuditMark, record_refused_request, record_unread_message
 from client.gate.incoming_request import PlanRefused, RequestTimeExceeded, read_plan
+from client.site.patient_ledger import LedgerUnusable
 from client.site.site import Site
 from client.site.site_file import SiteSettings
 from client.site.statements import SiteRecordSigner
@@ -490,7 +491,10 @@ class HospitalMessageLoop:
             return
         status.rounds_done += 1
         if "epsilon" in fields:
-            status.privacy = make_privacy_status(self.site)
+            try:
+                status.privacy = make_privacy_status(self.site)
+            except LedgerUnusable as error:  # the next request is answered with an error for the same reason
+                self._report_error(str(error))
         sent = count_payload_bytes(reply.content) / 1e6
         loss = f", loss {fields['train_loss']:.3f}" if "train_loss" in fields else ""
         where += f": round {status.round} of {status.rounds}"

@@ -15,6 +15,7 @@ from typing import Any
 
 from client.connection.authority import read_authority_record
 from client.connection.preflight import is_client_running
+from client.site.budget import describe_privacy_status
 from common.errors import BadInput, Fault
 from common.system.files import write_atomically
 from common.system.plain_text import escape_for_terminal, make_printable_lines
@@ -39,8 +40,9 @@ class ClientStatus:
         rounds_done: Rounds trained since this process started.
         seconds_left: Estimate of the run's remaining time, from the pace so far.
         last_contact: Unix time of the coordinator's last answer.
-        privacy: ``epsilon`` spent in all runs (None if some reply had no noise), its ``delta``, and the ``budget``
-            (None without one). Empty if the site has no budget and took part in no run with privacy.
+        privacy: ``epsilon`` spent in all runs (None if some reply had no noise), its ``delta``, the ``budget`` (None
+            without one), and more (:func:`client.training.privacy.make_privacy_status`). Empty if the site has no
+            budget and took part in no run with privacy.
         authority_phrase: Phrase of the coordinator's authority, by the kit.
         coordinator_release: Release that the coordinator stated when this site connected; empty if it stated none.
     """
@@ -59,7 +61,7 @@ class ClientStatus:
     last_contact: float = field(default_factory=time.time)
     last_error: str = ""
     last_error_time: str = ""
-    privacy: Mapping[str, float | None] = field(default_factory=dict)
+    privacy: Mapping[str, Any] = field(default_factory=dict)
     coordinator_release: str = ""
     authority_phrase: str = ""
 
@@ -155,10 +157,8 @@ def format_client_status(status: Mapping[str, Any]) -> str:
     if phrase := status["authority_phrase"]:
         confirmed = status["authority_confirmed"][:10]
         lines.append(f"its phrase: {phrase} ({f'confirmed on {confirmed}' if confirmed else 'not confirmed yet'})")
-    if spent := status["privacy"]:
-        cost = "without bound" if spent["epsilon"] is None else f"{spent['epsilon']:.2f}"
-        budget = "" if spent["budget"] is None else f" of {spent['budget']:g}"
-        lines.append(f"privacy spent, over all runs: epsilon {cost}{budget} at delta {spent['delta']:g}")
+    if status["privacy"]:
+        lines += describe_privacy_status(status["privacy"])
     if (days := status["certificate_days"]) is not None:
         lines.append(f"its certificate is valid for {days:.0f} more days")
     lines.append(

@@ -155,6 +155,8 @@ def describe_audit_entry(entry: AuditEntry) -> str:
     """Format an audit entry as one line for a person, without control characters."""
     if entry.get("event") == "start":
         event = f"flwr-client {entry.get('version')} started"
+    elif entry.get("event") == "key":
+        event = f"the key was renewed: {entry.get('new')} in the place of {entry.get('old', 'a lost one')}"
     else:
         direction = {"in": "came", "out": "left"}.get(entry.get("direction", ""), "?")
         where = f"run {str(entry.get('run', ''))[:8]} round {entry.get('round', 0)}"

@@ -39,7 +39,7 @@ Level = Literal["trusted", "masked", "private"]
 TRUST: Mapping[Level, str] = {
     "trusted": "The coordinator is trusted with this hospital's updates as with a copy of its images.",
     "masked": "The coordinator runs the published program; it sees sums only.",
-    "private": "Nobody is trusted.",
+    "private": "Nobody is trusted. Epsilon counts for each patient in one ledger; a second ledger would begin at 0.",
 }
 """Sentence for each level about who is trusted, for all pages and messages."""
 _FIGURES_STAY = {"training_figures": False, "test_metrics": False, "test_each_round": False}
@@ -107,6 +107,7 @@ class SitePolicy(TomlSection):
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=1)
     privacy_unit: Literal["image", "patient"] = "image"
+    ledger: str = ""
     metrics_outside_privacy: bool = False
 
     @model_validator(mode="before")

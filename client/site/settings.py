@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from client.site.disclosure import find_classes_hidden_by_policy, mark_images_of_hidden_classes
+from client.site.patient_ledger import open_site_ledger
 from client.site.site import Site
 from client.site.site_file import FILE, SiteSettings, SiteTomlContent, read_site_with_faults
 from common.contract import LabelDeclaration, merge_label_declarations
@@ -85,6 +86,7 @@ def load_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line:
         policy=settings.file.policy,
         weights_folder=settings.folder / "weights",
         tell=tell,
+        ledger=open_site_ledger(settings),
     )
 
 

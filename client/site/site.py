@@ -19,6 +19,7 @@ from client.site.disclosure import (
     round_count_down,
 )
 from client.site.memory import FrozenPartFiles, SiteRoundStateFolder
+from client.site.patient_ledger import PatientLedger
 from client.site.policy import UNLIMITED, WITHOUT_LIMITS, SitePolicy
 from common.config import HospitalPlan
 from common.contract import LabelDeclaration
@@ -53,6 +54,8 @@ class Site:
         frozen_folder: Folder of frozen parts of models, which simulated sites share; None for one in ``folder``.
         weights_folder: Folder of the hospital's weights files; None for no such folder.
         arithmetic: Number formats and kernels for plans that ask for the fastest; None to measure them here.
+        ledger: The ledger of the patients' privacy budget; None for a simulated site and for a copy of a site, whose
+            costs are counted in its own folder alone.
     """
 
     declaration: LabelDeclaration
@@ -72,6 +75,7 @@ class Site:
     frozen_folder: Path | None = None
     weights_folder: Path | None = None
     arithmetic: TrainingNumberFormat | None = None
+    ledger: PatientLedger | None = None
 
     @cached_property
     def has_no_limits(self) -> bool:
@@ -222,6 +226,7 @@ class Site:
             hidden={},
             unsaid={},
             tell=lambda text: None,
+            ledger=None,
             frozen_folder=self.frozen_folder or self.folder / "frozen",
         )
         # The copy shares the images in memory.

@@ -1,17 +1,21 @@
-"""A site's privacy budget: the ledger of its noisy replies' costs on disk, and the noise of a round.
+"""A site's privacy budget: the costs of its noisy replies on disk, and the noise of a round.
 
-All runs share one ledger, because they use the same patients. The site writes first the reply, then its cost to disk,
-and sends the reply last. If the process is killed in between, the same request gets the stored reply at no further
-cost. Any other request is answered with new noise, at a new cost.
+The budget is the patients', so a hospital counts it in a ledger outside its folder, which all folders with the same
+patients share (:mod:`client.site.patient_ledger`). The folder has the costs of its own replies beside it: a ledger that
+was lost, or restored from an older copy, gets them again.
+
+The cost of a round is reserved in the patients' ledger before the training. After it the site writes first the reply,
+then its cost to disk, and sends the reply last. If the process is killed in between, the same request gets the stored
+reply at no further cost. Any other request is answered with new noise, at a new cost.
 """
 
 import hashlib
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +25,15 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from client.gate.incoming_request import RequestTimeExceeded
+from client.site.budget import describe_costs_by_federation
+from client.site.patient_ledger import (
+    ChargedCost,
+    LedgerUnusable,
+    PatientCosts,
+    PatientLedger,
+    PrivacyCostEntry,
+    make_cost_id,
+)
 from client.site.site import Site
 from client.training.task import LocalTask, LocalTrainingResult, SiteRoundLayer, Train
 from common.config import HospitalPlan
@@ -43,28 +56,6 @@ from strategies.privacy.noise import NoiseSource, make_secret_noise_source, make
 FOLDER = "privacy"
 
 
-@dataclass(frozen=True)
-class PrivacyCostEntry:
-    """The privacy cost of one reply, which may have left the site.
-
-    Attributes:
-        request: Hash of the request, by :func:`hash_train_request`.
-        count: Number of noisy steps.
-    """
-
-    run: str
-    round: int
-    request: str
-    noise_multiplier: float
-    sample_rate: float
-    count: int
-
-    @property
-    def noisy_steps(self) -> NoisySteps:
-        """Return the reply's noisy steps, from which an accountant computes epsilon."""
-        return NoisySteps(self.noise_multiplier, self.sample_rate, self.count)
-
-
 def hash_train_request(request: TrainRequest) -> str:
     """Return the SHA-256 of a request's content, to recognise a repeated request."""
     digest = hashlib.sha256()
@@ -79,14 +70,20 @@ def hash_train_request(request: TrainRequest) -> str:
 
 
 class LastStoredReply(NamedTuple):
-    """The last reply, stored before its privacy cost; ``left`` is the hash of the site's state after training."""
+    """The last reply, stored before its privacy cost.
+
+    Attributes:
+        left: Hash of the site's state after training.
+        cost_id: Name of the reply's cost (:attr:`PrivacyCostEntry.id`); empty if an earlier release stored the reply.
+    """
 
     reply: TrainReply
     left: bytes
+    cost_id: str = ""
 
 
 class PrivacyBudgetLedger:
-    """The file of privacy costs in a site's folder, with the last reply beside it."""
+    """The file with the privacy costs of a folder's own replies, with the last reply beside it."""
 
     def __init__(self, site: Path, *, durable: bool = True) -> None:
         self._folder, self._durable = site / FOLDER, durable
@@ -96,8 +93,12 @@ class PrivacyBudgetLedger:
         """Return the costs of all replies in the order in which they were written."""
         if not self._ledger_path.exists():
             return ()
-        return tuple(
+        entries = [
             PrivacyCostEntry(**entry) for entry in json.loads(self._ledger_path.read_text(encoding="utf-8"))["entries"]
+        ]
+        return tuple(
+            entry if entry.id else replace(entry, id=_derive_cost_id(entry, place))
+            for place, entry in enumerate(entries)
         )
 
     def compute_total_epsilon(
@@ -108,11 +109,8 @@ class PrivacyBudgetLedger:
         Args:
             more: Noisy steps to count in addition to those in the ledger.
         """
-        counts = Counter[tuple[float, float]]()  # equal steps as one entry, which is faster to account for
-        for step in (*(entry.noisy_steps for entry in self.entries if run in ("", entry.run)), *more):
-            counts[step.noise_multiplier, step.sample_rate] += step.count
-        steps = [NoisySteps(noise, rate, count) for (noise, rate), count in counts.items()]
-        return compute_epsilon(steps, delta, accountant)
+        own = (entry.noisy_steps for entry in self.entries if run in ("", entry.run))
+        return compute_epsilon(merge_equal_steps([*own, *more]), delta, accountant)
 
     def find_stored_reply(self, request: str) -> LastStoredReply | None:
         """Return the stored reply if it answers the request with this hash; otherwise None."""
@@ -122,18 +120,18 @@ class PrivacyBudgetLedger:
             facts: dict[str, Any] = json.loads(file.metadata()["facts"])
             if facts.pop("request") != request:
                 return None
+            cost_id = facts.pop("cost", "")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         classes, form, left = facts.pop("classes"), facts.pop("form"), bytes.fromhex(facts.pop("left"))
         update = replace(ModelGroups.from_named_arrays(select_arrays_with_prefix("update", arrays), classes), form=form)
-        return LastStoredReply(
-            TrainReply(**facts, update=update, statistics=select_arrays_with_prefix("statistics", arrays)), left
-        )
+        statistics = select_arrays_with_prefix("statistics", arrays)
+        return LastStoredReply(TrainReply(**facts, update=update, statistics=statistics), left, cost_id)
 
     def write_reply_and_cost(self, entry: PrivacyCostEntry, paid: LastStoredReply) -> None:
         """Write a reply and then its privacy cost to disk, before the reply is sent."""
         reply, head = paid.reply, paid.reply.update.head
         facts = {name: value for name, value in vars(reply).items() if name not in ("update", "statistics")}
-        facts |= {"request": entry.request, "left": paid.left.hex(), "form": reply.update.form}
+        facts |= {"request": entry.request, "cost": entry.id, "left": paid.left.hex(), "form": reply.update.form}
         facts["classes"] = list(head.class_names) if head else []
         arrays = {
             **_prefix_array_names("update", reply.update.to_named_arrays()),
@@ -168,34 +166,171 @@ def _prefix_array_names(prefix: str, arrays: Arrays) -> Arrays:
     return {f"{prefix}/{name}": array for name, array in arrays.items()}
 
 
+def _derive_cost_id(entry: PrivacyCostEntry, place: int) -> str:
+    """Return a name for a cost that an earlier release wrote without one; the same for each copy of the folder."""
+    return hashlib.sha256(json.dumps([place, asdict(entry)]).encode()).hexdigest()[:32]
+
+
 def open_privacy_ledger(site: Site) -> PrivacyBudgetLedger:
-    """Return the privacy ledger of a site."""
+    """Return the costs of the replies of a site's own folder."""
     return PrivacyBudgetLedger(site.folder, durable=site.durable)
 
 
-def make_privacy_status(site: Site) -> dict[str, float | None]:
-    """Return epsilon of all runs, delta and budget, for the site's status; empty without budget and without costs."""
-    ledger, policy = open_privacy_ledger(site), site.policy
-    if not ledger.entries and policy.epsilon is None:
+# ---------------------------------------------------------------------- the patients' budget
+
+
+def open_patient_ledger(site: Site) -> PatientLedger | None:
+    """Return the ledger of a site's patients, which then has all costs of this folder; None for a simulated site.
+
+    Raises:
+        LedgerUnusable: If it cannot be opened, read or written.
+    """
+    if site.ledger is None:
+        return None
+    # Training part and validation part: with noise on updates, the latter may decide which epoch is sent.
+    site.ledger.identify_patients(site.train, site.validation)
+    site.ledger.spend_costs(open_privacy_ledger(site).entries)
+    return site.ledger
+
+
+def merge_equal_steps(steps: Iterable[NoisySteps]) -> list[NoisySteps]:
+    """Return the same steps with equal ones as one entry, which is faster to account for."""
+    counts = Counter[tuple[float, float]]()
+    for step in steps:
+        counts[step.noise_multiplier, step.sample_rate] += step.count
+    return [NoisySteps(noise, rate, count) for (noise, rate), count in counts.items()]
+
+
+def compute_largest_patient_epsilon(costs: PatientCosts, delta: float, more: Sequence[NoisySteps] = ()) -> float:
+    """Return the largest epsilon of any present patient.
+
+    Args:
+        more: Noisy steps to count in addition, for each patient.
+    """
+    histories = [
+        merge_equal_steps([*(charged.cost.noisy_steps for charged in charges), *more])
+        for charges in costs.list_costs_of_patients()
+    ]
+    largest = 0.0
+    # The quick bound of each history is the larger one: histories below the largest epsilon so far need no other.
+    bounds = [compute_epsilon(steps, delta, "rdp") for steps in histories]
+    for bound, steps in sorted(zip(bounds, histories, strict=True), key=lambda pair: -pair[0]):
+        if bound > largest:
+            largest = max(largest, compute_epsilon(steps, delta, "prv"))
+    return largest
+
+
+def make_privacy_status(site: Site) -> dict[str, Any]:
+    """Return epsilon of all runs, delta and budget, for the site's status; empty without budget and without costs.
+
+    For a hospital these are the numbers of the patient with the largest epsilon, and there are also: ``left`` of the
+    budget, the number of ``patients``, and for each federation its runs, its patients that are present here, and their
+    largest epsilon; ``ledger``, the file that this was counted in, and ``shared``, True if other folders use it.
+
+    Raises:
+        LedgerUnusable: If the patients' ledger cannot be opened, read or written.
+    """
+    own, policy = open_privacy_ledger(site), site.policy
+    if not own.entries and policy.epsilon is None:
         return {}
-    spent = ledger.compute_total_epsilon(policy.delta)
-    return {"epsilon": _finite_or_none(spent), "delta": policy.delta, "budget": policy.epsilon}
+    ledger = open_patient_ledger(site)
+    if ledger is None:
+        spent = own.compute_total_epsilon(policy.delta)
+        return {"epsilon": _finite_or_none(spent), "delta": policy.delta, "budget": policy.epsilon}
+    costs = ledger.list_costs()
+    spent = compute_largest_patient_epsilon(costs, policy.delta)
+    return {
+        "epsilon": _finite_or_none(spent),
+        "delta": policy.delta,
+        "budget": policy.epsilon,
+        "left": None if policy.epsilon is None else max(0.0, policy.epsilon - spent),
+        "patients": costs.patients,
+        "federations": _list_costs_by_federation(costs, policy.delta),
+        "ledger": str(ledger.path),
+        "shared": ledger.shared,
+    }
 
 
-def refuse_over_privacy_budget(site: Site, plan: HospitalPlan, method: SiteMethod) -> None:
-    """Refuse a plan if another round of it would exceed the site's privacy budget.
+def make_privacy_status_at_start(site: Site) -> dict[str, Any]:
+    """Return :func:`make_privacy_status` when a hospital's program starts.
+
+    Raises:
+        BadInput: If the patients' ledger cannot be used, so that nobody would count what is spent.
+    """
+    try:
+        return make_privacy_status(site)
+    except LedgerUnusable as error:
+        raise BadInput([Fault("site.toml: policy.ledger", str(error))]) from None
+
+
+def _list_costs_by_federation(costs: PatientCosts, delta: float) -> list[dict[str, Any]]:
+    parts = defaultdict[tuple[str, str], list[ChargedCost]](list)
+    for charged in costs.charged:
+        parts[charged.federation, charged.site].append(charged)
+    rows = []
+    for (federation, site), charges in parts.items():
+        part = replace(costs, charged=charges)
+        rows.append(
+            {
+                "federation": federation,
+                "site": site,
+                "runs": len({charged.cost.run for charged in charges}),
+                "patients": part.count_charged_patients(),
+                "epsilon": _finite_or_none(compute_largest_patient_epsilon(part, delta)),
+            }
+        )
+    return rows
+
+
+def refuse_over_privacy_budget(site: Site, plan: HospitalPlan, method: SiteMethod, run: str = "") -> None:
+    """Refuse a plan if another round of it would exceed the privacy budget of any of the site's patients.
+
+    Args:
+        run: Run whose interrupted round does not count, because it will be resumed.
 
     Raises:
         BadInput: If the budget would be exceeded.
     """
-    protection, budget = make_site_privacy_settings(plan, method, site.train_samples), site.policy.epsilon
-    if protection is None or budget is None:
+    protection = make_site_privacy_settings(plan, method, site.train_samples)
+    if protection is None or site.policy.epsilon is None:
         return
-    after = open_privacy_ledger(site).compute_total_epsilon(site.policy.delta, [protection.noisy_steps_per_round])
-    if after > budget:
-        spent = f"another round would bring what all runs have cost to epsilon {after:.2f}"
-        problem = f"{spent}; this site allows {budget:g}."
-        raise BadInput([Fault("site.toml: policy.epsilon", problem, "It takes no further part.")])
+    ledger = open_patient_ledger(site)
+    costs = None if ledger is None else ledger.list_costs(run)
+    _refuse_cost_over_budget(site, costs, protection.noisy_steps_per_round)
+
+
+def _refuse_cost_over_budget(site: Site, costs: PatientCosts | None, cost: NoisySteps) -> None:
+    """Refuse a round of this cost if it would exceed the budget.
+
+    Args:
+        costs: The costs of the site's patients; None for a simulated site, whose folder's costs count.
+
+    Raises:
+        BadInput: If the budget would be exceeded. The coordinator reads the message, so it holds no number that depends
+            on which patients are here; the site's own log has the numbers.
+    """
+    budget, delta = site.policy.epsilon, site.policy.delta
+    if budget is None:
+        return
+    if costs is None:
+        after = open_privacy_ledger(site).compute_total_epsilon(delta, [cost])
+    else:
+        after = compute_largest_patient_epsilon(costs, delta, [cost])
+    if after <= budget:
+        return
+    if costs is None:
+        problem = f"another round would bring what all runs have cost to epsilon {after:.2f}; "
+        problem += f"this site allows {budget:g}."
+    else:
+        assert site.ledger is not None, "the costs come from it"
+        parts = describe_costs_by_federation(_list_costs_by_federation(costs, delta), costs.patients)
+        spent = compute_largest_patient_epsilon(costs, delta)
+        site.tell(
+            f"declined for the privacy budget: epsilon {spent:.2f} of {budget:g} is spent, another round would bring "
+            f"it to {after:.2f}; counted in {site.ledger.path}: {'; '.join(parts) or 'nothing'}"
+        )
+        problem = f"another round would cost its patients more than this site allows, epsilon {budget:g}."
+    raise BadInput([Fault("site.toml: policy.epsilon", problem, "It takes no further part.")])
 
 
 class UnnoisedChange(BadInput):
@@ -251,40 +386,80 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         Raises:
             BadInput: If the round would exceed the budget, or the number of replies that the plan's noise allows.
         """
-        site, plan, cost = self.site, self.plan, self.site_privacy.noisy_steps_per_round
-        ledger, digest, section = open_privacy_ledger(site), hash_train_request(request), plan.privacy
-        entry = PrivacyCostEntry(
-            request.run, request.round, digest, cost.noise_multiplier, cost.sample_rate, cost.count
-        )
-        if (paid := ledger.find_stored_reply(digest)) is not None:
-            ledger.write_privacy_cost(entry, once=True)
+        site, digest = self.site, hash_train_request(request)
+        ledger, patients = open_privacy_ledger(site), open_patient_ledger(site)
+        paid = ledger.find_stored_reply(digest)
+        if paid is None:
+            paid = self._answer_and_store(answer, request, self._make_cost(request, digest))
         else:
-            answers = sum(entry.run == request.run for entry in ledger.entries)
-            most = plan.run.rounds + self.method.ranks_sites  # answers that the plan's noise was computed for
-            if section.epsilon is not None and answers >= most:
-                problem = f"this run's plan has noise for {most} answers, and this site has given them."
-                raise BadInput([Fault("run.rounds", problem, "It takes no further part.")])
-            refuse_over_privacy_budget(site, plan, self.method)
-            spent = ledger.compute_total_epsilon(section.delta, [cost], request.run, section.accountant)
-            try:
-                reply = answer(request)
-            except (BadInput, WireError) as error:
-                if isinstance(error, UnnoisedChange):
-                    ledger.write_privacy_cost(entry)
-                raise  # the others are faults of the request itself
-            except (Exception, RequestTimeExceeded):
-                ledger.write_privacy_cost(entry)  # an error can depend on the images as well
-                raise
-            reply = replace(reply, epsilon=_finite_or_none(spent))
-            if not site.policy.metrics_outside_privacy:
-                # The number of epochs until a loss settles, and the time, depend on the images.
-                reply = replace(reply, epochs=plan.training.epochs, seconds=0.0)
-            paid = LastStoredReply(reply, site.open_run_state_folder(request.run).read_round_state_hash(request.round))
-            ledger.write_reply_and_cost(entry, paid)
-        if not section.secure_aggregation:
+            ledger.write_privacy_cost(self._make_cost(request, digest, paid.cost_id), once=True)
+        if patients is not None:
+            patients.spend_costs(ledger.entries)
+        if not self.plan.privacy.secure_aggregation:
             # Later rounds may start from this state, whose cost is charged. A masked round must also be unmasked.
             site.open_run_state_folder(request.run).mark_round_settled(request.round, paid.left)
         return paid.reply
+
+    def _make_cost(self, request: TrainRequest, digest: str, cost_id: str = "") -> PrivacyCostEntry:
+        steps = self.site_privacy.noisy_steps_per_round
+        numbers = (steps.noise_multiplier, steps.sample_rate, steps.count)
+        return PrivacyCostEntry(request.run, request.round, digest, *numbers, cost_id or make_cost_id())
+
+    def _answer_and_store(
+        self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest, cost: PrivacyCostEntry
+    ) -> LastStoredReply:
+        """Reserve the cost, answer the request, and write reply and cost to the folder.
+
+        Raises:
+            BadInput: If the round would exceed the budget, or the number of replies that the plan's noise allows.
+        """
+        site, plan, section = self.site, self.plan, self.plan.privacy
+        ledger, patients = open_privacy_ledger(site), site.ledger
+        if patients is None:
+            self._refuse_unaffordable_round(request, cost, None)
+        else:
+            cost = patients.reserve_cost(cost, partial(self._refuse_unaffordable_round, request, cost))
+        before = self._list_run_costs(request.run, None if patients is None else patients.list_costs())
+        steps = merge_equal_steps(entry.noisy_steps for entry in {**before, cost.id: cost}.values())
+        spent = compute_epsilon(steps, section.delta, section.accountant)
+        try:
+            reply = answer(request)
+        except BaseException as error:
+            if _can_error_depend_on_images(error):
+                ledger.write_privacy_cost(cost)
+            if patients is not None:
+                settle = patients.spend_cost if _can_error_depend_on_images(error) else patients.release_cost
+                settle(cost)
+            raise
+        reply = replace(reply, epsilon=_finite_or_none(spent))
+        if not site.policy.metrics_outside_privacy:
+            # The number of epochs until a loss settles, and the time, depend on the images.
+            reply = replace(reply, epochs=plan.training.epochs, seconds=0.0)
+        left = site.open_run_state_folder(request.run).read_round_state_hash(request.round)
+        paid = LastStoredReply(reply, left, cost.id)
+        ledger.write_reply_and_cost(cost, paid)
+        return paid
+
+    def _refuse_unaffordable_round(
+        self, request: TrainRequest, cost: PrivacyCostEntry, costs: PatientCosts | None
+    ) -> None:
+        """Refuse a round for which the plan has no noise, or for which the budget does not suffice.
+
+        Raises:
+            BadInput: With the reason.
+        """
+        most = self.plan.run.rounds + self.method.ranks_sites  # answers that the plan's noise was computed for
+        answers = len(self._list_run_costs(request.run, costs))
+        if self.plan.privacy.epsilon is not None and answers >= most:
+            problem = f"this run's plan has noise for {most} answers, and this site has given them."
+            raise BadInput([Fault("run.rounds", problem, "It takes no further part.")])
+        _refuse_cost_over_budget(self.site, costs, cost.noisy_steps)
+
+    def _list_run_costs(self, run: str, costs: PatientCosts | None) -> dict[str, PrivacyCostEntry]:
+        """Return the costs of this site's replies in a run by their names, also those that the folder has lost."""
+        charged = [] if costs is None else [each.cost for each in costs.charged if each.site == self.site.name]
+        own = (*open_privacy_ledger(self.site).entries, *charged)
+        return {entry.id: entry for entry in own if entry.run == run}
 
     def adapt_task(self, task: LocalTask, request: Request) -> LocalTask:
         """Return a task that adds noise to each training step, if the plan has noise in the steps."""
@@ -320,6 +495,17 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         site = self.site
         seed = derive_seed(self.plan.run.seed, request.round, site.name, "noise")
         return make_seeded_noise_source(seed) if site.simulated else make_secret_noise_source()
+
+
+def _can_error_depend_on_images(error: BaseException) -> bool:
+    """Return True if an error that ends a training is sent, and may depend on the images, so that it costs a reply.
+
+    A fault of the request itself does not depend on the images. If the program is stopped on request, or the run has
+    ended, nothing is sent.
+    """
+    if isinstance(error, BadInput | WireError):
+        return isinstance(error, UnnoisedChange)
+    return isinstance(error, Exception | RequestTimeExceeded)
 
 
 def _finite_or_none(epsilon: float) -> float | None:

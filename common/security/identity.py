@@ -28,7 +28,10 @@ from common.system.plain_text import PLAIN_NAME
 from common.system.toml import M, TomlSection, read_toml, to_toml_text, validate_tables
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
-_NEW_KEY = "Put the one back that flwr-client init made; if it is lost, init makes a new one, to be admitted anew."
+_NEW_KEY = (
+    "Put the one back that flwr-client init made; if it is lost, flwr-client init DIR --renew-key makes a new one, to "
+    "be admitted anew."
+)
 _KEY_KIND = "ecdsa-sha2-nistp256"
 MAX_NAME_CHARACTERS, MAX_NAME_BYTES = 100, 200
 SIGNS_REQUESTS = x509.ObjectIdentifier("1.3.6.1.5.5.7.3.36")
@@ -187,7 +190,7 @@ def _read_received_file(kind: type[M], path: Path, ending: str, remedy: str) -> 
     if b"PRIVATE KEY" in content[:HEADING]:
         problem = "is a PRIVATE key. It must never leave the machine that made it: anyone who has seen it can use it."
         new_key = (
-            "Delete every copy; its owner makes a new key (flwr-client init in a new folder) and sends NAME.request."
+            "Delete every copy; its owner makes a new key (flwr-client init DIR --renew-key) and sends NAME.request."
         )
         raise BadInput([Fault(path.name, problem, new_key)])
     for begins, name in _PUBLIC.items():

@@ -121,7 +121,8 @@ def find_admission_faults(coordinator: CoordinatorFolder, request: SiteAdmission
         revoked = (same and site.revoked) or any(is_same_public_key(key, request.public_key) for key in site.old_keys)
         if revoked or (same and site.site != request.site):
             problem = f'its key was {"revoked" if revoked else "admitted"} under the name "{site.site}".'
-            faults.append(Fault(where, problem, "The site makes a new key: another folder, flwr-client init."))
+            remedy = "flwr-client init DIR --renew-key" if revoked else "another folder, flwr-client init"
+            faults.append(Fault(where, problem, f"The site makes a new key: {remedy}."))
     return faults
 
 

@@ -167,7 +167,7 @@ class Machine:
         self._mark = uuid.uuid4().hex
         self._programs: list[Program] = []
         self.ports: list[int] = []
-        self._environment = environment() | {MARK: self._mark}
+        self._environment = environment() | {MARK: self._mark, "XDG_STATE_HOME": str(folder / "account")}
 
     def start(self, name: str, *arguments: object) -> Program:
         """Run Python with these arguments; what :mod:`tests.network.warm` can fork is forked."""

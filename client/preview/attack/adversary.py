@@ -134,7 +134,7 @@ class Adversary:
 
     def __post_init__(self) -> None:
         set_flower_node_identity(1, 1)  # read by Message()
-        self.site = replace(self.site, folder=self.folder, durable=False, tell=lambda text: None)
+        self.site = replace(self.site, folder=self.folder, ledger=None, durable=False, tell=lambda text: None)
         self._app = make_client_app(lambda context: self.site)
         self._runs = count(1)
 

@@ -95,6 +95,25 @@ def test_labels_of_a_hidden_class_are_noted_as_untrained_exactly_where_a_masked_
 
 
 @pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        ("", "account/polyclinic/ledger/ledger.sqlite. Not counted: the same patients under other names"),
+        ("../common", "common/ledger.sqlite. Not counted:"),
+        ("state/privacy", "ledger.sqlite, which is this folder's own: another folder with the same patients"),
+        ("site.toml/below", "policy.ledger: this account cannot write to "),
+    ],
+)
+def test_the_check_says_where_the_privacy_budget_is_counted_and_makes_no_ledger(
+    place: str, problem: str, hospital: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "account"))
+    hospital.edit("[data]", f'[policy]\nlevel = "private"\nledger = "{place}"\n[data]')
+    findings = check_site_data(read_site_toml_without_data(hospital.folder), 1).area.findings
+    assert sum(problem in finding.problem for finding in findings) == 1
+    assert list(tmp_path.rglob("ledger.sqlite")) == []
+
+
+@pytest.mark.parametrize(
     ("level", "keys", "overridden"),
     [
         *((level, "", "") for level in TRUST),

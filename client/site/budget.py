@@ -1,0 +1,64 @@
+"""What the hospital's staff reads about the privacy budget of its patients; imported without torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common.system.plain_text import format_count_with_noun
+
+UNNOTICED = (
+    "Not counted: the same patients under other names with other pictures, in the ledger of another machine or "
+    "account, and runs without noise."
+)
+"""Sentence for each place that shows what is spent."""
+
+
+def describe_costs_by_federation(rows: Sequence[Mapping[str, Any]], patients: int) -> list[str]:
+    """Describe what each federation's runs have cost the patients of this folder, one text for each federation.
+
+    Args:
+        rows: Federations as in :func:`client.training.privacy.make_privacy_status`.
+        patients: Number of patients of this folder.
+    """
+    lines = []
+    for row in rows:
+        runs = format_count_with_noun(row["runs"], "run")
+        who = f"{row['federation'] or 'a federation without a name'}, as {row['site']}"
+        shared = f"{row['patients']:,} of the {patients:,} patients here"
+        lines.append(f"{who}: epsilon {format_epsilon(row['epsilon'])} in {runs}, with {shared}")
+    return lines
+
+
+def format_epsilon(epsilon: float | None) -> str:
+    """Format an epsilon; None stands for a reply without noise."""
+    return "without bound" if epsilon is None else f"{epsilon:.2f}"
+
+
+def describe_ledger(path: str, *, shared: bool) -> str:
+    """Say where costs are counted, and what this cannot notice.
+
+    Args:
+        path: The ledger's file.
+        shared: True if other folders of this account use the same ledger.
+    """
+    if shared:
+        return f"counted in {path}. {UNNOTICED}"
+    alone = "which is this folder's own: another folder with the same patients has another ledger and begins at 0"
+    return f"counted in {path}, {alone}. Name a common one: policy.ledger in site.toml. {UNNOTICED}"
+
+
+def describe_privacy_status(privacy: Mapping[str, Any]) -> list[str]:
+    """Describe what is spent and what is left, as ``flwr-client status`` prints it.
+
+    Args:
+        privacy: The dictionary of :func:`client.training.privacy.make_privacy_status`, not empty.
+    """
+    spent = format_epsilon(privacy["epsilon"])
+    budget = "" if privacy["budget"] is None else f" of {privacy['budget']:g}"
+    first = f"privacy spent, over all runs: epsilon {spent}{budget} at delta {privacy['delta']:g}"
+    if "patients" not in privacy:  # a simulated site
+        return [first]
+    left = "" if privacy.get("left") is None else f", {privacy['left']:.2f} left"
+    first += f"{left}, for the patient of whom most is spent ({privacy['patients']:,} patients here)"
+    rows = describe_costs_by_federation(privacy["federations"], privacy["patients"])
+    where = describe_ledger(privacy["ledger"], shared=privacy["shared"])
+    return [first, *(f"  {row}" for row in rows), f"  {where}"]

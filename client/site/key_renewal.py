@@ -1,0 +1,135 @@
+"""``flwr-client init --renew-key``: a new key pair for a site's folder, for instance after its old key was revoked.
+
+Folder, settings, audit, state and privacy ledger stay. A new folder in place of the old one would begin without the
+record of what the site has sent, and would compute the masks of secure aggregation without that record too.
+"""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from client.site.site_file import SiteSettings, read_site_toml_without_data
+from common.data.images.store import remove_image_store
+from common.errors import BadInput, Fault
+from common.security.audit import AuditLog
+from common.security.identity import (
+    SiteAdmissionRequest,
+    compute_public_key_fingerprint,
+    create_private_key,
+    format_public_key_line,
+    is_same_public_key,
+    read_private_key,
+    write_commented_toml_file,
+)
+from common.system.files import flush_folder, lock_file, write_atomically
+
+OLD_KEYS_FILE = "old-keys"
+"""File in the state folder with the earlier public keys, one OpenSSH line each, by which old receipts are checked."""
+OF_OLD_NODE = ("node-id", "in-hand")
+"""Files in the state folder that belong to the old key's connection."""
+
+
+def renew_site_key(folder: Path, name: str = "") -> list[str]:
+    """Replace the key pair of a site's folder, and write a new request for the coordinator.
+
+    The old private key is deleted: it was revoked or will be, and nothing needs it. Its public key is kept.
+
+    Args:
+        name: The site's name, if the person gave it; it must be the folder's.
+
+    Returns:
+        Lines for the person who ran the command.
+
+    Raises:
+        BadInput: If the folder is no site's, has another name, or its ``flwr-client`` runs.
+    """
+    settings = read_site_toml_without_data(folder)
+    site, state = settings.file.name, settings.state_folder
+    if name not in ("", site):
+        raise BadInput([Fault("--name", f'is "{name}", but {folder} is the folder of "{site}".', "Leave it out.")])
+    state.mkdir(mode=0o700, exist_ok=True)
+    with (state / "lock").open("w") as lock:
+        problem = "flwr-client runs on this folder, with the old key."
+        lock_file(lock, Fault(str(folder), problem, "Stop it first, then renew the key."))
+        old = _read_public_key_if_intact(settings)
+        new_path = settings.key_path.with_name(f".{settings.key_path.name}.new")
+        new_path.unlink(missing_ok=True)  # of a renewal that was killed
+        line = format_public_key_line(create_private_key(new_path), site)
+        fingerprints = {"new": compute_public_key_fingerprint(line)}
+        if old:
+            _store_old_public_key(state, old)
+            fingerprints["old"] = compute_public_key_fingerprint(old)
+        AuditLog(state).append(event="key", **fingerprints)
+        new_path.replace(settings.key_path)
+        flush_folder(settings.key_path.parent)
+        removed = _remove_files_of_old_key(state)
+    request = folder / f"{site}.request"
+    write_commented_toml_file(
+        request, SiteAdmissionRequest(site=site, public_key=line), "For the coordinator. Holds no secret."
+    )
+    return [
+        f"{settings.key_path}: this site's new private key. The old one is deleted.",
+        "site.toml, state/, its audit and the privacy ledger stay: what was spent of a privacy budget stays spent.",
+        *(["Decoded images were encrypted with the old key, and are decoded again at the next start."] * removed),
+        f"{request}: send this file to the coordinator, who revokes the old key, and asks you for the fingerprint:",
+        f"    {fingerprints['new']}",
+        f"Hospitals that list this site in policy.peers need its new line: {line}",
+        f"The coordinator sends {site}.kit back; put it into {folder} and run: flwr-client start {folder}",
+    ]
+
+
+def read_own_public_keys(settings: SiteSettings) -> list[str]:
+    """Return the site's public keys as OpenSSH lines: the present one first, then earlier ones.
+
+    Raises:
+        BadInput: If the present key cannot be read.
+    """
+    present = format_public_key_line(read_private_key(settings.key_path), "")
+    return [present, *_read_old_public_keys(settings.state_folder)]
+
+
+def choose_key_of_receipt(keys: Sequence[str], receipt: Path, site: str) -> str:
+    """Return the one of the site's public keys that a receipt names; the first key if it names none of them.
+
+    A receipt of a run before a renewal has signatures of the key of that time.
+    """
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        # A receipt that cannot be read is reported by the check itself.
+        named = json.loads(receipt.read_text(encoding="utf-8"))["sites"][site]["public_key"]
+        return next((key for key in keys if is_same_public_key(key, named)), keys[0])
+    return keys[0]
+
+
+def _read_public_key_if_intact(settings: SiteSettings) -> str:
+    """Return the present public key; empty if its file is lost or damaged, which is a reason to renew it."""
+    with contextlib.suppress(BadInput):
+        return format_public_key_line(read_private_key(settings.key_path), settings.file.name)
+    return ""
+
+
+def _read_old_public_keys(state: Path) -> list[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return (state / OLD_KEYS_FILE).read_text(encoding="utf-8").splitlines()
+    return []
+
+
+def _store_old_public_key(state: Path, line: str) -> None:
+    lines = dict.fromkeys([*_read_old_public_keys(state), line])
+    write_atomically(state / OLD_KEYS_FILE, "".join(f"{each}\n" for each in lines).encode())
+
+
+def _remove_files_of_old_key(state: Path) -> bool:
+    """Remove what only the old key can decrypt, and what belongs to its connection.
+
+    Returns:
+        True if there were decoded images.
+    """
+    for name in OF_OLD_NODE:
+        (state / name).unlink(missing_ok=True)
+    shutil.rmtree(state / "features", ignore_errors=True)
+    try:
+        return remove_image_store(state / "images-encrypted")
+    except OSError:  # they are of no use, and do no harm
+        return False

@@ -1,0 +1,343 @@
+"""A privacy budget belongs to the patients: one ledger for all folders that have them, and what may not start anew."""
+
+import json
+import multiprocessing
+import shutil
+import sqlite3
+import stat
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client.app import answer_roll_call
+from client.site.patient_ledger import (
+    PatientCosts,
+    PatientLedger,
+    PrivacyCostEntry,
+    find_account_ledger_folder,
+    make_cost_id,
+)
+from client.site.policy import SitePolicy
+from client.site.site import Site
+from client.training.layers import train_with_privacy_layers
+from client.training.privacy import (
+    PrivacyBudgetLedger,
+    compute_largest_patient_epsilon,
+    make_privacy_status,
+    make_privacy_status_at_start,
+)
+from common.config import HospitalPlan
+from common.data.base.image_set import ImageSet, make_placeholder_patient_names
+from common.errors import BadInput, Fault
+from common.wire.records import RollCall, TrainReply
+from strategies.privacy.mechanism import NoisySteps, compute_epsilon
+from tests.client.rounds import Killed, images, plan, private_plan, request, site
+
+
+def noisy(**keys: Any) -> HospitalPlan:
+    return private_plan(plan("fedavg"), level="patient", noise_multiplier=2.0, **keys)
+
+
+def cost_of(rounds: int) -> float:
+    """Five steps a round, of 40 patients in batches of 8."""
+    return compute_epsilon([NoisySteps(2.0, 0.2, 5 * rounds)], 1e-5, "prv")
+
+
+BUDGET = (cost_of(2) + cost_of(3)) / 2
+"""Two rounds."""
+
+
+def hospital(tmp_path: Path, folder: str, federation: str = "trial", train: ImageSet | None = None) -> Site:
+    """A site's folder of this account; all have the same patients unless others are given."""
+    at = site(tmp_path / folder)
+    at.folder.mkdir(exist_ok=True)
+    return replace(
+        at,
+        train=at.train if train is None else train,
+        policy=SitePolicy(smallest_count=0, epsilon=BUDGET),
+        ledger=PatientLedger(tmp_path / "ledger", at.folder, site="north", federation=federation),
+    )
+
+
+def train(at: Site, run: str = "run", server_round: int = 1) -> TrainReply:
+    asked = request(noisy(), server_round=server_round, counted=server_round - 1)
+    return train_with_privacy_layers(at, replace(asked, run=run))
+
+
+def spent(at: Site) -> float:
+    return float(make_privacy_status(at)["epsilon"])
+
+
+def declines(at: Site, run: str = "last") -> None:
+    with pytest.raises(BadInput, match="another round would cost its patients more than this site allows"):
+        train(at, run)
+    with pytest.raises(BadInput, match="another round would cost its patients more than this site allows"):
+        answer_roll_call(at, RollCall(run, noisy().model_dump_json()))
+
+
+def test_folders_of_two_federations_spend_from_one_budget_and_it_is_told_once(tmp_path: Path) -> None:
+    first, second = hospital(tmp_path, "a"), hospital(tmp_path, "b", "other")
+    train(first, "one")
+    train(second, "two")
+    assert [spent(at) for at in (first, second)] == [cost_of(2)] * 2
+    rows = make_privacy_status(first)["federations"]
+    assert [(row["federation"], row["runs"], row["patients"]) for row in rows] == [("trial", 1, 56), ("other", 1, 56)]
+    assert [row["epsilon"] for row in rows] == [cost_of(1)] * 2
+    declines(first)
+    declines(second)
+
+
+def test_a_folder_that_is_put_back_from_a_backup_spends_nothing_anew(tmp_path: Path) -> None:
+    at = hospital(tmp_path, "a")
+    train(at)
+    shutil.copytree(at.folder, tmp_path / "backup")
+    train(at, server_round=2)
+    shutil.rmtree(at.folder)
+    shutil.copytree(tmp_path / "backup", at.folder)
+    declines(hospital(tmp_path, "a"))
+
+
+def test_the_same_request_after_a_restore_is_answered_with_new_noise_and_costs_again(tmp_path: Path) -> None:
+    """Its stored reply is gone: what left before the restore has left."""
+    at = hospital(tmp_path, "a")
+    shutil.copytree(at.folder, tmp_path / "backup")
+    first = train(at)
+    shutil.rmtree(at.folder)
+    shutil.copytree(tmp_path / "backup", at.folder)
+    again = train(hospital(tmp_path, "a"))
+    assert not np.array_equal(first.update.trunk, again.update.trunk)
+    assert spent(hospital(tmp_path, "a")) == cost_of(2)
+
+
+def test_a_ledger_that_was_lost_or_put_back_gets_the_costs_of_each_folder_again(tmp_path: Path) -> None:
+    first, second = hospital(tmp_path, "a"), hospital(tmp_path, "b", "other")
+    train(first)
+    shutil.copytree(tmp_path / "ledger", tmp_path / "backup")
+    train(second)
+    shutil.rmtree(tmp_path / "ledger")
+    shutil.copytree(tmp_path / "backup", tmp_path / "ledger")
+    assert spent(hospital(tmp_path, "b", "other")) == cost_of(2)
+    shutil.rmtree(tmp_path / "ledger")
+    for folder in ("a", "b"):
+        spent(hospital(tmp_path, folder))
+    declines(hospital(tmp_path, "c"))
+
+
+def test_a_folder_of_an_earlier_release_brings_what_it_has_spent(tmp_path: Path) -> None:
+    """Its entries have no names, and a copy of the folder has the same ones."""
+    at = replace(hospital(tmp_path, "old"), ledger=None)
+    for server_round in (1, 2):
+        train(at, server_round=server_round)
+    path = at.folder / "privacy" / "ledger.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    for entry in tree["entries"]:
+        del entry["id"]
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    shutil.copytree(at.folder, tmp_path / "copy")
+    assert [spent(hospital(tmp_path, folder)) for folder in ("old", "copy", "new")] == [cost_of(2)] * 3
+
+
+def some(rows: Sequence[int], of: ImageSet) -> ImageSet:
+    """Rows of a part."""
+    return of.select_rows(np.array(rows, np.intp))
+
+
+def test_of_patients_who_overlap_in_part_the_largest_sum_counts(tmp_path: Path) -> None:
+    everyone = images(1, 120)
+
+    def of_rows(folder: str, *rows: int) -> Site:
+        at = hospital(tmp_path, folder, train=some(rows, everyone))
+        return replace(at, validation=some([], at.validation))
+
+    train(of_rows("a", *range(40)))
+    train(of_rows("b", *range(40, 80)))
+    # Patients of both folders: each has taken part once.
+    assert spent(of_rows("c", *range(20, 60))) == cost_of(1)
+    train(of_rows("c", *range(20, 60)))
+    # One patient who took part twice, among strangers; and nobody who did.
+    assert spent(of_rows("d", 39, *range(81, 120))) == cost_of(2)
+    assert spent(of_rows("e", 0, *range(81, 120))) == cost_of(1)
+    assert spent(of_rows("f", *range(80, 120))) == 0
+    declines(of_rows("d", 39, *range(81, 120)))
+
+
+def test_patients_are_found_again_by_name_or_picture(tmp_path: Path) -> None:
+    at = hospital(tmp_path, "a")
+    part = at.train
+    train(at)
+    train(at, server_round=2)
+    others = np.uint8(255) - part.images
+    renamed = {
+        "pseudonyms": replace(part, patients=np.char.add("x", part.patients)),
+        "no patient column": replace(part, patients=make_placeholder_patient_names(len(part))),
+        "other pictures": replace(part, stored=others),
+        "spelling": replace(part, stored=others, patients=np.char.add("P-", np.char.replace(part.patients, "-", "_"))),
+        "other order": some(range(39, -1, -1), part),
+        "other labels": replace(part, labels=1 - part.labels),
+    }
+    assert {name: spent(hospital(tmp_path, name, train=of)) for name, of in renamed.items()} == dict.fromkeys(
+        renamed, cost_of(2)
+    )
+    strangers = replace(part, stored=others, patients=np.char.add("x", part.patients))
+    nobody = hospital(tmp_path, "strangers", train=strangers)
+    assert spent(replace(nobody, validation=some([], at.validation))) == 0
+
+
+def test_pictures_without_content_identify_nobody(tmp_path: Path) -> None:
+    def blank(folder: str, names: str) -> Site:
+        at = hospital(tmp_path, folder)
+        part = replace(at.train, stored=np.zeros_like(at.train.stored), patients=np.char.add(names, at.train.patients))
+        return replace(at, train=part, validation=some([], part))
+
+    train(blank("a", "x"))
+    assert [spent(blank("b", "x")), spent(blank("c", "y"))] == [cost_of(1), 0]
+
+
+def test_a_killed_training_counts_once_and_its_request_is_not_paid_for_twice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    at = hospital(tmp_path, "a")
+
+    def killed(*arguments: Any, **layers: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("client.training.layers.answer_train_request", killed)
+        patched.setattr(PatientLedger, "release_cost", killed)  # a killed process releases nothing
+        for _ in range(3):
+            with pytest.raises(Killed):
+                train(at)
+    assert spent(hospital(tmp_path, "b")) == cost_of(1)
+    # The request may be resumed where the budget has room for one more round than the reserved one, and none.
+    train(hospital(tmp_path, "b"), "two")
+    resumed = replace(hospital(tmp_path, "a"), policy=replace_epsilon(at, (cost_of(1) + cost_of(2)) / 2))
+    train(resumed)
+    assert spent(hospital(tmp_path, "a")) == cost_of(2)
+
+
+def replace_epsilon(at: Site, epsilon: float) -> SitePolicy:
+    return at.policy.model_copy(update={"epsilon": epsilon})
+
+
+def test_another_request_after_a_kill_and_another_folder_pay_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    at = hospital(tmp_path, "a")
+
+    def killed(*arguments: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivacyBudgetLedger, "write_reply_and_cost", killed)
+        with pytest.raises(Killed):
+            train(at)
+    shutil.copytree(at.folder, tmp_path / "copy")
+    train(hospital(tmp_path, "copy"))  # the same request: a copy of the folder is another one
+    assert spent(at) == cost_of(2)
+    declines(hospital(tmp_path, "a"), "another")
+
+
+def test_a_stopped_training_and_a_request_at_fault_cost_nothing_and_a_failure_costs_a_reply(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    at = hospital(tmp_path, "a")
+
+    def costs_after(error: BaseException) -> float:
+        def fails(*arguments: Any, **layers: Any) -> None:
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr("client.training.layers.answer_train_request", fails)
+            with pytest.raises(type(error)):
+                train(at)
+        return spent(at)
+
+    assert [costs_after(error) for error in (KeyboardInterrupt(), BadInput([Fault("plan", "no.")]))] == [0, 0]
+    assert [costs_after(RuntimeError("out of memory")) for _ in range(2)] == [cost_of(1), cost_of(2)]
+    declines(at)
+
+
+def reserve_when_told(ledger: PatientLedger, part: ImageSet, go: Any, done: Any) -> None:
+    """Reserve a round at the same moment as others do; say if it was allowed."""
+
+    def decide(costs: PatientCosts) -> None:
+        if compute_largest_patient_epsilon(costs, 1e-5, [NoisySteps(2.0, 0.2, 5)]) > BUDGET:
+            raise BadInput([Fault("policy.epsilon", "no.")])
+
+    ledger.identify_patients(part)
+    go.wait()
+    try:
+        ledger.reserve_cost(PrivacyCostEntry("run", 1, make_cost_id(), 2.0, 0.2, 5, make_cost_id()), decide)
+    except BadInput:
+        done.put(False)
+    else:
+        done.put(True)
+
+
+def test_of_folders_that_ask_at_the_same_time_no_more_are_allowed_than_the_budget_has_room_for(tmp_path: Path) -> None:
+    """Six processes, and room for two rounds."""
+    context, part = multiprocessing.get_context("fork"), images(1, 40)
+    go, done, processes = context.Barrier(6), context.Queue(), []
+    for number in range(6):
+        at = hospital(tmp_path, str(number))
+        processes.append(context.Process(target=reserve_when_told, args=(at.ledger, part, go, done)))
+    for process in processes:
+        process.start()
+    allowed = [done.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(60)
+    assert sorted(allowed) == [False] * 4 + [True] * 2
+
+
+def test_the_ledger_names_nobody_and_no_other_account_may_read_it(tmp_path: Path, lax_umask: None) -> None:
+    at = hospital(tmp_path, "a")
+    train(replace(at, train=replace(at.train, patients=np.char.add("Doe^Jane", at.train.patients))))
+    path = tmp_path / "ledger" / "ledger.sqlite"
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent)] == [0o600, 0o700]
+    assert b"Doe^Jane" not in path.read_bytes()
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_the_coordinator_reads_no_number_that_depends_on_which_patients_are_here(tmp_path: Path) -> None:
+    lines: list[str] = []
+    for server_round in (1, 2):
+        train(hospital(tmp_path, "a"), server_round=server_round)
+    at = replace(hospital(tmp_path, "b", "other"), tell=lines.append)
+    with pytest.raises(BadInput) as refused:
+        train(at)
+    assert f"{cost_of(3):.2f}" not in str(refused.value)
+    assert "trial" not in str(refused.value)
+    assert f"to {cost_of(3):.2f}" in lines[-1]
+    assert "trial, as north: epsilon" in lines[-1]
+
+
+def test_a_damaged_ledger_stops_the_start_and_a_message_names_the_file(tmp_path: Path) -> None:
+    at = hospital(tmp_path, "a")
+    train(at)
+    path = tmp_path / "ledger" / "ledger.sqlite"
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(BadInput, match=r"ledger\.sqlite cannot be used: file is not a database"):
+        make_privacy_status_at_start(hospital(tmp_path, "a"))
+    path.unlink()
+    with sqlite3.connect(path) as newer:
+        newer.execute("CREATE TABLE about (format INTEGER, key BLOB)")
+        newer.execute("INSERT INTO about VALUES (2, x'00')")
+    with pytest.raises(BadInput, match="has format 2; this release reads 1"):
+        make_privacy_status_at_start(hospital(tmp_path, "a"))
+
+
+def test_the_ledger_is_one_for_an_account_and_an_account_without_a_place_for_it_has_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert find_account_ledger_folder() == tmp_path / "state" / "polyclinic" / "ledger"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert find_account_ledger_folder() is None
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_account_ledger_folder() == tmp_path / ".local" / "state" / "polyclinic" / "ledger"
