@@ -24,6 +24,7 @@ from common.security.identity import (
     write_commented_toml_file,
 )
 from common.system.files import flush_folder, lock_file, write_atomically
+from common.system.plain_names import PlainName, join_plain_name
 
 OLD_KEYS_FILE = "old-keys"
 """File in the state folder with the earlier public keys, one OpenSSH line each, by which old receipts are checked."""
@@ -65,7 +66,7 @@ def renew_site_key(folder: Path, name: str = "") -> list[str]:
         new_path.replace(settings.key_path)
         flush_folder(settings.key_path.parent)
         removed = _remove_files_of_old_key(state)
-    request = folder / f"{site}.request"
+    request = join_plain_name(folder, PlainName(site), ".request")
     write_commented_toml_file(
         request, SiteAdmissionRequest(site=site, public_key=line), "For the coordinator. Holds no secret."
     )

@@ -212,7 +212,7 @@ def _encode_varint(value: int) -> bytes:
 # ---------------------------------------------------------------------- before a run: a call of our own, "Hello"
 # Flower's own calls do not tell the time (a site's wrong clock is only refused), nor the release before the roll call.
 
-WIRE_VERSION = 16
+WIRE_VERSION = 17
 """Version of the records, raised whenever a record gains, loses or changes a field, or is hashed otherwise. Releases of
 one wire version work together."""
 LONGEST_RELEASE = 64
