@@ -2,8 +2,8 @@
 
 python benchmarks/arithmetic.py [--models tiny_cnn,resnet18] [--side 64] [--batch 32] [--out FILE]
 
-Grey images, one class; see :func:`strategies.local.arithmetic.time_training_steps`. The last column is what a site
-would train with.
+Grey images, one class; see :func:`polyclinic.strategies.local.arithmetic.time_training_steps`. The last column is what
+a site would train with.
 """
 
 import argparse
@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from common.config import Experiment, HospitalPlan, make_hospital_plan
-from strategies.local.arithmetic import (
+from polyclinic.common.config import Experiment, HospitalPlan, make_hospital_plan
+from polyclinic.strategies.local.arithmetic import (
     DEFAULT,
     find_fastest_number_format,
     list_cpu_number_formats,

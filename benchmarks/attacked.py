@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from client.preview.attack import suite
-from client.preview.dry_run import choose_preview_experiment
-from client.site.policy import SitePolicy
-from client.site.site import Site
-from common.config import make_hospital_plan
-from common.contract import LabelDeclaration
-from common.data.base.image_set import ImageSet
+from polyclinic.client.preview.attack import suite
+from polyclinic.client.preview.dry_run import choose_preview_experiment
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.site import Site
+from polyclinic.common.config import make_hospital_plan
+from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.data.base.image_set import ImageSet
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "nih_cxr14" / "nih_cxr14_28.npz"
 FINDINGS = (

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.config import ExperimentFile
-from common.data.images.pixels import convert_to_channels_first
-from common.models.gpu import move_network_to_device
-from common.models.network import autocast, build_network
-from common.models.state import hash_model_state, make_model_layout, read_model_state
-from common.simulation import load_simulated_data, select_simulated_site_images
-from common.system.hashing import derive_seed
-from strategies.engine.membership import draw_random_site_names
-from strategies.local.training import shuffle_into_batches
+from polyclinic.common.config import ExperimentFile
+from polyclinic.common.data.images.pixels import convert_to_channels_first
+from polyclinic.common.models.gpu import move_network_to_device
+from polyclinic.common.models.network import autocast, build_network
+from polyclinic.common.models.state import hash_model_state, make_model_layout, read_model_state
+from polyclinic.common.simulation import load_simulated_data, select_simulated_site_images
+from polyclinic.common.system.hashing import derive_seed
+from polyclinic.strategies.engine.membership import draw_random_site_names
+from polyclinic.strategies.local.training import shuffle_into_batches
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ from typing import Any
 
 from attacked import hospital
 
-from client.preview.attack.adversary import Adversary, copy_site_with_images, draw_random_images
-from client.preview.attack.images import attack_by_imprinting
-from client.preview.attack.suite import MOST_IMAGES
-from client.preview.dry_run import choose_preview_experiment
-from client.site.policy import SitePolicy
-from common.config import HospitalPlan, make_hospital_plan
-from common.models.network import build_network
-from common.models.state import ModelState, read_model_state
-from common.wire.records import ModelGroups, TrainReply, TrainRequest
-from strategies.local.updates import compute_whole_update_norm
+from polyclinic.client.preview.attack.adversary import Adversary, copy_site_with_images, draw_random_images
+from polyclinic.client.preview.attack.images import attack_by_imprinting
+from polyclinic.client.preview.attack.suite import MOST_IMAGES
+from polyclinic.client.preview.dry_run import choose_preview_experiment
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.common.config import HospitalPlan, make_hospital_plan
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.state import ModelState, read_model_state
+from polyclinic.common.wire.records import ModelGroups, TrainReply, TrainRequest
+from polyclinic.strategies.local.updates import compute_whole_update_norm
 
 RATES = (1000.0, 10.0, 0.1)
 

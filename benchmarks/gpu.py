@@ -35,10 +35,10 @@ from rich.table import Table
 from simulated_run import bare, ours
 from simulation import Case
 
-from common.models import gpu
-from common.models.gpu import move_network_to_device
-from common.models.network import autocast, build_network
-from common.models.zoo.spec import ModelSpec
+from polyclinic.common.models import gpu
+from polyclinic.common.models.gpu import move_network_to_device
+from polyclinic.common.models.network import autocast, build_network
+from polyclinic.common.models.zoo.spec import ModelSpec
 
 MODELS = "tiny_cnn:28,resnet18:64,resnet18:224,efficientnet_lite0:224,densenet121:224"
 CONTENDERS = "bare,eager,inline"

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from simulation import Case, Measured, measure
 
-from common.models.network import build_network
-from common.models.zoo.spec import ModelSpec
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.zoo.spec import ModelSpec
 
 MODELS = ("tiny_cnn", "fedsld_cnn", "femnist_cnn", "resnet18", "unifed_vgg11")
 SITES_OF_MODELS, MODEL_OF_SITES = 4, "tiny_cnn"

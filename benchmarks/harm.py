@@ -24,13 +24,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from client import app
-from client.site.site import Site
-from client.training.layers import train_with_privacy_layers
-from client.training.secure_aggregation import HeldUpdateStore
-from common.models.network import Head
-from common.wire.records import ModelGroups, TrainReply, TrainRequest
-from strategies.engine.membership import RunMembership
+from polyclinic.client import app
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.layers import train_with_privacy_layers
+from polyclinic.client.training.secure_aggregation import HeldUpdateStore
+from polyclinic.common.models.network import Head
+from polyclinic.common.wire.records import ModelGroups, TrainReply, TrainRequest
+from polyclinic.strategies.engine.membership import RunMembership
 from tests.federations import ALL_DIGITS, federation
 from tests.liars import LIES, Answer, changed
 
@@ -232,13 +232,13 @@ def honest_by_rule(rules: Iterable[str], sites: int, shared: int, seeds: int) ->
 
 def seconds(sites: int) -> None:
     """CPU time that the rule takes of a round, beside that of the mean."""
-    from common.models.state import ModelState
-    from strategies.aggregation.bounds import (
+    from polyclinic.common.models.state import ModelState
+    from polyclinic.strategies.aggregation.bounds import (
         clip_update_by_median_norms,
         compute_median_part_norms,
         compute_update_part_norms,
     )
-    from strategies.aggregation.means import BlockwiseMean
+    from polyclinic.strategies.aggregation.means import BlockwiseMean
 
     generator = np.random.default_rng(0)
     head = Head(tuple("abcdefghij"), np.zeros((10, 96), np.float32), np.zeros(10, np.float32))

@@ -16,18 +16,26 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from rich.console import Console
 
-from client.app import SiteOf, answer_roll_call
-from client.connection.service import HospitalMessageLoop, lock_site_folder
-from client.connection.status import ClientStatus
-from client.gate.gate import make_policy_gate
-from client.site.settings import load_site, read_site_settings
-from client.site.site_file import read_and_check_connection_kit
-from common.models.network import Head
-from common.system.resources import reuse_large_buffers
-from common.system.stopping import graceful_shutdown, stop_on_signals
-from common.system.terminal import make_event_printer
-from common.wire.codec import decode_record, encode_record
-from common.wire.records import EvaluateReply, EvaluateRequest, ModelGroups, Refusal, RollCall, TrainReply, TrainRequest
+from polyclinic.client.app import SiteOf, answer_roll_call
+from polyclinic.client.connection.service import HospitalMessageLoop, lock_site_folder
+from polyclinic.client.connection.status import ClientStatus
+from polyclinic.client.gate.gate import make_policy_gate
+from polyclinic.client.site.settings import load_site, read_site_settings
+from polyclinic.client.site.site_file import read_and_check_connection_kit
+from polyclinic.common.models.network import Head
+from polyclinic.common.system.resources import reuse_large_buffers
+from polyclinic.common.system.stopping import graceful_shutdown, stop_on_signals
+from polyclinic.common.system.terminal import make_event_printer
+from polyclinic.common.wire.codec import decode_record, encode_record
+from polyclinic.common.wire.records import (
+    EvaluateReply,
+    EvaluateRequest,
+    ModelGroups,
+    Refusal,
+    RollCall,
+    TrainReply,
+    TrainRequest,
+)
 
 CHANGED = 1000
 """Every so many numbers one is new."""

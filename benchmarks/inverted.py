@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.check.pictures import picture_looks_inverted
+from polyclinic.client.check.pictures import picture_looks_inverted
 
 SHOWN = 1000
 """Images of a file, spread evenly over its training part."""

@@ -23,21 +23,21 @@ from rich.console import Console
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from common.config import ExperimentFile, TrainingSection, validate_experiment
-from common.data.base.image_set import DatasetSplits, ImageSet
-from common.data.base.spec import AugmentationSpec, FolderDatasetSpec
-from common.data.images.pixel_cache import MemoryMappedPictures
-from common.data.images.pixels import convert_to_channels_first, load_pixels_on_device
-from common.data.images.store import open_user_image_store
-from common.data.load import load_dataset
-from common.data.sources.built_in import draw_phantom_images
-from common.models.network import build_network
-from common.models.zoo.spec import ModelSpec
-from server.simulation.simulate import simulate
-from strategies.local.losses import partial_loss
-from strategies.local.objective import pair_pixels_with_labels, plain
-from strategies.local.training import FrozenNetworkParts, TrainingTask, train_epoch
-from strategies.registry import find_method_faults
+from polyclinic.common.config import ExperimentFile, TrainingSection, validate_experiment
+from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet
+from polyclinic.common.data.base.spec import AugmentationSpec, FolderDatasetSpec
+from polyclinic.common.data.images.pixel_cache import MemoryMappedPictures
+from polyclinic.common.data.images.pixels import convert_to_channels_first, load_pixels_on_device
+from polyclinic.common.data.images.store import open_user_image_store
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.data.sources.built_in import draw_phantom_images
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.server.simulation.simulate import simulate
+from polyclinic.strategies.local.losses import partial_loss
+from polyclinic.strategies.local.objective import pair_pixels_with_labels, plain
+from polyclinic.strategies.local.training import FrozenNetworkParts, TrainingTask, train_epoch
+from polyclinic.strategies.registry import find_method_faults
 
 TEMPLATES = 100
 CLASSES = ("a", "b", "c")

@@ -19,21 +19,21 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.gate.gate import make_policy_gate
-from client.gate.policy_rules import RequestedWork, decide_if_reply_may_leave, decide_on_request
-from client.site.policy import SitePolicy
-from client.site.site import Site
-from common.config import HospitalPlan
-from common.contract import LabelDeclaration
-from common.data.base.image_set import ImageSet
-from common.models.network import build_network
-from common.models.state import ModelStateLayout, make_model_layout, read_model_state
-from common.wire.canonical_bytes import hash_record
-from common.wire.codec import encode_record
-from common.wire.records import ModelGroups, TrainReply, TrainRequest
-from server.runs.audit_log import RunAuditWriter
-from strategies.engine.events import ReplyArrival
-from strategies.registry import build_site_method
+from polyclinic.client.gate.gate import make_policy_gate
+from polyclinic.client.gate.policy_rules import RequestedWork, decide_if_reply_may_leave, decide_on_request
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.site import Site
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.state import ModelStateLayout, make_model_layout, read_model_state
+from polyclinic.common.wire.canonical_bytes import hash_record
+from polyclinic.common.wire.codec import encode_record
+from polyclinic.common.wire.records import ModelGroups, TrainReply, TrainRequest
+from polyclinic.server.runs.audit_log import RunAuditWriter
+from polyclinic.strategies.engine.events import ReplyArrival
+from polyclinic.strategies.registry import build_site_method
 
 CLASSES = ("a", "b", "c")
 

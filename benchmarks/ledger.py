@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from client.site.patient_ledger import PatientLedger, PrivacyCostEntry, make_cost_id
-from client.training.privacy import compute_largest_patient_epsilon
-from common.data.base.image_set import ImageSet
-from common.data.images.pixel_cache import PixelCache
-from strategies.privacy.mechanism import NoisySteps
+from polyclinic.client.site.patient_ledger import PatientLedger, PrivacyCostEntry, make_cost_id
+from polyclinic.client.training.privacy import compute_largest_patient_epsilon
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.images.pixel_cache import PixelCache
+from polyclinic.strategies.privacy.mechanism import NoisySteps
 
 SIDE = 64
 

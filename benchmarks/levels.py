@@ -18,12 +18,12 @@ from unittest.mock import patch
 from rich.console import Console
 
 import polyclinic
-from client.site.policy import SitePolicy
-from common.config import read_experiment
-from common.metrics.auroc import compute_mean_auroc
-from common.simulation import load_undivided_data
-from server.simulation.simulate import simulate
-from studies.compare import DEMO
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.common.config import read_experiment
+from polyclinic.common.metrics.auroc import compute_mean_auroc
+from polyclinic.common.simulation import load_undivided_data
+from polyclinic.server.simulation.simulate import simulate
+from polyclinic.studies.compare import DEMO
 
 WITHOUT_NORMS = ("model.norm=group", "evaluation.checkpoint=last")
 NOISE = (*WITHOUT_NORMS, "privacy.level=patient", "privacy.epsilon=8")
@@ -40,7 +40,10 @@ def auroc(level: str, overrides: tuple[str, ...]) -> float:
     with tempfile.TemporaryDirectory() as name:
         file = read_experiment(DEMO, [*overrides, "simulation.backend=inline"])
         policy = SitePolicy.model_validate({"level": level})
-        with patch("client.simulation.POLICY", policy), patch("server.federation.set_up.write_run_pages"):
+        with (
+            patch("polyclinic.client.simulation.POLICY", policy),
+            patch("polyclinic.server.federation.set_up.write_run_pages"),
+        ):
             simulate(file, Path(name) / "run", Console(quiet=True))
         test = load_undivided_data(file.experiment, file.base_folder).test
         text = polyclinic.predict(Path(name) / "run", test.images)

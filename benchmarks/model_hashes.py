@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from strategies.registry import STRATEGIES
+from polyclinic.strategies.registry import STRATEGIES
 from tests.federations import federation
 from tests.hashed_runs import cases
 

@@ -43,9 +43,9 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from rich.console import Console
 from rich.table import Table
 
-from common.system.toml import read_toml
-from server.coordinator.folder import CoordinatorFolder, read_coordinator_folder
-from server.deployment.superlink.control_client import convert_openssh_key_to_pem
+from polyclinic.common.system.toml import read_toml
+from polyclinic.server.coordinator.folder import CoordinatorFolder, read_coordinator_folder
+from polyclinic.server.deployment.superlink.control_client import convert_openssh_key_to_pem
 
 HERE = Path(__file__).parent
 RAW, BIN = HERE / "raw_grpc.py", Path(sys.executable).parent

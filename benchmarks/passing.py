@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from common.config import Experiment, read_experiment
-from server.runs.reader import RunFolderContent, read_run
-from server.simulation.simulate import simulate
-from strategies.local.training import shuffle_into_batches
-from studies.benchmark_file import BenchmarkVariantPlan
-from studies.claims import format_markdown_table
+from polyclinic.common.config import Experiment, read_experiment
+from polyclinic.server.runs.reader import RunFolderContent, read_run
+from polyclinic.server.simulation.simulate import simulate
+from polyclinic.strategies.local.training import shuffle_into_batches
+from polyclinic.studies.benchmark_file import BenchmarkVariantPlan
+from polyclinic.studies.claims import format_markdown_table
 
 FOLDER = Path("experiments/benchmark")
 AT_THE_SAME_TIME, ONE_AFTER_ANOTHER = "partial_loss", "fedseq"

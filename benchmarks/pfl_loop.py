@@ -25,9 +25,9 @@ from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.config import ExperimentFile
-from common.models.network import build_network
-from common.simulation import load_simulated_data
+from polyclinic.common.config import ExperimentFile
+from polyclinic.common.models.network import build_network
+from polyclinic.common.simulation import load_simulated_data
 
 
 class Trained(nn.Module):

@@ -16,9 +16,9 @@ from typing import Any
 
 from rich.console import Console
 
-from common.config import read_experiment
-from server.simulation.simulate import simulate
-from strategies.engine.coordinator import Coordinator
+from polyclinic.common.config import read_experiment
+from polyclinic.server.simulation.simulate import simulate
+from polyclinic.strategies.engine.coordinator import Coordinator
 
 SITES = 3
 EXPERIMENT = f"""

@@ -23,9 +23,9 @@ from unittest.mock import patch
 
 from rich.console import Console
 
-from common.config import read_experiment
-from common.models.weights import convert_efficientnet_lite0
-from server.simulation.simulate import simulate
+from polyclinic.common.config import read_experiment
+from polyclinic.common.models.weights import convert_efficientnet_lite0
+from polyclinic.server.simulation.simulate import simulate
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 EXPERIMENT = """
@@ -97,7 +97,10 @@ def auroc(folder: Path, overrides: tuple[str, ...]) -> float:
     """One run's mean AUROC on the test images."""
     (folder / "private.toml").write_text(EXPERIMENT, encoding="utf-8")
     file = read_experiment(folder / "private.toml", overrides)
-    with tempfile.TemporaryDirectory() as out, patch("server.federation.set_up.write_run_pages"):  # pages take longer
+    with (
+        tempfile.TemporaryDirectory() as out,
+        patch("polyclinic.server.federation.set_up.write_run_pages"),
+    ):  # pages take longer
         summary: dict[str, Any] = simulate(file, Path(out) / "run", Console(quiet=True))
     return float(summary["test"]["mean_auroc"])
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from common.models.network import Head
-from common.wire.codec import R, count_payload_bytes, decode_record, encode_record
-from common.wire.records import ModelGroups, Record
-from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
-from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskedSumRequest
-from strategies.privacy.secure_aggregation.site import MaskingConditions, SiteMaskingRound
-from strategies.privacy.secure_aggregation.vectors import UpdateVectorLayout
+from polyclinic.common.models.network import Head
+from polyclinic.common.wire.codec import R, count_payload_bytes, decode_record, encode_record
+from polyclinic.common.wire.records import ModelGroups, Record
+from polyclinic.common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
+from polyclinic.strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskedSumRequest
+from polyclinic.strategies.privacy.secure_aggregation.site import MaskingConditions, SiteMaskingRound
+from polyclinic.strategies.privacy.secure_aggregation.vectors import UpdateVectorLayout
 
 CLASSES = tuple(f"class {number:02}" for number in range(14))
 SIZES = {"tiny_cnn": (50_000, 64), "ResNet-18": (11_170_000, 512)}

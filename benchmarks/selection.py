@@ -14,18 +14,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.config import read_experiment
-from common.data.images.pixels import convert_to_channels_first
-from common.metrics.auroc import compute_mean_auroc
-from common.models.network import build_network, compute_image_probabilities, select_head_row_labels
-from common.models.state import write_model_state
-from common.system.terminal import ProgressFormat
-from server.federation.set_up import execute_run
-from server.runs.progress import SilentRunProgress
-from server.simulation.simulate import SimulationBackend
-from strategies.engine.events import RoundRecord
-from strategies.engine.state import FederationState
-from studies.benchmark_file import BenchmarkVariantPlan
+from polyclinic.common.config import read_experiment
+from polyclinic.common.data.images.pixels import convert_to_channels_first
+from polyclinic.common.metrics.auroc import compute_mean_auroc
+from polyclinic.common.models.network import build_network, compute_image_probabilities, select_head_row_labels
+from polyclinic.common.models.state import write_model_state
+from polyclinic.common.system.terminal import ProgressFormat
+from polyclinic.server.federation.set_up import execute_run
+from polyclinic.server.runs.progress import SilentRunProgress
+from polyclinic.server.simulation.simulate import SimulationBackend
+from polyclinic.strategies.engine.events import RoundRecord
+from polyclinic.strategies.engine.state import FederationState
+from polyclinic.studies.benchmark_file import BenchmarkVariantPlan
 
 FOLDER = Path("experiments/benchmark")
 FEWER = {

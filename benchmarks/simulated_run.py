@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common.system.resources import exclude_imports_from_gc
+from polyclinic.common.system.resources import exclude_imports_from_gc
 
 
 def stamp(file: Path, word: str, more: str = "") -> None:
@@ -25,7 +25,7 @@ def stamp(file: Path, word: str, more: str = "") -> None:
 def bare(experiment: Path, stamps: Path) -> str:
     from bare_loop import fedavg
 
-    from common.config import read_experiment
+    from polyclinic.common.config import read_experiment
 
     stamp(stamps, "imported")
     return fedavg(read_experiment(experiment, []), lambda: stamp(stamps, "round"))
@@ -34,9 +34,9 @@ def bare(experiment: Path, stamps: Path) -> str:
 def ours(experiment: Path, stamps: Path, backend: str) -> str:
     from rich.console import Console
 
-    from common.config import read_experiment
-    from server.federation.recorder import RunTotals
-    from server.simulation.simulate import simulate
+    from polyclinic.common.config import read_experiment
+    from polyclinic.server.federation.recorder import RunTotals
+    from polyclinic.server.simulation.simulate import simulate
 
     began, noted = RunTotals.__init__, RunTotals.add_round_to_totals
 
@@ -65,7 +65,7 @@ def stock(experiment: Path, stamps: Path) -> str:
     from flwr.simulation import run_simulation
     from stock_simulation.apps import Setting, client_app, server_app
 
-    from common.config import read_experiment
+    from polyclinic.common.config import read_experiment
 
     stamp(stamps, "imported")
     file = read_experiment(experiment, [])
@@ -91,7 +91,7 @@ def stock(experiment: Path, stamps: Path) -> str:
 def pfl(experiment: Path, stamps: Path) -> str:
     from pfl_loop import fedavg
 
-    from common.config import read_experiment
+    from polyclinic.common.config import read_experiment
 
     stamp(stamps, "imported")
     return fedavg(read_experiment(experiment, []), lambda: stamp(stamps, "round"))
@@ -104,7 +104,7 @@ def main() -> None:
         import torchvision  # noqa: F401 - what a ResNet-18 needs counts as imported
 
         if contender not in ("bare", "stock", "pfl"):
-            import server.simulation.simulate  # noqa: F401
+            import polyclinic.server.simulation.simulate  # noqa: F401
     others = {"bare": bare, "stock": stock, "pfl": pfl}
     done = others[contender](experiment, stamps) if contender in others else ours(experiment, stamps, contender)
     stamp(stamps, "done", done)

@@ -24,10 +24,10 @@ from rich.table import Table
 ROOT = Path(__file__).parents[1]
 EXPERIMENT = ROOT / "experiments" / "digits_surgical.toml"
 PROGRAMS = {
-    "`flwr-server start`": "server.deployment.serve",
-    "the SuperLink": "server.deployment.superlink.program",
-    "`flwr-server run`": "server.deployment.network",
-    "`flwr-client start`": "client.connection.service",
+    "`flwr-server start`": "polyclinic.server.deployment.serve",
+    "the SuperLink": "polyclinic.server.deployment.superlink.program",
+    "`flwr-server run`": "polyclinic.server.deployment.network",
+    "`flwr-client start`": "polyclinic.client.connection.service",
 }
 
 
@@ -49,7 +49,7 @@ def repeated(repetitions: int, *arguments: object) -> dict[str, list[float]]:
 
 def run(folder: Path, backend: str) -> tuple[object, ...]:
     options = ("--backend", backend, "--set", "run.rounds=2", "--out", folder)
-    return ("-m", "studies.cli", "run", EXPERIMENT, *options)
+    return ("-m", "polyclinic.studies.cli", "run", EXPERIMENT, *options)
 
 
 def small_run(repetitions: int) -> dict[str, list[float]]:

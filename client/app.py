@@ -6,21 +6,21 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client.benefit.compare import compare_with_local_only_training
-from client.gate.gate import Mod, make_policy_gate
-from client.site.disclosure import count_patients, round_count_down
-from client.site.site import Site
-from client.site.site_file import store_last_plan
-from client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
-from client.training.privacy import refuse_over_privacy_budget
-from client.training.secure_aggregation import HeldUpdateStore
-from client.training.task import get_unfilled_network
-from common import __version__
-from common.config import parse_plan_json
-from common.errors import raise_faults
-from common.models.state import make_model_layout
-from common.wire.codec import decode_record, encode_record
-from common.wire.records import (
+from polyclinic.client.benefit.compare import compare_with_local_only_training
+from polyclinic.client.gate.gate import Mod, make_policy_gate
+from polyclinic.client.site.disclosure import count_patients, round_count_down
+from polyclinic.client.site.site import Site
+from polyclinic.client.site.site_file import store_last_plan
+from polyclinic.client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
+from polyclinic.client.training.privacy import refuse_over_privacy_budget
+from polyclinic.client.training.secure_aggregation import HeldUpdateStore
+from polyclinic.client.training.task import get_unfilled_network
+from polyclinic.common import __version__
+from polyclinic.common.config import parse_plan_json
+from polyclinic.common.errors import raise_faults
+from polyclinic.common.models.state import make_model_layout
+from polyclinic.common.wire.codec import decode_record, encode_record
+from polyclinic.common.wire.records import (
     UNKNOWN_COUNT,
     BenefitRequest,
     EvaluateRequest,
@@ -30,9 +30,9 @@ from common.wire.records import (
     RollCallAnswer,
     TrainRequest,
 )
-from common.wire.secure_aggregation import STAGES, KeysRequest, MaskedRequest, RevealRequest, SharesRequest
-from strategies.privacy.gradients import find_network_privacy_faults
-from strategies.registry import get_cached_site_method
+from polyclinic.common.wire.secure_aggregation import STAGES, KeysRequest, MaskedRequest, RevealRequest, SharesRequest
+from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
+from polyclinic.strategies.registry import get_cached_site_method
 
 SiteOf = Callable[[Context], Site]
 

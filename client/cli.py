@@ -1,7 +1,7 @@
 """The command line of ``flwr-client``, the hospital's program."""
 
 # isort: off
-import common  # noqa: F401 - first: Ctrl-C may come at any moment
+import polyclinic.common  # noqa: F401 - first: Ctrl-C may come at any moment
 # isort: on
 
 import os
@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
-from common.system.files import write_for_owner_only
-from common.system.plain_text import escape_for_terminal, format_as_json_text
-from common.system.resources import exclude_imports_from_gc, reuse_large_buffers
-from common.system.stopping import graceful_shutdown, stop_on_signals
-from common.system.terminal import (
+from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
+from polyclinic.common.system.files import write_for_owner_only
+from polyclinic.common.system.plain_text import escape_for_terminal, format_as_json_text
+from polyclinic.common.system.resources import exclude_imports_from_gc, reuse_large_buffers
+from polyclinic.common.system.stopping import graceful_shutdown, stop_on_signals
+from polyclinic.common.system.terminal import (
     EscapingConsole,
     LogFormat,
     LogOutputFormat,
@@ -41,7 +41,7 @@ from common.system.terminal import (
 )
 
 if TYPE_CHECKING:
-    from common.config import Experiment
+    from polyclinic.common.config import Experiment
 
 app = make_command_line_program(
     "flwr-client",
@@ -84,11 +84,11 @@ def init_site_folder(
     Example: flwr-client init north --renew-key
     """
     if renew_key:
-        from client.site.key_renewal import renew_site_key
+        from polyclinic.client.site.key_renewal import renew_site_key
 
         lines = renew_site_key(folder, name)
     else:
-        from client.site.site_file import make_site_folder
+        from polyclinic.client.site.site_file import make_site_folder
 
         if not name:
             raise typer.BadParameter("it is missing: --name north", param_hint="'--name'")
@@ -120,30 +120,30 @@ def preview_outgoing_records(
 
     Example: flwr-client preview north --attack
     """
-    from client.site.site_file import read_site_with_faults
-    from common.errors import raise_faults
-    from common.system.files import find_output_file_faults, find_output_folder_faults
+    from polyclinic.client.site.site_file import read_site_with_faults
+    from polyclinic.common.errors import raise_faults
+    from polyclinic.common.system.files import find_output_file_faults, find_output_folder_faults
 
     read_site_with_faults(folder)  # before torch is imported
     raise_faults([] if out is None else find_output_file_faults(out) if attack else find_output_folder_faults(out))
     planned = _read_experiment_file(experiment)
-    from client.preview.dry_run import (
+    from polyclinic.client.preview.dry_run import (
         choose_preview_experiment,
         format_record_for_terminal,
         make_first_round_records,
         write_record_files,
     )
-    from client.site.budget import describe_ledger
-    from client.site.settings import load_site, read_site_settings
-    from common.data.connections import list_dataset_connections
+    from polyclinic.client.site.budget import describe_ledger
+    from polyclinic.client.site.settings import load_site, read_site_settings
+    from polyclinic.common.data.connections import list_dataset_connections
 
     settings = read_site_settings(folder)
     site = replace(load_site(settings, make_event_printer(EscapingConsole(stderr=True))), tell=lambda line: None)
     planned = choose_preview_experiment(planned, site)
     if attack:  # on copies of the site
-        from client.preview.attack.suite import attack_results_as_json as figures
-        from client.preview.attack.suite import run_attacks, write_attack_page
-        from common.config import make_hospital_plan
+        from polyclinic.client.preview.attack.suite import attack_results_as_json as figures
+        from polyclinic.client.preview.attack.suite import run_attacks, write_attack_page
+        from polyclinic.common.config import make_hospital_plan
 
         plan, results = make_hospital_plan(planned), []
         for attempt in run_attacks(site, plan):
@@ -173,7 +173,7 @@ def preview_outgoing_records(
 
 def _read_experiment_file(path: Path | None) -> "Experiment | None":
     """Read and check the coordinator's experiment file without importing torch; return None if ``path`` is None."""
-    from strategies.method_list import read_experiment_without_data
+    from polyclinic.strategies.method_list import read_experiment_without_data
 
     return read_experiment_without_data(path).experiment if path else None
 
@@ -188,9 +188,9 @@ def start_client(folder: Folder, log_format: LogFormat = LogOutputFormat.text, r
     authority, 12 of another host, 13 expired, 14 key not admitted or revoked, 15 clocks differ, 16 another site's name,
     17 another wire version, 18 labels contradict those of the others.
     """
-    from client.connection.preflight import check_client_before_start
-    from common.errors import BadInput
-    from common.system.preflight import delay_failure_until_change
+    from polyclinic.client.connection.preflight import check_client_before_start
+    from polyclinic.common.errors import BadInput
+    from polyclinic.common.system.preflight import delay_failure_until_change
 
     tell = make_event_printer(console)
     try:
@@ -204,15 +204,15 @@ def start_client(folder: Folder, log_format: LogFormat = LogOutputFormat.text, r
 
 def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None]) -> None:
     with exclude_imports_from_gc():
-        from client.connection.authority import describe_authority, refuse_other_authority
-        from client.connection.service import DROP_SIGNAL, HospitalMessageLoop, lock_site_folder
-        from client.connection.status import ClientStatus, keep_status_file_current
-        from client.gate.gate import record_process_start
-        from client.site.budget import describe_privacy_status
-        from client.site.settings import load_site, read_site_settings
-        from client.site.site_file import read_and_check_connection_kit
-        from client.training.privacy import make_privacy_status_at_start
-        from common.security.phrase import compute_certificate_phrase
+        from polyclinic.client.connection.authority import describe_authority, refuse_other_authority
+        from polyclinic.client.connection.service import DROP_SIGNAL, HospitalMessageLoop, lock_site_folder
+        from polyclinic.client.connection.status import ClientStatus, keep_status_file_current
+        from polyclinic.client.gate.gate import record_process_start
+        from polyclinic.client.site.budget import describe_privacy_status
+        from polyclinic.client.site.settings import load_site, read_site_settings
+        from polyclinic.client.site.site_file import read_and_check_connection_kit
+        from polyclinic.client.training.privacy import make_privacy_status_at_start
+        from polyclinic.common.security.phrase import compute_certificate_phrase
 
     reuse_large_buffers()
     settings = read_site_settings(folder)
@@ -263,9 +263,9 @@ def confirm_coordinator_phrase(
 
     Exit codes: 0 the phrase is the kit's, 1 it is another one, 2 a fault in key or kit.
     """
-    from client.connection.authority import confirm_authority, describe_authority
-    from client.site.site_file import read_and_check_connection_kit, read_site_with_faults
-    from common.security.phrase import compute_public_key_phrase
+    from polyclinic.client.connection.authority import confirm_authority, describe_authority
+    from polyclinic.client.site.site_file import read_and_check_connection_kit, read_site_with_faults
+    from polyclinic.common.security.phrase import compute_public_key_phrase
 
     settings, _ = read_site_with_faults(folder)
     kit = read_and_check_connection_kit(settings)
@@ -296,13 +296,13 @@ def check_site(
 
     Example: flwr-client check north
     """
-    from client.site.site_file import read_site_with_faults
+    from polyclinic.client.site.site_file import read_site_with_faults
 
     planned = _read_experiment_file(experiment)
     if not as_json:  # its findings hold the faults of the file too
         read_site_with_faults(folder)  # before torch is imported
-    from client.check.findings import make_narrow_console, print_check_result
-    from client.check.run import run_site_check
+    from polyclinic.client.check.findings import make_narrow_console, print_check_result
+    from polyclinic.client.check.run import run_site_check
 
     result, classes = run_site_check(folder, images=None if every else images, offline=offline, experiment=planned)
     if as_json:
@@ -323,14 +323,14 @@ def preview_images(
 
     Example: flwr-client preview-data north
     """
-    from client.site.site_file import read_site_with_faults
-    from common.errors import raise_faults
-    from common.system.files import find_output_file_faults
+    from polyclinic.client.site.site_file import read_site_with_faults
+    from polyclinic.common.errors import raise_faults
+    from polyclinic.common.system.files import find_output_file_faults
 
     read_site_with_faults(folder)  # before torch is imported
     raise_faults([] if out is None else find_output_file_faults(out))
     planned = _read_experiment_file(experiment)
-    from client.preview.images import write_class_samples_page
+    from polyclinic.client.preview.images import write_class_samples_page
 
     page = write_class_samples_page(folder, out or folder / "preview.html", planned, each)
     _plain(f"{page}: {_PRIVATE_PAGE}")
@@ -342,8 +342,8 @@ def print_status_of_client(folder: Folder, as_json: AsJson = False) -> None:
 
     Example: flwr-client status north
     """
-    from client.connection.status import format_client_status, read_client_status
-    from client.site.site_file import refuse_missing_site_file
+    from polyclinic.client.connection.status import format_client_status, read_client_status
+    from polyclinic.client.site.site_file import refuse_missing_site_file
 
     present = read_client_status(refuse_missing_site_file(folder) / "state")
     if as_json:
@@ -358,8 +358,8 @@ def exit_with_health_code(folder: Folder) -> None:
 
     Example: flwr-client health north
     """
-    from client.connection.status import read_client_status
-    from client.site.site_file import refuse_missing_site_file
+    from polyclinic.client.connection.status import read_client_status
+    from polyclinic.client.site.site_file import refuse_missing_site_file
 
     present = read_client_status(refuse_missing_site_file(folder) / "state")
     print("healthy" if present["healthy"] else escape_for_terminal(f"not healthy: {present['last_error']}"))
@@ -380,19 +380,19 @@ def verify_audit_log(
 
     Example: flwr-client audit verify north --receipt receipt.json
     """
-    from client.site.site_file import read_site_with_faults
-    from common.errors import raise_faults
-    from common.system.files import is_file, make_missing_input_fault
+    from polyclinic.client.site.site_file import read_site_with_faults
+    from polyclinic.common.errors import raise_faults
+    from polyclinic.common.system.files import is_file, make_missing_input_fault
 
     read_site_with_faults(folder)
     # Before torch is imported.
     raise_faults([make_missing_input_fault(receipt)] if receipt and not is_file(receipt) else [])
     from cryptography import x509
 
-    from client.gate.audit_report import make_audit_report
-    from client.site.key_renewal import choose_key_of_receipt, read_own_public_keys
-    from client.site.settings import read_site_settings
-    from common.security.identity import read_connection_kit
+    from polyclinic.client.gate.audit_report import make_audit_report
+    from polyclinic.client.site.key_renewal import choose_key_of_receipt, read_own_public_keys
+    from polyclinic.client.site.settings import read_site_settings
+    from polyclinic.common.security.identity import read_connection_kit
 
     settings = read_site_settings(folder)
     keys = dict(settings.file.policy.peers)
@@ -417,12 +417,12 @@ def show_audit_log(
 
     Example: flwr-client audit show north --tail 0
     """
-    from client.site.site_file import read_site_with_faults
+    from polyclinic.client.site.site_file import read_site_with_faults
 
     read_site_with_faults(folder)  # before torch is imported
-    from client.gate.audit_report import describe_audit_entry
-    from client.site.settings import read_site_settings
-    from common.security.audit import AuditLog
+    from polyclinic.client.gate.audit_report import describe_audit_entry
+    from polyclinic.client.site.settings import read_site_settings
+    from polyclinic.common.security.audit import AuditLog
 
     entries = list(AuditLog(read_site_settings(folder).state_folder).read_entries())
     for entry in entries[-last:]:

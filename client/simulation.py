@@ -8,15 +8,15 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client.app import make_client_app
-from client.gate.gate import Handler, make_policy_gate
-from client.site.policy import UNLIMITED
-from client.site.site import Site
-from common.config import Experiment
-from common.simulation import SimulatedData, load_simulated_data, select_simulated_site_images
-from common.system.plain_names import PlainName, join_plain_name
-from strategies.local.arithmetic import read_number_format
-from strategies.registry import build_site_method
+from polyclinic.client.app import make_client_app
+from polyclinic.client.gate.gate import Handler, make_policy_gate
+from polyclinic.client.site.policy import UNLIMITED
+from polyclinic.client.site.site import Site
+from polyclinic.common.config import Experiment
+from polyclinic.common.simulation import SimulatedData, load_simulated_data, select_simulated_site_images
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.strategies.local.arithmetic import read_number_format
+from polyclinic.strategies.registry import build_site_method
 
 MOST_SITES = 1000
 """Number of sites, the last ones used, that a process keeps in memory with results computed from their images."""

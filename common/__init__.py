@@ -1,7 +1,8 @@
 """Code that the coordinator's and the hospitals' processes share: label contract, records, models, data, metrics.
 
 The three programs import this package before anything else, so that Ctrl-C during their imports ends them without a
-traceback. Later :mod:`common.system.stopping` handles signals. Other processes keep Python's own signal handler.
+traceback. Later :mod:`polyclinic.common.system.stopping` handles signals. Other processes keep Python's own signal
+handler.
 """
 
 import os

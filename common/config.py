@@ -14,14 +14,14 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from common import plugins
-from common.data.base.spec import AugmentationSpec, DataSpec, inherit_label_settings
-from common.data.partition.spec import ClassListsPartitionSpec, PartitionSpec
-from common.errors import BadInput, Fault, raise_faults
-from common.models.zoo.spec import ModelSpec, Sha256
-from common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginIdentity, PluginName, identify_plugin
-from common.system.files import is_file
-from common.system.toml import TomlSection, parse_toml, read_toml, translate_validation_errors
+from polyclinic.common import plugins
+from polyclinic.common.data.base.spec import AugmentationSpec, DataSpec, inherit_label_settings
+from polyclinic.common.data.partition.spec import ClassListsPartitionSpec, PartitionSpec
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.models.zoo.spec import ModelSpec, Sha256
+from polyclinic.common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginIdentity, PluginName, identify_plugin
+from polyclinic.common.system.files import is_file
+from polyclinic.common.system.toml import TomlSection, parse_toml, read_toml, translate_validation_errors
 
 Exponent = Annotated[float, Field(ge=0, le=20)]
 

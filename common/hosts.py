@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.system.files import is_file
-from common.system.toml import TomlSection, read_toml, validate_tables
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.system.files import is_file
+from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
 
 SECRETS_FILE = "secrets.toml"
 RETIRED_KEYS = ("authentication", "secret_file", "secret_env")

@@ -10,14 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from common.config import Experiment
-from common.contract import LabelContract, LabelDeclaration, merge_label_declarations
-from common.data.base.image_set import DatasetSplits, ImageSet, are_all_patients_known, concatenate_image_sets
-from common.data.base.spec import DataSpec
-from common.data.images.store import DecodedImageStore, open_user_image_store
-from common.data.load import load_dataset
-from common.data.partition.division import SitePartition, select_site_images
-from common.data.partition.partition import partition_dataset
+from polyclinic.common.config import Experiment
+from polyclinic.common.contract import LabelContract, LabelDeclaration, merge_label_declarations
+from polyclinic.common.data.base.image_set import (
+    DatasetSplits,
+    ImageSet,
+    are_all_patients_known,
+    concatenate_image_sets,
+)
+from polyclinic.common.data.base.spec import DataSpec
+from polyclinic.common.data.images.store import DecodedImageStore, open_user_image_store
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.data.partition.division import SitePartition, select_site_images
+from polyclinic.common.data.partition.partition import partition_dataset
 
 POOLED = "pooled"
 Pooling = Literal["no", "negative", "masked", "known"]

@@ -8,16 +8,16 @@ has the methods as strategies for any Flower app. :mod:`polyclinic.data` has the
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from common import __version__
+from polyclinic.common import __version__
 
 if TYPE_CHECKING:
-    from common.data.sources.plugin import LabelledImages
-    from common.errors import BadInput
+    from polyclinic.common.data.sources.plugin import LabelledImages
+    from polyclinic.common.errors import BadInput
     from polyclinic.runs import FinishedRun, compare, load, predict, simulate
 
 __all__ = ["BadInput", "FinishedRun", "LabelledImages", "__version__", "compare", "load", "predict", "simulate"]
 
-_PLACES = {"BadInput": "common.errors", "LabelledImages": "polyclinic.data"}
+_PLACES = {"BadInput": "polyclinic.common.errors", "LabelledImages": "polyclinic.data"}
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,6 @@ The group of the entry point is ``polyclinic.datasets``. The function has two pa
 part (``train``, ``test`` and, if there is one, ``validation``).
 """
 
-from common.data.sources.plugin import DatasetPlugin, LabelledImages
+from polyclinic.common.data.sources.plugin import DatasetPlugin, LabelledImages
 
 __all__ = ["DatasetPlugin", "LabelledImages"]

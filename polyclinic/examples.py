@@ -15,8 +15,8 @@ def write_examples(folder: Path) -> list[Path]:
     Raises:
         BadInput: If a file exists already; nothing is overwritten.
     """
-    from common.errors import BadInput, Fault
-    from common.system.files import remove_outputs_on_failure
+    from polyclinic.common.errors import BadInput, Fault
+    from polyclinic.common.system.files import remove_outputs_on_failure
 
     if existing := [str(folder / name) for name in NAMES if (folder / name).exists()]:
         raise BadInput([Fault(path, "is there already, and nothing is written over") for path in existing])
@@ -31,7 +31,7 @@ def example(name: str) -> Path:
     Raises:
         BadInput: If no example has that name.
     """
-    from common.errors import BadInput, Fault, quote_names
+    from polyclinic.common.errors import BadInput, Fault, quote_names
 
     files = [file for file in NAMES if file.endswith(".toml")]
     file = f"{name.removesuffix('.toml')}.toml"

@@ -5,12 +5,12 @@ half, a subclass of ``SiteMethod``. The entry point of the coordinator's half is
 ``docs/new-method.md`` has an example.
 """
 
-from common.models.network import Model, SplitNetwork
-from strategies.aggregation.means import HeadMean, Weighting, Weights
-from strategies.local.objective import Batch, ClientContext, LocalRound, Losses, Objective, plain
-from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
-from strategies.methods.base import Method, RoundContext, SiteReply
-from strategies.methods.surgical import OwnersMean, SurgicalAggregation
+from polyclinic.common.models.network import Model, SplitNetwork
+from polyclinic.strategies.aggregation.means import HeadMean, Weighting, Weights
+from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, Losses, Objective, plain
+from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
+from polyclinic.strategies.methods.surgical import OwnersMean, SurgicalAggregation
 
 __all__ = [
     "Batch",

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config import ExperimentFile, read_experiment, validate_experiment
-from common.data.sources.plugin import DatasetPlugin, LabelledImages, MapStyleDataset
-from common.errors import BadInput, Fault
-from common.metrics.measured import ValueWithError, format_value_with_error
-from common.plugins import (
+from polyclinic.common.config import ExperimentFile, read_experiment, validate_experiment
+from polyclinic.common.data.sources.plugin import DatasetPlugin, LabelledImages, MapStyleDataset
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.metrics.measured import ValueWithError, format_value_with_error
+from polyclinic.common.plugins import (
     DATASETS,
     LOSSES,
     METRICS,
@@ -116,9 +116,9 @@ def simulate(
     """
     from rich.console import Console
 
-    from client.training.task import get_cached_networks
-    from server.outbound_hosts import permit_listed_hosts
-    from server.simulation.simulate import simulate as run
+    from polyclinic.client.training.task import get_cached_networks
+    from polyclinic.server.outbound_hosts import permit_listed_hosts
+    from polyclinic.server.simulation.simulate import simulate as run
 
     own = {
         "model.architecture": (MODELS, model),
@@ -156,7 +156,7 @@ def load(folder: str | Path) -> FinishedRun:
     Raises:
         BadInput: If a file is missing or invalid.
     """
-    from server.runs.reader import read_run
+    from polyclinic.server.runs.reader import read_run
 
     read_run(Path(folder))  # every fault at once
     return FinishedRun(Path(folder))
@@ -239,7 +239,7 @@ class FinishedRun:
         Raises:
             BadInput: If the run has no global model, or its files are damaged.
         """
-        from common.models.saved import load_model
+        from polyclinic.common.models.saved import load_model
 
         return load_model(self.folder)
 
@@ -253,8 +253,8 @@ class FinishedRun:
         Raises:
             BadInput: If no image is found or readable, or the run has no global model.
         """
-        from common.models.saved import load_model
-        from server.export.prediction import (
+        from polyclinic.common.models.saved import load_model
+        from polyclinic.server.export.prediction import (
             choose_model_image_format,
             compute_picture_probabilities,
             predict_from_files,
@@ -353,8 +353,8 @@ def compare(
     """
     from rich.console import Console
 
-    from server.outbound_hosts import permit_listed_hosts
-    from studies.compare import run_comparison
+    from polyclinic.server.outbound_hosts import permit_listed_hosts
+    from polyclinic.studies.compare import run_comparison
 
     if isinstance(experiments, str | Path) or not experiments:
         raise BadInput([Fault("experiments", "must be a list with at least one file, or name of an example.")])
@@ -406,7 +406,7 @@ def _read_experiment(
     own_data: bool,
     metrics: Sequence[ClassMetric],
 ) -> ExperimentFile:
-    from strategies.registry import find_method_faults
+    from polyclinic.strategies.registry import find_method_faults
 
     added = dict(settings)
     if metrics:

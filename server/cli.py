@@ -1,7 +1,7 @@
 """Define the command line of ``flwr-server``, the coordinator's program."""
 
 # isort: off
-import common  # noqa: F401 - first: Ctrl-C may come at any moment
+import polyclinic.common  # noqa: F401 - first: Ctrl-C may come at any moment
 # isort: on
 
 import os
@@ -23,11 +23,16 @@ from typing import Annotated
 
 import typer
 
-from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
-from common.system.plain_text import format_as_json_text
-from common.system.resources import exclude_imports_from_gc, reuse_large_buffers
-from common.system.stopping import end_with_parent_if_requested, graceful_shutdown, set_resume_hint, stop_on_signals
-from common.system.terminal import (
+from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
+from polyclinic.common.system.plain_text import format_as_json_text
+from polyclinic.common.system.resources import exclude_imports_from_gc, reuse_large_buffers
+from polyclinic.common.system.stopping import (
+    end_with_parent_if_requested,
+    graceful_shutdown,
+    set_resume_hint,
+    stop_on_signals,
+)
+from polyclinic.common.system.terminal import (
     EscapingConsole,
     LogFormat,
     LogOutputFormat,
@@ -36,7 +41,7 @@ from common.system.terminal import (
     make_event_printer,
     run_command_line_program,
 )
-from server.runs.tracking import TrackingService
+from polyclinic.server.runs.tracking import TrackingService
 
 app = make_command_line_program(
     "flwr-server",
@@ -67,7 +72,7 @@ def init_coordinator(
 
     Example: flwr-server init trial --name trial --host fl.hospital.example
     """
-    from server.coordinator.init import make_coordinator_folder, renew_server_certificate
+    from polyclinic.server.coordinator.init import make_coordinator_folder, renew_server_certificate
 
     lines = (
         renew_server_certificate(folder, hosts)
@@ -100,9 +105,9 @@ def admit_hospital(
     To change the classes or images that a site may claim, admit the site again or edit sites/NAME.toml. The change
     counts from the next roll call, such as the start of a run.
     """
-    from common.security.identity import read_admission_request
-    from server.coordinator import admission
-    from server.coordinator.folder import read_coordinator_folder
+    from polyclinic.common.security.identity import read_admission_request
+    from polyclinic.server.coordinator import admission
+    from polyclinic.server.coordinator.folder import read_coordinator_folder
 
     coordinator, site = read_coordinator_folder(folder), read_admission_request(request)
     raise_faults(admission.find_admission_faults(coordinator, site))
@@ -122,9 +127,9 @@ def run_superlink_until_stopped(
 
     Example: flwr-server start trial
     """
-    from common.system.preflight import delay_failure_until_change
-    from server.coordinator.folder import read_coordinator_folder
-    from server.coordinator.preflight import find_superlink_start_faults
+    from polyclinic.common.system.preflight import delay_failure_until_change
+    from polyclinic.server.coordinator.folder import read_coordinator_folder
+    from polyclinic.server.coordinator.preflight import find_superlink_start_faults
 
     tell = make_event_printer(console)
     try:
@@ -132,7 +137,7 @@ def run_superlink_until_stopped(
             coordinator = read_coordinator_folder(folder)
             raise_faults(find_superlink_start_faults(coordinator))  # before flwr is imported
             os.umask(0o077)  # what this process and the SuperLink write is for this account only
-            from server.deployment.serve import serve_superlink
+            from polyclinic.server.deployment.serve import serve_superlink
 
             serve_superlink(coordinator, tell)
     except (SystemExit, KeyboardInterrupt):
@@ -182,31 +187,31 @@ def run_on_hospitals(
         *(part for override in overrides for part in ("--set", override)),
         *(("--track", track.value) if track else ()),
     ]
-    from server.coordinator.folder import read_coordinator_folder
-    from server.coordinator.preflight import count_expected_sites, find_network_run_faults
-    from server.runs.folder import find_new_run_folder_faults, find_resumed_run_folder_faults
-    from strategies.method_list import read_experiment_without_torch
+    from polyclinic.server.coordinator.folder import read_coordinator_folder
+    from polyclinic.server.coordinator.preflight import count_expected_sites, find_network_run_faults
+    from polyclinic.server.runs.folder import find_new_run_folder_faults, find_resumed_run_folder_faults
+    from polyclinic.strategies.method_list import read_experiment_without_torch
 
     # Before torch is imported.
     file, coordinator = read_experiment_without_torch(experiment, overrides), read_coordinator_folder(folder)
     expected_sites = count_expected_sites(coordinator, file, sites, resume=resume)
     folder_faults = find_resumed_run_folder_faults(out) if resume else find_new_run_folder_faults(out)
     raise_faults([*find_network_run_faults(coordinator, out, resume=resume), *folder_faults])
-    from server.outbound_hosts import ask_and_permit_hosts, list_coordinator_connections
+    from polyclinic.server.outbound_hosts import ask_and_permit_hosts, list_coordinator_connections
 
     connections = list_coordinator_connections(file, track)
     arguments += ["--yes"] if any(each.asks for each in connections) else []  # asked once, here
     if not once:
-        from server.deployment.supervisor import supervise_run
+        from polyclinic.server.deployment.supervisor import supervise_run
 
         with ask_and_permit_hosts(connections, yes=yes):
             raise SystemExit(supervise_run(arguments, out, make_event_printer(console), resume=resume))
     with exclude_imports_from_gc():
-        from server.deployment.network import NetworkBackend, execute_run_or_exit
-        from server.deployment.supervisor import RunExitCode
-        from server.federation.set_up import execute_run
-        from server.reporting.tables import format_run_result
-        from server.runs.reader import read_run
+        from polyclinic.server.deployment.network import NetworkBackend, execute_run_or_exit
+        from polyclinic.server.deployment.supervisor import RunExitCode
+        from polyclinic.server.federation.set_up import execute_run
+        from polyclinic.server.reporting.tables import format_run_result
+        from polyclinic.server.runs.reader import read_run
 
     reuse_large_buffers()
     os.umask(0o077)  # the run folder is for this account only
@@ -245,12 +250,12 @@ def verify_finished_run(
 
     Example: flwr-server verify runs/first/receipt.json
     """
-    from common.security.identity import read_admission_request
-    from server.runs.folder import find_receipt_path_faults
+    from polyclinic.common.security.identity import read_admission_request
+    from polyclinic.server.runs.folder import find_receipt_path_faults
 
     raise_faults(find_receipt_path_faults(receipt))  # before torch is imported
     keys = {site.site: site.public_key for site in map(read_admission_request, requests or ())}
-    from server.runs import verify as verification
+    from polyclinic.server.runs import verify as verification
 
     result = verification.verify_run(receipt, keys)
     for line in [*result.right, *result.unknown]:
@@ -277,22 +282,22 @@ def print_server_status(
     With --web: serve a web page that follows the run, over TLS with the coordinator's own certificate. Anyone who has
     the printed address can open the page. The page only reads files.
     """
-    from server.coordinator.folder import read_coordinator_folder
+    from polyclinic.server.coordinator.folder import read_coordinator_folder
 
     coordinator = read_coordinator_folder(folder)  # before flwr is imported
     if web:
-        from common.system.preflight import find_port_faults
+        from polyclinic.common.system.preflight import find_port_faults
 
         raise_faults([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
         raise_faults(find_port_faults("--port", listen, port, "Name another with --port."))
-        from server.reporting.live.server import serve_live_view
+        from polyclinic.server.reporting.live.server import serve_live_view
 
         tell = make_event_printer(console)
         with contextlib.suppress(SystemExit, KeyboardInterrupt):
             serve_live_view(coordinator, listen, port, tell)
         tell("the live view is closed; no run notices")
         return
-    from server.deployment.status import collect_server_status, format_server_status
+    from polyclinic.server.deployment.status import collect_server_status, format_server_status
 
     current = collect_server_status(coordinator)
     if as_json:
@@ -307,9 +312,9 @@ def print_run_history(folder: Folder, as_json: AsJson = False) -> None:
 
     Example: flwr-server runs trial
     """
-    from server.coordinator.folder import read_coordinator_folder
-    from server.deployment.status import format_runs_table
-    from server.runs.live_status import read_run_history
+    from polyclinic.server.coordinator.folder import read_coordinator_folder
+    from polyclinic.server.deployment.status import format_runs_table
+    from polyclinic.server.runs.live_status import read_run_history
 
     history = read_run_history(read_coordinator_folder(folder).state_path)
     if as_json:
@@ -324,10 +329,10 @@ def check_superlink_health(folder: Folder) -> None:
 
     Example: flwr-server health trial
     """
-    from server.coordinator.folder import read_coordinator_folder
+    from polyclinic.server.coordinator.folder import read_coordinator_folder
 
     coordinator = read_coordinator_folder(folder)
-    from server.deployment.superlink.control_client import is_superlink_answering
+    from polyclinic.server.deployment.superlink.control_client import is_superlink_answering
 
     well = is_superlink_answering(coordinator)
     print("healthy" if well else "not healthy: the SuperLink does not answer")
@@ -342,10 +347,10 @@ def revoke_hospital(
 
     Example: flwr-server revoke trial north
     """
-    from server.coordinator.folder import read_coordinator_folder
+    from polyclinic.server.coordinator.folder import read_coordinator_folder
 
     coordinator = read_coordinator_folder(folder)
-    from server.coordinator import admission
+    from polyclinic.server.coordinator import admission
 
     admission.read_unrevoked_site(coordinator, site)
     if not yes:
@@ -368,13 +373,16 @@ def print_timer_table(
 
     The commands start and run report an error if a timer would fire before another timer that must end first.
     """
-    from server.coordinator.folder import read_coordinator_folder
+    from polyclinic.server.coordinator.folder import read_coordinator_folder
 
     read_coordinator_folder(folder)
-    from strategies.method_list import read_experiment_without_data
+    from polyclinic.strategies.method_list import read_experiment_without_data
 
     planned = read_experiment_without_data(experiment).experiment if experiment else None
-    from server.deployment.timers import list_timer_settings, make_timer_table  # once nothing is wrong with the call
+    from polyclinic.server.deployment.timers import (  # once nothing is wrong with the call
+        list_timer_settings,
+        make_timer_table,
+    )
 
     all_timers = list_timer_settings(planned)
     if as_json:

@@ -8,17 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 
-from common.config import validate_experiment
-from common.data.base.spec import NO_FINDING
-from common.errors import raise_faults
-from common.system.files import find_existing_output_faults, write_atomically
-from common.system.plain_text import format_as_json_text, format_count_with_noun, join_as_english_list
-from common.system.resources import exclude_imports_from_gc
-from common.system.toml import parse_toml
-from server.init_from_csv import InspectedDataset
-from server.init_hospitals import has_spelling_variants
-from server.init_report import describe_class_synonyms, describe_label_data, describe_pictures
-from server.outbound_hosts import describe_experiment_hosts
+from polyclinic.common.config import validate_experiment
+from polyclinic.common.data.base.spec import NO_FINDING
+from polyclinic.common.errors import raise_faults
+from polyclinic.common.system.files import find_existing_output_faults, write_atomically
+from polyclinic.common.system.plain_text import format_as_json_text, format_count_with_noun, join_as_english_list
+from polyclinic.common.system.resources import exclude_imports_from_gc
+from polyclinic.common.system.toml import parse_toml
+from polyclinic.server.init_from_csv import InspectedDataset
+from polyclinic.server.init_hospitals import has_spelling_variants
+from polyclinic.server.init_report import describe_class_synonyms, describe_label_data, describe_pictures
+from polyclinic.server.outbound_hosts import describe_experiment_hosts
 
 MOST_SITES = 3
 TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.md.
@@ -82,8 +82,8 @@ def check_and_write_experiment(
     """
     raise_faults(find_existing_output_faults(out))
     with exclude_imports_from_gc():  # torch takes seconds, and most faults are found before
-        from common.simulation import clear_simulated_data_cache
-        from server.simulation.simulate import check_simulation_experiment
+        from polyclinic.common.simulation import clear_simulated_data_cache
+        from polyclinic.server.simulation.simulate import check_simulation_experiment
 
     tree = parse_toml(_format_experiment_file(data, out.resolve(), confirmed=True))
     clear_simulated_data_cache()

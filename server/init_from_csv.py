@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from common.data.base.image_set import find_placeholder_patients
-from common.data.base.names import is_blank_cell, normalize_name
-from common.data.base.spec import NO_FINDING, FolderDatasetSpec
-from common.data.images.reading import (
+from polyclinic.common.data.base.image_set import find_placeholder_patients
+from polyclinic.common.data.base.names import is_blank_cell, normalize_name
+from polyclinic.common.data.base.spec import NO_FINDING, FolderDatasetSpec
+from polyclinic.common.data.images.reading import (
     PICTURE_SUFFIXES,
     decode_picture,
     decode_png_samples,
@@ -20,11 +20,15 @@ from common.data.images.reading import (
     is_grey_picture,
     open_png_or_jpeg,
 )
-from common.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
-from common.data.tables.files import PictureFileFinder, describe_other_file_extensions, drop_picture_extension
-from common.data.tables.judgement import split_diagnosis_code
-from common.data.tables.labels import LabelTable, find_blank_cell_faults, open_folder_label_table
-from common.data.tables.roles import (
+from polyclinic.common.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
+from polyclinic.common.data.tables.files import (
+    PictureFileFinder,
+    describe_other_file_extensions,
+    drop_picture_extension,
+)
+from polyclinic.common.data.tables.judgement import split_diagnosis_code
+from polyclinic.common.data.tables.labels import LabelTable, find_blank_cell_faults, open_folder_label_table
+from polyclinic.common.data.tables.roles import (
     ColumnRoles,
     find_absent_picture_columns,
     find_ambiguous_picture_faults,
@@ -34,9 +38,9 @@ from common.data.tables.roles import (
     guess_column_roles,
     make_other_picture_labels_fault,
 )
-from common.errors import BadInput, Fault, raise_faults
-from common.system.files import is_file, make_missing_input_fault
-from server.init_hospitals import (
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.system.files import is_file, make_missing_input_fault
+from polyclinic.server.init_hospitals import (
     HospitalsInTable,
     detect_hospitals_in_table,
     has_spelling_variants,
@@ -206,7 +210,7 @@ def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) ->
         raise_faults(listings.find_unlistable_folder_faults("--images"))
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
         raise BadInput([_make_no_pictures_fault(columns.get_column(column), column, where, root, listings)])
-    from common.data.images.headers import (  # once nothing is wrong with the call
+    from polyclinic.common.data.images.headers import (  # once nothing is wrong with the call
         describe_incomparable_dicom_greys,
         read_dicom_headers,
     )

@@ -8,14 +8,19 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import find_placeholder_patients
-from common.data.base.names import make_class_spelling_key, make_name_similarity_key
-from common.data.tables.csv import CsvTable
-from common.data.tables.judgement import is_metadata_column_name, judge_column_content, split_diagnosis_code
-from common.data.tables.labels import LabelTable, convert_hospital_to_site_name
-from common.data.tables.roles import ColumnRoles, describe_non_label_cells, find_class_synonyms, rank_name_similarity
-from common.errors import Fault, quote_names
-from common.system.plain_text import format_as_json_text, format_count_with_noun, list_first_and_count_rest
+from polyclinic.common.data.base.image_set import find_placeholder_patients
+from polyclinic.common.data.base.names import make_class_spelling_key, make_name_similarity_key
+from polyclinic.common.data.tables.csv import CsvTable
+from polyclinic.common.data.tables.judgement import is_metadata_column_name, judge_column_content, split_diagnosis_code
+from polyclinic.common.data.tables.labels import LabelTable, convert_hospital_to_site_name
+from polyclinic.common.data.tables.roles import (
+    ColumnRoles,
+    describe_non_label_cells,
+    find_class_synonyms,
+    rank_name_similarity,
+)
+from polyclinic.common.errors import Fault, quote_names
+from polyclinic.common.system.plain_text import format_as_json_text, format_count_with_noun, list_first_and_count_rest
 
 MOST_HOSPITALS, MOST_COLUMNS, MOST_COMPARED = 30, 10, 300
 """Lines and columns of the table for the terminal; hospitals whose names are compared with one another."""

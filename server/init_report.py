@@ -7,24 +7,24 @@ from shlex import quote
 
 import numpy as np
 
-from common.data.base.image_set import PARTS, SkippedImage, are_all_patients_known
-from common.data.base.names import make_class_spelling_key
-from common.data.base.spec import NO_FINDING
-from common.data.images.reading import describe_png_conversion
-from common.data.tables.csv import is_utf_8_table
-from common.data.tables.judgement import (
+from polyclinic.common.data.base.image_set import PARTS, SkippedImage, are_all_patients_known
+from polyclinic.common.data.base.names import make_class_spelling_key
+from polyclinic.common.data.base.spec import NO_FINDING
+from polyclinic.common.data.images.reading import describe_png_conversion
+from polyclinic.common.data.tables.csv import is_utf_8_table
+from polyclinic.common.data.tables.judgement import (
     contains_id_word,
     get_finding_certainty,
     is_metadata_column_name,
     split_diagnosis_code,
 )
-from common.data.tables.patient_columns import (
+from polyclinic.common.data.tables.patient_columns import (
     compute_mean_images_per_value,
     guess_patients_by_filename,
     list_possible_patient_columns,
     may_be_identifier_column,
 )
-from common.data.tables.roles import (
+from polyclinic.common.data.tables.roles import (
     ColumnRoles,
     describe_non_label_cells,
     describe_unnamed_columns,
@@ -35,10 +35,10 @@ from common.data.tables.roles import (
     list_possible_hospital_columns,
     shorten_report_text,
 )
-from common.errors import quote_names
-from common.system.plain_text import format_as_json_text, format_count_with_noun, list_first_and_count_rest
-from server.init_from_csv import LOOKED_AT, InspectedDataset
-from server.init_hospitals import has_spelling_variants
+from polyclinic.common.errors import quote_names
+from polyclinic.common.system.plain_text import format_as_json_text, format_count_with_noun, list_first_and_count_rest
+from polyclinic.server.init_from_csv import LOOKED_AT, InspectedDataset
+from polyclinic.server.init_hospitals import has_spelling_variants
 
 MOST_OFFERED, FEWEST_POSITIVES = 3, 10
 MOST_NAMED = 10

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import typer
 
-from common.config import Experiment, ExperimentFile
-from common.data.base.spec import DataSpec
-from common.data.connections import OutboundConnection, list_dataset_connections
-from common.errors import Fault, raise_faults
-from common.hosts import find_user_secrets_path, normalize_host, permit_hosts
-from common.system.terminal import EscapingConsole
-from server.export.preflight import read_experiment_data_spec
-from server.runs.tracking import TrackingService, hide_password_in_urls
-from server.simulation.backends.cluster import find_cluster_host
+from polyclinic.common.config import Experiment, ExperimentFile
+from polyclinic.common.data.base.spec import DataSpec
+from polyclinic.common.data.connections import OutboundConnection, list_dataset_connections
+from polyclinic.common.errors import Fault, raise_faults
+from polyclinic.common.hosts import find_user_secrets_path, normalize_host, permit_hosts
+from polyclinic.common.system.terminal import EscapingConsole
+from polyclinic.server.export.preflight import read_experiment_data_spec
+from polyclinic.server.runs.tracking import TrackingService, hide_password_in_urls
+from polyclinic.server.simulation.backends.cluster import find_cluster_host
 
 DATA_SECTIONS = ("data", "server_data", "external_test")
 

@@ -5,37 +5,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.config import ExperimentFile, read_experiment
-from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
-from common.plugins import PLUGIN, is_simulate_argument
-from common.system.files import find_missing_file_faults, find_missing_folder_faults, is_file
+from polyclinic.common.config import ExperimentFile, read_experiment
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
+from polyclinic.common.plugins import PLUGIN, is_simulate_argument
+from polyclinic.common.system.files import find_missing_file_faults, find_missing_folder_faults, is_file
 
 CLASSES: Mapping[str, str] = {
-    "polyclinic": "strategies.methods.polyclinic:Polyclinic",
-    "surgical": "strategies.methods.surgical:SurgicalAggregation",
-    "fedsld": "strategies.methods.fedsld:FedSLD",
-    "fedmlp": "strategies.methods.fedmlp:FedMLP",
-    "rscfed": "strategies.methods.rscfed:RSCFed",
-    "cbafed": "strategies.methods.cbafed:CBAFed",
-    "fednoro": "strategies.methods.fednoro:FedNoRo",
-    "unifed": "strategies.methods.unifed:UniFed",
-    "vanilla": "strategies.methods.baselines:VanillaFedAvg",
-    "partial_loss": "strategies.methods.baselines:PartialLoss",
-    "pfl": "strategies.methods.baselines:PersonalisedHeads",
-    "individual": "strategies.methods.baselines:IndividualTraining",
-    "centralised": "strategies.methods.baselines:CentralisedTraining",
-    "fedavg": "strategies.methods.baselines:FedAvg",
-    "fedbn": "strategies.methods.baselines:FedBN",
-    "fedbn_plus": "strategies.methods.baselines:FedBNPlus",
-    "fedprox": "strategies.methods.baselines:FedProx",
-    "fedavg_scaled": "strategies.methods.fedsld:ScaledFedAvg",
-    "fedseq": "strategies.methods.unifed:SequentialTraining",
-    "server_only": "strategies.methods.unifed:ServerOnlyTraining",
-    "fedlsr": "strategies.methods.fedlsr:FedLSR",
-    "fedfixmatch": "strategies.methods.fedfixmatch:FedFixMatch",
-    "fedirm": "strategies.methods.fedirm:FedIRM",
+    "polyclinic": "polyclinic.strategies.methods.polyclinic:Polyclinic",
+    "surgical": "polyclinic.strategies.methods.surgical:SurgicalAggregation",
+    "fedsld": "polyclinic.strategies.methods.fedsld:FedSLD",
+    "fedmlp": "polyclinic.strategies.methods.fedmlp:FedMLP",
+    "rscfed": "polyclinic.strategies.methods.rscfed:RSCFed",
+    "cbafed": "polyclinic.strategies.methods.cbafed:CBAFed",
+    "fednoro": "polyclinic.strategies.methods.fednoro:FedNoRo",
+    "unifed": "polyclinic.strategies.methods.unifed:UniFed",
+    "vanilla": "polyclinic.strategies.methods.baselines:VanillaFedAvg",
+    "partial_loss": "polyclinic.strategies.methods.baselines:PartialLoss",
+    "pfl": "polyclinic.strategies.methods.baselines:PersonalisedHeads",
+    "individual": "polyclinic.strategies.methods.baselines:IndividualTraining",
+    "centralised": "polyclinic.strategies.methods.baselines:CentralisedTraining",
+    "fedavg": "polyclinic.strategies.methods.baselines:FedAvg",
+    "fedbn": "polyclinic.strategies.methods.baselines:FedBN",
+    "fedbn_plus": "polyclinic.strategies.methods.baselines:FedBNPlus",
+    "fedprox": "polyclinic.strategies.methods.baselines:FedProx",
+    "fedavg_scaled": "polyclinic.strategies.methods.fedsld:ScaledFedAvg",
+    "fedseq": "polyclinic.strategies.methods.unifed:SequentialTraining",
+    "server_only": "polyclinic.strategies.methods.unifed:ServerOnlyTraining",
+    "fedlsr": "polyclinic.strategies.methods.fedlsr:FedLSR",
+    "fedfixmatch": "polyclinic.strategies.methods.fedfixmatch:FedFixMatch",
+    "fedirm": "polyclinic.strategies.methods.fedirm:FedIRM",
 }
-"""Method -> module and class; :data:`strategies.registry.STRATEGIES` imports them, and torch, which takes seconds."""
+"""Method -> module and class; :data:`polyclinic.strategies.registry.STRATEGIES` imports them, and torch, which takes
+seconds.
+"""
 
 TABLES = (".csv", ".csv.gz", ".tsv", ".xlsx", ".xls")
 

@@ -1,4 +1,6 @@
-"""The methods' classes by name, for coordinator and hospitals; the list of names is :mod:`strategies.method_list`."""
+"""The methods' classes by name, for coordinator and hospitals; the list of names is
+:mod:`polyclinic.strategies.method_list`.
+"""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -7,18 +9,18 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from common.config import LONGEST_CACHED, Experiment, HospitalPlan, parse_plan_json
-from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
-from common.models.zoo.spec import Task
-from common.plugins import METHODS, PLUGIN, load_plugin_entry_point
-from common.system.toml import describe_validation_error, suggest_nearest_literal
-from strategies.aggregation.robust import RobustMeanRule
-from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.local.losses import find_loss_setting_faults
-from strategies.local.site_method import SiteMethod
-from strategies.method_list import CLASSES, find_unknown_method_fault
-from strategies.methods.base import Method
-from strategies.privacy.mechanism import find_privacy_faults, find_secure_aggregation_faults
+from polyclinic.common.config import LONGEST_CACHED, Experiment, HospitalPlan, parse_plan_json
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
+from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.plugins import METHODS, PLUGIN, load_plugin_entry_point
+from polyclinic.common.system.toml import describe_validation_error, suggest_nearest_literal
+from polyclinic.strategies.aggregation.robust import RobustMeanRule
+from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer
+from polyclinic.strategies.local.losses import find_loss_setting_faults
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.method_list import CLASSES, find_unknown_method_fault
+from polyclinic.strategies.methods.base import Method
+from polyclinic.strategies.privacy.mechanism import find_privacy_faults, find_secure_aggregation_faults
 
 STRATEGIES: Mapping[str, type[Method]] = {name: resolve_name(place) for name, place in CLASSES.items()}
 """Name -> class of the method's coordinator half, whose ``site_class`` is the hospital's half."""

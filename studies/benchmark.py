@@ -12,16 +12,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.config import ExperimentFile
-from common.errors import BadInput, Fault, raise_faults
-from common.system.files import lock_file
-from common.system.plain_text import format_duration, join_as_english_list
-from common.system.stopping import remove_output_if_stopped
-from server.runs.reader import read_run
-from strategies.registry import build_site_method
-from studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
-from studies.benchmark_report import benchmark_as_markdown, write_benchmark_report
-from studies.benchmark_results import (
+from polyclinic.common.config import ExperimentFile
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.system.files import lock_file
+from polyclinic.common.system.plain_text import format_duration, join_as_english_list
+from polyclinic.common.system.stopping import remove_output_if_stopped
+from polyclinic.server.runs.reader import read_run
+from polyclinic.strategies.registry import build_site_method
+from polyclinic.studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
+from polyclinic.studies.benchmark_report import benchmark_as_markdown, write_benchmark_report
+from polyclinic.studies.benchmark_results import (
     BenchmarkResult,
     RunResultLine,
     append_result_line,
@@ -31,8 +31,8 @@ from studies.benchmark_results import (
     make_benchmark_result_line,
     read_result_lines,
 )
-from studies.runner import RunsFailed, run_and_measure_trial, run_in_parallel, start_fork_server
-from studies.trial import Trial, check_trials
+from polyclinic.studies.runner import RunsFailed, run_and_measure_trial, run_in_parallel, start_fork_server
+from polyclinic.studies.trial import Trial, check_trials
 
 
 @dataclass(frozen=True)

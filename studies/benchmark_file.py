@@ -13,11 +13,11 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from common.config import ExperimentFile, read_experiment
-from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
-from common.system.files import is_file
-from common.system.plain_text import format_as_json_text
-from common.system.toml import TomlSection, read_toml, validate_tables
+from polyclinic.common.config import ExperimentFile, read_experiment
+from polyclinic.common.errors import BadInput, Fault, quote_names, suggest_nearest_name
+from polyclinic.common.system.files import is_file
+from polyclinic.common.system.plain_text import format_as_json_text
+from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
 
 FILE_NAME = "benchmark.toml"
 Count = Annotated[int, Field(ge=1)]

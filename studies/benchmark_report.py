@@ -6,13 +6,30 @@ from pathlib import Path
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from common.system.plain_text import format_count_with_noun, format_number, format_signed, join_as_english_list
-from server.reporting.page import write_template_page
-from server.reporting.svg import BLUE, INK, VERMILION, convert_figure_to_svg, make_figure, use_report_plot_theme
-from studies.benchmark_results import BenchmarkResult, MeanAurocWithInterval, MethodBlockResult, MethodOverallResult
-from studies.claims import format_markdown_table, format_p_value
-from studies.comparison_report import TEMPLATES
-from studies.statistics import MethodRanking
+from polyclinic.common.system.plain_text import (
+    format_count_with_noun,
+    format_number,
+    format_signed,
+    join_as_english_list,
+)
+from polyclinic.server.reporting.page import write_template_page
+from polyclinic.server.reporting.svg import (
+    BLUE,
+    INK,
+    VERMILION,
+    convert_figure_to_svg,
+    make_figure,
+    use_report_plot_theme,
+)
+from polyclinic.studies.benchmark_results import (
+    BenchmarkResult,
+    MeanAurocWithInterval,
+    MethodBlockResult,
+    MethodOverallResult,
+)
+from polyclinic.studies.claims import format_markdown_table, format_p_value
+from polyclinic.studies.comparison_report import TEMPLATES
+from polyclinic.studies.statistics import MethodRanking
 
 BEYOND = "each has more than hospitals with unlike labels have"
 """The reason why some methods are not ranked."""

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.errors import BadInput, Fault
-from server.runs.reader import RunFolderContent
-from studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
-from studies.statistics import MethodRanking, PairedTest, compute_paired_test, rank_methods
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.server.runs.reader import RunFolderContent
+from polyclinic.studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
+from polyclinic.studies.statistics import MethodRanking, PairedTest, compute_paired_test, rank_methods
 
 NORMAL = 1.96
 Interval = tuple[float, float]
@@ -294,7 +294,7 @@ def evaluate_benchmark(
     """Evaluate the finished runs; return the content of the benchmark's page.
 
     Args:
-        by_block: The finished runs as :func:`studies.benchmark.group_results_by_block` returns them.
+        by_block: The finished runs as :func:`polyclinic.studies.benchmark.group_results_by_block` returns them.
         planned: Number of runs of the whole plan.
     """
     lines, benchmark = list(by_block.values()), plan.benchmark

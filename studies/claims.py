@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
-from common.metrics.benefit import compare_interval_with_zero
-from common.system.plain_text import (
+from polyclinic.common.metrics.benefit import compare_interval_with_zero
+from polyclinic.common.system.plain_text import (
     NOT_APPLICABLE,
     format_count_with_noun,
     format_number,
@@ -12,9 +12,9 @@ from common.system.plain_text import (
     join_as_english_list,
     list_first_and_count_rest,
 )
-from server.runs.reader import Measure
-from studies.comparison import ENSEMBLE, MeanAndSd, MethodComparison, MethodResult, SiteGain, Subset
-from studies.statistics import ALPHA, FEWEST_SEEDS, PairedTest
+from polyclinic.server.runs.reader import Measure
+from polyclinic.studies.comparison import ENSEMBLE, MeanAndSd, MethodComparison, MethodResult, SiteGain, Subset
+from polyclinic.studies.statistics import ALPHA, FEWEST_SEEDS, PairedTest
 
 Standing = Literal["better", "worse", "not distinguishable", "too few seeds", "not tested"]
 STANDINGS: tuple[Standing, ...] = get_args(Standing)

@@ -1,7 +1,7 @@
 """The command line of ``flwr-sim``, the researcher's program, which simulates federations on one machine."""
 
 # isort: off
-import common  # noqa: F401 - first: Ctrl-C may come at any moment
+import polyclinic.common  # noqa: F401 - first: Ctrl-C may come at any moment
 # isort: on
 
 import os
@@ -26,19 +26,24 @@ from typing import Annotated
 
 import typer
 
-from common.errors import ProgramCannotContinue, raise_faults
-from common.system.files import find_existing_output_faults, is_file, make_missing_input_fault, write_atomically
-from common.system.plain_text import format_as_json_text, list_first_and_count_rest
-from common.system.resources import exclude_imports_from_gc
-from common.system.stopping import set_resume_hint, stop_on_signals
-from common.system.terminal import (
+from polyclinic.common.errors import ProgramCannotContinue, raise_faults
+from polyclinic.common.system.files import (
+    find_existing_output_faults,
+    is_file,
+    make_missing_input_fault,
+    write_atomically,
+)
+from polyclinic.common.system.plain_text import format_as_json_text, list_first_and_count_rest
+from polyclinic.common.system.resources import exclude_imports_from_gc
+from polyclinic.common.system.stopping import set_resume_hint, stop_on_signals
+from polyclinic.common.system.terminal import (
     EscapingConsole,
     ProgressFormat,
     choose_progress_format,
     make_command_line_program,
     run_command_line_program,
 )
-from server.runs.tracking import TrackingService
+from polyclinic.server.runs.tracking import TrackingService
 
 app = make_command_line_program(
     "flwr-sim",
@@ -94,9 +99,9 @@ def run_simulated_experiment(
     After a kill or a crash, repeat the same command with --resume: the result is the same model.
     """
     form = choose_progress_format(progress, console)
-    from common.system.preflight import find_folder_write_faults, find_port_faults
-    from server.runs.folder import find_new_run_folder_faults, find_resumed_run_folder_faults
-    from strategies.method_list import read_experiment_without_torch
+    from polyclinic.common.system.preflight import find_folder_write_faults, find_port_faults
+    from polyclinic.server.runs.folder import find_new_run_folder_faults, find_resumed_run_folder_faults
+    from polyclinic.strategies.method_list import read_experiment_without_torch
 
     # Before torch is imported.
     file = read_experiment_without_torch(experiment, _add_backend_override(overrides, backend))
@@ -105,20 +110,20 @@ def run_simulated_experiment(
         or find_folder_write_faults(out)
     )
     raise_faults(find_port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
-    from server.outbound_hosts import ask_for_experiments
-    from server.simulation.backends.ray_process import start_ray_driver
+    from polyclinic.server.outbound_hosts import ask_for_experiments
+    from polyclinic.server.simulation.backends.ray_process import start_ray_driver
 
     with (
         ask_for_experiments([file], overrides, yes=yes, track=track),
         start_ray_driver(file.experiment) as ray,  # starts while this process imports torch
     ):
         with exclude_imports_from_gc():
-            from server.simulation.simulate import simulate
+            from polyclinic.server.simulation.simulate import simulate
 
         view = port if web else None
         simulate(file, out, console, track, resume=resume, web_port=view, progress=form, ray_process=ray)
-    from server.reporting.tables import format_run_result
-    from server.runs.reader import read_run
+    from polyclinic.server.reporting.tables import format_run_result
+    from polyclinic.server.runs.reader import read_run
 
     console.print(format_run_result(read_run(out)))
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
@@ -153,8 +158,8 @@ def init_experiment_from_table(
     # Before NumPy and Pillow are imported.
     raise_faults([] if is_file(labels) else [make_missing_input_fault(labels)])
     raise_faults(find_existing_output_faults(out))
-    from server.init_experiment import check_and_write_experiment, describe_next_command
-    from server.init_from_csv import ColumnHints, inspect_label_table
+    from polyclinic.server.init_experiment import check_and_write_experiment, describe_next_command
+    from polyclinic.server.init_from_csv import ColumnHints, inspect_label_table
 
     data = inspect_label_table(
         labels, images, ColumnHints(image_column, patient_column, source_column, join_patients, tuple(findings))
@@ -185,14 +190,14 @@ def compare_experiments(
     Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
     """
     form = choose_progress_format(progress, console)
-    from common.system.preflight import find_folder_write_faults, find_occupied_folder_faults
-    from strategies.method_list import read_experiment_without_torch
+    from polyclinic.common.system.preflight import find_folder_write_faults, find_occupied_folder_faults
+    from polyclinic.strategies.method_list import read_experiment_without_torch
 
     settings = _add_backend_override(overrides, backend)
     files = [read_experiment_without_torch(experiment, settings) for experiment in experiments]  # before torch
     raise_faults(find_occupied_folder_faults(out) or find_folder_write_faults(out))
-    from server.outbound_hosts import ask_for_experiments
-    from studies.compare import run_comparison
+    from polyclinic.server.outbound_hosts import ask_for_experiments
+    from polyclinic.studies.compare import run_comparison
 
     with ask_for_experiments(files, overrides, yes=yes, track=track):
         run_comparison(experiments, out, range(seeds), jobs, settings, console, track, form)
@@ -217,13 +222,13 @@ def run_paper_study(
     Example: flwr-sim study experiments/papers/fedmlp --quick --out runs/fedmlp
     """
     form = choose_progress_format(progress, console)
-    from common.system.preflight import find_folder_write_faults, find_occupied_folder_faults
-    from studies.study_file import read_study
+    from polyclinic.common.system.preflight import find_folder_write_faults, find_occupied_folder_faults
+    from polyclinic.studies.study_file import read_study
 
     read_study(folder, quick=quick)  # before torch is imported
     raise_faults(find_occupied_folder_faults(out) or find_folder_write_faults(out))
-    from server.outbound_hosts import ask_for_experiments
-    from studies.study import list_study_experiments, run_study
+    from polyclinic.server.outbound_hosts import ask_for_experiments
+    from polyclinic.studies.study import list_study_experiments, run_study
 
     settings = _add_backend_override(overrides, backend)
     with ask_for_experiments(list_study_experiments(folder, settings, quick=quick), overrides, yes=yes):
@@ -257,13 +262,18 @@ def run_reference_benchmark(
 
     Example: flwr-sim benchmark --variant small --workers 2 --out runs/benchmark
     """
-    from common.system.preflight import find_folder_write_faults, find_occupied_folder_faults
-    from studies.benchmark_file import read_benchmark_toml
+    from polyclinic.common.system.preflight import find_folder_write_faults, find_occupied_folder_faults
+    from polyclinic.studies.benchmark_file import read_benchmark_toml
 
     read_benchmark_toml(folder)  # before torch is imported
     raise_faults([] if estimate else find_occupied_folder_faults(out) or find_folder_write_faults(out))
-    from server.outbound_hosts import ask_for_experiments
-    from studies.benchmark import BenchmarkOptions, list_benchmark_experiments, print_cost_estimate, run_benchmark
+    from polyclinic.server.outbound_hosts import ask_for_experiments
+    from polyclinic.studies.benchmark import (
+        BenchmarkOptions,
+        list_benchmark_experiments,
+        print_cost_estimate,
+        run_benchmark,
+    )
 
     options = BenchmarkOptions(folder, variant, results or out / f"{variant}.jsonl", out, workers, minutes, again)
     if estimate:
@@ -284,15 +294,15 @@ def export_site_folders(
 
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
-    from common.system.preflight import find_occupied_folder_faults
-    from strategies.method_list import read_experiment_without_torch
+    from polyclinic.common.system.preflight import find_occupied_folder_faults
+    from polyclinic.strategies.method_list import read_experiment_without_torch
 
     file = read_experiment_without_torch(experiment, overrides)  # before torch is imported
     raise_faults(find_occupied_folder_faults(out))
-    from server.outbound_hosts import ask_for_experiments
+    from polyclinic.server.outbound_hosts import ask_for_experiments
 
     with ask_for_experiments([file], overrides, yes=yes):
-        from server.simulation.export_sites import export_simulated_sites
+        from polyclinic.server.simulation.export_sites import export_simulated_sites
 
         folders = export_simulated_sites(file, out)
     for folder in folders:
@@ -320,18 +330,22 @@ def export_trained_model(
 
     Example: flwr-sim export runs/nih --to onnx --check pictures/
     """
-    from server.export.preflight import choose_default_export_path, parse_export_format, refuse_wrong_model_paths
+    from polyclinic.server.export.preflight import (
+        choose_default_export_path,
+        parse_export_format,
+        refuse_wrong_model_paths,
+    )
 
     form = parse_export_format(to)
     refuse_wrong_model_paths(folder, check, out or choose_default_export_path(folder, form))  # before torch is imported
     if check is not None and check.suffix != ".toml":
-        from server.export.pictures import refuse_data_without_pictures
+        from polyclinic.server.export.pictures import refuse_data_without_pictures
 
         refuse_data_without_pictures(check)
-    from server.outbound_hosts import ask_for_data
+    from polyclinic.server.outbound_hosts import ask_for_data
 
     with ask_for_data(check, yes=yes):
-        from server.export.exported_model import export_run_model
+        from polyclinic.server.export.exported_model import export_run_model
 
         result, source, card = export_run_model(folder, form, out, check)
     console.print(f"{result.path}: largest difference {result.largest_difference:.2g}", soft_wrap=True, highlight=False)
@@ -348,10 +362,10 @@ def run_offline_demo(
 
     Example: flwr-sim demo --backend inline
     """
-    from common.system.preflight import find_folder_write_faults
-    from server.runs.folder import find_demo_folder_faults
-    from strategies.method_list import read_experiment_without_torch
-    from studies.compare import DEMO, run_demo
+    from polyclinic.common.system.preflight import find_folder_write_faults
+    from polyclinic.server.runs.folder import find_demo_folder_faults
+    from polyclinic.strategies.method_list import read_experiment_without_torch
+    from polyclinic.studies.compare import DEMO, run_demo
 
     read_experiment_without_torch(DEMO, _add_backend_override([], backend))  # before torch is imported
     raise_faults(find_demo_folder_faults(out) or find_folder_write_faults(out))
@@ -381,14 +395,14 @@ def predict_images(
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
-    from common.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped_images
-    from server.export.pictures import refuse_data_without_pictures
-    from server.export.preflight import parse_rendering_options, refuse_wrong_model_paths
+    from polyclinic.common.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped_images
+    from polyclinic.server.export.pictures import refuse_data_without_pictures
+    from polyclinic.server.export.preflight import parse_rendering_options, refuse_wrong_model_paths
 
     rendering = parse_rendering_options(frame, axis, window, bit_depth)
     refuse_wrong_model_paths(folder, data, out)  # before torch is imported
     refuse_data_without_pictures(data)
-    from server.export.prediction import predict_to_csv
+    from polyclinic.server.export.prediction import predict_to_csv
 
     pictures = predict_to_csv(folder, data, out, rendering)
     console.print(f"{len(pictures.names)} images -> {out}", soft_wrap=True)
@@ -397,7 +411,7 @@ def predict_images(
     if pictures.others:
         others = list_first_and_count_rest(pictures.others, MOST_SKIPPED_NAMED)
         console.print(f"no pictures: {others}", soft_wrap=True, markup=False)
-    from server.reporting.tables import format_model_limitations
+    from polyclinic.server.reporting.tables import format_model_limitations
 
     console.print(format_model_limitations(folder), end="")
 
@@ -431,15 +445,15 @@ def evaluate_model(
 
     Example: flwr-sim evaluate runs/nih labels.csv --images pictures/
     """
-    from server.export.preflight import EvaluationInput, refuse_unlabelled_input, refuse_wrong_model_paths
+    from polyclinic.server.export.preflight import EvaluationInput, refuse_unlabelled_input, refuse_wrong_model_paths
 
     refuse_wrong_model_paths(folder, data, out)
     labelled = EvaluationInput(data, classes.split(",") if classes else (), images, image_column, patient_column)
     refuse_unlabelled_input(folder, labelled)  # before torch is imported
-    from server.outbound_hosts import ask_for_data
+    from polyclinic.server.outbound_hosts import ask_for_data
 
     with ask_for_data(data, yes=yes):
-        from server.export import evaluation
+        from polyclinic.server.export import evaluation
 
         result = evaluation.evaluate_saved_model(folder, labelled)
     if out is not None:
@@ -447,7 +461,7 @@ def evaluate_model(
     if as_json:
         print(format_as_json_text(evaluation.evaluation_as_json(result), indent=2))
     else:
-        from server.reporting.tables import format_model_limitations
+        from polyclinic.server.reporting.tables import format_model_limitations
 
         console.print(evaluation.format_model_evaluation(result))
         console.print(format_model_limitations(folder, tuple(evaluation.list_evaluation_limitations(result))), end="")
@@ -478,7 +492,7 @@ def convert_weights(
     polyclinic[weights]). With --checkpoint, it is made from your own file of a network of timm, torchvision, MONAI or
     TorchXRayVision, for instance with --architecture timm:vit_base_patch16_224.
     """
-    from server.export.weights import convert_pretrained_weights
+    from polyclinic.server.export.weights import convert_pretrained_weights
 
     sha256 = convert_pretrained_weights(architecture, checkpoint, destination, image_size)
     console.print(

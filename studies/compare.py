@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.config import read_experiment
-from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.system.terminal import ProgressFormat
-from server.runs.folder import DEMO_MARK, find_demo_folder_faults
-from server.runs.tracking import TrackingService, open_mlflow_store
-from studies.trial import Trial, check_trials, refuse_seed_override
+from polyclinic.common.config import read_experiment
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.system.terminal import ProgressFormat
+from polyclinic.server.runs.folder import DEMO_MARK, find_demo_folder_faults
+from polyclinic.server.runs.tracking import TrackingService, open_mlflow_store
+from polyclinic.studies.trial import Trial, check_trials, refuse_seed_override
 
 DEMO = Path(__file__).parent / "demo.toml"
 METHODS = ("surgical", "vanilla")
@@ -64,7 +64,7 @@ def run_comparison(
     raise_faults(
         [Fault("run.name", f'"{label}" is the name of {quote_names(names)}.', remedy) for label, names in same.items()]
     )
-    from studies.runner import (  # here: a wrong call is refused before torch is imported
+    from polyclinic.studies.runner import (  # here: a wrong call is refused before torch is imported
         count_possible_parallel_runs,
         run_trials,
     )
@@ -72,10 +72,14 @@ def run_comparison(
     open_mlflow_store(track)  # made here once, not by several runs at a time
     check_trials(trials)
     run_trials(trials, out, jobs or count_possible_parallel_runs(trials), console, progress)
-    from server.runs.reader import read_run
-    from studies.claims import describe_headline_result
-    from studies.comparison import compare_methods, write_comparison
-    from studies.comparison_report import comparison_as_markdown, format_comparison_tables, write_comparison_report
+    from polyclinic.server.runs.reader import read_run
+    from polyclinic.studies.claims import describe_headline_result
+    from polyclinic.studies.comparison import compare_methods, write_comparison
+    from polyclinic.studies.comparison_report import (
+        comparison_as_markdown,
+        format_comparison_tables,
+        write_comparison_report,
+    )
 
     runs = [read_run(trial.folder) for trial in trials]
     comparison = compare_methods(runs)
@@ -94,13 +98,13 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
     Raises:
         BadInput: If ``out`` exists and is not a folder of the demo.
     """
-    from common.system.plain_text import format_number
-    from server.reporting.tables import make_class_auroc_table
-    from server.runs.reader import read_run
-    from server.simulation.simulate import simulate
-    from studies.comparison import compare_methods, write_comparison
-    from studies.comparison_report import write_comparison_report
-    from studies.statistics import FEWEST_SEEDS
+    from polyclinic.common.system.plain_text import format_number
+    from polyclinic.server.reporting.tables import make_class_auroc_table
+    from polyclinic.server.runs.reader import read_run
+    from polyclinic.server.simulation.simulate import simulate
+    from polyclinic.studies.comparison import compare_methods, write_comparison
+    from polyclinic.studies.comparison_report import write_comparison_report
+    from polyclinic.studies.statistics import FEWEST_SEEDS
 
     raise_faults(find_demo_folder_faults(out))
     shutil.rmtree(out, ignore_errors=True)

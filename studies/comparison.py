@@ -8,11 +8,16 @@ from typing import Literal, get_args
 import numpy as np
 from scipy.stats import ttest_1samp
 
-from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.metrics.auroc import ClassMetrics, FinalTestSummary, compute_mean_and_sd
-from common.system.plain_text import format_as_json_text, format_count_with_noun, format_rounds, join_first_and_count
-from server.runs.reader import MEASURES, Measure, RunFolderContent
-from studies.statistics import (
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.metrics.auroc import ClassMetrics, FinalTestSummary, compute_mean_and_sd
+from polyclinic.common.system.plain_text import (
+    format_as_json_text,
+    format_count_with_noun,
+    format_rounds,
+    join_first_and_count,
+)
+from polyclinic.server.runs.reader import MEASURES, Measure, RunFolderContent
+from polyclinic.studies.statistics import (
     ALPHA,
     FEWEST_SEEDS,
     PairedTest,

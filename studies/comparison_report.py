@@ -12,10 +12,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from common.system.plain_text import format_signed
-from server.reporting.page import AnnotatedClassGroup, write_template_page
-from server.reporting.run_figures import BAND, CHANCE, compute_class_axis_height, draw_class_row_labels
-from server.reporting.svg import (
+from polyclinic.common.system.plain_text import format_signed
+from polyclinic.server.reporting.page import AnnotatedClassGroup, write_template_page
+from polyclinic.server.reporting.run_figures import BAND, CHANCE, compute_class_axis_height, draw_class_row_labels
+from polyclinic.server.reporting.svg import (
     INK,
     PAPER,
     ROW,
@@ -28,10 +28,18 @@ from server.reporting.svg import (
     make_legend_marker,
     use_report_plot_theme,
 )
-from server.runs.reader import RunFolderContent
-from studies import claims
-from studies.claims import MEASURE_NAMES, format_markdown_table, format_mean_and_sd, format_p_value
-from studies.comparison import SUBSETS, MeanAndSd, MethodComparison, MethodContrast, MethodResult, SiteGain, Subset
+from polyclinic.server.runs.reader import RunFolderContent
+from polyclinic.studies import claims
+from polyclinic.studies.claims import MEASURE_NAMES, format_markdown_table, format_mean_and_sd, format_p_value
+from polyclinic.studies.comparison import (
+    SUBSETS,
+    MeanAndSd,
+    MethodComparison,
+    MethodContrast,
+    MethodResult,
+    SiteGain,
+    Subset,
+)
 
 TEMPLATES = Path(__file__).parent / "templates"
 SITES_SHOWN = 60

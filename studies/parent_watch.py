@@ -1,10 +1,11 @@
-"""End the fork server of :mod:`studies.runner` when ``flwr-sim`` ends; the fork server imports this module first.
+"""End the fork server of :mod:`polyclinic.studies.runner` when ``flwr-sim`` ends; the fork server imports this module
+first.
 
 Python itself ends such a fork server too, but only after all of its imports, seconds later.
 """
 
 import os
 
-from common.system.stopping import PROGRAM, end_process_with_parent
+from polyclinic.common.system.stopping import PROGRAM, end_process_with_parent
 
 end_process_with_parent(int(os.environ[PROGRAM]) if PROGRAM in os.environ else None)

@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from common.system.plain_text import format_count_with_noun, format_duration, join_first_and_count
-from common.system.terminal import ProgressFormat, choose_progress_format
-from server.runs.progress import Tell, choose_event_printer
+from polyclinic.common.system.plain_text import format_count_with_noun, format_duration, join_first_and_count
+from polyclinic.common.system.terminal import ProgressFormat, choose_progress_format
+from polyclinic.server.runs.progress import Tell, choose_event_printer
 
 EVERY_S = 30.0
 """Seconds between two log lines, or JSON objects, about the active runs."""

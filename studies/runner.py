@@ -25,26 +25,31 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from common.config import read_experiment
-from common.errors import BadInput, Fault, ProgramCannotContinue
-from common.hosts import find_user_secrets_path, list_permitted_hosts, permit_hosts
-from common.models.gpu import count_visible_gpus
-from common.system.files import lock_file, make_disk_full_message
-from common.system.stopping import PROGRAM, end_process_with_parent, remove_output_if_stopped
-from common.system.terminal import ProgressFormat
-from server.simulation.simulate import simulate
-from strategies.engine.events import RunStopped
-from studies.progress import ActiveRun, TrialsTimeEstimate, make_trials_progress
-from studies.trial import Trial
+from polyclinic.common.config import read_experiment
+from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue
+from polyclinic.common.hosts import find_user_secrets_path, list_permitted_hosts, permit_hosts
+from polyclinic.common.models.gpu import count_visible_gpus
+from polyclinic.common.system.files import lock_file, make_disk_full_message
+from polyclinic.common.system.stopping import PROGRAM, end_process_with_parent, remove_output_if_stopped
+from polyclinic.common.system.terminal import ProgressFormat
+from polyclinic.server.simulation.simulate import simulate
+from polyclinic.strategies.engine.events import RunStopped
+from polyclinic.studies.progress import ActiveRun, TrialsTimeEstimate, make_trials_progress
+from polyclinic.studies.trial import Trial
 
 RunT = TypeVar("RunT")
 EndT = TypeVar("EndT")
 LOOK_S = 0.5
 RUNS_PER_GPU = 4
 CONTEXT = multiprocessing.get_context("forkserver")
-FIRST_USED_IN_A_RUN = "client.simulation", "client.app", "server.reporting.run_report", "server.reporting.model_card"
+FIRST_USED_IN_A_RUN = (
+    "polyclinic.client.simulation",
+    "polyclinic.client.app",
+    "polyclinic.server.reporting.run_report",
+    "polyclinic.server.reporting.model_card",
+)
 """Modules that a run imports late; the fork server imports them first, so that no run has to."""
-CONTEXT.set_forkserver_preload(["studies.parent_watch", __name__, *FIRST_USED_IN_A_RUN])
+CONTEXT.set_forkserver_preload(["polyclinic.studies.parent_watch", __name__, *FIRST_USED_IN_A_RUN])
 
 _STARTING = threading.Lock()
 _ASSIGNING = threading.Lock()

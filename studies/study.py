@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from common.config import ExperimentFile
-from common.errors import BadInput
-from common.system.files import write_atomically
-from common.system.plain_text import format_as_json_text
-from common.system.terminal import ProgressFormat
-from server.runs.reader import read_run
-from studies.study_file import PaperTable, StudyFile, StudyRowOrColumn, read_study, title_to_slug
-from studies.trial import Trial, check_trials, refuse_seed_override
+from polyclinic.common.config import ExperimentFile
+from polyclinic.common.errors import BadInput
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_text import format_as_json_text
+from polyclinic.common.system.terminal import ProgressFormat
+from polyclinic.server.runs.reader import read_run
+from polyclinic.studies.study_file import PaperTable, StudyFile, StudyRowOrColumn, read_study, title_to_slug
+from polyclinic.studies.trial import Trial, check_trials, refuse_seed_override
 
 if TYPE_CHECKING:
-    from studies.study_results import StudyResult
+    from polyclinic.studies.study_results import StudyResult
 
 TrialGrid = list[list[list[Trial]]]  # method, setting, seed
 
@@ -54,14 +54,16 @@ def run_study(
     grids = list_study_trials(study, folder, out / "runs", settings, range(seeds or study.seeds))
     trials = [trial for grid in grids for row in grid for column in row for trial in column]
     check_trials(trials)
-    from studies.runner import (  # here: a wrong call is refused before torch is imported
+    from polyclinic.studies.runner import (  # here: a wrong call is refused before torch is imported
         count_possible_parallel_runs,
         run_trials,
     )
 
     run_trials(trials, out, jobs or count_possible_parallel_runs(trials), console, progress)
-    from studies.study_report import study_as_markdown, write_study_report
-    from studies.study_results import evaluate_study  # here: a wrong call is refused before scipy is imported
+    from polyclinic.studies.study_report import study_as_markdown, write_study_report
+    from polyclinic.studies.study_results import (
+        evaluate_study,  # here: a wrong call is refused before scipy is imported
+    )
 
     runs = {path: read_run(path) for path in dict.fromkeys(trial.folder for trial in trials)}
     result = evaluate_study(

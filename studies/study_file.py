@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
-from common.system.files import is_file
-from common.system.toml import TomlSection, read_toml, validate_tables
+from polyclinic.common.errors import BadInput, Fault, quote_names, suggest_nearest_name
+from polyclinic.common.system.files import is_file
+from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
 
 if TYPE_CHECKING:  # a wrong study.toml is refused before SciPy is imported
-    from server.runs.reader import RunFolderContent
+    from polyclinic.server.runs.reader import RunFolderContent
 
 FILE_NAME = "study.toml"
 Count = Annotated[int, Field(ge=1)]
@@ -71,7 +71,7 @@ class MeanOverClasses(TomlSection):
 
     def read_mean_auroc_from_run(self, run: "RunFolderContent") -> float | None:
         """Return the mean AUROC over these classes in a run."""
-        from common.metrics.auroc import compute_mean_and_sd
+        from polyclinic.common.metrics.auroc import compute_mean_and_sd
 
         results = run.summary.test.per_class.items()
         return compute_mean_and_sd(result.auroc for name, result in results if name in self.classes)[0]

@@ -12,10 +12,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from scipy.stats import t
 
-from common.metrics.multi_class import estimate_accuracy_density
-from common.system.plain_text import format_count_with_noun, format_number, format_rounds, format_signed
-from server.reporting.page import write_template_page
-from server.reporting.svg import (
+from polyclinic.common.metrics.multi_class import estimate_accuracy_density
+from polyclinic.common.system.plain_text import format_count_with_noun, format_number, format_rounds, format_signed
+from polyclinic.server.reporting.page import write_template_page
+from polyclinic.server.reporting.svg import (
     PAPER,
     SeriesStyle,
     choose_series_styles,
@@ -24,11 +24,11 @@ from server.reporting.svg import (
     replace_none_by_nan,
     use_report_plot_theme,
 )
-from studies import claims
-from studies.claims import format_markdown_table, format_mean_and_sd, format_p_value
-from studies.comparison_report import TEMPLATES
-from studies.statistics import FEWEST_SEEDS
-from studies.study_results import AccuracyCurve, OurAndPaperNumber, StudyResult, TableResult
+from polyclinic.studies import claims
+from polyclinic.studies.claims import format_markdown_table, format_mean_and_sd, format_p_value
+from polyclinic.studies.comparison_report import TEMPLATES
+from polyclinic.studies.statistics import FEWEST_SEEDS
+from polyclinic.studies.study_results import AccuracyCurve, OurAndPaperNumber, StudyResult, TableResult
 
 LEVEL = 0.95
 LineStyle = Literal["-", "--", "-.", ":"]

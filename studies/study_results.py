@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.system.plain_text import format_count_with_noun
-from server.runs.reader import RunFolderContent, RunSummary
-from studies.comparison import MeanAndSd, collect_auroc_scores, summarise_over_seeds
-from studies.statistics import PairedTest, compare_over_classes, compute_paired_test, correct_family_by_holm
-from studies.study_file import Figure, PaperTable, StudyFile
+from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.server.runs.reader import RunFolderContent, RunSummary
+from polyclinic.studies.comparison import MeanAndSd, collect_auroc_scores, summarise_over_seeds
+from polyclinic.studies.statistics import PairedTest, compare_over_classes, compute_paired_test, correct_family_by_holm
+from polyclinic.studies.study_file import Figure, PaperTable, StudyFile
 
 RunGrid = Sequence[Sequence[Sequence[RunFolderContent]]]  # method, setting, seed
 

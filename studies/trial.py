@@ -8,10 +8,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from common.config import Experiment, ExperimentFile, read_experiment
-from common.errors import BadInput, Fault, raise_faults
-from common.models.zoo.spec import NAMED_BY_THE_RUN
-from server.runs.tracking import TrackingService
+from polyclinic.common.config import Experiment, ExperimentFile, read_experiment
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.models.zoo.spec import NAMED_BY_THE_RUN
+from polyclinic.server.runs.tracking import TrackingService
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def check_trials(trials: Sequence[Trial]) -> None:
     faults: dict[Path, Sequence[Fault]] = {}
     # Experiments with the same partition follow one another, because the last partition is cached.
     in_order = sorted(runs.values(), key=get_cached_data_key)
-    from server.simulation.simulate import (
+    from polyclinic.server.simulation.simulate import (
         check_simulation_experiment,  # here: a wrong --set is refused before torch is imported
     )
 

@@ -22,7 +22,11 @@ PAGES = {
     "docker/README.md": "containers.md",
 }
 """Pages outside ``docs/`` by their names on the site."""
-PROGRAMS = {"flwr-sim": "studies.cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
+PROGRAMS = {
+    "flwr-sim": "polyclinic.studies.cli",
+    "flwr-server": "polyclinic.server.cli",
+    "flwr-client": "polyclinic.client.cli",
+}
 API = ("polyclinic.runs", "polyclinic.flower", "polyclinic.methods", "polyclinic.data", "polyclinic.testing")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "bash"}
 TABLES = ".md-typeset table:not([class]) td:first-child code { white-space: nowrap; }\n"

@@ -7,12 +7,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from client import app
-from client.site.site import Site
-from client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
-from client.training.secure_aggregation import HeldUpdateStore
-from common.errors import BadInput, Fault
-from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
+from polyclinic.client import app
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
+from polyclinic.client.training.secure_aggregation import HeldUpdateStore
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.wire.records import (
+    EvaluateReply,
+    EvaluateRequest,
+    RollCall,
+    RollCallAnswer,
+    TrainReply,
+    TrainRequest,
+)
 from tests.federations import needs_of
 
 LIAR = "site-4"

@@ -18,17 +18,19 @@ from rich.console import Console
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 
-from client.site.policy import UNLIMITED
-from common.config import ExperimentFile, read_experiment
-from common.models.network import build_network
-from common.models.zoo.spec import ModelSpec
-from common.wire.codec import decode_record
-from common.wire.records import EvaluateReply, TrainReply, TrainRequest
-from server.simulation.backends import inline as backends
-from server.simulation.simulate import simulate
+from polyclinic.client.site.policy import UNLIMITED
+from polyclinic.common.config import ExperimentFile, read_experiment
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.wire.codec import decode_record
+from polyclinic.common.wire.records import EvaluateReply, TrainReply, TrainRequest
+from polyclinic.server.simulation.backends import inline as backends
+from polyclinic.server.simulation.simulate import simulate
 
 GATED = UNLIMITED.model_copy(update={"maximum_rounds": 10_000})
-"""A policy that somebody sets for simulated sites (``client.simulation.POLICY``): they have a gate and an audit."""
+"""A policy that somebody sets for simulated sites (``polyclinic.client.simulation.POLICY``): they have a gate and an
+audit.
+"""
 VECTORS = Path(__file__).parents[2] / "shared" / "vectors"
 
 
@@ -168,7 +170,7 @@ def federation(
         pages: Write report and model card too: to draw them takes longer than to run the federation.
     """
     file = experiment(folder, *overrides)
-    with nullcontext() if pages else patch("server.federation.set_up.write_run_pages"):
+    with nullcontext() if pages else patch("polyclinic.server.federation.set_up.write_run_pages"):
         return simulate(file, folder / out, Console(quiet=True), resume=resume)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from common.wire.codec import RAW
+from polyclinic.common.wire.codec import RAW
 
 Spoil = Callable[[RecordDict], None]
 

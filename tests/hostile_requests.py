@@ -10,15 +10,15 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from common.config import ExperimentFile, make_hospital_plan
-from common.models.network import build_network
-from common.models.state import read_model_state
-from common.security.identity import compute_public_key_fingerprint
-from common.security.signatures import sign_record
-from common.wire.canonical_bytes import hash_record
-from common.wire.codec import encode_record
-from common.wire.records import EvaluateRequest, ModelGroups, Record, RollCall, TrainRequest
-from common.wire.secure_aggregation import STAGES, KeysRequest, MaskedRequest, RevealRequest, SharesRequest
+from polyclinic.common.config import ExperimentFile, make_hospital_plan
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.state import read_model_state
+from polyclinic.common.security.identity import compute_public_key_fingerprint
+from polyclinic.common.security.signatures import sign_record
+from polyclinic.common.wire.canonical_bytes import hash_record
+from polyclinic.common.wire.codec import encode_record
+from polyclinic.common.wire.records import EvaluateRequest, ModelGroups, Record, RollCall, TrainRequest
+from polyclinic.common.wire.secure_aggregation import STAGES, KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 
 MESSAGE_TYPES: Mapping[type, str] = {
     RollCall: "query.roll_call",

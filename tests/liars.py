@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from client.site.site import Site
-from client.training.layers import train_with_privacy_layers
-from client.training.secure_aggregation import HeldUpdateStore, SiteMaskingLayer
-from common.config import parse_plan_json
-from common.models.network import Head
-from common.wire.records import TrainReply, TrainRequest
-from strategies.registry import build_site_method
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.layers import train_with_privacy_layers
+from polyclinic.client.training.secure_aggregation import HeldUpdateStore, SiteMaskingLayer
+from polyclinic.common.config import parse_plan_json
+from polyclinic.common.models.network import Head
+from polyclinic.common.wire.records import TrainReply, TrainRequest
+from polyclinic.strategies.registry import build_site_method
 
 Array = NDArray[np.float32]
 Change = Callable[[Array, int], Array]
@@ -80,7 +80,7 @@ LIES: Mapping[str, Answer] = {
 
 @dataclass(frozen=True)
 class Lying:
-    """In the place of ``client.app.train_with_privacy_layers``: one site lies, the others train.
+    """In the place of ``polyclinic.client.app.train_with_privacy_layers``: one site lies, the others train.
 
     Attributes:
         liar: Its name.

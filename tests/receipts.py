@@ -7,7 +7,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.security.signatures import OF_A_REPLY, SIGNED_WITH, ReplyStatement
+from polyclinic.common.security.signatures import OF_A_REPLY, SIGNED_WITH, ReplyStatement
 
 RUN = "0123456789abcdef"
 

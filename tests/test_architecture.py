@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-from strategies.registry import STRATEGIES
+from polyclinic.strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
@@ -125,8 +125,12 @@ def test_arrows_between_folders_run_one_way() -> None:
         others = {room_of(other) for other in imported_modules(path)} - {room_of(module)}
         arrows[room_of(module)] |= {room for room in others if "." in room}
     assert circle_in(dict(arrows)) == []
-    planted = {**arrows, "strategies.aggregation": arrows["strategies.aggregation"] | {"strategies.engine"}}
-    assert "strategies.engine" in circle_in(planted)
+    planted = {
+        **arrows,
+        "polyclinic.strategies.aggregation": arrows["polyclinic.strategies.aggregation"]
+        | {"polyclinic.strategies.engine"},
+    }
+    assert "polyclinic.strategies.engine" in circle_in(planted)
 
 
 def test_the_layers_of_strategies_import_in_one_direction() -> None:
@@ -148,7 +152,7 @@ def test_the_layers_of_strategies_import_in_one_direction() -> None:
 
 
 def test_a_hospitals_process_loads_no_module_of_the_engine() -> None:
-    program = "import sys, client.app; print([name for name in sys.modules if name.startswith('strategies.engine')])"
+    program = "import sys, polyclinic.client.app; print([name for name in sys.modules if name.startswith('polyclinic.strategies.engine')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 

@@ -52,11 +52,11 @@ def test_a_federation_runs_by_the_commands_of_its_page(checkout: Path, tmp_path:
     typed_in_a_shell("\n".join(before), checkout)
     with machine(tmp_path / "machine", works_in=checkout) as here:
         words = shlex.split(start, comments=True)
-        here.start("coordinator", "-m", "server.cli", *words[1:]).says("ready: hospitals connect to")
+        here.start("coordinator", "-m", "polyclinic.server.cli", *words[1:]).says("ready: hospitals connect to")
         checks = [line for line in hospitals.splitlines() if "&" not in line]  # `start` goes on after the block
         typed_in_a_shell("\n".join(checks), checkout)
         for name in ("site-1", "site-2", "site-3"):
-            here.start(name, "-m", "client.cli", "start", f"rehearsal/{name}").says("connected to trial")
+            here.start(name, "-m", "polyclinic.client.cli", "start", f"rehearsal/{name}").says("connected to trial")
         typed_in_a_shell(lead, checkout)
         (doctor, *_) = blocks("troubleshooting")
         typed_in_a_shell(doctor.replace("DIR", "rehearsal/site-1"), checkout)

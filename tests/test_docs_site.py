@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 import typer
 
-import client.cli
-import server.cli
-import studies.cli
+import polyclinic.client.cli
+import polyclinic.server.cli
+import polyclinic.studies.cli
 
 ROOT = Path(__file__).parents[1]
-PROGRAMS = {"flwr-sim": studies.cli.app, "flwr-server": server.cli.app, "flwr-client": client.cli.app}
+PROGRAMS = {
+    "flwr-sim": polyclinic.studies.cli.app,
+    "flwr-server": polyclinic.server.cli.app,
+    "flwr-client": polyclinic.client.cli.app,
+}
 
 
 @pytest.fixture(scope="module")

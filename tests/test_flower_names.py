@@ -88,7 +88,7 @@ def test_flower_has_the_name_where_we_look_for_it_and_it_takes_what_we_give_it(n
 def test_message_fills_its_metadata_from_the_identity_that_we_set() -> None:
     from flwr.app import Message, RecordDict
 
-    from common.wire.flower_objects import set_flower_node_identity, set_message_id, set_message_source
+    from polyclinic.common.wire.flower_objects import set_flower_node_identity, set_message_id, set_message_source
 
     set_flower_node_identity(7, 9)
     message = Message(RecordDict(), 3, "train")
@@ -104,7 +104,7 @@ def test_flowers_arrays_are_cut_where_we_say() -> None:
     import numpy as np
     from flwr.app import Array
 
-    from common.wire.fleet_protocol import CHUNK_BYTES
+    from polyclinic.common.wire.fleet_protocol import CHUNK_BYTES
 
     assert part_of_flower("flwr.app.message.array: FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE") == CHUNK_BYTES
     array = Array(np.zeros(3, np.float32))

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import HospitalPlan, make_hospital_plan, read_experiment
-from common.errors import WireError
-from common.security.signatures import RequestStatement, SignatureFault
-from common.system.plain_names import HashName, PlainName, RunName, join_plain_name
-from common.system.plain_text import PLAIN_NAME
-from common.wire.bounds import list_field_bounds
-from common.wire.codec import decode_record, encode_record
-from common.wire.secure_aggregation import KeysRequest
-from server.runs.receipt import RunReceipt
-from strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundStore
+from polyclinic.common.config import HospitalPlan, make_hospital_plan, read_experiment
+from polyclinic.common.errors import WireError
+from polyclinic.common.security.signatures import RequestStatement, SignatureFault
+from polyclinic.common.system.plain_names import HashName, PlainName, RunName, join_plain_name
+from polyclinic.common.system.plain_text import PLAIN_NAME
+from polyclinic.common.wire.bounds import list_field_bounds
+from polyclinic.common.wire.codec import decode_record, encode_record
+from polyclinic.common.wire.secure_aggregation import KeysRequest
+from polyclinic.server.runs.receipt import RunReceipt
+from polyclinic.strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundStore
 from tests.federations import DIGITS
 from tests.hostile_requests import hostile_names
 from tests.path_joins import REVIEWED, find_path_joins
@@ -97,8 +97,8 @@ def test_a_masking_record_with_such_a_run_is_refused_and_no_file_is_made(run: st
 
 
 def test_every_record_has_the_rule_for_its_run() -> None:
-    from common.wire.bounds import RunNameBound
-    from common.wire.records import Record
+    from polyclinic.common.wire.bounds import RunNameBound
+    from polyclinic.common.wire.records import Record
 
     kinds = Record.__args__  # type: ignore[attr-defined]
     assert len(kinds) > 15

@@ -14,15 +14,19 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import client.cli
-import server.cli
-import studies.cli
-from common import __version__
+import polyclinic.client.cli
+import polyclinic.server.cli
+import polyclinic.studies.cli
+from polyclinic.common import __version__
 from tests.federations import DIGITS
 from tests.processes import environment
 
 ROOT = Path(__file__).parents[1]
-PROGRAMS = {"flwr-sim": studies.cli, "flwr-server": server.cli, "flwr-client": client.cli}
+PROGRAMS = {
+    "flwr-sim": polyclinic.studies.cli,
+    "flwr-server": polyclinic.server.cli,
+    "flwr-client": polyclinic.client.cli,
+}
 GROUPS = {name: typer.main.get_command(module.app) for name, module in PROGRAMS.items()}
 
 
@@ -114,7 +118,7 @@ def test_a_fault_is_coloured_at_a_terminal_and_never_with_no_color(no_color: str
     ours, theirs = pty.openpty()
     near = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
     terminal = {**near, "TERM": "xterm-256color", **({"NO_COLOR": no_color} if no_color else {})}
-    command = [sys.executable, "-m", "client.cli", "status", "nowhere"]
+    command = [sys.executable, "-m", "polyclinic.client.cli", "status", "nowhere"]
     ended = subprocess.run(command, cwd=ROOT, env=terminal, stdout=theirs, stderr=theirs, timeout=60, check=False)
     os.close(theirs)
     output = os.read(ours, 4096).decode()
@@ -133,11 +137,18 @@ def python(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
 FIGURES = {"sklearn", "matplotlib", "scipy"}
 WITHOUT = [
     # Of commands that train nothing, which do not wait for torch; the first, which is always there, without Flower.
-    ("server.deployment.superlink.program", {"torch", "flwr"}),
+    ("polyclinic.server.deployment.superlink.program", {"torch", "flwr"}),
     *((f"server.{name}", {"torch"}) for name in ("coordinator.init", "coordinator.admission", "deployment.status")),
-    ("server.deployment.serve", {"torch"}),
-    *((name, {"torch"}) for name in ("client.site.site_file", "client.connection.status", "common.config")),
-    *((name, FIGURES) for name in ("client.connection.service", "server.deployment.network")),
+    ("polyclinic.server.deployment.serve", {"torch"}),
+    *(
+        (name, {"torch"})
+        for name in (
+            "polyclinic.client.site.site_file",
+            "polyclinic.client.connection.status",
+            "polyclinic.common.config",
+        )
+    ),
+    *((name, FIGURES) for name in ("polyclinic.client.connection.service", "polyclinic.server.deployment.network")),
 ]
 
 
@@ -153,7 +164,7 @@ def test_a_run_imports_neither_torch_compile_nor_sympy(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(DIGITS, encoding="utf-8")
     arguments = ["run", "a.toml", "--set", "run.rounds=1", "--backend", "inline", "--out", "run"]
     packages = {"torch", "torch._dynamo", "torch._inductor", "sympy", "sklearn", "torchvision"}
-    code = f"import sys\nfrom studies.cli import main\ntry:\n    main({arguments!r})\n"
+    code = f"import sys\nfrom polyclinic.studies.cli import main\ntry:\n    main({arguments!r})\n"
     code += f"except SystemExit as end:\n    print(end.code, {packages!r} & set(sys.modules))\n"
     ended = python(code, tmp_path)
     assert ended.stdout.splitlines()[-1:] == ["0 {'torch'}"], ended.stderr
@@ -182,12 +193,12 @@ print(run.summary["rounds"], {"torch._dynamo", "torch._inductor", "sympy"} & set
 
 
 WRONG_PATHS = [
-    ("studies.cli", "run", "nowhere.toml", "--out", "run"),
-    ("studies.cli", "compare", "nowhere.toml", "--out", "run"),
-    ("studies.cli", "sites", "nowhere.toml", "--out", "run"),
-    ("client.cli", "start", "nowhere"),
-    ("client.cli", "preview", "nowhere", "--experiment", "nowhere.toml"),
-    ("client.cli", "preview-data", "nowhere"),
+    ("polyclinic.studies.cli", "run", "nowhere.toml", "--out", "run"),
+    ("polyclinic.studies.cli", "compare", "nowhere.toml", "--out", "run"),
+    ("polyclinic.studies.cli", "sites", "nowhere.toml", "--out", "run"),
+    ("polyclinic.client.cli", "start", "nowhere"),
+    ("polyclinic.client.cli", "preview", "nowhere", "--experiment", "nowhere.toml"),
+    ("polyclinic.client.cli", "preview-data", "nowhere"),
 ]
 
 
@@ -223,7 +234,7 @@ def test_ctrl_c_while_a_program_imports_ends_it_and_no_other_process(program: st
 def test_a_locale_without_our_signs_ends_no_program() -> None:
     """As in containers and cron jobs where nobody set a locale."""
     code = (
-        "from common.system.terminal import EscapingConsole, make_command_line_program, run_command_line_program\n"
+        "from polyclinic.common.system.terminal import EscapingConsole, make_command_line_program, run_command_line_program\n"
         "app = make_command_line_program('flwr-sim', 'about', 'codes')\n"
         "@app.command()\n"
         "def tell():\n"

@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 import typer
 
-import client.cli
-import server.cli
-import studies.cli
+import polyclinic.client.cli
+import polyclinic.server.cli
+import polyclinic.studies.cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ") for page in PAGES}
 TEXT = "\n".join(TEXTS.values())
-PROGRAMS = {"flwr-sim": studies.cli.app, "flwr-server": server.cli.app, "flwr-client": client.cli.app}
+PROGRAMS = {
+    "flwr-sim": polyclinic.studies.cli.app,
+    "flwr-server": polyclinic.server.cli.app,
+    "flwr-client": polyclinic.client.cli.app,
+}
 COMMAND = r"^\s*(?:\.venv/bin/)?(flwr-(?:sim|server|client)) ([a-z][^;\n]*?)(?:\s+&)?(?:\s+#.*)?$"
 COMMANDS = re.findall(COMMAND, TEXT, re.MULTILINE)
 TARGETS = re.findall(r"(?:^|`)make ([a-z-]+)", TEXT, re.MULTILINE)

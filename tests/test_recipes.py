@@ -18,12 +18,12 @@ from pydicom import dcmread
 from pydicom.uid import generate_uid
 from safetensors.torch import save_file
 
-import studies.cli
-from common.config import read_experiment
-from common.data.base.image_set import ImageSet, concatenate_image_sets
-from common.data.load import load_dataset
+import polyclinic.studies.cli
 from polyclinic import load
-from strategies.registry import find_method_faults
+from polyclinic.common.config import read_experiment
+from polyclinic.common.data.base.image_set import ImageSet, concatenate_image_sets
+from polyclinic.common.data.load import load_dataset
+from polyclinic.strategies.registry import find_method_faults
 from tests.bad_input.catalogue import changed
 from tests.common.data.dicom_files import dicom
 from tests.common.data.fake_pacs import FakePacs, Picture, running
@@ -72,7 +72,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reader(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of the reader's own with these files; runs in it draw no report."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("server.federation.set_up.write_run_pages", lambda *arguments, **options: None)
+    monkeypatch.setattr("polyclinic.server.federation.set_up.write_run_pages", lambda *arguments, **options: None)
     return shutil.copytree(files, tmp_path, dirs_exist_ok=True)
 
 
@@ -103,7 +103,7 @@ def typed_from_the_page(*beginnings: str, changes: Mapping[str, str] | None = No
         assert program == "flwr-sim"
         for old, new in (changes or {}).items():
             words = [word.replace(old, new) for word in words]
-        ended = typed(studies.cli.main, *words)
+        ended = typed(polyclinic.studies.cli.main, *words)
         assert ended.code == 0, ended.out + ended.err
 
 
@@ -280,7 +280,7 @@ def test_a_network_in_a_package_takes_fifteen_lines_at_most(reader: Path, monkey
 @pytest.mark.parametrize(("recipe", "needed"), [("gpu", 1), ("gpus", 2), ("both", 2)])
 def test_the_recipes_for_gpus_run_or_say_that_there_is_none(recipe: str, needed: int) -> None:
     ((_, *words),) = [words for words in lines(PAGE) if f"runs/{recipe} " in shlex.join(words)]
-    ended = typed(studies.cli.main, *words)
+    ended = typed(polyclinic.studies.cli.main, *words)
     if torch.cuda.device_count() >= needed:
         assert ended.code == 0, ended.out + ended.err
     elif not torch.cuda.is_available():

@@ -15,23 +15,27 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-import client.cli
 import polyclinic as pc
-import server.cli
-import studies.cli
-from strategies import registry
+import polyclinic.client.cli
+import polyclinic.server.cli
+import polyclinic.studies.cli
+from polyclinic.strategies import registry
 from tests.bad_input.catalogue import changed
 from tests.doc_pages import blocks, lines, saved
 from tests.federations import federation
 from tests.network.real import Machine, Program, eventually, free_ports, lines_of, machine, typed
 
-PROGRAMS = {"flwr-sim": studies.cli, "flwr-server": server.cli, "flwr-client": client.cli}
+PROGRAMS = {
+    "flwr-sim": polyclinic.studies.cli,
+    "flwr-server": polyclinic.server.cli,
+    "flwr-client": polyclinic.client.cli,
+}
 ROOT = Path(__file__).parents[1]
 
 
 def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have runs of this process write no report, which takes longer to draw than a small run."""
-    monkeypatch.setattr("server.federation.set_up.write_run_pages", lambda *arguments, **options: None)
+    monkeypatch.setattr("polyclinic.server.federation.set_up.write_run_pages", lambda *arguments, **options: None)
 
 
 def test_the_page_on_python_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +170,7 @@ def test_the_tutorials_of_coordinator_and_hospital_run_together(rehearsal: Rehea
 def add_method(name: str, cls: str, texts: Sequence[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Import a method and its test from the page's texts, and register the method; return the test's module."""
     modules = []
-    for module, text in zip((f"strategies.methods.{name}", f"test_{name}"), texts, strict=True):
+    for module, text in zip((f"polyclinic.strategies.methods.{name}", f"test_{name}"), texts, strict=True):
         path = folder / f"{module.rpartition('.')[2]}.py"
         path.write_text(text, encoding="utf-8")
         spec = importlib.util.spec_from_file_location(module, path)

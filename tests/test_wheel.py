@@ -42,7 +42,7 @@ def hostile(tmp_path: Path) -> Path:
 def typed(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """``flwr-sim`` of the wheel, as its script runs it: the working folder is not on the path."""
     environment = {**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "200"}
-    code = "import sys; from studies.cli import main; main(sys.argv[1:])"
+    code = "import sys; from polyclinic.studies.cli import main; main(sys.argv[1:])"
     command = [sys.executable, "-P", "-c", code, *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
@@ -88,9 +88,9 @@ def test_examples_and_a_run_work_beside_files_named_as_our_packages(
 
 
 def test_a_superlink_starts_there_too(installed: Path, hostile: Path) -> None:
-    program = [sys.executable, "-P", "-m", "server.deployment.superlink.program"]
-    from server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent
-    from server.deployment.superlink.process import make_superlink_command
+    program = [sys.executable, "-P", "-m", "polyclinic.server.deployment.superlink.program"]
+    from polyclinic.server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent
+    from polyclinic.server.deployment.superlink.process import make_superlink_command
 
     file = CoordinatorTomlContent(name="trial", hosts=("127.0.0.1",), port=9)
     command = make_superlink_command(CoordinatorFolder(hostile, file))

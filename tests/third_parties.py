@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from common import plugins
+from polyclinic.common import plugins
 
 SOURCE = Path(__file__).parent / "third_party"
 

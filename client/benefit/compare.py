@@ -15,23 +15,30 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from client.benefit.home_training import LocalOnlyTraining, make_local_only_plan
-from client.site.site import Site
-from client.training.figures import has_protected_local_parts, score_data_part
-from client.training.local_round import load_best_local_parts
-from client.training.task import LocalTask, prepare_local_task
-from common.data.base.image_set import are_all_patients_known
-from common.errors import WireError
-from common.metrics.auroc import compute_metrics_per_class
-from common.metrics.benefit import MODELS, OVER_ALONE, WORDS, FederationBenefit, SiteModel, format_benefit_sentence
-from common.metrics.bootstrap import EstimateWithInterval, compare_mean_aurocs
-from common.models.network import select_head_row_labels
-from common.models.state import read_model_state
-from common.system.files import write_atomically
-from common.system.hashing import derive_seed
-from common.system.plain_text import format_count_with_noun, format_interval, format_number, format_signed
-from common.wire.records import BenefitReply, BenefitRequest, ModelGroups, check_head_row_names
-from strategies.local.site_method import compute_largest_epoch_count
+from polyclinic.client.benefit.home_training import LocalOnlyTraining, make_local_only_plan
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.figures import has_protected_local_parts, score_data_part
+from polyclinic.client.training.local_round import load_best_local_parts
+from polyclinic.client.training.task import LocalTask, prepare_local_task
+from polyclinic.common.data.base.image_set import are_all_patients_known
+from polyclinic.common.errors import WireError
+from polyclinic.common.metrics.auroc import compute_metrics_per_class
+from polyclinic.common.metrics.benefit import (
+    MODELS,
+    OVER_ALONE,
+    WORDS,
+    FederationBenefit,
+    SiteModel,
+    format_benefit_sentence,
+)
+from polyclinic.common.metrics.bootstrap import EstimateWithInterval, compare_mean_aurocs
+from polyclinic.common.models.network import select_head_row_labels
+from polyclinic.common.models.state import read_model_state
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.hashing import derive_seed
+from polyclinic.common.system.plain_text import format_count_with_noun, format_interval, format_number, format_signed
+from polyclinic.common.wire.records import BenefitReply, BenefitRequest, ModelGroups, check_head_row_names
+from polyclinic.strategies.local.site_method import compute_largest_epoch_count
 
 FOLDER = "alone"
 """Folder, below the site's own folder, with the page, figures and two trained models of the last comparison."""

@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.site.memory import remove_old_run_states
-from client.site.site import Site
-from client.training.figures import score_data_part
-from client.training.layers import train_with_privacy_layers
-from client.training.local_round import load_best_local_parts
-from client.training.task import prepare_local_task
-from common.config import EvaluationSection, HospitalPlan, PrivacySection
-from common.models.saved import save_model
-from common.wire.records import ModelGroups, TrainRequest
-from strategies.local.site_method import SiteMethod
+from polyclinic.client.site.memory import remove_old_run_states
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.figures import score_data_part
+from polyclinic.client.training.layers import train_with_privacy_layers
+from polyclinic.client.training.local_round import load_best_local_parts
+from polyclinic.client.training.task import prepare_local_task
+from polyclinic.common.config import EvaluationSection, HospitalPlan, PrivacySection
+from polyclinic.common.models.saved import save_model
+from polyclinic.common.wire.records import ModelGroups, TrainRequest
+from polyclinic.strategies.local.site_method import SiteMethod
 
 METHOD = "individual"
 WARM_UP = ("warm_up_epochs", "warm_up_lr")

@@ -12,30 +12,30 @@ from collections.abc import Mapping
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from client.check.findings import CheckArea
-from client.connection.authority import describe_authority, get_confirmation_time, refuse_other_authority
-from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
-from client.connection.fleet_client import FleetClient, UnacceptableAnswer
-from client.connection.tls import (
+from polyclinic.client.check.findings import CheckArea
+from polyclinic.client.connection.authority import describe_authority, get_confirmation_time, refuse_other_authority
+from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
+from polyclinic.client.connection.fleet_client import FleetClient, UnacceptableAnswer
+from polyclinic.client.connection.tls import (
     EXEMPTIONS,
     PROXY_VARIABLES,
     check_coordinator_certificate,
     fetch_untrusted_certificate,
     find_proxy_address,
 )
-from client.site.site_file import SiteSettings, read_and_check_connection_kit
-from common import __version__
-from common.errors import BadInput
-from common.security.identity import (
+from polyclinic.client.site.site_file import SiteSettings, read_and_check_connection_kit
+from polyclinic.common import __version__
+from polyclinic.common.errors import BadInput
+from polyclinic.common.security.identity import (
     UNREADABLE_CERTIFICATE,
     SiteConnectionKit,
     read_connection_kit,
     read_private_key,
     split_host_port,
 )
-from common.security.phrase import compute_certificate_phrase
-from common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
-from common.wire.fleet_protocol import WIRE_VERSION, HelloAnswer
+from polyclinic.common.security.phrase import compute_certificate_phrase
+from polyclinic.common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
+from polyclinic.common.wire.fleet_protocol import WIRE_VERSION, HelloAnswer
 
 EARLIEST_S, LATEST_S = -300.0, 5.0
 """Range in seconds of the clock difference, site minus coordinator, in which Flower accepts a signed call."""

@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from client.connection.exit_codes import ClientExitCode
-from common.errors import BadInput, Cause
-from common.system.terminal import EscapingConsole
+from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.common.errors import BadInput, Cause
+from polyclinic.common.system.terminal import EscapingConsole
 
 SCHEMA = 1
 AreaName = Literal["connection", "machine", "data", "training"]

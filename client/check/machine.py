@@ -13,16 +13,16 @@ import psutil
 import torch
 from torch import Tensor
 
-from client.check.findings import CheckArea
-from client.connection.exit_codes import ClientExitCode
-from client.gate.plan_costs import count_layer_outputs
-from client.site.settings import find_gpu_count_fault
-from client.site.site_file import SiteSettings
-from common import __version__
-from common.config import BY_STEP, HospitalPlan
-from common.models.network import SplitNetwork
-from common.system.plain_text import format_bytes
-from common.system.resources import read_container_memory_limit
+from polyclinic.client.check.findings import CheckArea
+from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.client.gate.plan_costs import count_layer_outputs
+from polyclinic.client.site.settings import find_gpu_count_fault
+from polyclinic.client.site.site_file import SiteSettings
+from polyclinic.common import __version__
+from polyclinic.common.config import BY_STEP, HospitalPlan
+from polyclinic.common.models.network import SplitNetwork
+from polyclinic.common.system.plain_text import format_bytes
+from polyclinic.common.system.resources import read_container_memory_limit
 
 FLOAT = 4
 GB = 10**9

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import torch
 
-from client.check.connection import check_connection
-from client.check.data import check_site_data
-from client.check.findings import CheckArea, CheckResult, ClassImageCounts
-from client.check.machine import MachineMeasurements, check_machine_resources, measure_machine
-from client.check.training import check_trial_training, find_planned_training, prepare_training_trial
-from client.site.site_file import SiteSettings, read_site_toml_without_data
-from common.config import Experiment
-from common.errors import BadInput
+from polyclinic.client.check.connection import check_connection
+from polyclinic.client.check.data import check_site_data
+from polyclinic.client.check.findings import CheckArea, CheckResult, ClassImageCounts
+from polyclinic.client.check.machine import MachineMeasurements, check_machine_resources, measure_machine
+from polyclinic.client.check.training import check_trial_training, find_planned_training, prepare_training_trial
+from polyclinic.client.site.site_file import SiteSettings, read_site_toml_without_data
+from polyclinic.common.config import Experiment
+from polyclinic.common.errors import BadInput
 
 IMAGES = 200
 

@@ -8,9 +8,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.site.site_file import SiteSettings
-from common.data.base.image_set import PARTS, ImageSet, SkippedImage, are_all_patients_known, find_placeholder_patients
-from common.data.base.spec import (
+from polyclinic.client.site.site_file import SiteSettings
+from polyclinic.common.data.base.image_set import (
+    PARTS,
+    ImageSet,
+    SkippedImage,
+    are_all_patients_known,
+    find_placeholder_patients,
+)
+from polyclinic.common.data.base.spec import (
     CompositesDatasetSpec,
     DicomwebDatasetSpec,
     DigitsDatasetSpec,
@@ -19,15 +25,15 @@ from common.data.base.spec import (
     PhantomDatasetSpec,
     PluginDatasetSpec,
 )
-from common.data.base.splits import Names
-from common.data.connections import list_dataset_connections
-from common.data.images.headers import DicomHeader, list_dicom_patient_ids, read_dicom_headers
-from common.data.images.reading import DecodedImageFormat
-from common.data.load import load_dataset, open_label_table
-from common.data.sources.dicomweb import open_dicomweb_table
-from common.data.tables.files import describe_outside_pictures
-from common.errors import Fault
-from common.system.plain_text import format_count_with_noun
+from polyclinic.common.data.base.splits import Names
+from polyclinic.common.data.connections import list_dataset_connections
+from polyclinic.common.data.images.headers import DicomHeader, list_dicom_patient_ids, read_dicom_headers
+from polyclinic.common.data.images.reading import DecodedImageFormat
+from polyclinic.common.data.load import load_dataset, open_label_table
+from polyclinic.common.data.sources.dicomweb import open_dicomweb_table
+from polyclinic.common.data.tables.files import describe_outside_pictures
+from polyclinic.common.errors import Fault
+from polyclinic.common.system.plain_text import format_count_with_noun
 
 
 @dataclass(frozen=True)

@@ -8,29 +8,34 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from client.check.findings import CheckArea
-from client.check.machine import TrainingResourceNeeds, estimate_training_resource_needs
-from client.check.pictures import PictureFacts
-from client.check.source import SiteImageSource
-from client.connection.exit_codes import ClientExitCode
-from client.site.site_file import SiteSettings, read_last_plan
-from client.training.local_round import compute_model_difference
-from common.config import Experiment, HospitalPlan, RunSection, TrainingSection, make_hospital_plan
-from common.data.base.image_set import ImageSet
-from common.data.images.pixels import convert_to_channels_first
-from common.models.gpu import count_visible_gpus, move_network_to_device, split_batches_across_gpus
-from common.models.network import SplitNetwork, build_network, compute_logits
-from common.models.state import read_model_state
-from common.models.zoo.spec import ModelSpec
-from common.system.plain_text import format_bytes
-from common.wire.codec import count_payload_bytes, encode_record
-from common.wire.records import ModelGroups, TrainReply
-from strategies.local.objective import LocalRound, pair_pixels_with_labels, plain
-from strategies.local.optimisation import make_optimizer
-from strategies.local.site_method import SiteMethod
-from strategies.local.training import FrozenNetworkParts, TrainingTask, make_training_reproducible, train_epoch
-from strategies.local.updates import compress_update_trunk
-from strategies.registry import build_site_method
+from polyclinic.client.check.findings import CheckArea
+from polyclinic.client.check.machine import TrainingResourceNeeds, estimate_training_resource_needs
+from polyclinic.client.check.pictures import PictureFacts
+from polyclinic.client.check.source import SiteImageSource
+from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.client.site.site_file import SiteSettings, read_last_plan
+from polyclinic.client.training.local_round import compute_model_difference
+from polyclinic.common.config import Experiment, HospitalPlan, RunSection, TrainingSection, make_hospital_plan
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.images.pixels import convert_to_channels_first
+from polyclinic.common.models.gpu import count_visible_gpus, move_network_to_device, split_batches_across_gpus
+from polyclinic.common.models.network import SplitNetwork, build_network, compute_logits
+from polyclinic.common.models.state import read_model_state
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.system.plain_text import format_bytes
+from polyclinic.common.wire.codec import count_payload_bytes, encode_record
+from polyclinic.common.wire.records import ModelGroups, TrainReply
+from polyclinic.strategies.local.objective import LocalRound, pair_pixels_with_labels, plain
+from polyclinic.strategies.local.optimisation import make_optimizer
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.local.training import (
+    FrozenNetworkParts,
+    TrainingTask,
+    make_training_reproducible,
+    train_epoch,
+)
+from polyclinic.strategies.local.updates import compress_update_trunk
+from polyclinic.strategies.registry import build_site_method
 
 PATIENCE_S = 15.0
 """A first training step that takes longer is not repeated for the estimate."""

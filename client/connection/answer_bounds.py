@@ -11,10 +11,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from client.site.policy import SitePolicy
-from common.system.plain_text import format_bytes
-from common.system.resources import measure_physical_memory, read_container_memory_limit
-from common.wire.fleet_protocol import (
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.common.system.plain_text import format_bytes
+from polyclinic.common.system.resources import measure_physical_memory, read_container_memory_limit
+from polyclinic.common.wire.fleet_protocol import (
     CHUNK_BYTES,
     HELLO_METHOD,
     HELLO_SERVICE,
@@ -22,7 +22,7 @@ from common.wire.fleet_protocol import (
     SERVICE,
     SMALL_BYTES_IN_ALL,
 )
-from common.wire.flower_objects import MessageTooLarge
+from polyclinic.common.wire.flower_objects import MessageTooLarge
 
 GB = 10**9
 BUNDLE_MAX_BYTES = 64 * 1024

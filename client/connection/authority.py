@@ -11,11 +11,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
-from client.site.site_file import SiteSettings
-from common.security.identity import SiteConnectionKit
-from common.security.phrase import compute_certificate_key_hash, compute_certificate_phrase, find_phrase_difference
-from common.system.files import is_disk_full, write_atomically
+from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
+from polyclinic.client.site.site_file import SiteSettings
+from polyclinic.common.security.identity import SiteConnectionKit
+from polyclinic.common.security.phrase import (
+    compute_certificate_key_hash,
+    compute_certificate_phrase,
+    find_phrase_difference,
+)
+from polyclinic.common.system.files import is_disk_full, write_atomically
 
 FILE = "authority.json"
 

@@ -23,22 +23,22 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
 from google.protobuf.message import DecodeError
 
-from client.connection.answer_bounds import (
+from polyclinic.client.connection.answer_bounds import (
     BUNDLE_MAX_BYTES,
     ReceivedByteCount,
     compute_message_size_bound,
     make_channel_options,
 )
-from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
-from client.site.policy import SitePolicy
-from client.site.statements import SiteNameMismatch, SiteRecordSigner
-from common.security.call_signatures import ANOTHER_PROCESS, WAIT, encode_public_key_pem, make_signed_headers
-from common.security.phrase import compute_certificate_key_hash
-from common.security.signatures import SignatureFault, is_record_signed
-from common.system.plain_text import make_printable_line, shorten_grpc_details
-from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
-from common.wire import fleet_protocol as fleet
-from common.wire.flower_objects import (
+from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.statements import SiteNameMismatch, SiteRecordSigner
+from polyclinic.common.security.call_signatures import ANOTHER_PROCESS, WAIT, encode_public_key_pem, make_signed_headers
+from polyclinic.common.security.phrase import compute_certificate_key_hash
+from polyclinic.common.security.signatures import SignatureFault, is_record_signed
+from polyclinic.common.system.plain_text import make_printable_line, shorten_grpc_details
+from polyclinic.common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
+from polyclinic.common.wire import fleet_protocol as fleet
+from polyclinic.common.wire.flower_objects import (
     MessageTooLarge,
     make_message_of_envelope,
     rebuild_message_from_objects,

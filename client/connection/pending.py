@@ -6,8 +6,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from common.system.files import is_disk_full, write_atomically
-from common.system.plain_names import HashName, join_plain_name
+from polyclinic.common.system.files import is_disk_full, write_atomically
+from polyclinic.common.system.plain_names import HashName, join_plain_name
 
 MOST_SET_ASIDE = 20
 """Number of messages that are kept in the folder ``set-aside``, the latest ones."""

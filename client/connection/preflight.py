@@ -5,13 +5,17 @@ from pathlib import Path
 
 from cryptography import x509
 
-from client.connection.authority import refuse_other_authority
-from client.connection.exit_codes import CoordinatorUnreachable
-from client.connection.tls import check_coordinator_certificate
-from client.site.site_file import read_and_check_connection_kit, read_site_with_faults
-from common.errors import BadInput, Fault, raise_faults
-from common.system.files import is_file_locked
-from common.system.preflight import find_certificate_date_faults, find_flower_release_faults, find_folder_write_faults
+from polyclinic.client.connection.authority import refuse_other_authority
+from polyclinic.client.connection.exit_codes import CoordinatorUnreachable
+from polyclinic.client.connection.tls import check_coordinator_certificate
+from polyclinic.client.site.site_file import read_and_check_connection_kit, read_site_with_faults
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.system.files import is_file_locked
+from polyclinic.common.system.preflight import (
+    find_certificate_date_faults,
+    find_flower_release_faults,
+    find_folder_write_faults,
+)
 
 LOOK_S = 0.5
 """Time for the coordinator to show its certificate; after that, the connection itself reports a fault."""

@@ -16,10 +16,10 @@ from cryptography import x509
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.app import SiteOf, make_client_app
-from client.connection.authority import record_first_connection
-from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
-from client.connection.fleet_client import (
+from polyclinic.client.app import SiteOf, make_client_app
+from polyclinic.client.connection.authority import record_first_connection
+from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
+from polyclinic.client.connection.fleet_client import (
     BUNDLE_REFUSED,
     SITE_RAISED,
     FleetClient,
@@ -33,28 +33,28 @@ from client.connection.fleet_client import (
     read_message_id,
     read_stored_node_id,
 )
-from client.connection.pending import PendingMessage, SetAsideMessages
-from client.connection.preflight import make_already_running_fault
-from client.connection.status import ClientStatus
-from client.connection.tls import check_coordinator_certificate
-from client.gate.gate import UNREADABLE, AuditMark, record_refused_request, record_unread_message
-from client.gate.incoming_request import PlanRefused, RequestTimeExceeded, read_plan
-from client.site.patient_ledger import LedgerUnusable
-from client.site.site import Site
-from client.site.site_file import SiteSettings
-from client.site.statements import SiteRecordSigner
-from client.training.privacy import make_privacy_status
-from common import __version__
-from common.errors import BadInput, WireError, WireVersionError
-from common.security.identity import SiteConnectionKit, format_public_key_line, read_private_key
-from common.system.files import is_disk_full, lock_file, remove_temporary_files, write_atomically
-from common.system.plain_text import make_printable_line, make_printable_lines
-from common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
-from common.wire.canonical_bytes import read_small_fields
-from common.wire.codec import count_payload_bytes
-from common.wire.fleet_protocol import WIRE_VERSION, HelloAnswer
-from common.wire.records import Refusal
-from strategies.privacy.secure_aggregation.site import SiteSigningIdentity
+from polyclinic.client.connection.pending import PendingMessage, SetAsideMessages
+from polyclinic.client.connection.preflight import make_already_running_fault
+from polyclinic.client.connection.status import ClientStatus
+from polyclinic.client.connection.tls import check_coordinator_certificate
+from polyclinic.client.gate.gate import UNREADABLE, AuditMark, record_refused_request, record_unread_message
+from polyclinic.client.gate.incoming_request import PlanRefused, RequestTimeExceeded, read_plan
+from polyclinic.client.site.patient_ledger import LedgerUnusable
+from polyclinic.client.site.site import Site
+from polyclinic.client.site.site_file import SiteSettings
+from polyclinic.client.site.statements import SiteRecordSigner
+from polyclinic.client.training.privacy import make_privacy_status
+from polyclinic.common import __version__
+from polyclinic.common.errors import BadInput, WireError, WireVersionError
+from polyclinic.common.security.identity import SiteConnectionKit, format_public_key_line, read_private_key
+from polyclinic.common.system.files import is_disk_full, lock_file, remove_temporary_files, write_atomically
+from polyclinic.common.system.plain_text import make_printable_line, make_printable_lines
+from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
+from polyclinic.common.wire.canonical_bytes import read_small_fields
+from polyclinic.common.wire.codec import count_payload_bytes
+from polyclinic.common.wire.fleet_protocol import WIRE_VERSION, HelloAnswer
+from polyclinic.common.wire.records import Refusal
+from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 
 WAIT_S = 5.0
 """Time for which the coordinator may hold a call for a message; then the site checks the heartbeat thread's result."""

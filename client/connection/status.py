@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client.connection.authority import read_authority_record
-from client.connection.preflight import is_client_running
-from client.site.budget import describe_privacy_status
-from common.errors import BadInput, Fault
-from common.system.files import write_atomically
-from common.system.plain_text import escape_for_terminal, make_printable_lines
+from polyclinic.client.connection.authority import read_authority_record
+from polyclinic.client.connection.preflight import is_client_running
+from polyclinic.client.site.budget import describe_privacy_status
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_text import escape_for_terminal, make_printable_lines
 
 STALE_S = 300.0
 """Time without an answer of the coordinator after which a site that is not training is unhealthy."""
@@ -41,8 +41,8 @@ class ClientStatus:
         seconds_left: Estimate of the run's remaining time, from the pace so far.
         last_contact: Unix time of the coordinator's last answer.
         privacy: ``epsilon`` spent in all runs (None if some reply had no noise), its ``delta``, the ``budget`` (None
-            without one), and more (:func:`client.training.privacy.make_privacy_status`). Empty if the site has no
-            budget and took part in no run with privacy.
+            without one), and more (:func:`polyclinic.client.training.privacy.make_privacy_status`). Empty if the site
+            has no budget and took part in no run with privacy.
         authority_phrase: Phrase of the coordinator's authority, by the kit.
         coordinator_release: Release that the coordinator stated when this site connected; empty if it stated none.
     """

@@ -14,10 +14,10 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from cryptography import x509
 
-from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
-from common.security.identity import UNREADABLE_CERTIFICATE, split_host_port
-from common.system.plain_text import make_printable_line
-from common.system.timers import TLS_TIMEOUT_S
+from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
+from polyclinic.common.security.identity import UNREADABLE_CERTIFICATE, split_host_port
+from polyclinic.common.system.plain_text import make_printable_line
+from polyclinic.common.system.timers import TLS_TIMEOUT_S
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Environment variables in gRPC's order: the first one that is set counts, and only ``http://`` names a proxy."""

@@ -8,18 +8,23 @@ from typing import Any
 
 from cryptography import x509
 
-from client.site.statements import has_accepted_replies, read_accepted_reply_count
-from common.errors import BadInput, Fault
-from common.security.audit import FILE, AuditCheckResult, AuditEntry, AuditLog, check_audit_log
-from common.security.authorship import AuthorshipCheckResult, OwnReplyRecord, SentReply, check_receipt_authorship
-from common.security.signatures import (
+from polyclinic.client.site.statements import has_accepted_replies, read_accepted_reply_count
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.security.audit import FILE, AuditCheckResult, AuditEntry, AuditLog, check_audit_log
+from polyclinic.common.security.authorship import (
+    AuthorshipCheckResult,
+    OwnReplyRecord,
+    SentReply,
+    check_receipt_authorship,
+)
+from polyclinic.common.security.signatures import (
     CHAINED,
     SignatureFault,
     SignedStatement,
     verify_request_signature,
     verify_signing_certificate,
 )
-from common.system.plain_text import format_count_with_noun, make_printable_line
+from polyclinic.common.system.plain_text import format_count_with_noun, make_printable_line
 
 RECEIPT_FORMAT = 2
 

@@ -13,18 +13,24 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from client.gate.incoming_request import IncomingRequest, RequestTimeExceeded
-from client.gate.policy_rules import PolicyVerdict, decide_if_reply_may_leave
-from client.site.site import Site
-from common import __version__
-from common.errors import WireError
-from common.security.audit import AuditLog, TornAuditLine
-from common.security.signatures import SignatureFault, read_run_round_class, read_unverified_signature
-from common.system.plain_text import format_as_json_text, make_printable_line
-from common.wire.canonical_bytes import RecordField, hash_record, list_record_fields, read_small_fields
-from common.wire.codec import count_payload_bytes, decode_record
-from common.wire.records import BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
-from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskingAnswer, RevealAnswer, SharesAnswer
+from polyclinic.client.gate.incoming_request import IncomingRequest, RequestTimeExceeded
+from polyclinic.client.gate.policy_rules import PolicyVerdict, decide_if_reply_may_leave
+from polyclinic.client.site.site import Site
+from polyclinic.common import __version__
+from polyclinic.common.errors import WireError
+from polyclinic.common.security.audit import AuditLog, TornAuditLine
+from polyclinic.common.security.signatures import SignatureFault, read_run_round_class, read_unverified_signature
+from polyclinic.common.system.plain_text import format_as_json_text, make_printable_line
+from polyclinic.common.wire.canonical_bytes import RecordField, hash_record, list_record_fields, read_small_fields
+from polyclinic.common.wire.codec import count_payload_bytes, decode_record
+from polyclinic.common.wire.records import BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
+from polyclinic.common.wire.secure_aggregation import (
+    KeysAnswer,
+    MaskedAnswer,
+    MaskingAnswer,
+    RevealAnswer,
+    SharesAnswer,
+)
 
 DECLINED = 202
 """Our error code for a request or a reply that the site's policy does not allow."""

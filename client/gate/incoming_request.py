@@ -31,23 +31,28 @@ import numpy as np
 from flwr.app import RecordDict
 from pydantic import ValidationError
 
-from client.gate.policy_rules import PolicyVerdict, RequestedWork, decide_on_request, find_method_policy_fault
-from client.site.memory import remove_old_run_states
-from client.site.run_entries import RunEntryFolder
-from client.site.site import Site
-from common.config import HospitalPlan, parse_plan_json
-from common.errors import BadInput, Fault, WireError
-from common.models.network import build_network
-from common.models.state import FrozenPart, read_model_state
-from common.models.zoo.spec import is_external_network
-from common.plugins import PLUGIN
-from common.system.plain_names import RunName, join_plain_name
-from common.system.toml import translate_validation_errors
-from common.wire.canonical_bytes import read_small_fields
-from common.wire.codec import decode_record
-from common.wire.fleet_protocol import WIRE_VERSION
-from common.wire.records import ModelGroups, TrainRequest, is_valid_run_name
-from strategies.registry import get_cached_site_method
+from polyclinic.client.gate.policy_rules import (
+    PolicyVerdict,
+    RequestedWork,
+    decide_on_request,
+    find_method_policy_fault,
+)
+from polyclinic.client.site.memory import remove_old_run_states
+from polyclinic.client.site.run_entries import RunEntryFolder
+from polyclinic.client.site.site import Site
+from polyclinic.common.config import HospitalPlan, parse_plan_json
+from polyclinic.common.errors import BadInput, Fault, WireError
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.state import FrozenPart, read_model_state
+from polyclinic.common.models.zoo.spec import is_external_network
+from polyclinic.common.plugins import PLUGIN
+from polyclinic.common.system.plain_names import RunName, join_plain_name
+from polyclinic.common.system.toml import translate_validation_errors
+from polyclinic.common.wire.canonical_bytes import read_small_fields
+from polyclinic.common.wire.codec import decode_record
+from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
+from polyclinic.common.wire.records import ModelGroups, TrainRequest, is_valid_run_name
+from polyclinic.strategies.registry import get_cached_site_method
 
 HOUR_S = 3600.0
 

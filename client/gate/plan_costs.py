@@ -12,14 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from common.config import BY_STEP, HospitalPlan
-from common.models.network import build_meta_lora_backbone, resolve_precision
-from common.models.trained import list_trained_layers
-from common.models.zoo.registry import build_meta_backbone
-from common.models.zoo.spec import Architecture, ModelSpec, is_external_network
-from common.system.resources import measure_physical_memory
-from strategies.local.site_method import SiteMethod
-from strategies.privacy.gradients import choose_micro_batch_size
+from polyclinic.common.config import BY_STEP, HospitalPlan
+from polyclinic.common.models.network import build_meta_lora_backbone, resolve_precision
+from polyclinic.common.models.trained import list_trained_layers
+from polyclinic.common.models.zoo.registry import build_meta_backbone
+from polyclinic.common.models.zoo.spec import Architecture, ModelSpec, is_external_network
+from polyclinic.common.system.resources import measure_physical_memory
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.privacy.gradients import choose_micro_batch_size
 
 FLOAT32 = 4
 COPIES_AT_WORK = 5

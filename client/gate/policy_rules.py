@@ -10,21 +10,38 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from client.gate.plan_costs import (
+from polyclinic.client.gate.plan_costs import (
     estimate_network_cost,
     estimate_run_disk_bytes,
     estimate_training_memory_bytes,
     measure_machine_memory,
 )
-from client.site.policy import GROUPS, SitePolicy
-from common.config import HospitalPlan
-from common.errors import BadInput, quote_names
-from common.models.zoo.spec import is_external_network
-from common.plugins import LOSSES, METHODS, METRICS, MODELS, OPTIMIZERS, PLUGIN, SCHEDULES, TRANSFORMS, identify_plugin
-from common.system.plain_text import format_bytes
-from common.wire.records import UNKNOWN_COUNT, BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
-from strategies.local.site_method import SiteMethod, compute_largest_epoch_count
-from strategies.local.updates import compute_whole_update_norm
+from polyclinic.client.site.policy import GROUPS, SitePolicy
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.errors import BadInput, quote_names
+from polyclinic.common.models.zoo.spec import is_external_network
+from polyclinic.common.plugins import (
+    LOSSES,
+    METHODS,
+    METRICS,
+    MODELS,
+    OPTIMIZERS,
+    PLUGIN,
+    SCHEDULES,
+    TRANSFORMS,
+    identify_plugin,
+)
+from polyclinic.common.system.plain_text import format_bytes
+from polyclinic.common.wire.records import (
+    UNKNOWN_COUNT,
+    BenefitReply,
+    EvaluateReply,
+    RefusalNoted,
+    RollCallAnswer,
+    TrainReply,
+)
+from polyclinic.strategies.local.site_method import SiteMethod, compute_largest_epoch_count
+from polyclinic.strategies.local.updates import compute_whole_update_norm
 
 GB = 10**9
 PRIVACY_RANGES: Mapping[str, tuple[float, float]] = {

@@ -8,10 +8,10 @@ import inspect
 import re
 from collections.abc import Mapping
 
-from common.wire.codec import list_record_field_names
-from common.wire.records import BenefitReply, EvaluateReply, Record, RefusalNoted, RollCallAnswer, TrainReply
-from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
-from strategies.registry import list_statistic_meanings
+from polyclinic.common.wire.codec import list_record_field_names
+from polyclinic.common.wire.records import BenefitReply, EvaluateReply, Record, RefusalNoted, RollCallAnswer, TrainReply
+from polyclinic.common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
+from polyclinic.strategies.registry import list_statistic_meanings
 
 SENT = (
     RollCallAnswer,

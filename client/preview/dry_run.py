@@ -20,27 +20,32 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
-from client.app import make_client_app
-from client.preview.data_dictionary import MEANING, find_field_meaning
-from client.site.site import Site
-from common.config import Experiment, ParticipationSection, make_hospital_plan
-from common.errors import raise_faults
-from common.models.network import build_network
-from common.models.state import add_frozen_hash_to_spec, build_initial_frozen_part, make_model_layout, read_model_state
-from common.system.files import (
+from polyclinic.client.app import make_client_app
+from polyclinic.client.preview.data_dictionary import MEANING, find_field_meaning
+from polyclinic.client.site.site import Site
+from polyclinic.common.config import Experiment, ParticipationSection, make_hospital_plan
+from polyclinic.common.errors import raise_faults
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.state import (
+    add_frozen_hash_to_spec,
+    build_initial_frozen_part,
+    make_model_layout,
+    read_model_state,
+)
+from polyclinic.common.system.files import (
     find_output_folder_faults,
     make_private_folder,
     remove_outputs_on_failure,
     write_atomically,
 )
-from common.system.plain_text import format_as_json_text
-from common.wire.canonical_bytes import WIDTH, hash_record, iterate_canonical_bytes, list_record_fields
-from common.wire.codec import count_payload_bytes, unpack_counts
-from common.wire.flower_objects import set_flower_node_identity, set_message_id
-from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import TooFewSites
-from strategies.engine.state import FederationState
-from strategies.registry import build_experiment_strategy
+from polyclinic.common.system.plain_text import format_as_json_text
+from polyclinic.common.wire.canonical_bytes import WIDTH, hash_record, iterate_canonical_bytes, list_record_fields
+from polyclinic.common.wire.codec import count_payload_bytes, unpack_counts
+from polyclinic.common.wire.flower_objects import set_flower_node_identity, set_message_id
+from polyclinic.strategies.engine.coordinator import Coordinator
+from polyclinic.strategies.engine.events import TooFewSites
+from polyclinic.strategies.engine.state import FederationState
+from polyclinic.strategies.registry import build_experiment_strategy
 
 NODE = 2
 DEADLINE_S = 86_400.0
@@ -54,7 +59,7 @@ class RecordFieldRow:
     Attributes:
         size: Size in bytes.
         values: The field's value as text; of an array, the range of its numbers.
-        meaning: The field's meaning (:func:`client.preview.data_dictionary.find_field_meaning`).
+        meaning: The field's meaning (:func:`polyclinic.client.preview.data_dictionary.find_field_meaning`).
     """
 
     record: str

@@ -9,21 +9,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.check.pictures import read_picture_facts
-from client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_site_image_source
-from client.check.training import find_planned_training
-from client.site.settings import find_hospital_data_faults, make_label_declaration
-from client.site.site_file import read_site_toml_without_data
-from common.config import Experiment, HospitalPlan
-from common.data.base.image_set import PARTS
-from common.data.base.spec import AugmentationSpec
-from common.data.images.augmentation import augment_images_weakly
-from common.data.images.pixels import convert_to_channels_first
-from common.data.images.reading import encode_png_thumbnail
-from common.errors import raise_faults
-from common.models.network import convert_pixels_for_backbone
-from common.system.files import write_atomically
-from common.system.plain_text import make_jinja_environment
+from polyclinic.client.check.pictures import read_picture_facts
+from polyclinic.client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_site_image_source
+from polyclinic.client.check.training import find_planned_training
+from polyclinic.client.site.settings import find_hospital_data_faults, make_label_declaration
+from polyclinic.client.site.site_file import read_site_toml_without_data
+from polyclinic.common.config import Experiment, HospitalPlan
+from polyclinic.common.data.base.image_set import PARTS
+from polyclinic.common.data.base.spec import AugmentationSpec
+from polyclinic.common.data.images.augmentation import augment_images_weakly
+from polyclinic.common.data.images.pixels import convert_to_channels_first
+from polyclinic.common.data.images.reading import encode_png_thumbnail
+from polyclinic.common.errors import raise_faults
+from polyclinic.common.models.network import convert_pixels_for_backbone
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_text import make_jinja_environment
 
 SIDE = 160
 VIEWS = 2

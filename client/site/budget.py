@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.system.plain_text import format_count_with_noun
+from polyclinic.common.system.plain_text import format_count_with_noun
 
 UNNOTICED = (
     "Not counted: the same patients under other names with other pictures, in the ledger of another machine or "
@@ -16,7 +16,7 @@ def describe_costs_by_federation(rows: Sequence[Mapping[str, Any]], patients: in
     """Describe what each federation's runs have cost the patients of this folder, one text for each federation.
 
     Args:
-        rows: Federations as in :func:`client.training.privacy.make_privacy_status`.
+        rows: Federations as in :func:`polyclinic.client.training.privacy.make_privacy_status`.
         patients: Number of patients of this folder.
     """
     lines = []
@@ -50,7 +50,7 @@ def describe_privacy_status(privacy: Mapping[str, Any]) -> list[str]:
     """Describe what is spent and what is left, as ``flwr-client status`` prints it.
 
     Args:
-        privacy: The dictionary of :func:`client.training.privacy.make_privacy_status`, not empty.
+        privacy: The dictionary of :func:`polyclinic.client.training.privacy.make_privacy_status`, not empty.
     """
     spent = format_epsilon(privacy["epsilon"])
     budget = "" if privacy["budget"] is None else f" of {privacy['budget']:g}"

@@ -21,12 +21,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from client.site.policy import SitePolicy
-from common.data.base.image_set import ImageSet
-from common.metrics.auroc import ClassMetrics
-from common.models.zoo.spec import Task
-from common.wire.records import Arrays
-from strategies.local.site_method import Statistic
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.metrics.auroc import ClassMetrics
+from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.wire.records import Arrays
+from polyclinic.strategies.local.site_method import Statistic
 
 Few = NDArray[np.bool_]
 

@@ -10,11 +10,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from client.site.site_file import SiteSettings, read_site_toml_without_data
-from common.data.images.store import remove_image_store
-from common.errors import BadInput, Fault
-from common.security.audit import AuditLog
-from common.security.identity import (
+from polyclinic.client.site.site_file import SiteSettings, read_site_toml_without_data
+from polyclinic.common.data.images.store import remove_image_store
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.security.audit import AuditLog
+from polyclinic.common.security.identity import (
     SiteAdmissionRequest,
     compute_public_key_fingerprint,
     create_private_key,
@@ -23,8 +23,8 @@ from common.security.identity import (
     read_private_key,
     write_commented_toml_file,
 )
-from common.system.files import flush_folder, lock_file, write_atomically
-from common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.system.files import flush_folder, lock_file, write_atomically
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
 
 OLD_KEYS_FILE = "old-keys"
 """File in the state folder with the earlier public keys, one OpenSSH line each, by which old receipts are checked."""

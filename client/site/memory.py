@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from common.errors import BadInput, WireError
-from common.models.state import FROZEN_PART_MISSING, FrozenPart, build_initial_frozen_part
-from common.models.zoo.registry import build_meta_backbone
-from common.models.zoo.spec import ModelSpec
-from common.system.files import remove_temporary_files, write_atomically
-from common.system.plain_names import HashName, join_plain_name
-from common.wire.records import Arrays, ModelGroups, make_empty_arrays
+from polyclinic.common.errors import BadInput, WireError
+from polyclinic.common.models.state import FROZEN_PART_MISSING, FrozenPart, build_initial_frozen_part
+from polyclinic.common.models.zoo.registry import build_meta_backbone
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.system.files import remove_temporary_files, write_atomically
+from polyclinic.common.system.plain_names import HashName, join_plain_name
+from polyclinic.common.wire.records import Arrays, ModelGroups, make_empty_arrays
 
 NOTHING = ModelGroups()
 

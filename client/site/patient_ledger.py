@@ -3,7 +3,7 @@
 A privacy budget belongs to the patients, so the ledger lies outside the folders of sites, one for each account of a
 machine (or where ``policy.ledger`` says). Folders that read the same patients share it, whatever their site's name, key
 or federation. Each cost is charged to a group of patients, the training and validation patients of a folder at that
-time; a patient's total is the sum over the groups that the patient is in (:mod:`client.site.patients`).
+time; a patient's total is the sum over the groups that the patient is in (:mod:`polyclinic.client.site.patients`).
 
 A cost is *reserved* in one locked transaction, together with the decision if the budget suffices, before the first
 noise is drawn. It is *spent* before the reply leaves. If the process is killed in between, nothing has left: the same
@@ -27,13 +27,13 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from client.site.patients import PatientFingerprinter, PatientFingerprints
-from client.site.site_file import SiteSettings
-from common.data.base.image_set import ImageSet
-from common.errors import BadInput
-from common.security.identity import read_connection_kit
-from common.system.files import PRIVATE, flush_folder, is_disk_full
-from strategies.privacy.mechanism import NoisySteps
+from polyclinic.client.site.patients import PatientFingerprinter, PatientFingerprints
+from polyclinic.client.site.site_file import SiteSettings
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.errors import BadInput
+from polyclinic.common.security.identity import read_connection_kit
+from polyclinic.common.system.files import PRIVATE, flush_folder, is_disk_full
+from polyclinic.strategies.privacy.mechanism import NoisySteps
 
 FILE = "ledger.sqlite"
 FORMAT = 1

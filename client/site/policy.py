@@ -1,7 +1,7 @@
 """The ``[policy]`` table of ``site.toml``: the hospital's rules for runs that it takes part in and data that leaves.
 
-Only data that a method declares (:mod:`strategies.local.site_method`) leaves. The policy's keys narrow this down, or
-allow metrics that need the hospital's consent. :mod:`client.gate.policy_rules` applies the rules.
+Only data that a method declares (:mod:`polyclinic.strategies.local.site_method`) leaves. The policy's keys narrow this
+down, or allow metrics that need the hospital's consent. :mod:`polyclinic.client.gate.policy_rules` applies the rules.
 
 Each limit has a default that ordinary experiments do not reach. The value None removes a limit; only code can set it,
 because TOML has no such value.
@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from common.errors import quote_names, suggest_nearest_name
-from common.plugins import PLUGIN
-from common.system.toml import TomlSection
-from strategies.method_list import CLASSES
+from polyclinic.common.errors import quote_names, suggest_nearest_name
+from polyclinic.common.plugins import PLUGIN
+from polyclinic.common.system.toml import TomlSection
+from polyclinic.strategies.method_list import CLASSES
 
 Group = Literal["trunk", "norm", "head"]
 GROUPS: tuple[Group, ...] = ("trunk", "norm", "head")
@@ -58,9 +58,9 @@ class SitePolicy(TomlSection):
 
     docs/what-leaves.md ("The policy") explains each key; a test checks that this page and a new site.toml have all
     keys. ``level`` sets the defaults of other keys (:data:`LEVELS`). A class with fewer patients than
-    ``smallest_count`` is hidden (:mod:`client.site.disclosure`). Limits on epochs also count warm-up epochs and, for a
-    method that trains until its loss settles, its largest number of epochs. Memory is compared with a lower bound
-    (:mod:`client.gate.plan_costs`).
+    ``smallest_count`` is hidden (:mod:`polyclinic.client.site.disclosure`). Limits on epochs also count warm-up epochs
+    and, for a method that trains until its loss settles, its largest number of epochs. Memory is compared with a lower
+    bound (:mod:`polyclinic.client.gate.plan_costs`).
     """
 
     level: Level = "trusted"
@@ -144,7 +144,7 @@ class SitePolicy(TomlSection):
         plugins = any(name.startswith(PLUGIN) for name in info.data.get("methods") or ())
         if plugins or not names:
             return names
-        from strategies.registry import list_statistic_meanings  # imports torch, so only if needed
+        from polyclinic.strategies.registry import list_statistic_meanings  # imports torch, so only if needed
 
         return _refuse_unknown_names(names, list_statistic_meanings(), "statistics")
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.system.files import write_atomically
-from common.system.plain_names import RunName, join_plain_name
-from common.wire.records import is_valid_run_name
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_names import RunName, join_plain_name
+from polyclinic.common.wire.records import is_valid_run_name
 
 
 class RunEntryFolder:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.site.disclosure import (
+from polyclinic.client.site.disclosure import (
     Few,
     count_patients,
     find_classes_hidden_by_policy,
@@ -18,18 +18,18 @@ from client.site.disclosure import (
     remove_hidden_labels,
     round_count_down,
 )
-from client.site.memory import FrozenPartFiles, SiteRoundStateFolder
-from client.site.patient_ledger import PatientLedger
-from client.site.policy import UNLIMITED, WITHOUT_LIMITS, SitePolicy
-from common.config import HospitalPlan
-from common.contract import LabelDeclaration
-from common.data.base.image_set import ImageSet
-from common.data.images.pixels import ImageTensors, load_pixels_on_device
-from common.errors import BadInput, Fault
-from common.models.zoo.spec import Task
-from common.system.plain_names import RunName, join_plain_name
-from strategies.local.arithmetic import TrainingNumberFormat, choose_number_format
-from strategies.privacy.secure_aggregation.site import SiteSigningIdentity
+from polyclinic.client.site.memory import FrozenPartFiles, SiteRoundStateFolder
+from polyclinic.client.site.patient_ledger import PatientLedger
+from polyclinic.client.site.policy import UNLIMITED, WITHOUT_LIMITS, SitePolicy
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.images.pixels import ImageTensors, load_pixels_on_device
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.system.plain_names import RunName, join_plain_name
+from polyclinic.strategies.local.arithmetic import TrainingNumberFormat, choose_number_format
+from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Site:
         policy: Rules for the runs that the site takes part in, and for the data that leaves it.
         identity: The key that the coordinator has admitted; None in simulation.
         durable: Flush files to disk; False in simulation, where a crash ends all sites together.
-        hidden: Part of the data -> hidden classes (:mod:`client.site.disclosure`), determined from all classes of the
+        hidden: Part of the data -> hidden classes (:mod:`polyclinic.client.site.disclosure`), determined from all
+        classes of the
             data, which may be more than the site annotates.
         unsaid: Part of the data -> mask ``(n,)`` of the images whose labels must not influence anything that leaves.
         simulated: True in a simulation. Then noise is drawn from the run's seed, which others know; failures are

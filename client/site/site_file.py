@@ -9,13 +9,13 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from client.site.policy import TRUST, SitePolicy
-from common.config import HospitalPlan
-from common.data.base.names import normalize_name
-from common.data.base.spec import DataSpec, list_dataset_hosts
-from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.hosts import SECRETS_FILE, permit_hosts
-from common.security.identity import (
+from polyclinic.client.site.policy import TRUST, SitePolicy
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.data.base.names import normalize_name
+from polyclinic.common.data.base.spec import DataSpec, list_dataset_hosts
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.hosts import SECRETS_FILE, permit_hosts
+from polyclinic.common.security.identity import (
     SiteAdmissionRequest,
     SiteConnectionKit,
     check_site_name,
@@ -27,10 +27,16 @@ from common.security.identity import (
     read_private_key,
     write_commented_toml_file,
 )
-from common.security.phrase import compute_public_key_phrase
-from common.system.files import is_disk_full, is_file, make_private_folder, remove_outputs_on_failure, write_atomically
-from common.system.plain_names import PlainName, join_plain_name
-from common.system.toml import TomlSection, read_toml, validate_tables
+from polyclinic.common.security.phrase import compute_public_key_phrase
+from polyclinic.common.system.files import (
+    is_disk_full,
+    is_file,
+    make_private_folder,
+    remove_outputs_on_failure,
+    write_atomically,
+)
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
 
 FILE, PLAN_FILE = "site.toml", "plan.json"
 
@@ -86,7 +92,7 @@ class SiteSettings:
 
     @property
     def secrets_path(self) -> Path:
-        """The hospital's file of secrets for hosts (:mod:`common.hosts`)."""
+        """The hospital's file of secrets for hosts (:mod:`polyclinic.common.hosts`)."""
         return self.folder / SECRETS_FILE
 
     def permit_data_hosts(self) -> AbstractContextManager[None]:

@@ -12,9 +12,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import RecordDict
 
-from client.site.run_entries import RunEntryFolder
-from common.security.identity import compute_public_key_fingerprint, format_public_key_line
-from common.security.signatures import (
+from polyclinic.client.site.run_entries import RunEntryFolder
+from polyclinic.common.security.identity import compute_public_key_fingerprint, format_public_key_line
+from polyclinic.common.security.signatures import (
     CHAINED,
     ReplyStatement,
     SignatureFault,
@@ -24,8 +24,8 @@ from common.security.signatures import (
     sign_record,
     verify_request_signature,
 )
-from common.system.plain_names import HashName, RunName, join_plain_name
-from common.wire.canonical_bytes import hash_record
+from polyclinic.common.system.plain_names import HashName, RunName, join_plain_name
+from polyclinic.common.wire.canonical_bytes import hash_record
 
 REPLIES, REQUESTS = "replies", "requests"
 FILE = "statements.json"

@@ -16,15 +16,15 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor, nn
 
-from client.site.site import Site
-from common.config import HospitalPlan
-from common.data.base.spec import AugmentationSpec
-from common.data.images.pixels import ImageTensors
-from common.models.network import SplitNetwork, apply_doubling_single_image, autocast
-from common.security.identity import derive_storage_key
-from common.system.files import write_atomically
-from strategies.local.arithmetic import read_number_format
-from strategies.local.site_method import SiteMethod
+from polyclinic.client.site.site import Site
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.data.base.spec import AugmentationSpec
+from polyclinic.common.data.images.pixels import ImageTensors
+from polyclinic.common.models.network import SplitNetwork, apply_doubling_single_image, autocast
+from polyclinic.common.security.identity import derive_storage_key
+from polyclinic.common.system.files import write_atomically
+from polyclinic.strategies.local.arithmetic import read_number_format
+from polyclinic.strategies.local.site_method import SiteMethod
 
 NONCE_BYTES = 12
 BATCH = 32

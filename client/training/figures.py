@@ -2,8 +2,8 @@
 
 :class:`RequestedMetricsComputer` computes everything that a request asks for, in a simulation without limits.
 :class:`DisclosableMetricsComputer` follows the site's policy: no metric of classes with few patients leaves
-(:mod:`client.site.disclosure`). If masks or noise protect the update, it also withholds all metrics of a model with
-parts that never leave the site.
+(:mod:`polyclinic.client.site.disclosure`). If masks or noise protect the update, it also withholds all metrics of a
+model with parts that never leave the site.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from client.site.disclosure import round_count_down, suppress_class_metrics
-from client.site.policy import SitePolicy
-from common.data.base.image_set import ImageSet
-from common.errors import BadInput, WireError
-from common.metrics.auroc import (
+from polyclinic.client.site.disclosure import round_count_down, suppress_class_metrics
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.errors import BadInput, WireError
+from polyclinic.common.metrics.auroc import (
     ClassMetrics,
     Metric,
     catch_metric_failures,
     compute_metrics_per_class,
     load_plugin_metrics,
 )
-from common.metrics.score_histograms import Floats, ScoreHistogram, compute_score_histogram
-from common.models.network import compute_image_probabilities, select_head_row_labels
-from common.models.state import hash_arrays, hash_model_state, make_model_layout, read_model_state
-from common.wire.records import Request
-from strategies.local.objective import pair_pixels_with_labels
-from strategies.local.training import ValidationMetrics, validate_network
+from polyclinic.common.metrics.score_histograms import Floats, ScoreHistogram, compute_score_histogram
+from polyclinic.common.models.network import compute_image_probabilities, select_head_row_labels
+from polyclinic.common.models.state import hash_arrays, hash_model_state, make_model_layout, read_model_state
+from polyclinic.common.wire.records import Request
+from polyclinic.strategies.local.objective import pair_pixels_with_labels
+from polyclinic.strategies.local.training import ValidationMetrics, validate_network
 
 if TYPE_CHECKING:
-    from client.training.task import LocalTask
+    from polyclinic.client.training.task import LocalTask
 
 T = TypeVar("T")
 Nothing = TypeVar("Nothing")

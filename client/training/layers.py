@@ -6,25 +6,33 @@ from functools import partial
 
 import numpy as np
 
-from client.site.disclosure import mark_head_rows_of_few_patients, suppress_statistics_of_few_patients
-from client.site.site import Site
-from client.training.figures import LIMITED_FIGURES, may_send_validation_metrics
-from client.training.local_round import (
+from polyclinic.client.site.disclosure import mark_head_rows_of_few_patients, suppress_statistics_of_few_patients
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.figures import LIMITED_FIGURES, may_send_validation_metrics
+from polyclinic.client.training.local_round import (
     answer_evaluate_request,
     answer_train_request,
     compute_update_to_send,
     make_client_context,
 )
-from client.training.privacy import PrivacyBudgetLayer
-from client.training.secure_aggregation import HeldUpdateStore, SiteMaskingLayer
-from client.training.task import LocalTask, LocalTrainingResult, SiteRoundLayer, Train, adapt_plan_to_site
-from common.config import HospitalPlan
-from common.errors import BadInput, WireError
-from common.models.state import write_model_state
-from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Form, Request, TrainReply, TrainRequest
-from strategies.local.optimisation import make_optimizer
-from strategies.local.site_method import SiteMethod
-from strategies.local.updates import clip_update_to_norm, compress_update_trunk
+from polyclinic.client.training.privacy import PrivacyBudgetLayer
+from polyclinic.client.training.secure_aggregation import HeldUpdateStore, SiteMaskingLayer
+from polyclinic.client.training.task import LocalTask, LocalTrainingResult, SiteRoundLayer, Train, adapt_plan_to_site
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.errors import BadInput, WireError
+from polyclinic.common.models.state import write_model_state
+from polyclinic.common.wire.records import (
+    Arrays,
+    EvaluateReply,
+    EvaluateRequest,
+    Form,
+    Request,
+    TrainReply,
+    TrainRequest,
+)
+from polyclinic.strategies.local.optimisation import make_optimizer
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.local.updates import clip_update_to_norm, compress_update_trunk
 
 
 def train_with_privacy_layers(site: Site, request: TrainRequest, masks: HeldUpdateStore | None = None) -> TrainReply:

@@ -1,6 +1,7 @@
 """The hospital's half of a round: evaluate the received model, train it, and send the update (new minus received).
 
-Noise, masks, limits on metrics, clipping and compression are layers around it; see :mod:`client.training.layers`.
+Noise, masks, limits on metrics, clipping and compression are layers around it; see
+:mod:`polyclinic.client.training.layers`.
 """
 
 import time
@@ -12,16 +13,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from client.site.memory import SiteRoundState
-from client.site.site import Site
-from client.training.task import Evaluate, LocalTask, LocalTrainingResult, SiteRoundLayer, Train, prepare_local_task
-from common.errors import WireError, quote_names
-from common.metrics.auroc import ClassMetrics
-from common.models.network import Head, unfreeze_network
-from common.models.saved import save_model
-from common.models.state import ModelState, read_model_state, write_model_state
-from common.wire.bounds import clip_reported_loss
-from common.wire.records import (
+from polyclinic.client.site.memory import SiteRoundState
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.task import (
+    Evaluate,
+    LocalTask,
+    LocalTrainingResult,
+    SiteRoundLayer,
+    Train,
+    prepare_local_task,
+)
+from polyclinic.common.errors import WireError, quote_names
+from polyclinic.common.metrics.auroc import ClassMetrics
+from polyclinic.common.models.network import Head, unfreeze_network
+from polyclinic.common.models.saved import save_model
+from polyclinic.common.models.state import ModelState, read_model_state, write_model_state
+from polyclinic.common.wire.bounds import clip_reported_loss
+from polyclinic.common.wire.records import (
     UNKNOWN_COUNT,
     EvaluateReply,
     EvaluateRequest,
@@ -31,15 +39,15 @@ from common.wire.records import (
     TrainRequest,
     make_empty_score_counts,
 )
-from strategies.local.objective import ClientContext, LabelledExamples, LocalRound, plain
-from strategies.local.optimisation import (
+from polyclinic.strategies.local.objective import ClientContext, LabelledExamples, LocalRound, plain
+from polyclinic.strategies.local.optimisation import (
     compute_learning_rate_factor,
     make_optimizer,
     restore_optimizer_state,
     save_optimizer_state,
 )
-from strategies.local.site_method import SiteMethod
-from strategies.local.training import (
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.local.training import (
     EarlyStopCriterion,
     FrozenNetworkParts,
     LocalTrainingMetrics,

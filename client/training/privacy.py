@@ -1,8 +1,8 @@
 """A site's privacy budget: the costs of its noisy replies on disk, and the noise of a round.
 
 The budget is the patients', so a hospital counts it in a ledger outside its folder, which all folders with the same
-patients share (:mod:`client.site.patient_ledger`). The folder has the costs of its own replies beside it: a ledger that
-was lost, or restored from an older copy, gets them again.
+patients share (:mod:`polyclinic.client.site.patient_ledger`). The folder has the costs of its own replies beside it: a
+ledger that was lost, or restored from an older copy, gets them again.
 
 The cost of a round is reserved in the patients' ledger before the training. After it the site writes first the reply,
 then its cost to disk, and sends the reply last. If the process is killed in between, the same request gets the stored
@@ -24,9 +24,9 @@ from safetensors import safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from client.gate.incoming_request import RequestTimeExceeded
-from client.site.budget import describe_costs_by_federation
-from client.site.patient_ledger import (
+from polyclinic.client.gate.incoming_request import RequestTimeExceeded
+from polyclinic.client.site.budget import describe_costs_by_federation
+from polyclinic.client.site.patient_ledger import (
     ChargedCost,
     LedgerUnusable,
     PatientCosts,
@@ -34,24 +34,31 @@ from client.site.patient_ledger import (
     PrivacyCostEntry,
     make_cost_id,
 )
-from client.site.site import Site
-from client.training.task import LocalTask, LocalTrainingResult, SiteRoundLayer, Train
-from common.config import HospitalPlan
-from common.errors import BadInput, Fault, WireError, quote_names
-from common.models.state import ModelState, make_model_layout, read_model_state, split_state_into_tensors
-from common.system.files import write_atomically
-from common.system.hashing import derive_seed
-from common.wire.records import Arrays, ModelGroups, Request, TrainReply, TrainRequest, select_arrays_with_prefix
-from strategies.local.site_method import SiteMethod
-from strategies.privacy.image_gradients import CONSTANT_BUFFERS
-from strategies.privacy.mechanism import (
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.task import LocalTask, LocalTrainingResult, SiteRoundLayer, Train
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.errors import BadInput, Fault, WireError, quote_names
+from polyclinic.common.models.state import ModelState, make_model_layout, read_model_state, split_state_into_tensors
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.hashing import derive_seed
+from polyclinic.common.wire.records import (
+    Arrays,
+    ModelGroups,
+    Request,
+    TrainReply,
+    TrainRequest,
+    select_arrays_with_prefix,
+)
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.privacy.image_gradients import CONSTANT_BUFFERS
+from polyclinic.strategies.privacy.mechanism import (
     Accountant,
     NoisySteps,
     SitePrivacySettings,
     compute_epsilon,
     make_site_privacy_settings,
 )
-from strategies.privacy.noise import NoiseSource, make_secret_noise_source, make_seeded_noise_source
+from polyclinic.strategies.privacy.noise import NoiseSource, make_secret_noise_source, make_seeded_noise_source
 
 FOLDER = "privacy"
 

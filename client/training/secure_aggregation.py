@@ -7,18 +7,18 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from client.gate.policy_rules import RequestedWork, decide_if_reply_may_leave
-from client.site.site import Site
-from client.training.figures import compute_test_histograms_for_sum
-from client.training.task import Evaluate, LocalTask, SiteRoundLayer
-from common.config import HospitalPlan
-from common.errors import quote_names
-from common.metrics.score_histograms import convert_histograms_to_rows
-from common.models.network import Head
-from common.models.state import hash_arrays
-from common.system.files import write_atomically
-from common.system.hashing import derive_seed
-from common.wire.records import (
+from polyclinic.client.gate.policy_rules import RequestedWork, decide_if_reply_may_leave
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.figures import compute_test_histograms_for_sum
+from polyclinic.client.training.task import Evaluate, LocalTask, SiteRoundLayer
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.errors import quote_names
+from polyclinic.common.metrics.score_histograms import convert_histograms_to_rows
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import hash_arrays
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.hashing import derive_seed
+from polyclinic.common.wire.records import (
     NO_ARRAYS,
     EvaluateReply,
     EvaluateRequest,
@@ -27,7 +27,7 @@ from common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from common.wire.secure_aggregation import (
+from polyclinic.common.wire.secure_aggregation import (
     TEST_ROUND,
     KeysAnswer,
     KeysRequest,
@@ -38,18 +38,18 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from strategies.local.site_method import SiteMethod
-from strategies.privacy.noise import KEY_BYTES
-from strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundStore
-from strategies.privacy.secure_aggregation.noise_shares import DistributedNoise, make_distributed_noise
-from strategies.privacy.secure_aggregation.site import (
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.privacy.noise import KEY_BYTES
+from polyclinic.strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundStore
+from polyclinic.strategies.privacy.secure_aggregation.noise_shares import DistributedNoise, make_distributed_noise
+from polyclinic.strategies.privacy.secure_aggregation.site import (
     MaskingConditions,
     MaskingRefused,
     RequestHashes,
     SiteMaskingRound,
     make_restart_refusal,
 )
-from strategies.privacy.secure_aggregation.vectors import ONE, choose_max_update_value
+from polyclinic.strategies.privacy.secure_aggregation.vectors import ONE, choose_max_update_value
 
 SMALLEST_DIFFERENCE = 2
 """If the policy's ``smallest_cohort`` is below this, two sums of one round may differ by any site."""

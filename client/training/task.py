@@ -8,16 +8,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from client.site.memory import LostRoundState, SiteRoundState, SiteRoundStateFolder
-from client.site.site import Site
-from client.training.features import NeckAndHeadOnFeatures, get_site_feature_cache, trains_on_cached_features
-from client.training.figures import ALL_FIGURES, RequestedMetricsComputer
-from common.config import HospitalPlan, parse_plan_json
-from common.data.base.image_set import ImageSet
-from common.data.images.pixels import ImageTensors, select_input_rows
-from common.errors import WireError, quote_names
-from common.models.gpu import move_network_to_device, split_batches_across_gpus
-from common.models.network import (
+from polyclinic.client.site.memory import LostRoundState, SiteRoundState, SiteRoundStateFolder
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.features import NeckAndHeadOnFeatures, get_site_feature_cache, trains_on_cached_features
+from polyclinic.client.training.figures import ALL_FIGURES, RequestedMetricsComputer
+from polyclinic.common.config import HospitalPlan, parse_plan_json
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.images.pixels import ImageTensors, select_input_rows
+from polyclinic.common.errors import WireError, quote_names
+from polyclinic.common.models.gpu import move_network_to_device, split_batches_across_gpus
+from polyclinic.common.models.network import (
     MemoryFormat,
     SplitNetwork,
     build_network,
@@ -25,15 +25,28 @@ from common.models.network import (
     set_memory_format,
     unfreeze_network,
 )
-from common.models.state import FrozenPart, ModelState, write_model_state
-from common.models.zoo.spec import ModelSpec
-from common.system.hashing import derive_seed
-from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, ModelGroups, Request, TrainReply, TrainRequest
-from strategies.local.arithmetic import copy_with_number_format
-from strategies.local.objective import LabelledExamples, pair_pixels_with_labels
-from strategies.local.site_method import SiteMethod
-from strategies.local.training import EpochTrainer, ValidationMetrics, make_training_reproducible, validate_network
-from strategies.registry import get_cached_site_method
+from polyclinic.common.models.state import FrozenPart, ModelState, write_model_state
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.system.hashing import derive_seed
+from polyclinic.common.wire.records import (
+    Arrays,
+    EvaluateReply,
+    EvaluateRequest,
+    ModelGroups,
+    Request,
+    TrainReply,
+    TrainRequest,
+)
+from polyclinic.strategies.local.arithmetic import copy_with_number_format
+from polyclinic.strategies.local.objective import LabelledExamples, pair_pixels_with_labels
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.local.training import (
+    EpochTrainer,
+    ValidationMetrics,
+    make_training_reproducible,
+    validate_network,
+)
+from polyclinic.strategies.registry import get_cached_site_method
 
 
 @dataclass(frozen=True)

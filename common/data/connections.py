@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.data.base.spec import DataSpec, DicomwebDatasetSpec
-from common.data.tables.csv import read_csv_table
-from common.errors import BadInput
-from common.hosts import find_host_secret, is_readable_on_the_way, normalize_host
-from common.system.plain_text import make_printable_line
+from polyclinic.common.data.base.spec import DataSpec, DicomwebDatasetSpec
+from polyclinic.common.data.tables.csv import read_csv_table
+from polyclinic.common.errors import BadInput
+from polyclinic.common.hosts import find_host_secret, is_readable_on_the_way, normalize_host
+from polyclinic.common.system.plain_text import make_printable_line
 
 _LONGEST_ACCESSION = 16
 """Most characters of an AccessionNumber in the DICOM standard (VR SH)."""
@@ -19,7 +19,7 @@ class OutboundConnection:
     """A host that a program will talk to, for the person who is asked.
 
     Attributes:
-        host: The host in the form in which it is permitted (:mod:`common.hosts`).
+        host: The host in the form in which it is permitted (:mod:`polyclinic.common.hosts`).
         address: The address, as the person reads it.
         where: The key or option that names it.
         sent: What is sent there; each a phrase.

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.data.base.image_set import DatasetSplits, ImageSet, concatenate_image_sets
-from common.data.base.spec import (
+from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet, concatenate_image_sets
+from polyclinic.common.data.base.spec import (
     ChexpertDatasetSpec,
     CompositesDatasetSpec,
     DataSpec,
@@ -21,14 +21,19 @@ from common.data.base.spec import (
     PhantomDatasetSpec,
     PluginDatasetSpec,
 )
-from common.data.images.store import IN_MEMORY, DecodedImageStore
-from common.data.sources.built_in import load_digits_dataset, load_phantom_dataset
-from common.data.sources.composed import find_composite_faults, find_mixture_faults, load_composites, load_mixture
-from common.data.sources.npz import load_npz_dataset, load_npz_test_part, open_npz_parts
-from common.data.sources.plugin import find_plugin_installation_faults, load_plugin_dataset
-from common.data.tables.labels import LabelTable, decode_table_pictures, open_folder_label_table
-from common.data.tables.presets import open_chexpert_table, open_mimic_table, open_nih_table
-from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
+from polyclinic.common.data.images.store import IN_MEMORY, DecodedImageStore
+from polyclinic.common.data.sources.built_in import load_digits_dataset, load_phantom_dataset
+from polyclinic.common.data.sources.composed import (
+    find_composite_faults,
+    find_mixture_faults,
+    load_composites,
+    load_mixture,
+)
+from polyclinic.common.data.sources.npz import load_npz_dataset, load_npz_test_part, open_npz_parts
+from polyclinic.common.data.sources.plugin import find_plugin_installation_faults, load_plugin_dataset
+from polyclinic.common.data.tables.labels import LabelTable, decode_table_pictures, open_folder_label_table
+from polyclinic.common.data.tables.presets import open_chexpert_table, open_mimic_table, open_nih_table
+from polyclinic.common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 
 _opened: dict[tuple[str, Path], Any] = {}
 """The last table, or npz file without images, that :func:`find_dataset_faults` has read, for :func:`load_dataset`."""
@@ -107,7 +112,7 @@ def open_label_table(
         case FolderDatasetSpec():
             return open_folder_label_table(spec, base)
         case DicomwebDatasetSpec():
-            from common.data.sources.dicomweb import open_dicomweb_table  # takes a second
+            from polyclinic.common.data.sources.dicomweb import open_dicomweb_table  # takes a second
 
             return open_dicomweb_table(spec, base).table
         case NihDatasetSpec():

@@ -13,14 +13,14 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import BadInput, Fault, ModelDiverged
-from common.metrics.bootstrap import AurocIntervals
-from common.metrics.calibration import OperatingPoint, ScoreQuality
-from common.metrics.measured import ValueWithError, average_values_with_error
-from common.metrics.multi_class import MultiClassMetrics
-from common.metrics.pooled import PooledMetrics, SiteSampleIntervals
-from common.metrics.score_histograms import THRESHOLD
-from common.plugins import METRICS, PLUGIN, load_plugin_entry_point
+from polyclinic.common.errors import BadInput, Fault, ModelDiverged
+from polyclinic.common.metrics.bootstrap import AurocIntervals
+from polyclinic.common.metrics.calibration import OperatingPoint, ScoreQuality
+from polyclinic.common.metrics.measured import ValueWithError, average_values_with_error
+from polyclinic.common.metrics.multi_class import MultiClassMetrics
+from polyclinic.common.metrics.pooled import PooledMetrics, SiteSampleIntervals
+from polyclinic.common.metrics.score_histograms import THRESHOLD
+from polyclinic.common.plugins import METRICS, PLUGIN, load_plugin_entry_point
 
 LARGEST_METRIC = 1e9
 """Largest magnitude of a metric."""
@@ -94,7 +94,7 @@ class ClassMetrics:
         positives, negatives: Numbers of images; None if the site does not release them.
         more: Metrics of plug-ins by name.
         errors: Metric name -> bound of its error; no entry for an exact metric. A metric with an error above
-            :data:`~common.metrics.measured.LARGEST_ERROR` is None.
+            :data:`~polyclinic.common.metrics.measured.LARGEST_ERROR` is None.
     """
 
     auroc: float | None

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from common.metrics.bootstrap import EstimateWithInterval, Interval
-from common.system.plain_text import (
+from polyclinic.common.metrics.bootstrap import EstimateWithInterval, Interval
+from polyclinic.common.system.plain_text import (
     format_count_with_noun,
     format_interval,
     format_number,

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.metrics.score_histograms import ScoreHistogram, compute_pooled_auroc
+from polyclinic.common.metrics.score_histograms import ScoreHistogram, compute_pooled_auroc
 
 RESAMPLES = 1000
 LEVEL = 0.95

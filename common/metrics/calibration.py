@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.metrics.multi_class import compute_confusion_matrix, mask_single_class_images
-from common.metrics.score_histograms import (
+from polyclinic.common.metrics.multi_class import compute_confusion_matrix, mask_single_class_images
+from polyclinic.common.metrics.score_histograms import (
     DECIDED,
     EDGES,
     HALF_WIDTHS,
@@ -23,7 +23,7 @@ from common.metrics.score_histograms import (
     ScoreHistogram,
     compute_score_histogram,
 )
-from common.models.zoo.spec import Task
+from polyclinic.common.models.zoo.spec import Task
 
 
 @dataclass(frozen=True)

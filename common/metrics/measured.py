@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.system.plain_text import NOT_APPLICABLE, format_number
+from polyclinic.common.system.plain_text import NOT_APPLICABLE, format_number
 
 LARGEST_ERROR = 0.05
 """Largest error of a figure that is printed or used; a figure with a larger error says nothing."""

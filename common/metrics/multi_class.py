@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ModelDiverged
+from polyclinic.common.errors import ModelDiverged
 
 Floats = NDArray[np.floating]
 Integers = NDArray[np.int64]

@@ -3,7 +3,7 @@
 The intervals for a sample follow Cochran, Sampling Techniques, 3rd ed. 1977, chapter 2: for ``n`` of ``N`` sites drawn
 at random, the variance of a mean over sites is ``(1 - n / N) s² / n``. The variance of the mean over classes first adds
 up the contributions of each site to all classes, because the classes are tested at the same sites. Departure: sites
-that are added because the random draw missed a class (:mod:`strategies.engine.membership`) count as drawn.
+that are added because the random draw missed a class (:mod:`polyclinic.strategies.engine.membership`) count as drawn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from operator import add
 
 import numpy as np
 
-from common.metrics.bootstrap import LEVEL, Interval, compute_pooled_auroc_interval
-from common.metrics.calibration import (
+from polyclinic.common.metrics.bootstrap import LEVEL, Interval, compute_pooled_auroc_interval
+from polyclinic.common.metrics.calibration import (
     Calibration,
     DecisionCounts,
     RocCurve,
@@ -22,8 +22,12 @@ from common.metrics.calibration import (
     compute_roc_curve,
     count_pooled_decisions,
 )
-from common.metrics.measured import ValueWithError, average_values_with_error
-from common.metrics.score_histograms import ScoreHistogram, compute_pooled_auroc, compute_pooled_average_precision
+from polyclinic.common.metrics.measured import ValueWithError, average_values_with_error
+from polyclinic.common.metrics.score_histograms import (
+    ScoreHistogram,
+    compute_pooled_auroc,
+    compute_pooled_average_precision,
+)
 
 
 @dataclass(frozen=True)

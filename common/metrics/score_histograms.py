@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.metrics.measured import ValueWithError
+from polyclinic.common.metrics.measured import ValueWithError
 
 Floats = NDArray[np.floating]
 Counts = NDArray[np.int64]

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.data.base.image_set import ImageSet
-from common.data.images.pixels import ImageTensors
-from common.errors import BadInput, Fault, quote_names
-from common.models.gpu import PARALLEL, REPLAY, compute_backbone_features
-from common.models.trained import (
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.images.pixels import ImageTensors
+from polyclinic.common.errors import BadInput, Fault, quote_names
+from polyclinic.common.models.gpu import PARALLEL, REPLAY, compute_backbone_features
+from polyclinic.common.models.trained import (
     add_low_rank_factors,
     list_frozen_tensor_names,
     list_trained_layers,
@@ -27,10 +27,10 @@ from common.models.trained import (
     register_frozen_constants,
     reset_running_statistics,
 )
-from common.models.weights import read_backbone_weights
-from common.models.zoo.networks import is_batch_norm, replace_with_group_norm
-from common.models.zoo.registry import build_backbone, build_backbone_for_check, build_meta_backbone
-from common.models.zoo.spec import ModelSpec, Task, is_external_network
+from polyclinic.common.models.weights import read_backbone_weights
+from polyclinic.common.models.zoo.networks import is_batch_norm, replace_with_group_norm
+from polyclinic.common.models.zoo.registry import build_backbone, build_backbone_for_check, build_meta_backbone
+from polyclinic.common.models.zoo.spec import ModelSpec, Task, is_external_network
 
 MemoryFormat = Literal["channels_last", "contiguous"]
 """The order of an image's numbers in memory: a pixel's channels side by side, or each channel's pixels."""
@@ -414,7 +414,7 @@ def resolve_precision(device: str, precision: Precision) -> Literal["float32", "
 
     ``auto`` is bfloat16 on a GPU and float32 on a CPU, so that all CPUs give equal results. ``bf16`` is float32 on a
     CPU without bfloat16 instructions, and ``fp16`` is float32 on any CPU. ``fastest`` is treated as ``auto``, unless
-    :mod:`strategies.local.arithmetic` has measured and replaced it before.
+    :mod:`polyclinic.strategies.local.arithmetic` has measured and replaced it before.
     """
     if device in HALF_PRECISION_DEVICES and precision != "float32":
         return "fp16" if precision == "fp16" else "bf16"

@@ -11,10 +11,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 
-from common.errors import BadInput, Fault
-from common.models.network import SplitNetwork, build_network, make_dense_layer
-from common.models.size_limit import NetworkTooLarge, limit_network_bytes
-from common.models.state import (
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.models.network import SplitNetwork, build_network, make_dense_layer
+from polyclinic.common.models.size_limit import NetworkTooLarge, limit_network_bytes
+from polyclinic.common.models.state import (
     Array,
     FrozenPart,
     hash_model_state,
@@ -25,11 +25,11 @@ from common.models.state import (
     split_state_into_tensors,
     write_model_state,
 )
-from common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec, Sha256, make_unreadable_model_fault
-from common.plugins import PLUGIN
-from common.system.files import write_atomically
-from common.system.plain_text import format_bytes
-from common.system.toml import describe_validation_error
+from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec, Sha256, make_unreadable_model_fault
+from polyclinic.common.plugins import PLUGIN
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_text import format_bytes
+from polyclinic.common.system.toml import describe_validation_error
 
 MOST_TIMES, SPARE_BYTES = 4, 256 * 2**20
 """Largest memory of a network while it is built: this multiple of its file, because a layer may be replaced or get
@@ -49,7 +49,7 @@ class SavedModelDescription(BaseModel):
         label_contract_sha256: Hash of the run's label contract; empty if there was none.
         initial_weights_sha256: Hash of the pretrained weights file, if the experiment named the hash.
         safetensors_sha256: Hash of the file ``model.safetensors``.
-        model_sha256: Hash of the tensors' values, see :func:`common.models.state.hash_model_state`.
+        model_sha256: Hash of the tensors' values, see :func:`polyclinic.common.models.state.hash_model_state`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

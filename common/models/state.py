@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.models.network import Head as Head
-from common.models.network import Model, SplitNetwork, build_network
-from common.models.zoo.networks import is_batch_norm
-from common.models.zoo.spec import ModelSpec
+from polyclinic.common.models.network import Head as Head
+from polyclinic.common.models.network import Model, SplitNetwork, build_network
+from polyclinic.common.models.zoo.networks import is_batch_norm
+from polyclinic.common.models.zoo.spec import ModelSpec
 
 Array = NDArray[np.float32]
 
@@ -316,7 +316,7 @@ def build_initial_frozen_part(spec: ModelSpec, seed: int, base: Path) -> FrozenP
     """Return the frozen part of a newly built network; None if all tensors are trained.
 
     Raises:
-        BadInput: See :func:`common.models.network.build_network`.
+        BadInput: See :func:`polyclinic.common.models.network.build_network`.
     """
     return None if spec.train == "all" else FrozenPart.from_network(build_network(spec, ("",), seed, base))
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from common.errors import BadInput, Fault, quote_names
-from common.models.zoo.spec import ModelSpec
-from common.plugins import PLUGIN
+from polyclinic.common.errors import BadInput, Fault, quote_names
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.plugins import PLUGIN
 
 PREFIX = "lora:"
 _ORIGINAL = ".parametrizations.weight.original"

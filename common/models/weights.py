@@ -19,12 +19,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from common.data.base.decoded_size import compute_decoded_file_size_limit, refuse_oversized_file
-from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.models.trained import merge_low_rank_tensors
-from common.models.zoo.registry import CLASSIFIERS, build_meta_backbone
-from common.models.zoo.spec import Architecture, ModelSpec, get_architecture_traits
-from common.system.files import write_atomically
+from polyclinic.common.data.base.decoded_size import compute_decoded_file_size_limit, refuse_oversized_file
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.models.trained import merge_low_rank_tensors
+from polyclinic.common.models.zoo.registry import CLASSIFIERS, build_meta_backbone
+from polyclinic.common.models.zoo.spec import Architecture, ModelSpec, get_architecture_traits
+from polyclinic.common.system.files import write_atomically
 
 _PREFIX = "backbone."
 _DAMAGED = (

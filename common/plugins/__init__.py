@@ -16,10 +16,10 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
-from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
-from common.plugins.files import read_plugin_files
-from common.system.hashing import hash_python_object
-from common.system.toml import TomlSection
+from polyclinic.common.errors import BadInput, Fault, quote_names, suggest_nearest_name
+from polyclinic.common.plugins.files import read_plugin_files
+from polyclinic.common.system.hashing import hash_python_object
+from polyclinic.common.system.toml import TomlSection
 
 MODELS, LOSSES = "polyclinic.models", "polyclinic.losses"
 DATASETS, METRICS = "polyclinic.datasets", "polyclinic.metrics"

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.errors import Fault
-from common.system.files import flush_folder, write_atomically
-from common.system.plain_text import format_as_json_text
+from polyclinic.common.errors import Fault
+from polyclinic.common.system.files import flush_folder, write_atomically
+from polyclinic.common.system.plain_text import format_as_json_text
 
 FILE, HEAD = "audit.jsonl", "audit.head"
 ROTATED_AT_BYTES = 16 * 2**20

@@ -11,10 +11,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from common.errors import Fault
-from common.security.identity import is_same_public_key
-from common.security.signatures import CHAINED, ReplyStatement, SignatureFault, SignedStatement, verify_reply_signature
-from common.system.plain_text import format_count_with_noun, join_as_english_list, make_printable_line
+from polyclinic.common.errors import Fault
+from polyclinic.common.security.identity import is_same_public_key
+from polyclinic.common.security.signatures import (
+    CHAINED,
+    ReplyStatement,
+    SignatureFault,
+    SignedStatement,
+    verify_reply_signature,
+)
+from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list, make_printable_line
 
 FILE = "receipt.json"
 TRAINED = "TrainReply"

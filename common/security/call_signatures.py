@@ -39,7 +39,8 @@ def make_signed_headers(
     Args:
         key: The caller's private key.
         public_key: The public key by :func:`encode_public_key_pem`, computed once for many calls.
-        authority: The coordinator's authority, by :func:`common.security.phrase.compute_certificate_key_hash`.
+        authority: The coordinator's authority, by
+        :func:`polyclinic.common.security.phrase.compute_certificate_key_hash`.
         process: Identifier of the calling process, up to :data:`LONGEST_PROCESS` characters.
     """
     now = dt.datetime.now(dt.UTC).isoformat()

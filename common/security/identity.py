@@ -22,10 +22,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import field_validator
 
-from common.errors import BadInput, Fault
-from common.system.files import add_file_name_to_errors, is_file, write_atomically
-from common.system.plain_text import PLAIN_NAME
-from common.system.toml import M, TomlSection, read_toml, to_toml_text, validate_tables
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.system.files import add_file_name_to_errors, is_file, write_atomically
+from polyclinic.common.system.plain_text import PLAIN_NAME
+from polyclinic.common.system.toml import M, TomlSection, read_toml, to_toml_text, validate_tables
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _NEW_KEY = (
@@ -99,7 +99,7 @@ class SiteConnectionKit(TomlSection):
         site: The site's registered name.
         public_key: The site's registered public key.
         ca_certificate: Certificate of the coordinator's own certificate authority, PEM. It is one certificate, without
-            any other text: the one whose phrase people compare (:mod:`common.security.phrase`).
+            any other text: the one whose phrase people compare (:mod:`polyclinic.common.security.phrase`).
     """
 
     coordinator: str

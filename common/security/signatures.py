@@ -19,9 +19,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import ConfigRecord, RecordDict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE
-from common.system.plain_names import RunName
-from common.wire.canonical_bytes import FIELDS, SIGNATURE, hash_record, read_small_fields
+from polyclinic.common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE
+from polyclinic.common.system.plain_names import RunName
+from polyclinic.common.wire.canonical_bytes import FIELDS, SIGNATURE, hash_record, read_small_fields
 
 SIGNED_WITH = ec.ECDSA(hashes.SHA256())
 # The key of a site also signs calls (a time) and statements of secure aggregation (a line of JSON). These prefixes keep
@@ -62,7 +62,7 @@ class ReplyStatement(_SignableStatement):
         run, round: Run and round of the request; round 0 at the roll call.
         record: Class name of the record, for instance ``TrainReply``.
         message: Flower's id of the request's message, a SHA-256.
-        sha256: Hash of the record, by :func:`common.wire.canonical_bytes.hash_record`.
+        sha256: Hash of the record, by :func:`polyclinic.common.wire.canonical_bytes.hash_record`.
         number: Number of the reply: 1 plus the number of this site's earlier replies in this run that the coordinator
             accepted; 0 for records that are not numbered.
         before: Message id of the request that the last accepted reply answered; empty for the first reply.
@@ -83,8 +83,9 @@ class RequestStatement(_SignableStatement):
 
     Attributes:
         site: Name of the site that receives the record.
-        key: Fingerprint of that site's public key, by :func:`common.security.identity.compute_public_key_fingerprint`.
-        run, round, record, sha256: As in :class:`ReplyStatement`.
+        key: Fingerprint of that site's public key, by
+        :func:`polyclinic.common.security.identity.compute_public_key_fingerprint`. run, round, record, sha256: As in
+        :class:`ReplyStatement`.
         nonce: 128 random bits in hexadecimal digits, which make the message and its id unique and unpredictable.
     """
 

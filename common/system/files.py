@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from common.errors import BadInput, Fault, suggest_nearest_name
-from common.system.stopping import block_thread_if_stopping, remove_output_if_stopped
+from polyclinic.common.errors import BadInput, Fault, suggest_nearest_name
+from polyclinic.common.system.stopping import block_thread_if_stopping, remove_output_if_stopped
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a full disk, a used-up quota, or a file at its size limit."""

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import ClassVar, Self
 
-from common.system.plain_text import PLAIN_NAME, make_printable_line
+from polyclinic.common.system.plain_text import PLAIN_NAME, make_printable_line
 
 MOST_BYTES = 255
 """Longest name of a file that common file systems take, in bytes of UTF-8."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from common.errors import Fault
+from polyclinic.common.errors import Fault
 
 LEAST_FREE = 16 * 2**20
 """Fewest free bytes with which a program can write its first files."""

@@ -13,11 +13,11 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
-from common import __version__
-from common.errors import BadInput, Fault
-from common.system.files import NO_PLACE_TO_WRITE, make_disk_full_message
-from common.system.plain_text import HANGING, escape_for_terminal, format_as_json_text
-from common.system.resources import raise_descriptor_limit
+from polyclinic.common import __version__
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.system.files import NO_PLACE_TO_WRITE, make_disk_full_message
+from polyclinic.common.system.plain_text import HANGING, escape_for_terminal, format_as_json_text
+from polyclinic.common.system.resources import raise_descriptor_limit
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.errors import (
+from polyclinic.common.errors import (
     PICTURE,
     SAVE_AS_UTF8,
     BadInput,
@@ -18,8 +18,8 @@ from common.errors import (
     quote_names,
     suggest_nearest_name,
 )
-from common.system.files import is_file, make_missing_input_fault
-from common.system.plain_text import PLAIN_NAME
+from polyclinic.common.system.files import is_file, make_missing_input_fault
+from polyclinic.common.system.plain_text import PLAIN_NAME
 
 
 class TomlSection(BaseModel):

@@ -1,8 +1,8 @@
 """Bounds of the fields of records, checked on receipt: length and characters of text, range of numbers.
 
 A field's bound is an annotation of its type (``Annotated``), which :func:`check_field_bounds` reads. A test requires
-a bound for every text and number of every record. :mod:`strategies.engine.exchange` checks the limits that depend on
-the round.
+a bound for every text and number of every record. :mod:`polyclinic.strategies.engine.exchange` checks the limits that
+depend on the round.
 """
 
 import functools
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from common.errors import WireError
-from common.metrics.auroc import LARGEST_METRIC
-from common.plugins import MOST_METRICS
-from common.system.plain_names import RunName
-from common.system.plain_text import is_plain_text, make_printable_line, make_printable_lines
+from polyclinic.common.errors import WireError
+from polyclinic.common.metrics.auroc import LARGEST_METRIC
+from polyclinic.common.plugins import MOST_METRICS
+from polyclinic.common.system.plain_names import RunName
+from polyclinic.common.system.plain_text import is_plain_text, make_printable_line, make_printable_lines
 
 MOST_IMAGES = 10**9
 """Most images of one site: more is an error or a lie, and would outweigh every other site."""
@@ -132,7 +132,7 @@ NAME = PlainLineBound()
 SHARE = NumberRangeBound(0.0, 1.0 + 1e-9)
 """Range of AUROC, average precision and balanced accuracy; rounding may end just above 1."""
 VALIDATION_LOSS = NumberRangeBound(0.0, MOST_LOSS)
-"""Range of a validation loss: a mean of cross-entropies (:mod:`strategies.local.losses`), never below 0."""
+"""Range of a validation loss: a mean of cross-entropies (:mod:`polyclinic.strategies.local.losses`), never below 0."""
 TRAIN_LOSS = NumberRangeBound(-MOST_LOSS, MOST_LOSS)
 """Range of a training loss: the loss of a method may hold divergences, which rounding can put below 0."""
 COUNT = NumberRangeBound(0, MOST_IMAGES)

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 FIELDS = "fields"
 """Name of the ConfigRecord that holds all small fields of a record."""
 SIGNATURE = "signature."
-"""Prefix of fields that are about the record and no part of it, see :mod:`common.security.signatures`."""
+"""Prefix of fields that are about the record and no part of it, see :mod:`polyclinic.common.security.signatures`."""
 WIDTH = "width"
 """``NAME/width`` is the field with the number of bytes that each count in the field ``NAME`` takes."""
 _BYTES, _BLAKE3 = "bytes", "blake3"

@@ -24,9 +24,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from common.errors import WireError, WireVersionError
-from common.models.network import Head
-from common.wire.bounds import (
+from polyclinic.common.errors import WireError, WireVersionError
+from polyclinic.common.models.network import Head
+from polyclinic.common.wire.bounds import (
     MOST_IMAGES,
     MOST_SITES,
     MOST_STATISTIC,
@@ -34,10 +34,18 @@ from common.wire.bounds import (
     escape_free_text_fields,
     refuse_unprintable_names,
 )
-from common.wire.canonical_bytes import FIELDS, SIGNATURE, WIDTH, read_small_fields
-from common.wire.fleet_protocol import WIRE_VERSION
-from common.wire.records import FORMS, Arrays, Form, ModelGroups, Record, ScoreCounts, make_empty_score_counts
-from common.wire.secure_aggregation import Integers
+from polyclinic.common.wire.canonical_bytes import FIELDS, SIGNATURE, WIDTH, read_small_fields
+from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
+from polyclinic.common.wire.records import (
+    FORMS,
+    Arrays,
+    Form,
+    ModelGroups,
+    Record,
+    ScoreCounts,
+    make_empty_score_counts,
+)
+from polyclinic.common.wire.secure_aggregation import Integers
 
 MOST_DIMENSIONS = 64
 """Most dimensions of an array, as in numpy."""

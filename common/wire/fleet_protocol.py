@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from common.system.plain_text import make_printable_line
+from polyclinic.common.system.plain_text import make_printable_line
 
 SERVICE = "flwr.proto.Fleet"
 COORDINATOR = 1

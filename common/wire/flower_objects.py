@@ -20,8 +20,8 @@ from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from common.system.plain_text import format_bytes, make_printable_line
-from common.wire.fleet_protocol import CHUNK_BYTES, Envelope, MetadataFields, ObjectTree, RecordDictFields
+from polyclinic.common.system.plain_text import format_bytes, make_printable_line
+from polyclinic.common.wire.fleet_protocol import CHUNK_BYTES, Envelope, MetadataFields, ObjectTree, RecordDictFields
 
 vars(importlib.import_module("flwr.app.message.array"))["FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"] = CHUNK_BYTES
 

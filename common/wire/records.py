@@ -1,9 +1,9 @@
 """The records (typed messages) that coordinator and hospitals exchange: frozen dataclasses that validate their fields.
 
-:mod:`common.wire.codec` translates them to and from Flower's records. ``flwr-client preview`` and docs/what-leaves.md
-print the explanations of the attributes in records that a hospital sends, for the hospital's staff
-(:mod:`client.preview.data_dictionary`). A name in backquotes and brackets in these explanations is the key of the
-site's policy that controls if a number is sent, or how it is rounded.
+:mod:`polyclinic.common.wire.codec` translates them to and from Flower's records. ``flwr-client preview`` and
+docs/what-leaves.md print the explanations of the attributes in records that a hospital sends, for the hospital's staff
+(:mod:`polyclinic.client.preview.data_dictionary`). A name in backquotes and brackets in these explanations is the key
+of the site's policy that controls if a number is sent, or how it is rounded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import WireError, quote_names
-from common.metrics.benefit import MODELS
-from common.metrics.score_histograms import ScoreHistogram, parse_score_histograms
-from common.models.network import Head
-from common.models.state import ModelState
-from common.system.plain_names import RunName
-from common.wire.bounds import (
+from polyclinic.common.errors import WireError, quote_names
+from polyclinic.common.metrics.benefit import MODELS
+from polyclinic.common.metrics.score_histograms import ScoreHistogram, parse_score_histograms
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.system.plain_names import RunName
+from polyclinic.common.wire.bounds import (
     COUNT,
     COUNT_OR_UNKNOWN,
     EPOCHS,
@@ -47,8 +47,8 @@ from common.wire.bounds import (
     Shares,
     Text,
 )
-from common.wire.fleet_protocol import LONGEST_RELEASE
-from common.wire.secure_aggregation import MaskingRecord
+from polyclinic.common.wire.fleet_protocol import LONGEST_RELEASE
+from polyclinic.common.wire.secure_aggregation import MaskingRecord
 
 Form = Literal["float32", "float16", "int8"]
 """Formats of a trunk on the wire: four bytes a number, two, or one and a scale for each block."""
@@ -507,7 +507,8 @@ class BenefitRequest(Request):
 
 @dataclass(frozen=True)
 class BenefitReply:
-    """Answer to a :class:`BenefitRequest`: metrics of the models in :data:`common.metrics.benefit.MODELS`, in order.
+    """Answer to a :class:`BenefitRequest`: metrics of the models in :data:`polyclinic.common.metrics.benefit.MODELS`,
+    in order.
 
     Attributes:
         class_names: The classes on which four models were compared (trained here alone, federated, federated and

@@ -11,8 +11,8 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import WireError
-from common.wire.bounds import (
+from polyclinic.common.errors import WireError
+from polyclinic.common.wire.bounds import (
     MOST_SITES,
     ListBound,
     NumberRangeBound,

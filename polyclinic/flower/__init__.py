@@ -28,8 +28,8 @@ from polyclinic.flower.strategies import (
     UniFed,
     VanillaFL,
 )
-from strategies.local.early_stopping import EarlyStopping
-from strategies.methods.unifed import loss_slope
+from polyclinic.strategies.local.early_stopping import EarlyStopping
+from polyclinic.strategies.methods.unifed import loss_slope
 
 __all__ = [
     "EarlyStopping",

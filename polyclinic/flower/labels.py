@@ -10,8 +10,8 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from common.wire.records import RollCallAnswer
-from strategies.local.site_method import SiteMethod
+from polyclinic.common.wire.records import RollCallAnswer
+from polyclinic.strategies.local.site_method import SiteMethod
 
 QUERY = "labels"
 """Name of the Flower query, and of the ``ConfigRecord`` in its answer."""

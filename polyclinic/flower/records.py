@@ -8,9 +8,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from common.models.network import Head
-from common.wire.records import Arrays
-from strategies.aggregation.means import mix_tensors
+from polyclinic.common.models.network import Head
+from polyclinic.common.wire.records import Arrays
+from polyclinic.strategies.aggregation.means import mix_tensors
 
 MetricMean = Callable[[list[RecordDict], str], MetricRecord]
 

@@ -10,13 +10,13 @@ from flwr.app import ConfigRecord, Context, Message
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from common.config import TrainingSection
-from common.wire.records import Arrays
+from polyclinic.common.config import TrainingSection
+from polyclinic.common.wire.records import Arrays
 from polyclinic.flower.records import pack_arrays, unpack_arrays
-from strategies.local.objective import ClientContext, LabelledExamples
-from strategies.local.training import MiniBatch
-from strategies.methods import fedmlp
-from strategies.registry import STRATEGIES
+from polyclinic.strategies.local.objective import ClientContext, LabelledExamples
+from polyclinic.strategies.local.training import MiniBatch
+from polyclinic.strategies.methods import fedmlp
+from polyclinic.strategies.registry import STRATEGIES
 
 CLASSES, ANNOTATED, TASK = "polyclinic-classes", "polyclinic-annotated", "polyclinic-task"
 METHOD, PARAMETERS = "polyclinic-method", "polyclinic-parameters"
@@ -186,7 +186,7 @@ class FedMLPSite(Site):
 
 
 class HeadedModel(nn.Module):
-    """Adapts any classifier to the interface :class:`common.models.network.Model`.
+    """Adapts any classifier to the interface :class:`polyclinic.common.models.network.Model`.
 
     Args:
         model: The classifier.

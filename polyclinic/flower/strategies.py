@@ -12,10 +12,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from common.contract import LabelContract
-from common.models.network import Head
-from common.models.zoo.spec import Task
-from common.wire.records import Arrays, ModelGroups, RollCallAnswer
+from polyclinic.common.contract import LabelContract
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.wire.records import Arrays, ModelGroups, RollCallAnswer
 from polyclinic.flower import records
 from polyclinic.flower.labels import (
     SiteLabels,
@@ -25,11 +25,11 @@ from polyclinic.flower.labels import (
     shorten_error,
 )
 from polyclinic.flower.site import ANNOTATED, CLASSES, HEAD, METHOD, PARAMETERS, START, STATISTICS, TASK
-from strategies.aggregation.means import WholeHeadMean
-from strategies.local.site_method import Parameters
-from strategies.methods import baselines, fedmlp, fedsld, surgical, unifed
-from strategies.methods.base import Method, RoundContext, SequentialMethod
-from strategies.methods.fedsld import Reduction
+from polyclinic.strategies.aggregation.means import WholeHeadMean
+from polyclinic.strategies.local.site_method import Parameters
+from polyclinic.strategies.methods import baselines, fedmlp, fedsld, surgical, unifed
+from polyclinic.strategies.methods.base import Method, RoundContext, SequentialMethod
+from polyclinic.strategies.methods.fedsld import Reduction
 
 Messages = Iterable[Message]
 ModelAndMetrics = tuple[ArrayRecord | None, MetricRecord | None]
@@ -46,7 +46,9 @@ SLOPE = "loss-slope"
 
 
 class SiteTrainingReply(NamedTuple):
-    """A site's reply to training, as the method's rules read it (:class:`strategies.methods.base.SiteReply`)."""
+    """A site's reply to training, as the method's rules read it
+    (:class:`polyclinic.strategies.methods.base.SiteReply`).
+    """
 
     model: ArrayRecord
     train_samples: float
@@ -340,7 +342,7 @@ class FedMLP(LabelledSites):
 
     Args:
         stage_one_rounds: Number of rounds of the first stage, before missing labels are detected.
-        parameters: FedMLP's own parameters by name (:class:`strategies.methods.fedmlp.FedMLPParameters`).
+        parameters: FedMLP's own parameters by name (:class:`polyclinic.strategies.methods.fedmlp.FedMLPParameters`).
         options: As for :class:`LabelledSites`; the task must be ``multi_label``.
     """
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
-from common.security.identity import (
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
+from polyclinic.common.security.identity import (
     SiteAdmissionRequest,
     SiteConnectionKit,
     check_public_key,
@@ -18,12 +18,12 @@ from common.security.identity import (
     is_same_public_key,
     write_commented_toml_file,
 )
-from common.security.phrase import compute_certificate_phrase, compute_public_key_phrase
-from common.system.plain_names import PlainName, join_plain_name
-from common.system.toml import TomlSection, read_toml, validate_tables
-from server.coordinator.authority import read_authority_certificate
-from server.coordinator.folder import CoordinatorFolder
-from strategies.engine.claims import ClaimsBySite, SiteAdmissionLimits
+from polyclinic.common.security.phrase import compute_certificate_phrase, compute_public_key_phrase
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
+from polyclinic.server.coordinator.authority import read_authority_certificate
+from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.strategies.engine.claims import ClaimsBySite, SiteAdmissionLimits
 
 MOST_CLASSES, LONGEST_NAME = 10_000, 100
 

@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from common.errors import BadInput, Fault
-from common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE, write_secret_file
-from common.system.files import write_atomically
-from common.system.preflight import find_certificate_date_faults
-from server.coordinator.folder import CoordinatorFolder
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE, write_secret_file
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.preflight import find_certificate_date_faults
+from polyclinic.server.coordinator.folder import CoordinatorFolder
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
 RENEW_BEFORE_DAYS = 30

@@ -20,10 +20,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from common.errors import BadInput, Fault
-from common.security.identity import check_site_name
-from common.system.files import is_file_locked, lock_file, make_private_folder, write_atomically
-from common.system.toml import TomlSection, read_toml, to_toml_text, validate_tables
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.security.identity import check_site_name
+from polyclinic.common.system.files import is_file_locked, lock_file, make_private_folder, write_atomically
+from polyclinic.common.system.toml import TomlSection, read_toml, to_toml_text, validate_tables
 
 FILE = "coordinator.toml"
 _HOST = re.compile(

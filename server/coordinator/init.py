@@ -3,19 +3,19 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common.errors import Fault, raise_faults
-from common.security.identity import check_site_name
-from common.security.phrase import compute_certificate_phrase
-from common.system.files import make_private_folder, remove_outputs_on_failure
-from common.system.toml import validate_tables
-from server.coordinator.admission import read_unrevoked_sites, write_connection_kit
-from server.coordinator.authority import (
+from polyclinic.common.errors import Fault, raise_faults
+from polyclinic.common.security.identity import check_site_name
+from polyclinic.common.security.phrase import compute_certificate_phrase
+from polyclinic.common.system.files import make_private_folder, remove_outputs_on_failure
+from polyclinic.common.system.toml import validate_tables
+from polyclinic.server.coordinator.admission import read_unrevoked_sites, write_connection_kit
+from polyclinic.server.coordinator.authority import (
     SERVER_DAYS,
     issue_server_certificate,
     make_certificate_authority,
     read_authority_certificate,
 )
-from server.coordinator.folder import (
+from polyclinic.server.coordinator.folder import (
     FILE,
     CoordinatorFolder,
     CoordinatorTomlContent,

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from common.config import ExperimentFile
-from common.errors import Fault, quote_names, raise_faults
-from common.system.preflight import find_flower_release_faults, find_folder_write_faults, find_port_faults
-from server.coordinator.admission import read_unrevoked_sites
-from server.coordinator.authority import find_server_certificate_faults
-from server.coordinator.folder import CoordinatorFolder, is_coordinator_command_running
-from server.coordinator.state import is_control_socket_listening
+from polyclinic.common.config import ExperimentFile
+from polyclinic.common.errors import Fault, quote_names, raise_faults
+from polyclinic.common.system.preflight import find_flower_release_faults, find_folder_write_faults, find_port_faults
+from polyclinic.server.coordinator.admission import read_unrevoked_sites
+from polyclinic.server.coordinator.authority import find_server_certificate_faults
+from polyclinic.server.coordinator.folder import CoordinatorFolder, is_coordinator_command_running
+from polyclinic.server.coordinator.state import is_control_socket_listening
 
 
 def find_superlink_start_faults(coordinator: CoordinatorFolder) -> list[Fault]:

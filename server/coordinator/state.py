@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.system.files import write_atomically
+from polyclinic.common.system.files import write_atomically
 
 CONNECTIONS = "connections.json"
 SIGNED_OFF = "signed-off.json"

@@ -11,33 +11,33 @@ from typing import Any
 
 import torch
 
-from common.config import ExperimentFile, make_hospital_plan
-from common.data.base.image_set import DatasetSplits, ImageSet
-from common.data.load import load_dataset, load_external_test_images
-from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
-from common.models.network import find_network_build_faults
-from common.simulation import open_simulation_image_store
-from common.system.files import is_disk_full, make_private_folder, remove_temporary_files
-from server.coordinator.admission import make_site_claim_limits_reader, read_all_admitted_sites
-from server.coordinator.folder import CoordinatorFolder, lock_coordinator_folder, restrict_folder_to_owner
-from server.coordinator.preflight import make_no_superlink_fault
-from server.coordinator.state import read_site_sign_offs
-from server.deployment.superlink.control_client import is_superlink_answering
-from server.deployment.superlink.network_grid import open_network_grid
-from server.deployment.superlink.process import OBJECTS, START_TIMEOUT_S
-from server.deployment.superlink.refused_calls import FILE as REFUSED_CALLS
-from server.deployment.supervisor import RunExitCode
-from server.deployment.timers import find_timer_order_faults, list_timer_settings
-from server.federation.evaluation import RunContext
-from server.federation.run import run_federation
-from server.federation.set_up import OpenedRunFolder, hash_run_data_sets, record_data_hashes_or_refuse
-from server.runs.live_status import CurrentRun, JsonLinesReader, add_to_run_history
-from server.runs.reporter import RunReporter
-from strategies.engine.events import RunStopped
-from strategies.method_list import prefix_fault_with_file
-from strategies.methods.base import find_missing_coordinator_images
-from strategies.privacy.gradients import find_network_privacy_faults
-from strategies.registry import build_experiment_strategy
+from polyclinic.common.config import ExperimentFile, make_hospital_plan
+from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet
+from polyclinic.common.data.load import load_dataset, load_external_test_images
+from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
+from polyclinic.common.models.network import find_network_build_faults
+from polyclinic.common.simulation import open_simulation_image_store
+from polyclinic.common.system.files import is_disk_full, make_private_folder, remove_temporary_files
+from polyclinic.server.coordinator.admission import make_site_claim_limits_reader, read_all_admitted_sites
+from polyclinic.server.coordinator.folder import CoordinatorFolder, lock_coordinator_folder, restrict_folder_to_owner
+from polyclinic.server.coordinator.preflight import make_no_superlink_fault
+from polyclinic.server.coordinator.state import read_site_sign_offs
+from polyclinic.server.deployment.superlink.control_client import is_superlink_answering
+from polyclinic.server.deployment.superlink.network_grid import open_network_grid
+from polyclinic.server.deployment.superlink.process import OBJECTS, START_TIMEOUT_S
+from polyclinic.server.deployment.superlink.refused_calls import FILE as REFUSED_CALLS
+from polyclinic.server.deployment.supervisor import RunExitCode
+from polyclinic.server.deployment.timers import find_timer_order_faults, list_timer_settings
+from polyclinic.server.federation.evaluation import RunContext
+from polyclinic.server.federation.run import run_federation
+from polyclinic.server.federation.set_up import OpenedRunFolder, hash_run_data_sets, record_data_hashes_or_refuse
+from polyclinic.server.runs.live_status import CurrentRun, JsonLinesReader, add_to_run_history
+from polyclinic.server.runs.reporter import RunReporter
+from polyclinic.strategies.engine.events import RunStopped
+from polyclinic.strategies.method_list import prefix_fault_with_file
+from polyclinic.strategies.methods.base import find_missing_coordinator_images
+from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
+from polyclinic.strategies.registry import build_experiment_strategy
 
 Tell = Callable[[str], None]
 

@@ -3,21 +3,21 @@
 import time
 from collections.abc import Callable
 
-from common.errors import BadInput, raise_faults
-from server.coordinator.admission import read_unrevoked_sites
-from server.coordinator.authority import RENEW_BEFORE_DAYS, count_certificate_days_left
-from server.coordinator.folder import CoordinatorFolder, lock_coordinator_folder, restrict_folder_to_owner
-from server.coordinator.state import read_site_sign_offs, write_site_connections
-from server.deployment.superlink.control_client import (
+from polyclinic.common.errors import BadInput, raise_faults
+from polyclinic.server.coordinator.admission import read_unrevoked_sites
+from polyclinic.server.coordinator.authority import RENEW_BEFORE_DAYS, count_certificate_days_left
+from polyclinic.server.coordinator.folder import CoordinatorFolder, lock_coordinator_folder, restrict_folder_to_owner
+from polyclinic.server.coordinator.state import read_site_sign_offs, write_site_connections
+from polyclinic.server.deployment.superlink.control_client import (
     SuperLinkControlClient,
     SuperLinkUnreachable,
     convert_openssh_key_to_pem,
 )
-from server.deployment.superlink.database import set_aside_unusable_database
-from server.deployment.superlink.process import START_TIMEOUT_S, SuperLinkProcess
-from server.deployment.superlink.registrations import RegisteredSite
-from server.deployment.timers import find_timer_order_faults, list_timer_settings
-from server.runs.live_status import describe_site_sign_off
+from polyclinic.server.deployment.superlink.database import set_aside_unusable_database
+from polyclinic.server.deployment.superlink.process import START_TIMEOUT_S, SuperLinkProcess
+from polyclinic.server.deployment.superlink.registrations import RegisteredSite
+from polyclinic.server.deployment.timers import find_timer_order_faults, list_timer_settings
+from polyclinic.server.runs.live_status import describe_site_sign_off
 
 POLL_S, RESTART_S = 1.0, 1.0
 Tell = Callable[[str], None]

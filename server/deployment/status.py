@@ -11,20 +11,25 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from common import __version__
-from common.errors import quote_names
-from common.security.identity import compute_public_key_fingerprint
-from common.security.phrase import compute_certificate_phrase
-from server.coordinator.admission import read_all_admitted_sites
-from server.coordinator.authority import count_certificate_days_left, read_authority_certificate
-from server.coordinator.folder import CoordinatorFolder, is_coordinator_command_running
-from server.coordinator.state import read_site_sign_offs
-from server.deployment.superlink.control_client import (
+from polyclinic.common import __version__
+from polyclinic.common.errors import quote_names
+from polyclinic.common.security.identity import compute_public_key_fingerprint
+from polyclinic.common.security.phrase import compute_certificate_phrase
+from polyclinic.server.coordinator.admission import read_all_admitted_sites
+from polyclinic.server.coordinator.authority import count_certificate_days_left, read_authority_certificate
+from polyclinic.server.coordinator.folder import CoordinatorFolder, is_coordinator_command_running
+from polyclinic.server.coordinator.state import read_site_sign_offs
+from polyclinic.server.deployment.superlink.control_client import (
     SuperLinkControlClient,
     SuperLinkUnreachable,
     is_superlink_answering,
 )
-from server.runs.live_status import CurrentRun, describe_site_activity, describe_site_sign_off, read_last_run_state
+from polyclinic.server.runs.live_status import (
+    CurrentRun,
+    describe_site_activity,
+    describe_site_sign_off,
+    read_last_run_state,
+)
 
 LINK = {"up": "up", "starting": "starting: it takes up to a minute", "down": "down: start it with flwr-server start"}
 
@@ -108,7 +113,7 @@ def format_server_status(status: Mapping[str, Any]) -> RenderableType:
 
 
 def format_runs_table(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Format the runs of :func:`server.runs.live_status.read_run_history` as a table for the terminal."""
+    """Format the runs of :func:`polyclinic.server.runs.live_status.read_run_history` as a table for the terminal."""
     if not runs:
         return Text("no run yet")
     table = Table("began", "run", "state", "rounds", "sites", Column("folder", overflow="fold"))

@@ -15,14 +15,20 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from common.system.stopping import STARTER, STOPPED_ON_REQUEST, graceful_shutdown, make_exit_message, stop_on_signals
-from server.runs.folder import RunFolder
+from polyclinic.common.system.stopping import (
+    STARTER,
+    STOPPED_ON_REQUEST,
+    graceful_shutdown,
+    make_exit_message,
+    stop_on_signals,
+)
+from polyclinic.server.runs.folder import RunFolder
 
 MOST_DEATHS = 5
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """Pause before the process is restarted: the first, and the longest."""
 
-PROGRAM = (sys.executable, "-P", "-m", "server.cli")
+PROGRAM = (sys.executable, "-P", "-m", "polyclinic.server.cli")
 """Command of the leading process."""
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from rich.table import Table
 
-from common.config import Experiment, ParticipationSection
-from common.errors import Fault
-from common.system.timers import (
+from polyclinic.common.config import Experiment, ParticipationSection
+from polyclinic.common.errors import Fault
+from polyclinic.common.system.timers import (
     ALONE_TIMES,
     CALL_TIMEOUT_S,
     CLOCKS_DIFFER_S,
@@ -21,9 +21,9 @@ from common.system.timers import (
     TLS_TIMEOUT_S,
     UPLOAD_STALL_S,
 )
-from server.deployment.superlink.control_client import ANSWER_S, LINK_PATIENCE_S
-from server.deployment.superlink.process import START_TIMEOUT_S, STOP_GRACE_S
-from server.deployment.superlink.registrations import PATIENCE, RUN_SILENT_S
+from polyclinic.server.deployment.superlink.control_client import ANSWER_S, LINK_PATIENCE_S
+from polyclinic.server.deployment.superlink.process import START_TIMEOUT_S, STOP_GRACE_S
+from polyclinic.server.deployment.superlink.registrations import PATIENCE, RUN_SILENT_S
 
 
 @dataclass(frozen=True)

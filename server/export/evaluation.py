@@ -13,30 +13,35 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from common.data.base.image_set import (
+from polyclinic.common.data.base.image_set import (
     ImageSet,
     SkippedImage,
     are_all_patients_known,
     concatenate_image_sets,
     describe_skipped_images,
 )
-from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec
-from common.data.images.store import open_user_image_store
-from common.data.load import load_dataset, refuse_test_set_without_model_class
-from common.data.sources.npz import load_npz_test_part
-from common.data.sources.npz_file import read_npz_headers
-from common.data.tables.csv import CsvTable
-from common.data.tables.patient_columns import guess_patient_column
-from common.data.tables.roles import guess_image_column
-from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.metrics.auroc import ClassMetrics, compute_mean_and_sd, compute_metrics_per_class
-from common.metrics.bootstrap import AurocIntervals, bootstrap_auroc_intervals
-from common.metrics.calibration import DecisionCounts, count_decisions
-from common.models.network import SplitNetwork, select_head_row_labels
-from common.models.saved import load_model
-from common.system.plain_text import format_count_with_noun, format_interval, format_number, join_as_english_list
-from server.export.prediction import Cell, compute_picture_probabilities, format_rows_as_csv
-from server.export.preflight import (
+from polyclinic.common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec
+from polyclinic.common.data.images.store import open_user_image_store
+from polyclinic.common.data.load import load_dataset, refuse_test_set_without_model_class
+from polyclinic.common.data.sources.npz import load_npz_test_part
+from polyclinic.common.data.sources.npz_file import read_npz_headers
+from polyclinic.common.data.tables.csv import CsvTable
+from polyclinic.common.data.tables.patient_columns import guess_patient_column
+from polyclinic.common.data.tables.roles import guess_image_column
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.metrics.auroc import ClassMetrics, compute_mean_and_sd, compute_metrics_per_class
+from polyclinic.common.metrics.bootstrap import AurocIntervals, bootstrap_auroc_intervals
+from polyclinic.common.metrics.calibration import DecisionCounts, count_decisions
+from polyclinic.common.models.network import SplitNetwork, select_head_row_labels
+from polyclinic.common.models.saved import load_model
+from polyclinic.common.system.plain_text import (
+    format_count_with_noun,
+    format_interval,
+    format_number,
+    join_as_english_list,
+)
+from polyclinic.server.export.prediction import Cell, compute_picture_probabilities, format_rows_as_csv
+from polyclinic.server.export.preflight import (
     EvaluationInput,
     find_class_column_faults,
     make_npz_test_spec,
@@ -44,8 +49,8 @@ from server.export.preflight import (
     read_experiment_data_spec,
     read_labelled_csv_columns,
 )
-from server.reporting.run_claims import UNKNOWN_PATIENTS, explain_missing_auroc, warn_about_few_images
-from server.runs.reader import RunSummary, read_run
+from polyclinic.server.reporting.run_claims import UNKNOWN_PATIENTS, explain_missing_auroc, warn_about_few_images
+from polyclinic.server.runs.reader import RunSummary, read_run
 
 SpecT = TypeVar("SpecT", NpzDatasetSpec, FolderDatasetSpec)
 

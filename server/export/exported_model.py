@@ -15,27 +15,27 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common import __version__
-from common.config import Experiment
-from common.data.base.image_set import ImageSet
-from common.data.images.store import open_user_image_store
-from common.data.load import load_dataset
-from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
-from common.models.network import SplitNetwork, logits_to_probabilities
-from common.models.saved import SavedModelDescription, load_model, read_model_description
-from common.models.trained import merge_low_rank_factors
-from common.models.zoo.spec import ModelSpec
-from common.system.files import (
+from polyclinic.common import __version__
+from polyclinic.common.config import Experiment
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.images.store import open_user_image_store
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
+from polyclinic.common.models.network import SplitNetwork, logits_to_probabilities
+from polyclinic.common.models.saved import SavedModelDescription, load_model, read_model_description
+from polyclinic.common.models.trained import merge_low_rank_factors
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.system.files import (
     find_output_file_faults,
     make_temporary_path,
     remove_outputs_on_failure,
     write_atomically,
 )
-from server.export.pictures import read_unlabelled_pictures
-from server.export.prediction import choose_model_image_format
-from server.export.preflight import ExportFormat, choose_default_export_path, read_experiment_data_spec
-from server.reporting.model_card import CARD, render_model_card
-from server.runs.reader import read_run
+from polyclinic.server.export.pictures import read_unlabelled_pictures
+from polyclinic.server.export.prediction import choose_model_image_format
+from polyclinic.server.export.preflight import ExportFormat, choose_default_export_path, read_experiment_data_spec
+from polyclinic.server.reporting.model_card import CARD, render_model_card
+from polyclinic.server.runs.reader import read_run
 
 TOLERANCE = 1e-4
 INPUT, OUTPUT = "images", "probabilities"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.images.reading import (
+from polyclinic.common.data.images.reading import (
     PICTURE_SUFFIXES,
     UNREAD_SUFFIXES,
     DecodedImageFormat,
@@ -16,12 +16,12 @@ from common.data.images.reading import (
     is_supported_picture_file,
     read_first_bytes,
 )
-from common.data.images.store import decode_pictures
-from common.data.sources.npz import find_oversized_content_faults
-from common.data.sources.npz_file import open_npz_arrays, read_npz_headers
-from common.data.tables.files import PictureFileFinder
-from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.system.files import is_file
+from polyclinic.common.data.images.store import decode_pictures
+from polyclinic.common.data.sources.npz import find_oversized_content_faults
+from polyclinic.common.data.sources.npz_file import open_npz_arrays, read_npz_headers
+from polyclinic.common.data.tables.files import PictureFileFinder
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.system.files import is_file
 
 NPZ_PARTS = ("test", "val", "train")
 _KINDS = "PNG, JPEG, DICOM, NIfTI"

@@ -13,19 +13,28 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from common.data.base.decoded_size import LARGEST_MB
-from common.data.base.image_set import ImageSet
-from common.data.base.spec import AS_IN_FILE, Axis, BitDepth, Frame, LargestMb, PictureRenderingOptions, Resize, Window
-from common.data.images.pixels import ImageTensors, convert_to_channels_first, load_pixels_on_device
-from common.data.images.reading import DecodedImageFormat
-from common.errors import BadInput, raise_faults
-from common.models.gpu import move_network_to_device
-from common.models.network import SplitNetwork, compute_image_probabilities
-from common.models.saved import load_model
-from common.system.files import find_output_file_faults, is_file, write_atomically
-from common.system.plain_text import escape_unplain_characters
-from server.export.pictures import UnlabelledPictures, make_unreadable_images_fault, read_unlabelled_pictures
-from server.runs.reader import read_run
+from polyclinic.common.data.base.decoded_size import LARGEST_MB
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.base.spec import (
+    AS_IN_FILE,
+    Axis,
+    BitDepth,
+    Frame,
+    LargestMb,
+    PictureRenderingOptions,
+    Resize,
+    Window,
+)
+from polyclinic.common.data.images.pixels import ImageTensors, convert_to_channels_first, load_pixels_on_device
+from polyclinic.common.data.images.reading import DecodedImageFormat
+from polyclinic.common.errors import BadInput, raise_faults
+from polyclinic.common.models.gpu import move_network_to_device
+from polyclinic.common.models.network import SplitNetwork, compute_image_probabilities
+from polyclinic.common.models.saved import load_model
+from polyclinic.common.system.files import find_output_file_faults, is_file, write_atomically
+from polyclinic.common.system.plain_text import escape_unplain_characters
+from polyclinic.server.export.pictures import UnlabelledPictures, make_unreadable_images_fault, read_unlabelled_pictures
+from polyclinic.server.runs.reader import read_run
 
 
 class _RunPictureSettings(BaseModel):

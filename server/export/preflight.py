@@ -9,13 +9,21 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.data.base.spec import Axis, BitDepth, DataSpec, Frame, NpzDatasetSpec, PictureRenderingOptions, Window
-from common.data.sources.npz import find_npz_array_name_faults
-from common.data.sources.npz_file import read_npz_headers
-from common.data.tables.csv import CsvTable, find_missing_column_faults, read_csv_table
-from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
-from common.models.zoo.spec import DESCRIPTION, find_model_folder_faults
-from common.system.files import find_output_file_faults, is_file, make_missing_input_fault
+from polyclinic.common.data.base.spec import (
+    Axis,
+    BitDepth,
+    DataSpec,
+    Frame,
+    NpzDatasetSpec,
+    PictureRenderingOptions,
+    Window,
+)
+from polyclinic.common.data.sources.npz import find_npz_array_name_faults
+from polyclinic.common.data.sources.npz_file import read_npz_headers
+from polyclinic.common.data.tables.csv import CsvTable, find_missing_column_faults, read_csv_table
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
+from polyclinic.common.models.zoo.spec import DESCRIPTION, find_model_folder_faults
+from polyclinic.common.system.files import find_output_file_faults, is_file, make_missing_input_fault
 
 
 class ExportFormat(StrEnum):
@@ -186,7 +194,7 @@ def read_experiment_data_spec(path: Path) -> tuple[DataSpec, Path]:
     Raises:
         BadInput: If the file has a fault, or no ``[data]``.
     """
-    from common.config import read_experiment  # here: this import takes as long as all others together
+    from polyclinic.common.config import read_experiment  # here: this import takes as long as all others together
 
     file = read_experiment(path)
     if file.experiment.data is None:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import cast
 
-from common.errors import BadInput, Fault
-from common.models.zoo.spec import Architecture, is_external_network
-from common.system.files import is_file, make_missing_input_fault
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.models.zoo.spec import Architecture, is_external_network
+from polyclinic.common.system.files import is_file, make_missing_input_fault
 
 FROM_TORCHVISION = ("densenet121", "resnet18", "vgg11")
 
@@ -26,7 +26,9 @@ def convert_pretrained_weights(
         remedy = "Remove it, or name another file."
         raise BadInput([Fault(str(destination), "exists, and nothing is written over.", remedy)])
     if architecture == "efficientnet_lite0" and checkpoint is None:
-        from common.models.weights import convert_efficientnet_lite0  # here: a wrong call does not wait for torch
+        from polyclinic.common.models.weights import (
+            convert_efficientnet_lite0,  # here: a wrong call does not wait for torch
+        )
 
         return convert_efficientnet_lite0(destination)
     if (architecture in FROM_TORCHVISION or is_external_network(architecture)) and checkpoint is not None:
@@ -44,7 +46,7 @@ def convert_pretrained_weights(
         if not is_readable:
             remedy = "Name a .pth or .pt file of torch.save, or a .safetensors file."
             raise BadInput([Fault(str(checkpoint), "is no file of tensors.", remedy)])
-        from common.models.weights import convert_checkpoint
+        from polyclinic.common.models.weights import convert_checkpoint
 
         return convert_checkpoint(cast(Architecture, architecture), checkpoint, destination, image_size)
     problem = f'there is no source of weights for "{architecture}" {"with" if checkpoint else "without"} --checkpoint.'

@@ -10,15 +10,15 @@ from typing import Any
 
 from flwr.app import Message, MessageType
 
-from common.metrics.benefit import MODELS, OVER_ALONE, FederationBenefit
-from common.metrics.bootstrap import EstimateWithInterval
-from common.models.state import ModelState
-from common.system.timers import ALONE_TIMES
-from common.wire.codec import encode_record
-from common.wire.records import BenefitReply, BenefitRequest, ModelGroups
-from server.federation.recorder import RunTotals
-from strategies.engine.coordinator import Coordinator
-from strategies.engine.state import select_site_model_groups
+from polyclinic.common.metrics.benefit import MODELS, OVER_ALONE, FederationBenefit
+from polyclinic.common.metrics.bootstrap import EstimateWithInterval
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.system.timers import ALONE_TIMES
+from polyclinic.common.wire.codec import encode_record
+from polyclinic.common.wire.records import BenefitReply, BenefitRequest, ModelGroups
+from polyclinic.server.federation.recorder import RunTotals
+from polyclinic.strategies.engine.coordinator import Coordinator
+from polyclinic.strategies.engine.state import select_site_model_groups
 
 QUERY = f"{MessageType.QUERY}.benefit"
 

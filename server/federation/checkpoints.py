@@ -15,15 +15,19 @@ from typing import Any
 
 from blake3 import blake3
 
-from common.config import Experiment
-from common.errors import BadInput, Fault
-from common.models.zoo.spec import NAMED_BY_THE_RUN
-from common.plugins import format_plugin_user_name, is_local_plugin_name
-from common.system.files import Parts, make_private_folder, write_atomically
-from common.system.plain_text import list_first_and_count_rest
-from server.runs.tracking import flatten_nested_tables
-from strategies.engine.state import FederationState, deserialize_federation_state, serialize_federation_state_parts
-from strategies.registry import build_experiment_strategy
+from polyclinic.common.config import Experiment
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.models.zoo.spec import NAMED_BY_THE_RUN
+from polyclinic.common.plugins import format_plugin_user_name, is_local_plugin_name
+from polyclinic.common.system.files import Parts, make_private_folder, write_atomically
+from polyclinic.common.system.plain_text import list_first_and_count_rest
+from polyclinic.server.runs.tracking import flatten_nested_tables
+from polyclinic.strategies.engine.state import (
+    FederationState,
+    deserialize_federation_state,
+    serialize_federation_state_parts,
+)
+from polyclinic.strategies.registry import build_experiment_strategy
 
 VERSION = 4
 KEPT = 2
@@ -54,7 +58,7 @@ class Checkpoint:
     Attributes:
         run: The run's identifier, under which sites store their own state.
         experiment: The experiment that the run began with.
-        totals: Sums over the rounds so far (:class:`server.federation.recorder.RunTotals`), as JSON.
+        totals: Sums over the rounds so far (:class:`polyclinic.server.federation.recorder.RunTotals`), as JSON.
         last_validation: Latest validation result that the sites have sent.
     """
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.contract import LabelContract
-from common.data.base.image_set import ImageSet
-from common.data.images.pixels import load_pixels_on_device
-from common.metrics.auroc import (
+from polyclinic.common.contract import LabelContract
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.images.pixels import load_pixels_on_device
+from polyclinic.common.metrics.auroc import (
     ClassMetrics,
     FinalTestSummary,
     average_metrics_over_models,
@@ -22,12 +22,17 @@ from common.metrics.auroc import (
     compute_metrics_per_class,
     summarise_test_results,
 )
-from common.metrics.multi_class import compute_multi_class_metrics
-from common.models.gpu import move_network_to_device
-from common.models.network import Precision, SplitNetwork, compute_image_probabilities, select_head_row_labels
-from common.models.saved import load_model
-from common.models.zoo.spec import DESCRIPTION
-from common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.metrics.multi_class import compute_multi_class_metrics
+from polyclinic.common.models.gpu import move_network_to_device
+from polyclinic.common.models.network import (
+    Precision,
+    SplitNetwork,
+    compute_image_probabilities,
+    select_head_row_labels,
+)
+from polyclinic.common.models.saved import load_model
+from polyclinic.common.models.zoo.spec import DESCRIPTION
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
 
 NOTE = "ensemble of the owning sites' own models"
 OWN_MODELS = "mean over the owning sites' own models"

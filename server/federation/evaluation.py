@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from common.config import HospitalPlan
-from common.contract import LabelContract
-from common.data.base.image_set import DatasetSplits, ImageSet, SkippedImage, are_all_patients_known
-from common.data.images.pixels import load_pixels_on_device
-from common.metrics.auroc import (
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.contract import LabelContract
+from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet, SkippedImage, are_all_patients_known
+from polyclinic.common.data.images.pixels import load_pixels_on_device
+from polyclinic.common.metrics.auroc import (
     FIGURES,
     GLOBAL_MODEL,
     SUMS,
@@ -23,11 +23,11 @@ from common.metrics.auroc import (
     load_plugin_metrics,
     summarise_test_results,
 )
-from common.metrics.bootstrap import bootstrap_auroc_intervals
-from common.metrics.calibration import choose_operating_points, compute_score_quality
-from common.metrics.measured import LARGEST_ERROR, ValueWithError
-from common.metrics.multi_class import compute_multi_class_metrics
-from common.metrics.pooled import (
+from polyclinic.common.metrics.bootstrap import bootstrap_auroc_intervals
+from polyclinic.common.metrics.calibration import choose_operating_points, compute_score_quality
+from polyclinic.common.metrics.measured import LARGEST_ERROR, ValueWithError
+from polyclinic.common.metrics.multi_class import compute_multi_class_metrics
+from polyclinic.common.metrics.pooled import (
     PooledClassMetrics,
     SiteSampleIntervals,
     SummedScoreHistogram,
@@ -35,27 +35,32 @@ from common.metrics.pooled import (
     estimate_sampled_site_intervals,
     sum_site_histograms,
 )
-from common.metrics.score_histograms import ScoreHistogram, compute_score_histogram
-from common.models.gpu import move_network_to_device
-from common.models.network import Precision, SplitNetwork, compute_image_probabilities, select_head_row_labels
-from common.models.saved import save_model
-from common.models.state import write_model_state
-from common.system.hashing import derive_seed
-from common.wire.records import UNKNOWN_COUNT, EvaluateReply
-from server.federation.checkpoints import Checkpoint
-from server.federation.ensemble import (
+from polyclinic.common.metrics.score_histograms import ScoreHistogram, compute_score_histogram
+from polyclinic.common.models.gpu import move_network_to_device
+from polyclinic.common.models.network import (
+    Precision,
+    SplitNetwork,
+    compute_image_probabilities,
+    select_head_row_labels,
+)
+from polyclinic.common.models.saved import save_model
+from polyclinic.common.models.state import write_model_state
+from polyclinic.common.system.hashing import derive_seed
+from polyclinic.common.wire.records import UNKNOWN_COUNT, EvaluateReply
+from polyclinic.server.federation.checkpoints import Checkpoint
+from polyclinic.server.federation.ensemble import (
     OWN_MODELS,
     evaluate_ensemble,
     evaluate_local_models,
     find_local_model_folders,
     make_site_metrics_entry,
 )
-from server.runs.folder import RunFolder
-from strategies.engine.claims import ClaimsBySite
-from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import ReplyArrival
-from strategies.engine.exchange import ExchangeReplies
-from strategies.engine.membership import Registered, SiteProcesses
+from polyclinic.server.runs.folder import RunFolder
+from polyclinic.strategies.engine.claims import ClaimsBySite
+from polyclinic.strategies.engine.coordinator import Coordinator
+from polyclinic.strategies.engine.events import ReplyArrival
+from polyclinic.strategies.engine.exchange import ExchangeReplies
+from polyclinic.strategies.engine.membership import Registered, SiteProcesses
 
 SITES_PARTS = "mean over the sites' own test parts"
 Histograms = Mapping[str, ScoreHistogram]

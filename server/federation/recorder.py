@@ -11,23 +11,23 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from common import __version__
-from common.config import Experiment, list_plugin_identities
-from common.errors import quote_names
-from common.metrics.multi_class import CorrectPredictionCount, compute_round_accuracy
-from common.models.state import ModelState, ModelStateLayout
-from common.security.audit import AuditLog
-from common.system.plain_text import join_as_english_list
-from server.federation.checkpoints import Checkpoint, CheckpointFolder
-from server.federation.evaluation import RunContext
-from server.runs.audit_log import RunAuditWriter
-from server.runs.folder import RunFolder
-from server.runs.progress import SilentRunProgress
-from server.runs.receipt import hash_experiment_settings, write_run_receipt
-from strategies.aggregation.bounds import find_dominant_sites
-from strategies.engine.claims import describe_lowered_claim
-from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import (
+from polyclinic.common import __version__
+from polyclinic.common.config import Experiment, list_plugin_identities
+from polyclinic.common.errors import quote_names
+from polyclinic.common.metrics.multi_class import CorrectPredictionCount, compute_round_accuracy
+from polyclinic.common.models.state import ModelState, ModelStateLayout
+from polyclinic.common.security.audit import AuditLog
+from polyclinic.common.system.plain_text import join_as_english_list
+from polyclinic.server.federation.checkpoints import Checkpoint, CheckpointFolder
+from polyclinic.server.federation.evaluation import RunContext
+from polyclinic.server.runs.audit_log import RunAuditWriter
+from polyclinic.server.runs.folder import RunFolder
+from polyclinic.server.runs.progress import SilentRunProgress
+from polyclinic.server.runs.receipt import hash_experiment_settings, write_run_receipt
+from polyclinic.strategies.aggregation.bounds import find_dominant_sites
+from polyclinic.strategies.engine.claims import describe_lowered_claim
+from polyclinic.strategies.engine.coordinator import Coordinator
+from polyclinic.strategies.engine.events import (
     FederationValidation,
     MissingReplyStatus,
     ReplyArrival,
@@ -36,7 +36,7 @@ from strategies.engine.events import (
     RunCallbacks,
     RunStopped,
 )
-from strategies.engine.state import FederationState
+from polyclinic.strategies.engine.state import FederationState
 
 _RECORD, _TALLIES = TypeAdapter(RoundRecord), TypeAdapter(dict[str, CorrectPredictionCount])
 _VALIDATION = TypeAdapter(FederationValidation)
@@ -84,7 +84,8 @@ class RunTotals:
         """Add a round to the sums; write the line of the previous round, whose validation metrics are now complete.
 
         Args:
-            learned: Figures that only this method has (:meth:`strategies.methods.base.Method.compute_round_figures`).
+            learned: Figures that only this method has
+            (:meth:`polyclinic.strategies.methods.base.Method.compute_round_figures`).
         """
         self.write_pending_round_line(record.validation, state)
         self._pending = record, learned

@@ -10,32 +10,32 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from common.config import Experiment, make_hospital_plan
-from common.data.load import refuse_test_set_without_model_class
-from common.errors import BadInput, Fault, raise_faults
-from common.metrics.multi_class import find_best_client_accuracies
-from common.models.network import build_network
-from common.models.state import FrozenPart, build_initial_frozen_part, make_model_layout, read_model_state
-from common.models.zoo.registry import find_plugin_network_faults
-from server.federation.benefit import compare_with_local_training
-from server.federation.evaluation import (
+from polyclinic.common.config import Experiment, make_hospital_plan
+from polyclinic.common.data.load import refuse_test_set_without_model_class
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.metrics.multi_class import find_best_client_accuracies
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.state import FrozenPart, build_initial_frozen_part, make_model_layout, read_model_state
+from polyclinic.common.models.zoo.registry import find_plugin_network_faults
+from polyclinic.server.federation.benefit import compare_with_local_training
+from polyclinic.server.federation.evaluation import (
     FinalTestOutcome,
     RunContext,
     save_and_test_model,
     select_counting_replies,
     unknown_count_to_none,
 )
-from server.federation.recorder import RunRecorder, RunTotals, collect_software_versions
-from server.runs.progress import SilentRunProgress
-from strategies.engine.claims import find_admission_limit_faults, find_surplus_class_faults
-from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import RunStopped
-from strategies.engine.membership import AdmissionRule
-from strategies.engine.secure_aggregation import unmask_test_histograms
-from strategies.engine.sequential import make_coordinator
-from strategies.engine.state import make_model_array_record
-from strategies.privacy.mechanism import compute_epsilon, make_site_privacy_settings
-from strategies.registry import build_experiment_strategy
+from polyclinic.server.federation.recorder import RunRecorder, RunTotals, collect_software_versions
+from polyclinic.server.runs.progress import SilentRunProgress
+from polyclinic.strategies.engine.claims import find_admission_limit_faults, find_surplus_class_faults
+from polyclinic.strategies.engine.coordinator import Coordinator
+from polyclinic.strategies.engine.events import RunStopped
+from polyclinic.strategies.engine.membership import AdmissionRule
+from polyclinic.strategies.engine.secure_aggregation import unmask_test_histograms
+from polyclinic.strategies.engine.sequential import make_coordinator
+from polyclinic.strategies.engine.state import make_model_array_record
+from polyclinic.strategies.privacy.mechanism import compute_epsilon, make_site_privacy_settings
+from polyclinic.strategies.registry import build_experiment_strategy
 
 
 def run_federation(

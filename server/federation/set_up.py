@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.config import Experiment, ExperimentFile
-from common.data.base.image_set import DatasetSplits, ImageSet, hash_dataset, hash_dataset_components
-from common.errors import BadInput, Fault, raise_faults
-from common.system.plain_text import join_as_english_list, list_first_and_count_rest
-from server.federation.checkpoints import (
+from polyclinic.common.config import Experiment, ExperimentFile
+from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet, hash_dataset, hash_dataset_components
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.system.plain_text import join_as_english_list, list_first_and_count_rest
+from polyclinic.server.federation.checkpoints import (
     Checkpoint,
     CheckpointFolder,
     refuse_checkpoint_of_other_experiment,
     refuse_experiment_changes,
     suggest_new_run,
 )
-from server.runs.folder import RunFolder
-from server.runs.tracking import TrackingService, open_mlflow_store, send_metrics_to_trackers
+from polyclinic.server.runs.folder import RunFolder
+from polyclinic.server.runs.tracking import TrackingService, open_mlflow_store, send_metrics_to_trackers
 
 DATA_TABLES = ("data", "server_data", "external_test")
 """Tables of an experiment that name a data set."""
@@ -121,7 +121,8 @@ def hash_run_data_sets(
     Returns:
         Table of the experiment (``data``, ``server_data``, ``external_test``) -> hash of the data set, and a dictionary
             with hashes or counts of its images, pictures, labels, patients and hospitals
-            (:func:`common.data.base.image_set.hash_dataset_components`). Data sets that are None are left out.
+            (:func:`polyclinic.common.data.base.image_set.hash_dataset_components`). Data sets that are None are left
+            out.
     """
     sets = {
         "data": data and data.parts,
@@ -234,8 +235,8 @@ def execute_run(
 
 def write_run_pages(out: Path) -> None:
     """Write the report and the model card of a finished run."""
-    from server.reporting.model_card import write_model_card  # here: a run need not wait for matplotlib
-    from server.reporting.run_report import write_run_report
+    from polyclinic.server.reporting.model_card import write_model_card  # here: a run need not wait for matplotlib
+    from polyclinic.server.reporting.run_report import write_run_report
 
     write_run_report(out)
     write_model_card(out)

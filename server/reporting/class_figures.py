@@ -10,8 +10,8 @@ from matplotlib.markers import TICKDOWN, TICKLEFT
 from matplotlib.transforms import Affine2D, Transform
 from numpy.typing import NDArray
 
-from common.metrics.calibration import Calibration, DecisionCounts, RocCurve, compute_wilson_interval
-from server.reporting.svg import (
+from polyclinic.common.metrics.calibration import Calibration, DecisionCounts, RocCurve, compute_wilson_interval
+from polyclinic.server.reporting.svg import (
     BLUE,
     INK,
     PAPER,

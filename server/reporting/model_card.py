@@ -5,16 +5,16 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from common.errors import BadInput, Fault
-from common.models.saved import read_model_description
-from common.models.zoo.spec import DESCRIPTION
-from common.system import plain_text
-from common.system.files import write_atomically
-from common.system.plain_text import format_count
-from server.reporting import run_claims
-from server.reporting.page import SHARED, TEMPLATES
-from server.runs.reader import RunSummary, read_run
-from server.runs.tracking import flatten_settings
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.models.saved import read_model_description
+from polyclinic.common.models.zoo.spec import DESCRIPTION
+from polyclinic.common.system import plain_text
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_text import format_count
+from polyclinic.server.reporting import run_claims
+from polyclinic.server.reporting.page import SHARED, TEMPLATES
+from polyclinic.server.runs.reader import RunSummary, read_run
+from polyclinic.server.runs.tracking import flatten_settings
 
 CARD = "MODEL_CARD.md"
 SETTINGS = ("run", "method", "model", "training", "augmentation", "evaluation", "participation", "privacy")

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
-from common.metrics.auroc import FinalTestSummary
-from common.metrics.calibration import compute_wilson_interval
-from common.metrics.measured import format_value_with_error
-from common.system import plain_text
-from common.system.files import write_atomically
-from common.system.plain_text import NOT_APPLICABLE, format_count, make_jinja_environment
-from server.runs.reader import RunSummary
+from polyclinic.common.metrics.auroc import FinalTestSummary
+from polyclinic.common.metrics.calibration import compute_wilson_interval
+from polyclinic.common.metrics.measured import format_value_with_error
+from polyclinic.common.system import plain_text
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_text import NOT_APPLICABLE, format_count, make_jinja_environment
+from polyclinic.server.runs.reader import RunSummary
 
 CONTENTS = "<!-- contents -->"
 TEMPLATES = Path(__file__).parent / "templates"

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from common.data.base.image_set import describe_skipped_images
-from common.metrics.auroc import (
+from polyclinic.common.data.base.image_set import describe_skipped_images
+from polyclinic.common.metrics.auroc import (
     FEWEST_POSITIVES,
     GLOBAL_MODEL,
     SUMS,
@@ -12,9 +12,9 @@ from common.metrics.auroc import (
     FinalTestSummary,
     compute_mean_and_sd,
 )
-from common.metrics.benefit import FederationBenefit, format_benefit_sentence
-from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, format_value_with_error
-from common.system.plain_text import (
+from polyclinic.common.metrics.benefit import FederationBenefit, format_benefit_sentence
+from polyclinic.common.metrics.measured import LARGEST_ERROR, TOO_WIDE, format_value_with_error
+from polyclinic.common.system.plain_text import (
     format_count_with_noun,
     format_interval,
     format_number,
@@ -23,7 +23,7 @@ from common.system.plain_text import (
     join_first_and_count,
     list_first_and_count_rest,
 )
-from server.runs.reader import RunFolderContent, RunSummary
+from polyclinic.server.runs.reader import RunFolderContent, RunSummary
 
 CHANCE = 0.5
 RANKED_WELL, DECIDED_BADLY = 0.8, 0.6

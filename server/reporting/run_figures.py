@@ -9,12 +9,12 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from common.metrics.measured import ValueWithError
-from common.metrics.measured import format_value_with_error as figure_text
-from common.metrics.multi_class import BestClientAccuracies, estimate_accuracy_density
-from common.system.plain_text import NOT_APPLICABLE, format_number
-from server.reporting.page import AnnotatedClassGroup
-from server.reporting.svg import (
+from polyclinic.common.metrics.measured import ValueWithError
+from polyclinic.common.metrics.measured import format_value_with_error as figure_text
+from polyclinic.common.metrics.multi_class import BestClientAccuracies, estimate_accuracy_density
+from polyclinic.common.system.plain_text import NOT_APPLICABLE, format_number
+from polyclinic.server.reporting.page import AnnotatedClassGroup
+from polyclinic.server.reporting.svg import (
     BLUE,
     GREEN,
     INK,
@@ -33,7 +33,7 @@ from server.reporting.svg import (
     style_round_axis,
     use_report_plot_theme,
 )
-from server.runs.reader import PrototypeSimilarity, RoundFileLine, SiteSummary
+from polyclinic.server.runs.reader import PrototypeSimilarity, RoundFileLine, SiteSummary
 
 CHANCE = 0.5
 BAND = 0.76

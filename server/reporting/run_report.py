@@ -5,14 +5,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from common.config import Experiment
-from common.metrics.auroc import FEWEST_POSITIVES, SUMS, FinalTestSummary, compute_mean_and_sd
-from common.metrics.benefit import WORDS as SITE_MODELS
-from common.system.plain_text import format_rounds
-from server.reporting import class_figures, run_claims, run_figures
-from server.reporting.page import AnnotatedClassGroup, group_classes_by_annotation, write_template_page
-from server.runs.reader import read_run
-from server.runs.tracking import flatten_settings
+from polyclinic.common.config import Experiment
+from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, SUMS, FinalTestSummary, compute_mean_and_sd
+from polyclinic.common.metrics.benefit import WORDS as SITE_MODELS
+from polyclinic.common.system.plain_text import format_rounds
+from polyclinic.server.reporting import class_figures, run_claims, run_figures
+from polyclinic.server.reporting.page import AnnotatedClassGroup, group_classes_by_annotation, write_template_page
+from polyclinic.server.runs.reader import read_run
+from polyclinic.server.runs.tracking import flatten_settings
 
 SITES_SHOWN = 60
 """Of more sites, tables show the first and participation is not drawn."""

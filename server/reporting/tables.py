@@ -8,12 +8,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from common.errors import BadInput
-from common.metrics.measured import ValueWithError, format_value_with_error
-from common.system.files import is_file
-from server.reporting.page import group_classes_by_annotation
-from server.reporting.run_claims import describe_run_result, list_prominent_limitations
-from server.runs.reader import RunFolderContent, RunSummary, read_run
+from polyclinic.common.errors import BadInput
+from polyclinic.common.metrics.measured import ValueWithError, format_value_with_error
+from polyclinic.common.system.files import is_file
+from polyclinic.server.reporting.page import group_classes_by_annotation
+from polyclinic.server.reporting.run_claims import describe_run_result, list_prominent_limitations
+from polyclinic.server.runs.reader import RunFolderContent, RunSummary, read_run
 
 SITES_MARKED = 12
 """Number of sites up to which each has a column; more are counted, because there would be no room."""

@@ -1,8 +1,8 @@
 """The coordinator's audit of a run, ``audit.jsonl``: sites, aggregations, all replies, and why a reply was rejected.
 
-The receipt of the run is made from the audit (format: :mod:`common.security.audit`). With ``run.keep_updates``, the
-folder ``updates/`` also holds the initial model, each site's answer to the roll call and each aggregated update, byte
-for byte as hashed in the audits of coordinator and site.
+The receipt of the run is made from the audit (format: :mod:`polyclinic.common.security.audit`). With
+``run.keep_updates``, the folder ``updates/`` also holds the initial model, each site's answer to the roll call and each
+aggregated update, byte for byte as hashed in the audits of coordinator and site.
 """
 
 import hashlib
@@ -12,18 +12,18 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from common.models.state import ModelStateLayout, hash_model_state
-from common.security.audit import FILE, AuditLog
-from common.security.signatures import SignedStatement, read_signature_or_none
-from common.system.files import make_private_folder, write_atomically
-from common.system.plain_names import PlainName, join_plain_name
-from common.system.plain_text import MOST_WORDS, make_printable_line
-from common.wire.canonical_bytes import hash_record, iterate_canonical_bytes
-from common.wire.codec import count_payload_bytes, encode_record
-from common.wire.records import TrainReply
-from strategies.engine.events import ReplyArrival, RoundRecord, RunStopped
-from strategies.engine.membership import RunMember
-from strategies.engine.state import FederationState, serialize_federation_state
+from polyclinic.common.models.state import ModelStateLayout, hash_model_state
+from polyclinic.common.security.audit import FILE, AuditLog
+from polyclinic.common.security.signatures import SignedStatement, read_signature_or_none
+from polyclinic.common.system.files import make_private_folder, write_atomically
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.system.plain_text import MOST_WORDS, make_printable_line
+from polyclinic.common.wire.canonical_bytes import hash_record, iterate_canonical_bytes
+from polyclinic.common.wire.codec import count_payload_bytes, encode_record
+from polyclinic.common.wire.records import TrainReply
+from polyclinic.strategies.engine.events import ReplyArrival, RoundRecord, RunStopped
+from polyclinic.strategies.engine.membership import RunMember
+from polyclinic.strategies.engine.state import FederationState, serialize_federation_state
 
 UPDATES = "updates"
 SITE_FILE_ENDING = ".record"

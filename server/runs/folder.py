@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import BadInput, Fault, raise_faults
-from common.security.audit import list_audit_files
-from common.system.files import (
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.security.audit import list_audit_files
+from polyclinic.common.system.files import (
     add_file_name_to_errors,
     find_output_folder_faults,
     is_file,
@@ -20,9 +20,9 @@ from common.system.files import (
     remove_temporary_files,
     write_atomically,
 )
-from common.system.plain_text import format_as_json_text
-from server.runs.live_status import SIGNED_OFF
-from server.runs.tracking import MetricsTracker, extract_final_test_scalars, extract_round_scalars
+from polyclinic.common.system.plain_text import format_as_json_text
+from polyclinic.server.runs.live_status import SIGNED_OFF
+from polyclinic.server.runs.tracking import MetricsTracker, extract_final_test_scalars, extract_round_scalars
 
 RECEIPT, SUMMARY = "receipt.json", "summary.json"
 DEMO_MARK = "demo.txt"

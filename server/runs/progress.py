@@ -12,16 +12,16 @@ from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 from rich.text import Text
 
-from common.system.plain_text import format_count_with_noun, format_duration
-from common.system.terminal import (
+from polyclinic.common.system.plain_text import format_count_with_noun, format_duration
+from polyclinic.common.system.terminal import (
     EscapingConsole,
     ProgressFormat,
     choose_progress_format,
     make_event_printer,
     make_json_printer,
 )
-from strategies.engine.events import MissingReplyStatus, RollbackEvent, RoundRecord, describe_site_exclusion
-from strategies.engine.state import FederationState
+from polyclinic.strategies.engine.events import MissingReplyStatus, RollbackEvent, RoundRecord, describe_site_exclusion
+from polyclinic.strategies.engine.state import FederationState
 
 DRAWN_A_SECOND = 2
 BAR_WIDTH = 24

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from common.config import Experiment
-from common.errors import BadInput, Fault
-from common.plugins import PluginIdentity
-from common.security.audit import AuditEntry, AuditLog, check_audit_log
-from common.security.signatures import CHAINED
-from common.system.files import write_atomically
-from common.system.plain_names import PlainName
-from common.wire.records import RollCallAnswer, TrainReply
+from polyclinic.common.config import Experiment
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.plugins import PluginIdentity
+from polyclinic.common.security.audit import AuditEntry, AuditLog, check_audit_log
+from polyclinic.common.security.signatures import CHAINED
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_names import PlainName
+from polyclinic.common.wire.records import RollCallAnswer, TrainReply
 
 FILE = "receipt.json"
 
@@ -55,7 +55,7 @@ class ReceivedReplyRecord(_StrictReceiptModel):
     Attributes:
         round: Round of the reply; for an answer to the roll call, the site's first round.
         reason: Reason for rejecting the reply; empty for an accepted one.
-        statement: The text that the site signed (:mod:`common.security.signatures`); empty in simulation.
+        statement: The text that the site signed (:mod:`polyclinic.common.security.signatures`); empty in simulation.
         signature: The site's signature of that text; empty in simulation.
     """
 

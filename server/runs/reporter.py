@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from common import __version__
-from common.system.files import write_atomically
-from common.system.plain_text import format_count_with_noun, join_first_and_count
-from server.runs.live_status import FILE, CurrentRun, describe_site_sign_off
-from server.runs.progress import SilentRunProgress, format_round_facts
-from strategies.engine.events import MissingReplyStatus, RoundRecord
-from strategies.engine.exchange import NOT_REGISTERED
-from strategies.engine.state import FederationState
+from polyclinic.common import __version__
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_text import format_count_with_noun, join_first_and_count
+from polyclinic.server.runs.live_status import FILE, CurrentRun, describe_site_sign_off
+from polyclinic.server.runs.progress import SilentRunProgress, format_round_facts
+from polyclinic.strategies.engine.events import MissingReplyStatus, RoundRecord
+from polyclinic.strategies.engine.exchange import NOT_REGISTERED
+from polyclinic.strategies.engine.state import FederationState
 
 
 class RunReporter(SilentRunProgress):

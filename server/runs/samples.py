@@ -9,15 +9,20 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from common.config import Experiment
-from common.data.base.image_set import ImageSet
-from common.data.images.pixels import load_pixels_on_device
-from common.data.images.reading import encode_png_thumbnail
-from common.metrics.score_histograms import THRESHOLD
-from common.models.gpu import move_network_to_device
-from common.models.network import Precision, SplitNetwork, compute_image_probabilities, select_head_row_labels
-from common.system.files import write_atomically
-from server.runs.reader import SAMPLES, ClassSampleImages, ReportSampleImages, SampleImage
+from polyclinic.common.config import Experiment
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.images.pixels import load_pixels_on_device
+from polyclinic.common.data.images.reading import encode_png_thumbnail
+from polyclinic.common.metrics.score_histograms import THRESHOLD
+from polyclinic.common.models.gpu import move_network_to_device
+from polyclinic.common.models.network import (
+    Precision,
+    SplitNetwork,
+    compute_image_probabilities,
+    select_head_row_labels,
+)
+from polyclinic.common.system.files import write_atomically
+from polyclinic.server.runs.reader import SAMPLES, ClassSampleImages, ReportSampleImages, SampleImage
 
 Kind = Literal["found", "missed", "false alarm"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from common.errors import BadInput, Fault
+from polyclinic.common.errors import BadInput, Fault
 
 if TYPE_CHECKING:  # a program that only names a tracker does not wait for these
     from tensorboardX.proto.event_pb2 import Event
 
-    from common.config import Experiment
-    from server.runs.folder import RunFolder
+    from polyclinic.common.config import Experiment
+    from polyclinic.server.runs.folder import RunFolder
 
 Ending = Literal["finished", "stopped", "interrupted"]
 EXPERIMENT = "polyclinic"

@@ -14,24 +14,30 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from common.config import Experiment
-from common.contract import LabelDeclaration, merge_label_declarations
-from common.errors import BadInput, Fault, WireError, quote_names
-from common.models.network import build_network
-from common.models.saved import load_model, read_model_description
-from common.models.state import ModelState, ModelStateLayout, hash_model_state, make_model_layout, read_model_state
-from common.models.zoo.spec import DESCRIPTION
-from common.plugins import identify_plugin
-from common.security.audit import FILE as AUDIT
-from common.security.audit import AuditLog, check_audit_log
-from common.security.authorship import check_receipt_authorship
-from common.system.plain_names import PlainName, join_plain_name
-from common.system.plain_text import join_as_english_list
-from common.wire.canonical_bytes import hash_record, parse_canonical_record
-from common.wire.codec import R, decode_record
-from common.wire.records import Arrays, RollCallAnswer, TrainReply, make_empty_arrays
-from server.runs.audit_log import FIGURES, INITIAL, SITE_FILE_ENDING, UPDATES, name_round_updates_folder
-from server.runs.receipt import (
+from polyclinic.common.config import Experiment
+from polyclinic.common.contract import LabelDeclaration, merge_label_declarations
+from polyclinic.common.errors import BadInput, Fault, WireError, quote_names
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.saved import load_model, read_model_description
+from polyclinic.common.models.state import (
+    ModelState,
+    ModelStateLayout,
+    hash_model_state,
+    make_model_layout,
+    read_model_state,
+)
+from polyclinic.common.models.zoo.spec import DESCRIPTION
+from polyclinic.common.plugins import identify_plugin
+from polyclinic.common.security.audit import FILE as AUDIT
+from polyclinic.common.security.audit import AuditLog, check_audit_log
+from polyclinic.common.security.authorship import check_receipt_authorship
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.system.plain_text import join_as_english_list
+from polyclinic.common.wire.canonical_bytes import hash_record, parse_canonical_record
+from polyclinic.common.wire.codec import R, decode_record
+from polyclinic.common.wire.records import Arrays, RollCallAnswer, TrainReply, make_empty_arrays
+from polyclinic.server.runs.audit_log import FIGURES, INITIAL, SITE_FILE_ENDING, UPDATES, name_round_updates_folder
+from polyclinic.server.runs.receipt import (
     FILE,
     ReceiptRound,
     RunReceipt,
@@ -39,17 +45,17 @@ from server.runs.receipt import (
     make_run_receipt,
     read_run_receipt,
 )
-from strategies.aggregation.bounds import Lengths, clip_long_updates
-from strategies.aggregation.server_optimizer import Moments
-from strategies.engine.aggregator import (
+from polyclinic.strategies.aggregation.bounds import Lengths, clip_long_updates
+from polyclinic.strategies.aggregation.server_optimizer import Moments
+from polyclinic.strategies.engine.aggregator import (
     add_sequential_site_update,
     get_update_norm_limit,
     merge_updates,
     update_global_model,
 )
-from strategies.engine.state import deserialize_federation_state as state_of_bytes
-from strategies.methods.base import Method, RoundContext, SequentialMethod
-from strategies.registry import build_experiment_strategy
+from polyclinic.strategies.engine.state import deserialize_federation_state as state_of_bytes
+from polyclinic.strategies.methods.base import Method, RoundContext, SequentialMethod
+from polyclinic.strategies.registry import build_experiment_strategy
 
 
 @dataclass

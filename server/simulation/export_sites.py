@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config import ExperimentFile
-from common.errors import BadInput, Fault, raise_faults
-from common.simulation import select_simulated_site_images
-from common.system.files import make_private_folder, remove_outputs_on_failure, write_atomically
-from common.system.plain_names import PlainName, join_plain_name
-from common.system.toml import to_toml_text
-from server.simulation.simulate import check_simulation_experiment
+from polyclinic.common.config import ExperimentFile
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.simulation import select_simulated_site_images
+from polyclinic.common.system.files import make_private_folder, remove_outputs_on_failure, write_atomically
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.system.toml import to_toml_text
+from polyclinic.server.simulation.simulate import check_simulation_experiment
 
 NOTHING = "(no class)"
 """A second, unlabelled column for a site with one class: npz files with one column hold class numbers."""

@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from common.config import Experiment, ExperimentFile, make_hospital_plan
-from common.data.base.image_set import ImageSet, SkippedImage, describe_skipped_images
-from common.data.load import (
+from polyclinic.common.config import Experiment, ExperimentFile, make_hospital_plan
+from polyclinic.common.data.base.image_set import ImageSet, SkippedImage, describe_skipped_images
+from polyclinic.common.data.load import (
     find_dataset_faults,
     find_external_test_faults,
     load_external_test_images,
     refuse_test_set_without_model_class,
 )
-from common.data.partition.checks import find_partition_faults
-from common.errors import BadInput, Fault, raise_faults
-from common.models.gpu import count_visible_gpus, describe_gpu_count
-from common.models.network import Precision, find_network_build_faults
-from common.models.saved import load_model
-from common.models.zoo.registry import describe_missing_batch_norm, find_plugin_network_faults
-from common.simulation import (
+from polyclinic.common.data.partition.checks import find_partition_faults
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.models.gpu import count_visible_gpus, describe_gpu_count
+from polyclinic.common.models.network import Precision, find_network_build_faults
+from polyclinic.common.models.saved import load_model
+from polyclinic.common.models.zoo.registry import describe_missing_batch_norm, find_plugin_network_faults
+from polyclinic.common.simulation import (
     POOLED,
     SimulatedData,
     clear_simulated_data_cache,
@@ -34,28 +34,33 @@ from common.simulation import (
     open_simulation_image_store,
     select_site_test_images,
 )
-from common.system.plain_text import list_first_and_count_rest
-from common.system.terminal import ProgressFormat
-from server.federation.evaluation import RunContext
-from server.federation.run import run_federation
-from server.federation.set_up import OpenedRunFolder, execute_run, hash_run_data_sets, record_data_hashes_or_refuse
-from server.reporting.live.server import serve_live_view_during_run
-from server.reporting.run_claims import UNKNOWN_PATIENTS
-from server.runs.live_status import CurrentRun
-from server.runs.progress import SilentRunProgress, make_run_progress
-from server.runs.reporter import RunReporter
-from server.runs.samples import report_shows_sample_images, write_sample_images
-from server.runs.tracking import TrackingService
-from server.simulation.backends.inline import import_client_app, run_with_inline_grid
-from server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
-from server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
-from strategies.engine.claims import SiteAdmissionLimits
-from strategies.local.arithmetic import choose_number_format, copy_with_number_format
-from strategies.local.plugin_calls import find_plugin_faults
-from strategies.method_list import prefix_fault_with_file
-from strategies.methods.base import Method, find_missing_coordinator_images
-from strategies.privacy.gradients import find_network_privacy_faults
-from strategies.registry import build_experiment_strategy
+from polyclinic.common.system.plain_text import list_first_and_count_rest
+from polyclinic.common.system.terminal import ProgressFormat
+from polyclinic.server.federation.evaluation import RunContext
+from polyclinic.server.federation.run import run_federation
+from polyclinic.server.federation.set_up import (
+    OpenedRunFolder,
+    execute_run,
+    hash_run_data_sets,
+    record_data_hashes_or_refuse,
+)
+from polyclinic.server.reporting.live.server import serve_live_view_during_run
+from polyclinic.server.reporting.run_claims import UNKNOWN_PATIENTS
+from polyclinic.server.runs.live_status import CurrentRun
+from polyclinic.server.runs.progress import SilentRunProgress, make_run_progress
+from polyclinic.server.runs.reporter import RunReporter
+from polyclinic.server.runs.samples import report_shows_sample_images, write_sample_images
+from polyclinic.server.runs.tracking import TrackingService
+from polyclinic.server.simulation.backends.inline import import_client_app, run_with_inline_grid
+from polyclinic.server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
+from polyclinic.server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
+from polyclinic.strategies.engine.claims import SiteAdmissionLimits
+from polyclinic.strategies.local.arithmetic import choose_number_format, copy_with_number_format
+from polyclinic.strategies.local.plugin_calls import find_plugin_faults
+from polyclinic.strategies.method_list import prefix_fault_with_file
+from polyclinic.strategies.methods.base import Method, find_missing_coordinator_images
+from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
+from polyclinic.strategies.registry import build_experiment_strategy
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
 """Key of a kind of data by which a person can say whose images they are."""

@@ -26,9 +26,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from common.models.network import Head
-from common.wire.records import ModelGroups, TrainReply
-from strategies.aggregation.means import Float32
+from polyclinic.common.models.network import Head
+from polyclinic.common.wire.records import ModelGroups, TrainReply
+from polyclinic.strategies.aggregation.means import Float32
 
 Float64 = NDArray[np.float64]
 

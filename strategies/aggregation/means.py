@@ -16,10 +16,10 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.models.network import Head
-from common.models.state import ModelState
-from common.wire.records import ModelGroups, TrainReply
-from strategies.aggregation.server_optimizer import Moments, ServerOptimizer, compute_server_step
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.wire.records import ModelGroups, TrainReply
+from polyclinic.strategies.aggregation.server_optimizer import Moments, ServerOptimizer, compute_server_step
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]

@@ -22,9 +22,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from common.models.state import ModelState
-from common.wire.records import ModelGroups
-from strategies.aggregation.means import (
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.wire.records import ModelGroups
+from polyclinic.strategies.aggregation.means import (
     BLOCK,
     BlockwiseMean,
     Float32,

@@ -17,17 +17,17 @@ from typing import IO
 
 import numpy as np
 
-from common.config import ParticipationSection, PrivacySection
-from common.models.state import Array, ModelState
-from common.wire.records import ModelGroups, TrainReply
-from strategies.aggregation.bounds import (
+from polyclinic.common.config import ParticipationSection, PrivacySection
+from polyclinic.common.models.state import Array, ModelState
+from polyclinic.common.wire.records import ModelGroups, TrainReply
+from polyclinic.strategies.aggregation.bounds import (
     Lengths,
     clip_update_by_median_norms,
     compute_median_part_norms,
     compute_update_part_norms,
     divide_norms_by_medians,
 )
-from strategies.aggregation.means import (
+from polyclinic.strategies.aggregation.means import (
     HeadMean,
     MergedUpdates,
     RunningUpdateMeans,
@@ -37,10 +37,10 @@ from strategies.aggregation.means import (
     average_updates,
     compute_site_weight,
 )
-from strategies.aggregation.robust import average_updates_robustly
-from strategies.aggregation.server_optimizer import Moments
-from strategies.local.site_method import SiteMethod
-from strategies.methods.base import Method, RoundContext
+from polyclinic.strategies.aggregation.robust import average_updates_robustly
+from polyclinic.strategies.aggregation.server_optimizer import Moments
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.methods.base import Method, RoundContext
 
 
 class StreamingAggregator:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from common.errors import Fault, quote_names
-from common.models.zoo.spec import Task
+from polyclinic.common.errors import Fault, quote_names
+from polyclinic.common.models.zoo.spec import Task
 
 # Only for type checks: commands that admit a site do not import torch.
 if TYPE_CHECKING:
-    from common.wire.records import RollCallAnswer
-    from strategies.engine.membership import RunMember
+    from polyclinic.common.wire.records import RollCallAnswer
+    from polyclinic.strategies.engine.membership import RunMember
 
 MOST_MEDIANS = 100
 """Largest claim that counts as it is, in median claims of the other sites."""
@@ -78,7 +78,7 @@ def find_contradictory_count_faults(task: Task, members: Iterable["RunMember"]) 
     """Return a fault for each site that counts more images of all classes together than it has.
 
     Only in a multi-class task, in which an image shows one class: the prior of such counts would exceed 1. Counts of
-    one class are checked on receipt (:class:`common.wire.records.RollCallAnswer`).
+    one class are checked on receipt (:class:`polyclinic.common.wire.records.RollCallAnswer`).
     """
     faults = list[Fault]()
     for member in members if task == "multi_class" else ():

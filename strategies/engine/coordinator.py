@@ -15,16 +15,21 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from common.config import HospitalPlan, ParticipationSection
-from common.contract import LabelContract
-from common.data.base.image_set import DatasetSplits
-from common.models.network import build_network
-from common.models.state import FrozenPart, ModelState, ModelStateLayout, make_model_layout
-from common.wire.records import NO_ARRAYS, EvaluateReply, TrainReply, have_equal_arrays
-from strategies.engine.aggregator import Aggregator, get_update_norm_limit, make_aggregator, update_global_model
-from strategies.engine.claims import ClaimsBySite
-from strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord, RunCallbacks
-from strategies.engine.exchange import (
+from polyclinic.common.config import HospitalPlan, ParticipationSection
+from polyclinic.common.contract import LabelContract
+from polyclinic.common.data.base.image_set import DatasetSplits
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.state import FrozenPart, ModelState, ModelStateLayout, make_model_layout
+from polyclinic.common.wire.records import NO_ARRAYS, EvaluateReply, TrainReply, have_equal_arrays
+from polyclinic.strategies.engine.aggregator import (
+    Aggregator,
+    get_update_norm_limit,
+    make_aggregator,
+    update_global_model,
+)
+from polyclinic.strategies.engine.claims import ClaimsBySite
+from polyclinic.strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord, RunCallbacks
+from polyclinic.strategies.engine.exchange import (
     ExchangeReplies,
     ExchangeRequests,
     FrozenModelPartDelivery,
@@ -33,7 +38,7 @@ from strategies.engine.exchange import (
     make_too_few_sites_error,
     send_and_receive,
 )
-from strategies.engine.layers import (
+from polyclinic.strategies.engine.layers import (
     CoordinatorRoundLayer,
     ImageClaimLayer,
     ImageShareCapLayer,
@@ -44,9 +49,9 @@ from strategies.engine.layers import (
     RunningVarianceCheckLayer,
     UpdateNormBoundLayer,
 )
-from strategies.engine.membership import AdmissionRule, Registered, RunMembership, SiteProcesses
-from strategies.engine.secure_aggregation import SecureAggregationLayer
-from strategies.engine.state import (
+from polyclinic.strategies.engine.membership import AdmissionRule, Registered, RunMembership, SiteProcesses
+from polyclinic.strategies.engine.secure_aggregation import SecureAggregationLayer
+from polyclinic.strategies.engine.state import (
     FederationState,
     find_uncounted_sites,
     is_state_dict,
@@ -57,7 +62,7 @@ from strategies.engine.state import (
     record_absent_sites,
     record_model_validation,
 )
-from strategies.methods.base import Method, RoundContext
+from polyclinic.strategies.methods.base import Method, RoundContext
 
 
 class Coordinator:
@@ -209,7 +214,7 @@ class Coordinator:
         Args:
             initial_arrays: The initial model, built from the plan's seed or weights file; hospitals build the same
                 model and compare. Either the result of :func:`make_model_array_record`, or the ``state_dict`` of a
-                network from :func:`common.models.network.build_network` for the run's classes.
+                network from :func:`polyclinic.common.models.network.build_network` for the run's classes.
             num_rounds: Total number of rounds, including those before a resumed state.
             timeout: Seconds for each exchange, instead of ``participation.round_deadline_s``.
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import RecordDict
 
-from common.errors import ProgramCannotContinue
-from common.metrics.multi_class import CorrectPredictionCount
-from common.wire.records import EvaluateReply, TrainReply
+from polyclinic.common.errors import ProgramCannotContinue
+from polyclinic.common.metrics.multi_class import CorrectPredictionCount
+from polyclinic.common.wire.records import EvaluateReply, TrainReply
 
 if TYPE_CHECKING:
-    from strategies.engine.state import FederationState
+    from polyclinic.strategies.engine.state import FederationState
 
 
 class RunStopped(ProgramCannotContinue):

@@ -4,9 +4,9 @@ A site that loses its connection during an exchange may come back. Only Flower's
 code runs over the network, on Ray and in one process. Flower's own ``send_and_receive`` polls every 3 s, treats a site
 as lost at the first missed sign of life, and then stops waiting for every site.
 
-:mod:`common.wire.bounds` checks the ranges that hold for any reply. This module checks what depends on the round: the
-sender, the expected model parts and statistics, and figures that fit the plan, the roll call and the elapsed time. The
-checks never reject an honest site: a reply that cannot be judged counts.
+:mod:`polyclinic.common.wire.bounds` checks the ranges that hold for any reply. This module checks what depends on the
+round: the sender, the expected model parts and statistics, and figures that fit the plan, the roll call and the elapsed
+time. The checks never reject an honest site: a reply that cannot be judged counts.
 """
 
 import re
@@ -23,13 +23,13 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from common.config import HospitalPlan
-from common.errors import WireError, quote_names
-from common.models.state import FROZEN_PART_MISSING, FrozenPart, ModelState
-from common.system.plain_text import make_printable_line
-from common.wire.codec import R, WrittenArrays, count_payload_bytes, decode_record, encode_record
-from common.wire.flower_objects import set_message_source
-from common.wire.records import (
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.errors import WireError, quote_names
+from polyclinic.common.models.state import FROZEN_PART_MISSING, FrozenPart, ModelState
+from polyclinic.common.system.plain_text import make_printable_line
+from polyclinic.common.wire.codec import R, WrittenArrays, count_payload_bytes, decode_record, encode_record
+from polyclinic.common.wire.flower_objects import set_message_source
+from polyclinic.common.wire.records import (
     Arrays,
     BenefitReply,
     EvaluateReply,
@@ -40,14 +40,14 @@ from common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from strategies.engine.events import ReplyArrival, TooFewSites
-from strategies.engine.state import FederationState, select_reply_model_groups, select_site_model_groups
-from strategies.local.site_method import compute_largest_epoch_count
-from strategies.methods.base import Method, RoundContext
+from polyclinic.strategies.engine.events import ReplyArrival, TooFewSites
+from polyclinic.strategies.engine.state import FederationState, select_reply_model_groups, select_site_model_groups
+from polyclinic.strategies.local.site_method import compute_largest_epoch_count
+from polyclinic.strategies.methods.base import Method, RoundContext
 
 if TYPE_CHECKING:
-    from strategies.engine.aggregator import Aggregator
-    from strategies.engine.layers import CoordinatorRoundLayer
+    from polyclinic.strategies.engine.aggregator import Aggregator
+    from polyclinic.strategies.engine.layers import CoordinatorRoundLayer
 
 FIRST_POLL_S, MAX_POLL_S = 0.02, 0.1
 CLOCKS_DIFFER_S = 1.0
@@ -405,7 +405,8 @@ def make_too_few_sites_error(what: str, replies: ExchangeReplies[Reply], expecte
 def decode_reply(message: Message, expected: type[R]) -> tuple[R | None, str]:
     """Decode a message; return the record, or None and the reason why the message contains no valid record.
 
-    A site's text in a reason is escaped and shortened (:func:`common.system.plain_text.make_printable_line`).
+    A site's text in a reason is escaped and shortened
+    (:func:`polyclinic.common.system.plain_text.make_printable_line`).
     """
     if message.has_error():
         reason = message.error.reason or ""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from common.wire.records import ModelGroups, TrainReply
-from strategies.aggregation.bounds import (
+from polyclinic.common.wire.records import ModelGroups, TrainReply
+from polyclinic.strategies.aggregation.bounds import (
     Lengths,
     cap_image_counts,
     clip_long_updates,
@@ -22,14 +22,14 @@ from strategies.aggregation.bounds import (
     compute_update_part_norms,
     divide_norms_by_medians,
 )
-from strategies.aggregation.means import MergedUpdates
-from strategies.engine.aggregator import update_global_model
-from strategies.engine.events import FederationValidation, RollbackEvent
-from strategies.engine.exchange import ExchangeReplies
-from strategies.engine.state import FederationState
+from polyclinic.strategies.aggregation.means import MergedUpdates
+from polyclinic.strategies.engine.aggregator import update_global_model
+from polyclinic.strategies.engine.events import FederationValidation, RollbackEvent
+from polyclinic.strategies.engine.exchange import ExchangeReplies
+from polyclinic.strategies.engine.state import FederationState
 
 if TYPE_CHECKING:
-    from strategies.engine.coordinator import Coordinator
+    from polyclinic.strategies.engine.coordinator import Coordinator
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class RunningVarianceCheckLayer(CoordinatorRoundLayer):
 
 @dataclass
 class ImageClaimLayer(CoordinatorRoundLayer):
-    """Lowers a site's number of images where it claims too many (:mod:`strategies.engine.claims`)."""
+    """Lowers a site's number of images where it claims too many (:mod:`polyclinic.strategies.engine.claims`)."""
 
     coordinator: "Coordinator"
 
@@ -132,7 +132,8 @@ class ImageClaimLayer(CoordinatorRoundLayer):
 
 @dataclass
 class ImageShareCapLayer(CoordinatorRoundLayer):
-    """Limits one site's weight to a maximal share of the images that count (:mod:`strategies.aggregation.bounds`).
+    """Limits one site's weight to a maximal share of the images that count
+    (:mod:`polyclinic.strategies.aggregation.bounds`).
 
     The shares are of the sites whose updates are merged, because a site whose reply does not count must not change the
     weights of the others.
@@ -157,7 +158,7 @@ class ImageShareCapLayer(CoordinatorRoundLayer):
 
 
 class UpdateNormBoundLayer(CoordinatorRoundLayer):
-    """Shortens updates that are much longer than the median update (:mod:`strategies.aggregation.bounds`).
+    """Shortens updates that are much longer than the median update (:mod:`polyclinic.strategies.aggregation.bounds`).
 
     Args:
         clip: The largest length of an update, in median lengths of the round.

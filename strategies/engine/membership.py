@@ -16,31 +16,31 @@ import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.config import HospitalPlan, ParticipationSection
-from common.contract import (
+from polyclinic.common.config import HospitalPlan, ParticipationSection
+from polyclinic.common.contract import (
     LabelContract,
     LabelDeclaration,
     find_label_declaration_faults,
     make_foreign_class_fault,
     merge_label_declarations,
 )
-from common.data.base.names import make_class_spelling_key
-from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.security.signatures import SignedStatement, read_signature_or_none
-from common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
-from common.wire.codec import count_payload_bytes, encode_record
-from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
-from common.wire.records import NO_ARRAYS, Arrays, Refusal, RollCall, RollCallAnswer
-from strategies.aggregation.bounds import cap_image_counts
-from strategies.engine.claims import (
+from polyclinic.common.data.base.names import make_class_spelling_key
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.security.signatures import SignedStatement, read_signature_or_none
+from polyclinic.common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
+from polyclinic.common.wire.codec import count_payload_bytes, encode_record
+from polyclinic.common.wire.fleet_protocol import REFUSAL, ROLL_CALL
+from polyclinic.common.wire.records import NO_ARRAYS, Arrays, Refusal, RollCall, RollCallAnswer
+from polyclinic.strategies.aggregation.bounds import cap_image_counts
+from polyclinic.strategies.engine.claims import (
     ClaimsBySite,
     SiteAdmissionLimits,
     find_contradictory_count_faults,
     lower_answer_claims,
     lower_image_claims,
 )
-from strategies.engine.events import MissingReplyStatus, RunCallbacks, TooFewSites
-from strategies.engine.exchange import (
+from polyclinic.strategies.engine.events import MissingReplyStatus, RunCallbacks, TooFewSites
+from polyclinic.strategies.engine.exchange import (
     FIRST_POLL_S,
     NODE_UNAVAILABLE,
     REVOKED,
@@ -49,7 +49,7 @@ from strategies.engine.exchange import (
     send_and_receive,
     sleep_between_polls,
 )
-from strategies.methods.base import Method, RoundContext
+from polyclinic.strategies.methods.base import Method, RoundContext
 
 SHOWN_AFTER_S = 1.0
 """Seconds until the missing sites are reported to the callbacks."""

@@ -8,25 +8,38 @@ from typing import TYPE_CHECKING
 import numpy as np
 from flwr.app import MessageType, RecordDict
 
-from common.metrics.pooled import SummedScoreHistogram
-from common.metrics.score_histograms import BINS, ScoreHistogram
-from common.models.state import ModelState
-from common.system.plain_text import make_printable_line
-from common.wire.codec import R, count_payload_bytes, encode_record
-from common.wire.records import EvaluateReply, Record, TrainReply
-from common.wire.secure_aggregation import STAGES, TEST_ROUND, KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
-from strategies.aggregation.means import MergedUpdates, PrecomputedHeadMean, PrecomputedMean, UpdateMeans, sum_in_order
-from strategies.engine.events import TooFewSites
-from strategies.engine.exchange import ExchangeReplies, decode_reply
-from strategies.engine.layers import CoordinatorRoundLayer, Merge, RoundOutcome
-from strategies.privacy.secure_aggregation.coordinator import (
+from polyclinic.common.metrics.pooled import SummedScoreHistogram
+from polyclinic.common.metrics.score_histograms import BINS, ScoreHistogram
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.system.plain_text import make_printable_line
+from polyclinic.common.wire.codec import R, count_payload_bytes, encode_record
+from polyclinic.common.wire.records import EvaluateReply, Record, TrainReply
+from polyclinic.common.wire.secure_aggregation import (
+    STAGES,
+    TEST_ROUND,
+    KeysAnswer,
+    MaskedAnswer,
+    RevealAnswer,
+    SharesAnswer,
+)
+from polyclinic.strategies.aggregation.means import (
+    MergedUpdates,
+    PrecomputedHeadMean,
+    PrecomputedMean,
+    UpdateMeans,
+    sum_in_order,
+)
+from polyclinic.strategies.engine.events import TooFewSites
+from polyclinic.strategies.engine.exchange import ExchangeReplies, decode_reply
+from polyclinic.strategies.engine.layers import CoordinatorRoundLayer, Merge, RoundOutcome
+from polyclinic.strategies.privacy.secure_aggregation.coordinator import (
     MaskedSummation,
     MaskedSumRequest,
     MaskingFailed,
     UnmaskedSum,
 )
-from strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
-from strategies.privacy.secure_aggregation.vectors import (
+from polyclinic.strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
+from polyclinic.strategies.privacy.secure_aggregation.vectors import (
     ONE,
     UpdateVectorLayout,
     choose_max_update_value,
@@ -34,7 +47,7 @@ from strategies.privacy.secure_aggregation.vectors import (
 )
 
 if TYPE_CHECKING:
-    from strategies.engine.coordinator import Coordinator
+    from polyclinic.strategies.engine.coordinator import Coordinator
 
 NOT_IN_THE_SUM = "what it said under secure aggregation does not fit the round"
 

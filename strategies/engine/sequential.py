@@ -11,26 +11,26 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from common.config import HospitalPlan, ParticipationSection
-from common.data.base.image_set import DatasetSplits, ImageSet
-from common.data.images.pixels import load_pixels_on_device
-from common.models.gpu import move_network_to_device
-from common.models.network import SplitNetwork, build_network, unfreeze_network
-from common.models.state import FrozenPart, ModelState, read_model_state, write_model_state
-from common.system.hashing import derive_seed
-from common.wire.records import TrainReply
-from strategies.aggregation.bounds import Lengths
-from strategies.aggregation.means import mix_models
-from strategies.aggregation.server_optimizer import Moments
-from strategies.engine.aggregator import add_sequential_site_update, get_update_norm_limit
-from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import CoordinatorTrainingRecord, FederationValidation, RoundRecord, RunStopped
-from strategies.engine.exchange import ExchangeReplies, make_too_few_sites_error
-from strategies.engine.state import make_state_after_round, record_model_validation
-from strategies.local.objective import LabelledExamples, pair_pixels_with_labels, plain
-from strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
-from strategies.local.site_method import SiteMethod
-from strategies.local.training import (
+from polyclinic.common.config import HospitalPlan, ParticipationSection
+from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet
+from polyclinic.common.data.images.pixels import load_pixels_on_device
+from polyclinic.common.models.gpu import move_network_to_device
+from polyclinic.common.models.network import SplitNetwork, build_network, unfreeze_network
+from polyclinic.common.models.state import FrozenPart, ModelState, read_model_state, write_model_state
+from polyclinic.common.system.hashing import derive_seed
+from polyclinic.common.wire.records import TrainReply
+from polyclinic.strategies.aggregation.bounds import Lengths
+from polyclinic.strategies.aggregation.means import mix_models
+from polyclinic.strategies.aggregation.server_optimizer import Moments
+from polyclinic.strategies.engine.aggregator import add_sequential_site_update, get_update_norm_limit
+from polyclinic.strategies.engine.coordinator import Coordinator
+from polyclinic.strategies.engine.events import CoordinatorTrainingRecord, FederationValidation, RoundRecord, RunStopped
+from polyclinic.strategies.engine.exchange import ExchangeReplies, make_too_few_sites_error
+from polyclinic.strategies.engine.state import make_state_after_round, record_model_validation
+from polyclinic.strategies.local.objective import LabelledExamples, pair_pixels_with_labels, plain
+from polyclinic.strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.local.training import (
     EarlyStopCriterion,
     FrozenNetworkParts,
     TrainingTask,
@@ -39,7 +39,7 @@ from strategies.local.training import (
     train_until_loss_settles,
     validate_network,
 )
-from strategies.methods.base import Method, SequentialMethod, ServerTrainingSettings
+from polyclinic.strategies.methods.base import Method, SequentialMethod, ServerTrainingSettings
 
 COORDINATOR = "coordinator"
 """Name of the coordinator in figures by site."""

@@ -42,18 +42,18 @@ from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from common.config import HospitalPlan
-from common.errors import BadInput, Fault, quote_names
-from common.models.network import Head, build_network
-from common.models.state import ModelState, read_model_state, write_model_state
-from common.system.files import Parts
-from common.system.toml import TomlSection
-from common.wire.records import Arrays, ModelGroups, make_empty_arrays, select_arrays_with_prefix
-from strategies.aggregation.bounds import Lengths
-from strategies.aggregation.means import sum_in_order
-from strategies.aggregation.server_optimizer import Moments
-from strategies.engine.events import FederationValidation
-from strategies.local.site_method import Criterion, SiteMethod
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.errors import BadInput, Fault, quote_names
+from polyclinic.common.models.network import Head, build_network
+from polyclinic.common.models.state import ModelState, read_model_state, write_model_state
+from polyclinic.common.system.files import Parts
+from polyclinic.common.system.toml import TomlSection
+from polyclinic.common.wire.records import Arrays, ModelGroups, make_empty_arrays, select_arrays_with_prefix
+from polyclinic.strategies.aggregation.bounds import Lengths
+from polyclinic.strategies.aggregation.means import sum_in_order
+from polyclinic.strategies.aggregation.server_optimizer import Moments
+from polyclinic.strategies.engine.events import FederationValidation
+from polyclinic.strategies.local.site_method import Criterion, SiteMethod
 
 FEWEST = 3
 """Smallest number of sites of which a majority can outvote one."""

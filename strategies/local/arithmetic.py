@@ -16,8 +16,8 @@ from typing import Literal, TypeVar
 
 import torch
 
-from common.config import Experiment, HospitalPlan, TrainingSection
-from common.models.network import (
+from polyclinic.common.config import Experiment, HospitalPlan, TrainingSection
+from polyclinic.common.models.network import (
     MemoryFormat,
     autocast,
     build_network,
@@ -27,8 +27,8 @@ from common.models.network import (
     set_memory_format,
     unfreeze_network,
 )
-from common.system.files import write_atomically
-from strategies.local.training import make_training_reproducible
+from polyclinic.common.system.files import write_atomically
+from polyclinic.strategies.local.training import make_training_reproducible
 
 Request = TypeVar("Request", HospitalPlan, Experiment)
 FILE = "arithmetic.json"

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, logsigmoid
 
-from common import plugins
-from common.config import BY_STEP, TrainingSection
-from common.errors import BadInput, Fault
-from common.models.zoo.spec import Task
-from common.plugins import PLUGIN, load_plugin_entry_point
+from polyclinic.common import plugins
+from polyclinic.common.config import BY_STEP, TrainingSection
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.plugins import PLUGIN, load_plugin_entry_point
 
 Missing = Literal["masked", "negative"]
 """How the loss treats classes that a site does not annotate: omitted (``masked``), or absent (``negative``)."""

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from common.config import TrainingSection
-from common.errors import BadInput, Fault
-from common.models import network as networks
-from common.models.network import Precision, SplitNetwork
-from common.plugins import OPTIMIZERS, PLUGIN, SCHEDULES, load_plugin_entry_point
+from polyclinic.common.config import TrainingSection
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.models import network as networks
+from polyclinic.common.models.network import Precision, SplitNetwork
+from polyclinic.common.plugins import OPTIMIZERS, PLUGIN, SCHEDULES, load_plugin_entry_point
 
 FIRST_SCALE = 1024.0
 """The scale at the start of each epoch. Torch's 65536 overflows in the first steps, and a small site has few others."""

@@ -4,14 +4,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.config import Experiment
-from common.data.images.augmentation import augment_images_weakly
-from common.errors import BadInput, Fault
-from common.metrics.auroc import compute_plugin_metric, load_plugin_metrics
-from common.models.zoo.spec import Task
-from common.plugins import PLUGIN, format_plugin_user_name
-from strategies.local.losses import PLAIN_LOSSES, Missing, make_training_loss
-from strategies.local.optimisation import compute_learning_rate_factor, make_optimizer
+from polyclinic.common.config import Experiment
+from polyclinic.common.data.images.augmentation import augment_images_weakly
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.metrics.auroc import compute_plugin_metric, load_plugin_metrics
+from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.plugins import PLUGIN, format_plugin_user_name
+from polyclinic.strategies.local.losses import PLAIN_LOSSES, Missing, make_training_loss
+from polyclinic.strategies.local.optimisation import compute_learning_rate_factor, make_optimizer
 
 _IMAGES = 4
 _SIGNATURES = {

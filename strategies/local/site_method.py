@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.config import EvaluationSection, HospitalPlan, TrainingSection
-from common.contract import LabelContract
-from common.errors import BadInput, Fault, quote_names
-from common.models.zoo.spec import Task
-from common.wire.records import Arrays, Form
-from strategies.aggregation.means import Weighting
-from strategies.aggregation.robust import RobustMeanRule
-from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.local.early_stopping import EarlyStopping
-from strategies.local.losses import PLAIN_LOSSES, LossFunction, Missing, make_training_loss
-from strategies.local.objective import ClientContext, LabelledExamples, LocalRound, add_proximal_term, plain
+from polyclinic.common.config import EvaluationSection, HospitalPlan, TrainingSection
+from polyclinic.common.contract import LabelContract
+from polyclinic.common.errors import BadInput, Fault, quote_names
+from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.wire.records import Arrays, Form
+from polyclinic.strategies.aggregation.means import Weighting
+from polyclinic.strategies.aggregation.robust import RobustMeanRule
+from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer
+from polyclinic.strategies.local.early_stopping import EarlyStopping
+from polyclinic.strategies.local.losses import PLAIN_LOSSES, LossFunction, Missing, make_training_loss
+from polyclinic.strategies.local.objective import ClientContext, LabelledExamples, LocalRound, add_proximal_term, plain
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """How the trunk is averaged (specs 1.5 step 2).

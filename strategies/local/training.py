@@ -11,19 +11,26 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from common.config import TrainingSection
-from common.data.base.spec import AugmentationSpec
-from common.data.images.augmentation import augment_images_weakly
-from common.metrics.auroc import compute_mean_auroc
-from common.models.gpu import GRAPH_DEVICES, is_data_parallel, use_cuda_graphs
-from common.models.network import Model, SplitNetwork, autocast, compute_logits, logits_to_probabilities, set_train_mode
-from common.models.state import ModelState, read_model_state, write_model_state
-from common.models.zoo.spec import is_external_network
-from common.plugins import PLUGIN
-from strategies.local.early_stopping import EarlyStopping
-from strategies.local.losses import LossFunction
-from strategies.local.objective import LabelledExamples, Losses, Objective
-from strategies.local.optimisation import make_gradient_scaler
+from polyclinic.common.config import TrainingSection
+from polyclinic.common.data.base.spec import AugmentationSpec
+from polyclinic.common.data.images.augmentation import augment_images_weakly
+from polyclinic.common.metrics.auroc import compute_mean_auroc
+from polyclinic.common.models.gpu import GRAPH_DEVICES, is_data_parallel, use_cuda_graphs
+from polyclinic.common.models.network import (
+    Model,
+    SplitNetwork,
+    autocast,
+    compute_logits,
+    logits_to_probabilities,
+    set_train_mode,
+)
+from polyclinic.common.models.state import ModelState, read_model_state, write_model_state
+from polyclinic.common.models.zoo.spec import is_external_network
+from polyclinic.common.plugins import PLUGIN
+from polyclinic.strategies.local.early_stopping import EarlyStopping
+from polyclinic.strategies.local.losses import LossFunction
+from polyclinic.strategies.local.objective import LabelledExamples, Losses, Objective
+from polyclinic.strategies.local.optimisation import make_gradient_scaler
 
 CPU = torch.device("cpu")
 
@@ -38,11 +45,11 @@ class FrozenNetworkParts:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """The :class:`strategies.local.objective.Batch` that the training loop makes.
+    """The :class:`polyclinic.strategies.local.objective.Batch` that the training loop makes.
 
     Attributes:
         augmented: Function that returns a random view of images; None without augmentation.
-        arithmetic: Context of :func:`common.models.network.autocast` in which the network computes.
+        arithmetic: Context of :func:`polyclinic.common.models.network.autocast` in which the network computes.
     """
 
     rows: Tensor

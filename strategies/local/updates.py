@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire.codec import round_to_number_format
-from common.wire.records import Form, ModelGroups
+from polyclinic.common.wire.codec import round_to_number_format
+from polyclinic.common.wire.records import Form, ModelGroups
 
 
 def compute_whole_update_norm(update: ModelGroups) -> float:

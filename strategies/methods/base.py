@@ -12,20 +12,20 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from common.config import HospitalPlan, ParticipationSection
-from common.contract import LabelContract
-from common.data.base.image_set import DatasetSplits
-from common.errors import Fault
-from common.models.state import ModelState
-from common.models.zoo.spec import Task
-from common.wire.records import NO_ARRAYS, Arrays, ModelGroups, RollCallAnswer
-from strategies.aggregation.means import HeadMean, Weights, WholeHeadMean
-from strategies.aggregation.server_optimizer import Moments
-from strategies.local.early_stopping import EarlyStopping
-from strategies.local.site_method import SequentialSite, SiteMethod
+from polyclinic.common.config import HospitalPlan, ParticipationSection
+from polyclinic.common.contract import LabelContract
+from polyclinic.common.data.base.image_set import DatasetSplits
+from polyclinic.common.errors import Fault
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.wire.records import NO_ARRAYS, Arrays, ModelGroups, RollCallAnswer
+from polyclinic.strategies.aggregation.means import HeadMean, Weights, WholeHeadMean
+from polyclinic.strategies.aggregation.server_optimizer import Moments
+from polyclinic.strategies.local.early_stopping import EarlyStopping
+from polyclinic.strategies.local.site_method import SequentialSite, SiteMethod
 
 if TYPE_CHECKING:
-    from strategies.engine.coordinator import Coordinator
+    from polyclinic.strategies.engine.coordinator import Coordinator
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,11 @@ class RoundContext:
     Attributes:
         contract: The run's classes, and the classes that each site annotates.
         answers: Site -> its answer to the roll call, for the sites whose statistics count; claims that are too large
-            are lowered (:mod:`strategies.engine.claims`).
+            are lowered (:mod:`polyclinic.strategies.engine.claims`).
         statistics: Statistics that the method has aggregated so far; part of the coordinator's state.
         round: Number of the round that begins or has just ended.
-        uncounted: Sites whose statistics do not count (:attr:`strategies.engine.state.FederationState.uncounted`), and
+        uncounted: Sites whose statistics do not count
+        (:attr:`polyclinic.strategies.engine.state.FederationState.uncounted`), and
             excluded sites.
     """
 
@@ -75,7 +76,7 @@ class Method(Strategy):
 
     Subclasses override the rules in which they differ. All rules are pure functions, so that an audit can recompute a
     run from stored updates. A method is also a Flower ``Strategy``: call :meth:`prepare`, which makes a
-    :class:`strategies.engine.coordinator.Coordinator` that handles every call, then :meth:`start`.
+    :class:`polyclinic.strategies.engine.coordinator.Coordinator` that handles every call, then :meth:`start`.
 
     Args:
         parameters: The ``[method]`` table.
@@ -162,9 +163,11 @@ class Method(Strategy):
     def prepare(self, plan: HospitalPlan, participation: ParticipationSection, run: str, **options: Any) -> Self:
         """Make the coordinator of one run, which handles all later calls.
 
-        The arguments are those of :class:`strategies.engine.coordinator.Coordinator`.
+        The arguments are those of :class:`polyclinic.strategies.engine.coordinator.Coordinator`.
         """
-        from strategies.engine.sequential import make_coordinator  # here: a hospital's process loads no engine
+        from polyclinic.strategies.engine.sequential import (
+            make_coordinator,  # here: a hospital's process loads no engine
+        )
 
         self._coordinator = make_coordinator(self, plan, participation, run, **options)
         return self
@@ -179,7 +182,7 @@ class Method(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train all rounds; see :meth:`strategies.engine.coordinator.Coordinator.start`."""
+        """Train all rounds; see :meth:`polyclinic.strategies.engine.coordinator.Coordinator.start`."""
         if train_config or evaluate_config or evaluate_fn:
             warnings.warn("the plan settles training and evaluation; the extra arguments are ignored", stacklevel=2)
         return self._coordinator.start(grid, initial_arrays, num_rounds, timeout)

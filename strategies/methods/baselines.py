@@ -8,10 +8,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from strategies.aggregation.means import Weighting
-from strategies.local.losses import Missing
-from strategies.local.site_method import Parameters, Payload, Pooled, SiteMethod, TrunkRule
-from strategies.methods.base import Method
+from polyclinic.strategies.aggregation.means import Weighting
+from polyclinic.strategies.local.losses import Missing
+from polyclinic.strategies.local.site_method import Parameters, Payload, Pooled, SiteMethod, TrunkRule
+from polyclinic.strategies.methods.base import Method
 
 
 class FedAvgParameters(Parameters):

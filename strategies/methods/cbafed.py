@@ -39,15 +39,15 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.models.network import Model, compute_logits
-from common.models.state import ModelState
-from common.wire.records import Arrays, ModelGroups, select_arrays_with_prefix
-from strategies.aggregation.means import Weighting, Weights, mix_tensors
-from strategies.aggregation.server_optimizer import Moments
-from strategies.local.losses import compute_positive_weights, partial_loss
-from strategies.local.objective import Batch, ClientContext, LocalRound, Losses
-from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
-from strategies.methods.base import Method, RoundContext, SiteReply, convert_to_json_numbers
+from polyclinic.common.models.network import Model, compute_logits
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.wire.records import Arrays, ModelGroups, select_arrays_with_prefix
+from polyclinic.strategies.aggregation.means import Weighting, Weights, mix_tensors
+from polyclinic.strategies.aggregation.server_optimizer import Moments
+from polyclinic.strategies.local.losses import compute_positive_weights, partial_loss
+from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, Losses
+from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply, convert_to_json_numbers
 
 Floats = NDArray[np.floating]
 Float64 = NDArray[np.float64]

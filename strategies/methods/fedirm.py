@@ -42,11 +42,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.models.network import Model, compute_logits
-from common.wire.records import Arrays
-from strategies.aggregation.means import Weighting
-from strategies.local.losses import compute_positive_weights, partial_loss
-from strategies.local.objective import (
+from polyclinic.common.models.network import Model, compute_logits
+from polyclinic.common.wire.records import Arrays
+from polyclinic.strategies.aggregation.means import Weighting
+from polyclinic.strategies.local.losses import compute_positive_weights, partial_loss
+from polyclinic.strategies.local.objective import (
     Batch,
     ClientContext,
     LocalRound,
@@ -56,9 +56,9 @@ from strategies.local.objective import (
     plain,
     update_teacher_average,
 )
-from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
-from strategies.methods.base import Method, RoundContext, SiteReply
-from strategies.methods.fedmlp import compute_teacher_consistency_loss
+from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
+from polyclinic.strategies.methods.fedmlp import compute_teacher_consistency_loss
 
 Floats = NDArray[np.floating]
 

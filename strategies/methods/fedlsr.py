@@ -26,12 +26,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from common.models.network import Model
-from strategies.aggregation.means import Weighting
-from strategies.local.losses import Missing, compute_positive_weights, fill_missing_labels, partial_loss
-from strategies.local.objective import Batch, ClientContext, LocalRound
-from strategies.local.site_method import Parameters, SiteMethod
-from strategies.methods.base import Method
+from polyclinic.common.models.network import Model
+from polyclinic.strategies.aggregation.means import Weighting
+from polyclinic.strategies.local.losses import Missing, compute_positive_weights, fill_missing_labels, partial_loss
+from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound
+from polyclinic.strategies.local.site_method import Parameters, SiteMethod
+from polyclinic.strategies.methods.base import Method
 
 
 class FedLSRParameters(Parameters):

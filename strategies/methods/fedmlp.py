@@ -33,14 +33,14 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.models.network import Model, compute_features_and_logits
-from common.wire.records import Arrays
-from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
-from strategies.local.losses import PLAIN_LOSSES, LossFunction
-from strategies.local.objective import Batch, ClientContext, LocalRound, Losses, copy_model_as_teacher
-from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
-from strategies.methods.base import Method, RoundContext, SiteReply, convert_to_json_numbers
-from strategies.methods.surgical import OwnersMean
+from polyclinic.common.models.network import Model, compute_features_and_logits
+from polyclinic.common.wire.records import Arrays
+from polyclinic.strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
+from polyclinic.strategies.local.losses import PLAIN_LOSSES, LossFunction
+from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, Losses, copy_model_as_teacher
+from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply, convert_to_json_numbers
+from polyclinic.strategies.methods.surgical import OwnersMean
 
 Floats = NDArray[np.floating]
 Float64 = NDArray[np.float64]

@@ -48,16 +48,16 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.models.network import Model, compute_logits
-from common.wire.bounds import MOST_LOSS
-from common.wire.records import Arrays
-from strategies.aggregation.means import Float64, Weighting, Weights
-from strategies.aggregation.robust import compute_distances_between_models, compute_update_inner_products
-from strategies.local.losses import Missing
-from strategies.local.objective import Batch, ClientContext, LocalRound, copy_model_as_teacher
-from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
-from strategies.methods.base import Method, RoundContext, SiteReply
-from strategies.methods.fedmlp import compute_supervised_loss, compute_target_logit_adjustment
+from polyclinic.common.models.network import Model, compute_logits
+from polyclinic.common.wire.bounds import MOST_LOSS
+from polyclinic.common.wire.records import Arrays
+from polyclinic.strategies.aggregation.means import Float64, Weighting, Weights
+from polyclinic.strategies.aggregation.robust import compute_distances_between_models, compute_update_inner_products
+from polyclinic.strategies.local.losses import Missing
+from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, copy_model_as_teacher
+from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
+from polyclinic.strategies.methods.fedmlp import compute_supervised_loss, compute_target_logit_adjustment
 
 Floats = NDArray[np.floating]
 Flags = NDArray[np.bool_]

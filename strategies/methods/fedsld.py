@@ -30,13 +30,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.config import TrainingSection
-from common.errors import Fault, quote_names
-from common.models.network import Model
-from common.models.zoo.spec import Task
-from common.wire.records import Arrays
-from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
-from strategies.local.losses import (
+from polyclinic.common.config import TrainingSection
+from polyclinic.common.errors import Fault, quote_names
+from polyclinic.common.models.network import Model
+from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.wire.records import Arrays
+from polyclinic.strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
+from polyclinic.strategies.local.losses import (
     LossFunction,
     Missing,
     cross_entropy_per_image,
@@ -45,10 +45,10 @@ from strategies.local.losses import (
     mask_unknown_logits,
     mean_over_mask,
 )
-from strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound, plain
-from strategies.local.site_method import Parameters, Payload, SiteMethod
-from strategies.methods.base import Method, RoundContext
-from strategies.methods.surgical import OwnersMean
+from polyclinic.strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound, plain
+from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod
+from polyclinic.strategies.methods.base import Method, RoundContext
+from polyclinic.strategies.methods.surgical import OwnersMean
 
 Float64 = NDArray[np.float64]
 

@@ -15,12 +15,12 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from common.models.state import ModelState
-from common.system.hashing import derive_seed
-from strategies.aggregation.means import mix_models
-from strategies.local.losses import Missing
-from strategies.local.site_method import Parameters, SequentialSite
-from strategies.methods.base import RoundContext, SequentialMethod
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.system.hashing import derive_seed
+from polyclinic.strategies.aggregation.means import mix_models
+from polyclinic.strategies.local.losses import Missing
+from polyclinic.strategies.local.site_method import Parameters, SequentialSite
+from polyclinic.strategies.methods.base import RoundContext, SequentialMethod
 
 
 class PolyclinicParameters(Parameters):

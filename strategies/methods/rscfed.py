@@ -29,14 +29,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from common.models.network import Model
-from common.models.state import read_model_state, write_model_state
-from common.system.hashing import derive_seed
-from common.wire.records import Arrays, ModelGroups, select_arrays_with_prefix
-from strategies.aggregation.means import Float64, Weighting, Weights
-from strategies.aggregation.robust import compute_distances_from_mean_model, compute_update_inner_products
-from strategies.local.losses import compute_positive_weights, partial_loss
-from strategies.local.objective import (
+from polyclinic.common.models.network import Model
+from polyclinic.common.models.state import read_model_state, write_model_state
+from polyclinic.common.system.hashing import derive_seed
+from polyclinic.common.wire.records import Arrays, ModelGroups, select_arrays_with_prefix
+from polyclinic.strategies.aggregation.means import Float64, Weighting, Weights
+from polyclinic.strategies.aggregation.robust import compute_distances_from_mean_model, compute_update_inner_products
+from polyclinic.strategies.local.losses import compute_positive_weights, partial_loss
+from polyclinic.strategies.local.objective import (
     Batch,
     ClientContext,
     LocalRound,
@@ -44,9 +44,9 @@ from strategies.local.objective import (
     copy_model_as_teacher,
     update_teacher_average,
 )
-from strategies.local.site_method import Parameters, SiteMethod
-from strategies.methods.base import Method, RoundContext, SiteReply
-from strategies.methods.fedmlp import compute_teacher_consistency_loss
+from polyclinic.strategies.local.site_method import Parameters, SiteMethod
+from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
+from polyclinic.strategies.methods.fedmlp import compute_teacher_consistency_loss
 
 
 class RSCFedParameters(Parameters):

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from common.models.network import Head
-from strategies.aggregation.means import HeadMean
-from strategies.local.site_method import Payload, SiteMethod
-from strategies.methods.base import Method
+from polyclinic.common.models.network import Head
+from polyclinic.strategies.aggregation.means import HeadMean
+from polyclinic.strategies.local.site_method import Payload, SiteMethod
+from polyclinic.strategies.methods.base import Method
 
 
 class OwnersMean:

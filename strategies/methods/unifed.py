@@ -17,13 +17,13 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from common.models.network import Model
-from common.wire.records import Arrays
-from strategies.local.early_stopping import EarlyStopping
-from strategies.local.losses import Missing
-from strategies.local.objective import ClientContext, LocalRound, Losses, plain
-from strategies.local.site_method import Parameters, Payload, SequentialSite, Statistic
-from strategies.methods.base import (
+from polyclinic.common.models.network import Model
+from polyclinic.common.wire.records import Arrays
+from polyclinic.strategies.local.early_stopping import EarlyStopping
+from polyclinic.strategies.local.losses import Missing
+from polyclinic.strategies.local.objective import ClientContext, LocalRound, Losses, plain
+from polyclinic.strategies.local.site_method import Parameters, Payload, SequentialSite, Statistic
+from polyclinic.strategies.methods.base import (
     RoundContext,
     SequentialMethod,
     ServerTrainingSettings,

@@ -26,17 +26,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.config import BY_STEP, HospitalPlan
-from common.data.base.spec import AugmentationSpec
-from common.data.images.augmentation import DRAWS, apply_weak_augmentation
-from common.errors import BadInput, Fault
-from common.models.network import SplitNetwork, autocast, build_network, set_train_mode
-from common.models.zoo.spec import is_external_network
-from strategies.local.losses import LossFunction
-from strategies.local.objective import Losses
-from strategies.local.site_method import SiteMethod
-from strategies.local.training import MiniBatch, TrainingTask
-from strategies.privacy.image_gradients import (
+from polyclinic.common.config import BY_STEP, HospitalPlan
+from polyclinic.common.data.base.spec import AugmentationSpec
+from polyclinic.common.data.images.augmentation import DRAWS, apply_weak_augmentation
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.models.network import SplitNetwork, autocast, build_network, set_train_mode
+from polyclinic.common.models.zoo.spec import is_external_network
+from polyclinic.strategies.local.losses import LossFunction
+from polyclinic.strategies.local.objective import Losses
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.local.training import MiniBatch, TrainingTask
+from polyclinic.strategies.privacy.image_gradients import (
     check_image_gradients_separate,
     check_network_state_constant,
     pop_per_image_gradients,
@@ -45,7 +45,7 @@ from strategies.privacy.image_gradients import (
     refuse_torch_random_draws,
     replace_dropout_layers,
 )
-from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource, make_secret_noise_source
+from polyclinic.strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource, make_secret_noise_source
 
 PACK = 16
 """Number of images that pass through a network at a time; fewer if a batch has fewer."""
@@ -78,7 +78,7 @@ def find_network_privacy_faults(plan: HospitalPlan, method: SiteMethod) -> list[
 
 @dataclass(frozen=True)
 class PrivateEpochTrainer:
-    """Trains one epoch with DP-SGD, and replaces :func:`strategies.local.training.train_epoch`.
+    """Trains one epoch with DP-SGD, and replaces :func:`polyclinic.strategies.local.training.train_epoch`.
 
     Attributes:
         max_norm: Largest length of the gradient of one image, or of one patient.

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.errors import BadInput, Fault
-from common.models.gpu import disable_multi_gpu_batches
-from common.models.network import SplitNetwork
-from strategies.privacy.noise import NoiseSource
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.models.gpu import disable_multi_gpu_batches
+from polyclinic.common.models.network import SplitNetwork
+from polyclinic.strategies.privacy.noise import NoiseSource
 
 DROPOUT: Final = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 

@@ -24,16 +24,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.config import BY_STEP, Experiment, HospitalPlan, PrivacySection
-from common.errors import Fault
-from common.models.zoo.networks import is_batch_norm
-from common.models.zoo.registry import build_meta_backbone
-from common.models.zoo.spec import ModelSpec
-from common.wire.records import Arrays, ModelGroups
-from strategies.local.site_method import SiteMethod
-from strategies.local.updates import clip_update_to_norm, scale_array
-from strategies.privacy.gradients import PrivateEpochTrainer
-from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource
+from polyclinic.common.config import BY_STEP, Experiment, HospitalPlan, PrivacySection
+from polyclinic.common.errors import Fault
+from polyclinic.common.models.zoo.networks import is_batch_norm
+from polyclinic.common.models.zoo.registry import build_meta_backbone
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.wire.records import Arrays, ModelGroups
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.local.updates import clip_update_to_norm, scale_array
+from polyclinic.strategies.privacy.gradients import PrivateEpochTrainer
+from polyclinic.strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource
 
 Accountant = Literal["rdp", "prv"]
 PRV_MOST_EPSILON: Final = 50.0

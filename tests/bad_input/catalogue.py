@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.errors import quote_names
-from strategies.registry import STRATEGIES
+from polyclinic.common.errors import quote_names
+from polyclinic.strategies.registry import STRATEGIES
 from tests.network.real import flwr_client, flwr_server, flwr_sim
 from tests.server.commands import Ended
 

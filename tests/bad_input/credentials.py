@@ -9,8 +9,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from server.coordinator.authority import issue_server_certificate
-from server.coordinator.folder import read_coordinator_folder
+from polyclinic.server.coordinator.authority import issue_server_certificate
+from polyclinic.server.coordinator.folder import read_coordinator_folder
 from tests.bad_input.catalogue import Case, Ended, client, server
 from tests.bad_input.site_files import DATA, HEAD, KEY, LINE, OTHER_LINE, kit_text, request_text
 from tests.client.handshakes import coordinator_in, listening, shows, speaks_http

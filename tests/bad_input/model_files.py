@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from common.models.zoo.spec import DESCRIPTION, TENSORS
+from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS
 from tests.bad_input.catalogue import Case, Ended, simulation
 from tests.bad_input.checkpoints import copied_to, file
 

@@ -8,11 +8,11 @@ from tempfile import TemporaryDirectory
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from client.site.site_file import make_site_toml
-from common.security.identity import format_public_key_line
-from common.system.toml import to_toml_text
-from server.coordinator.authority import make_certificate_authority
-from server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent
+from polyclinic.client.site.site_file import make_site_toml
+from polyclinic.common.security.identity import format_public_key_line
+from polyclinic.common.system.toml import to_toml_text
+from polyclinic.server.coordinator.authority import make_certificate_authority
+from polyclinic.server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent
 from tests.bad_input.catalogue import Case, Ended, client
 
 # ---------------------------------------------------------------------- a key pair, a request and a kit, made once

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import client.cli
+import polyclinic.client.cli
 from tests.bad_input.catalogue import Case, changed, expected, message, simulation
 from tests.bad_input.data_sets import DATA, TWO_SITES
 from tests.bad_input.images import encoded, in_folder
@@ -56,7 +56,7 @@ EVERY = [
 @pytest.fixture
 def restored_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leave this process as it was: ``start`` handles SIGTERM and changes malloc for a process of its own."""
-    monkeypatch.setattr(client.cli, "reuse_large_buffers", lambda: None)
+    monkeypatch.setattr(polyclinic.client.cli, "reuse_large_buffers", lambda: None)
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)

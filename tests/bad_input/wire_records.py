@@ -9,11 +9,11 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from common.errors import WireError
-from common.metrics.score_histograms import BINS
-from common.models.network import Head
-from common.wire.codec import RAW, WIRE_VERSION, decode_record, encode_record
-from common.wire.records import (
+from polyclinic.common.errors import WireError
+from polyclinic.common.metrics.score_histograms import BINS
+from polyclinic.common.models.network import Head
+from polyclinic.common.wire.codec import RAW, WIRE_VERSION, decode_record, encode_record
+from polyclinic.common.wire.records import (
     BenefitReply,
     EvaluateReply,
     ModelGroups,

@@ -17,15 +17,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from common.config import HospitalPlan
-from common.data.base.image_set import ImageSet
-from common.models.network import Head
-from common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
-from common.security.identity import format_public_key_line
-from common.wire import secure_aggregation as wire
-from common.wire.records import ModelGroups, TrainReply, TrainRequest
-from strategies.privacy.secure_aggregation import crypto
-from strategies.privacy.secure_aggregation.vectors import (
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.models.network import Head
+from polyclinic.common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
+from polyclinic.common.security.identity import format_public_key_line
+from polyclinic.common.wire import secure_aggregation as wire
+from polyclinic.common.wire.records import ModelGroups, TrainReply, TrainRequest
+from polyclinic.strategies.privacy.secure_aggregation import crypto
+from polyclinic.strategies.privacy.secure_aggregation.vectors import (
     BODY,
     UpdateVectorLayout,
     convert_from_fixed_point,

@@ -11,9 +11,9 @@ from select import select
 
 import grpc
 
-from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, HelloAnswer
-from server.coordinator.authority import issue_server_certificate, make_certificate_authority
-from server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent, write_coordinator_toml
+from polyclinic.common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, HelloAnswer
+from polyclinic.server.coordinator.authority import issue_server_certificate, make_certificate_authority
+from polyclinic.server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent, write_coordinator_toml
 
 Handler = Callable[[socket.socket], object]
 

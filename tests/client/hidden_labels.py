@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.site.policy import SitePolicy
-from client.site.site import Site
-from common.contract import LabelDeclaration
-from common.wire.records import TrainReply, TrainRequest
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.site import Site
+from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.wire.records import TrainReply, TrainRequest
 from tests.client.rounds import images, record_of, send
 
 IMAGES, FEW = 40, 5

@@ -17,10 +17,10 @@ from typing import Any
 
 import grpc
 
-from common import __version__
-from common.wire import fleet_protocol as fleet
-from common.wire.fleet_protocol import CHUNK_BYTES, WIRE_VERSION, HelloAnswer
-from server.coordinator.folder import CoordinatorFolder
+from polyclinic.common import __version__
+from polyclinic.common.wire import fleet_protocol as fleet
+from polyclinic.common.wire.fleet_protocol import CHUNK_BYTES, WIRE_VERSION, HelloAnswer
+from polyclinic.server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import grpc_server, listening, tls_of
 from tests.network.flood import (
     ACK,

@@ -12,27 +12,27 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.app import make_client_app
-from client.site.policy import SitePolicy
-from client.site.site import Site
-from common.config import HospitalPlan
-from common.contract import LabelDeclaration
-from common.errors import BadInput
-from common.models.state import ModelState
-from common.security.identity import format_public_key_line
-from common.wire.codec import R, decode_record, encode_record
-from common.wire.records import Record, TrainReply, TrainRequest
-from common.wire.secure_aggregation import STAGES, RevealRequest
-from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskedSumRequest, UnmaskedSum
-from strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
-from strategies.privacy.secure_aggregation.site import SiteSigningIdentity
-from strategies.privacy.secure_aggregation.vectors import (
+from polyclinic.client.app import make_client_app
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.site import Site
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.security.identity import format_public_key_line
+from polyclinic.common.wire.codec import R, decode_record, encode_record
+from polyclinic.common.wire.records import Record, TrainReply, TrainRequest
+from polyclinic.common.wire.secure_aggregation import STAGES, RevealRequest
+from polyclinic.strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskedSumRequest, UnmaskedSum
+from polyclinic.strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
+from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
+from polyclinic.strategies.privacy.secure_aggregation.vectors import (
     ONE,
     UpdateVectorLayout,
     choose_max_update_value,
     flatten_update,
 )
-from strategies.registry import build_site_method
+from polyclinic.strategies.registry import build_site_method
 from tests.client.rounds import OWN, beginning, changed_plan, images, plan, request
 
 NAMES = ("ash", "birch", "cedar")

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 
-from client.app import make_client_app
-from client.site.policy import SitePolicy
-from client.site.site import Site
-from common.config import HospitalPlan
-from common.contract import LabelDeclaration
-from common.data.base.image_set import ImageSet
-from common.models.network import build_network
-from common.models.state import ModelState, read_model_state
-from common.security.audit import AuditLog
-from common.wire.codec import R, decode_record, encode_record
-from common.wire.fleet_protocol import ROLL_CALL
-from common.wire.records import BenefitRequest, EvaluateRequest, ModelGroups, Record, RollCall, TrainRequest
+from polyclinic.client.app import make_client_app
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.site import Site
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.state import ModelState, read_model_state
+from polyclinic.common.security.audit import AuditLog
+from polyclinic.common.wire.codec import R, decode_record, encode_record
+from polyclinic.common.wire.fleet_protocol import ROLL_CALL
+from polyclinic.common.wire.records import BenefitRequest, EvaluateRequest, ModelGroups, Record, RollCall, TrainRequest
 
 OWN = ("b", "a")
 FEW_PHANTOMS = 'data={kind = "phantom", images = 90, image_size = 16}'

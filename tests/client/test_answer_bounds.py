@@ -10,21 +10,26 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-import client.connection.fleet_client
-from client.check.findings import FindingSeverity
-from client.connection.answer_bounds import ANSWER_BYTES, SPARE_BYTES, compute_message_size_bound
-from client.connection.exit_codes import ClientExitCode, CoordinatorUnreachable
-from client.connection.fleet_client import (
+import polyclinic.client.connection.fleet_client
+from polyclinic.client.check.findings import FindingSeverity
+from polyclinic.client.connection.answer_bounds import ANSWER_BYTES, SPARE_BYTES, compute_message_size_bound
+from polyclinic.client.connection.exit_codes import ClientExitCode, CoordinatorUnreachable
+from polyclinic.client.connection.fleet_client import (
     RESPONSES,
     FleetClient,
     MessageContentGone,
     RequestRefused,
     RunAlreadyEnded,
 )
-from client.site.policy import SitePolicy
-from common.wire.codec import unpack_numbers
-from common.wire.fleet_protocol import CHUNK_BYTES, HELLO_METHOD, append_protobuf_field, extract_protobuf_field
-from common.wire.flower_objects import (
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.common.wire.codec import unpack_numbers
+from polyclinic.common.wire.fleet_protocol import (
+    CHUNK_BYTES,
+    HELLO_METHOD,
+    append_protobuf_field,
+    extract_protobuf_field,
+)
+from polyclinic.common.wire.flower_objects import (
     MOST_SMALL_BYTES,
     MessageTooLarge,
     count_array_bytes,
@@ -137,7 +142,7 @@ def test_a_client_that_checks_says_that_no_coordinator_answers_so(hospital: Hosp
 def test_an_answer_that_trickles_ends_with_the_time_of_its_call(
     hospital: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client.connection.fleet_client, "TLS_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(polyclinic.client.connection.fleet_client, "TLS_TIMEOUT_S", 1.0)
     with (
         raw_coordinator(hospital.coordinator, trickle) as port,
         link_to(port, hospital) as link,

@@ -12,9 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.preview.attack import patients
-from client.preview.attack.adversary import Adversary, AttackResult, copy_site_with_images, draw_random_images
-from client.preview.attack.counts import (
+from polyclinic.client.preview.attack import patients
+from polyclinic.client.preview.attack.adversary import (
+    Adversary,
+    AttackResult,
+    copy_site_with_images,
+    draw_random_images,
+)
+from polyclinic.client.preview.attack.counts import (
     bypass_privacy_budget,
     infer_counts_from_hash,
     infer_counts_from_head,
@@ -22,27 +27,31 @@ from client.preview.attack.counts import (
     infer_counts_from_score_digits,
     infer_counts_from_trunk,
 )
-from client.preview.attack.coverage import BY_FIELD, BY_STATISTIC
-from client.preview.attack.images import attack_by_imprinting
-from client.preview.attack.membership import infer_membership_by_lira, infer_membership_by_matched_filter
-from client.preview.attack.patients import infer_parts_by_failing_model, infer_parts_of_pictures, join_pictures_of_parts
-from client.preview.attack.suite import (
+from polyclinic.client.preview.attack.coverage import BY_FIELD, BY_STATISTIC
+from polyclinic.client.preview.attack.images import attack_by_imprinting
+from polyclinic.client.preview.attack.membership import infer_membership_by_lira, infer_membership_by_matched_filter
+from polyclinic.client.preview.attack.patients import (
+    infer_parts_by_failing_model,
+    infer_parts_of_pictures,
+    join_pictures_of_parts,
+)
+from polyclinic.client.preview.attack.suite import (
     ATTACKS,
     attack_results_as_json,
     draw_patient_disjoint_sets,
     run_attacks,
     write_attack_page,
 )
-from client.preview.data_dictionary import SENT
-from client.preview.dry_run import choose_preview_experiment
-from client.site.policy import Level, SitePolicy
-from client.site.site import Site
-from common.config import make_hospital_plan
-from common.contract import LabelDeclaration
-from common.data.base.image_set import ImageSet
-from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
-from common.wire.codec import list_record_field_names
-from strategies.registry import list_statistic_meanings
+from polyclinic.client.preview.data_dictionary import SENT
+from polyclinic.client.preview.dry_run import choose_preview_experiment
+from polyclinic.client.site.policy import Level, SitePolicy
+from polyclinic.client.site.site import Site
+from polyclinic.common.config import make_hospital_plan
+from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
+from polyclinic.common.wire.codec import list_record_field_names
+from polyclinic.strategies.registry import list_statistic_meanings
 
 CLASSES = PHANTOM_CLASSES[:3]
 

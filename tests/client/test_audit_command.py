@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.security.audit import AuditLog
-from common.security.identity import create_private_key, format_public_key_line
+from polyclinic.common.security.audit import AuditLog
+from polyclinic.common.security.identity import create_private_key, format_public_key_line
 from tests.network.real import flwr_client
 from tests.receipts import RUN, message_of, signed_reply, the_receipt
 from tests.server.commands import Ended

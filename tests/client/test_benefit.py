@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from client.benefit import home_training
-from client.benefit.compare import FIGURES, FOLDER, PAGE
-from client.site.policy import SitePolicy
-from client.site.site import Site
-from client.training.privacy import open_privacy_ledger
-from common.config import HospitalPlan
-from common.errors import WireError
-from common.wire.records import BenefitReply, ModelGroups, TrainRequest
+from polyclinic.client.benefit import home_training
+from polyclinic.client.benefit.compare import FIGURES, FOLDER, PAGE
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.privacy import open_privacy_ledger
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.errors import WireError
+from polyclinic.common.wire.records import BenefitReply, ModelGroups, TrainRequest
 from tests.client.rounds import Killed, beginning, benefit_request, images, log, plan, record_of, send, site, trained
 
 
@@ -79,7 +79,7 @@ def test_nothing_leaves_and_the_hospital_sees_it(
 def test_a_gate_stops_figures_that_the_policy_forbids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at, of = site(tmp_path, smallest_count=0), asking()
     figures = reply(at, of)
-    monkeypatch.setattr("client.app.compare_with_local_only_training", lambda site, request: figures)
+    monkeypatch.setattr("polyclinic.client.app.compare_with_local_only_training", lambda site, request: figures)
     other = replace(at, folder=tmp_path / "other", policy=SitePolicy(test_metrics=False))
     refused = compared(other, of)
     assert "policy.test_metrics" in refused.error.reason

@@ -11,9 +11,9 @@ from flwr.cli.build import build_fab_from_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.connection.answer_bounds import BUNDLE_MAX_BYTES
-from client.connection.fleet_client import BUNDLE_MAY_HOLD, find_app_bundle_fault
-from server.deployment.superlink.fleet_service import APP
+from polyclinic.client.connection.answer_bounds import BUNDLE_MAX_BYTES
+from polyclinic.client.connection.fleet_client import BUNDLE_MAY_HOLD, find_app_bundle_fault
+from polyclinic.server.deployment.superlink.fleet_service import APP
 
 NAME = {"pyproject.toml": APP.encode()}
 """All that our own coordinator puts into a bundle."""

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from client.app import answer_roll_call
-from client.site.disclosure import find_classes_hidden_by_policy
-from client.site.policy import SitePolicy
-from client.site.settings import load_site, read_site_settings
-from client.site.site import Site
-from client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
-from common.contract import LabelDeclaration
-from common.data.base.image_set import ImageSet
-from common.errors import BadInput
-from common.wire.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
-from strategies.registry import STRATEGIES
+from polyclinic.client.app import answer_roll_call
+from polyclinic.client.site.disclosure import find_classes_hidden_by_policy
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.settings import load_site, read_site_settings
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
+from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.errors import BadInput
+from polyclinic.common.wire.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
+from polyclinic.strategies.registry import STRATEGIES
 from tests.client.rounds import beginning, evaluation, plan, request
 
 NAMES = ("a", "b", "c", "d")

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.site.policy import SitePolicy
-from client.training.privacy import open_privacy_ledger
-from strategies.privacy.secure_aggregation.coordinator import MaskingFailed
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.training.privacy import open_privacy_ledger
+from polyclinic.strategies.privacy.secure_aggregation.coordinator import MaskingFailed
 from tests.client.masked import FOUR, Hospitals, honest, masked_plan, of_opening, of_training, with_trunk
 from tests.client.rounds import changed_plan, private_plan
 from tests.federations import federation

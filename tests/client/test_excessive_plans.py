@@ -15,22 +15,22 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from client import app as site_app
-from client.gate import incoming_request, plan_costs
-from client.gate.gate import DECLINED
-from client.gate.incoming_request import read_requested_work
-from client.gate.policy_rules import RequestedWork, decide_on_request
-from client.site import memory
-from client.site.memory import LostRoundState
-from client.site.policy import SitePolicy
-from client.site.site import Site
-from common.config import HospitalPlan, make_hospital_plan, read_experiment
-from common.models.zoo.registry import build_backbone
-from common.models.zoo.spec import TRAITS
-from common.wire.codec import WIRE_VERSION, encode_record
-from common.wire.fleet_protocol import ROLL_CALL
-from common.wire.records import RollCall, TrainReply
-from strategies.registry import build_site_method
+from polyclinic.client import app as site_app
+from polyclinic.client.gate import incoming_request, plan_costs
+from polyclinic.client.gate.gate import DECLINED
+from polyclinic.client.gate.incoming_request import read_requested_work
+from polyclinic.client.gate.policy_rules import RequestedWork, decide_on_request
+from polyclinic.client.site import memory
+from polyclinic.client.site.memory import LostRoundState
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.site import Site
+from polyclinic.common.config import HospitalPlan, make_hospital_plan, read_experiment
+from polyclinic.common.models.zoo.registry import build_backbone
+from polyclinic.common.models.zoo.spec import TRAITS
+from polyclinic.common.wire.codec import WIRE_VERSION, encode_record
+from polyclinic.common.wire.fleet_protocol import ROLL_CALL
+from polyclinic.common.wire.records import RollCall, TrainReply
+from polyclinic.strategies.registry import build_site_method
 from tests.client.rounds import called, changed_plan, images, judged, log, plan, record_of, request, send, site, trained
 
 FOLDER = Path(__file__).parents[2] / "experiments"
@@ -131,7 +131,7 @@ EXCESSIVE: dict[str, tuple[HospitalPlan, dict[str, Any], str]] = {
 
 @pytest.fixture(autouse=True)
 def _a_machine_of_16_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.gate.policy_rules.measure_machine_memory", lambda device: 16 * 10**9)
+    monkeypatch.setattr("polyclinic.client.gate.policy_rules.measure_machine_memory", lambda device: 16 * 10**9)
 
 
 @pytest.mark.parametrize(("of", "changes", "rule"), EXCESSIVE.values(), ids=EXCESSIVE)

@@ -13,13 +13,13 @@ import pytest
 from safetensors.torch import save_file
 from torch import nn
 
-from client.gate.incoming_request import ABSOLUTE
-from client.site.site import Site
-from common.config import HospitalPlan
-from common.models.network import build_network
-from common.models.state import FrozenPart, ModelState, read_model_state
-from common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
-from common.wire.records import ModelGroups, TrainRequest
+from polyclinic.client.gate.incoming_request import ABSOLUTE
+from polyclinic.client.site.site import Site
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.state import FrozenPart, ModelState, read_model_state
+from polyclinic.common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
+from polyclinic.common.wire.records import ModelGroups, TrainRequest
 from tests.client.rounds import OWN, beginning, changed_plan, log, plan, request, send, site
 
 SURGICAL, FEDSEQ, VANILLA = plan(), plan("fedseq"), plan("vanilla")
@@ -109,8 +109,8 @@ def test_the_first_model_of_a_coordinator_without_avx2_is_trained(tmp_path: Path
     """torch draws normal numbers otherwise there, in the last bits; ATEN_CPU_CAPABILITY stands for such a machine."""
     of = changed_plan(SURGICAL, model={"architecture": "efficientnet_lite0", "image_size": 32})
     program = (
-        "import sys, numpy; from common.models.network import build_network; "
-        "from common.models.state import read_model_state; from common.models.zoo.spec import ModelSpec; "
+        "import sys, numpy; from polyclinic.common.models.network import build_network; "
+        "from polyclinic.common.models.state import read_model_state; from polyclinic.common.models.zoo.spec import ModelSpec; "
         "spec = ModelSpec.model_validate_json(sys.argv[1]); "
         "numpy.save(sys.argv[2], read_model_state(build_network(spec, ('b', 'a'), 5)).trunk)"
     )

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from client import app as site_app
-from client.gate.gate import DECLINED
-from client.site.policy import SitePolicy
-from client.site.settings import read_site_settings
-from client.site.site import Site
-from common.config import HospitalPlan
-from common.errors import BadInput, WireError
-from common.security.audit import AuditLog, check_audit_log
-from common.wire.canonical_bytes import hash_record
-from common.wire.codec import encode_record
-from common.wire.records import RollCallAnswer, TrainReply
-from strategies.registry import STRATEGIES
+from polyclinic.client import app as site_app
+from polyclinic.client.gate.gate import DECLINED
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.settings import read_site_settings
+from polyclinic.client.site.site import Site
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.errors import BadInput, WireError
+from polyclinic.common.security.audit import AuditLog, check_audit_log
+from polyclinic.common.wire.canonical_bytes import hash_record
+from polyclinic.common.wire.codec import encode_record
+from polyclinic.common.wire.records import RollCallAnswer, TrainReply
+from polyclinic.strategies.registry import STRATEGIES
 from tests.client.rounds import called, judged, log, plan, private_plan, record_of, request, send, site, trained
 
 

@@ -13,23 +13,23 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable
-from client.connection.fleet_client import FleetClient, RunAlreadyEnded
-from common.security.call_signatures import ANOTHER_PROCESS
-from common.system.plain_text import MOST_WORDS, is_plain_text
-from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
-from server.coordinator.folder import CoordinatorFolder
+from polyclinic.client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable
+from polyclinic.client.connection.fleet_client import FleetClient, RunAlreadyEnded
+from polyclinic.common.security.call_signatures import ANOTHER_PROCESS
+from polyclinic.common.system.plain_text import MOST_WORDS, is_plain_text
+from polyclinic.common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
+from polyclinic.server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import answers, coordinator_in, grpc_server, listening, tls_of
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 TRACE = "\n\n=== Source Location Trace: ===\nsrc/core/util/status_helper.cc:68\n"
 HOSTILE = f"\x1b[2J\u202ered{TRACE}\n12:00:00  round 9 of 9{'x' * 3000}"
 CALL = """
-import common  # first, as in our programs
+import polyclinic.common  # first, as in our programs
 import sys
 from cryptography.hazmat.primitives.asymmetric import ec
-from client.connection.exit_codes import CoordinatorUnreachable
-from client.connection.fleet_client import FleetClient
+from polyclinic.client.connection.exit_codes import CoordinatorUnreachable
+from polyclinic.client.connection.fleet_client import FleetClient
 try:
     FleetClient(sys.argv[1], open(sys.argv[2], "rb").read(), ec.generate_private_key(ec.SECP256R1())).exchange_hello()
 except CoordinatorUnreachable as error:

@@ -15,11 +15,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 
-import client.connection.tls
-from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
-from client.connection.tls import check_coordinator_certificate, find_proxy_address
-from server.coordinator.authority import issue_server_certificate
-from server.coordinator.folder import CoordinatorFolder
+import polyclinic.client.connection.tls
+from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
+from polyclinic.client.connection.tls import check_coordinator_certificate, find_proxy_address
+from polyclinic.server.coordinator.authority import issue_server_certificate
+from polyclinic.server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import answers, coordinator_in, leads_to, listening, shows
 
 DIRECTLY: Mapping[str, str] = {}
@@ -122,7 +122,7 @@ def test_a_coordinator_that_is_not_up_yet_or_whose_line_breaks_is_waited_for(coo
 def test_a_coordinator_that_says_nothing_is_given_up(
     coordinator: CoordinatorFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client.connection.tls, "TLS_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(polyclinic.client.connection.tls, "TLS_TIMEOUT_S", 0.05)
     with listening(lambda connection: [connection.recv(4096), connection.recv(4096)]) as port:
         assert f"127.0.0.1:{port} within 0 s" in not_now(coordinator, f"127.0.0.1:{port}")
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.app import count_training_images_per_class
-from client.benefit.compare import FOLDER, compare_with_local_only_training
-from client.site.site import Site
-from client.training.layers import evaluate_with_privacy_layers
-from client.training.task import prepare_local_task
-from common.config import HospitalPlan
-from common.wire.records import TrainRequest
-from strategies.registry import STRATEGIES
+from polyclinic.client.app import count_training_images_per_class
+from polyclinic.client.benefit.compare import FOLDER, compare_with_local_only_training
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.layers import evaluate_with_privacy_layers
+from polyclinic.client.training.task import prepare_local_task
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.wire.records import TrainRequest
+from polyclinic.strategies.registry import STRATEGIES
 from tests.client.hidden_labels import FEW, IMAGES, Labels, hospital, one_class_an_image, sent, several_classes_an_image
 from tests.client.rounds import beginning, benefit_request, changed_plan, evaluation, plan, private_plan, request
 

@@ -31,20 +31,26 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import client.connection.service
-from client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
-from client.connection.fleet_client import is_message_expired
-from client.connection.service import MAX_ATTEMPTS, WAIT_S, HospitalMessageLoop, PendingMessage, lock_site_folder
-from client.connection.status import ClientStatus
-from client.site.settings import load_site, read_site_settings
-from client.site.site_file import make_site_folder
-from common.errors import WireVersionError
-from common.security.call_signatures import WAIT, parse_wait_header_s
-from common.security.identity import SiteConnectionKit, read_admission_request
-from common.wire.fleet_protocol import list_tree_object_ids
-from common.wire.flower_objects import rebuild_message_from_objects
-from server.coordinator.authority import ensure_valid_signing_key
-from server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
+import polyclinic.client.connection.service
+from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
+from polyclinic.client.connection.fleet_client import is_message_expired
+from polyclinic.client.connection.service import (
+    MAX_ATTEMPTS,
+    WAIT_S,
+    HospitalMessageLoop,
+    PendingMessage,
+    lock_site_folder,
+)
+from polyclinic.client.connection.status import ClientStatus
+from polyclinic.client.site.settings import load_site, read_site_settings
+from polyclinic.client.site.site_file import make_site_folder
+from polyclinic.common.errors import WireVersionError
+from polyclinic.common.security.call_signatures import WAIT, parse_wait_header_s
+from polyclinic.common.security.identity import SiteConnectionKit, read_admission_request
+from polyclinic.common.wire.fleet_protocol import list_tree_object_ids
+from polyclinic.common.wire.flower_objects import rebuild_message_from_objects
+from polyclinic.server.coordinator.authority import ensure_valid_signing_key
+from polyclinic.server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
 from tests.client.handshakes import coordinator_in, tls_of
 from tests.client.rounds import Killed
 
@@ -244,7 +250,7 @@ HospitalOf = Callable[..., Hospital]
 @pytest.fixture
 def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HospitalOf]:
     """Makes a site, and the desk at which a message of :func:`train` waits for it, over TLS."""
-    monkeypatch.setattr(client.connection.service, "FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr(polyclinic.client.connection.service, "FIRST_RETRY_S", 0.0)
     coordinator, folder = coordinator_in(tmp_path / "trial"), tmp_path / "north"
     make_site_folder(folder, "north")
     (folder / "site.toml").write_text(SITE, encoding="utf-8")
@@ -293,7 +299,7 @@ def test_a_refusal_stands_where_a_site_is_stopped_while_it_leaves(hospital_of: H
 
 
 def test_no_heartbeat_is_sent_when_a_site_signs_off(hospital_of: HospitalOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.connection.service, "HEARTBEAT_PAUSE_S", 0.001)
+    monkeypatch.setattr(polyclinic.client.connection.service, "HEARTBEAT_PAUSE_S", 0.001)
     hospital = hospital_of()
     hospital.desk.beat_s = 0.2
 
@@ -337,7 +343,7 @@ def test_a_message_is_taken_up_again_until_it_is_later_than_clocks_may_differ(
     hospital.start(STOPPED)
     assert hospital.left is not None
     monkeypatch.setattr(
-        client.connection.service,
+        polyclinic.client.connection.service,
         "is_message_expired",
         lambda received, now: is_message_expired(received, now + later_s),
     )

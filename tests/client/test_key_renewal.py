@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from client.gate.audit_report import describe_audit_entry
-from client.site.key_renewal import choose_key_of_receipt, read_own_public_keys
-from client.site.site_file import read_site_toml_without_data
-from common.errors import Fault
-from common.security.audit import AuditLog, check_audit_log
-from common.security.identity import is_same_public_key, read_admission_request
-from common.system.files import lock_file
+from polyclinic.client.gate.audit_report import describe_audit_entry
+from polyclinic.client.site.key_renewal import choose_key_of_receipt, read_own_public_keys
+from polyclinic.client.site.site_file import read_site_toml_without_data
+from polyclinic.common.errors import Fault
+from polyclinic.common.security.audit import AuditLog, check_audit_log
+from polyclinic.common.security.identity import is_same_public_key, read_admission_request
+from polyclinic.common.system.files import lock_file
 from tests.network.real import flwr_client, flwr_server
 
 

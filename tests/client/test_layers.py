@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from client.simulation import make_simulation_client_app
-from client.site.policy import UNLIMITED, SitePolicy
-from client.site.site import Site
-from client.training.layers import (
+from polyclinic.client.simulation import make_simulation_client_app
+from polyclinic.client.site.policy import UNLIMITED, SitePolicy
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.layers import (
     DisclosureLimitsLayer,
     FailureHidingLayer,
     UpdateClippingLayer,
     UpdateCompressionLayer,
     make_privacy_layers,
 )
-from client.training.privacy import PrivacyBudgetLayer
-from client.training.secure_aggregation import HeldUpdateStore, SiteMaskingLayer
-from common.config import HospitalPlan
-from common.wire.codec import decode_record, encode_record
-from common.wire.records import RollCall, RollCallAnswer
-from strategies.registry import build_site_method
+from polyclinic.client.training.privacy import PrivacyBudgetLayer
+from polyclinic.client.training.secure_aggregation import HeldUpdateStore, SiteMaskingLayer
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.wire.codec import decode_record, encode_record
+from polyclinic.common.wire.records import RollCall, RollCallAnswer
+from polyclinic.strategies.registry import build_site_method
 from tests.client.rounds import plan, private_plan, site
 from tests.federations import experiment
 

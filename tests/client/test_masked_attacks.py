@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from client.site.memory import SiteRoundState, SiteRoundStateFolder
-from client.site.site import Site
-from client.training import local_round
-from client.training.figures import DisclosableMetricsComputer
-from client.training.layers import train_with_privacy_layers
-from client.training.secure_aggregation import hash_request_parts
-from client.training.task import LocalTask
-from common.config import HospitalPlan
-from common.models.network import build_network
-from common.models.state import read_model_state
-from common.wire.records import EvaluateReply, Head, ModelGroups, TrainReply, TrainRequest
-from common.wire.secure_aggregation import STAGES, MaskedRequest, RevealAnswer, RevealRequest
-from strategies.privacy.secure_aggregation import masked_rounds
-from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, UnmaskedSum
-from strategies.registry import build_site_method
+from polyclinic.client.site.memory import SiteRoundState, SiteRoundStateFolder
+from polyclinic.client.site.site import Site
+from polyclinic.client.training import local_round
+from polyclinic.client.training.figures import DisclosableMetricsComputer
+from polyclinic.client.training.layers import train_with_privacy_layers
+from polyclinic.client.training.secure_aggregation import hash_request_parts
+from polyclinic.client.training.task import LocalTask
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.state import read_model_state
+from polyclinic.common.wire.records import EvaluateReply, Head, ModelGroups, TrainReply, TrainRequest
+from polyclinic.common.wire.secure_aggregation import STAGES, MaskedRequest, RevealAnswer, RevealRequest
+from polyclinic.strategies.privacy.secure_aggregation import masked_rounds
+from polyclinic.strategies.privacy.secure_aggregation.coordinator import MaskingFailed, UnmaskedSum
+from polyclinic.strategies.registry import build_site_method
 from tests.client.masked import (
     FOUR,
     NAMES,

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config import HospitalPlan
-from common.metrics.score_histograms import BINS
-from common.wire.records import EvaluateReply, TrainRequest
-from common.wire.secure_aggregation import TEST_ROUND, MaskedRequest
-from strategies.privacy.secure_aggregation.coordinator import MaskedSumRequest, MaskingFailed, UnmaskedSum
-from strategies.privacy.secure_aggregation.vectors import ONE, UpdateVectorLayout
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.metrics.score_histograms import BINS
+from polyclinic.common.wire.records import EvaluateReply, TrainRequest
+from polyclinic.common.wire.secure_aggregation import TEST_ROUND, MaskedRequest
+from polyclinic.strategies.privacy.secure_aggregation.coordinator import MaskedSumRequest, MaskingFailed, UnmaskedSum
+from polyclinic.strategies.privacy.secure_aggregation.vectors import ONE, UpdateVectorLayout
 from tests.client.masked import FOUR, Hospitals, masked_plan, of_training, with_trunk
 from tests.client.rounds import OWN, beginning, evaluate_request, evaluation, private_plan
 

@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.wire.records import TrainRequest
-from strategies.privacy.secure_aggregation.vectors import BODY, choose_max_update_value
-from strategies.registry import build_site_method
+from polyclinic.common.wire.records import TrainRequest
+from polyclinic.strategies.privacy.secure_aggregation.vectors import BODY, choose_max_update_value
+from polyclinic.strategies.registry import build_site_method
 from tests.client.coordinator_of_any_kind import (
     CHANGED,
     FORGED,

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.site.memory import LostRoundState, SiteRoundState, SiteRoundStateFolder, remove_old_run_states
-from common.models.network import Head
-from common.wire.records import ModelGroups
+from polyclinic.client.site.memory import LostRoundState, SiteRoundState, SiteRoundStateFolder, remove_old_run_states
+from polyclinic.common.models.network import Head
+from polyclinic.common.wire.records import ModelGroups
 
 
 def memory(server_round: int) -> SiteRoundState:

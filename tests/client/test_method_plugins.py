@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from client.gate.incoming_request import PlanRefused, read_requested_work
-from client.site.policy import SitePolicy
-from common.config import HospitalPlan, make_hospital_plan
-from common.errors import BadInput
-from common.plugins import METHODS, identify_plugin
-from common.wire.fleet_protocol import WIRE_VERSION
+from polyclinic.client.gate.incoming_request import PlanRefused, read_requested_work
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.common.config import HospitalPlan, make_hospital_plan
+from polyclinic.common.errors import BadInput
+from polyclinic.common.plugins import METHODS, identify_plugin
+from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
+from polyclinic.server.runs.receipt import read_run_receipt
+from polyclinic.server.runs.verify import verify_run
 from polyclinic.testing import check_method
-from server.runs.receipt import read_run_receipt
-from server.runs.verify import verify_run
 from tests.client.rounds import SMALL_RUN
 from tests.client.rounds import site as site_of
 from tests.federations import experiment, federation, finished
@@ -24,7 +24,7 @@ METHOD = """
 from pathlib import Path
 
 from polyclinic.methods import Batch, ClientContext, LocalRound, Method, Parameters, SiteMethod, SplitNetwork, plain
-from strategies.local.early_stopping import EarlyStopping
+from polyclinic.strategies.local.early_stopping import EarlyStopping
 
 Path(__file__).with_suffix(".imported").touch()
 
@@ -178,7 +178,7 @@ def test_a_hospital_declines_before_it_is_imported_what_is_not_listed_or_has_oth
 
 
 def test_authors_can_check_it(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.federation.set_up.write_run_pages", lambda *arguments, **more: None)
+    monkeypatch.setattr("polyclinic.server.federation.set_up.write_run_pages", lambda *arguments, **more: None)
     check_method("louder", {"factor": 2.0})
     with pytest.raises(AssertionError, match="restless: two runs of one seed end in two models"):
         check_method("restless")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from client.gate.policy_rules import RequestedWork, check_request_rules
-from client.site.policy import WITHOUT_LIMITS, SitePolicy
-from common.config import make_hospital_plan
-from common.plugins import METRICS
-from strategies.registry import build_site_method
+from polyclinic.client.gate.policy_rules import RequestedWork, check_request_rules
+from polyclinic.client.site.policy import WITHOUT_LIMITS, SitePolicy
+from polyclinic.common.config import make_hospital_plan
+from polyclinic.common.plugins import METRICS
+from polyclinic.strategies.registry import build_site_method
 from tests.client.rounds import changed_plan
 from tests.federations import experiment
 from tests.third_parties import forget, install

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client.site.policy import Level, SitePolicy
-from client.site.site import Site
-from client.training.features import BATCH, FeatureCache
-from common.config import HospitalPlan
-from common.data.base.image_set import ImageSet
-from common.data.images.pixels import load_pixels_on_device
-from common.models.network import build_network
-from common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
-from common.wire.records import BenefitReply, EvaluateReply, TrainReply
+from polyclinic.client.site.policy import Level, SitePolicy
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.features import BATCH, FeatureCache
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.images.pixels import load_pixels_on_device
+from polyclinic.common.models.network import build_network
+from polyclinic.common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
+from polyclinic.common.wire.records import BenefitReply, EvaluateReply, TrainReply
 from tests.client.rounds import (
     beginning,
     benefit_request,

@@ -13,28 +13,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.app import answer_roll_call
-from client.site.patient_ledger import (
+from polyclinic.client.app import answer_roll_call
+from polyclinic.client.site.patient_ledger import (
     PatientCosts,
     PatientLedger,
     PrivacyCostEntry,
     find_account_ledger_folder,
     make_cost_id,
 )
-from client.site.policy import SitePolicy
-from client.site.site import Site
-from client.training.layers import train_with_privacy_layers
-from client.training.privacy import (
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.layers import train_with_privacy_layers
+from polyclinic.client.training.privacy import (
     PrivacyBudgetLedger,
     compute_largest_patient_epsilon,
     make_privacy_status,
     make_privacy_status_at_start,
 )
-from common.config import HospitalPlan
-from common.data.base.image_set import ImageSet, make_placeholder_patient_names
-from common.errors import BadInput, Fault
-from common.wire.records import RollCall, TrainReply
-from strategies.privacy.mechanism import NoisySteps, compute_epsilon
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.data.base.image_set import ImageSet, make_placeholder_patient_names
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.wire.records import RollCall, TrainReply
+from polyclinic.strategies.privacy.mechanism import NoisySteps, compute_epsilon
 from tests.client.rounds import Killed, images, plan, private_plan, request, site
 
 
@@ -206,7 +206,7 @@ def test_a_killed_training_counts_once_and_its_request_is_not_paid_for_twice(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("client.training.layers.answer_train_request", killed)
+        patched.setattr("polyclinic.client.training.layers.answer_train_request", killed)
         patched.setattr(PatientLedger, "release_cost", killed)  # a killed process releases nothing
         for _ in range(3):
             with pytest.raises(Killed):
@@ -251,7 +251,7 @@ def test_a_stopped_training_and_a_request_at_fault_cost_nothing_and_a_failure_co
             raise error
 
         with monkeypatch.context() as patched:
-            patched.setattr("client.training.layers.answer_train_request", fails)
+            patched.setattr("polyclinic.client.training.layers.answer_train_request", fails)
             with pytest.raises(type(error)):
                 train(at)
         return spent(at)

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from client.gate.gate import ANSWERS
-from client.preview.data_dictionary import MEANING, OF_EACH, SENT, STATISTICS
-from client.site.policy import LEVELS, TRUST, Level, SitePolicy
-from client.site.site_file import make_site_folder
-from common.config import HospitalPlan
-from common.wire.codec import list_record_field_names
-from common.wire.records import EvaluateReply, TrainReply
-from strategies.registry import list_statistic_meanings
+from polyclinic.client.gate.gate import ANSWERS
+from polyclinic.client.preview.data_dictionary import MEANING, OF_EACH, SENT, STATISTICS
+from polyclinic.client.site.policy import LEVELS, TRUST, Level, SitePolicy
+from polyclinic.client.site.site_file import make_site_folder
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.wire.codec import list_record_field_names
+from polyclinic.common.wire.records import EvaluateReply, TrainReply
+from polyclinic.strategies.registry import list_statistic_meanings
 from tests.client.rounds import OWN, changed_plan, judged, plan, private_plan, record_of, site, trained
 
 SURGICAL = plan()

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from client.preview.images import write_class_samples_page
-from common.config import Experiment
+from polyclinic.client.preview.images import write_class_samples_page
+from polyclinic.common.config import Experiment
 from tests.client.check.sites import CLASSES, Hospital
 from tests.federations import DIGITS
 from tests.network.real import flwr_client

@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from client.app import answer_roll_call
-from client.connection.status import ClientStatus, format_client_status
-from client.gate.incoming_request import RequestTimeExceeded, hash_plan
-from client.site.memory import SiteRoundState, SiteRoundStateFolder
-from client.site.policy import SitePolicy
-from client.site.site import Site
-from client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
-from client.training.privacy import PrivacyBudgetLedger, make_privacy_status, open_privacy_ledger
-from common.config import HospitalPlan
-from common.data.base.image_set import ImageSet
-from common.errors import BadInput
-from common.models.zoo.spec import ModelSpec
-from common.plugins import MODELS, identify_plugin, register_local_plugin
-from common.wire.records import RollCall, TrainReply
-from strategies.privacy.mechanism import NoisySteps, compute_epsilon
+from polyclinic.client.app import answer_roll_call
+from polyclinic.client.connection.status import ClientStatus, format_client_status
+from polyclinic.client.gate.incoming_request import RequestTimeExceeded, hash_plan
+from polyclinic.client.site.memory import SiteRoundState, SiteRoundStateFolder
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
+from polyclinic.client.training.privacy import PrivacyBudgetLedger, make_privacy_status, open_privacy_ledger
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.plugins import MODELS, identify_plugin, register_local_plugin
+from polyclinic.common.wire.records import RollCall, TrainReply
+from polyclinic.strategies.privacy.mechanism import NoisySteps, compute_epsilon
 from tests.client.rounds import Killed, beginning, changed_plan, evaluation, images, plan, private_plan, request, site
 
 FIVE_STEPS = NoisySteps(2.0, 0.2, 5)  # of 40 images, in batches of 8
@@ -263,7 +263,7 @@ def test_a_private_training_that_fails_costs_what_an_answer_costs(
     def fails(*anything: Any, **layers: Any) -> None:
         raise failure
 
-    monkeypatch.setattr("client.training.layers.answer_train_request", fails)
+    monkeypatch.setattr("polyclinic.client.training.layers.answer_train_request", fails)
     for answers in (1, 2):
         with pytest.raises(type(failure)):
             first_round(at, of)
@@ -295,7 +295,7 @@ def test_a_network_that_gives_no_gradient_for_each_image_is_refused_and_costs_no
         raise AttributeError("no attribute 'weight'")
 
     with monkeypatch.context() as patched:
-        patched.setattr("strategies.privacy.gradients.check_image_gradients_separate", fails)
+        patched.setattr("polyclinic.strategies.privacy.gradients.check_image_gradients_separate", fails)
         with pytest.raises(BadInput, match="gives no gradient for each image: AttributeError"):
             first_round(at, of)
     assert entries(tmp_path) == 0

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from common.wire.canonical_bytes import parse_canonical_record
-from common.wire.codec import decode_record
-from common.wire.records import EvaluateReply, RollCallAnswer, TrainReply
+from polyclinic.common.wire.canonical_bytes import parse_canonical_record
+from polyclinic.common.wire.codec import decode_record
+from polyclinic.common.wire.records import EvaluateReply, RollCallAnswer, TrainReply
 from tests.network.real import flwr_client
 from tests.server.commands import Ended
 

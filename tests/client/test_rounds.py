@@ -10,27 +10,27 @@ import numpy as np
 import pytest
 import torch
 
-from client.site.memory import SiteRoundStateFolder
-from client.site.site import Site
-from client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
-from client.training.local_round import warm_up_head
-from client.training.task import LocalTask, get_unfilled_network, prepare_local_task
-from common.errors import WireError
-from common.models.network import build_network, freeze_backbone
-from common.models.saved import load_model
-from common.models.state import read_model_state, write_model_state
-from common.models.zoo.spec import ModelSpec
-from strategies.engine.state import select_site_model_groups
-from strategies.local.objective import plain
-from strategies.local.optimisation import make_optimizer
-from strategies.local.training import (
+from polyclinic.client.site.memory import SiteRoundStateFolder
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
+from polyclinic.client.training.local_round import warm_up_head
+from polyclinic.client.training.task import LocalTask, get_unfilled_network, prepare_local_task
+from polyclinic.common.errors import WireError
+from polyclinic.common.models.network import build_network, freeze_backbone
+from polyclinic.common.models.saved import load_model
+from polyclinic.common.models.state import read_model_state, write_model_state
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.strategies.engine.state import select_site_model_groups
+from polyclinic.strategies.local.objective import plain
+from polyclinic.strategies.local.optimisation import make_optimizer
+from polyclinic.strategies.local.training import (
     FrozenNetworkParts,
     TrainingTask,
     make_training_reproducible,
     train_epoch,
     validate_network,
 )
-from strategies.registry import STRATEGIES, build_site_method
+from polyclinic.strategies.registry import STRATEGIES, build_site_method
 from tests.client.rounds import OWN, beginning, evaluation, images, plan, request, site
 
 EVERY = ("a", "b", "c")

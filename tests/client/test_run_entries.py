@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from client.site.run_entries import RunEntryFolder
+from polyclinic.client.site.run_entries import RunEntryFolder
 
 
 @pytest.mark.parametrize("run", ["", ".", "..", "../run", "a/b", "/tmp/run", "A", "run.json", "r" * 65, "run\n"])

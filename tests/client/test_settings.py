@@ -10,15 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
-from client.site.policy import SitePolicy
-from client.site.settings import choose_training_device, load_site, read_site_settings
-from client.site.site_file import make_site_folder, read_and_check_connection_kit
-from common.data.base.image_set import LazyPictures
-from common.data.base.spec import PhantomDatasetSpec
-from common.data.images import store
-from common.data.load import load_dataset
-from common.errors import BadInput
-from common.security.identity import (
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.settings import choose_training_device, load_site, read_site_settings
+from polyclinic.client.site.site_file import make_site_folder, read_and_check_connection_kit
+from polyclinic.common.data.base.image_set import LazyPictures
+from polyclinic.common.data.base.spec import PhantomDatasetSpec
+from polyclinic.common.data.images import store
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.errors import BadInput
+from polyclinic.common.security.identity import (
     SiteConnectionKit,
     compute_public_key_fingerprint,
     read_admission_request,

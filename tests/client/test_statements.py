@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import RecordDict
 
-from client.gate.audit_report import make_audit_report
-from client.site.statements import SiteRecordSigner, read_accepted_reply_count
-from common.security.audit import AuditLog
-from common.security.identity import compute_public_key_fingerprint, format_public_key_line
-from common.security.signatures import (
+from polyclinic.client.gate.audit_report import make_audit_report
+from polyclinic.client.site.statements import SiteRecordSigner, read_accepted_reply_count
+from polyclinic.common.security.audit import AuditLog
+from polyclinic.common.security.identity import compute_public_key_fingerprint, format_public_key_line
+from polyclinic.common.security.signatures import (
     SIGNED_WITH,
     ReplyStatement,
     RequestStatement,
@@ -29,11 +29,15 @@ from common.security.signatures import (
     sign_record,
     verify_reply_signature,
 )
-from common.wire.canonical_bytes import hash_record
-from common.wire.codec import count_payload_bytes, decode_record, encode_record
-from common.wire.records import RefusalNoted, RollCall, RollCallAnswer
-from server.coordinator.authority import ensure_valid_signing_key, make_certificate_builder, make_certificate_subject
-from server.coordinator.folder import CoordinatorFolder
+from polyclinic.common.wire.canonical_bytes import hash_record
+from polyclinic.common.wire.codec import count_payload_bytes, decode_record, encode_record
+from polyclinic.common.wire.records import RefusalNoted, RollCall, RollCallAnswer
+from polyclinic.server.coordinator.authority import (
+    ensure_valid_signing_key,
+    make_certificate_builder,
+    make_certificate_subject,
+)
+from polyclinic.server.coordinator.folder import CoordinatorFolder
 from tests.certificates import of_version_10
 from tests.client.handshakes import coordinator_in
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from client.connection.service import lock_site_folder
-from client.connection.status import (
+from polyclinic.client.connection.service import lock_site_folder
+from polyclinic.client.connection.status import (
     FILE,
     SILENT_S,
     STALE_S,
@@ -22,7 +22,7 @@ from client.connection.status import (
     keep_status_file_current,
     read_client_status,
 )
-from common.errors import BadInput
+from polyclinic.common.errors import BadInput
 from tests.network.real import eventually, flwr_client
 
 ALL = {"starting", "connecting", "waiting", "working", "stopped"}

@@ -9,16 +9,16 @@ import pytest
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
 import polyclinic
-from client.site.policy import SitePolicy
-from client.site.site import Site
-from client.training.layers import evaluate_with_privacy_layers
-from common.contract import LabelDeclaration
-from common.data.base.image_set import ImageSet
-from common.metrics.score_histograms import BINS, EDGES
-from common.plugins import METRICS, identify_plugin, register_local_plugin
-from common.simulation import load_undivided_data
-from common.wire.codec import decode_record
-from common.wire.records import EvaluateReply
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.layers import evaluate_with_privacy_layers
+from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.metrics.score_histograms import BINS, EDGES
+from polyclinic.common.plugins import METRICS, identify_plugin, register_local_plugin
+from polyclinic.common.simulation import load_undivided_data
+from polyclinic.common.wire.codec import decode_record
+from polyclinic.common.wire.records import EvaluateReply
 from tests.client.hidden_labels import hospital, several_classes_an_image
 from tests.client.rounds import beginning, changed_plan, evaluation, images, plan, record_of, request, send
 from tests.federations import experiment, federation, of_type, overheard
@@ -126,7 +126,7 @@ def test_a_metric_that_fails_is_not_defined_and_its_error_stays_at_the_site(nume
 
 def test_each_class_has_the_figures_of_scikit_learn_at_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each site tests on 361 images, 32 to 41 of which show a class."""
-    monkeypatch.setattr("client.simulation.POLICY", SitePolicy())
+    monkeypatch.setattr("polyclinic.client.simulation.POLICY", SitePolicy())
     summary = federation(tmp_path, "run.rounds=1")
     file = experiment(tmp_path)
     test = load_undivided_data(file.experiment, file.base_folder).test

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from client.gate.policy_rules import RequestedWork, check_request_rules
-from client.site.policy import WITHOUT_LIMITS, SitePolicy
-from common.config import TrainingSection, make_hospital_plan
-from common.errors import BadInput
-from common.models.network import build_network
-from common.models.zoo.spec import ModelSpec
 from polyclinic import testing
-from strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
-from strategies.registry import build_site_method
+from polyclinic.client.gate.policy_rules import RequestedWork, check_request_rules
+from polyclinic.client.site.policy import WITHOUT_LIMITS, SitePolicy
+from polyclinic.common.config import TrainingSection, make_hospital_plan
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
+from polyclinic.strategies.registry import build_site_method
 from tests.client.rounds import SMALL_RUN
 from tests.federations import experiment, federation, finished, overheard
 from tests.third_parties import install_module

@@ -9,8 +9,8 @@ from flwr.app.message import make_message
 from flwr.app.metadata import Metadata
 from numpy.typing import NDArray
 
-from common.wire.codec import list_record_field_names
-from common.wire.records import Record as WireRecord
+from polyclinic.common.wire.codec import list_record_field_names
+from polyclinic.common.wire.records import Record as WireRecord
 
 Record = dict[str, NDArray[Any]]
 

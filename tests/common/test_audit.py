@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.security import audit
-from common.security.audit import AuditLog, check_audit_log, list_audit_files
+from polyclinic.common.security import audit
+from polyclinic.common.security.audit import AuditLog, check_audit_log, list_audit_files
 
 ENTRIES = 6
 ROOT = Path(__file__).parents[2]
@@ -217,7 +217,7 @@ def test_a_line_that_is_torn_or_changed_between_two_entries_of_one_process_is_se
 APPEND = """
 import sys
 from pathlib import Path
-from common.security.audit import AuditLog
+from polyclinic.common.security.audit import AuditLog
 trail = AuditLog(Path(sys.argv[1]), durable=sys.argv[2] == "durable")
 while True:
     print(trail.append(record="TrainReply"), flush=True)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.security.authorship import OwnReplyRecord, SentReply, check_receipt_authorship
-from common.security.identity import format_public_key_line
-from common.security.signatures import OF_A_REPLY, SIGNED_WITH
+from polyclinic.common.security.authorship import OwnReplyRecord, SentReply, check_receipt_authorship
+from polyclinic.common.security.identity import format_public_key_line
+from polyclinic.common.security.signatures import OF_A_REPLY, SIGNED_WITH
 from tests.receipts import message_of, signed_reply, the_receipt
 
 KEYS = {site: ec.generate_private_key(ec.SECP256R1()) for site in ("east", "north")}

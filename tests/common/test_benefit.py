@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from common.metrics.benefit import (
+from polyclinic.common.metrics.benefit import (
     MODELS,
     OVER_ALONE,
     PRINTED,
@@ -18,7 +18,7 @@ from common.metrics.benefit import (
     compare_interval_with_zero,
     format_benefit_sentence,
 )
-from common.metrics.bootstrap import EstimateWithInterval, bootstrap_auroc_intervals, compare_mean_aurocs
+from polyclinic.common.metrics.bootstrap import EstimateWithInterval, bootstrap_auroc_intervals, compare_mean_aurocs
 
 CLASSES = ("edema", "hernia", "mass", "nodule")
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from common.errors import WireError
-from common.system.plain_text import MOST_LINES, MOST_WORDS, make_printable_line
-from common.wire.bounds import (
+from polyclinic.common.errors import WireError
+from polyclinic.common.system.plain_text import MOST_LINES, MOST_WORDS, make_printable_line
+from polyclinic.common.wire.bounds import (
     BOUNDS,
     MOST_LOSS,
     EscapedFreeText,
@@ -18,9 +18,9 @@ from common.wire.bounds import (
     clip_reported_loss,
     list_field_bounds,
 )
-from common.wire.codec import decode_record, encode_record, list_record_field_names
-from common.wire.records import BenefitRequest, EvaluateRequest, Record, Refusal, RefusalNoted, RollCall
-from common.wire.secure_aggregation import (
+from polyclinic.common.wire.codec import decode_record, encode_record, list_record_field_names
+from polyclinic.common.wire.records import BenefitRequest, EvaluateRequest, Record, Refusal, RefusalNoted, RollCall
+from polyclinic.common.wire.secure_aggregation import (
     KeysAnswer,
     KeysRequest,
     MaskedAnswer,

@@ -17,7 +17,7 @@ from sklearn.metrics import (
     roc_curve,
 )
 
-from common.metrics.calibration import (
+from polyclinic.common.metrics.calibration import (
     POINTS,
     DecisionCounts,
     OperatingPoint,
@@ -31,8 +31,14 @@ from common.metrics.calibration import (
     count_decisions,
     count_pooled_decisions,
 )
-from common.metrics.pooled import compute_pooled_metrics, sum_site_histograms
-from common.metrics.score_histograms import BINS, EDGES, ScoreHistogram, compute_score_histogram, find_score_bins
+from polyclinic.common.metrics.pooled import compute_pooled_metrics, sum_site_histograms
+from polyclinic.common.metrics.score_histograms import (
+    BINS,
+    EDGES,
+    ScoreHistogram,
+    compute_score_histogram,
+    find_score_bins,
+)
 
 Floats = NDArray[np.floating]
 seeds, counts, spreads = st.integers(0, 10**6), st.integers(1, 400), st.floats(0, 4)

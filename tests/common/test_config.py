@@ -5,8 +5,8 @@ from typing import Any, get_args
 
 import pytest
 
-from common import config
-from common.config import (
+from polyclinic.common import config
+from polyclinic.common.config import (
     EvaluationSection,
     Experiment,
     ParticipationSection,
@@ -18,13 +18,13 @@ from common.config import (
     read_experiment,
     read_experiment_tables,
 )
-from common.data.base.spec import AugmentationSpec, DataSpec
-from common.data.partition.spec import PartitionSpec
-from common.errors import BadInput
-from common.models.zoo.spec import ModelSpec
-from strategies.aggregation.robust import RobustMeanRule
-from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.registry import STRATEGIES, build_site_method
+from polyclinic.common.data.base.spec import AugmentationSpec, DataSpec
+from polyclinic.common.data.partition.spec import PartitionSpec
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.strategies.aggregation.robust import RobustMeanRule
+from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer
+from polyclinic.strategies.registry import STRATEGIES, build_site_method
 from tests.federations import DIGITS
 
 ROOT = Path(__file__).parents[2]

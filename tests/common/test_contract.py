@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.contract import LabelDeclaration, merge_label_declarations
-from common.errors import BadInput
+from polyclinic.common.contract import LabelDeclaration, merge_label_declarations
+from polyclinic.common.errors import BadInput
 
 NORTH = LabelDeclaration("north", ("Effusion", "Mass"), {"Effusion": "Pleural Effusion"})
 SOUTH = LabelDeclaration("south", ("Pneumonia", "Pleural Effusion"))

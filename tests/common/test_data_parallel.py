@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import strategies.engine.coordinator
-from client.training import task
-from common.errors import BadInput
-from common.models import gpu
-from common.models.gpu import (
+import polyclinic.strategies.engine.coordinator
+from polyclinic.client.training import task
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models import gpu
+from polyclinic.common.models.gpu import (
     PARALLEL,
     SMALLEST_PART,
     DataParallelBackbone,
@@ -23,11 +23,11 @@ from common.models.gpu import (
     is_data_parallel,
     split_batches_across_gpus,
 )
-from common.models.network import SplitNetwork, build_network, set_train_mode
-from common.models.zoo.spec import ModelSpec
-from server.simulation import simulate
-from strategies.privacy.image_gradients import pop_per_image_gradients, record_per_image_gradients
-from strategies.registry import STRATEGIES
+from polyclinic.common.models.network import SplitNetwork, build_network, set_train_mode
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.server.simulation import simulate
+from polyclinic.strategies.privacy.image_gradients import pop_per_image_gradients, record_per_image_gradients
+from polyclinic.strategies.registry import STRATEGIES
 from tests.federations import federation
 from tests.hashed_runs import cases
 from tests.server.killing import Killed, kill_at
@@ -229,7 +229,7 @@ def test_sites_with_two_learn_as_with_one_and_a_run_goes_on_with_as_many_as_it_b
     assert abs(two["test"]["mean_auroc"] - single["test"]["mean_auroc"]) < 0.02
     assert {site["arithmetic"] for site in two["sites"].values()} == {"float32, channels_last, 2 GPUs"}
     with pytest.MonkeyPatch.context() as patched:
-        kill_at(patched, strategies.engine.coordinator.Coordinator, "configure_train", 2)
+        kill_at(patched, polyclinic.strategies.engine.coordinator.Coordinator, "configure_train", 2)
         with pytest.raises(Killed):
             federation(tmp_path, *settings, f"{gpus}=2")
     for other in ("auto", "1"):

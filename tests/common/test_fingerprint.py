@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 import polyclinic as pc
-from common.models.trained import make_standardising_layers
-from common.models.zoo.networks import SingleValueSafeBatchNorm
-from common.system.hashing import hash_python_object
+from polyclinic.common.models.trained import make_standardising_layers
+from polyclinic.common.models.zoo.networks import SingleValueSafeBatchNorm
+from polyclinic.common.system.hashing import hash_python_object
 
 FACTOR = 2
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from client.connection.fleet_client import RESPONSES
-from common.wire import fleet_protocol
-from common.wire.fleet_protocol import COORDINATOR, MESSAGES
+from polyclinic.client.connection.fleet_client import RESPONSES
+from polyclinic.common.wire import fleet_protocol
+from polyclinic.common.wire.fleet_protocol import COORDINATOR, MESSAGES
 
 FLOWERS = ("fleet", "message", "node", "error", "run", "fab", "heartbeat", "recorddict")
 MAP_ENTRIES = {"Result": ("PushMessagesResponse", "results")}

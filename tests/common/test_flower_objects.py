@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from common.wire import flower_objects
-from common.wire.fleet_protocol import list_tree_object_ids
-from common.wire.flower_objects import (
+from polyclinic.common.wire import flower_objects
+from polyclinic.common.wire.fleet_protocol import list_tree_object_ids
+from polyclinic.common.wire.flower_objects import (
     MOST_RECORDS,
     PER_ARRAY,
     MessageTooLarge,

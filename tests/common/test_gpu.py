@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client.training import task
-from common.models import gpu
-from common.models.gpu import (
+from polyclinic.client.training import task
+from polyclinic.common.models import gpu
+from polyclinic.common.models.gpu import (
     BackboneCudaGraph,
     compute_backbone_features,
     move_network_to_device,
     use_cuda_graphs,
     use_deterministic_algorithms,
 )
-from strategies.local import training
+from polyclinic.strategies.local import training
 from tests.federations import ALL_DIGITS, federation, finished
 
 GPU = torch.device("cuda")

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from common.errors import BadInput
-from common.security.identity import (
+from polyclinic.common.errors import BadInput
+from polyclinic.common.security.identity import (
     SiteAdmissionRequest,
     check_public_key,
     check_site_name,
@@ -28,7 +28,7 @@ from common.security.identity import (
     split_host_port,
     write_commented_toml_file,
 )
-from common.system.plain_text import PLAIN_NAME
+from polyclinic.common.system.plain_text import PLAIN_NAME
 from tests.certificates import of_version_10, pem_of
 
 KEY = ec.derive_private_key(7, ec.SECP256R1())

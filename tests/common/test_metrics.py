@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
-from common.errors import ModelDiverged
-from common.metrics.auroc import ClassMetrics, compute_mean_and_sd, compute_metrics_per_class, summarise_test_results
+from polyclinic.common.errors import ModelDiverged
+from polyclinic.common.metrics.auroc import (
+    ClassMetrics,
+    compute_mean_and_sd,
+    compute_metrics_per_class,
+    summarise_test_results,
+)
 from tests.federations import read_vectors
 
 SURGICAL, FEDMLP = read_vectors("surgical.json"), read_vectors("fedmlp.json")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, recall_score
 
-from common.errors import ModelDiverged
-from common.metrics.multi_class import (
+from polyclinic.common.errors import ModelDiverged
+from polyclinic.common.metrics.multi_class import (
     CorrectPredictionCount,
     MultiClassMetrics,
     RoundAccuracy,

@@ -12,21 +12,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import BadInput
-from common.security.identity import (
+from polyclinic.common.errors import BadInput
+from polyclinic.common.security.identity import (
     SiteConnectionKit,
     format_public_key_line,
     read_connection_kit,
     write_commented_toml_file,
 )
-from common.security.phrase import (
+from polyclinic.common.security.phrase import (
     compute_certificate_key_hash,
     compute_certificate_phrase,
     compute_public_key_phrase,
     find_phrase_difference,
     read_phrase_words,
 )
-from server.coordinator.authority import make_certificate_builder, make_certificate_subject
+from polyclinic.server.coordinator.authority import make_certificate_builder, make_certificate_subject
 
 KEY = ec.derive_private_key(7, ec.SECP256R1())
 PHRASE = "garden copper winter, salmon ticket oval"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.data.base.image_set import ImageSet
-from common.data.images.pixels import convert_to_channels_first, load_pixels_on_device
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.images.pixels import convert_to_channels_first, load_pixels_on_device
 from tests.common.data.conftest import splits_of
 
 HANDS = (np.array([3, 39, 0, 17, 3]), np.arange(40)[::-1].copy())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.system.plain_text import (
+from polyclinic.common.system.plain_text import (
     MOST_LINES,
     MOST_WORDS,
     escape_for_html_page,

@@ -19,9 +19,9 @@ from py_compile import PycInvalidationMode
 
 import pytest
 
-from common.errors import BadInput
-from common.plugins import LOSSES, identify_plugin, load_plugin_entry_point
-from common.plugins.files import has_foreign_byte_code
+from polyclinic.common.errors import BadInput
+from polyclinic.common.plugins import LOSSES, identify_plugin, load_plugin_entry_point
+from polyclinic.common.plugins.files import has_foreign_byte_code
 from tests.third_parties import forget, install_files
 
 NAMES = ("acme", "acme_more", "acme_data", "acme_hook", "shared", "other", "third")

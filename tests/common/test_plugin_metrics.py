@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from client.gate.policy_rules import RequestedWork, check_reply_rules, check_request_rules
-from client.site.disclosure import suppress_class_metrics
-from client.site.policy import WITHOUT_LIMITS, SitePolicy
-from common.config import EvaluationSection, make_hospital_plan
-from common.errors import BadInput, WireError
-from common.metrics.auroc import ClassMetrics, average_plugin_metrics, compute_metrics_per_class
-from common.wire.records import EvaluateReply
-from strategies.registry import build_site_method
+from polyclinic.client.gate.policy_rules import RequestedWork, check_reply_rules, check_request_rules
+from polyclinic.client.site.disclosure import suppress_class_metrics
+from polyclinic.client.site.policy import WITHOUT_LIMITS, SitePolicy
+from polyclinic.common.config import EvaluationSection, make_hospital_plan
+from polyclinic.common.errors import BadInput, WireError
+from polyclinic.common.metrics.auroc import ClassMetrics, average_plugin_metrics, compute_metrics_per_class
+from polyclinic.common.wire.records import EvaluateReply
+from polyclinic.strategies.registry import build_site_method
 from tests.federations import experiment, federation, finished
 from tests.third_parties import install, stairs
 

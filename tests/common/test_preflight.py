@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from common.errors import BadInput, Fault
-from common.system import preflight
-from common.system.preflight import (
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.system import preflight
+from polyclinic.common.system.preflight import (
     FLOWER,
     delay_failure_until_change,
     find_certificate_date_faults,

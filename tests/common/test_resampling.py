@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 from scipy.stats import bootstrap, norm
 from sklearn.metrics import roc_auc_score
 
-from common.metrics.bootstrap import (
+from polyclinic.common.metrics.bootstrap import (
     AurocIntervals,
     RankedClassScores,
     bootstrap_auroc_intervals,
     compute_newcombe_interval,
     compute_pooled_auroc_interval,
 )
-from common.metrics.pooled import estimate_sampled_site_intervals
-from common.metrics.score_histograms import BINS, ScoreHistogram, compute_score_histogram
+from polyclinic.common.metrics.pooled import estimate_sampled_site_intervals
+from polyclinic.common.metrics.score_histograms import BINS, ScoreHistogram, compute_score_histogram
 
 Floats = NDArray[np.floating]
 

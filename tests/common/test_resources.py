@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from common.system.resources import exclude_imports_from_gc
+from polyclinic.common.system.resources import exclude_imports_from_gc
 
 PROGRAM = """
 import gc, weakref
-from common.system.resources import exclude_imports_from_gc
+from polyclinic.common.system.resources import exclude_imports_from_gc
 
 with exclude_imports_from_gc():
     at_rest = not gc.isenabled()

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from common.metrics.measured import ValueWithError
-from common.metrics.score_histograms import (
+from polyclinic.common.metrics.measured import ValueWithError
+from polyclinic.common.metrics.score_histograms import (
     BINS,
     DECIDED,
     EDGES,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import read_experiment
-from common.errors import BadInput
-from common.system import stopping
-from common.system.files import make_missing_input_fault, make_temporary_path, write_atomically
-from common.system.hashing import derive_seed
+from polyclinic.common.config import read_experiment
+from polyclinic.common.errors import BadInput
+from polyclinic.common.system import stopping
+from polyclinic.common.system.files import make_missing_input_fault, make_temporary_path, write_atomically
+from polyclinic.common.system.hashing import derive_seed
 
 purposes = st.lists(st.one_of(st.integers(0, 99), st.text("ab1", max_size=3)), min_size=1, max_size=4)
 

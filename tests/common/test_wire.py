@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from common.errors import WireError
-from common.models.network import Head
-from common.system.plain_text import is_plain_text
-from common.wire.canonical_bytes import (
+from polyclinic.common.errors import WireError
+from polyclinic.common.models.network import Head
+from polyclinic.common.system.plain_text import is_plain_text
+from polyclinic.common.wire.canonical_bytes import (
     RecordField,
     hash_record,
     iterate_canonical_bytes,
     list_record_fields,
     parse_canonical_record,
 )
-from common.wire.codec import (
+from polyclinic.common.wire.codec import (
     BLOCK,
     RAW,
     count_packed_bytes,
@@ -31,7 +31,7 @@ from common.wire.codec import (
     round_to_number_format,
     unpack_numbers,
 )
-from common.wire.records import (
+from polyclinic.common.wire.records import (
     FORMS,
     EvaluateReply,
     Form,
@@ -41,7 +41,13 @@ from common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskedRequest, RevealAnswer, SharesRequest
+from polyclinic.common.wire.secure_aggregation import (
+    KeysAnswer,
+    MaskedAnswer,
+    MaskedRequest,
+    RevealAnswer,
+    SharesRequest,
+)
 from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, ONES, REPLY, REQUEST, SCORES, SPREAD
 from tests.common.flower_messages import same
 

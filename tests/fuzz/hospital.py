@@ -14,23 +14,27 @@ from flwr.app import Message, RecordDict
 from flwr.app.message import make_message
 from flwr.app.metadata import Metadata
 
-from client.connection.exit_codes import ConnectionNotAccepted
-from client.connection.fleet_client import FleetClient
-from client.connection.service import HospitalMessageLoop
-from client.connection.status import ClientStatus
-from client.site.settings import load_site, read_site_settings
-from client.site.site_file import make_site_folder
-from client.site.statements import SiteRecordSigner
-from common.security.identity import SiteConnectionKit, read_admission_request, read_private_key
-from common.wire import fleet_protocol as fleet
-from common.wire.flower_objects import set_flower_node_identity, split_message_into_objects, strip_message_content
-from server.coordinator.authority import (
+from polyclinic.client.connection.exit_codes import ConnectionNotAccepted
+from polyclinic.client.connection.fleet_client import FleetClient
+from polyclinic.client.connection.service import HospitalMessageLoop
+from polyclinic.client.connection.status import ClientStatus
+from polyclinic.client.site.settings import load_site, read_site_settings
+from polyclinic.client.site.site_file import make_site_folder
+from polyclinic.client.site.statements import SiteRecordSigner
+from polyclinic.common.security.identity import SiteConnectionKit, read_admission_request, read_private_key
+from polyclinic.common.wire import fleet_protocol as fleet
+from polyclinic.common.wire.flower_objects import (
+    set_flower_node_identity,
+    split_message_into_objects,
+    strip_message_content,
+)
+from polyclinic.server.coordinator.authority import (
     ensure_valid_signing_key,
     issue_server_certificate,
     make_certificate_authority,
 )
-from server.coordinator.folder import CoordinatorTomlContent, write_coordinator_toml
-from server.deployment.superlink.fleet_service import BUNDLE, BUNDLE_SHA256
+from polyclinic.server.coordinator.folder import CoordinatorTomlContent, write_coordinator_toml
+from polyclinic.server.deployment.superlink.fleet_service import BUNDLE, BUNDLE_SHA256
 from tests.hostile_requests import HostileRequest, sign_hostile_request
 
 SITE = """name = "north"

@@ -30,57 +30,63 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from PIL import Image
 
-from client.connection.fleet_client import MessageContentGone, find_app_bundle_fault, is_message_expired
-from client.connection.service import PendingMessage
-from client.gate.incoming_request import PlanRefused, read_plan
-from client.site.memory import LostRoundState, SiteRoundState, SiteRoundStateFolder
-from client.site.settings import load_site, read_site_settings
-from common.config import read_experiment
-from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
-from common.data.images.headers import (
+from polyclinic.client.connection.fleet_client import MessageContentGone, find_app_bundle_fault, is_message_expired
+from polyclinic.client.connection.service import PendingMessage
+from polyclinic.client.gate.incoming_request import PlanRefused, read_plan
+from polyclinic.client.site.memory import LostRoundState, SiteRoundState, SiteRoundStateFolder
+from polyclinic.client.site.settings import load_site, read_site_settings
+from polyclinic.common.config import read_experiment
+from polyclinic.common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
+from polyclinic.common.data.images.headers import (
     DicomHeader,
     compute_rle_plane_sizes,
     estimate_jpeg_2000_decoder_memory,
     read_dicom_headers,
     read_encoded_frame_shape,
 )
-from common.data.images.reading import DecodedImageFormat
-from common.data.images.store import decode_pictures
-from common.data.load import load_dataset
-from common.data.tables.csv import read_csv_table
-from common.data.tables.labels import open_folder_label_table
-from common.errors import BadInput, WireError
-from common.models.network import Head, build_network
-from common.models.saved import load_model, save_model
-from common.models.state import ModelState
-from common.models.weights import convert_checkpoint
-from common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec
-from common.security.identity import (
+from polyclinic.common.data.images.reading import DecodedImageFormat
+from polyclinic.common.data.images.store import decode_pictures
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.data.tables.csv import read_csv_table
+from polyclinic.common.data.tables.labels import open_folder_label_table
+from polyclinic.common.errors import BadInput, WireError
+from polyclinic.common.models.network import Head, build_network
+from polyclinic.common.models.saved import load_model, save_model
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.models.weights import convert_checkpoint
+from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec
+from polyclinic.common.security.identity import (
     check_public_key,
     read_admission_request,
     read_connection_kit,
     read_private_key,
     write_commented_toml_file,
 )
-from common.security.signatures import SignatureFault
-from common.wire.codec import decode_record, encode_record, pack_numbers, round_to_number_format, unpack_numbers
-from common.wire.fleet_protocol import HelloAnswer, append_protobuf_field, extract_protobuf_field
-from common.wire.flower_objects import rebuild_message_from_objects
-from common.wire.records import FORMS, ModelGroups, RefusalNoted, RollCall
-from server.coordinator.authority import (
+from polyclinic.common.security.signatures import SignatureFault
+from polyclinic.common.wire.codec import (
+    decode_record,
+    encode_record,
+    pack_numbers,
+    round_to_number_format,
+    unpack_numbers,
+)
+from polyclinic.common.wire.fleet_protocol import HelloAnswer, append_protobuf_field, extract_protobuf_field
+from polyclinic.common.wire.flower_objects import rebuild_message_from_objects
+from polyclinic.common.wire.records import FORMS, ModelGroups, RefusalNoted, RollCall
+from polyclinic.server.coordinator.authority import (
     find_server_certificate_faults,
     issue_server_certificate,
     make_certificate_authority,
 )
-from server.coordinator.folder import FILE as COORDINATOR_FILE
-from server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent, read_coordinator_folder
-from server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
-from server.export.pictures import read_unlabelled_pictures
-from server.federation.checkpoints import Checkpoint, CheckpointFolder
-from server.runs.folder import RunFolder
-from strategies.engine.exchange import decode_reply
-from strategies.engine.state import FederationState, deserialize_federation_state, serialize_federation_state
-from strategies.privacy.secure_aggregation.crypto import (
+from polyclinic.server.coordinator.folder import FILE as COORDINATOR_FILE
+from polyclinic.server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent, read_coordinator_folder
+from polyclinic.server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
+from polyclinic.server.export.pictures import read_unlabelled_pictures
+from polyclinic.server.federation.checkpoints import Checkpoint, CheckpointFolder
+from polyclinic.server.runs.folder import RunFolder
+from polyclinic.strategies.engine.exchange import decode_reply
+from polyclinic.strategies.engine.state import FederationState, deserialize_federation_state, serialize_federation_state
+from polyclinic.strategies.privacy.secure_aggregation.crypto import (
     MaskingStatementError,
     encode_public_key_hex,
     make_key_pair,

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.wire.codec import encode_record
+from polyclinic.common.wire.codec import encode_record
 from tests.fuzz.targets import RECORDS, TARGETS, accepts
 
 _WORDS = b"-1 0 1e999 nan inf \" ' [ ] { } , = true null [[ .. / \\u0000".split()

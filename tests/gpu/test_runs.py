@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from common.models import gpu
-from server.simulation import simulate
-from strategies.registry import STRATEGIES
+from polyclinic.common.models import gpu
+from polyclinic.server.simulation import simulate
+from polyclinic.strategies.registry import STRATEGIES
 from tests.federations import DIGITS, federation
 from tests.hashed_runs import cases
 
@@ -65,7 +65,7 @@ def test_a_run_that_is_killed_ends_in_the_same_bits(tmp_path: Path, name: str) -
     overrides = (*CASES[name], "run.rounds=12")
     whole = federation(tmp_path, *overrides, out="whole")
     (tmp_path / "again.toml").write_text(DIGITS, encoding="utf-8")
-    program = [sys.executable, "-m", "studies.cli", "run", "again.toml", "--out", "killed"]
+    program = [sys.executable, "-m", "polyclinic.studies.cli", "run", "again.toml", "--out", "killed"]
     settings = [part for setting in overrides for part in ("--set", setting)]
     for more in ([], ["--resume"]):
         process = subprocess.Popen(
@@ -82,7 +82,7 @@ def test_a_run_that_is_killed_ends_in_the_same_bits(tmp_path: Path, name: str) -
 
 def test_images_without_room_on_the_gpu_come_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = federation(tmp_path, *CASES["surgical"], out="there")
-    monkeypatch.setattr("common.data.images.pixels.PART_OF_FREE_MEMORY", 0.0)
+    monkeypatch.setattr("polyclinic.common.data.images.pixels.PART_OF_FREE_MEMORY", 0.0)
     assert federation(tmp_path, *CASES["surgical"], out="here")["model_sha256"] == there["model_sha256"]
 
 

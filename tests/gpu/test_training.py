@@ -8,17 +8,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.config import TrainingSection
-from common.data.base.spec import AugmentationSpec
-from common.models import gpu
-from common.models.gpu import BackboneCudaGraph, compute_backbone_features, move_network_to_device
-from common.models.network import MemoryFormat, SplitNetwork, build_network, set_memory_format, unfreeze_network
-from common.models.state import ModelState, read_model_state, write_model_state
-from common.models.zoo.spec import ModelSpec
-from strategies.local.losses import missing_as_negative_loss
-from strategies.local.objective import Batch, LabelledExamples, Objective, plain
-from strategies.local.optimisation import make_optimizer
-from strategies.local.training import FrozenNetworkParts, TrainingTask, make_training_reproducible, train_epoch
+from polyclinic.common.config import TrainingSection
+from polyclinic.common.data.base.spec import AugmentationSpec
+from polyclinic.common.models import gpu
+from polyclinic.common.models.gpu import BackboneCudaGraph, compute_backbone_features, move_network_to_device
+from polyclinic.common.models.network import (
+    MemoryFormat,
+    SplitNetwork,
+    build_network,
+    set_memory_format,
+    unfreeze_network,
+)
+from polyclinic.common.models.state import ModelState, read_model_state, write_model_state
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.strategies.local.losses import missing_as_negative_loss
+from polyclinic.strategies.local.objective import Batch, LabelledExamples, Objective, plain
+from polyclinic.strategies.local.optimisation import make_optimizer
+from polyclinic.strategies.local.training import (
+    FrozenNetworkParts,
+    TrainingTask,
+    make_training_reproducible,
+    train_epoch,
+)
 
 SIDES = {
     "densenet121": 64,

@@ -12,8 +12,8 @@ from typing import Any
 
 from flwr.app import Message
 
-import client.cli
-from client.connection.fleet_client import FleetClient
+import polyclinic.client.cli
+from polyclinic.client.connection.fleet_client import FleetClient
 from tests.harms import FORMS, OVERSIZED, REPEATED, Harm
 
 DUPLICATED = Harm("duplicated reply", FORMS[0].spoil, FORMS[0].reason)
@@ -54,7 +54,7 @@ def main() -> None:
     """``flwr-client`` with another way to reply."""
     reply: Any = FleetClient.send_reply
     FleetClient.send_reply = harmful(reply)  # type: ignore[method-assign]
-    client.cli.main(sys.argv[1:])
+    polyclinic.client.cli.main(sys.argv[1:])
 
 
 if __name__ == "__main__":

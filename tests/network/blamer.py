@@ -8,10 +8,10 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-import client.cli
-import client.connection.fleet_client
-from client.connection.service import HospitalMessageLoop
-from common.wire.flower_objects import set_message_source
+import polyclinic.client.cli
+import polyclinic.client.connection.fleet_client
+from polyclinic.client.connection.service import HospitalMessageLoop
+from polyclinic.common.wire.flower_objects import set_message_source
 
 BLAMED = 12345
 """Number of the node that is named."""
@@ -19,7 +19,7 @@ BLAMED = 12345
 
 def main() -> None:
     """``flwr-client`` with another way to reply."""
-    strip: Any = client.connection.fleet_client.strip_message_content  # type: ignore[attr-defined]
+    strip: Any = polyclinic.client.connection.fleet_client.strip_message_content  # type: ignore[attr-defined]
     own: list[int] = []
 
     def fail_for_another(service: HospitalMessageLoop, message: Message) -> Message:
@@ -33,9 +33,9 @@ def main() -> None:
         announced.metadata.src_node_id = own[0]
         return announced
 
-    client.connection.fleet_client.strip_message_content = announce_as_oneself  # type: ignore[attr-defined]
+    polyclinic.client.connection.fleet_client.strip_message_content = announce_as_oneself  # type: ignore[attr-defined]
     HospitalMessageLoop._make_reply = fail_for_another  # type: ignore[method-assign]
-    client.cli.main(sys.argv[1:])
+    polyclinic.client.cli.main(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def at(owner: Any, name: str, death: Callable[[], None], hits: Callable[..., boo
 
 def half_a_file(death: Callable[[], None], module: Any, name: str) -> None:
     """Write half of a file of this name beside it, then die."""
-    from common.system.files import make_temporary_path
+    from polyclinic.common.system.files import make_temporary_path
 
     original = module.write_atomically
 
@@ -139,11 +139,11 @@ def updated(method: Any, server_round: int, means: Any, moments: Any) -> bool:
 
 def on_the_coordinator(point: str, death: Death) -> None:
     """Patch what leads a run."""
-    from server.deployment.superlink.network_grid import NetworkGrid
-    from server.federation import checkpoints
-    from server.runs.reporter import RunReporter
-    from strategies.engine import coordinator as engine
-    from strategies.engine.coordinator import Coordinator
+    from polyclinic.server.deployment.superlink.network_grid import NetworkGrid
+    from polyclinic.server.federation import checkpoints
+    from polyclinic.server.runs.reporter import RunReporter
+    from polyclinic.strategies.engine import coordinator as engine
+    from polyclinic.strategies.engine.coordinator import Coordinator
 
     checkpoint = f"round-{ROUND:06d}"
 
@@ -170,9 +170,9 @@ def on_the_coordinator(point: str, death: Death) -> None:
 
 def at_the_site(point: str, death: Death) -> None:
     """Patch a site's program."""
-    from client.connection.fleet_client import FleetClient
-    from client.site import memory
-    from client.training import local_round
+    from polyclinic.client.connection.fleet_client import FleetClient
+    from polyclinic.client.site import memory
+    from polyclinic.client.training import local_round
 
     sending, file = list[bool](), f"round-{ROUND:06d}.safetensors"
 
@@ -210,22 +210,22 @@ def main() -> None:
         (sys.executable, "-m", "tests.network.dying", marker, point, victim),
     )
     if program == "superlink":
-        from server.deployment.superlink import program as superlink
+        from polyclinic.server.deployment.superlink import program as superlink
 
         hours = float(point.split()[1])
         wrong_clock(lambda: hours * death.marker.exists())
         sys.argv[1:] = arguments
         superlink.main()
     elif program == "client":
-        from client.cli import main as client_main
+        from polyclinic.client.cli import main as client_main
 
         if not death.marker.exists():
             at_the_site(point, death)
         client_main(arguments)
     else:
-        from server import cli
-        from server.deployment import supervisor
-        from server.deployment.superlink import process
+        from polyclinic.server import cli
+        from polyclinic.server.deployment import supervisor
+        from polyclinic.server.deployment.superlink import process
 
         command = process.make_superlink_command
         if program == "supervised":

@@ -17,7 +17,11 @@ import pytest
 from tests.network.real import ROOT, WITHIN_S
 from tests.processes import MARK, command_line, environment, kill, living, marked
 
-MODULES = {"flwr-sim": "studies.cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
+MODULES = {
+    "flwr-sim": "polyclinic.studies.cli",
+    "flwr-server": "polyclinic.server.cli",
+    "flwr-client": "polyclinic.client.cli",
+}
 HALF = ("*.part", "*.unfinished", "*.tmp")
 """Names of what is not whole."""
 

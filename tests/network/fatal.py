@@ -8,8 +8,8 @@ import signal
 import sys
 from typing import Any
 
-import client.cli
-from client.connection.fleet_client import FleetClient
+import polyclinic.client.cli
+from polyclinic.client.connection.fleet_client import FleetClient
 
 RUN = "fatal"
 
@@ -25,7 +25,7 @@ def main() -> None:
         return message
 
     FleetClient.fetch_message_content = fetched  # type: ignore[method-assign]
-    client.cli.main(sys.argv[1:])
+    polyclinic.client.cli.main(sys.argv[1:])
 
 
 if __name__ == "__main__":

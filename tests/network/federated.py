@@ -124,7 +124,7 @@ def connected(
     """A coordinator in touch with the experiment's sites, or with sites of these folders.
 
     Args:
-        programs: Site -> the module that it runs instead of ``client.cli``.
+        programs: Site -> the module that it runs instead of ``polyclinic.client.cli``.
     """
     with machine(folder) as here:
         coordinator = Coordinator(here)
@@ -132,7 +132,7 @@ def connected(
         sites = [coordinator.admit(coordinator.site(path)) for path in folders]
         coordinator.start()
         for site in sites:
-            site.start_by("-m", (programs or {}).get(site.name, "client.cli"), "start", site.folder)
+            site.start_by("-m", (programs or {}).get(site.name, "polyclinic.client.cli"), "start", site.folder)
         coordinator.sees(*sites)
         yield coordinator, sites
 
@@ -143,7 +143,7 @@ def hash_in(folder: Path) -> str:
 
 def undisturbed(experiment: Path, out: Path, *overrides: str) -> str:
     """The hash of the model that simulation trains."""
-    with patch("server.federation.set_up.write_run_pages"):  # nobody looks at them here
+    with patch("polyclinic.server.federation.set_up.write_run_pages"):  # nobody looks at them here
         done = flwr_sim("run", experiment, "--backend", "inline", "--out", out, *settings(*overrides))
     assert done.code == 0, done.err
     return hash_in(out)

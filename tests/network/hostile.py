@@ -9,12 +9,12 @@ from pathlib import Path
 
 from flwr.app import Message, RecordDict
 
-from common.wire.flower_objects import set_message_id, split_message_into_objects, strip_message_content
-from server.coordinator.admission import read_unrevoked_site
-from server.coordinator.authority import ensure_valid_signing_key
-from server.coordinator.folder import read_coordinator_folder
-from server.deployment.superlink.network_grid import NetworkGrid, _AwaitedRequest, open_network_grid
-from server.deployment.superlink.object_store import ReplySizeBound
+from polyclinic.common.wire.flower_objects import set_message_id, split_message_into_objects, strip_message_content
+from polyclinic.server.coordinator.admission import read_unrevoked_site
+from polyclinic.server.coordinator.authority import ensure_valid_signing_key
+from polyclinic.server.coordinator.folder import read_coordinator_folder
+from polyclinic.server.deployment.superlink.network_grid import NetworkGrid, _AwaitedRequest, open_network_grid
+from polyclinic.server.deployment.superlink.object_store import ReplySizeBound
 from tests.hostile_requests import HostileRequest, sign_hostile_request
 from tests.network.real import Coordinator, Site, eventually
 

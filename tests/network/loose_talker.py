@@ -10,9 +10,9 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-import client.cli
-from client.connection.service import HospitalMessageLoop
-from server.deployment.superlink.fleet_service import LONGEST_ENVELOPE
+import polyclinic.client.cli
+from polyclinic.client.connection.service import HospitalMessageLoop
+from polyclinic.server.deployment.superlink.fleet_service import LONGEST_ENVELOPE
 from tests import harms
 from tests.words import FORGED
 
@@ -78,7 +78,7 @@ def main() -> None:
     """``flwr-client`` with another way to reply."""
     replied: Any = HospitalMessageLoop._make_reply
     HospitalMessageLoop._make_reply = loose(replied)  # type: ignore[method-assign]
-    client.cli.main(sys.argv[1:])
+    polyclinic.client.cli.main(sys.argv[1:])
 
 
 if __name__ == "__main__":

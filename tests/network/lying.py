@@ -5,14 +5,14 @@ from tests.network.real import Site
 PROGRAM = """
 import sys
 from dataclasses import replace
-import client.app
-honest = client.app.answer_roll_call
+import polyclinic.client.app
+honest = polyclinic.client.app.answer_roll_call
 def lying(site, call):
     answer = honest(site, call)
     names = answer.class_names
     return replace(answer, {changes})
-client.app.answer_roll_call = lying
-from client.cli import main
+polyclinic.client.app.answer_roll_call = lying
+from polyclinic.client.cli import main
 main(sys.argv[1:])
 """
 

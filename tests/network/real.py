@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-import client.cli
-import server.cli
-import studies.cli
-from client.connection.status import read_client_status
-from common.errors import BadInput
-from server.coordinator.state import ControlSocketPath
+import polyclinic.client.cli
+import polyclinic.server.cli
+import polyclinic.studies.cli
+from polyclinic.client.connection.status import read_client_status
+from polyclinic.common.errors import BadInput
+from polyclinic.server.coordinator.state import ControlSocketPath
 from tests.federations import DIGITS
 from tests.network.warm import LEADING, LEADS, Forked, Warm
 from tests.network.warm import PROGRAMS as WARM_PROGRAMS
@@ -91,9 +91,9 @@ def typed(main: Callable[[Sequence[str]], None], *arguments: object) -> Ended:
     return Ended(int(stopped.value.code or 0), out.getvalue(), err.getvalue())
 
 
-flwr_server = partial(typed, server.cli.main)
-flwr_client = partial(typed, client.cli.main)
-flwr_sim = partial(typed, studies.cli.main)
+flwr_server = partial(typed, polyclinic.server.cli.main)
+flwr_client = partial(typed, polyclinic.client.cli.main)
+flwr_sim = partial(typed, polyclinic.studies.cli.main)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -108,7 +108,9 @@ def summary_of(run: Path) -> dict[str, Any]:
 @cache
 def warm() -> Warm:
     """The process that forks hospitals' programs: one for all tests of this process, and it ends with them."""
-    started = Warm("client.connection.service", "server.deployment.network")  # torch, Flower, gRPC, our own code
+    started = Warm(
+        "polyclinic.client.connection.service", "polyclinic.server.deployment.network"
+    )  # torch, Flower, gRPC, our own code
     atexit.register(started.end)
     return started
 
@@ -250,7 +252,7 @@ class Site:
 
     def start(self) -> Program:
         """``flwr-client start``."""
-        return self.start_by("-m", "client.cli", "start", self.folder)
+        return self.start_by("-m", "polyclinic.client.cli", "start", self.folder)
 
     def connect(self) -> None:
         """Start it, and wait until it is connected."""
@@ -319,7 +321,7 @@ class Coordinator:
 
     def start(self) -> Program:
         """``flwr-server start``, until hospitals can connect."""
-        return self.start_by("-m", "server.cli", "start", self.folder)
+        return self.start_by("-m", "polyclinic.server.cli", "start", self.folder)
 
     def start_by(self, *arguments: object) -> Program:
         """The same, begun in another way."""
@@ -364,7 +366,7 @@ class Coordinator:
             once: No process stays that begins the leading one again. That one is forked then, and imports nothing.
         """
         command = ("run", self.folder, experiment, "--out", out, "--sites", sites, *settings(*overrides), *options)
-        return self.lead("-m", "server.cli" if pages else LEADS, *command, *["--once"] * once)
+        return self.lead("-m", "polyclinic.server.cli" if pages else LEADS, *command, *["--once"] * once)
 
     def lead(self, *arguments: object) -> Program:
         """A run that is begun in another way."""

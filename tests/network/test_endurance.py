@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from server.deployment.supervisor import count_checkpointed_rounds
+from polyclinic.server.deployment.supervisor import count_checkpointed_rounds
 from tests.federations import DIGITS
 from tests.network.federated import hash_in, sites_by_round, undisturbed
 from tests.network.real import Coordinator, Program, Site, eventually, exported, free_ports, machine, written

@@ -13,7 +13,7 @@ import pytest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 
-from client.connection.exit_codes import ClientExitCode
+from polyclinic.client.connection.exit_codes import ClientExitCode
 from tests.client.handshakes import grpc_server
 from tests.network.conftest import Hospital, Trial
 from tests.network.real import Coordinator, Machine, Program, Site, eventually, flwr_client, flwr_server, machine
@@ -148,7 +148,7 @@ def test_a_start_that_waits_after_the_refusal_tries_again_once_the_phrase_is_con
     read_out = [phrase_that_is_read_out(side).split() for side in (trial.coordinator, stranger.coordinator)]
     assert flwr_client("confirm", site.folder, *read_out[0]).code == 0
     site.kit.write_text(stranger.false_kit(site), encoding="utf-8")
-    waiting = site.start_by("-m", "client.cli", "start", site.folder, "--wait-on-refusal")
+    waiting = site.start_by("-m", "polyclinic.client.cli", "start", site.folder, "--wait-on-refusal")
     waiting.says("phrase before: ")
     waiting.says("to be started again")
     assert flwr_client("confirm", site.folder, *read_out[1]).code == 0

@@ -11,14 +11,14 @@ from tests.network.real import flwr_client, lines_of, settings
 pytestmark = pytest.mark.slow
 CRAFTED = """
 import sys
-import server.federation.run as run
-from client.preview.attack.adversary import set_pixel_passing_weights
+import polyclinic.server.federation.run as run
+from polyclinic.client.preview.attack.adversary import set_pixel_passing_weights
 read_model_state = run.read_model_state
 def crafted(network):
     set_pixel_passing_weights(network)
     return read_model_state(network)
 run.read_model_state = crafted
-from server.cli import main
+from polyclinic.server.cli import main
 main(sys.argv[1:])
 """
 """The published program, but for the first model: its convolutions hand images on to the dense layer."""

@@ -21,11 +21,11 @@ from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 
-from common.security.identity import read_connection_kit, read_private_key
-from server.coordinator.folder import read_coordinator_folder
-from server.deployment.superlink.control_client import SuperLinkControlClient
-from server.deployment.superlink.refused_calls import PAUSE_S
-from server.deployment.superlink.registrations import RegisteredSite
+from polyclinic.common.security.identity import read_connection_kit, read_private_key
+from polyclinic.server.coordinator.folder import read_coordinator_folder
+from polyclinic.server.deployment.superlink.control_client import SuperLinkControlClient
+from polyclinic.server.deployment.superlink.refused_calls import PAUSE_S
+from polyclinic.server.deployment.superlink.registrations import RegisteredSite
 from tests.network.federated import EVERYBODY, SLOW, Federation, events
 from tests.network.real import flwr_client, flwr_server
 from tests.signing import SignsCalls
@@ -106,9 +106,9 @@ def test_signatures_are_in_the_receipt_and_a_reply_that_is_removed_is_missed(fed
 def test_a_request_that_is_not_signed_is_refused_and_can_be_shown(federation: Federation) -> None:
     """A SuperLink, or anyone who has its disk, that makes requests up: the run's own signing is switched off."""
     unsigned = (
-        "import sys; from server.deployment.superlink.request_signing import RequestSigner; "
+        "import sys; from polyclinic.server.deployment.superlink.request_signing import RequestSigner; "
         "RequestSigner.sign_request = lambda self, message: None; "
-        "from server.cli import main; main(sys.argv[1:])"
+        "from polyclinic.server.cli import main; main(sys.argv[1:])"
     )
     command = ("run", federation.coordinator.folder, federation.experiment, "--out", federation.out, "--once")
     run = federation.coordinator.lead("-c", unsigned, *command)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from common.config import read_experiment
-from common.models.network import build_network
-from common.models.saved import save_model
-from strategies.registry import find_method_faults
+from polyclinic.common.config import read_experiment
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.saved import save_model
+from polyclinic.strategies.registry import find_method_faults
 from tests.network.federated import admitted, hash_in, undisturbed
 from tests.network.real import PARTIAL, eventually, summary_of
 

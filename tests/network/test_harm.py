@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from client.connection.exit_codes import ClientExitCode
-from server.deployment.supervisor import RunExitCode, count_checkpointed_rounds
+from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.server.deployment.supervisor import RunExitCode, count_checkpointed_rounds
 from tests.network.conftest import Survives
 from tests.network.ended import disk, fill
 from tests.network.federated import EVERYBODY, REMEMBERING, SLOW, Federation, admitted, events, sites_by_round
@@ -123,9 +123,11 @@ def test_nobody_works_twice_in_one_folder(federation: Federation, survives: Surv
     with federation.north.program.frozen():
         programs = [
             federation.run("run.rounds=1", out="other"),
-            here.start("second", "-m", "server.cli", "start", federation.coordinator.folder),
-            here.start("second", "-m", "client.cli", "start", federation.east.folder),
-            here.start("second", "-m", "studies.cli", "run", experiment, "--out", federation.out, "--resume", *sets),
+            here.start("second", "-m", "polyclinic.server.cli", "start", federation.coordinator.folder),
+            here.start("second", "-m", "polyclinic.client.cli", "start", federation.east.folder),
+            here.start(
+                "second", "-m", "polyclinic.studies.cli", "run", experiment, "--out", federation.out, "--resume", *sets
+            ),
         ]
         assert [program.ends() for program in programs] == [2] * 4
     names = ("flwr-server run", "flwr-server start", "flwr-client", "run")
@@ -159,7 +161,7 @@ def test_a_run_that_is_stopped_on_request_goes_on(federation: Federation, surviv
     (typed,) = re.findall(r"to go on: (flwr-server run .*)", run.output)
     program, *arguments = shlex.split(typed)
     assert program == "flwr-server"
-    again = federation.coordinator.lead("-m", "server.cli", *arguments)
+    again = federation.coordinator.lead("-m", "polyclinic.server.cli", *arguments)
     federation.ends_unharmed(again, 2, *overrides)
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from client import app
-from common.wire.records import TrainReply, TrainRequest
+from polyclinic.client import app
+from polyclinic.common.wire.records import TrainReply, TrainRequest
 from tests.network.adversary import HARMS
 from tests.network.conftest import Survives
 from tests.network.federated import connected, events

@@ -8,8 +8,8 @@ import grpc
 import psutil
 import pytest
 
-from client.connection.exit_codes import ClientExitCode
-from common.wire.fleet_protocol import append_protobuf_field
+from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.common.wire.fleet_protocol import append_protobuf_field
 from tests.client.check.sites import Hospital, hospital_in
 from tests.client.hostile_answers import (
     CHUNK,
@@ -87,14 +87,14 @@ def test_a_program_that_starts_says_why_it_does_not_read_an_answer_and_tries_aga
 ) -> None:
     with opened(hospital) as port:
         hospital.at(f"127.0.0.1:{port}")
-        program = here.start("north", "-m", "client.cli", "start", hospital.folder)
+        program = here.start("north", "-m", "polyclinic.client.cli", "start", hospital.folder)
         says_within_its_memory(program, words)
 
 
 def test_the_check_of_a_connection_ends_with_its_reason(hospital: Hospital, here: Machine) -> None:
     with raw_coordinator(hospital.coordinator, compressed(1500 * 2**20, "gzip")) as port:
         hospital.at(f"127.0.0.1:{port}")
-        program = here.start("check", "-m", "client.cli", "check", hospital.folder)
+        program = here.start("check", "-m", "polyclinic.client.cli", "check", hospital.folder)
         says_within_its_memory(program, "compressed", MOST_IN_CHECK)
         assert program.ends() == ClientExitCode.NO_ANSWER
 
@@ -131,7 +131,7 @@ def test_a_message_that_is_too_large_is_answered_with_the_reason_and_the_site_go
     coordinator = HostileFleet(answers, hostile.compression)
     with serving(hospital.coordinator, coordinator) as port:
         hospital.at(f"127.0.0.1:{port}")
-        program = here.start("north", "-m", "client.cli", "start", hospital.folder)
+        program = here.start("north", "-m", "polyclinic.client.cli", "start", hospital.folder)
         says_within_its_memory(program, "refused a message")
         eventually(lambda: coordinator.calls.get("PullMessages", 0) > 1, "it asks for the next message")
         assert peak_of(program) < MOST_AT_START
@@ -142,5 +142,5 @@ def test_an_announcement_of_hundreds_of_megabytes_is_not_read(hospital: Hospital
     hostile = HostileFleet({"PullMessages": lambda request: envelope(400) + bytes(400 * MB)})
     with serving(hospital.coordinator, hostile) as port:
         hospital.at(f"127.0.0.1:{port}")
-        program = here.start("north", "-m", "client.cli", "start", hospital.folder)
+        program = here.start("north", "-m", "polyclinic.client.cli", "start", hospital.folder)
         says_within_its_memory(program, "larger than any answer")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from common.config import read_experiment
-from common.wire.fleet_protocol import WIRE_VERSION
+from polyclinic.common.config import read_experiment
+from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
 from tests.hostile_requests import HostileRequest, RequestMutator, encode_record, honest_requests
 from tests.network.blamer import BLAMED
 from tests.network.fatal import RUN as FATAL_RUN

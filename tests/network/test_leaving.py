@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from client.training.privacy import PrivacyBudgetLedger
+from polyclinic.client.training.privacy import PrivacyBudgetLedger
 from tests.network.conftest import Hospital, Trial
 from tests.network.federated import SLOW, Federation
 from tests.network.real import eventually, flwr_client, flwr_server, summary_of

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.security.audit import AuditLog
+from polyclinic.common.security.audit import AuditLog
 from tests.network.federated import SLOW, Federation, events, sites_by_round
 from tests.network.real import eventually, flwr_server
 
@@ -25,10 +25,10 @@ def test_every_site_declines_an_excessive_plan_and_works_on(federation: Federati
 LIAR = """
 import sys
 from dataclasses import replace
-from client import app
+from polyclinic.client import app
 honest = app.answer_roll_call
 app.answer_roll_call = lambda site, call: replace(honest(site, call), **LIE)
-from client.cli import main
+from polyclinic.client.cli import main
 main(sys.argv[1:])
 """
 

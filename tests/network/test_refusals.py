@@ -10,8 +10,8 @@ import pytest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 
-from client.connection.exit_codes import ClientExitCode
-from common.wire.fleet_protocol import WIRE_VERSION
+from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
 from tests.network.conftest import Hospital, Trial
 from tests.network.federated import events
 from tests.network.real import Coordinator, Site, flwr_server, lines_of
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.slow
 
 GONE = "its key is not admitted any more"
 OF_ANOTHER_WIRE = (
-    f"import sys, common.wire.fleet_protocol; common.wire.fleet_protocol.WIRE_VERSION = {WIRE_VERSION + 1}; "
-    "from client.cli import main; main(sys.argv[1:])"
+    f"import sys, polyclinic.common.wire.fleet_protocol; polyclinic.common.wire.fleet_protocol.WIRE_VERSION = {WIRE_VERSION + 1}; "
+    "from polyclinic.client.cli import main; main(sys.argv[1:])"
 )
 
 
@@ -168,7 +168,7 @@ def test_labels_that_look_like_one_class_stop_the_run(trial: Trial, hospital: Ho
 
 SHIPPING = """
 import sys
-from server.deployment.superlink import fleet_service as service
+from polyclinic.server.deployment.superlink import fleet_service as service
 service.BUNDLE = service.make_flower_app_bundle(service.APP.replace("installed:at_the_site", "evil:app"))
 import hashlib, io, zipfile
 archive = io.BytesIO(service.BUNDLE)
@@ -176,18 +176,18 @@ with zipfile.ZipFile(archive, "a") as made:
     made.writestr("evil.py", f"open({MARKER!r}, 'w').write('ran'); app = None")
 service.BUNDLE = archive.getvalue()
 service.BUNDLE_SHA256 = hashlib.sha256(service.BUNDLE).hexdigest()
-from server.deployment.superlink.program import main
+from polyclinic.server.deployment.superlink.program import main
 main(sys.argv[1:])
 """
 STARTING = """
 import sys
-from server.deployment.superlink import process
+from polyclinic.server.deployment.superlink import process
 honest = process.make_superlink_command
 def shipping(coordinator):
     python, _, _, _, *arguments = honest(coordinator)
     return [python, "-c", SHIPPING, *arguments]
 process.make_superlink_command = shipping
-from server.cli import main
+from polyclinic.server.cli import main
 main(sys.argv[1:])
 """
 

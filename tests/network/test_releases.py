@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common import __version__
+from polyclinic.common import __version__
 from tests.network.conftest import Hospital, Trial
 from tests.network.federated import events
 from tests.network.real import flwr_server, summary_of
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 OTHER = "9.8.7"
 OF_ANOTHER_RELEASE = (
-    f"import sys, common; common.__version__ = {OTHER!r}; from client.cli import main; main(sys.argv[1:])"
+    f"import sys, common; common.__version__ = {OTHER!r}; from polyclinic.client.cli import main; main(sys.argv[1:])"
 )
 
 

@@ -11,8 +11,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.models.network import cpu_supports_bf16
-from strategies.registry import STRATEGIES, build_strategy
+from polyclinic.common.models.network import cpu_supports_bf16
+from polyclinic.strategies.registry import STRATEGIES, build_strategy
 from tests.federations import needs_of
 from tests.network.federated import Federation, connected, undisturbed
 from tests.network.real import FULL, ROOT, Coordinator, flwr_server, summary_of, written

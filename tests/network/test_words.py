@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from server.coordinator.folder import read_coordinator_folder
-from server.reporting.live.files import RunFileWatcher, make_current_run_source
-from server.reporting.live.page import render_live_page
-from server.reporting.model_card import CARD
+from polyclinic.server.coordinator.folder import read_coordinator_folder
+from polyclinic.server.reporting.live.files import RunFileWatcher, make_current_run_source
+from polyclinic.server.reporting.live.page import render_live_page
+from polyclinic.server.reporting.model_card import CARD
 from tests.network.federated import connected, events
 from tests.network.loose_talker import TEST, TRAINING
 from tests.network.real import PARTIAL, eventually, flwr_client, flwr_server, summary_of, written

@@ -75,7 +75,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         (site / "site.toml").write_text('name = "north"\n[data]\nkind = "digits"\n', encoding="utf-8")
         assert flwr_server("admit", folder / "trial", site / "north.request", "--yes").code == 0
         shutil.copy(folder / "trial" / "kits" / "north.kit", site)
-        light = Warm("server.coordinator.folder", "client.site.site_file", "typer.rich_utils", "psutil")
+        light = Warm(
+            "polyclinic.server.coordinator.folder", "polyclinic.client.site.site_file", "typer.rich_utils", "psutil"
+        )
         yield Place(folder, port, light)
         light.end()
         left = marked(THIS)
@@ -284,7 +286,7 @@ def test_a_wrong_call_is_refused_at_once_and_leaves_nothing(
     code, output, modules = called(line, place, tmp_path)
     assert code == 2, output
     assert words in output
-    assert "common.errors" in modules
+    assert "polyclinic.common.errors" in modules
     assert not modules & SLOW_MODULES
     assert not (tmp_path / "out").exists()
 
@@ -292,9 +294,9 @@ def test_a_wrong_call_is_refused_at_once_and_leaves_nothing(
 @pytest.fixture(scope="module")
 def trained(place: Place) -> Path:
     """A folder with a model, which no training has made."""
-    from common.models.network import build_network
-    from common.models.saved import save_model
-    from common.models.zoo.spec import ModelSpec
+    from polyclinic.common.models.network import build_network
+    from polyclinic.common.models.saved import save_model
+    from polyclinic.common.models.zoo.spec import ModelSpec
 
     folder = place.folder / "trained"
     folder.mkdir()

@@ -1,7 +1,8 @@
 """Programs without the wait for their imports: one process has imported the modules that it is given, and forks.
 
-``python -m client.cli start`` spends four CPU seconds on imports, and the tests start it some hundred times. A program
-that is forked here runs the same module with its own arguments, environment, folder and log, and ends as it would.
+``python -m polyclinic.client.cli start`` spends four CPU seconds on imports, and the tests start it some hundred times.
+A program that is forked here runs the same module with its own arguments, environment, folder and log, and ends as it
+would.
 
     python -m tests.network.warm SOCKET MODULE...
 """
@@ -24,10 +25,10 @@ from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
-PROGRAMS = ("client.cli", "tests.network.adversary", "tests.network.loose_talker")
+PROGRAMS = ("polyclinic.client.cli", "tests.network.adversary", "tests.network.loose_talker")
 """Modules that may be started so: those that begin with the imports of a hospital's program."""
 LEADS = "tests.network.without_pages"
-LEADING = ("server.cli", LEADS, "-c")
+LEADING = ("polyclinic.server.cli", LEADS, "-c")
 """So too with ``--once``: they start no other process then."""
 MODULES_TO = "POLYCLINIC_TEST_MODULES"
 """Variable of the environment with a file to which a program writes at its end which modules it had."""

@@ -6,9 +6,9 @@ python -m tests.network.without_pages run ...
 import sys
 from pathlib import Path
 
-import server.cli
-import server.federation.set_up
-from server.deployment import supervisor
+import polyclinic.server.cli
+import polyclinic.server.federation.set_up
+from polyclinic.server.deployment import supervisor
 
 
 def no_pages(out: Path) -> None:
@@ -17,5 +17,5 @@ def no_pages(out: Path) -> None:
 
 if __name__ == "__main__":
     supervisor.PROGRAM = (sys.executable, "-m", "tests.network.without_pages")  # what leads the run is a child of this
-    server.federation.set_up.write_run_pages = no_pages
-    server.cli.main()
+    polyclinic.server.federation.set_up.write_run_pages = no_pages
+    polyclinic.server.cli.main()

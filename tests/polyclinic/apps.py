@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from polyclinic.flower import FedMLPSite, Site, SiteLabels, labels, loss_slope
 from polyclinic.flower.records import unpack_arrays
-from server.simulation.backends.inline import run_with_inline_grid
-from strategies.local.losses import partial_loss
+from polyclinic.server.simulation.backends.inline import run_with_inline_grid
+from polyclinic.strategies.local.losses import partial_loss
 
 CLASSES = tuple("0123456789")
 SITES = 3

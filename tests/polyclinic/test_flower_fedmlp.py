@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from polyclinic.flower import FedMLP
 from polyclinic.flower.records import unpack_arrays
 from polyclinic.flower.strategies import FEDMLP_PARAMETERS
-from server.simulation.backends.inline import run_with_inline_grid
-from strategies.methods.fedmlp import FedMLPParameters, average_without_nan, compute_class_prototypes
+from polyclinic.server.simulation.backends.inline import run_with_inline_grid
+from polyclinic.strategies.methods.fedmlp import FedMLPParameters, average_without_nan, compute_class_prototypes
 from tests.polyclinic.apps import CLASSES, HALVES, HEAD, SITES, FedMLPApp, data, network, run
 
 RATES = {"tag_rate_negative": 0.1, "tag_rate_positive": 0.1, "self_adaptive": False}
@@ -168,7 +168,7 @@ def test_the_parameters_are_those_that_a_run_reads(monkeypatch: pytest.MonkeyPat
             read.add(name)
             return super().__getattribute__(name)
 
-    monkeypatch.setattr("strategies.methods.fedmlp.FedMLPSite.table", Watched)
+    monkeypatch.setattr("polyclinic.strategies.methods.fedmlp.FedMLPSite.table", Watched)
     run(fedmlp(self_adaptive=True), FedMLPApp())
     # A method asks which rows are sent in the product; here whole models are.
     assert read & Watched.model_fields.keys() == FEDMLP_PARAMETERS | {"stage_one_rounds", "heads"}

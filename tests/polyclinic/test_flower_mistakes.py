@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from common.errors import BadInput
+from polyclinic.common.errors import BadInput
 from polyclinic.flower import (
     EarlyStopping,
     FedMLP,

@@ -21,8 +21,8 @@ from polyclinic.flower import (
     VanillaFL,
 )
 from polyclinic.flower.records import unpack_arrays
-from strategies.local.losses import partial_loss
-from strategies.methods.fedsld import compute_label_prior, compute_weighted_binary_loss
+from polyclinic.strategies.local.losses import partial_loss
+from polyclinic.strategies.methods.fedsld import compute_label_prior, compute_weighted_binary_loss
 from tests.polyclinic.apps import CLASSES, HALVES, HEAD, SITES, App, data, joins_late, network, received, run
 
 STRATEGIES = [FedSLD, PartialLoss, SequentialTraining, SurgicalAggregation, UniFed, VanillaFL]

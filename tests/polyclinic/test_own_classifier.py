@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import polyclinic as pc
-from common.errors import BadInput
-from common.models.zoo.networks import SingleValueSafeBatchNorm, make_batch_norms_single_value_safe
-from common.models.zoo.registry import describe_missing_batch_norm
-from common.models.zoo.spec import ModelSpec
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.zoo.networks import SingleValueSafeBatchNorm, make_batch_norms_single_value_safe
+from polyclinic.common.models.zoo.registry import describe_missing_batch_norm
+from polyclinic.common.models.zoo.spec import ModelSpec
 from tests.polyclinic.pictures import SMALL, pictures
 
 

@@ -16,10 +16,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 import polyclinic as pc
-from common import plugins
-from common.errors import BadInput
+from polyclinic.common import plugins
+from polyclinic.common.errors import BadInput
 from polyclinic.runs import _convert_settings_to_overrides
-from server.federation.checkpoints import CheckpointFolder
+from polyclinic.server.federation.checkpoints import CheckpointFolder
 from tests.federations import ALL_DIGITS, experiment, finished
 from tests.polyclinic.pictures import SMALL, pictures
 from tests.server.killing import Killed, kill_at

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.errors import BadInput
 from polyclinic import testing
+from polyclinic.common.errors import BadInput
 from polyclinic.data import LabelledImages
 from tests.third_parties import install, put_in
 

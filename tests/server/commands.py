@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 needs_real_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is absent: no real images")
-PROGRAM = "from studies.cli import main; main()"
+PROGRAM = "from polyclinic.studies.cli import main; main()"
 
 
 @dataclass(frozen=True)

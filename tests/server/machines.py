@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from server.simulation.backends.cluster import QUIET, make_ray_token_variables
+from polyclinic.server.simulation.backends.cluster import QUIET, make_ray_token_variables
 from tests.processes import command_line, kill
 
 ROOT = Path(__file__).parents[2]

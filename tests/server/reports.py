@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.metrics.auroc import ClassMetrics, summarise_test_results
+from polyclinic.common.metrics.auroc import ClassMetrics, summarise_test_results
 
 RESULTS = {
     "edema": ClassMetrics(0.81, 0.4, 0.7, 40, 160),

@@ -22,12 +22,12 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequ
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from common.wire import fleet_protocol
-from server.coordinator.folder import CoordinatorFolder, read_coordinator_folder
-from server.coordinator.init import make_coordinator_folder
-from server.deployment.superlink.fleet_server import start_server_for_hospitals
-from server.deployment.superlink.messages import StoredMessage, SuperLinkStorage
-from server.deployment.superlink.object_store import ObjectFileStore
+from polyclinic.common.wire import fleet_protocol
+from polyclinic.server.coordinator.folder import CoordinatorFolder, read_coordinator_folder
+from polyclinic.server.coordinator.init import make_coordinator_folder
+from polyclinic.server.deployment.superlink.fleet_server import start_server_for_hospitals
+from polyclinic.server.deployment.superlink.messages import StoredMessage, SuperLinkStorage
+from polyclinic.server.deployment.superlink.object_store import ObjectFileStore
 from tests.signing import SignsCalls, pem
 
 SUPERLINK = 1

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from common.errors import BadInput
-from common.security.identity import (
+from polyclinic.common.errors import BadInput
+from polyclinic.common.security.identity import (
     SiteAdmissionRequest,
     SiteConnectionKit,
     compute_public_key_fingerprint,
@@ -24,7 +24,7 @@ from common.security.identity import (
     read_admission_request,
     read_connection_kit,
 )
-from server.coordinator.admission import (
+from polyclinic.server.coordinator.admission import (
     admit_site,
     find_admission_faults,
     make_site_claim_limits_reader,
@@ -32,14 +32,14 @@ from server.coordinator.admission import (
     read_unrevoked_sites,
     revoke_site,
 )
-from server.coordinator.authority import (
+from polyclinic.server.coordinator.authority import (
     count_certificate_days_left,
     find_server_certificate_faults,
     issue_server_certificate,
     make_certificate_authority,
 )
-from server.coordinator.folder import CoordinatorFolder
-from strategies.engine.claims import SiteAdmissionLimits
+from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.strategies.engine.claims import SiteAdmissionLimits
 from tests.certificates import of_version_10, pem_of
 from tests.network.real import flwr_client, flwr_server
 from tests.server.superlinks import HOSTS, coordinator_in

@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from common.errors import BadInput
-from common.hosts import permit_hosts
-from server.simulation.backends.ray_grid import RayGrid
-from strategies.engine.events import RunStopped
+from polyclinic.common.errors import BadInput
+from polyclinic.common.hosts import permit_hosts
+from polyclinic.server.simulation.backends.ray_grid import RayGrid
+from polyclinic.strategies.engine.events import RunStopped
 from tests.federations import ALL_DIGITS, DIGITS, federation, finished
 from tests.network.real import eventually, lines_of
 from tests.processes import command_line, kill

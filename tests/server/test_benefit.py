@@ -9,30 +9,30 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-import client.app
-from client.benefit.compare import compare_with_local_only_training
-from client.site.site import Site
-from common.contract import LabelContract
-from common.data.base.image_set import ImageSet
-from common.data.images.pixels import convert_to_channels_first
-from common.errors import BadInput
-from common.metrics.benefit import FederationBenefit
-from common.models.network import build_network, compute_image_probabilities
-from common.models.saved import load_model, read_model_description, save_model
-from common.models.zoo.spec import ModelSpec
-from common.system.plain_text import format_number
-from common.wire.records import BenefitReply, BenefitRequest
-from server.federation.benefit import compute_comparison_deadline_s
-from server.federation.ensemble import evaluate_ensemble, find_local_model_folders
-from server.reporting.run_claims import (
+import polyclinic.client.app
+from polyclinic.client.benefit.compare import compare_with_local_only_training
+from polyclinic.client.site.site import Site
+from polyclinic.common.contract import LabelContract
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.images.pixels import convert_to_channels_first
+from polyclinic.common.errors import BadInput
+from polyclinic.common.metrics.benefit import FederationBenefit
+from polyclinic.common.models.network import build_network, compute_image_probabilities
+from polyclinic.common.models.saved import load_model, read_model_description, save_model
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.system.plain_text import format_number
+from polyclinic.common.wire.records import BenefitReply, BenefitRequest
+from polyclinic.server.federation.benefit import compute_comparison_deadline_s
+from polyclinic.server.federation.ensemble import evaluate_ensemble, find_local_model_folders
+from polyclinic.server.reporting.run_claims import (
     WITHHELD_BY_SITE,
     describe_site_benefits,
     list_further_limitations,
     list_prominent_limitations,
 )
-from server.reporting.run_report import write_run_report
-from server.runs.reader import RunFolderContent, SiteBenefit, read_run
-from strategies.registry import STRATEGIES
+from polyclinic.server.reporting.run_report import write_run_report
+from polyclinic.server.runs.reader import RunFolderContent, SiteBenefit, read_run
+from polyclinic.strategies.registry import STRATEGIES
 from tests.federations import federation, finished, needs_of
 from tests.server.reports import body_text
 
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return compare_with_local_only_training(site, request)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(client.app, "compare_with_local_only_training", failing)
+        patched.setattr(polyclinic.client.app, "compare_with_local_only_training", failing)
         federation(out, ALONE, ROUND)
     return out / "run"
 

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.metrics.auroc import FEWEST_POSITIVES as FEW
-from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, summarise_test_results
-from common.metrics.bootstrap import AurocIntervals
-from common.metrics.calibration import DecisionCounts, ScoreQuality
-from common.metrics.pooled import SiteSampleIntervals
-from server.reporting.run_claims import (
+from polyclinic.common.metrics.auroc import FEWEST_POSITIVES as FEW
+from polyclinic.common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, summarise_test_results
+from polyclinic.common.metrics.bootstrap import AurocIntervals
+from polyclinic.common.metrics.calibration import DecisionCounts, ScoreQuality
+from polyclinic.common.metrics.pooled import SiteSampleIntervals
+from polyclinic.server.reporting.run_claims import (
     MOST_NAMED,
     describe_run_result,
     list_further_limitations,
     list_prominent_limitations,
 )
-from server.reporting.run_report import write_run_report
-from server.runs.reader import RoundFileLine, RunFolderContent, RunSummary, read_run
+from polyclinic.server.reporting.run_report import write_run_report
+from polyclinic.server.runs.reader import RoundFileLine, RunFolderContent, RunSummary, read_run
 from tests.server.reports import body_text, write
 
 CLASSES = ("edema", "hernia", "mass", "nodule", "fibrosis", "effusion")

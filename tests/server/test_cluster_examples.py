@@ -14,7 +14,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from common.system.stopping import STOPPED_ON_REQUEST
+from polyclinic.common.system.stopping import STOPPED_ON_REQUEST
 from tests.federations import ALL_DIGITS, DIGITS, finished
 from tests.network.real import lines_of
 from tests.server.commands import rounds_of

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.config import read_experiment
-from common.data.base.spec import DigitsDatasetSpec
-from common.data.load import load_dataset
-from common.errors import Fault
-from server.reporting.run_claims import list_prominent_limitations
-from server.runs.reader import read_run
-from server.simulation import simulate
-from server.simulation.simulate import check_simulation_experiment
+from polyclinic.common.config import read_experiment
+from polyclinic.common.data.base.spec import DigitsDatasetSpec
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.errors import Fault
+from polyclinic.server.reporting.run_claims import list_prominent_limitations
+from polyclinic.server.runs.reader import read_run
+from polyclinic.server.simulation import simulate
+from polyclinic.server.simulation.simulate import check_simulation_experiment
 from tests.common.data.dicom_files import dicom
 from tests.common.data.nifti_files import write
 from tests.federations import DIGITS
@@ -32,7 +32,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on digits, made by the command."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "digits.toml").write_text(DIGITS, encoding="utf-8")
-    with patch("server.federation.set_up.write_run_pages"):
+    with patch("polyclinic.server.federation.set_up.write_run_pages"):
         ended = flwr_sim("run", folder / "digits.toml", "--out", folder / "run")
     assert ended.code == 0, ended.err
     return folder
@@ -166,7 +166,9 @@ def test_compare_refuses_two_of_one_name_and_a_seed_of_ones_own(experiment: Path
 def test_the_projects_experiments_run_on_real_images(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.federation.set_up.write_run_pages", lambda out: None)  # those of digits are enough
+    monkeypatch.setattr(
+        "polyclinic.server.federation.set_up.write_run_pages", lambda out: None
+    )  # those of digits are enough
     small = ("--set", "run.rounds=1", "--set", "model.architecture=tiny_cnn", "--set", "model.image_size=16")
     file = ROOT / "experiments" / f"{name}.toml"
     ended = flwr_sim("run", file, "--backend", "inline", "--out", tmp_path / "run", *small)

@@ -22,11 +22,16 @@ from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import BadInput
-from common.security.identity import SiteAdmissionRequest, create_private_key, format_public_key_line, split_host_port
-from common.system.files import make_private_folder
-from server.coordinator.admission import admit_site, revoke_site
-from server.coordinator.folder import (
+from polyclinic.common.errors import BadInput
+from polyclinic.common.security.identity import (
+    SiteAdmissionRequest,
+    create_private_key,
+    format_public_key_line,
+    split_host_port,
+)
+from polyclinic.common.system.files import make_private_folder
+from polyclinic.server.coordinator.admission import admit_site, revoke_site
+from polyclinic.server.coordinator.folder import (
     CoordinatorFolder,
     CoordinatorTomlContent,
     is_coordinator_command_running,
@@ -36,17 +41,17 @@ from server.coordinator.folder import (
     restrict_folder_to_owner,
     write_coordinator_toml,
 )
-from server.coordinator.preflight import find_hospital_port_faults, make_no_superlink_fault
-from server.coordinator.state import SOCKET, ControlSocketPath, is_control_socket_listening
-from server.deployment.serve import synchronize_site_registrations
-from server.deployment.superlink.control_client import (
+from polyclinic.server.coordinator.preflight import find_hospital_port_faults, make_no_superlink_fault
+from polyclinic.server.coordinator.state import SOCKET, ControlSocketPath, is_control_socket_listening
+from polyclinic.server.deployment.serve import synchronize_site_registrations
+from polyclinic.server.deployment.superlink.control_client import (
     SERVICE,
     SuperLinkControlClient,
     convert_openssh_key_to_pem,
     is_superlink_answering,
 )
-from server.deployment.superlink.process import SuperLinkProcess
-from server.deployment.superlink.registrations import RegisteredSite, SiteConnectionState
+from polyclinic.server.deployment.superlink.process import SuperLinkProcess
+from polyclinic.server.deployment.superlink.registrations import RegisteredSite, SiteConnectionState
 from tests.network.real import flwr_client, flwr_server, free_ports
 from tests.processes import command_line
 from tests.server.superlinks import refused

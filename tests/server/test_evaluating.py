@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from common.data.base.spec import DigitsDatasetSpec
-from common.data.load import load_dataset
-from common.models.saved import load_model
-from server.export.prediction import compute_picture_probabilities
+from polyclinic.common.data.base.spec import DigitsDatasetSpec
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.models.saved import load_model
+from polyclinic.server.export.prediction import compute_picture_probabilities
 from tests.network.real import flwr_sim
 
 DIGIT = {"one": 1, "three": 3, "seven": 7}
@@ -83,7 +83,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_of(experiment: Path, data: str) -> Path:
     experiment.write_text(EXPERIMENT + data, encoding="utf-8")
-    with patch("server.federation.set_up.write_run_pages"):
+    with patch("polyclinic.server.federation.set_up.write_run_pages"):
         ended = flwr_sim("run", experiment, "--out", experiment.parent / "run")
     assert ended.code == 0, ended.err
     return experiment.parent / "run"

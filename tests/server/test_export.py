@@ -11,14 +11,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from common.config import read_experiment
-from common.data.load import load_dataset
-from common.errors import BadInput
-from common.models.network import build_network, compute_image_probabilities
-from common.models.saved import load_model, save_model
-from common.models.zoo.spec import Architecture, ModelSpec, Task
-from server.export import exported_model
-from server.export.exported_model import METADATA, ExportedOutputsDiffer, ExportFormat, export_model
+from polyclinic.common.config import read_experiment
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import build_network, compute_image_probabilities
+from polyclinic.common.models.saved import load_model, save_model
+from polyclinic.common.models.zoo.spec import Architecture, ModelSpec, Task
+from polyclinic.server.export import exported_model
+from polyclinic.server.export.exported_model import METADATA, ExportedOutputsDiffer, ExportFormat, export_model
 from tests.federations import DIGITS
 from tests.network.real import flwr_sim
 from tests.server.commands import ROOT, needs_real_data
@@ -125,7 +125,7 @@ def test_the_file_says_what_its_columns_and_pixels_are_and_resizes_images_of_any
 
 
 def test_a_model_whose_outputs_differ_is_not_written(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.export.exported_model.TOLERANCE", -1.0)  # nothing is equal enough
+    monkeypatch.setattr("polyclinic.server.export.exported_model.TOLERANCE", -1.0)  # nothing is equal enough
     with pytest.raises(ExportedOutputsDiffer, match="differ from ours by up to"):
         export_model(tiny, ExportFormat.torchscript, tiny / "model.pt", [pixels(1, 32, 32)])
     assert sorted(path.name for path in tiny.iterdir()) == ["model.json", "model.safetensors"]

@@ -9,20 +9,24 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from common.config import validate_experiment
-from common.data.base.spec import FolderDatasetSpec
-from common.data.images.pixels import convert_to_channels_first
-from common.data.load import find_external_test_faults
-from common.errors import BadInput
-from common.models.network import compute_image_probabilities
-from common.models.saved import load_model
-from common.system.toml import parse_toml
-from server.coordinator.folder import CoordinatorFolder
-from server.deployment.network import NetworkBackend
-from server.reporting.run_claims import describe_run_result
-from server.runs.reader import RunFolderContent, read_run
-from studies.comparison import compare_methods
-from studies.comparison_report import comparison_as_markdown, format_comparison_tables, write_comparison_report
+from polyclinic.common.config import validate_experiment
+from polyclinic.common.data.base.spec import FolderDatasetSpec
+from polyclinic.common.data.images.pixels import convert_to_channels_first
+from polyclinic.common.data.load import find_external_test_faults
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import compute_image_probabilities
+from polyclinic.common.models.saved import load_model
+from polyclinic.common.system.toml import parse_toml
+from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.deployment.network import NetworkBackend
+from polyclinic.server.reporting.run_claims import describe_run_result
+from polyclinic.server.runs.reader import RunFolderContent, read_run
+from polyclinic.studies.comparison import compare_methods
+from polyclinic.studies.comparison_report import (
+    comparison_as_markdown,
+    format_comparison_tables,
+    write_comparison_report,
+)
 from tests.federations import experiment, federation, finished, temporary_folder
 
 NAMES = ("3", "0", "7", "elsewhere")

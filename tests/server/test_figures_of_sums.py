@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
-from common.metrics.auroc import (
+from polyclinic.common.metrics.auroc import (
     FIGURES,
     GLOBAL_MODEL,
     SUMS,
@@ -21,17 +21,22 @@ from common.metrics.auroc import (
     compute_metrics_per_class,
     summarise_test_results,
 )
-from common.metrics.bootstrap import bootstrap_auroc_intervals
-from common.metrics.calibration import choose_operating_points, compute_score_quality
-from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, ValueWithError, format_value_with_error
-from common.metrics.multi_class import compute_multi_class_metrics
-from common.metrics.pooled import compute_pooled_metrics, sum_site_histograms
-from common.metrics.score_histograms import compute_score_histogram
-from common.system.plain_text import format_interval
-from server.federation.evaluation import compute_class_metrics_from_sums
-from server.reporting.run_claims import DECIDED_BADLY, RANKED_WELL, explain_missing_auroc, list_prominent_limitations
-from server.reporting.run_report import compute_means_over_sites, write_run_report
-from server.runs.reader import read_run
+from polyclinic.common.metrics.bootstrap import bootstrap_auroc_intervals
+from polyclinic.common.metrics.calibration import choose_operating_points, compute_score_quality
+from polyclinic.common.metrics.measured import LARGEST_ERROR, TOO_WIDE, ValueWithError, format_value_with_error
+from polyclinic.common.metrics.multi_class import compute_multi_class_metrics
+from polyclinic.common.metrics.pooled import compute_pooled_metrics, sum_site_histograms
+from polyclinic.common.metrics.score_histograms import compute_score_histogram
+from polyclinic.common.system.plain_text import format_interval
+from polyclinic.server.federation.evaluation import compute_class_metrics_from_sums
+from polyclinic.server.reporting.run_claims import (
+    DECIDED_BADLY,
+    RANKED_WELL,
+    explain_missing_auroc,
+    list_prominent_limitations,
+)
+from polyclinic.server.reporting.run_report import compute_means_over_sites, write_run_report
+from polyclinic.server.runs.reader import read_run
 from tests.network.real import lines_of
 from tests.server.reports import body_text, check_page, write
 

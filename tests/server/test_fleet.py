@@ -31,22 +31,22 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, Pu
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from common.wire import fleet_protocol
-from common.wire.fleet_protocol import Envelope
-from server.coordinator.folder import CoordinatorFolder
-from server.coordinator.state import read_site_sign_offs
-from server.deployment.superlink import messages
-from server.deployment.superlink.authentication import (
+from polyclinic.common.wire import fleet_protocol
+from polyclinic.common.wire.fleet_protocol import Envelope
+from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.coordinator.state import read_site_sign_offs
+from polyclinic.server.deployment.superlink import messages
+from polyclinic.server.deployment.superlink.authentication import (
     FRESH_S,
     REFRESH_S,
     CallingSite,
     HospitalCallRefused,
     RegisteredSiteKeys,
 )
-from server.deployment.superlink.fleet_service import LONGEST_REASON, LatestProcessAdmission
-from server.deployment.superlink.messages import StoredMessage
-from server.deployment.superlink.refused_calls import FILE
-from server.deployment.superlink.registrations import RUN_SILENT_S, SiteConnectionState
+from polyclinic.server.deployment.superlink.fleet_service import LONGEST_REASON, LatestProcessAdmission
+from polyclinic.server.deployment.superlink.messages import StoredMessage
+from polyclinic.server.deployment.superlink.refused_calls import FILE
+from polyclinic.server.deployment.superlink.registrations import RUN_SILENT_S, SiteConnectionState
 from tests.network.real import lines_of
 from tests.server.superlinks import INTERVAL_S, Hospital, Port, named, refused
 from tests.signing import authority_of, pem, signature_over

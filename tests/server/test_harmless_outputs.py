@@ -14,36 +14,36 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-import server.runs.progress
-from client.connection import status as site_status
-from client.gate import audit_report
-from client.gate.gate import LISTED_BYTES, list_fields_for_audit_line
-from common.data.tables.csv import read_csv_table
-from common.errors import BadInput, Fault
-from common.metrics.auroc import ClassMetrics, summarise_test_results
-from common.metrics.bootstrap import AurocIntervals
-from common.metrics.calibration import DecisionCounts
-from common.models.network import build_network
-from common.models.saved import save_model
-from common.models.zoo.spec import ModelSpec
-from common.security.audit import AuditLog
-from common.system.plain_text import format_as_json_text
-from common.system.terminal import EscapingConsole, make_event_printer, run_command_line_program
-from common.wire.canonical_bytes import RecordField
-from server.deployment import status
-from server.export.evaluation import SavedModelEvaluation, evaluation_as_csv
-from server.export.prediction import format_rows_as_csv, predict_to_csv
-from server.federation.recorder import RunTotals
-from server.reporting import model_card
-from server.reporting.live.files import RunSnapshot, SiteStatusRow, format_run_event
-from server.reporting.live.page import render_changing_page_part, render_live_page
-from server.runs.audit_log import shorten_absence_reasons
-from server.runs.folder import RunFolder
-from server.runs.live_status import CurrentRun
-from server.runs.reader import RoundFileLine
-from server.runs.reporter import RunReporter
-from strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord
-from strategies.engine.state import FederationState
+import polyclinic.server.runs.progress
+from polyclinic.client.connection import status as site_status
+from polyclinic.client.gate import audit_report
+from polyclinic.client.gate.gate import LISTED_BYTES, list_fields_for_audit_line
+from polyclinic.common.data.tables.csv import read_csv_table
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.metrics.auroc import ClassMetrics, summarise_test_results
+from polyclinic.common.metrics.bootstrap import AurocIntervals
+from polyclinic.common.metrics.calibration import DecisionCounts
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.saved import save_model
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.security.audit import AuditLog
+from polyclinic.common.system.plain_text import format_as_json_text
+from polyclinic.common.system.terminal import EscapingConsole, make_event_printer, run_command_line_program
+from polyclinic.common.wire.canonical_bytes import RecordField
+from polyclinic.server.deployment import status
+from polyclinic.server.export.evaluation import SavedModelEvaluation, evaluation_as_csv
+from polyclinic.server.export.prediction import format_rows_as_csv, predict_to_csv
+from polyclinic.server.federation.recorder import RunTotals
+from polyclinic.server.reporting import model_card
+from polyclinic.server.reporting.live.files import RunSnapshot, SiteStatusRow, format_run_event
+from polyclinic.server.reporting.live.page import render_changing_page_part, render_live_page
+from polyclinic.server.runs.audit_log import shorten_absence_reasons
+from polyclinic.server.runs.folder import RunFolder
+from polyclinic.server.runs.live_status import CurrentRun
+from polyclinic.server.runs.reader import RoundFileLine
+from polyclinic.server.runs.reporter import RunReporter
+from polyclinic.strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord
+from polyclinic.strategies.engine.state import FederationState
 from tests.network.real import lines_of
 from tests.strategies.states import TINY
 from tests.words import HOSTILE_TEXTS, raw_in
@@ -105,7 +105,7 @@ def test_a_program_that_ends_with_hostile_words_says_them_harmlessly(capsys: pyt
 
 def test_the_progress_bar_holds_none(screen: io.StringIO) -> None:
     console = EscapingConsole(file=screen, force_terminal=True, color_system=None, width=120)
-    with server.runs.progress.RunProgressBar(console, "title \x1b]0;PWNED\x07\u202e") as bar:
+    with polyclinic.server.runs.progress.RunProgressBar(console, "title \x1b]0;PWNED\x07\u202e") as bar:
         bar.show_run_start(["east"], 2)
         bar.show_finished_round(RECORD, STATE)
     assert "\x1b]" not in screen.getvalue()

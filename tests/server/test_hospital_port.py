@@ -18,15 +18,22 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from grpc import StatusCode
 
-from client.connection.fleet_client import FleetClient
-from common import __version__
-from common.security.call_signatures import encode_public_key_pem
-from common.security.call_signatures import make_signed_headers as signed
-from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, LARGEST_CALL, SERVICE, WIRE_VERSION, HelloAnswer
-from server.coordinator.folder import CoordinatorFolder
-from server.deployment.superlink import fleet_server
-from server.deployment.superlink.authentication import CALLS_PER_SITE, ConcurrentCallLimiter
-from server.deployment.superlink.fleet_server import CALLS_PER_CONNECTION, LARGEST_METADATA
+from polyclinic.client.connection.fleet_client import FleetClient
+from polyclinic.common import __version__
+from polyclinic.common.security.call_signatures import encode_public_key_pem
+from polyclinic.common.security.call_signatures import make_signed_headers as signed
+from polyclinic.common.wire.fleet_protocol import (
+    HELLO_METHOD,
+    HELLO_SERVICE,
+    LARGEST_CALL,
+    SERVICE,
+    WIRE_VERSION,
+    HelloAnswer,
+)
+from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.deployment.superlink import fleet_server
+from polyclinic.server.deployment.superlink.authentication import CALLS_PER_SITE, ConcurrentCallLimiter
+from polyclinic.server.deployment.superlink.fleet_server import CALLS_PER_CONNECTION, LARGEST_METADATA
 from tests.client.handshakes import grpc_server
 from tests.network.flood import DATA, END_HEADERS, FRAME, HEADERS, PREFACE, RST_STREAM, SETTINGS, announced, frame
 from tests.network.flood import headers as header_block

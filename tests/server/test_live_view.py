@@ -28,13 +28,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import load_pem_x509_certificate
 from rich.console import Console
 
-from common.errors import BadInput
-from common.metrics.auroc import ClassMetrics, summarise_test_results
-from common.security.identity import SiteAdmissionRequest, create_private_key, format_public_key_line
-from server.coordinator.admission import admit_site, revoke_site
-from server.coordinator.folder import CoordinatorFolder
-from server.coordinator.state import write_site_connections
-from server.reporting.live.files import (
+from polyclinic.common.errors import BadInput
+from polyclinic.common.metrics.auroc import ClassMetrics, summarise_test_results
+from polyclinic.common.security.identity import SiteAdmissionRequest, create_private_key, format_public_key_line
+from polyclinic.server.coordinator.admission import admit_site, revoke_site
+from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.coordinator.state import write_site_connections
+from polyclinic.server.reporting.live.files import (
     SENTENCES,
     RunFileWatcher,
     RunSnapshot,
@@ -42,8 +42,8 @@ from server.reporting.live.files import (
     format_run_event,
     make_current_run_source,
 )
-from server.reporting.live.page import draw_line_chart, render_live_page
-from server.reporting.live.server import (
+from polyclinic.server.reporting.live.page import draw_line_chart, render_live_page
+from polyclinic.server.reporting.live.server import (
     MOST_CONNECTIONS,
     REQUEST_S,
     LiveViewServer,
@@ -51,8 +51,8 @@ from server.reporting.live.server import (
     open_listening_socket,
     serve_live_view_during_run,
 )
-from server.runs.live_status import FILE, CurrentRun, JsonLinesReader
-from server.simulation.simulate import simulate
+from polyclinic.server.runs.live_status import FILE, CurrentRun, JsonLinesReader
+from polyclinic.server.simulation.simulate import simulate
 from tests.federations import experiment
 from tests.network.real import ROOT, eventually
 from tests.server.chromium import View, layout, needs_browser, open_page
@@ -289,7 +289,7 @@ def test_viewers_that_hang_neither_stop_the_others_nor_the_end(tmp_path: Path, r
 
 
 def test_a_connection_without_a_whole_request_is_closed_in_time(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.reporting.live.server.REQUEST_S", 0.5)
+    monkeypatch.setattr("polyclinic.server.reporting.live.server.REQUEST_S", 0.5)
     with socket.create_connection(("127.0.0.1", port_of(address)), timeout=5) as slow:
         slow.sendall(b"GET / HTTP/1.1\r\n")
         assert slow.recv(1) == b""  # closed without an answer

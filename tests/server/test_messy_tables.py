@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.config import read_experiment
-from common.data.base.image_set import concatenate_image_sets
-from common.data.load import load_dataset
-from common.data.partition.spec import ClassListsPartitionSpec
-from strategies.registry import find_method_faults
+from polyclinic.common.config import read_experiment
+from polyclinic.common.data.base.image_set import concatenate_image_sets
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.data.partition.spec import ClassListsPartitionSpec
+from polyclinic.strategies.registry import find_method_faults
 from tests.network.real import flwr_sim
 
 
@@ -156,7 +156,7 @@ def test_the_first_run_counts_what_the_images_show(name: str, tmp_path: Path, mo
     if messy.names:  # confirmed as a person does
         lines = (tmp_path / "mine.toml").read_text(encoding="utf-8")
         (tmp_path / "mine.toml").write_text(lines.replace("# synonyms", "synonyms"), encoding="utf-8")
-    monkeypatch.setattr("server.federation.set_up.write_run_pages", lambda out: None)
+    monkeypatch.setattr("polyclinic.server.federation.set_up.write_run_pages", lambda out: None)
     ended = flwr_sim(*command.split()[2:], "--set", "run.rounds=1", "--set", "model.image_size=16")
     assert ended.code == 0, ended.err
 

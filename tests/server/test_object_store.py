@@ -10,17 +10,17 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from common.wire.codec import encode_record
-from common.wire.fleet_protocol import (
+from polyclinic.common.wire.codec import encode_record
+from polyclinic.common.wire.fleet_protocol import (
     CONTENT_OF_PUSH,
     Node,
     PullObjectResponse,
     PushObjectRequest,
     extract_protobuf_field,
 )
-from common.wire.secure_aggregation import MaskedRequest, RevealRequest
-from server.deployment.superlink import object_store
-from server.deployment.superlink.object_store import (
+from polyclinic.common.wire.secure_aggregation import MaskedRequest, RevealRequest
+from polyclinic.server.deployment.superlink import object_store
+from polyclinic.server.deployment.superlink.object_store import (
     SPARE_BYTES,
     SPARE_OBJECTS,
     ObjectFileStore,

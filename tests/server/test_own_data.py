@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.config import read_experiment
-from common.data.base.image_set import ImageSet, concatenate_image_sets
-from common.data.base.spec import NpzDatasetSpec
-from common.data.load import find_dataset_faults, load_dataset
-from common.data.partition.spec import ClassListsPartitionSpec
-from strategies.registry import find_method_faults
+from polyclinic.common.config import read_experiment
+from polyclinic.common.data.base.image_set import ImageSet, concatenate_image_sets
+from polyclinic.common.data.base.spec import NpzDatasetSpec
+from polyclinic.common.data.load import find_dataset_faults, load_dataset
+from polyclinic.common.data.partition.spec import ClassListsPartitionSpec
+from polyclinic.strategies.registry import find_method_faults
 from tests.common.data.bombs import GOOD, png
 from tests.common.data.dicom_files import dicom
 from tests.network.real import flwr_sim
@@ -114,7 +114,7 @@ def counts_of(path: Path) -> list[list[int]]:
 def ran(path: Path) -> Ended:
     """Run the experiment that was made for a table, for one round."""
     out = ("--out", path.parent / "run", "--backend", "inline", "--set", "run.rounds=1")
-    with patch("server.federation.set_up.write_run_pages"):  # to draw takes longer than to train
+    with patch("polyclinic.server.federation.set_up.write_run_pages"):  # to draw takes longer than to train
         return flwr_sim("run", experiment_of(path), *out)
 
 

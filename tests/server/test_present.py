@@ -14,27 +14,27 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from common.config import read_experiment
-from common.models.network import Head
-from common.models.state import ModelState
-from common.system import timers as of_sites
-from server.cli import app
-from server.coordinator.folder import CoordinatorFolder
-from server.deployment.status import format_runs_table, format_server_status
-from server.deployment.superlink import control_client as control
-from server.deployment.superlink import network_grid, process
-from server.deployment.superlink import registrations as runs
-from server.deployment.superlink.registrations import PATIENCE
-from server.deployment.timers import (
+from polyclinic.common.config import read_experiment
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.system import timers as of_sites
+from polyclinic.server.cli import app
+from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.deployment.status import format_runs_table, format_server_status
+from polyclinic.server.deployment.superlink import control_client as control
+from polyclinic.server.deployment.superlink import network_grid, process
+from polyclinic.server.deployment.superlink import registrations as runs
+from polyclinic.server.deployment.superlink.registrations import PATIENCE
+from polyclinic.server.deployment.timers import (
     ORDER,
     TimerSetting,
     find_timer_order_faults,
     list_timer_settings,
     make_timer_table,
 )
-from server.federation.benefit import compute_comparison_deadline_s
-from server.runs.folder import RunFolder
-from server.runs.live_status import (
+from polyclinic.server.federation.benefit import compute_comparison_deadline_s
+from polyclinic.server.runs.folder import RunFolder
+from polyclinic.server.runs.live_status import (
     HISTORY,
     CurrentRun,
     add_to_run_history,
@@ -42,10 +42,10 @@ from server.runs.live_status import (
     read_last_run_state,
     read_run_history,
 )
-from server.runs.reporter import RunReporter
-from strategies.engine import membership
-from strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord
-from strategies.engine.state import FederationState
+from polyclinic.server.runs.reporter import RunReporter
+from polyclinic.strategies.engine import membership
+from polyclinic.strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord
+from polyclinic.strategies.engine.state import FederationState
 from tests.federations import DIGITS
 from tests.network.real import flwr_server, lines_of, ready_to_lead
 

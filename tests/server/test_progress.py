@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from common.errors import BadInput
-from common.system.terminal import ProgressFormat, choose_progress_format
-from studies import progress
-from studies.progress import ActiveRun, TrialsProgressEvents, TrialsTimeEstimate
+from polyclinic.common.errors import BadInput
+from polyclinic.common.system.terminal import ProgressFormat, choose_progress_format
+from polyclinic.studies import progress
+from polyclinic.studies.progress import ActiveRun, TrialsProgressEvents, TrialsTimeEstimate
 from tests.federations import DIGITS
 from tests.network.real import flwr_sim
 from tests.server.commands import Ended
@@ -37,7 +37,15 @@ def command(folder: Path, verb: str, *arguments: str) -> list[str]:
     """Return the command line of ``flwr-sim`` on the digits, with three rounds of a long name."""
     (folder / "a.toml").write_text(DIGITS, encoding="utf-8")
     settings = ("--set", f'run.name="{LONG_NAME}"') if verb == "run" else ()
-    program = (sys.executable, "-m", "studies.cli", verb, str(folder / "a.toml"), "--out", str(folder / "out"))
+    program = (
+        sys.executable,
+        "-m",
+        "polyclinic.studies.cli",
+        verb,
+        str(folder / "a.toml"),
+        "--out",
+        str(folder / "out"),
+    )
     return [*program, "--set", "run.rounds=3", *settings, *arguments]
 
 

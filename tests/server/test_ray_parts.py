@@ -18,9 +18,9 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from ray.exceptions import RayError
 
-from common.wire.canonical_bytes import hash_record
-from server.simulation.backends import ray_process, transfer
-from server.simulation.backends.cluster import (
+from polyclinic.common.wire.canonical_bytes import hash_record
+from polyclinic.server.simulation.backends import ray_process, transfer
+from polyclinic.server.simulation.backends.cluster import (
     ClusterNode,
     RayWorkerSettings,
     WorkerAllocation,
@@ -28,15 +28,15 @@ from server.simulation.backends.cluster import (
     find_cluster_capacity_faults,
     find_node_version_faults,
 )
-from server.simulation.backends.inline import configure_flower
-from server.simulation.backends.ray_driver import MOST_LOSSES, QueuedSiteMessage, RayDriver
-from server.simulation.backends.site_files import (
+from polyclinic.server.simulation.backends.inline import configure_flower
+from polyclinic.server.simulation.backends.ray_driver import MOST_LOSSES, QueuedSiteMessage, RayDriver
+from polyclinic.server.simulation.backends.site_files import (
     FolderChangeTracker,
     apply_folder_changes,
     read_folder_files,
     recreate_folder_with_files,
 )
-from server.simulation.backends.transfer import pack_flower_message, unpack_flower_message
+from polyclinic.server.simulation.backends.transfer import pack_flower_message, unpack_flower_message
 from tests.server.commands import ROOT
 
 GB = 2.0**30
@@ -154,7 +154,7 @@ def test_a_site_does_one_thing_at_a_time_and_its_changes_are_there_before_its_re
             assert [frame.about["id"] for frame in frames] == ["3", "1", "2"]
             assert bytes(frames[1].data[0]) == b"reply"
 
-    with patch("server.simulation.backends.ray_driver.ray.put", lambda change: change):
+    with patch("polyclinic.server.simulation.backends.ray_driver.ray.put", lambda change: change):
         asyncio.run(serve())
     assert contents(tmp_path) == {"sites/ash/memory/round-1": b"1", "frozen/part": b"frozen"}
 
@@ -235,7 +235,7 @@ def test_a_frame_arrives_whole_and_an_end_is_told_from_a_frame() -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from server.simulation.backends.ray_process import lock_scratch_folder
+from polyclinic.server.simulation.backends.ray_process import lock_scratch_folder
 with lock_scratch_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

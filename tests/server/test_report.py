@@ -8,25 +8,37 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import BadInput
-from common.metrics.auroc import ClassMetrics, summarise_test_results
-from common.metrics.multi_class import BestClientAccuracies, MultiClassMetrics
-from common.system.plain_text import format_bytes, format_duration, format_number, format_rounds, format_signed
-from server.reporting.page import AnnotatedClassGroup
-from server.reporting.run_claims import describe_run_result
-from server.reporting.run_figures import (
+from polyclinic.common.errors import BadInput
+from polyclinic.common.metrics.auroc import ClassMetrics, summarise_test_results
+from polyclinic.common.metrics.multi_class import BestClientAccuracies, MultiClassMetrics
+from polyclinic.common.system.plain_text import (
+    format_bytes,
+    format_duration,
+    format_number,
+    format_rounds,
+    format_signed,
+)
+from polyclinic.server.reporting.page import AnnotatedClassGroup
+from polyclinic.server.reporting.run_claims import describe_run_result
+from polyclinic.server.reporting.run_figures import (
     draw_accuracy_density,
     draw_confident_share_by_round,
     draw_label_coverage,
     draw_model_pass_order,
     draw_prototype_similarity,
 )
-from server.reporting.run_report import write_run_report
-from server.runs.reader import PrototypeSimilarity, RoundFileLine, RoundMethodStatistics, SiteSummary, read_run
-from server.runs.tracking import flatten_settings
-from studies.claims import format_p_value
-from studies.comparison import compare_methods
-from studies.comparison_report import write_comparison_report
+from polyclinic.server.reporting.run_report import write_run_report
+from polyclinic.server.runs.reader import (
+    PrototypeSimilarity,
+    RoundFileLine,
+    RoundMethodStatistics,
+    SiteSummary,
+    read_run,
+)
+from polyclinic.server.runs.tracking import flatten_settings
+from polyclinic.studies.claims import format_p_value
+from polyclinic.studies.comparison import compare_methods
+from polyclinic.studies.comparison_report import write_comparison_report
 from tests.server.reports import NAMES, RESULTS, body_text, check_page, write
 
 SCORED = MultiClassMetrics(0.625, 0.5, 0.875, 0.55, 1600)

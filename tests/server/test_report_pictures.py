@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from server.runs.reader import read_run
-from studies.comparison import compare_methods
-from studies.comparison_report import write_comparison_report
+from polyclinic.server.runs.reader import read_run
+from polyclinic.studies.comparison import compare_methods
+from polyclinic.studies.comparison_report import write_comparison_report
 from tests.federations import OWN_IMAGES, federation
 from tests.server.chromium import View, layout, needs_browser, picture, printed
 

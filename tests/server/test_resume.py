@@ -16,21 +16,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.data.base.image_set import DatasetSplits, ImageSet
-from common.data.load import load_dataset, load_external_test_images
-from common.errors import BadInput
-from common.models.state import ModelState
-from common.plugins import PluginIdentity
-from server.federation import checkpoints
-from server.federation.checkpoints import CheckpointFolder
-from server.runs.folder import RunFolder
-from server.runs.verify import verify_run
-from server.simulation.backends.inline import InlineGrid
-from strategies.engine import coordinator
-from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import RunStopped
-from strategies.engine.state import FederationState, deserialize_federation_state, serialize_federation_state
-from strategies.registry import STRATEGIES
+from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet
+from polyclinic.common.data.load import load_dataset, load_external_test_images
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.plugins import PluginIdentity
+from polyclinic.server.federation import checkpoints
+from polyclinic.server.federation.checkpoints import CheckpointFolder
+from polyclinic.server.runs.folder import RunFolder
+from polyclinic.server.runs.verify import verify_run
+from polyclinic.server.simulation.backends.inline import InlineGrid
+from polyclinic.strategies.engine import coordinator
+from polyclinic.strategies.engine.coordinator import Coordinator
+from polyclinic.strategies.engine.events import RunStopped
+from polyclinic.strategies.engine.state import FederationState, deserialize_federation_state, serialize_federation_state
+from polyclinic.strategies.registry import STRATEGIES
 from tests.federations import ALL_DIGITS, OWN_IMAGES, experiment, federation, few_digits, finished, needs_of
 from tests.network.real import lines_of, warm
 from tests.server.killing import Killed, kill_at
@@ -175,7 +175,7 @@ def test_a_process_that_gets_sigkill_again_and_again_ends_in_the_same_model(whol
     command = ["run", str(file), "--out", str(out), "--set", ROUNDS, "--set", f"data={few_digits()}"]
     for kills in range(4):
         again = ["--resume"] * bool(kills)
-        process = warm().fork("studies.cli", [*command, *again], os.environ, tmp_path, tmp_path / "log")
+        process = warm().fork("polyclinic.studies.cli", [*command, *again], os.environ, tmp_path, tmp_path / "log")
         if kills < 3:
             checkpoint, until = out / "checkpoints" / f"round-{kills + 1:06d}.json", time.monotonic() + 120
             while not checkpoint.exists():
@@ -400,9 +400,11 @@ def test_a_run_does_not_go_on_with_other_images_of_the_coordinator(
         return changed
 
     if table == "server_data":
-        monkeypatch.setattr("common.simulation.load_dataset", invert(load_dataset))
+        monkeypatch.setattr("polyclinic.common.simulation.load_dataset", invert(load_dataset))
     else:
-        monkeypatch.setattr("server.simulation.simulate.load_external_test_images", invert(load_external_test_images))
+        monkeypatch.setattr(
+            "polyclinic.server.simulation.simulate.load_external_test_images", invert(load_external_test_images)
+        )
     with pytest.raises(BadInput, match=rf"\[{table}\]: has changed since .* it has other labels now") as refusal:
         federation(tmp_path, "run.rounds=2", *settings, resume=True)
     assert len(refusal.value.faults) == 1
@@ -413,7 +415,7 @@ def test_a_run_does_not_go_on_with_other_images_of_the_coordinator(
 
 def test_a_run_does_not_go_on_with_another_release_of_a_plug_in(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = PluginIdentity(group="polyclinic.losses", name="mine", package="mine", version="2", sha256="ab" * 32)
-    monkeypatch.setattr("server.federation.recorder.list_plugin_identities", lambda experiment: (mine,))
+    monkeypatch.setattr("polyclinic.server.federation.recorder.list_plugin_identities", lambda experiment: (mine,))
     with pytest.raises(RunStopped, match=r'polyclinic\.losses "mine" is not the one that the run began with'):
         resumed(run)
 
@@ -516,7 +518,7 @@ def test_a_run_does_not_go_on_with_other_data(part: str, run: Path, monkeypatch:
         }
         return replace(load_dataset(*arguments), train=changed[part]())
 
-    monkeypatch.setattr("common.simulation.load_dataset", read)
+    monkeypatch.setattr("polyclinic.common.simulation.load_dataset", read)
     with pytest.raises(BadInput, match=f"has changed since the run began: it has other {part} now"):
         resumed(run)
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.site.settings import load_site, read_site_settings
-from common.config import ExperimentFile
-from common.data.base.image_set import ImageSet
-from common.errors import BadInput
-from common.simulation import load_simulated_data, select_simulated_site_images
-from server.simulation.export_sites import export_simulated_sites
+from polyclinic.client.site.settings import load_site, read_site_settings
+from polyclinic.common.config import ExperimentFile
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.errors import BadInput
+from polyclinic.common.simulation import load_simulated_data, select_simulated_site_images
+from polyclinic.server.simulation.export_sites import export_simulated_sites
 from tests.federations import DIGITS, experiment
 
 LISTS = """

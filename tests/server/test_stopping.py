@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from common.system.stopping import STOPPED_ON_REQUEST
-from strategies.method_list import CLASSES
-from strategies.registry import STRATEGIES
-from studies.cli import make_resume_command
+from polyclinic.common.system.stopping import STOPPED_ON_REQUEST
+from polyclinic.strategies.method_list import CLASSES
+from polyclinic.strategies.registry import STRATEGIES
+from polyclinic.studies.cli import make_resume_command
 from tests.network.ended import (
     MARK,
     as_from_a_terminal,
@@ -203,7 +203,7 @@ def run_with_signals(body: str, **options: Any) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, **options)
 
 
-IMPORT = "from common.system.stopping import stop_on_signals"
+IMPORT = "from polyclinic.common.system.stopping import stop_on_signals"
 FORKS = """
     child = os.fork()
     if not child:
@@ -241,7 +241,14 @@ importlib.import_module(sys.argv[1]).main(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("call", ["client.cli start north", "server.cli start trial", "server.cli status trial --web"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "polyclinic.client.cli start north",
+        "polyclinic.server.cli start trial",
+        "polyclinic.server.cli status trial --web",
+    ],
+)
 def test_a_signal_as_soon_as_a_service_handles_signals_ends_it_with_its_own_code(call: str) -> None:
     command = [sys.executable, "-c", GETS_SIGTERM_WITH_ITS_HANDLER, *call.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

@@ -11,12 +11,22 @@ from unittest.mock import patch
 
 import pytest
 
-from server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent
-from server.deployment.superlink import database as module
-from server.deployment.superlink.database import COMPANIONS, FILE, describe_database_damage, set_aside_unusable_database
-from server.deployment.superlink.messages import NoReplyReason, ReplyAcceptance, StoredMessage, SuperLinkStorage
-from server.deployment.superlink.object_store import ObjectFileStore
-from server.deployment.superlink.registrations import RUN_SILENT_S, SiteConnectionState
+from polyclinic.server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent
+from polyclinic.server.deployment.superlink import database as module
+from polyclinic.server.deployment.superlink.database import (
+    COMPANIONS,
+    FILE,
+    describe_database_damage,
+    set_aside_unusable_database,
+)
+from polyclinic.server.deployment.superlink.messages import (
+    NoReplyReason,
+    ReplyAcceptance,
+    StoredMessage,
+    SuperLinkStorage,
+)
+from polyclinic.server.deployment.superlink.object_store import ObjectFileStore
+from polyclinic.server.deployment.superlink.registrations import RUN_SILENT_S, SiteConnectionState
 from tests.server.superlinks import DATABASE, INTERVAL_S, Link, named
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.deployment import supervisor
-from server.deployment.superlink import process
-from server.deployment.superlink.process import (
+from polyclinic.server.deployment import supervisor
+from polyclinic.server.deployment.superlink import process
+from polyclinic.server.deployment.superlink.process import (
     FILES,
     LINES_A_MINUTE,
     LONGEST_LINE,
@@ -26,8 +26,8 @@ from server.deployment.superlink.process import (
     copy_lines_to_log,
     escape_control_characters,
 )
-from server.deployment.supervisor import RunExitCode, supervise_run
-from server.runs.folder import RunFolder
+from polyclinic.server.deployment.supervisor import RunExitCode, supervise_run
+from polyclinic.server.runs.folder import RunFolder
 from tests.network.real import ROOT, eventually, flwr_client, flwr_server, free_ports
 from tests.processes import living
 from tests.server.commands import Ended
@@ -98,7 +98,7 @@ def test_sigterm_reaches_the_one_that_leads_and_it_is_not_begun_again(tmp_path: 
     (tmp_path / "leads.py").write_text(LEADS + "time.sleep(60)")
     program = (sys.executable, str(tmp_path / "leads.py"), str(tmp_path))
     code = (
-        "import pathlib, sys; from server.deployment import supervisor\n"
+        "import pathlib, sys; from polyclinic.server.deployment import supervisor\n"
         f"supervisor.PROGRAM = {program!r}\n"
         f"sys.exit(supervisor.supervise_run(['run'], pathlib.Path({str(tmp_path)!r}), print, resume=False))"
     )
@@ -111,9 +111,9 @@ def test_sigterm_reaches_the_one_that_leads_and_it_is_not_begun_again(tmp_path: 
 
 def test_a_child_does_not_outlive_the_process_that_started_it() -> None:
     code = (
-        "import os, subprocess, sys, time; from common.system.stopping import STARTER\n"
+        "import os, subprocess, sys, time; from polyclinic.common.system.stopping import STARTER\n"
         "environment = {**os.environ, STARTER: str(os.getpid())}\n"
-        "program = 'from common.system.stopping import end_with_parent_if_requested; end_with_parent_if_requested()'\n"
+        "program = 'from polyclinic.common.system.stopping import end_with_parent_if_requested; end_with_parent_if_requested()'\n"
         "program += '; import time; print(0, flush=True); time.sleep(60)'\n"
         "child = subprocess.Popen([sys.executable, '-c', program], env=environment, stdout=subprocess.PIPE)\n"
         "child.stdout.readline()\n"
@@ -131,7 +131,7 @@ def test_a_process_that_uses_grpc_loses_none_of_its_children_at_their_start() ->
     """``flwr-server start`` does when it starts the SuperLink again; by ``preexec_fn`` 21 of 400 were aborted."""
     code = (
         "import grpc, subprocess; from concurrent.futures import ThreadPoolExecutor\n"
-        "import os; from common.system.stopping import STARTER\n"
+        "import os; from polyclinic.common.system.stopping import STARTER\n"
         "server = grpc.server(ThreadPoolExecutor(2)); port = server.add_insecure_port('127.0.0.1:0'); server.start()\n"
         "channel = grpc.insecure_channel(f'127.0.0.1:{port}'); grpc.channel_ready_future(channel).result(30)\n"
         "started = lambda: subprocess.run(['true'], env={**os.environ, STARTER: str(os.getpid())}).returncode\n"
@@ -161,7 +161,7 @@ def coordinator(tmp_path: Path) -> Path:
 
 def lines_until_ready(*arguments: str) -> list[str]:
     """Start a coordinator; return the lines of its standard output until it is stopped, which is when it is ready."""
-    command, pipe = [sys.executable, "-m", "server.cli", "start", *arguments], subprocess.PIPE
+    command, pipe = [sys.executable, "-m", "polyclinic.server.cli", "start", *arguments], subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ | ZONE) as process:
         assert process.stdout is not None
         lines, until = list[str](), time.monotonic() + 120

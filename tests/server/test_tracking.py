@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from server.runs.tracking import (
+from polyclinic.server.runs.tracking import (
     MLflowTracker,
     TensorBoardTracker,
     TrackingService,
@@ -25,7 +25,7 @@ from server.runs.tracking import (
     extract_round_scalars,
     open_mlflow_store,
 )
-from server.simulation.simulate import simulate
+from polyclinic.server.simulation.simulate import simulate
 from tests.federations import DIGITS, experiment, federation
 from tests.network.real import WITHIN_S, eventually, flwr_server, flwr_sim, lines_of, ready_to_lead, warm
 
@@ -83,7 +83,7 @@ def test_a_killed_run_has_the_rounds_that_it_had(digits: Path, tmp_path: Path) -
     """The short form: figures are on the disk before anything is closed."""
     command = ("run", digits.name, "--out", "run", "--set", "run.rounds=999")
     rounds = tmp_path / "run" / "rounds.jsonl"
-    killed = warm().fork("studies.cli", command, os.environ, tmp_path, tmp_path / "log")
+    killed = warm().fork("polyclinic.studies.cli", command, os.environ, tmp_path, tmp_path / "log")
     eventually(lambda: rounds.is_file() and rounds.read_bytes().count(b"\n") >= 3, "three rounds are over")
     killed.kill()
     assert killed.wait(WITHIN_S) == -signal.SIGKILL

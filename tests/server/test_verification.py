@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from client import simulation
-from client.gate.audit_report import make_audit_report
-from client.site.policy import SitePolicy
-from client.site.site import Site
-from common.security.audit import AuditLog
-from server.runs.verify import verify_run
-from strategies.engine.events import TooFewSites
+from polyclinic.client import simulation
+from polyclinic.client.gate.audit_report import make_audit_report
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.site import Site
+from polyclinic.common.security.audit import AuditLog
+from polyclinic.server.runs.verify import verify_run
+from polyclinic.strategies.engine.events import TooFewSites
 from tests.federations import GATED, federation
 from tests.network.real import flwr_server, lines_of
 
@@ -30,7 +30,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that kept its updates."""
     folder = tmp_path_factory.mktemp("verified")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("client.simulation.POLICY", GATED)
+        patched.setattr("polyclinic.client.simulation.POLICY", GATED)
         federation(folder, "run.keep_updates=true", "training.batch_size=128")
     return folder / "run"
 

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from common.security.call_signatures import LONGEST_WAIT_S, parse_wait_header_s
-from server.deployment.superlink import fleet_service, refused_calls
-from server.deployment.superlink.refused_calls import (
+from polyclinic.common.security.call_signatures import LONGEST_WAIT_S, parse_wait_header_s
+from polyclinic.server.deployment.superlink import fleet_service, refused_calls
+from polyclinic.server.deployment.superlink.refused_calls import (
     FILE,
     MOST_KINDS,
     REPORT_EVERY_S,
@@ -21,7 +21,7 @@ from server.deployment.superlink.refused_calls import (
     RefusedCallLog,
     UnknownCallerCounts,
 )
-from server.runs.live_status import JsonLinesReader
+from polyclinic.server.runs.live_status import JsonLinesReader
 from tests.network.real import eventually
 from tests.server.superlinks import Clock, Hospital, Link, Port, opened, refused
 

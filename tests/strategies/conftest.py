@@ -3,7 +3,7 @@
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
-from strategies.engine import exchange, membership
+from polyclinic.strategies.engine import exchange, membership
 from tests.federations import Traffic, overheard
 from tests.strategies.scripted import SUPERLINK, Clock
 

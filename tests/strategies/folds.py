@@ -5,13 +5,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from common.models.network import Head
-from common.models.state import ModelState
-from common.wire.records import TrainReply
-from strategies.aggregation.means import Float32, RunningMean, add_mean_to_head, average_updates, sum_in_order
-from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
-from strategies.engine.state import FederationState
-from strategies.methods.surgical import OwnersMean
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.wire.records import TrainReply
+from polyclinic.strategies.aggregation.means import (
+    Float32,
+    RunningMean,
+    add_mean_to_head,
+    average_updates,
+    sum_in_order,
+)
+from polyclinic.strategies.aggregation.server_optimizer import Moments, ServerOptimizer
+from polyclinic.strategies.engine.state import FederationState
+from polyclinic.strategies.methods.surgical import OwnersMean
 
 
 def weighted_mean(arrays: Sequence[Float32], weights: Sequence[float]) -> NDArray[np.float64]:

@@ -9,19 +9,26 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.site.memory import parse_round_state
-from common.config import ExperimentFile, HospitalPlan, make_hospital_plan
-from common.models.network import build_network
-from common.models.state import make_model_layout, read_model_state
-from common.simulation import load_simulated_data
-from common.wire.codec import decode_record, encode_record
-from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
-from server.simulation.backends.inline import import_client_app, run_with_inline_grid
-from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import FederationValidation, RoundRecord, RunCallbacks
-from strategies.engine.sequential import make_coordinator
-from strategies.engine.state import FederationState, make_model_array_record
-from strategies.registry import build_experiment_strategy
+from polyclinic.client.site.memory import parse_round_state
+from polyclinic.common.config import ExperimentFile, HospitalPlan, make_hospital_plan
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.state import make_model_layout, read_model_state
+from polyclinic.common.simulation import load_simulated_data
+from polyclinic.common.wire.codec import decode_record, encode_record
+from polyclinic.common.wire.records import (
+    EvaluateReply,
+    EvaluateRequest,
+    RollCall,
+    RollCallAnswer,
+    TrainReply,
+    TrainRequest,
+)
+from polyclinic.server.simulation.backends.inline import import_client_app, run_with_inline_grid
+from polyclinic.strategies.engine.coordinator import Coordinator
+from polyclinic.strategies.engine.events import FederationValidation, RoundRecord, RunCallbacks
+from polyclinic.strategies.engine.sequential import make_coordinator
+from polyclinic.strategies.engine.state import FederationState, make_model_array_record
+from polyclinic.strategies.registry import build_experiment_strategy
 
 POOLED = {"centralised"}
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from common.wire.codec import encode_record
-from common.wire.records import Record
+from polyclinic.common.wire.codec import encode_record
+from polyclinic.common.wire.records import Record
 
 SUPERLINK = 1
 LOST = 5

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from common.models.network import Head
-from common.models.state import ModelState
-from common.wire.records import ModelGroups, TrainReply
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.wire.records import ModelGroups, TrainReply
 
 TINY = ModelState(
     np.ones(1, np.float32), np.ones(0, np.float32), Head(("a",), np.ones((1, 1), np.float32), np.ones(1, np.float32))

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.models.network import Head
-from common.models.state import ModelState
-from common.wire.records import ModelGroups, TrainReply
-from strategies.engine import aggregator
-from strategies.engine.aggregator import BufferedAggregator, StreamingAggregator
-from strategies.methods.surgical import OwnersMean
-from strategies.registry import build_strategy
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.wire.records import ModelGroups, TrainReply
+from polyclinic.strategies.engine import aggregator
+from polyclinic.strategies.engine.aggregator import BufferedAggregator, StreamingAggregator
+from polyclinic.strategies.methods.surgical import OwnersMean
+from polyclinic.strategies.registry import build_strategy
 from tests.strategies.folds import aggregated
 
 SITES = ("east", "north", "south", "west")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import HospitalPlan, make_hospital_plan
-from common.models import network as networks
-from common.models.network import Precision, autocast, cpu_supports_bf16, read_cpu_info, resolve_precision
-from strategies.local import arithmetic
-from strategies.local.arithmetic import (
+from polyclinic.common.config import HospitalPlan, make_hospital_plan
+from polyclinic.common.models import network as networks
+from polyclinic.common.models.network import Precision, autocast, cpu_supports_bf16, read_cpu_info, resolve_precision
+from polyclinic.strategies.local import arithmetic
+from polyclinic.strategies.local.arithmetic import (
     DEFAULT,
     FILE,
     MOST_KEPT,

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.models.network import Head
-from common.wire.records import ModelGroups
-from strategies.aggregation.bounds import (
+from polyclinic.common.models.network import Head
+from polyclinic.common.wire.records import ModelGroups
+from polyclinic.strategies.aggregation.bounds import (
     Lengths,
     cap_image_counts,
     clip_update_by_median_norms,

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.contract import LabelContract
-from common.models.network import Head
-from common.models.state import ModelState
-from common.wire.records import ModelGroups, TrainReply
-from strategies.aggregation.server_optimizer import Moments
-from strategies.methods.base import RoundContext
-from strategies.methods.cbafed import (
+from polyclinic.common.contract import LabelContract
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.wire.records import ModelGroups, TrainReply
+from polyclinic.strategies.aggregation.server_optimizer import Moments
+from polyclinic.strategies.methods.base import RoundContext
+from polyclinic.strategies.methods.cbafed import (
     CBAFed,
     assign_pseudo_labels,
     compute_label_and_tag_loss,

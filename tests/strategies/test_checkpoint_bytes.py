@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from common.models.network import Head
-from common.models.state import ModelState
-from strategies.engine.state import (
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import ModelState
+from polyclinic.strategies.engine.state import (
     _DTYPES,
     FederationState,
     _serialize_as_safetensors_parts,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.wire.bounds import MOST_LOSS
-from strategies.engine.events import FederationValidation
-from strategies.engine.state import (
+from polyclinic.common.wire.bounds import MOST_LOSS
+from polyclinic.strategies.engine.events import FederationValidation
+from polyclinic.strategies.engine.state import (
     SMALL,
     TOLERATED,
     FederationState,
@@ -21,8 +21,8 @@ from strategies.engine.state import (
     serialize_federation_state,
     update_best_model,
 )
-from strategies.local.site_method import Criterion
-from strategies.registry import STRATEGIES
+from polyclinic.strategies.local.site_method import Criterion
+from polyclinic.strategies.registry import STRATEGIES
 from tests.strategies.states import TINY
 
 NOISE = 1.05

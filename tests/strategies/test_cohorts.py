@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.engine.membership import (
+from polyclinic.strategies.engine.membership import (
     FEW,
     count_evaluating_sites,
     draw_random_site_names,

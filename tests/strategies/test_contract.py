@@ -10,17 +10,24 @@ import numpy as np
 import pytest
 from flwr.app import RecordDict
 
-from client import app
-from common.config import ExperimentFile, HospitalPlan
-from common.errors import BadInput
-from common.security.audit import AuditLog, check_audit_log
-from common.wire.canonical_bytes import hash_record
-from common.wire.codec import decode_record, encode_record
-from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
-from strategies.engine.state import deserialize_federation_state, serialize_federation_state
-from strategies.local.site_method import SiteMethod
-from strategies.methods.base import Method
-from strategies.registry import STRATEGIES, build_site_method, build_strategy
+from polyclinic.client import app
+from polyclinic.common.config import ExperimentFile, HospitalPlan
+from polyclinic.common.errors import BadInput
+from polyclinic.common.security.audit import AuditLog, check_audit_log
+from polyclinic.common.wire.canonical_bytes import hash_record
+from polyclinic.common.wire.codec import decode_record, encode_record
+from polyclinic.common.wire.records import (
+    EvaluateReply,
+    EvaluateRequest,
+    RollCall,
+    RollCallAnswer,
+    TrainReply,
+    TrainRequest,
+)
+from polyclinic.strategies.engine.state import deserialize_federation_state, serialize_federation_state
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.methods.base import Method
+from polyclinic.strategies.registry import STRATEGIES, build_site_method, build_strategy
 from tests.client.hidden_labels import IMAGES, hospital, sent, several_classes_an_image
 from tests.federations import GATED, Traffic, experiment, needs_of, overheard, temporary_folder
 from tests.strategies.leading import POOLED, Ran, Turned, lead
@@ -57,7 +64,7 @@ def whole(method: str) -> Whole:
     folder = temporary_folder("polyclinic-contract-")
     with pytest.MonkeyPatch.context() as patched:
         traffic = overheard(patched)
-        patched.setattr("client.simulation.POLICY", GATED)
+        patched.setattr("polyclinic.client.simulation.POLICY", GATED)
         return Whole(lead(unlike(method, folder), folder / "run", 2), traffic, folder / "run" / "sites")
 
 

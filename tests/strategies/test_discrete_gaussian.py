@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from scipy import stats
 
-from strategies.privacy import noise as noise_module
-from strategies.privacy.noise import (
+from polyclinic.strategies.privacy import noise as noise_module
+from polyclinic.strategies.privacy.noise import (
     SCALE_BITS,
     NoiseQuantizationGrid,
     SecretBitStream,

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from common.models.network import Head
-from common.wire.records import ModelGroups
-from strategies.aggregation import robust
-from strategies.aggregation.robust import (
+from polyclinic.common.models.network import Head
+from polyclinic.common.wire.records import ModelGroups
+from polyclinic.strategies.aggregation import robust
+from polyclinic.strategies.aggregation.robust import (
     compute_distances_between_models,
     compute_distances_from_mean_model,
     compute_update_inner_products,

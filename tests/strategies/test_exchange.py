@@ -9,8 +9,8 @@ from flwr.common.constant import ErrorCode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.wire.records import TrainReply
-from strategies.engine.exchange import (
+from polyclinic.common.wire.records import TrainReply
+from polyclinic.strategies.engine.exchange import (
     MAX_POLL_S,
     MESSAGE_GONE,
     NODE_UNAVAILABLE,

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client import app
-from client.training.figures import RequestedMetricsComputer
-from common.errors import BadInput
-from common.models.network import build_network
-from common.models.saved import load_model
-from common.models.state import read_model_state
-from common.wire.codec import count_payload_bytes
-from common.wire.records import TrainReply, TrainRequest
-from server.runs.verify import verify_run
-from strategies.engine.events import TooFewSites
-from strategies.methods.base import SequentialMethod
-from strategies.registry import STRATEGIES, build_strategy
+from polyclinic.client import app
+from polyclinic.client.training.figures import RequestedMetricsComputer
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.saved import load_model
+from polyclinic.common.models.state import read_model_state
+from polyclinic.common.wire.codec import count_payload_bytes
+from polyclinic.common.wire.records import TrainReply, TrainRequest
+from polyclinic.server.runs.verify import verify_run
+from polyclinic.strategies.engine.events import TooFewSites
+from polyclinic.strategies.methods.base import SequentialMethod
+from polyclinic.strategies.registry import STRATEGIES, build_strategy
 from tests.federations import (
     ALL_SHARED,
     FULL_COVERAGE,

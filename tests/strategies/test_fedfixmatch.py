@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.methods.fedfixmatch import assign_confident_pseudo_labels, compute_unlabelled_loss
+from polyclinic.strategies.methods.fedfixmatch import assign_confident_pseudo_labels, compute_unlabelled_loss
 from tests.federations import ALL_SHARED, federation
 
 NAN = math.nan

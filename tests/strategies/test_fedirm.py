@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.contract import LabelContract
-from common.models.network import build_network
-from common.models.zoo.spec import ModelSpec
-from strategies.local.objective import update_teacher_average
-from strategies.methods.base import RoundContext
-from strategies.methods.fedirm import (
+from polyclinic.common.contract import LabelContract
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.strategies.local.objective import update_teacher_average
+from polyclinic.strategies.methods.base import RoundContext
+from polyclinic.strategies.methods.fedirm import (
     FedIRM,
     average_class_relations,
     compute_log_relations,

@@ -10,20 +10,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import TrainingSection
-from common.models.network import build_network
-from common.models.zoo.spec import ModelSpec
-from common.wire.records import NO_ARRAYS
-from strategies.local.losses import partial_loss
-from strategies.local.objective import ClientContext, LabelledExamples
-from strategies.local.training import MiniBatch
-from strategies.methods.fedlsr import (
+from polyclinic.common.config import TrainingSection
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.wire.records import NO_ARRAYS
+from polyclinic.strategies.local.losses import partial_loss
+from polyclinic.strategies.local.objective import ClientContext, LabelledExamples
+from polyclinic.strategies.local.training import MiniBatch
+from polyclinic.strategies.methods.fedlsr import (
     compute_mean_prediction_entropy,
     compute_view_distance_weight,
     jensen_shannon_divergence,
     mix_view_predictions,
 )
-from strategies.registry import build_strategy
+from polyclinic.strategies.registry import build_strategy
 
 NAN = math.nan
 some_logits = st.floats(-15, 15)

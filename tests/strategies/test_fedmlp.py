@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client import app, simulation
-from common.contract import LabelContract
-from common.wire.records import TrainReply, TrainRequest
-from server.runs.reader import read_run
-from strategies.methods.base import RoundContext
-from strategies.methods.fedmlp import FedMLP
+from polyclinic.client import app, simulation
+from polyclinic.common.contract import LabelContract
+from polyclinic.common.wire.records import TrainReply, TrainRequest
+from polyclinic.server.runs.reader import read_run
+from polyclinic.strategies.methods.base import RoundContext
+from polyclinic.strategies.methods.fedmlp import FedMLP
 from tests.federations import ALL_DIGITS, Traffic, federation, finished
 from tests.strategies.leading import site_notes
 from tests.strategies.states import make_reply

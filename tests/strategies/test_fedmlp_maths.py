@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.local.losses import partial_loss
-from strategies.methods.fedmlp import (
+from polyclinic.strategies.local.losses import partial_loss
+from polyclinic.strategies.methods.fedmlp import (
     Rounding,
     average_without_nan,
     compute_class_difficulty,

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from common.contract import LabelContract
-from common.wire.records import ModelGroups
-from strategies.methods.base import RoundContext
-from strategies.methods.fednoro import (
+from polyclinic.common.contract import LabelContract
+from polyclinic.common.wire.records import ModelGroups
+from polyclinic.strategies.methods.base import RoundContext
+from polyclinic.strategies.methods.fednoro import (
     FedNoRo,
     FedNoRoParameters,
     compute_distillation_divergence,

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.contract import LabelContract
-from common.errors import BadInput
-from common.models.zoo.spec import Task
-from common.wire.records import NO_ARRAYS, UNKNOWN_COUNT, RollCallAnswer
-from strategies.local.losses import partial_loss, softmax_loss_over_all_classes
-from strategies.methods.base import RoundContext
-from strategies.methods.fedsld import (
+from polyclinic.common.contract import LabelContract
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.wire.records import NO_ARRAYS, UNKNOWN_COUNT, RollCallAnswer
+from polyclinic.strategies.local.losses import partial_loss, softmax_loss_over_all_classes
+from polyclinic.strategies.methods.base import RoundContext
+from polyclinic.strategies.methods.fedsld import (
     collect_label_counts,
     compute_batch_class_weights,
     compute_batch_image_weights,

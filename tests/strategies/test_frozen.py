@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from client.site.memory import FrozenPartFiles
-from client.training import task
-from common.errors import BadInput, WireError
-from common.models.saved import load_model
-from common.models.state import FrozenPart, ModelState, build_initial_frozen_part, read_model_state
-from common.wire.codec import decode_record
-from common.wire.records import EvaluateRequest, TrainRequest
-from server.federation.checkpoints import CheckpointFolder
-from server.runs.verify import verify_run
-from server.simulation.backends import inline as backends
-from strategies.registry import STRATEGIES
+from polyclinic.client.site.memory import FrozenPartFiles
+from polyclinic.client.training import task
+from polyclinic.common.errors import BadInput, WireError
+from polyclinic.common.models.saved import load_model
+from polyclinic.common.models.state import FrozenPart, ModelState, build_initial_frozen_part, read_model_state
+from polyclinic.common.wire.codec import decode_record
+from polyclinic.common.wire.records import EvaluateRequest, TrainRequest
+from polyclinic.server.federation.checkpoints import CheckpointFolder
+from polyclinic.server.runs.verify import verify_run
+from polyclinic.server.simulation.backends import inline as backends
+from polyclinic.strategies.registry import STRATEGIES
 from tests.federations import Traffic, experiment, federation, finished, json_lines, needs_of, of_type
 from tests.server.killing import Killed, kill_at
 

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.config import TrainingSection
-from common.data.base.spec import AugmentationSpec
-from common.errors import BadInput
-from common.models.network import SplitNetwork, build_network, set_train_mode
-from common.models.zoo.spec import ModelSpec
-from strategies.local.losses import PLAIN_LOSSES
-from strategies.local.objective import LabelledExamples, plain
-from strategies.local.training import FrozenNetworkParts, TrainingTask
-from strategies.privacy.gradients import PrivateEpochTrainer, sum_clipped_gradients
-from strategies.privacy.image_gradients import (
+from polyclinic.common.config import TrainingSection
+from polyclinic.common.data.base.spec import AugmentationSpec
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import SplitNetwork, build_network, set_train_mode
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.strategies.local.losses import PLAIN_LOSSES
+from polyclinic.strategies.local.objective import LabelledExamples, plain
+from polyclinic.strategies.local.training import FrozenNetworkParts, TrainingTask
+from polyclinic.strategies.privacy.gradients import PrivateEpochTrainer, sum_clipped_gradients
+from polyclinic.strategies.privacy.image_gradients import (
     check_image_gradients_separate,
     check_network_state_constant,
     pop_per_image_gradients,
@@ -23,7 +23,7 @@ from strategies.privacy.image_gradients import (
     refuse_plan_on_error,
     replace_dropout_layers,
 )
-from strategies.privacy.noise import NoiseQuantizationGrid, make_seeded_noise_source
+from polyclinic.strategies.privacy.noise import NoiseQuantizationGrid, make_seeded_noise_source
 
 SIDE, CLASSES = 8, ("a", "b")
 BCE = PLAIN_LOSSES["multi_label", "masked"]
@@ -309,7 +309,7 @@ def test_a_step_holds_as_many_gradients_no_matter_whose_images_were_drawn(
         clipped.update(map(len, rows))
         return sum_clipped_gradients(rows, grid)
 
-    monkeypatch.setattr("strategies.privacy.gradients.sum_clipped_gradients", noting)
+    monkeypatch.setattr("polyclinic.strategies.privacy.gradients.sum_clipped_gradients", noting)
     owners = torch.repeat_interleave(torch.arange(len(images)), torch.tensor(images))
     of, count = network(Windows(windows_first=False)), sum(images)
     epoch = PrivateEpochTrainer(

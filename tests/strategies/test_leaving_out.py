@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from common.config import ParticipationSection
-from common.errors import BadInput
-from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
-from common.wire.records import RefusalNoted, RollCallAnswer
-from strategies.engine.claims import (
+from polyclinic.common.config import ParticipationSection
+from polyclinic.common.errors import BadInput
+from polyclinic.common.wire.fleet_protocol import REFUSAL, ROLL_CALL
+from polyclinic.common.wire.records import RefusalNoted, RollCallAnswer
+from polyclinic.strategies.engine.claims import (
     MOST_UNLISTED_CLASSES,
     SiteAdmissionLimits,
     find_admission_limit_faults,
     find_surplus_class_faults,
 )
-from strategies.engine.membership import RunMembership
-from strategies.registry import build_experiment_strategy
+from polyclinic.strategies.engine.membership import RunMembership
+from polyclinic.strategies.registry import build_experiment_strategy
 from tests.client.rounds import plan
 from tests.strategies.scripted import Answer, Clock, ScriptedGrid, Site, record
 

@@ -10,11 +10,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.models.network import Head
-from common.security.identity import format_public_key_line
-from common.wire.codec import R, decode_record, encode_record
-from common.wire.records import ModelGroups, Record
-from common.wire.secure_aggregation import (
+from polyclinic.common.models.network import Head
+from polyclinic.common.security.identity import format_public_key_line
+from polyclinic.common.wire.codec import R, decode_record, encode_record
+from polyclinic.common.wire.records import ModelGroups, Record
+from polyclinic.common.wire.secure_aggregation import (
     KeysAnswer,
     KeysRequest,
     MaskedAnswer,
@@ -23,30 +23,30 @@ from common.wire.secure_aggregation import (
     RevealRequest,
     SharesRequest,
 )
-from strategies.privacy.secure_aggregation.coordinator import (
+from polyclinic.strategies.privacy.secure_aggregation.coordinator import (
     MaskedSummation,
     MaskedSumRequest,
     MaskingFailed,
     UnmaskedSum,
 )
-from strategies.privacy.secure_aggregation.crypto import (
+from polyclinic.strategies.privacy.secure_aggregation.crypto import (
     add_mask_to_vector,
     compute_shared_secret,
     encode_public_key_hex,
     read_masking_statement,
 )
-from strategies.privacy.secure_aggregation.masked_rounds import (
+from polyclinic.strategies.privacy.secure_aggregation.masked_rounds import (
     MaskedRoundRecord,
     MaskedRoundStore,
     count_needed_survivors,
 )
-from strategies.privacy.secure_aggregation.site import (
+from polyclinic.strategies.privacy.secure_aggregation.site import (
     MaskingConditions,
     MaskingRefused,
     SiteMaskingRound,
     SiteSigningIdentity,
 )
-from strategies.privacy.secure_aggregation.vectors import (
+from polyclinic.strategies.privacy.secure_aggregation.vectors import (
     BODY,
     ONE,
     UpdateVectorLayout,

@@ -12,9 +12,9 @@ from itertools import chain, combinations, product
 
 import pytest
 
-from strategies.privacy.secure_aggregation.crypto import SecretsError
-from strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundRecord, count_needed_survivors
-from strategies.privacy.secure_aggregation.vectors import compute_share_threshold
+from polyclinic.strategies.privacy.secure_aggregation.crypto import SecretsError
+from polyclinic.strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundRecord, count_needed_survivors
+from polyclinic.strategies.privacy.secure_aggregation.vectors import compute_share_threshold
 
 Sites = frozenset[str]
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from common.models.network import Head
-from strategies.aggregation import means
-from strategies.aggregation.means import (
+from polyclinic.common.models.network import Head
+from polyclinic.strategies.aggregation import means
+from polyclinic.strategies.aggregation.means import (
     BLOCK,
     STRETCH,
     BlockwiseMean,

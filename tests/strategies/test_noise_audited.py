@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor, nn
 
-from common.config import TrainingSection
-from common.data.base.spec import AugmentationSpec
-from common.models.network import SplitNetwork
-from common.models.zoo.spec import ModelSpec
-from strategies.local.losses import PLAIN_LOSSES
-from strategies.local.objective import LabelledExamples, plain
-from strategies.local.training import FrozenNetworkParts, TrainingTask
-from strategies.privacy.gradients import PrivateEpochTrainer
-from strategies.privacy.mechanism import NoisySteps, compute_epsilon
-from strategies.privacy.noise import make_seeded_noise_source
+from polyclinic.common.config import TrainingSection
+from polyclinic.common.data.base.spec import AugmentationSpec
+from polyclinic.common.models.network import SplitNetwork
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.strategies.local.losses import PLAIN_LOSSES
+from polyclinic.strategies.local.objective import LabelledExamples, plain
+from polyclinic.strategies.local.training import FrozenNetworkParts, TrainingTask
+from polyclinic.strategies.privacy.gradients import PrivateEpochTrainer
+from polyclinic.strategies.privacy.mechanism import NoisySteps, compute_epsilon
+from polyclinic.strategies.privacy.noise import make_seeded_noise_source
 
 SIZE = 64
 CANARIES = SIZE * SIZE

@@ -11,29 +11,29 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from scipy import stats
 
-from common.config import PrivacySection
-from common.models.network import Head
-from common.wire.codec import R
-from common.wire.records import ModelGroups, Record
-from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
-from strategies.aggregation.means import sum_in_order
-from strategies.privacy.mechanism import NoisySteps, SitePrivacySettings, compute_epsilon
-from strategies.privacy.noise import KEY_BYTES, SecretBitStream, draw_discrete_gaussian
-from strategies.privacy.secure_aggregation.coordinator import (
+from polyclinic.common.config import PrivacySection
+from polyclinic.common.models.network import Head
+from polyclinic.common.wire.codec import R
+from polyclinic.common.wire.records import ModelGroups, Record
+from polyclinic.common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
+from polyclinic.strategies.aggregation.means import sum_in_order
+from polyclinic.strategies.privacy.mechanism import NoisySteps, SitePrivacySettings, compute_epsilon
+from polyclinic.strategies.privacy.noise import KEY_BYTES, SecretBitStream, draw_discrete_gaussian
+from polyclinic.strategies.privacy.secure_aggregation.coordinator import (
     MaskedSummation,
     MaskedSumRequest,
     MaskingFailed,
     UnmaskedSum,
 )
-from strategies.privacy.secure_aggregation.crypto import SecretsError
-from strategies.privacy.secure_aggregation.noise_shares import (
+from polyclinic.strategies.privacy.secure_aggregation.crypto import SecretsError
+from polyclinic.strategies.privacy.secure_aggregation.noise_shares import (
     LEAST_SCALE_BITS,
     DistributedNoise,
     NoiseShareGrid,
     bound_log_probability_gap,
 )
-from strategies.privacy.secure_aggregation.site import MaskingConditions, SiteMaskingRound
-from strategies.privacy.secure_aggregation.vectors import UpdateVectorLayout, flatten_update
+from polyclinic.strategies.privacy.secure_aggregation.site import MaskingConditions, SiteMaskingRound
+from polyclinic.strategies.privacy.secure_aggregation.vectors import UpdateVectorLayout, flatten_update
 
 STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)
 NUMBERS = 4_000

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import strategies.engine.coordinator
-import strategies.engine.layers
-from client import app
-from client.training.layers import train_with_privacy_layers
-from common.config import read_experiment
-from server.federation.checkpoints import CheckpointFolder
-from server.federation.recorder import RunRecorder
-from server.runs.verify import verify_run
-from server.simulation.simulate import simulate
-from strategies.engine.layers import RollbackLayer
-from strategies.registry import STRATEGIES
+import polyclinic.strategies.engine.coordinator
+import polyclinic.strategies.engine.layers
+from polyclinic.client import app
+from polyclinic.client.training.layers import train_with_privacy_layers
+from polyclinic.common.config import read_experiment
+from polyclinic.server.federation.checkpoints import CheckpointFolder
+from polyclinic.server.federation.recorder import RunRecorder
+from polyclinic.server.runs.verify import verify_run
+from polyclinic.server.simulation.simulate import simulate
+from polyclinic.strategies.engine.layers import RollbackLayer
+from polyclinic.strategies.registry import STRATEGIES
 from tests.backdoors import backdoor, success_of
 from tests.federations import ALL_DIGITS, federation, given_weights, json_lines, needs_of
 from tests.liars import LIES, Answer, Lying, shifted_trunk
@@ -167,7 +167,7 @@ KILLS = {
     "before the rollback is written": (RunRecorder, "on_state_reset", 1, False),
     "after the rollback is written": (RunRecorder, "on_state_reset", 1, True),
     "between the checkpoint and the removal of later ones": (CheckpointFolder, "save_checkpoint", 2, True),
-    "while models are tried": (strategies.engine.layers, "update_global_model", 3, False),
+    "while models are tried": (polyclinic.strategies.engine.layers, "update_global_model", 3, False),
 }
 QUICK_KILLS = {"after the rollback is written", "while models are tried"}
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import BadInput
-from strategies.registry import STRATEGIES, build_strategy
+from polyclinic.common.errors import BadInput
+from polyclinic.strategies.registry import STRATEGIES, build_strategy
 from tests.federations import ALL_DIGITS, federation, finished
 
 FEW_CLASSES = 'partition={kind = "missing_classes", sites = 3, missing = 6}'

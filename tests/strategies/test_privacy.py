@@ -12,25 +12,25 @@ from pydantic import ValidationError
 from scipy import stats
 from torch import nn
 
-from common.config import PrivacySection, TrainingSection, make_hospital_plan
-from common.data.base.spec import AugmentationSpec
-from common.errors import BadInput
-from common.models.network import Head, SplitNetwork, build_network, set_train_mode
-from common.models.state import read_model_state
-from common.models.zoo.spec import ModelSpec
-from common.wire.records import ModelGroups
-from strategies.local.losses import PLAIN_LOSSES
-from strategies.local.objective import LabelledExamples, plain
-from strategies.local.optimisation import make_optimizer
-from strategies.local.training import FrozenNetworkParts, TrainingTask, train_epoch
-from strategies.local.updates import clip_update_to_norm
-from strategies.privacy.gradients import (
+from polyclinic.common.config import PrivacySection, TrainingSection, make_hospital_plan
+from polyclinic.common.data.base.spec import AugmentationSpec
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import Head, SplitNetwork, build_network, set_train_mode
+from polyclinic.common.models.state import read_model_state
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.wire.records import ModelGroups
+from polyclinic.strategies.local.losses import PLAIN_LOSSES
+from polyclinic.strategies.local.objective import LabelledExamples, plain
+from polyclinic.strategies.local.optimisation import make_optimizer
+from polyclinic.strategies.local.training import FrozenNetworkParts, TrainingTask, train_epoch
+from polyclinic.strategies.local.updates import clip_update_to_norm
+from polyclinic.strategies.privacy.gradients import (
     PrivateEpochTrainer,
     compute_losses_by_image,
     sum_clipped_gradients,
 )
-from strategies.privacy.image_gradients import record_per_image_gradients, replace_dropout_layers
-from strategies.privacy.mechanism import (
+from polyclinic.strategies.privacy.image_gradients import record_per_image_gradients, replace_dropout_layers
+from polyclinic.strategies.privacy.mechanism import (
     Accountant,
     NoisySteps,
     ReplyNoise,
@@ -40,8 +40,8 @@ from strategies.privacy.mechanism import (
     has_trained_batch_norm,
     make_site_privacy_settings,
 )
-from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, make_seeded_noise_source
-from strategies.registry import build_site_method
+from polyclinic.strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, make_seeded_noise_source
+from polyclinic.strategies.registry import build_site_method
 from tests.federations import experiment, federation, given_weights
 
 BCE = PLAIN_LOSSES["multi_label", "masked"]

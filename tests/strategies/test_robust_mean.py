@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.models.network import Head
-from common.models.state import ModelState
-from common.wire.records import ModelGroups
-from strategies.aggregation import means
-from strategies.aggregation.means import MergedUpdates
-from strategies.aggregation.robust import (
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.wire.records import ModelGroups
+from polyclinic.strategies.aggregation import means
+from polyclinic.strategies.aggregation.means import MergedUpdates
+from polyclinic.strategies.aggregation.robust import (
     RobustMeanRule,
     average_updates_robustly,
     choose_sites_by_krum,

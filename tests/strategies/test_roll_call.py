@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from common.errors import Fault
-from common.wire.codec import count_payload_bytes, decode_record, encode_record
-from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
-from common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
-from strategies.engine.events import MissingReplyStatus, TooFewSites
-from strategies.engine.membership import RollCaller, RunMember, find_model_layout_faults
+from polyclinic.common.errors import Fault
+from polyclinic.common.wire.codec import count_payload_bytes, decode_record, encode_record
+from polyclinic.common.wire.fleet_protocol import REFUSAL, ROLL_CALL
+from polyclinic.common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
+from polyclinic.strategies.engine.events import MissingReplyStatus, TooFewSites
+from polyclinic.strategies.engine.membership import RollCaller, RunMember, find_model_layout_faults
 from tests.strategies.scripted import Answer, Clock, Makes, ScriptedGrid, Site, at, failed, lost, record
 
 CALL = RollCall("run-1", "{}")

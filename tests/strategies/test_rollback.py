@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import ParticipationSection
-from common.models.network import Head
-from common.models.state import ModelState
-from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import FederationValidation, RollbackEvent, RunCallbacks
-from strategies.engine.layers import (
+from polyclinic.common.config import ParticipationSection
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import ModelState
+from polyclinic.strategies.engine.coordinator import Coordinator
+from polyclinic.strategies.engine.events import FederationValidation, RollbackEvent, RunCallbacks
+from polyclinic.strategies.engine.layers import (
     ModelCollapse,
     RollbackLayer,
     describe_model_collapse,
     find_harmful_site,
     has_model_stalled,
 )
-from strategies.engine.state import FederationState
-from strategies.registry import build_strategy
+from polyclinic.strategies.engine.state import FederationState
+from polyclinic.strategies.registry import build_strategy
 from tests.strategies.leading import small_plan
 
 BEFORE = {"a": 0.5, "b": 0.6, "c": 0.7}

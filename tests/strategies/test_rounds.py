@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from common.config import ParticipationSection
-from common.errors import BadInput
-from common.models.network import Head
-from common.models.state import ModelState
-from common.system.plain_text import MOST_WORDS
-from common.wire.codec import count_payload_bytes, encode_record
-from common.wire.records import (
+from polyclinic.common.config import ParticipationSection
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.system.plain_text import MOST_WORDS
+from polyclinic.common.wire.codec import count_payload_bytes, encode_record
+from polyclinic.common.wire.records import (
     EvaluateReply,
     EvaluateRequest,
     ModelGroups,
@@ -23,12 +23,16 @@ from common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from server.simulation.backends.inline import run_with_inline_grid
-from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import RoundRecord, TooFewSites
-from strategies.engine.exchange import ExchangeReplies
-from strategies.engine.state import deserialize_federation_state, make_model_array_record, serialize_federation_state
-from strategies.registry import build_strategy
+from polyclinic.server.simulation.backends.inline import run_with_inline_grid
+from polyclinic.strategies.engine.coordinator import Coordinator
+from polyclinic.strategies.engine.events import RoundRecord, TooFewSites
+from polyclinic.strategies.engine.exchange import ExchangeReplies
+from polyclinic.strategies.engine.state import (
+    deserialize_federation_state,
+    make_model_array_record,
+    serialize_federation_state,
+)
+from polyclinic.strategies.registry import build_strategy
 from tests.harms import FORMS, Harm
 from tests.strategies.leading import Noted, Turned, app_of, small_plan
 from tests.words import raw_in
@@ -297,7 +301,7 @@ def test_an_update_over_three_medians_counts_as_one_of_three(monkeypatch: pytest
 
 @pytest.mark.parametrize("in_memory", [0, 2**20])
 def test_a_bound_changes_no_bit_where_no_update_is_too_long(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.engine.aggregator.IN_MEMORY", in_memory)
+    monkeypatch.setattr("polyclinic.strategies.engine.aggregator.IN_MEMORY", in_memory)
     plain, bounded = (run(ALL, rounds=2, clip=clip) for clip in ("off", 4.0))
     for group in ("trunk", "norm"):
         assert getattr(plain.model, group).tobytes() == getattr(bounded.model, group).tobytes()
@@ -317,7 +321,7 @@ def test_a_bound_changes_no_bit_where_no_update_is_too_long(in_memory: int, monk
 def test_a_robust_mean_is_not_moved_by_one_site_that_lies(
     mean: Any, moved: float, in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.engine.aggregator.IN_MEMORY", in_memory)
+    monkeypatch.setattr("polyclinic.strategies.engine.aggregator.IN_MEMORY", in_memory)
     ran = five(monkeypatch, parameters={"mean": mean})
     np.testing.assert_array_equal(ran.model.trunk, [0.25 + moved, -4 + moved])
     np.testing.assert_array_equal(ran.model.head.bias, np.array([-2, 0], np.float32) - moved)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from common.contract import LabelContract
-from common.wire.records import ModelGroups
-from strategies.local.objective import compute_teacher_decay
-from strategies.methods.base import RoundContext
-from strategies.methods.rscfed import (
+from polyclinic.common.contract import LabelContract
+from polyclinic.common.wire.records import ModelGroups
+from polyclinic.strategies.local.objective import compute_teacher_decay
+from polyclinic.strategies.methods.base import RoundContext
+from polyclinic.strategies.methods.rscfed import (
     RSCFed,
     compute_consensus_weights,
     compute_group_weights_by_distance,

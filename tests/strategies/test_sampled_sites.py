@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import BadInput
-from common.wire.codec import decode_record
-from common.wire.records import EvaluateRequest
-from server.runs.reader import read_run
-from server.runs.verify import verify_run
-from server.simulation.backends import inline as backends
+from polyclinic.common.errors import BadInput
+from polyclinic.common.wire.codec import decode_record
+from polyclinic.common.wire.records import EvaluateRequest
+from polyclinic.server.runs.reader import read_run
+from polyclinic.server.runs.verify import verify_run
+from polyclinic.server.simulation.backends import inline as backends
 from tests.federations import Traffic, experiment, federation, of_type
 from tests.server.killing import Killed, kill_at
 

@@ -8,12 +8,12 @@ import pytest
 from flwr.app import Message
 from safetensors.numpy import load_file
 
-from common.errors import BadInput
-from common.wire.codec import decode_record
-from common.wire.secure_aggregation import TEST_ROUND, MaskedAnswer
-from server.simulation.backends import inline as backends
-from strategies.privacy.mechanism import find_secure_aggregation_faults
-from strategies.registry import build_strategy
+from polyclinic.common.errors import BadInput
+from polyclinic.common.wire.codec import decode_record
+from polyclinic.common.wire.secure_aggregation import TEST_ROUND, MaskedAnswer
+from polyclinic.server.simulation.backends import inline as backends
+from polyclinic.strategies.privacy.mechanism import find_secure_aggregation_faults
+from polyclinic.strategies.registry import build_strategy
 from tests.federations import FULL_COVERAGE, Traffic, experiment, federation, json_lines, of_type
 
 MASKED = "privacy.secure_aggregation=true"

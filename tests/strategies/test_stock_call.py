@@ -8,15 +8,15 @@ import pytest
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result, Strategy
 
-from common.config import ExperimentFile, SimulationSection, make_hospital_plan
-from common.errors import BadInput
-from common.models.network import SplitNetwork, build_network
-from common.models.state import hash_model_state, make_model_layout, read_model_state
-from common.simulation import load_undivided_data
-from server.simulation.backends.inline import import_client_app, run_with_inline_grid
-from server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
-from server.simulation.backends.ray_process import start_ray_driver
-from strategies.registry import STRATEGIES
+from polyclinic.common.config import ExperimentFile, SimulationSection, make_hospital_plan
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import SplitNetwork, build_network
+from polyclinic.common.models.state import hash_model_state, make_model_layout, read_model_state
+from polyclinic.common.simulation import load_undivided_data
+from polyclinic.server.simulation.backends.inline import import_client_app, run_with_inline_grid
+from polyclinic.server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
+from polyclinic.server.simulation.backends.ray_process import start_ray_driver
+from polyclinic.strategies.registry import STRATEGIES
 from tests.federations import experiment, federation
 
 DIGITS = tuple("0123456789")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from common.models.network import Head
-from common.models.state import ModelState
-from common.wire.records import ModelGroups, TrainReply
-from strategies.engine.state import FederationState, update_best_model
-from strategies.local.losses import missing_as_negative_loss, partial_loss
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.wire.records import ModelGroups, TrainReply
+from polyclinic.strategies.engine.state import FederationState, update_best_model
+from polyclinic.strategies.local.losses import missing_as_negative_loss, partial_loss
 from tests.federations import read_vectors
 from tests.strategies.folds import aggregated, owners_mean
 from tests.strategies.states import TINY

@@ -11,25 +11,25 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import TrainingSection
-from common.data.base.spec import AugmentationSpec
-from common.errors import BadInput
-from common.models import network as networks
-from common.models.network import SplitNetwork, build_network
-from common.models.state import hash_model_state, read_model_state
-from common.models.state import make_model_layout as layout
-from common.models.zoo.spec import ModelSpec
-from strategies.local import optimisation
-from strategies.local.early_stopping import EarlyStopping
-from strategies.local.losses import partial_loss
-from strategies.local.objective import LabelledExamples, plain
-from strategies.local.optimisation import (
+from polyclinic.common.config import TrainingSection
+from polyclinic.common.data.base.spec import AugmentationSpec
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models import network as networks
+from polyclinic.common.models.network import SplitNetwork, build_network
+from polyclinic.common.models.state import hash_model_state, read_model_state
+from polyclinic.common.models.state import make_model_layout as layout
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.strategies.local import optimisation
+from polyclinic.strategies.local.early_stopping import EarlyStopping
+from polyclinic.strategies.local.losses import partial_loss
+from polyclinic.strategies.local.objective import LabelledExamples, plain
+from polyclinic.strategies.local.optimisation import (
     compute_learning_rate_factor,
     make_optimizer,
     restore_optimizer_state,
     save_optimizer_state,
 )
-from strategies.local.training import (
+from polyclinic.strategies.local.training import (
     EarlyStopCriterion,
     FrozenNetworkParts,
     LocalTrainingMetrics,

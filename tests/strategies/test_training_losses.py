@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from common.config import TrainingSection
-from common.errors import BadInput
-from common.models.zoo.spec import Task
-from strategies.local.losses import PLAIN_LOSSES, LossFunction, Missing, make_training_loss
-from strategies.registry import STRATEGIES, build_site_method
+from polyclinic.common.config import TrainingSection
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.zoo.spec import Task
+from polyclinic.strategies.local.losses import PLAIN_LOSSES, LossFunction, Missing, make_training_loss
+from polyclinic.strategies.registry import STRATEGIES, build_site_method
 from tests.federations import experiment, federation, finished
 from tests.third_parties import install, stairs
 

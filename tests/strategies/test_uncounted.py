@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.contract import LabelContract
-from common.wire.records import NO_ARRAYS, RollCallAnswer
-from server.federation.recorder import RunRecorder
-from server.reporting.run_claims import list_prominent_limitations
-from server.runs.reader import read_run
-from server.runs.verify import verify_run
-from strategies.engine.claims import find_contradictory_count_faults, lower_answer_claims, lower_image_claims
-from strategies.engine.membership import RunMember
-from strategies.methods.base import RoundContext
-from strategies.methods.fednoro import FedNoRo, find_noisy_sites, find_noisy_sites_despite_liar
-from strategies.methods.fedsld import compute_federation_prior
+from polyclinic.common.contract import LabelContract
+from polyclinic.common.wire.records import NO_ARRAYS, RollCallAnswer
+from polyclinic.server.federation.recorder import RunRecorder
+from polyclinic.server.reporting.run_claims import list_prominent_limitations
+from polyclinic.server.runs.reader import read_run
+from polyclinic.server.runs.verify import verify_run
+from polyclinic.strategies.engine.claims import find_contradictory_count_faults, lower_answer_claims, lower_image_claims
+from polyclinic.strategies.engine.membership import RunMember
+from polyclinic.strategies.methods.base import RoundContext
+from polyclinic.strategies.methods.fednoro import FedNoRo, find_noisy_sites, find_noisy_sites_despite_liar
+from polyclinic.strategies.methods.fedsld import compute_federation_prior
 from tests.false_statements import (
     CLAIMS,
     HONEST,

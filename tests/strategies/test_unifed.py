@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.config import ParticipationSection
-from common.models.network import Head
-from common.models.state import ModelState
-from common.wire.records import (
+from polyclinic.common.config import ParticipationSection
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.wire.records import (
     EvaluateReply,
     EvaluateRequest,
     ModelGroups,
@@ -20,12 +20,12 @@ from common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from server.simulation.backends.inline import run_with_inline_grid
-from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import RoundRecord, RunStopped, TooFewSites
-from strategies.engine.sequential import make_coordinator
-from strategies.engine.state import make_model_array_record
-from strategies.methods.unifed import SequentialTraining, UniFed
+from polyclinic.server.simulation.backends.inline import run_with_inline_grid
+from polyclinic.strategies.engine.coordinator import Coordinator
+from polyclinic.strategies.engine.events import RoundRecord, RunStopped, TooFewSites
+from polyclinic.strategies.engine.sequential import make_coordinator
+from polyclinic.strategies.engine.state import make_model_array_record
+from polyclinic.strategies.methods.unifed import SequentialTraining, UniFed
 from tests.federations import Traffic, federation, json_lines, needs_of, read_vectors
 from tests.strategies.leading import Noted, app_of, small_plan
 

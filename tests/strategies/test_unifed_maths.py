@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.aggregation.means import mix_tensors
-from strategies.local.early_stopping import EarlyStopping
-from strategies.methods.unifed import SlopeRule, loss_slope, sort_sites_easiest_first
+from polyclinic.strategies.aggregation.means import mix_tensors
+from polyclinic.strategies.local.early_stopping import EarlyStopping
+from polyclinic.strategies.methods.unifed import SlopeRule, loss_slope, sort_sites_easiest_first
 from tests.federations import read_vectors
 
 VECTOR = read_vectors("unifed.json")

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import TrainingSection
-from common.errors import BadInput
-from common.models.network import Head, build_network
-from common.models.saved import load_model
-from common.models.state import ModelState, make_model_layout
-from common.models.zoo.spec import ModelSpec
-from common.wire.records import NO_ARRAYS, Form, ModelGroups, TrainReply
-from strategies.aggregation.server_optimizer import ServerOptimizer, compute_server_step
-from strategies.engine.exchange import find_update_form_fault
-from strategies.engine.state import FederationState
-from strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound, add_proximal_term
-from strategies.local.updates import clip_update_to_norm, compress_update_trunk, compute_whole_update_norm
-from strategies.registry import build_strategy
+from polyclinic.common.config import TrainingSection
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import Head, build_network
+from polyclinic.common.models.saved import load_model
+from polyclinic.common.models.state import ModelState, make_model_layout
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.wire.records import NO_ARRAYS, Form, ModelGroups, TrainReply
+from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer, compute_server_step
+from polyclinic.strategies.engine.exchange import find_update_form_fault
+from polyclinic.strategies.engine.state import FederationState
+from polyclinic.strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound, add_proximal_term
+from polyclinic.strategies.local.updates import clip_update_to_norm, compress_update_trunk, compute_whole_update_norm
+from polyclinic.strategies.registry import build_strategy
 from tests.federations import ALL_SHARED, Traffic, federation, finished, needs_of
 from tests.strategies.folds import aggregated, stepped_by
 

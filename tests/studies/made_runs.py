@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.metrics.auroc import ClassMetrics, summarise_test_results
-from server.runs.reader import RunFolderContent, RunSummary
-from studies.comparison import MethodComparison, compare_methods
+from polyclinic.common.metrics.auroc import ClassMetrics, summarise_test_results
+from polyclinic.server.runs.reader import RunFolderContent, RunSummary
+from polyclinic.studies.comparison import MethodComparison, compare_methods
 
 
 def metrics(aurocs: Mapping[str, float | None], positives: int = 5, negatives: int = 9) -> dict[str, ClassMetrics]:

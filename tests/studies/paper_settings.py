@@ -15,11 +15,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from common.config import Experiment, read_experiment, read_experiment_tables
-from strategies.registry import build_site_method
-from studies.study import list_study_trials
-from studies.study_file import PaperDeparture, PaperSetting, StudyFile, read_study
-from studies.trial import Trial
+from polyclinic.common.config import Experiment, read_experiment, read_experiment_tables
+from polyclinic.strategies.registry import build_site_method
+from polyclinic.studies.study import list_study_trials
+from polyclinic.studies.study_file import PaperDeparture, PaperSetting, StudyFile, read_study
+from polyclinic.studies.trial import Trial
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS, PAGE = ROOT / "experiments", ROOT / "docs" / "papers.md"

@@ -3,9 +3,9 @@
 from functools import cache
 from pathlib import Path
 
-from studies.benchmark import count_planned_runs, group_results_by_block
-from studies.benchmark_file import BenchmarkVariantPlan
-from studies.benchmark_results import BenchmarkResult, evaluate_benchmark, read_result_lines
+from polyclinic.studies.benchmark import count_planned_runs, group_results_by_block
+from polyclinic.studies.benchmark_file import BenchmarkVariantPlan
+from polyclinic.studies.benchmark_results import BenchmarkResult, evaluate_benchmark, read_result_lines
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments" / "benchmark"

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from scipy.stats import bootstrap, shapiro, ttest_1samp
 
-from common.config import read_experiment
-from common.errors import BadInput
-from strategies.registry import STRATEGIES, build_site_method
-from studies.benchmark import (
+from polyclinic.common.config import read_experiment
+from polyclinic.common.errors import BadInput
+from polyclinic.strategies.registry import STRATEGIES, build_site_method
+from polyclinic.studies.benchmark import (
     BenchmarkOptions,
     count_planned_runs,
     estimate_benchmark_cost,
@@ -27,9 +27,9 @@ from studies.benchmark import (
     list_planned_runs,
     run_benchmark,
 )
-from studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
-from studies.benchmark_report import benchmark_as_markdown, write_benchmark_report
-from studies.benchmark_results import (
+from polyclinic.studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
+from polyclinic.studies.benchmark_report import benchmark_as_markdown, write_benchmark_report
+from polyclinic.studies.benchmark_results import (
     BenchmarkResult,
     RunResultLine,
     append_result_line,
@@ -37,7 +37,7 @@ from studies.benchmark_results import (
     evaluate_benchmark,
     read_result_lines,
 )
-from studies.statistics import (
+from polyclinic.studies.statistics import (
     RESAMPLES,
     PairedTest,
     adjust_by_holm,
@@ -49,7 +49,7 @@ from studies.statistics import (
     find_indistinct_method_groups,
     rank_methods,
 )
-from studies.trial import Trial
+from polyclinic.studies.trial import Trial
 from tests.studies.published_runs import FOLDER
 
 NEEDS_PRETRAINED = {"fedbn_plus"}

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from scipy.stats import t as scipy_t
 from scipy.stats import ttest_rel
 
-from common.metrics.auroc import summarise_test_results
-from server.runs.reader import RoundFileLine, RunFolderContent
-from studies.claims import (
+from polyclinic.common.metrics.auroc import summarise_test_results
+from polyclinic.server.runs.reader import RoundFileLine, RunFolderContent
+from polyclinic.studies.claims import (
     describe_headline_result,
     describe_large_differences,
     describe_method_verdicts,
     describe_site_gains,
     judge_test_outcome,
 )
-from studies.comparison import MeanAndSd, MethodComparison, compare_methods
-from studies.study_report import describe_study_result
-from studies.study_results import OurAndPaperNumber, StudyResult, TableResult
+from polyclinic.studies.comparison import MeanAndSd, MethodComparison, compare_methods
+from polyclinic.studies.study_report import describe_study_result
+from polyclinic.studies.study_results import OurAndPaperNumber, StudyResult, TableResult
 from tests.studies.made_runs import metrics, run_of, summary
 
 CLASSES = ("edema", "hernia", "mass", "nodule", "fibrosis", "effusion")

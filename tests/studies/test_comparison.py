@@ -11,15 +11,15 @@ import pytest
 from rich.console import Console, RenderableType
 from scipy.stats import ttest_1samp
 
-from common.errors import BadInput
-from common.metrics.auroc import ClassMetrics, summarise_test_results
-from common.metrics.multi_class import BestClientAccuracies, MultiClassMetrics, RoundAccuracy
-from server.reporting.page import AnnotatedClassGroup
-from server.reporting.tables import make_class_auroc_table
-from server.runs.reader import read_run
-from studies.claims import describe_method_verdicts, describe_site_gains
-from studies.comparison import MeanAndSd, MethodComparison, MethodResult, compare_methods, write_comparison
-from studies.comparison_report import (
+from polyclinic.common.errors import BadInput
+from polyclinic.common.metrics.auroc import ClassMetrics, summarise_test_results
+from polyclinic.common.metrics.multi_class import BestClientAccuracies, MultiClassMetrics, RoundAccuracy
+from polyclinic.server.reporting.page import AnnotatedClassGroup
+from polyclinic.server.reporting.tables import make_class_auroc_table
+from polyclinic.server.runs.reader import read_run
+from polyclinic.studies.claims import describe_method_verdicts, describe_site_gains
+from polyclinic.studies.comparison import MeanAndSd, MethodComparison, MethodResult, compare_methods, write_comparison
+from polyclinic.studies.comparison_report import (
     comparison_as_markdown,
     draw_auroc_by_method,
     draw_auroc_by_subset,

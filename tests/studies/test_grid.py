@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from common.errors import BadInput
-from strategies.registry import build_site_method
-from studies import runner
-from studies.progress import ActiveRun, TrialsTable, TrialsTimeEstimate
-from studies.runner import RunsFailed, assign_gpus, count_possible_parallel_runs, run_trials
-from studies.study import list_study_trials
-from studies.study_file import read_study
-from studies.trial import Trial, check_trials
+from polyclinic.common.errors import BadInput
+from polyclinic.strategies.registry import build_site_method
+from polyclinic.studies import runner
+from polyclinic.studies.progress import ActiveRun, TrialsTable, TrialsTimeEstimate
+from polyclinic.studies.runner import RunsFailed, assign_gpus, count_possible_parallel_runs, run_trials
+from polyclinic.studies.study import list_study_trials
+from polyclinic.studies.study_file import read_study
+from polyclinic.studies.trial import Trial, check_trials
 from tests.federations import DIGITS
 from tests.network.real import flwr_sim
 from tests.server.commands import ROOT

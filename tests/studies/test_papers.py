@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.study_file import PaperDeparture, PaperSetting, StudyFile, read_study
+from polyclinic.studies.study_file import PaperDeparture, PaperSetting, StudyFile, read_study
 from tests.studies.paper_settings import (
     EXPERIMENTS,
     PAGE,

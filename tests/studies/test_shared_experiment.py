@@ -23,7 +23,7 @@ from tests.processes import environment
 
 STUDIES = 12
 MEMBERS = [picture(1, study, f"P{study}") for study in range(STUDIES)]
-PROGRAM = "import sys; from studies.cli import main; main(sys.argv[1:])"
+PROGRAM = "import sys; from polyclinic.studies.cli import main; main(sys.argv[1:])"
 SECRET = "AKIA-of-the-user"
 STOPPED = 2
 EXPERIMENT = """\
@@ -179,9 +179,9 @@ def test_no_command_sends_anything_before_somebody_agreed(user: User, name: str)
 
 
 def test_a_coordinator_is_asked_about_the_images_of_its_own_too(user: User) -> None:
-    server = "import sys; from server.cli import main; main(sys.argv[1:])"
+    server = "import sys; from polyclinic.server.cli import main; main(sys.argv[1:])"
     assert user.run("init", "trial", "--name", "trial", "--host", "127.0.0.1", program=server).code == 0
-    client = server.replace("server.cli", "client.cli")
+    client = server.replace("polyclinic.server.cli", "polyclinic.client.cli")
     assert user.run("init", "north", "--name", "north", program=client).code == 0
     assert user.run("admit", "trial", "north/north.request", "--yes", program=server).code == 0
     file = user.write(section="external_test")

@@ -19,18 +19,18 @@ from flwr.app import Context, Message, RecordDict
 from numpy.typing import NDArray
 from torch import nn
 
-from client.app import make_client_app
-from client.site.disclosure import mark_images_of_hidden_classes
-from client.site.site import Site
-from common.config import HospitalPlan
-from common.data.base.image_set import PARTS, ImageSet
-from common.data.images.pixels import convert_to_channels_first
-from common.errors import BadInput
-from common.models.network import SplitNetwork, build_network
-from common.models.state import ModelState
-from common.wire.codec import R, decode_record, encode_record
-from common.wire.flower_objects import set_flower_node_identity
-from common.wire.records import (
+from polyclinic.client.app import make_client_app
+from polyclinic.client.site.disclosure import mark_images_of_hidden_classes
+from polyclinic.client.site.site import Site
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.data.base.image_set import PARTS, ImageSet
+from polyclinic.common.data.images.pixels import convert_to_channels_first
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import SplitNetwork, build_network
+from polyclinic.common.models.state import ModelState
+from polyclinic.common.wire.codec import R, decode_record, encode_record
+from polyclinic.common.wire.flower_objects import set_flower_node_identity
+from polyclinic.common.wire.records import (
     BenefitReply,
     BenefitRequest,
     EvaluateReply,

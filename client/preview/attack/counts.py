@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.preview.attack.adversary import (
+from polyclinic.client.preview.attack.adversary import (
     DENSE,
     Adversary,
     AttackResult,
@@ -22,11 +22,11 @@ from client.preview.attack.adversary import (
     select_fedsld_cnn_layers,
     zero_all_parameters,
 )
-from common.config import HospitalPlan, PrivacySection
-from common.data.base.image_set import ImageSet
-from common.models.network import Head
-from common.models.state import ModelState, hash_model_state, make_model_layout, read_model_state
-from common.wire.records import UNKNOWN_COUNT, TrainReply
+from polyclinic.common.config import HospitalPlan, PrivacySection
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.models.network import Head
+from polyclinic.common.models.state import ModelState, hash_model_state, make_model_layout, read_model_state
+from polyclinic.common.wire.records import UNKNOWN_COUNT, TrainReply
 
 SURE = 30.0
 TESTS = 4

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from client.preview.attack.adversary import (
+from polyclinic.client.preview.attack.adversary import (
     DENSE,
     Adversary,
     AttackResult,
@@ -29,13 +29,13 @@ from client.preview.attack.adversary import (
     select_fedsld_cnn_layers,
     set_pixel_passing_weights,
 )
-from common.data.base.image_set import ImageSet
-from common.data.images.pixels import convert_to_channels_first
-from common.data.images.reading import encode_png_thumbnail
-from common.models.network import SplitNetwork, convert_pixels_for_backbone, set_train_mode
-from common.models.state import make_model_layout, read_model_state
-from strategies.local.losses import PLAIN_LOSSES
-from strategies.local.objective import pair_pixels_with_labels
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.images.pixels import convert_to_channels_first
+from polyclinic.common.data.images.reading import encode_png_thumbnail
+from polyclinic.common.models.network import SplitNetwork, convert_pixels_for_backbone, set_train_mode
+from polyclinic.common.models.state import make_model_layout, read_model_state
+from polyclinic.strategies.local.losses import PLAIN_LOSSES
+from polyclinic.strategies.local.objective import pair_pixels_with_labels
 
 SIZE, SIZE_WITH_BUDGET = 112, 60
 """Side of the network's input in pixels; at a site with a privacy budget each image's own gradient is in memory."""

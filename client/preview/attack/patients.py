@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from client.preview.attack.adversary import (
+from polyclinic.client.preview.attack.adversary import (
     DENSE,
     Adversary,
     AttackResult,
@@ -25,11 +25,11 @@ from client.preview.attack.adversary import (
     select_fedsld_cnn_layers,
     set_pixel_passing_weights,
 )
-from client.preview.attack.counts import STILL
-from common.config import HospitalPlan
-from common.data.base.image_set import ImageSet, concatenate_image_sets
-from common.models.network import SplitNetwork
-from common.models.state import make_model_layout, read_model_state
+from polyclinic.client.preview.attack.counts import STILL
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.data.base.image_set import ImageSet, concatenate_image_sets
+from polyclinic.common.models.network import SplitNetwork
+from polyclinic.common.models.state import make_model_layout, read_model_state
 
 SIZE, SIDE = 60, 12
 ANSWERS_FROM = 0.9

@@ -15,9 +15,14 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from client.preview.attack import coverage
-from client.preview.attack.adversary import Adversary, AttackResult, copy_site_with_images, draw_random_images
-from client.preview.attack.counts import (
+from polyclinic.client.preview.attack import coverage
+from polyclinic.client.preview.attack.adversary import (
+    Adversary,
+    AttackResult,
+    copy_site_with_images,
+    draw_random_images,
+)
+from polyclinic.client.preview.attack.counts import (
     bypass_privacy_budget,
     infer_counts_from_hash,
     infer_counts_from_head,
@@ -25,15 +30,19 @@ from client.preview.attack.counts import (
     infer_counts_from_score_digits,
     infer_counts_from_trunk,
 )
-from client.preview.attack.images import attack_by_imprinting, invert_gradients
-from client.preview.attack.membership import infer_membership_by_lira, infer_membership_by_matched_filter
-from client.preview.attack.patients import infer_parts_by_failing_model, infer_parts_of_pictures, join_pictures_of_parts
-from client.site.site import Site
-from common import __version__
-from common.config import HospitalPlan
-from common.data.base.image_set import ImageSet
-from common.system.files import write_atomically
-from common.system.plain_text import make_jinja_environment
+from polyclinic.client.preview.attack.images import attack_by_imprinting, invert_gradients
+from polyclinic.client.preview.attack.membership import infer_membership_by_lira, infer_membership_by_matched_filter
+from polyclinic.client.preview.attack.patients import (
+    infer_parts_by_failing_model,
+    infer_parts_of_pictures,
+    join_pictures_of_parts,
+)
+from polyclinic.client.site.site import Site
+from polyclinic.common import __version__
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_text import make_jinja_environment
 
 MOST_IMAGES = 60
 """Training images of the copy in attacks that recover pictures, so that an attack takes seconds."""

@@ -7,7 +7,7 @@ file's header, refuses a file above the limit, and reads no more bytes than the 
 
 from functools import cache
 
-from common.system.resources import measure_physical_memory, read_container_memory_limit
+from polyclinic.common.system.resources import measure_physical_memory, read_container_memory_limit
 
 LARGEST_MB = 256
 """MiB that one decoded picture may take, its decoder's memory included: 2^26 pixels of 4 bytes (Pillow's colour), or

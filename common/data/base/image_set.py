@@ -14,8 +14,8 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from common.data.base.names import is_anonymous_patient
-from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
+from polyclinic.common.data.base.names import is_anonymous_patient
+from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 
 PARTS = ("train", "validation", "test")
 MOST_SKIPPED_NAMED = 5

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator
 
-from common.data.base.vocabulary import NO_NAMES, NOBODY
-from common.system.plain_text import is_plain_text
+from polyclinic.common.data.base.vocabulary import NO_NAMES, NOBODY
+from polyclinic.common.system.plain_text import is_plain_text
 
 _CLEAN = re.compile(r"[!-~]+(?: [!-~]+)*")
 """ASCII text that is already normalised: visible characters with single spaces between them."""

@@ -1,6 +1,7 @@
 """Settings of a data set in a configuration file, as immutable pydantic models.
 
-Relative paths start from the folder of the configuration file. This module reads no data: :mod:`common.data.load` does.
+Relative paths start from the folder of the configuration file. This module reads no data:
+:mod:`polyclinic.common.data.load` does.
 """
 
 import json
@@ -11,12 +12,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from common.data.base.decoded_size import LARGEST_MB
-from common.data.base.names import Name
-from common.errors import quote_names
-from common.hosts import RETIRED_KEYS, SECRETS_FILE, find_user_secrets_path, normalize_host
-from common.plugins import NAME_PATTERN, PluginName
-from common.system.plain_text import PLAIN_NAME
+from polyclinic.common.data.base.decoded_size import LARGEST_MB
+from polyclinic.common.data.base.names import Name
+from polyclinic.common.errors import quote_names
+from polyclinic.common.hosts import RETIRED_KEYS, SECRETS_FILE, find_user_secrets_path, normalize_host
+from polyclinic.common.plugins import NAME_PATTERN, PluginName
+from polyclinic.common.system.plain_text import PLAIN_NAME
 
 Resize = Literal["pad", "stretch"]
 Frame = Annotated[int, Field(ge=1)] | Literal["middle"]
@@ -30,7 +31,7 @@ Count = Annotated[int, Field(gt=0)]
 Side = Annotated[int, Field(gt=0, le=4096)]
 """Height or width of an image, in pixels."""
 LargestMb = Annotated[int, Field(ge=1, le=2**20)]
-"""Limit in MiB for a decoded file: see :mod:`common.data.base.decoded_size`."""
+"""Limit in MiB for a decoded file: see :mod:`polyclinic.common.data.base.decoded_size`."""
 LegacySeed = Annotated[int, Field(ge=0, lt=2**32)]
 """A seed in the range of numpy's legacy generator."""
 
@@ -264,7 +265,7 @@ def _describe_move_of_secret(url: Any, given: Mapping[str, Any]) -> str:
 class DicomwebDatasetSpec(LabelColumnsSpec):
     """A hospital's label table, and a PACS from which the images are read over DICOMweb (QIDO-RS and WADO-RS).
 
-    A secret for the PACS is no part of it: see :mod:`common.hosts`.
+    A secret for the PACS is no part of it: see :mod:`polyclinic.common.hosts`.
 
     Attributes:
         url: The address of both services, ``https://HOST/dicom-web``.
@@ -348,7 +349,7 @@ class NpzDatasetSpec(BaseDatasetSpec):
         test_limit: Maximum number of test images, sampled in the same way.
         validation_fraction: Fraction of the training patients held out if the file has no ``val`` arrays; may be 0.
         image_size: Height and width in pixels; None keeps those of the file.
-        largest_mb: MiB that the arrays may always take, see :mod:`common.data.base.decoded_size`.
+        largest_mb: MiB that the arrays may always take, see :mod:`polyclinic.common.data.base.decoded_size`.
     """
 
     kind: Literal["npz"]

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, UNKNOWN_PATIENT, DatasetSplits, ImageSet
-from common.data.base.names import find_similar_names, is_anonymous_patient
-from common.data.base.spec import SPLIT_SEED
-from common.errors import Fault, quote_names, raise_faults
-from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
+from polyclinic.common.data.base.image_set import PARTS, UNKNOWN_PATIENT, DatasetSplits, ImageSet
+from polyclinic.common.data.base.names import find_similar_names, is_anonymous_patient
+from polyclinic.common.data.base.spec import SPLIT_SEED
+from polyclinic.common.errors import Fault, quote_names, raise_faults
+from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 
 Names = NDArray[np.str_]
 Numbers = NDArray[np.intp]

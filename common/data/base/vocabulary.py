@@ -1,7 +1,8 @@
 """Words in the headings and cells of hospitals' tables, and in the keys of data sets' items.
 
-Patterns are matched with text in lower case. :mod:`common.data.tables.judgement` and :mod:`common.data.tables.roles`
-decide with them what a column or a cell means; a word that is missing is added here.
+Patterns are matched with text in lower case. :mod:`polyclinic.common.data.tables.judgement` and
+:mod:`polyclinic.common.data.tables.roles` decide with them what a column or a cell means; a word that is missing is
+added here.
 """
 
 import re

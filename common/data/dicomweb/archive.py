@@ -17,17 +17,22 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from common.data.base.spec import DicomwebDatasetSpec
-from common.data.dicomweb.client import DicomwebClient, PacsConnectionSettings, PacsServerFailure, UnusablePacsResponse
-from common.data.dicomweb.search import SEARCHES, UID, PacsImageLocation
-from common.data.images.headers import convert_dicom_keywords_to_tags, read_dicom_elements
-from common.data.images.pixel_cache import MARK, MARK_TEXT
-from common.data.images.reading import is_dicom_file
-from common.data.images.store import FileIdentity
-from common.errors import BadInput, Fault, raise_faults
-from common.hosts import HostSecret, find_host_secret, normalize_host, refuse_host_without_permission
-from common.system.files import is_disk_full, make_private_folder, remove_temporary_files, write_atomically
-from common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.data.base.spec import DicomwebDatasetSpec
+from polyclinic.common.data.dicomweb.client import (
+    DicomwebClient,
+    PacsConnectionSettings,
+    PacsServerFailure,
+    UnusablePacsResponse,
+)
+from polyclinic.common.data.dicomweb.search import SEARCHES, UID, PacsImageLocation
+from polyclinic.common.data.images.headers import convert_dicom_keywords_to_tags, read_dicom_elements
+from polyclinic.common.data.images.pixel_cache import MARK, MARK_TEXT
+from polyclinic.common.data.images.reading import is_dicom_file
+from polyclinic.common.data.images.store import FileIdentity
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.hosts import HostSecret, find_host_secret, normalize_host, refuse_host_without_permission
+from polyclinic.common.system.files import is_disk_full, make_private_folder, remove_temporary_files, write_atomically
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
 
 _AS_STORED = 'multipart/related; type="application/dicom"; transfer-syntax=*'
 _BATCH = 200
@@ -156,7 +161,7 @@ class PacsImageCache:
 
 
 class PacsArchive:
-    """Finds and reads the images of a PACS; implements :class:`common.data.tables.labels.PictureReader`."""
+    """Finds and reads the images of a PACS; implements :class:`polyclinic.common.data.tables.labels.PictureReader`."""
 
     def __init__(self, client: DicomwebClient, cache: PacsImageCache, largest: int) -> None:
         self.client, self.cache, self.largest = client, cache, largest
@@ -289,7 +294,7 @@ def open_pacs_archive(spec: DicomwebDatasetSpec, base: Path) -> PacsArchive:
         base: The folder to which paths in ``spec`` are relative.
 
     Raises:
-        BadInput: If the user has not agreed to the host (:mod:`common.hosts`), or any of these fails; it
+        BadInput: If the user has not agreed to the host (:mod:`polyclinic.common.hosts`), or any of these fails; it
             lists all faults.
     """
     host = normalize_host(spec.url)

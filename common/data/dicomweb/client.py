@@ -20,8 +20,8 @@ import anyio
 import httpx
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from common.errors import Fault
-from common.hosts import normalize_host
+from polyclinic.common.errors import Fault
+from polyclinic.common.hosts import normalize_host
 
 SLOWEST = 100_000
 """Minimum speed of a response in bytes per second, after its beginning; slower responses are cancelled."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from common.data.dicomweb.client import DicomwebClient, PacsObjectNotFound, UnusablePacsResponse
+from polyclinic.common.data.dicomweb.client import DicomwebClient, PacsObjectNotFound, UnusablePacsResponse
 
 UID = re.compile(r"[0-9][0-9.]{0,63}")
 """Digits and dots, which are safe in URLs and file names."""

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.data.base.spec import AugmentationSpec
-from common.errors import BadInput, Fault
-from common.plugins import PLUGIN, TRANSFORMS, load_plugin_entry_point
+from polyclinic.common.data.base.spec import AugmentationSpec
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.plugins import PLUGIN, TRANSFORMS, load_plugin_entry_point
 
 DRAWS = 7
 """Random numbers per image, also for changes that are off, so that turning one off does not alter the others."""

@@ -11,10 +11,10 @@ from pydicom.pixels.utils import get_expected_length, pixel_array
 from pydicom.tag import Tag
 from pydicom.uid import UID, RLELossless
 
-from common.data.base.decoded_size import refuse_oversized_file
-from common.data.base.spec import Frame, PictureRenderingOptions
-from common.data.images.bands import convert_row_bands_to_8_bits, scale_samples_to_8_bits
-from common.data.images.grey import (
+from polyclinic.common.data.base.decoded_size import refuse_oversized_file
+from polyclinic.common.data.base.spec import Frame, PictureRenderingOptions
+from polyclinic.common.data.images.bands import convert_row_bands_to_8_bits, scale_samples_to_8_bits
+from polyclinic.common.data.images.grey import (
     GreyscalePipeline,
     StoredPixelBits,
     guess_lookup_table_bit_depth,
@@ -24,7 +24,7 @@ from common.data.images.grey import (
     read_lookup_table_entries,
     render_dicom_as_8_bit_grey,
 )
-from common.data.images.headers import (
+from polyclinic.common.data.images.headers import (
     compute_rle_plane_sizes,
     convert_dicom_keywords_to_tags,
     estimate_jpeg_2000_decoder_memory,
@@ -33,7 +33,7 @@ from common.data.images.headers import (
     read_encoded_frame_shape,
     refuse_large_dicom_elements,
 )
-from common.data.images.syntaxes import LOSSY, READ_BY, get_transfer_syntax_name, is_transfer_syntax_readable
+from polyclinic.common.data.images.syntaxes import LOSSY, READ_BY, get_transfer_syntax_name, is_transfer_syntax_readable
 
 _FRAME_KEYWORDS = {
     "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from pydicom.dataelem import RawDataElement
 from pydicom.tag import BaseTag, Tag
 
-from common.data.base.spec import Window
-from common.data.images.bands import convert_row_bands_to_8_bits, iterate_picture_row_bands
+from polyclinic.common.data.base.spec import Window
+from polyclinic.common.data.images.bands import convert_row_bands_to_8_bits, iterate_picture_row_bands
 
 Numbers = NDArray[Any]
 _USUAL_DEPTHS = (8, 10, 12, 14, 16)

@@ -21,13 +21,13 @@ from pydicom.dataelem import RawDataElement
 from pydicom.tag import BaseTag, Tag
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-from common.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
-from common.data.base.image_set import fill_missing_patients_by_study
-from common.data.base.names import is_anonymous_patient
-from common.data.images.jpeg import iterate_jpeg_segments
-from common.data.images.reading import is_dicom_file
-from common.data.images.store import IN_MEMORY
-from common.system.plain_text import format_count_with_noun
+from polyclinic.common.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
+from polyclinic.common.data.base.image_set import fill_missing_patients_by_study
+from polyclinic.common.data.base.names import is_anonymous_patient
+from polyclinic.common.data.images.jpeg import iterate_jpeg_segments
+from polyclinic.common.data.images.reading import is_dicom_file
+from polyclinic.common.data.images.store import IN_MEMORY
+from polyclinic.common.system.plain_text import format_count_with_noun
 
 # pydicom's warnings are meant for programmers; our own checks report what matters to users.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"pydicom\b")

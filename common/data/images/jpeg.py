@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from common.data.images.bands import BAND
+from polyclinic.common.data.images.bands import BAND
 
 CUT_OFF = "damaged or cut off: a part of the picture is missing"
 END_OF_IMAGE = b"\xff\xd9"

@@ -17,13 +17,13 @@ from nibabel.nifti1 import Nifti1Header
 from nibabel.nifti2 import Nifti2Header
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import (
+from polyclinic.common.data.base.decoded_size import (
     compute_decoded_file_size_limit,
     refuse_oversized_file,
 )
-from common.data.base.spec import Axis, PictureRenderingOptions
-from common.data.images.dicom import choose_frame_index
-from common.data.images.grey import apply_voi_window, rescale_to_unit_range
+from polyclinic.common.data.base.spec import Axis, PictureRenderingOptions
+from polyclinic.common.data.images.dicom import choose_frame_index
+from polyclinic.common.data.images.grey import apply_voi_window, rescale_to_unit_range
 
 io_orientation: Any = orientations.io_orientation  # it has no types
 AXES: dict[Axis, int] = {"sagittal": 0, "coronal": 1, "axial": 2}

@@ -41,8 +41,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
-from common.data.base.image_set import LazyPictures, compute_picture_digest
-from common.errors import BadInput, Fault
+from polyclinic.common.data.base.image_set import LazyPictures, compute_picture_digest
+from polyclinic.common.errors import BadInput, Fault
 
 PIXELS, ROWS, BLANK, FILES, LOCK, IN_USE = _FILES = "pixels", "rows", "blank", "files", "lock", "in_use"
 FORM = "form.json"

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.data.base.image_set import ImageSet, LazyPictures
-from common.data.images.pixel_cache import MemoryMappedPictures
+from polyclinic.common.data.base.image_set import ImageSet, LazyPictures
+from polyclinic.common.data.images.pixel_cache import MemoryMappedPictures
 
 PART_OF_FREE_MEMORY = 0.5
 """Fraction of a GPU's free memory that pictures may take; a larger set stays in CPU memory, copied batch by batch."""

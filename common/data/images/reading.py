@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from common.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
-from common.data.base.image_set import SkippedImage
-from common.data.base.spec import AS_IN_FILE, PictureRenderingOptions, Resize
-from common.data.images.bands import scale_samples_to_8_bits
-from common.data.images.jpeg import decode_jpeg
-from common.errors import BadInput, Fault, quote_names
+from polyclinic.common.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
+from polyclinic.common.data.base.image_set import SkippedImage
+from polyclinic.common.data.base.spec import AS_IN_FILE, PictureRenderingOptions, Resize
+from polyclinic.common.data.images.bands import scale_samples_to_8_bits
+from polyclinic.common.data.images.jpeg import decode_jpeg
+from polyclinic.common.errors import BadInput, Fault, quote_names
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
 """File name extensions of supported pictures; the content alone decides the kind of a file."""
@@ -49,7 +49,7 @@ _HEAD = 348
 _PACKED_HEAD = 4096
 """Bytes of a gzip file that contain the first 348 decompressed ones: the file's name comes first, and data may be
 stored uncompressed."""
-# Replaced by our own limit, which users can raise: see common.data.base.decoded_size.
+# Replaced by our own limit, which users can raise: see polyclinic.common.data.base.decoded_size.
 Image.MAX_IMAGE_PIXELS = None
 _SAMPLES = {0: 1, 2: 3, 3: 4, 4: 2, 6: 4}
 """Samples per pixel of a decoded PNG file, by its colour type; a palette becomes colours."""
@@ -142,17 +142,20 @@ def decode_picture(
             at a half, a quarter or an eighth of its size, but not below ``side``. 0 decodes in full size.
 
     Raises:
-        OSError, ValueError, ...: Any error of the decoders; see :func:`common.data.images.store.decode_pictures`.
+        OSError, ValueError, ...: Any error of the decoders; see
+        :func:`polyclinic.common.data.images.store.decode_pictures`.
     """
     if isinstance(content, Path) and is_nifti_file(read_first_bytes(content)):
-        from common.data.images.nifti import decode_nifti_and_blankness  # takes a second, like DICOM
+        from polyclinic.common.data.images.nifti import decode_nifti_and_blankness  # takes a second, like DICOM
 
         return _make_image_with_blank_flag(*decode_nifti_and_blankness(content, rendering))
     data = content.read_bytes() if isinstance(content, Path) else content
     if not data:
         raise ValueError("empty")
     if is_dicom_file(data):
-        from common.data.images.dicom import decode_dicom_and_blankness  # takes a second, and most data sets have none
+        from polyclinic.common.data.images.dicom import (
+            decode_dicom_and_blankness,  # takes a second, and most data sets have none
+        )
 
         return _make_image_with_blank_flag(*decode_dicom_and_blankness(data, rendering))
     if not data.startswith(_PNG_OR_JPEG):

@@ -24,9 +24,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import SHARE_OF_MEMORY, measure_process_memory_limit
-from common.data.base.image_set import LazyPictures, SkippedImage
-from common.data.images.pixel_cache import (
+from polyclinic.common.data.base.decoded_size import SHARE_OF_MEMORY, measure_process_memory_limit
+from polyclinic.common.data.base.image_set import LazyPictures, SkippedImage
+from polyclinic.common.data.images.pixel_cache import (
     FORM,
     LAYOUT,
     SETTLED_S,
@@ -39,7 +39,7 @@ from common.data.images.pixel_cache import (
     remove_all_pixel_caches,
     remove_least_recent_unused_caches,
 )
-from common.data.images.reading import (
+from polyclinic.common.data.images.reading import (
     BLANK,
     DecodedImageFormat,
     decode_picture,
@@ -48,9 +48,14 @@ from common.data.images.reading import (
     is_nifti_file,
     read_first_bytes,
 )
-from common.errors import BadInput, Fault
-from common.system.files import is_disk_full
-from common.system.plain_text import format_as_json_text, format_bytes, format_count_with_noun, format_duration
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.system.files import is_disk_full
+from polyclinic.common.system.plain_text import (
+    format_as_json_text,
+    format_bytes,
+    format_count_with_noun,
+    format_duration,
+)
 
 SMALL_BYTES = 16 << 20
 """Total file size up to which pictures are decoded into memory, in about a second, without a cache."""

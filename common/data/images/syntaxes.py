@@ -15,7 +15,7 @@ from PIL import Image
 from pydicom import uid
 from pydicom.pixels.decoders.base import get_decoder
 
-from common.data.images.jpeg import (
+from polyclinic.common.data.images.jpeg import (
     END_OF_IMAGE,
     LOSSLESS,
     decode_jpeg,

@@ -10,18 +10,18 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import DatasetSplits
-from common.data.base.splits import PatientIndex
-from common.data.partition.checks import find_empty_site_faults, find_multi_class_image_faults
-from common.data.partition.division import (
+from polyclinic.common.data.base.image_set import DatasetSplits
+from polyclinic.common.data.base.splits import PatientIndex
+from polyclinic.common.data.partition.checks import find_empty_site_faults, find_multi_class_image_faults
+from polyclinic.common.data.partition.division import (
     PartitionedDataset,
     SitePartition,
     drop_skipped_images_list,
     gather_site_images,
     make_numbered_site_names,
 )
-from common.data.partition.spec import DirichletPartitionSpec, LabelPartitionSpec
-from common.errors import raise_faults
+from polyclinic.common.data.partition.spec import DirichletPartitionSpec, LabelPartitionSpec
+from polyclinic.common.errors import raise_faults
 
 Shares = NDArray[np.float64]
 Ends = Callable[[Shares, int], NDArray[np.intp]]

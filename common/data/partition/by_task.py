@@ -9,17 +9,17 @@ image of a patient decides the patient's class; "moderate" limits each class to 
 
 import numpy as np
 
-from common.data.base.image_set import DatasetSplits
-from common.data.base.splits import Numbers, PatientIndex, PatientSplit, StratifiedPatientSplitter
-from common.data.partition.division import (
+from polyclinic.common.data.base.image_set import DatasetSplits
+from polyclinic.common.data.base.splits import Numbers, PatientIndex, PatientSplit, StratifiedPatientSplitter
+from polyclinic.common.data.partition.division import (
     PartitionedDataset,
     SitePartition,
     drop_skipped_images_list,
     gather_site_images,
     make_numbered_site_names,
 )
-from common.data.partition.spec import TaskMixturePartitionSpec
-from common.errors import BadInput, Fault
+from polyclinic.common.data.partition.spec import TaskMixturePartitionSpec
+from polyclinic.common.errors import BadInput, Fault
 
 
 def partition_by_task(splits: DatasetSplits, spec: TaskMixturePartitionSpec) -> PartitionedDataset:

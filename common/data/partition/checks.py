@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from common.data.base.image_set import DatasetSplits, ImageSet
-from common.data.partition.division import Rows
-from common.data.partition.paper_tables import TABLES
-from common.data.partition.spec import (
+from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet
+from polyclinic.common.data.partition.division import Rows
+from polyclinic.common.data.partition.paper_tables import TABLES
+from polyclinic.common.data.partition.spec import (
     ClassListsPartitionSpec,
     ClassPartitionSpec,
     ClassSubsetsPartitionSpec,
@@ -17,9 +17,9 @@ from common.data.partition.spec import (
     PartitionSpec,
     RandomOwnersPartitionSpec,
 )
-from common.data.tables.class_names import NIH_CLASSES, find_unknown_class_faults
-from common.errors import Fault, quote_names
-from common.system.plain_text import format_count_with_noun
+from polyclinic.common.data.tables.class_names import NIH_CLASSES, find_unknown_class_faults
+from polyclinic.common.errors import Fault, quote_names
+from polyclinic.common.system.plain_text import format_count_with_noun
 
 ClassLists = Mapping[str, tuple[str, ...]]
 _ORPHANS_REMEDY = "Give each class to a site that labels it. A class that is blank in every line has none: leave it "

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import DatasetSplits, ImageSet
+from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet
 
 Rows = NDArray[np.intp]
 

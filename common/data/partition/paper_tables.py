@@ -1,12 +1,12 @@
 """The classes of each site in the experiments of Kulkarni et al., "Surgical Aggregation", ML4H 2024.
 
 The authors published the randomly drawn class lists, but not how to draw them. Numbers are indices into the
-alphabetical class names of NIH ChestX-ray14 (:data:`common.data.tables.class_names.NIH_CLASSES`).
+alphabetical class names of NIH ChestX-ray14 (:data:`polyclinic.common.data.tables.class_names.NIH_CLASSES`).
 """
 
 from typing import Literal
 
-from common.data.tables.class_names import NIH_CLASSES
+from polyclinic.common.data.tables.class_names import NIH_CLASSES
 
 Lists = tuple[tuple[int, ...], ...]
 

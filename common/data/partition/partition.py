@@ -1,9 +1,9 @@
 """Partition one data set over simulated sites (:func:`partition_dataset`).
 
 This module handles sites that annotate different classes. Patients are distributed independently of the classes, as in
-Kulkarni et al., "Surgical Aggregation", ML4H 2024 (see :mod:`common.data.base.splits`), or each centre of the data is a
-site. Each class is annotated by at least one site, and each site annotates at least one class. Other partitions are in
-:mod:`by_label` and :mod:`by_task`.
+Kulkarni et al., "Surgical Aggregation", ML4H 2024 (see :mod:`polyclinic.common.data.base.splits`), or each centre of
+the data is a site. Each class is annotated by at least one site, and each site annotates at least one class. Other
+partitions are in :mod:`by_label` and :mod:`by_task`.
 """
 
 from dataclasses import replace
@@ -12,20 +12,20 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import DatasetSplits
-from common.data.base.splits import find_positive_images, split_patients_over_sites
-from common.data.partition.by_label import partition_by_label
-from common.data.partition.by_task import partition_by_task
-from common.data.partition.checks import (
+from polyclinic.common.data.base.image_set import DatasetSplits
+from polyclinic.common.data.base.splits import find_positive_images, split_patients_over_sites
+from polyclinic.common.data.partition.by_label import partition_by_label
+from polyclinic.common.data.partition.by_task import partition_by_task
+from polyclinic.common.data.partition.checks import (
     ClassLists,
     find_empty_site_faults,
     find_partition_data_faults,
     find_partition_faults,
     find_unannotated_class_faults,
 )
-from common.data.partition.division import PartitionedDataset, SitePartition, make_numbered_site_names
-from common.data.partition.paper_tables import TABLES, read_paper_class_lists
-from common.data.partition.spec import (
+from polyclinic.common.data.partition.division import PartitionedDataset, SitePartition, make_numbered_site_names
+from polyclinic.common.data.partition.paper_tables import TABLES, read_paper_class_lists
+from polyclinic.common.data.partition.spec import (
     ClassListsPartitionSpec,
     ClassPartitionSpec,
     ClassSubsetsPartitionSpec,
@@ -37,8 +37,8 @@ from common.data.partition.spec import (
     RandomOwnersPartitionSpec,
     TaskMixturePartitionSpec,
 )
-from common.errors import raise_faults
-from common.system.plain_text import list_first_and_count_rest
+from polyclinic.common.errors import raise_faults
+from polyclinic.common.system.plain_text import list_first_and_count_rest
 
 _DRAWS, _MOST_NAMED = 10_000, 20
 

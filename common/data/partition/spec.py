@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.data.base.names import Name
-from common.data.base.spec import BaseDatasetSpec, ClassNames, Count, Fraction, LegacySeed
+from polyclinic.common.data.base.names import Name
+from polyclinic.common.data.base.spec import BaseDatasetSpec, ClassNames, Count, Fraction, LegacySeed
 
 
 class BaseClassPartitionSpec(BaseDatasetSpec):

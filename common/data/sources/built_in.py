@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patient_names
-from common.data.base.spec import DigitsDatasetSpec, PhantomDatasetSpec
-from common.data.base.splits import split_images_by_patient
-from common.data.images.reading import resize_images
+from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patient_names
+from polyclinic.common.data.base.spec import DigitsDatasetSpec, PhantomDatasetSpec
+from polyclinic.common.data.base.splits import split_images_by_patient
+from polyclinic.common.data.images.reading import resize_images
 
 
 def load_digits_dataset(spec: DigitsDatasetSpec) -> DatasetSplits:

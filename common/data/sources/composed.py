@@ -14,19 +14,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import (
+from polyclinic.common.data.base.image_set import (
     PARTS,
     DatasetSplits,
     ImageSet,
     concatenate_image_sets,
     make_placeholder_patient_names,
 )
-from common.data.base.spec import CompositesDatasetSpec, MixtureDatasetSpec, NpzDatasetSpec
-from common.data.images.reading import convert_image_colors, resize_images
-from common.data.images.store import DecodedImageStore
-from common.data.sources.npz import load_npz_dataset, open_npz_parts
-from common.data.tables.class_names import find_repeated_name_faults
-from common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.data.base.spec import CompositesDatasetSpec, MixtureDatasetSpec, NpzDatasetSpec
+from polyclinic.common.data.images.reading import convert_image_colors, resize_images
+from polyclinic.common.data.images.store import DecodedImageStore
+from polyclinic.common.data.sources.npz import load_npz_dataset, open_npz_parts
+from polyclinic.common.data.tables.class_names import find_repeated_name_faults
+from polyclinic.common.errors import BadInput, Fault, raise_faults
 
 CELLS = 4
 """Places for pictures in a composed image: a grid of 2x2."""

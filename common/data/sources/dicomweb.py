@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import fill_missing_patients_by_study
-from common.data.base.names import normalize_name_array
-from common.data.base.spec import DicomwebDatasetSpec
-from common.data.dicomweb.archive import PacsArchive, PacsImageKey, open_pacs_archive
-from common.data.dicomweb.search import UID, PacsImageLocation
-from common.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
-from common.data.tables.files import LazyPicturePaths
-from common.data.tables.labels import (
+from polyclinic.common.data.base.image_set import fill_missing_patients_by_study
+from polyclinic.common.data.base.names import normalize_name_array
+from polyclinic.common.data.base.spec import DicomwebDatasetSpec
+from polyclinic.common.data.dicomweb.archive import PacsArchive, PacsImageKey, open_pacs_archive
+from polyclinic.common.data.dicomweb.search import UID, PacsImageLocation
+from polyclinic.common.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
+from polyclinic.common.data.tables.files import LazyPicturePaths
+from polyclinic.common.data.tables.labels import (
     LabelTable,
     assign_split_parts,
     find_blank_cell_faults,
@@ -24,8 +24,8 @@ from common.data.tables.labels import (
     list_configured_columns,
     parse_table_cells,
 )
-from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.system.plain_text import format_count_with_noun
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.system.plain_text import format_count_with_noun
 
 _KEYS = {"instance": "data.instance_column", "study": "data.study_column", "accession": "data.accession_column"}
 _LONGEST_ACCESSION = 64

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import quote_names
+from polyclinic.common.errors import quote_names
 
 
 def convert_to_numpy_array(values: Any) -> NDArray[Any]:

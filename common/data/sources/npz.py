@@ -12,33 +12,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import LARGEST_MB, compute_decoded_file_size_limit, make_oversized_file_message
-from common.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patient_names
-from common.data.base.names import normalize_name_array
-from common.data.base.spec import NpzDatasetSpec
-from common.data.base.splits import (
+from polyclinic.common.data.base.decoded_size import (
+    LARGEST_MB,
+    compute_decoded_file_size_limit,
+    make_oversized_file_message,
+)
+from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patient_names
+from polyclinic.common.data.base.names import normalize_name_array
+from polyclinic.common.data.base.spec import NpzDatasetSpec
+from polyclinic.common.data.base.splits import (
     Names,
     find_patient_name_faults,
     find_positive_images,
     find_shared_patient_faults,
     hold_out_patients,
 )
-from common.data.images.reading import (
+from polyclinic.common.data.images.reading import (
     DecodedImageFormat,
     decode_picture,
     explain_decoding_error,
     refuse_too_many_skipped_images,
     resize_images,
 )
-from common.data.images.store import DecodedImageStore, cache_large_file_pictures, decode_pictures
-from common.data.sources.npz_file import NpyArrayHeader, NpzArrayReader, open_npz_arrays, read_npz_headers
-from common.data.tables.class_names import (
+from polyclinic.common.data.images.store import DecodedImageStore, cache_large_file_pictures, decode_pictures
+from polyclinic.common.data.sources.npz_file import NpyArrayHeader, NpzArrayReader, open_npz_arrays, read_npz_headers
+from polyclinic.common.data.tables.class_names import (
     find_repeated_name_faults,
     find_unknown_class_faults,
     get_public_dataset_classes,
 )
-from common.data.tables.copies import check_picture_copies
-from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
+from polyclinic.common.data.tables.copies import check_picture_copies
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 
 _PREFIXES = ("train", "val", "test")
 _MOST_OF_A_VALUE = 16

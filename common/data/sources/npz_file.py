@@ -15,8 +15,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import BadInput, Fault, raise_faults
-from common.system.files import find_missing_file_faults
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.system.files import find_missing_file_faults
 
 _LONGEST_HEADER = 10_000
 """numpy's own limit in bytes, which numpy checks only after it has read the header."""

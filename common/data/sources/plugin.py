@@ -8,10 +8,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, DatasetSplits, ImageSet, LazyPictures, make_placeholder_patient_names
-from common.data.base.names import is_anonymous_patient, is_blank_cell, normalize_name, normalize_name_array
-from common.data.base.spec import PluginDatasetSpec
-from common.data.base.splits import (
+from polyclinic.common.data.base.image_set import (
+    PARTS,
+    DatasetSplits,
+    ImageSet,
+    LazyPictures,
+    make_placeholder_patient_names,
+)
+from polyclinic.common.data.base.names import is_anonymous_patient, is_blank_cell, normalize_name, normalize_name_array
+from polyclinic.common.data.base.spec import PluginDatasetSpec
+from polyclinic.common.data.base.splits import (
     VALIDATION,
     divide_images_into_splits,
     find_patient_name_faults,
@@ -20,12 +26,16 @@ from common.data.base.splits import (
     hold_out_patients,
     split_images_by_patient,
 )
-from common.data.images.reading import resize_images
-from common.data.sources.label_array import convert_labels_to_array, has_consecutive_index
-from common.data.tables.class_names import find_repeated_name_faults
-from common.data.tables.copies import check_picture_copies, find_repeated_picture_faults, find_shared_picture_faults
-from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.plugins import (
+from polyclinic.common.data.images.reading import resize_images
+from polyclinic.common.data.sources.label_array import convert_labels_to_array, has_consecutive_index
+from polyclinic.common.data.tables.class_names import find_repeated_name_faults
+from polyclinic.common.data.tables.copies import (
+    check_picture_copies,
+    find_repeated_picture_faults,
+    find_shared_picture_faults,
+)
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.plugins import (
     DATASETS,
     format_plugin_user_name,
     identify_plugin,
@@ -52,7 +62,7 @@ class LabelledImages:
     Attributes:
         images: A uint8 array ``(n, height, width)`` for grey or ``(n, height, width, 3)`` for colour; or a map-style
             torch data set or list, whose items are read when a batch needs them
-            (:mod:`common.data.sources.torch_dataset`).
+            (:mod:`polyclinic.common.data.sources.torch_dataset`).
         labels: ``(n, classes)``: 1 present, 0 absent, NaN unknown. A pandas table has a column per class, in any order;
             masked entries of a masked array are unknown. None takes the labels from the items of the data set, each of
             which is then read once at the start.
@@ -152,7 +162,7 @@ def _join_plugin_parts(
         problem = f"has parts of different classes or sizes. {'; '.join(listed)}."
         raise BadInput([Fault(where, problem, "All parts have the same classes in the same order, and one size.")])
     if not all(isinstance(part.images, np.ndarray) for part in images.values()):
-        from common.data.sources.torch_dataset import find_shared_item_faults
+        from polyclinic.common.data.sources.torch_dataset import find_shared_item_faults
 
         raise_faults(find_shared_item_faults(where, {name: part.images for name, part in images.items()}))
     raise_faults(
@@ -240,7 +250,7 @@ def _open_torch_dataset(
     Raises:
         BadInput: If the data set is not map-style, its items cannot be used, or class names are missing.
     """
-    from common.data.sources.torch_dataset import (  # imports torch
+    from polyclinic.common.data.sources.torch_dataset import (  # imports torch
         find_repeated_item_faults,
         open_torch_dataset,
         read_all_items,

@@ -21,14 +21,20 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from common.data.base.image_set import LazyPictures, compute_picture_digest
-from common.data.base.names import is_anonymous_patient, normalize_name
-from common.data.base.vocabulary import CLASS_LIST_KEYS, GEOMETRY_KEYS, LABEL_KEY, NO_PATIENT_KEY, PATIENT_KEY
-from common.data.images.store import DecodingProgress
-from common.data.sources.label_array import convert_labels_to_array, convert_to_numpy_array
-from common.data.sources.plugin import MapStyleDataset
-from common.errors import BadInput, Fault, quote_names
-from common.system.hashing import derive_seed
+from polyclinic.common.data.base.image_set import LazyPictures, compute_picture_digest
+from polyclinic.common.data.base.names import is_anonymous_patient, normalize_name
+from polyclinic.common.data.base.vocabulary import (
+    CLASS_LIST_KEYS,
+    GEOMETRY_KEYS,
+    LABEL_KEY,
+    NO_PATIENT_KEY,
+    PATIENT_KEY,
+)
+from polyclinic.common.data.images.store import DecodingProgress
+from polyclinic.common.data.sources.label_array import convert_labels_to_array, convert_to_numpy_array
+from polyclinic.common.data.sources.plugin import MapStyleDataset
+from polyclinic.common.errors import BadInput, Fault, quote_names
+from polyclinic.common.system.hashing import derive_seed
 
 _KEYS = {
     "image": ("image", "img", "pixelvalues"),

@@ -1,8 +1,8 @@
 """Parse the cells of a label table into labels, findings and parts of a split.
 
 A label column holds 1, 0, -1 (uncertain) or nothing. A column of findings holds names with a separator between them.
-The cells are already normalised (:mod:`common.data.base.names`). Cells that cannot be parsed are reported with their
-lines.
+The cells are already normalised (:mod:`polyclinic.common.data.base.names`). Cells that cannot be parsed are reported
+with their lines.
 """
 
 import difflib
@@ -16,13 +16,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import LARGEST_MB
-from common.data.base.names import is_blank_cell, is_missing_value, make_name_similarity_key
-from common.data.base.spec import NO_FINDING, LabelPolicy
-from common.data.base.splits import Names
-from common.data.base.vocabulary import NO_NAMES, NOT_ASSESSED, PART_NAMES, POOR_QUALITY
-from common.data.tables.csv import CsvColumn, CsvTable, read_csv_table
-from common.errors import BadInput, Fault, raise_faults, suggest_nearest_name
+from polyclinic.common.data.base.decoded_size import LARGEST_MB
+from polyclinic.common.data.base.names import is_blank_cell, is_missing_value, make_name_similarity_key
+from polyclinic.common.data.base.spec import NO_FINDING, LabelPolicy
+from polyclinic.common.data.base.splits import Names
+from polyclinic.common.data.base.vocabulary import NO_NAMES, NOT_ASSESSED, PART_NAMES, POOR_QUALITY
+from polyclinic.common.data.tables.csv import CsvColumn, CsvTable, read_csv_table
+from polyclinic.common.errors import BadInput, Fault, raise_faults, suggest_nearest_name
 
 _LABEL = re.compile(r"([+\-\u2212]?)([01])(?:[.,]0*)?")
 _POLICY = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}

@@ -6,7 +6,7 @@ Public npz files hold no class names: here are those of MedMNIST 2D (Yang et al.
 import re
 from collections.abc import Sequence
 
-from common.errors import Fault, quote_names, suggest_nearest_name
+from polyclinic.common.errors import Fault, quote_names, suggest_nearest_name
 
 
 def find_unknown_class_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:

@@ -8,10 +8,10 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import GREY_DIGESTS, PARTS, DatasetSplits, are_all_patients_known
-from common.data.base.splits import Names
-from common.errors import Fault, raise_faults
-from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
+from polyclinic.common.data.base.image_set import GREY_DIGESTS, PARTS, DatasetSplits, are_all_patients_known
+from polyclinic.common.data.base.splits import Names
+from polyclinic.common.errors import Fault, raise_faults
+from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 
 _LISTED = 5
 _COPIES = 0.05

@@ -1,4 +1,4 @@
-"""Read CSV tables into columns of normalised text; :mod:`common.data.tables.cells` interprets the cells.
+"""Read CSV tables into columns of normalised text; :mod:`polyclinic.common.data.tables.cells` interprets the cells.
 
 Tables from many programs are accepted: separated by commas, semicolons, tabs or bars; encoded as UTF-8, UTF-16 or
 Windows-1252 (single bytes that are no valid UTF-8); with quoted cells of several lines, or Excel's first line
@@ -22,10 +22,14 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import LARGEST_MB, compute_decoded_file_size_limit, make_oversized_file_message
-from common.data.base.names import is_blank_cell, normalize_name, normalize_names_in_text
-from common.data.base.splits import Names
-from common.errors import (
+from polyclinic.common.data.base.decoded_size import (
+    LARGEST_MB,
+    compute_decoded_file_size_limit,
+    make_oversized_file_message,
+)
+from polyclinic.common.data.base.names import is_blank_cell, normalize_name, normalize_names_in_text
+from polyclinic.common.data.base.splits import Names
+from polyclinic.common.errors import (
     PICTURE,
     SAVE_AS_UTF8,
     BadInput,
@@ -35,8 +39,8 @@ from common.errors import (
     raise_faults,
     suggest_nearest_name,
 )
-from common.system.files import find_missing_file_faults
-from common.system.plain_text import format_count_with_noun
+from polyclinic.common.system.files import find_missing_file_faults
+from polyclinic.common.system.plain_text import format_count_with_noun
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _EXCELS_SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t]*\r?\n?', re.IGNORECASE)
@@ -185,7 +189,7 @@ def read_csv_table(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvT
 
     Args:
         where: The configuration key that names the table, for error messages.
-        largest_mb: MiB that the table may always take, see :mod:`common.data.base.decoded_size`.
+        largest_mb: MiB that the table may always take, see :mod:`polyclinic.common.data.base.decoded_size`.
 
     Raises:
         BadInput: If the file is missing, empty, no text, too large, or has rows of different lengths.

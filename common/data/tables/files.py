@@ -17,10 +17,10 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.names import normalize_name
-from common.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
-from common.errors import Fault
-from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
+from polyclinic.common.data.base.names import normalize_name
+from polyclinic.common.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
+from polyclinic.common.errors import Fault
+from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 
 _NO_SUCH_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.vocabulary import (
+from polyclinic.common.data.base.vocabulary import (
     BESIDE_FLAG,
     BESIDE_SIDE,
     BOTH_SIDES,
@@ -20,7 +20,7 @@ from common.data.base.vocabulary import (
     NO_FINDINGS,
     SIDES,
 )
-from common.data.tables.judgement import list_column_name_words
+from polyclinic.common.data.tables.judgement import list_column_name_words
 
 _LONGEST_CODE = 5
 """Maximum number of letters of a heading such as ``ARMD``, which is an abbreviation."""

@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.names import is_blank_cell
-from common.data.base.vocabulary import (
+from polyclinic.common.data.base.names import is_blank_cell
+from polyclinic.common.data.base.vocabulary import (
     ABNORMAL,
     ABOUT_PERSON,
     CERTAINTIES,
@@ -31,8 +31,8 @@ from common.data.base.vocabulary import (
     YES_AND_NO,
     Certainty,
 )
-from common.data.tables.cells import interpret_label_cell, is_placeholder_finding
-from common.data.tables.csv import CsvColumn
+from polyclinic.common.data.tables.cells import interpret_label_cell, is_placeholder_finding
+from polyclinic.common.data.tables.csv import CsvColumn
 
 Kind = Literal["labels", "almost labels", "words", "numbers", "other"]
 

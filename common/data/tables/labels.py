@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import (
+from polyclinic.common.data.base.image_set import (
     PARTS,
     DatasetSplits,
     ImageSet,
@@ -24,7 +24,7 @@ from common.data.base.image_set import (
     find_placeholder_patients,
     make_placeholder_patient_names,
 )
-from common.data.base.names import (
+from polyclinic.common.data.base.names import (
     find_similar_names,
     is_anonymous_patient,
     is_blank_cell,
@@ -34,8 +34,8 @@ from common.data.base.names import (
     map_names_to_group_names,
     normalize_name_array,
 )
-from common.data.base.spec import FolderDatasetSpec, LabelColumnsSpec, PictureFolderSpec, PictureTableSpec
-from common.data.base.splits import (
+from polyclinic.common.data.base.spec import FolderDatasetSpec, LabelColumnsSpec, PictureFolderSpec, PictureTableSpec
+from polyclinic.common.data.base.splits import (
     Names,
     assign_images_to_parts,
     find_positive_images,
@@ -43,20 +43,25 @@ from common.data.base.splits import (
     hold_out_patients,
     split_patients,
 )
-from common.data.images.reading import DecodedImageFormat, refuse_too_many_skipped_images
-from common.data.images.store import DecodedImageStore, FileIdentity, decode_pictures
-from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns, parse_split_column
-from common.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
-from common.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
-from common.data.tables.files import (
+from polyclinic.common.data.images.reading import DecodedImageFormat, refuse_too_many_skipped_images
+from polyclinic.common.data.images.store import DecodedImageStore, FileIdentity, decode_pictures
+from polyclinic.common.data.tables.cells import (
+    FindingColumnRules,
+    parse_finding_column,
+    parse_label_columns,
+    parse_split_column,
+)
+from polyclinic.common.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
+from polyclinic.common.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
+from polyclinic.common.data.tables.files import (
     LazyPicturePaths,
     PictureFileFinder,
     describe_other_file_extensions,
     describe_outside_pictures,
 )
-from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.system.files import find_missing_folder_faults, is_file
-from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.system.files import find_missing_folder_faults, is_file
+from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 
 
 class PictureReader(Protocol):
@@ -326,7 +331,7 @@ def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
     cells = parse_table_cells(spec, columns, faults)
     patients = cells.patients
     if patients is None:
-        from common.data.images.headers import list_dicom_patient_ids, read_dicom_headers  # takes a second
+        from polyclinic.common.data.images.headers import list_dicom_patient_ids, read_dicom_headers  # takes a second
 
         ids = list_dicom_patient_ids(read_dicom_headers(files))
         if ids is None:  # each image counts as a patient

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.names import is_blank_cell
-from common.data.base.vocabulary import (
+from polyclinic.common.data.base.names import is_blank_cell
+from polyclinic.common.data.base.vocabulary import (
     BEFORE_PATIENT,
     BESIDE_PATIENT,
     CASE,
@@ -22,9 +22,13 @@ from common.data.base.vocabulary import (
     PATIENT_NUMBER,
     PATIENT_OR_EXAM,
 )
-from common.data.tables.csv import CsvColumn, CsvTable
-from common.data.tables.judgement import get_distinct_column_name_words, judge_column_content, list_column_name_words
-from common.errors import BadInput, Fault, quote_names
+from polyclinic.common.data.tables.csv import CsvColumn, CsvTable
+from polyclinic.common.data.tables.judgement import (
+    get_distinct_column_name_words,
+    judge_column_content,
+    list_column_name_words,
+)
+from polyclinic.common.errors import BadInput, Fault, quote_names
 
 _DATE = re.compile(
     r"(?:(?:19|20)\d\d(?:[-./]\d\d?[-./]\d\d?|(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:\d{4}|\d{6})?)"

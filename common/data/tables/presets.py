@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.spec import ChexpertDatasetSpec, MimicDatasetSpec, NihDatasetSpec, PictureFolderSpec
-from common.data.base.splits import Names, find_patient_name_faults
-from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns
-from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
-from common.data.tables.csv import CsvTable
-from common.data.tables.files import LazyPicturePaths, PictureFileFinder
-from common.data.tables.labels import (
+from polyclinic.common.data.base.spec import ChexpertDatasetSpec, MimicDatasetSpec, NihDatasetSpec, PictureFolderSpec
+from polyclinic.common.data.base.splits import Names, find_patient_name_faults
+from polyclinic.common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns
+from polyclinic.common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
+from polyclinic.common.data.tables.csv import CsvTable
+from polyclinic.common.data.tables.files import LazyPicturePaths, PictureFileFinder
+from polyclinic.common.data.tables.labels import (
     LabelTable,
     drop_missing_files,
     find_patient_overlap_faults,
@@ -25,8 +25,8 @@ from common.data.tables.labels import (
     read_table_and_find_folder,
     split_label_table,
 )
-from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
-from common.system.plain_text import format_count_with_noun, list_first_and_count_rest
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
+from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 
 _NIH_OWN_NAME = {"Pleural Effusion": "Effusion", "Pleural Thickening": "Pleural_Thickening"}
 

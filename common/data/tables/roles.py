@@ -14,9 +14,9 @@ from shlex import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.names import is_blank_cell, make_class_spelling_key, make_name_similarity_key
-from common.data.base.spec import NO_FINDING
-from common.data.base.vocabulary import (
+from polyclinic.common.data.base.names import is_blank_cell, make_class_spelling_key, make_name_similarity_key
+from polyclinic.common.data.base.spec import NO_FINDING
+from polyclinic.common.data.base.vocabulary import (
     BESIDE_FINDINGS,
     CASE,
     CODE_OR_PLACEHOLDER,
@@ -35,24 +35,28 @@ from common.data.base.vocabulary import (
     WHOSE_FINDINGS,
     WORD_OR_PLACEHOLDER,
 )
-from common.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
-from common.data.tables.cells import (
+from polyclinic.common.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
+from polyclinic.common.data.tables.cells import (
     OTHER_SEPARATORS,
     interpret_label_cell,
     is_placeholder_finding,
     says_image_not_assessed,
     split_finding_names,
 )
-from common.data.tables.class_names import MIMIC_CLASSES
-from common.data.tables.csv import CsvColumn, CsvTable
-from common.data.tables.files import (
+from polyclinic.common.data.tables.class_names import MIMIC_CLASSES
+from polyclinic.common.data.tables.csv import CsvColumn, CsvTable
+from polyclinic.common.data.tables.files import (
     PictureFileFinder,
     drop_picture_extension,
     fold_name_case,
     make_extensionless_name_key,
 )
-from common.data.tables.flag_columns import BinaryColumnKinds, classify_binary_columns, is_letter_or_abbreviation
-from common.data.tables.judgement import (
+from polyclinic.common.data.tables.flag_columns import (
+    BinaryColumnKinds,
+    classify_binary_columns,
+    is_letter_or_abbreviation,
+)
+from polyclinic.common.data.tables.judgement import (
     MOST_WORDS,
     ColumnJudgement,
     contains_only_one_and_two,
@@ -67,15 +71,15 @@ from common.data.tables.judgement import (
     may_contain_finding_names,
     split_diagnosis_code,
 )
-from common.data.tables.patient_columns import (
+from polyclinic.common.data.tables.patient_columns import (
     contains_only_dates,
     contains_patient_word,
     count_distinct_pairs,
     guess_patient_column,
     may_be_identifier_column,
 )
-from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.system.plain_text import format_count_with_noun
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.system.plain_text import format_count_with_noun
 
 _MOST_SOURCES, _FEWEST_ROWS = 200, 3
 """Limits for a column of hospitals: the most distinct values, and the fewest rows per value on average."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.errors import BadInput, Fault
+from polyclinic.common.errors import BadInput, Fault
 
 
 class SingleValueSafeBatchNorm(nn.Module):

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
-from common.models.zoo.networks import (
+from polyclinic.common.errors import BadInput, Fault, quote_names, suggest_nearest_name
+from polyclinic.common.models.zoo.networks import (
     WIDTH,
     EfficientNetLite0,
     fedsld_cnn,
@@ -32,8 +32,14 @@ from common.models.zoo.networks import (
     unifed_vgg11,
     vgg11,
 )
-from common.models.zoo.spec import NEW_HEAD, Architecture, ModelSpec, is_external_network
-from common.plugins import MODELS, PLUGIN, format_plugin_user_name, is_local_plugin_name, load_plugin_entry_point
+from polyclinic.common.models.zoo.spec import NEW_HEAD, Architecture, ModelSpec, is_external_network
+from polyclinic.common.plugins import (
+    MODELS,
+    PLUGIN,
+    format_plugin_user_name,
+    is_local_plugin_name,
+    load_plugin_entry_point,
+)
 
 USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
 """Image sizes in pixels that are tried where the requested size does not fit."""

@@ -7,9 +7,9 @@ from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from common.errors import Fault
-from common.plugins import NAME_PATTERN, PLUGIN, accept_names_matching
-from common.system.toml import SHA256_PATTERN
+from polyclinic.common.errors import Fault
+from polyclinic.common.plugins import NAME_PATTERN, PLUGIN, accept_names_matching
+from polyclinic.common.system.toml import SHA256_PATTERN
 
 Architecture = Literal[
     "densenet121",

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from common.security.call_signatures import (
+from polyclinic.common.security.call_signatures import (
     LONGEST_PROCESS,
     PROCESS,
     PUBLIC_KEY,
@@ -29,7 +29,7 @@ from common.security.call_signatures import (
     is_call_signature_valid,
     parse_wait_header_s,
 )
-from server.deployment.superlink.refused_calls import RefusedCall, RefusedCallLog, UnknownCallerCounts
+from polyclinic.server.deployment.superlink.refused_calls import RefusedCall, RefusedCallLog, UnknownCallerCounts
 
 FRESH_S, REFRESH_S = 1.0, 0.2
 """Longest time for which the list of admitted keys is used, and shortest, where a key is not on the list."""

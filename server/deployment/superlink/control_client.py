@@ -13,14 +13,14 @@ from typing import Any
 import grpc
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-from common.errors import ProgramCannotContinue
-from common.security.call_signatures import encode_public_key_pem
-from common.system.plain_text import shorten_grpc_details
-from common.wire.fleet_protocol import make_protobuf_message_classes
-from server.coordinator.folder import CoordinatorFolder
-from server.coordinator.state import ControlSocketPath
-from server.deployment.superlink.messages import NoReplyReason, parse_message_envelope
-from server.deployment.superlink.registrations import RegisteredSite, SiteConnectionState
+from polyclinic.common.errors import ProgramCannotContinue
+from polyclinic.common.security.call_signatures import encode_public_key_pem
+from polyclinic.common.system.plain_text import shorten_grpc_details
+from polyclinic.common.wire.fleet_protocol import make_protobuf_message_classes
+from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.coordinator.state import ControlSocketPath
+from polyclinic.server.deployment.superlink.messages import NoReplyReason, parse_message_envelope
+from polyclinic.server.deployment.superlink.registrations import RegisteredSite, SiteConnectionState
 
 LINK_PATIENCE_S = 900.0
 """Time that a run waits for a SuperLink that does not answer."""

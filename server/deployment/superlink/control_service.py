@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from server.deployment.superlink.control_client import CALLS, LARGEST_CALL, SERVICE, proto
-from server.deployment.superlink.messages import StoredMessage, SuperLinkStorage, parse_message_envelope
+from polyclinic.server.deployment.superlink.control_client import CALLS, LARGEST_CALL, SERVICE, proto
+from polyclinic.server.deployment.superlink.messages import StoredMessage, SuperLinkStorage, parse_message_envelope
 
 THREADS = 16
 _log = logging.getLogger(__name__)

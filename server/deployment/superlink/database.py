@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.coordinator.folder import CoordinatorFolder
 
 FILE = "superlink.db"
 COMPANIONS = ("-wal", "-shm", "-journal")

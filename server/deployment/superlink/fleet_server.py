@@ -12,10 +12,10 @@ from typing import Any
 
 import grpc
 
-from common import __version__
-from common.security.call_signatures import is_call_signature_valid
-from common.security.phrase import compute_certificate_key_hash
-from common.wire.fleet_protocol import (
+from polyclinic.common import __version__
+from polyclinic.common.security.call_signatures import is_call_signature_valid
+from polyclinic.common.security.phrase import compute_certificate_key_hash
+from polyclinic.common.wire.fleet_protocol import (
     HELLO_METHOD,
     HELLO_SERVICE,
     LARGEST_CALL,
@@ -32,17 +32,17 @@ from common.wire.fleet_protocol import (
     PushMessagesRequest,
     SendNodeHeartbeatRequest,
 )
-from server.deployment.superlink.authentication import (
+from polyclinic.server.deployment.superlink.authentication import (
     CallAuthenticator,
     CallingSite,
     HospitalCallRefused,
     RegisteredSiteKeys,
     parse_signed_headers,
 )
-from server.deployment.superlink.fleet_service import FleetService
-from server.deployment.superlink.messages import SuperLinkStorage
-from server.deployment.superlink.object_store import ParsedObjectPush
-from server.deployment.superlink.refused_calls import FILE, RefusedCallLog, UnknownCallerCounts
+from polyclinic.server.deployment.superlink.fleet_service import FleetService
+from polyclinic.server.deployment.superlink.messages import SuperLinkStorage
+from polyclinic.server.deployment.superlink.object_store import ParsedObjectPush
+from polyclinic.server.deployment.superlink.refused_calls import FILE, RefusedCallLog, UnknownCallerCounts
 
 THREADS = 1000
 """Calls that are answered at a time; a call whose request arrives slowly holds a thread meanwhile."""

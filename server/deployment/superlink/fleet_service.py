@@ -18,8 +18,8 @@ from typing import Any
 
 import grpc
 
-from common.security.call_signatures import ANOTHER_PROCESS
-from common.wire.fleet_protocol import (
+from polyclinic.common.security.call_signatures import ANOTHER_PROCESS
+from polyclinic.common.wire.fleet_protocol import (
     COORDINATOR,
     SMALL_BYTES_IN_ALL,
     ActivateNodeResponse,
@@ -36,15 +36,15 @@ from common.wire.fleet_protocol import (
     index_by_sha256,
     list_tree_object_ids,
 )
-from server.coordinator.state import record_site_sign_off, remove_site_sign_off
-from server.deployment.superlink.authentication import CallingSite, HospitalCallRefused, RegisteredSiteKeys
-from server.deployment.superlink.messages import (
+from polyclinic.server.coordinator.state import record_site_sign_off, remove_site_sign_off
+from polyclinic.server.deployment.superlink.authentication import CallingSite, HospitalCallRefused, RegisteredSiteKeys
+from polyclinic.server.deployment.superlink.messages import (
     ReplyAcceptance,
     StoredMessage,
     SuperLinkStorage,
     parse_message_envelope,
 )
-from server.deployment.superlink.object_store import ParsedObjectPush, PullObjectResponseCache, is_object_id
+from polyclinic.server.deployment.superlink.object_store import ParsedObjectPush, PullObjectResponseCache, is_object_id
 
 WAITING_CALLS = 500
 """Calls that may wait for a message at a time, half of all threads; others get an empty response at once."""

@@ -15,10 +15,10 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from common.wire.fleet_protocol import Envelope, ObjectTree, choose_small_objects, list_tree_object_ids
-from server.deployment.superlink.database import SuperLinkDatabase
-from server.deployment.superlink.object_store import ObjectFileStore
-from server.deployment.superlink.registrations import RunRegistry, SiteRegistry
+from polyclinic.common.wire.fleet_protocol import Envelope, ObjectTree, choose_small_objects, list_tree_object_ids
+from polyclinic.server.deployment.superlink.database import SuperLinkDatabase
+from polyclinic.server.deployment.superlink.object_store import ObjectFileStore
+from polyclinic.server.deployment.superlink.registrations import RunRegistry, SiteRegistry
 
 ROOM_BYTES = 64 * 2**20
 """Bytes that any reply may have, and that every reply may have beyond its bound."""

@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from common.security.signatures import SignatureFault
-from common.system.timers import HEARTBEAT_EVERY_S, UPLOAD_STALL_S
-from common.wire.fleet_protocol import COORDINATOR, ROLL_CALL, list_tree_object_ids
-from common.wire.flower_objects import (
+from polyclinic.common.security.signatures import SignatureFault
+from polyclinic.common.system.timers import HEARTBEAT_EVERY_S, UPLOAD_STALL_S
+from polyclinic.common.wire.fleet_protocol import COORDINATOR, ROLL_CALL, list_tree_object_ids
+from polyclinic.common.wire.flower_objects import (
     MessageTooLarge,
     count_array_bytes,
     rebuild_message_from_objects,
@@ -32,11 +32,11 @@ from common.wire.flower_objects import (
     split_message_into_objects,
     strip_message_content,
 )
-from server.coordinator.admission import read_unrevoked_sites
-from server.coordinator.authority import ensure_valid_signing_key
-from server.coordinator.folder import CoordinatorFolder
-from server.coordinator.state import read_site_sign_offs
-from server.deployment.superlink.control_client import (
+from polyclinic.server.coordinator.admission import read_unrevoked_sites
+from polyclinic.server.coordinator.authority import ensure_valid_signing_key
+from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.coordinator.state import read_site_sign_offs
+from polyclinic.server.deployment.superlink.control_client import (
     GIVEN_UP,
     LINK_PATIENCE_S,
     ReplyOrNoReplyReason,
@@ -45,19 +45,19 @@ from server.deployment.superlink.control_client import (
     SuperLinkUnreachable,
     convert_openssh_key_to_pem,
 )
-from server.deployment.superlink.messages import NoReplyReason
-from server.deployment.superlink.object_store import (
+from polyclinic.server.deployment.superlink.messages import NoReplyReason
+from polyclinic.server.deployment.superlink.object_store import (
     NO_REPLY,
     SPARE_BYTES,
     ObjectFileStore,
     ReplySizeBound,
     read_masked_update_size,
 )
-from server.deployment.superlink.process import CLOCK, OBJECTS, open_shared_steady_clock
-from server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
-from server.runs.live_status import describe_site_sign_off
-from strategies.engine.events import ReplyArrival
-from strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE, NOT_REGISTERED, REFUSED_REPLY, REVOKED
+from polyclinic.server.deployment.superlink.process import CLOCK, OBJECTS, open_shared_steady_clock
+from polyclinic.server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
+from polyclinic.server.runs.live_status import describe_site_sign_off
+from polyclinic.strategies.engine.events import ReplyArrival
+from polyclinic.strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE, NOT_REGISTERED, REFUSED_REPLY, REVOKED
 
 LOST_SIGNAL = signal.SIGUSR1
 """Signal by which the heartbeat thread interrupts the thread that leads."""

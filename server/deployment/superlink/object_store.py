@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.system.files import make_temporary_path
-from common.system.plain_names import HashName, join_plain_name
-from common.wire.fleet_protocol import (
+from polyclinic.common.system.files import make_temporary_path
+from polyclinic.common.system.plain_names import HashName, join_plain_name
+from polyclinic.common.wire.fleet_protocol import (
     CHUNK_BYTES,
     CONTENT_OF_PULL,
     CONTENT_OF_PUSH,

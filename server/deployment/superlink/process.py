@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from common.errors import BadInput, Fault, raise_faults
-from common.system.files import write_atomically
-from common.system.plain_text import format_as_json_text
-from common.system.resources import LARGE_BUFFERS
-from common.system.stopping import STARTER
-from common.system.terminal import LogOutputFormat, get_log_format
-from server.coordinator.folder import CoordinatorFolder
-from server.coordinator.preflight import find_hospital_port_faults
-from server.deployment.superlink.control_client import is_superlink_answering
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_text import format_as_json_text
+from polyclinic.common.system.resources import LARGE_BUFFERS
+from polyclinic.common.system.stopping import STARTER
+from polyclinic.common.system.terminal import LogOutputFormat, get_log_format
+from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.coordinator.preflight import find_hospital_port_faults
+from polyclinic.server.deployment.superlink.control_client import is_superlink_answering
 
 OBJECTS, CLOCK = "objects", "clock.json"
 """Names in the coordinator's folder ``state``: contents of messages, and the steady clock's offset."""
@@ -92,7 +92,7 @@ def make_superlink_command(coordinator: CoordinatorFolder) -> list[str]:
     """Return the command line that starts the SuperLink."""
     authority = coordinator.authority_path
     return [
-        *(sys.executable, "-P", "-m", "server.deployment.superlink.program"),
+        *(sys.executable, "-P", "-m", "polyclinic.server.deployment.superlink.program"),
         *("--state", str(coordinator.state_path.resolve())),
         *("--connections", str(coordinator.file.connections)),
         *("--fleet", coordinator.hospital_listen_address),

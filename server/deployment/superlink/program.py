@@ -1,9 +1,10 @@
 """The program of the SuperLink's process: a port for hospitals and a socket for the coordinator's own programs.
 
-Hospitals connect to :mod:`server.deployment.superlink.fleet_server` (Flower's Fleet API). The coordinator's programs
-connect to :mod:`server.deployment.superlink.control_service` by a Unix socket in the folder ``state``.
+Hospitals connect to :mod:`polyclinic.server.deployment.superlink.fleet_server` (Flower's Fleet API). The coordinator's
+programs connect to :mod:`polyclinic.server.deployment.superlink.control_service` by a Unix socket in the folder
+``state``.
 
-    python -m server.deployment.superlink.program --state FOLDER --fleet ADDRESS ...
+    python -m polyclinic.server.deployment.superlink.program --state FOLDER --fleet ADDRESS ...
 """
 
 import argparse
@@ -14,15 +15,15 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.system.resources import raise_descriptor_limit, release_free_memory
-from common.system.stopping import end_with_parent_if_requested
-from server.coordinator.state import ControlSocketPath
-from server.deployment.superlink.control_service import start_control_server
-from server.deployment.superlink.database import FILE
-from server.deployment.superlink.fleet_server import start_server_for_hospitals
-from server.deployment.superlink.messages import SuperLinkStorage
-from server.deployment.superlink.object_store import ObjectFileStore
-from server.deployment.superlink.process import CLOCK, OBJECTS, open_shared_steady_clock
+from polyclinic.common.system.resources import raise_descriptor_limit, release_free_memory
+from polyclinic.common.system.stopping import end_with_parent_if_requested
+from polyclinic.server.coordinator.state import ControlSocketPath
+from polyclinic.server.deployment.superlink.control_service import start_control_server
+from polyclinic.server.deployment.superlink.database import FILE
+from polyclinic.server.deployment.superlink.fleet_server import start_server_for_hospitals
+from polyclinic.server.deployment.superlink.messages import SuperLinkStorage
+from polyclinic.server.deployment.superlink.object_store import ObjectFileStore
+from polyclinic.server.deployment.superlink.process import CLOCK, OBJECTS, open_shared_steady_clock
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from server.deployment.superlink.database import SuperLinkDatabase
+from polyclinic.server.deployment.superlink.database import SuperLinkDatabase
 
 PATIENCE = 2
 """Heartbeat intervals without a heartbeat after which a site counts as lost; Flower's own rule."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message, RecordDict
 
-from common.security.identity import compute_public_key_fingerprint
-from common.security.signatures import (
+from polyclinic.common.security.identity import compute_public_key_fingerprint
+from polyclinic.common.security.signatures import (
     CHAINED,
     ReplyStatement,
     RequestStatement,
@@ -22,7 +22,7 @@ from common.security.signatures import (
     sign_record,
     verify_reply_signature,
 )
-from common.wire.canonical_bytes import hash_record
+from polyclinic.common.wire.canonical_bytes import hash_record
 
 
 @dataclass(frozen=True)

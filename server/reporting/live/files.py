@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from server.coordinator.admission import read_all_admitted_sites
-from server.coordinator.folder import CoordinatorFolder
-from server.coordinator.state import read_site_connections, read_site_sign_offs
-from server.runs.live_status import (
+from polyclinic.server.coordinator.admission import read_all_admitted_sites
+from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.coordinator.state import read_site_connections, read_site_sign_offs
+from polyclinic.server.runs.live_status import (
     PHASES,
     CurrentRun,
     JsonLinesReader,
@@ -22,7 +22,7 @@ from server.runs.live_status import (
     describe_site_sign_off,
     read_last_run_state,
 )
-from server.runs.reader import RoundFileLine
+from polyclinic.server.runs.reader import RoundFileLine
 
 EVENTS_SHOWN = 12
 LONGEST = 240

@@ -12,12 +12,12 @@ from jinja2 import Environment
 from markupsafe import Markup
 from pydantic import TypeAdapter
 
-from common.metrics.auroc import FinalTestSummary
-from common.metrics.measured import format_value_with_error
-from common.system import plain_text
-from common.system.plain_text import make_jinja_environment
-from server.reporting.live.files import RunSnapshot, SiteStatusRow
-from server.runs.live_status import PHASES, SIGNED_OFF, CurrentRun
+from polyclinic.common.metrics.auroc import FinalTestSummary
+from polyclinic.common.metrics.measured import format_value_with_error
+from polyclinic.common.system import plain_text
+from polyclinic.common.system.plain_text import make_jinja_environment
+from polyclinic.server.reporting.live.files import RunSnapshot, SiteStatusRow
+from polyclinic.server.runs.live_status import PHASES, SIGNED_OFF, CurrentRun
 
 SITES_SHOWN = 60
 POINTS_SHOWN = 300

@@ -1,7 +1,7 @@
 """The web server of the live view: two addresses, GET only, access by a secret token in the URL.
 
 ``flwr-server status --web`` runs the server for a coordinator. ``flwr-sim run --web`` starts it as a separate process,
-``python -m server.reporting.live.server DESCRIPTOR FOLDER``, with the token on standard input.
+``python -m polyclinic.server.reporting.live.server DESCRIPTOR FOLDER``, with the token on standard input.
 """
 
 import asyncio
@@ -22,12 +22,16 @@ from urllib.parse import parse_qs, urlsplit
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
-from common.errors import BadInput, Fault, raise_faults
-from common.system.stopping import graceful_shutdown
-from server.coordinator.authority import find_server_certificate_faults
-from server.coordinator.folder import CoordinatorFolder
-from server.reporting.live.files import RunFileWatcher, RunSnapshot, RunStateSource, make_current_run_source
-from server.reporting.live.page import make_content_security_policy, render_changing_page_part, render_live_page
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.system.stopping import graceful_shutdown
+from polyclinic.server.coordinator.authority import find_server_certificate_faults
+from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.reporting.live.files import RunFileWatcher, RunSnapshot, RunStateSource, make_current_run_source
+from polyclinic.server.reporting.live.page import (
+    make_content_security_policy,
+    render_changing_page_part,
+    render_live_page,
+)
 
 POLL_S = 1.0
 """Seconds between two looks of a page that is open (live.js)."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from common import __version__
-from common.errors import BadInput, Fault, raise_faults
-from common.system.resources import LARGE_BUFFERS
+from polyclinic.common import __version__
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.system.resources import LARGE_BUFFERS
 
 BYTES_PER_WORKER = 1.5 * 2**30  # torch, Flower and a model of some 10 M parameters in one worker: an estimate
 OWN_RAY = {

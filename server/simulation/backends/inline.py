@@ -15,10 +15,10 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from common.system.resources import reuse_large_buffers
-from common.wire.flower_objects import set_flower_node_identity, set_message_id
+from polyclinic.common.system.resources import reuse_large_buffers
+from polyclinic.common.wire.flower_objects import set_flower_node_identity, set_message_id
 
-CLIENT_APP = "client.simulation:make_simulation_client_app"
+CLIENT_APP = "polyclinic.client.simulation:make_simulation_client_app"
 CLIENT_APP_RAISED = 2  # Flower's code for an exception in a site's app
 FIRST_NODE = 2
 """Flower's number of the first site; its SuperLink is node 1."""

@@ -1,4 +1,4 @@
-"""The process that drives Ray: ``python -m server.simulation.backends.ray_driver SETTINGS DESCRIPTOR``.
+"""The process that drives Ray: ``python -m polyclinic.server.simulation.backends.ray_driver SETTINGS DESCRIPTOR``.
 
 It is separate from the coordinator's process, because Ray kills its driver when Ray's servers fail. The coordinator
 then ends the run with an error message, and the run can be resumed.
@@ -23,14 +23,18 @@ import psutil
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from common.data.base.image_set import restore_array_from_bytes
-from common.errors import BadInput, ProgramCannotContinue, raise_faults
-from common.system.plain_names import PlainName, join_plain_name
-from server.simulation.backends import cluster
-from server.simulation.backends.cluster import RayWorkerSettings, WorkerAllocation, allocate_simulation_workers
-from server.simulation.backends.site_files import apply_folder_changes, read_folder_files
-from server.simulation.backends.site_worker import SiteWorker
-from server.simulation.backends.transfer import TransferFrame, receive_frame, send_frame
+from polyclinic.common.data.base.image_set import restore_array_from_bytes
+from polyclinic.common.errors import BadInput, ProgramCannotContinue, raise_faults
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.server.simulation.backends import cluster
+from polyclinic.server.simulation.backends.cluster import (
+    RayWorkerSettings,
+    WorkerAllocation,
+    allocate_simulation_workers,
+)
+from polyclinic.server.simulation.backends.site_files import apply_folder_changes, read_folder_files
+from polyclinic.server.simulation.backends.site_worker import SiteWorker
+from polyclinic.server.simulation.backends.transfer import TransferFrame, receive_frame, send_frame
 
 LOOK_S, LEAVING_S = 1.0, 4.0
 """Seconds between two looks at Ray's servers; seconds to leave a cluster that goes on."""
@@ -226,7 +230,7 @@ async def watch_ray_servers() -> None:
 def read_node_versions() -> dict[str, str]:
     """Return a node's software versions. Ray sends this function by value, because the node may lack our package."""
     try:
-        from server.simulation.backends.cluster import collect_node_versions
+        from polyclinic.server.simulation.backends.cluster import collect_node_versions
     except ImportError as error:
         return {"polyclinic": f"none ({error})"}
     return collect_node_versions()

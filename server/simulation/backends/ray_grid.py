@@ -8,18 +8,24 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-from common.data.base.image_set import (
+from polyclinic.common.data.base.image_set import (
     DatasetSplits,
     LazyPictures,
     list_array_dtypes_and_shapes,
     serialize_dataset_splits,
     view_array_as_bytes,
 )
-from common.data.images.pixel_cache import MemoryMappedPictures
-from common.system.resources import reuse_large_buffers
-from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, Main, SimulatedGrid, configure_flower
-from server.simulation.backends.ray_process import RayDriverHandle
-from server.simulation.backends.transfer import pack_flower_message, unpack_flower_message
+from polyclinic.common.data.images.pixel_cache import MemoryMappedPictures
+from polyclinic.common.system.resources import reuse_large_buffers
+from polyclinic.server.simulation.backends.inline import (
+    CLIENT_APP_RAISED,
+    FIRST_NODE,
+    Main,
+    SimulatedGrid,
+    configure_flower,
+)
+from polyclinic.server.simulation.backends.ray_process import RayDriverHandle
+from polyclinic.server.simulation.backends.transfer import pack_flower_message, unpack_flower_message
 
 LOOK_S = 0.1
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import psutil
 
-from common.config import Experiment
-from common.errors import BadInput, Fault, ProgramCannotContinue
-from common.hosts import refuse_host_without_permission
-from common.system.stopping import block_thread_if_stopping, remove_output_if_stopped
-from server.simulation.backends import transfer
-from server.simulation.backends.cluster import (
+from polyclinic.common.config import Experiment
+from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue
+from polyclinic.common.hosts import refuse_host_without_permission
+from polyclinic.common.system.stopping import block_thread_if_stopping, remove_output_if_stopped
+from polyclinic.server.simulation.backends import transfer
+from polyclinic.server.simulation.backends.cluster import (
     RayWorkerSettings,
     find_cluster_host,
     list_uninstalled_import_folders,
@@ -33,7 +33,7 @@ from server.simulation.backends.cluster import (
     make_ray_driver_environment,
 )
 
-DRIVER = "server.simulation.backends.ray_driver"
+DRIVER = "polyclinic.server.simulation.backends.ray_driver"
 JOIN_S = 120.0
 """Time to join a cluster; Ray itself waits without end for one that does not answer."""
 LEAVING_S = 5.0
@@ -144,7 +144,7 @@ class RayDriverHandle:
 
 
 def _make_run_stopped_error(reason: str) -> ProgramCannotContinue:
-    from strategies.engine.events import RunStopped  # imports torch, which would delay the start of Ray
+    from polyclinic.strategies.engine.events import RunStopped  # imports torch, which would delay the start of Ray
 
     return RunStopped(f"{reason.rstrip('.')}; --resume goes on from the last round.")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from common.system.files import write_atomically
+from polyclinic.common.system.files import write_atomically
 
 LOG_SUFFIX = ".jsonl"
 """Suffix of files that only grow: only their new end is sent."""

@@ -14,21 +14,26 @@ import psutil
 import ray
 from flwr.clientapp import ClientApp
 
-from common.config import Experiment
-from common.data.base.image_set import deserialize_dataset_splits
-from common.data.images.pixel_cache import MemoryMappedPictures
-from common.errors import raise_faults
-from common.simulation import cache_received_data
-from common.system.plain_names import PlainName, join_plain_name
-from server.simulation.backends.cluster import collect_node_versions, find_node_version_faults
-from server.simulation.backends.inline import call_client_app, configure_flower, import_client_app, make_flower_context
-from server.simulation.backends.site_files import (
+from polyclinic.common.config import Experiment
+from polyclinic.common.data.base.image_set import deserialize_dataset_splits
+from polyclinic.common.data.images.pixel_cache import MemoryMappedPictures
+from polyclinic.common.errors import raise_faults
+from polyclinic.common.simulation import cache_received_data
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.server.simulation.backends.cluster import collect_node_versions, find_node_version_faults
+from polyclinic.server.simulation.backends.inline import (
+    call_client_app,
+    configure_flower,
+    import_client_app,
+    make_flower_context,
+)
+from polyclinic.server.simulation.backends.site_files import (
     Change,
     FolderChangeTracker,
     apply_folder_changes,
     recreate_folder_with_files,
 )
-from server.simulation.backends.transfer import pack_flower_message, unpack_flower_message
+from polyclinic.server.simulation.backends.transfer import pack_flower_message, unpack_flower_message
 
 SITES, FROZEN = "sites", "frozen"
 _PREFIX = f"polyclinic-worker-{socket.gethostname()}-"

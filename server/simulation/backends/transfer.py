@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from common.wire.flower_objects import extract_message_metadata, rebuild_message
+from polyclinic.common.wire.flower_objects import extract_message_metadata, rebuild_message
 
 BUFFER_BYTES = 4 * 2**20
 """Size of the socket's buffers: large ones need fewer switches between the two processes."""

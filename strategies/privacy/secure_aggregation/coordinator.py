@@ -7,10 +7,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import quote_names
-from common.wire.codec import R
-from common.wire.records import Record
-from common.wire.secure_aggregation import (
+from polyclinic.common.errors import quote_names
+from polyclinic.common.wire.codec import R
+from polyclinic.common.wire.records import Record
+from polyclinic.common.wire.secure_aggregation import (
     Integers,
     KeysAnswer,
     KeysRequest,
@@ -21,7 +21,7 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from strategies.privacy.secure_aggregation.crypto import (
+from polyclinic.strategies.privacy.secure_aggregation.crypto import (
     MaskingStatement,
     MaskingStatementError,
     SecretsError,
@@ -31,10 +31,10 @@ from strategies.privacy.secure_aggregation.crypto import (
     read_masking_statement,
     recover_secret_from_shares,
 )
-from strategies.privacy.secure_aggregation.masked_rounds import count_needed_survivors
-from strategies.privacy.secure_aggregation.noise_shares import DistributedNoise
-from strategies.privacy.secure_aggregation.site import may_unmask_segment
-from strategies.privacy.secure_aggregation.vectors import (
+from polyclinic.strategies.privacy.secure_aggregation.masked_rounds import count_needed_survivors
+from polyclinic.strategies.privacy.secure_aggregation.noise_shares import DistributedNoise
+from polyclinic.strategies.privacy.secure_aggregation.site import may_unmask_segment
+from polyclinic.strategies.privacy.secure_aggregation.vectors import (
     ONE,
     UpdateVectorLayout,
     UpdateVectorSegment,

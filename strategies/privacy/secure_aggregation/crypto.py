@@ -25,8 +25,8 @@ from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
 from pydantic import Base64Bytes, BaseModel, ConfigDict, ValidationError, model_validator
 
-from common.errors import WireError
-from common.wire.secure_aggregation import Integers
+from polyclinic.common.errors import WireError
+from polyclinic.common.wire.secure_aggregation import Integers
 
 CURVE = ec.SECP256R1()
 SECRET_BYTES = 32

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import quote_names
-from common.system.files import write_atomically
-from common.system.plain_names import RunName, join_plain_name
-from strategies.privacy.secure_aggregation.crypto import SecretsError
-from strategies.privacy.secure_aggregation.vectors import compute_share_threshold
+from polyclinic.common.errors import quote_names
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_names import RunName, join_plain_name
+from polyclinic.strategies.privacy.secure_aggregation.crypto import SecretsError
+from polyclinic.strategies.privacy.secure_aggregation.vectors import compute_share_threshold
 
 KEPT = 5_000
 """Largest number of stored runs; a malicious coordinator needs a round of training to add one."""

@@ -19,12 +19,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config import HospitalPlan
-from common.wire.secure_aggregation import Integers
-from strategies.local.site_method import SiteMethod
-from strategies.privacy.mechanism import make_site_privacy_settings
-from strategies.privacy.noise import SCALE_BITS, SecretBitStream, draw_discrete_gaussian
-from strategies.privacy.secure_aggregation.crypto import SecretsError
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.wire.secure_aggregation import Integers
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.privacy.mechanism import make_site_privacy_settings
+from polyclinic.strategies.privacy.noise import SCALE_BITS, SecretBitStream, draw_discrete_gaussian
+from polyclinic.strategies.privacy.secure_aggregation.crypto import SecretsError
 
 LEAST_SCALE_BITS: Final = 12
 HALF_RANGE: Final = 2.0**31

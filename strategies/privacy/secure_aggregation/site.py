@@ -18,9 +18,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from numpy.typing import NDArray
 
-from common.errors import WireError
-from common.wire.records import ModelGroups
-from common.wire.secure_aggregation import (
+from polyclinic.common.errors import WireError
+from polyclinic.common.wire.records import ModelGroups
+from polyclinic.common.wire.secure_aggregation import (
     Integers,
     KeysAnswer,
     KeysRequest,
@@ -32,8 +32,8 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from strategies.privacy.noise import SecretBitStream
-from strategies.privacy.secure_aggregation.crypto import (
+from polyclinic.strategies.privacy.noise import SecretBitStream
+from polyclinic.strategies.privacy.secure_aggregation.crypto import (
     SECRET_BYTES,
     MaskingStatement,
     MaskingStatementError,
@@ -51,9 +51,9 @@ from strategies.privacy.secure_aggregation.crypto import (
     sign_masking_statement,
     split_secret_into_shares,
 )
-from strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundStore, count_needed_survivors
-from strategies.privacy.secure_aggregation.noise_shares import DistributedNoise
-from strategies.privacy.secure_aggregation.vectors import (
+from polyclinic.strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundStore, count_needed_survivors
+from polyclinic.strategies.privacy.secure_aggregation.noise_shares import DistributedNoise
+from polyclinic.strategies.privacy.secure_aggregation.vectors import (
     UpdateVectorSegment,
     compute_share_threshold,
     convert_to_fixed_point,

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config import HospitalPlan
-from common.wire.records import ModelGroups
-from common.wire.secure_aggregation import Integers
-from strategies.local.site_method import SiteMethod
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.wire.records import ModelGroups
+from polyclinic.common.wire.secure_aggregation import Integers
+from polyclinic.strategies.local.site_method import SiteMethod
 
 BODY = ""
 """Name of the segment that all sites send: trunk, batch normalisation, and the head rows that all own."""

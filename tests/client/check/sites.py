@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from client.check.connection import check_connection
-from client.check.findings import CheckResult
-from client.check.machine import GpuMeasurements, MachineMeasurements
-from client.check.run import run_site_check
-from client.site.site_file import make_site_folder, read_site_toml_without_data
-from common.config import read_experiment
-from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
-from common.security.identity import (
+from polyclinic.client.check.connection import check_connection
+from polyclinic.client.check.findings import CheckResult
+from polyclinic.client.check.machine import GpuMeasurements, MachineMeasurements
+from polyclinic.client.check.run import run_site_check
+from polyclinic.client.site.site_file import make_site_folder, read_site_toml_without_data
+from polyclinic.common.config import read_experiment
+from polyclinic.common.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
+from polyclinic.common.security.identity import (
     SiteConnectionKit,
     format_public_key_line,
     read_private_key,
     write_commented_toml_file,
 )
-from server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import coordinator_in
 from tests.federations import DIGITS
 

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import client.check.connection
-from client.check.findings import CheckFinding, CheckResult, FindingSeverity
-from client.check.machine import GpuMeasurements
-from client.connection.exit_codes import ClientExitCode
-from common import __version__
-from common.system.plain_text import is_plain_text
-from common.wire.fleet_protocol import WIRE_VERSION
-from server.coordinator.authority import issue_server_certificate
-from server.deployment.superlink.authentication import CallingSite, RegisteredSiteKeys
-from server.deployment.superlink.fleet_server import make_connection_check_handler
-from server.deployment.superlink.refused_calls import UnknownCallerCounts
+import polyclinic.client.check.connection
+from polyclinic.client.check.findings import CheckFinding, CheckResult, FindingSeverity
+from polyclinic.client.check.machine import GpuMeasurements
+from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.common import __version__
+from polyclinic.common.system.plain_text import is_plain_text
+from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
+from polyclinic.server.coordinator.authority import issue_server_certificate
+from polyclinic.server.deployment.superlink.authentication import CallingSite, RegisteredSiteKeys
+from polyclinic.server.deployment.superlink.fleet_server import make_connection_check_handler
+from polyclinic.server.deployment.superlink.refused_calls import UnknownCallerCounts
 from tests.certificates import self_signed
 from tests.client.check.sites import GB, GOOD_MACHINE, SMALL_GPU, Hospital, hospital_in, write_images
 from tests.client.handshakes import (
@@ -153,7 +153,7 @@ def checked_by(hospital: Hospital, read: Callable[[], Mapping[bytes, CallingSite
 
 
 def test_a_key_that_was_not_admitted(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.check.connection, "KEY_PATIENCE_S", 0.0)
+    monkeypatch.setattr(polyclinic.client.check.connection, "KEY_PATIENCE_S", 0.0)
     worst(checked_by(hospital, dict), ClientExitCode.KEY)
 
 
@@ -312,7 +312,7 @@ def test_a_real_file_system_of_8_mb(hospital: Hospital) -> None:
     steps = (
         f"mount -t tmpfs -o size=8m,mode=700 tmpfs {small}",
         f"cp -r {hospital.folder}/. {small}",
-        f"{sys.executable} -m client.cli check {small} --offline --json",
+        f"{sys.executable} -m polyclinic.client.cli check {small} --offline --json",
     )
     ended = subprocess.run(
         ["unshare", "--mount", "sh", "-c", " && ".join(steps)], capture_output=True, text=True, timeout=300, check=False

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from pydicom import uid
 
-from client.check.data import check_site_data
-from client.check.findings import CheckArea
-from client.connection.exit_codes import ClientExitCode
-from client.site.settings import read_site_settings
-from common.data.base.image_set import make_placeholder_patient_names
-from common.data.base.spec import FolderDatasetSpec
-from common.data.images.syntaxes import READ_BY
-from common.data.tables.labels import LabelTable, open_folder_label_table
+from polyclinic.client.check.data import check_site_data
+from polyclinic.client.check.findings import CheckArea
+from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.client.site.settings import read_site_settings
+from polyclinic.common.data.base.image_set import make_placeholder_patient_names
+from polyclinic.common.data.base.spec import FolderDatasetSpec
+from polyclinic.common.data.images.syntaxes import READ_BY
+from polyclinic.common.data.tables.labels import LabelTable, open_folder_label_table
 from tests.common.data.dicom_files import dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, in_fragments, plain, source
 

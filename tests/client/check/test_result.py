@@ -11,23 +11,29 @@ import numpy as np
 import pytest
 import torch
 
-from client.check import training
-from client.check.data import check_site_data
-from client.check.findings import CheckArea, CheckResult, ClassImageCounts, make_narrow_console, print_check_result
-from client.check.machine import estimate_training_resource_needs
-from client.check.pictures import picture_looks_inverted
-from client.check.training import find_planned_training
-from client.connection.exit_codes import ClientExitCode
-from client.site.policy import TRUST, Level
-from client.site.settings import load_site
-from client.site.site_file import read_site_toml_without_data, store_last_plan
-from client.training import task
-from common.config import Experiment, make_hospital_plan, read_experiment
-from common.data.sources.built_in import draw_phantom_images
-from common.models.network import SplitNetwork, build_network
-from common.system.stopping import STOPPED_ON_REQUEST
-from common.wire.records import RollCall
-from server.deployment.supervisor import RunExitCode
+from polyclinic.client.check import training
+from polyclinic.client.check.data import check_site_data
+from polyclinic.client.check.findings import (
+    CheckArea,
+    CheckResult,
+    ClassImageCounts,
+    make_narrow_console,
+    print_check_result,
+)
+from polyclinic.client.check.machine import estimate_training_resource_needs
+from polyclinic.client.check.pictures import picture_looks_inverted
+from polyclinic.client.check.training import find_planned_training
+from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.client.site.policy import TRUST, Level
+from polyclinic.client.site.settings import load_site
+from polyclinic.client.site.site_file import read_site_toml_without_data, store_last_plan
+from polyclinic.client.training import task
+from polyclinic.common.config import Experiment, make_hospital_plan, read_experiment
+from polyclinic.common.data.sources.built_in import draw_phantom_images
+from polyclinic.common.models.network import SplitNetwork, build_network
+from polyclinic.common.system.stopping import STOPPED_ON_REQUEST
+from polyclinic.common.wire.records import RollCall
+from polyclinic.server.deployment.supervisor import RunExitCode
 from tests.client.check.sites import CLASSES, Hospital
 from tests.common.data.dicom_files import dicom
 from tests.federations import DIGITS

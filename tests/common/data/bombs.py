@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from common.data.base.spec import NpzDatasetSpec, PictureRenderingOptions
-from common.data.images.headers import read_dicom_headers
-from common.data.images.reading import DecodedImageFormat
-from common.data.images.store import decode_pictures
-from common.data.load import load_dataset
-from common.data.tables.csv import read_csv_table
-from common.errors import BadInput
-from common.models.weights import convert_checkpoint
-from server.export.pictures import read_unlabelled_pictures
+from polyclinic.common.data.base.spec import NpzDatasetSpec, PictureRenderingOptions
+from polyclinic.common.data.images.headers import read_dicom_headers
+from polyclinic.common.data.images.reading import DecodedImageFormat
+from polyclinic.common.data.images.store import decode_pictures
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.data.tables.csv import read_csv_table
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.weights import convert_checkpoint
+from polyclinic.server.export.pictures import read_unlabelled_pictures
 
 MIB = 1 << 20
 GIGABYTES = 2900

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import TypeAdapter
 
-from common.data.base.image_set import DatasetSplits, ImageSet
-from common.data.partition.spec import PartitionSpec
+from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet
+from polyclinic.common.data.partition.spec import PartitionSpec
 
 PROJECT = Path(__file__).resolve().parents[3]
 

@@ -17,9 +17,9 @@ import imagecodecs
 import pydicom
 from pydicom import uid
 
-from common.data.base.spec import PictureRenderingOptions
-from common.data.images.reading import DecodedImageFormat, is_dicom_file
-from common.data.images.store import decode_pictures
+from polyclinic.common.data.base.spec import PictureRenderingOptions
+from polyclinic.common.data.images.reading import DecodedImageFormat, is_dicom_file
+from polyclinic.common.data.images.store import decode_pictures
 from tests.common.data.dicom_syntaxes import as_jpeg, by_gdcm, by_pydicom, in_fragments, plain, saved, source
 from tests.common.data.nifti_files import volume, write
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
-from common.data.base.spec import AS_IN_FILE, PictureRenderingOptions
-from common.data.images.dicom import decode_dicom_and_blankness
+from polyclinic.common.data.base.spec import AS_IN_FILE, PictureRenderingOptions
+from polyclinic.common.data.images.dicom import decode_dicom_and_blankness
 
 
 def decode_dicom_pixels(data: bytes, rendering: PictureRenderingOptions = AS_IN_FILE) -> NDArray[np.uint8]:

@@ -14,7 +14,7 @@ from pydicom.dataset import Dataset
 from pydicom.pixels.processing import apply_modality_lut, apply_voi, apply_windowing, convert_color_space
 from pydicom.pixels.utils import pixel_array
 
-from common.data.base.spec import PictureRenderingOptions
+from polyclinic.common.data.base.spec import PictureRenderingOptions
 from tests.common.data.dicom_files import decode_dicom_pixels, dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, saved, unpacked_as
 

@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.data.base.image_set import DatasetSplits, ImageSet, LazyPictures, hash_dataset, hash_dataset_components
-from common.data.base.spec import NpzDatasetSpec, PluginDatasetSpec
-from common.data.images.store import IN_MEMORY, DecodedImageStore
-from common.data.load import load_dataset
-from common.data.sources import npz
-from common.errors import BadInput
-from common.plugins import DATASETS, register_local_plugin
+from polyclinic.common.data.base.image_set import (
+    DatasetSplits,
+    ImageSet,
+    LazyPictures,
+    hash_dataset,
+    hash_dataset_components,
+)
+from polyclinic.common.data.base.spec import NpzDatasetSpec, PluginDatasetSpec
+from polyclinic.common.data.images.store import IN_MEMORY, DecodedImageStore
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.data.sources import npz
+from polyclinic.common.errors import BadInput
+from polyclinic.common.plugins import DATASETS, register_local_plugin
 from polyclinic.data import LabelledImages
 
 PICTURES = np.random.default_rng(7).integers(0, 256, (60, 8, 8), dtype=np.uint8)

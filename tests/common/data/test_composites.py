@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.data.base.spec import CompositesDatasetSpec
-from common.data.load import find_dataset_faults, load_dataset
+from polyclinic.common.data.base.spec import CompositesDatasetSpec
+from polyclinic.common.data.load import find_dataset_faults, load_dataset
 
 CLASSES = ("zero", "one", "two")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydicom import uid
 
-from common.data.base.spec import PictureRenderingOptions
+from polyclinic.common.data.base.spec import PictureRenderingOptions
 from tests.common.data.dicom_files import decode_dicom_pixels, deflated
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
 

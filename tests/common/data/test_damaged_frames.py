@@ -12,9 +12,9 @@ from PIL import Image
 from pydicom import dcmread, uid
 from pydicom.encaps import get_frame
 
-from common.data.base.spec import PictureRenderingOptions
-from common.data.images.jpeg import END_OF_IMAGE
-from common.data.images.reading import decode_picture
+from polyclinic.common.data.base.spec import PictureRenderingOptions
+from polyclinic.common.data.images.jpeg import END_OF_IMAGE
+from polyclinic.common.data.images.reading import decode_picture
 from tests.common.data.conftest import long
 from tests.common.data.dicom_files import decode_dicom_pixels, dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, in_fragments

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.data.base.image_set import (
+from polyclinic.common.data.base.image_set import (
     DatasetSplits,
     SkippedImage,
     deserialize_dataset_splits,

@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydicom.dataset import Dataset
 
-from common.data.base.decoded_size import (
+from polyclinic.common.data.base.decoded_size import (
     LARGEST_MB,
     SHARE_OF_MEMORY,
     compute_decoded_file_size_limit,
     measure_process_memory_limit,
 )
-from common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
-from common.data.images import bands
-from common.data.images.headers import estimate_jpeg_2000_decoder_memory
-from common.data.images.reading import decode_picture
-from common.data.load import load_dataset
-from common.data.sources.npz_file import open_npz_arrays
-from common.data.tables.csv import read_csv_table
-from common.errors import BadInput
+from polyclinic.common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
+from polyclinic.common.data.images import bands
+from polyclinic.common.data.images.headers import estimate_jpeg_2000_decoder_memory
+from polyclinic.common.data.images.reading import decode_picture
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.data.sources.npz_file import open_npz_arrays
+from polyclinic.common.data.tables.csv import read_csv_table
+from polyclinic.common.errors import BadInput
 from tests.common.data.bombs import jpeg_2000
 from tests.common.data.dicom_files import decode_dicom_pixels
 from tests.common.data.dicom_syntaxes import plain, source

@@ -18,18 +18,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from client.check.data import check_site_data
-from client.site.settings import read_site_settings
-from client.site.site_file import read_site_toml_without_data
-from common.data.base.image_set import DatasetSplits, are_all_patients_known
-from common.data.base.spec import DicomwebDatasetSpec, list_dataset_hosts
-from common.data.connections import list_dataset_connections
-from common.data.dicomweb import client, search
-from common.data.dicomweb.archive import MARK, PacsImageCache
-from common.data.load import load_dataset
-from common.data.sources.dicomweb import PacsLabelTable, open_dicomweb_table
-from common.errors import BadInput
-from common.hosts import normalize_host, permit_hosts
+from polyclinic.client.check.data import check_site_data
+from polyclinic.client.site.settings import read_site_settings
+from polyclinic.client.site.site_file import read_site_toml_without_data
+from polyclinic.common.data.base.image_set import DatasetSplits, are_all_patients_known
+from polyclinic.common.data.base.spec import DicomwebDatasetSpec, list_dataset_hosts
+from polyclinic.common.data.connections import list_dataset_connections
+from polyclinic.common.data.dicomweb import client, search
+from polyclinic.common.data.dicomweb.archive import MARK, PacsImageCache
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.data.sources.dicomweb import PacsLabelTable, open_dicomweb_table
+from polyclinic.common.errors import BadInput
+from polyclinic.common.hosts import normalize_host, permit_hosts
 from tests.certificates import self_signed
 from tests.common.data.dicom_files import decode_dicom_pixels, deflated
 from tests.common.data.fake_pacs import BOUNDARY, FakePacs, Picture, as_json, drops, multipart, picture, reply, running
@@ -718,6 +718,6 @@ def test_a_full_disk_ends_the_load_with_the_folder(site: Site, monkeypatch: pyte
 
     find = site.open()
     assert len(find.table.files) == len(MEMBERS)
-    monkeypatch.setattr("common.data.dicomweb.archive.write_atomically", full)
+    monkeypatch.setattr("polyclinic.common.data.dicomweb.archive.write_atomically", full)
     message = site.fault()
     assert "dicomweb-cache: the disk is full." in message

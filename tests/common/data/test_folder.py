@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from common.data import load
-from common.data.base.spec import FolderDatasetSpec
-from common.data.load import find_dataset_faults, load_dataset
-from common.data.tables.labels import open_folder_label_table
-from common.errors import BadInput
+from polyclinic.common.data import load
+from polyclinic.common.data.base.spec import FolderDatasetSpec
+from polyclinic.common.data.load import find_dataset_faults, load_dataset
+from polyclinic.common.data.tables.labels import open_folder_label_table
+from polyclinic.common.errors import BadInput
 
 WritePng = Callable[[str], None]
 NOT_A_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"

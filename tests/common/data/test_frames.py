@@ -14,7 +14,7 @@ from pydicom import uid
 from pydicom.dataset import Dataset
 from pydicom.uid import ExplicitVRBigEndian
 
-from common.data.base.spec import PictureRenderingOptions
+from polyclinic.common.data.base.spec import PictureRenderingOptions
 from tests.common.data.dicom_files import decode_dicom_pixels, dicom
 from tests.common.data.dicom_syntaxes import by_pydicom, saved
 
@@ -167,9 +167,7 @@ def test_what_pydicom_warns_of_is_not_printed(tmp_path: Path) -> None:
     """Texts for programmers with paths of this machine, between our own lines."""
     padded = dicom(np.zeros((4, 4), np.uint16), PixelData=bytes(34))
     (tmp_path / "padded.dcm").write_bytes(padded)
-    code = (
-        "import pathlib, sys; from common.data.images import reading; reading.decode_picture(pathlib.Path(sys.argv[1]))"
-    )
+    code = "import pathlib, sys; from polyclinic.common.data.images import reading; reading.decode_picture(pathlib.Path(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "padded.dcm"], capture_output=True, text=True, timeout=60, cwd=ROOT
     )

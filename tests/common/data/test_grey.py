@@ -11,7 +11,7 @@ from pydicom import uid
 from pydicom.dataelem import DataElement
 from pydicom.dataset import Dataset
 
-from common.data.base.spec import PictureRenderingOptions
+from polyclinic.common.data.base.spec import PictureRenderingOptions
 from tests.common.data.conftest import long
 from tests.common.data.dicom_files import decode_dicom_pixels, dicom
 from tests.common.data.dicom_syntaxes import by_pydicom, saved

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydicom import uid
 
-from common.data.base.spec import PictureRenderingOptions
-from common.data.images.jpeg import END_OF_IMAGE
-from common.data.images.reading import DecodedImageFormat, decode_picture, fit_picture_to_format
+from polyclinic.common.data.base.spec import PictureRenderingOptions
+from polyclinic.common.data.images.jpeg import END_OF_IMAGE
+from polyclinic.common.data.images.reading import DecodedImageFormat, decode_picture, fit_picture_to_format
 from tests.common.data.bombs import png
 from tests.common.data.conftest import long
 from tests.common.data.dicom_files import decode_dicom_pixels

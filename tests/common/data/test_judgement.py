@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.data.tables.csv import CsvTable, read_csv_table
-from common.data.tables.judgement import (
+from polyclinic.common.data.tables.csv import CsvTable, read_csv_table
+from polyclinic.common.data.tables.judgement import (
     find_missing_value_codes,
     get_finding_certainty,
     is_free_text_column,
@@ -17,9 +17,9 @@ from common.data.tables.judgement import (
     judge_column_content,
     looks_like_split_column,
 )
-from common.data.tables.patient_columns import guess_patient_column, list_possible_patient_columns
-from common.data.tables.roles import guess_column_roles
-from common.errors import BadInput
+from polyclinic.common.data.tables.patient_columns import guess_patient_column, list_possible_patient_columns
+from polyclinic.common.data.tables.roles import guess_column_roles
+from polyclinic.common.errors import BadInput
 from tests.common.data.conftest import long
 
 

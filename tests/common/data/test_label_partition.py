@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.data.base.image_set import DatasetSplits, ImageSet
-from common.data.partition.by_label import (
+from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet
+from polyclinic.common.data.partition.by_label import (
     compute_rounded_down_share_ends,
     compute_share_ends_without_rest,
     distribute_patients_by_class,
     draw_pathological_label_shares,
     draw_practical_label_shares,
 )
-from common.data.partition.checks import find_partition_faults
-from common.data.partition.division import PartitionedDataset, make_numbered_site_names
-from common.data.partition.partition import partition_dataset
-from common.errors import BadInput
+from polyclinic.common.data.partition.checks import find_partition_faults
+from polyclinic.common.data.partition.division import PartitionedDataset, make_numbered_site_names
+from polyclinic.common.data.partition.partition import partition_dataset
+from polyclinic.common.errors import BadInput
 from tests.common.data.conftest import check_disjoint, even_splits, evenly, one_class_each, partition_spec, splits_of
 
 SHARES = {"practical": draw_practical_label_shares, "pathological": draw_pathological_label_shares}

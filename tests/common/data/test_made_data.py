@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.data.base.image_set import DatasetSplits
-from common.data.base.spec import DigitsDatasetSpec, PhantomDatasetSpec
-from common.data.load import find_dataset_faults, load_dataset
-from common.data.sources import built_in
-from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
+from polyclinic.common.data.base.image_set import DatasetSplits
+from polyclinic.common.data.base.spec import DigitsDatasetSpec, PhantomDatasetSpec
+from polyclinic.common.data.load import find_dataset_faults, load_dataset
+from polyclinic.common.data.sources import built_in
+from polyclinic.common.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
 
 
 @pytest.fixture(scope="module")

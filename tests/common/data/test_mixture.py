@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from common.data.base.spec import MixtureDatasetSpec
-from common.data.images.reading import convert_image_colors
-from common.data.load import find_dataset_faults, load_dataset
+from polyclinic.common.data.base.spec import MixtureDatasetSpec
+from polyclinic.common.data.images.reading import convert_image_colors
+from polyclinic.common.data.load import find_dataset_faults, load_dataset
 
 SCAN = {"kind": "npz", "path": "scan.npz", "classes": ["normal", "mass"], "patient_key": "patient"}
 PHOTO = {"kind": "npz", "path": "photo.npz", "classes": ["normal", "rash", "burn"]}

@@ -13,12 +13,12 @@ import pytest
 from nibabel import orientations
 from numpy.typing import NDArray
 
-from common.data.base.spec import Axis, FolderDatasetSpec, PictureRenderingOptions
-from common.data.images import nifti
-from common.data.images.nifti import decode_nifti_and_blankness
-from common.data.images.reading import BLANK, DecodedImageFormat, decode_picture
-from common.data.images.store import decode_pictures
-from common.data.load import load_dataset
+from polyclinic.common.data.base.spec import Axis, FolderDatasetSpec, PictureRenderingOptions
+from polyclinic.common.data.images import nifti
+from polyclinic.common.data.images.nifti import decode_nifti_and_blankness
+from polyclinic.common.data.images.reading import BLANK, DecodedImageFormat, decode_picture
+from polyclinic.common.data.images.store import decode_pictures
+from polyclinic.common.data.load import load_dataset
 from tests.common.data.nifti_files import AFFINE, volume, write
 
 WIDE = (0.0, 2001.0)

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.data.base.spec import NpzDatasetSpec
-from common.data.images import store
-from common.data.images.pixel_cache import MemoryMappedPictures, PixelCache
-from common.data.images.store import DecodedImageStore
-from common.data.load import find_dataset_faults, load_dataset
-from common.data.sources import npz
-from common.data.sources.npz import draw_stratified_rows
+from polyclinic.common.data.base.spec import NpzDatasetSpec
+from polyclinic.common.data.images import store
+from polyclinic.common.data.images.pixel_cache import MemoryMappedPictures, PixelCache
+from polyclinic.common.data.images.store import DecodedImageStore
+from polyclinic.common.data.load import find_dataset_faults, load_dataset
+from polyclinic.common.data.sources import npz
+from polyclinic.common.data.sources.npz import draw_stratified_rows
 
 Save = Callable[..., Path]
 NO_VALIDATION = dict.fromkeys(("val_images", "val_labels", "val_patient"))

@@ -28,15 +28,15 @@ import pydicom
 import pytest
 from pydicom import uid
 
-import studies.cli
-from client.check.data import check_site_data
-from client.site.settings import read_site_settings
-from common.data.base.image_set import DatasetSplits
-from common.data.base.spec import DicomwebDatasetSpec, list_dataset_hosts
-from common.data.load import load_dataset
-from common.errors import BadInput
-from common.hosts import permit_hosts
+import polyclinic.studies.cli
 from polyclinic import load as load_run
+from polyclinic.client.check.data import check_site_data
+from polyclinic.client.site.settings import read_site_settings
+from polyclinic.common.data.base.image_set import DatasetSplits
+from polyclinic.common.data.base.spec import DicomwebDatasetSpec, list_dataset_hosts
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.errors import BadInput
+from polyclinic.common.hosts import permit_hosts
 from tests.certificates import self_signed
 from tests.common.data.dicom_files import decode_dicom_pixels
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
@@ -159,9 +159,9 @@ STUDIES = 30
 ROOT = Path(__file__).parents[3]
 LOAD = """
 import pathlib, sys
-from common.data.base.spec import DicomwebDatasetSpec, list_dataset_hosts
-from common.data.load import load_dataset
-from common.hosts import permit_hosts
+from polyclinic.common.data.base.spec import DicomwebDatasetSpec, list_dataset_hosts
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.hosts import permit_hosts
 folder = pathlib.Path(sys.argv[1])
 spec = DicomwebDatasetSpec.model_validate_json((folder / "spec.json").read_text())
 with permit_hosts(list_dataset_hosts(spec), folder / "secrets.toml"):
@@ -322,7 +322,7 @@ def test_an_experiment_runs_on_the_archive(pacs: Pacs, folder: Path, monkeypatch
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
     (folder / "config").mkdir()
     (folder / "config" / "polyclinic").symlink_to(folder)
-    ended = typed(studies.cli.main, "run", "pacs.toml", "--out", "runs/pacs", "--backend", "inline", "--yes")
+    ended = typed(polyclinic.studies.cli.main, "run", "pacs.toml", "--out", "runs/pacs", "--backend", "inline", "--yes")
     assert ended.code == 0, ended.out + ended.err
     assert load_run("runs/pacs").model_sha256
     everything = [file.read_bytes() for file in (folder / "runs").rglob("*") if file.is_file()]

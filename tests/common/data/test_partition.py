@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from common.data.base.image_set import DatasetSplits
-from common.data.partition.checks import find_partition_faults
-from common.data.partition.division import SitePartition, select_site_images
-from common.data.partition.paper_tables import read_paper_class_lists
-from common.data.partition.partition import (
+from polyclinic.common.data.base.image_set import DatasetSplits
+from polyclinic.common.data.partition.checks import find_partition_faults
+from polyclinic.common.data.partition.division import SitePartition, select_site_images
+from polyclinic.common.data.partition.paper_tables import read_paper_class_lists
+from polyclinic.common.data.partition.partition import (
     distribute_classes_over_sites,
     draw_random_class_owners,
     draw_site_classes_with_missing,
     partition_dataset,
 )
-from common.data.partition.spec import PartitionSpec, RandomOwnersPartitionSpec
-from common.data.tables.class_names import NIH_CLASSES
-from common.errors import BadInput
+from polyclinic.common.data.partition.spec import PartitionSpec, RandomOwnersPartitionSpec
+from polyclinic.common.data.tables.class_names import NIH_CLASSES
+from polyclinic.common.errors import BadInput
 from tests.common.data.conftest import check_disjoint, partition_spec, splits_of
 
 subsets = partial(partition_spec, "class_subsets")

@@ -7,10 +7,15 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from common.data.base.spec import PictureRenderingOptions
-from common.data.images.grey import apply_voi_window
-from common.data.images.reading import DecodedImageFormat, decode_picture, fit_picture_to_format, resize_images
-from common.data.images.store import decode_pictures
+from polyclinic.common.data.base.spec import PictureRenderingOptions
+from polyclinic.common.data.images.grey import apply_voi_window
+from polyclinic.common.data.images.reading import (
+    DecodedImageFormat,
+    decode_picture,
+    fit_picture_to_format,
+    resize_images,
+)
+from polyclinic.common.data.images.store import decode_pictures
 from tests.common.data.dicom_files import decode_dicom_pixels, dicom
 
 

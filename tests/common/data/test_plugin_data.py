@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from client.check.source import open_site_image_source
-from client.site.settings import read_site_settings
-from common.data.base.spec import PluginDatasetSpec
-from common.data.load import find_dataset_faults, load_dataset
-from common.data.sources import plugin
-from common.errors import BadInput
+from polyclinic.client.check.source import open_site_image_source
+from polyclinic.client.site.settings import read_site_settings
+from polyclinic.common.data.base.spec import PluginDatasetSpec
+from polyclinic.common.data.load import find_dataset_faults, load_dataset
+from polyclinic.common.data.sources import plugin
+from polyclinic.common.errors import BadInput
 from polyclinic.data import LabelledImages
 from tests.federations import federation
 from tests.third_parties import install

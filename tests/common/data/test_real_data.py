@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from common.data.base.image_set import DatasetSplits
-from common.data.base.spec import DataSpec, NihDatasetSpec
-from common.data.images.reading import DecodedImageFormat, decode_picture, fit_picture_to_format
-from common.data.load import find_dataset_faults, load_dataset, open_label_table
+from polyclinic.common.data.base.image_set import DatasetSplits
+from polyclinic.common.data.base.spec import DataSpec, NihDatasetSpec
+from polyclinic.common.data.images.reading import DecodedImageFormat, decode_picture, fit_picture_to_format
+from polyclinic.common.data.load import find_dataset_faults, load_dataset, open_label_table
 from tests.common.data.conftest import check_disjoint, long
 from tests.common.data.dicom_files import decode_dicom_pixels
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.config import Experiment
-from common.data.base.image_set import deserialize_dataset_splits, serialize_dataset_splits
-from common.data.partition.partition import partition_dataset
-from common.simulation import (
+from polyclinic.common.config import Experiment
+from polyclinic.common.data.base.image_set import deserialize_dataset_splits, serialize_dataset_splits
+from polyclinic.common.data.partition.partition import partition_dataset
+from polyclinic.common.simulation import (
     SimulatedData,
     cache_received_data,
     load_simulated_data,

@@ -11,8 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.data.base.image_set import UNKNOWN_PATIENT, are_all_patients_known, make_placeholder_patient_names
-from common.data.base.splits import (
+from polyclinic.common.data.base.image_set import (
+    UNKNOWN_PATIENT,
+    are_all_patients_known,
+    make_placeholder_patient_names,
+)
+from polyclinic.common.data.base.splits import (
     PatientSplit,
     assign_images_to_parts,
     find_shared_patient_faults,

@@ -22,14 +22,20 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import polyclinic as pc
-from common.data.base.image_set import ImageSet
-from common.data.base.spec import PictureRenderingOptions
-from common.data.images import store
-from common.data.images.pixel_cache import IN_USE, PIXELS, ROWS, CacheFolderLock, MemoryMappedPictures
-from common.data.images.pixels import load_pixels_on_device
-from common.data.images.reading import DecodedImageFormat
-from common.data.images.store import DecodedImageStore, DecodedPictures, DecodingProgress, FileIdentity, decode_pictures
-from common.errors import BadInput
+from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.common.data.base.spec import PictureRenderingOptions
+from polyclinic.common.data.images import store
+from polyclinic.common.data.images.pixel_cache import IN_USE, PIXELS, ROWS, CacheFolderLock, MemoryMappedPictures
+from polyclinic.common.data.images.pixels import load_pixels_on_device
+from polyclinic.common.data.images.reading import DecodedImageFormat
+from polyclinic.common.data.images.store import (
+    DecodedImageStore,
+    DecodedPictures,
+    DecodingProgress,
+    FileIdentity,
+    decode_pictures,
+)
+from polyclinic.common.errors import BadInput
 from tests.common.data.dicom_files import dicom
 
 FORM = DecodedImageFormat(8, color=False, resize="pad")
@@ -265,8 +271,8 @@ def test_a_run_ends_in_the_same_model_with_and_without_the_cache(backend: str) -
 DECODE = """
 import sys, time
 from pathlib import Path
-from common.data.images import pixel_cache, store
-from common.data.images.reading import DecodedImageFormat
+from polyclinic.common.data.images import pixel_cache, store
+from polyclinic.common.data.images.reading import DecodedImageFormat
 store.SMALL_BYTES, store.SETTLED_S, pixel_cache.FLUSH_S = 0, 0.0, 0.05
 files, count = sorted(Path(sys.argv[1]).iterdir()), 0
 def read(row):

@@ -17,7 +17,7 @@ from pydicom.encaps import get_frame
 from pydicom.pixels import get_decoder
 from pydicom.pixels.utils import pixel_array
 
-from common.data.images.syntaxes import READ_BY, is_transfer_syntax_readable, register_pydicom_decoder
+from polyclinic.common.data.images.syntaxes import READ_BY, is_transfer_syntax_readable, register_pydicom_decoder
 from tests.common.data.dicom_files import decode_dicom_pixels
 from tests.common.data.dicom_syntaxes import (
     as_jpeg,

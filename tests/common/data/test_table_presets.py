@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from common.data.base.spec import ChexpertDatasetSpec, DataSpec, MimicDatasetSpec, NihDatasetSpec
-from common.data.load import find_dataset_faults, load_dataset, open_label_table
-from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
+from polyclinic.common.data.base.spec import ChexpertDatasetSpec, DataSpec, MimicDatasetSpec, NihDatasetSpec
+from polyclinic.common.data.load import find_dataset_faults, load_dataset, open_label_table
+from polyclinic.common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
 
 WritePng = Callable[[str], None]
 ADAPTER: TypeAdapter[DataSpec] = TypeAdapter(DataSpec)

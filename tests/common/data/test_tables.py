@@ -23,16 +23,21 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from common.data.base.names import find_similar_names, map_names_to_group_names, normalize_name, normalize_name_array
-from common.data.base.spec import FolderDatasetSpec
-from common.data.images import store
-from common.data.images.store import DecodedImageStore
-from common.data.load import load_dataset, open_label_table
-from common.data.tables.csv import CsvTable, read_csv_table
-from common.data.tables.labels import LabelTable
-from common.data.tables.patient_columns import guess_patients_by_filename, list_possible_patient_columns
-from common.data.tables.roles import find_class_synonyms, guess_column_roles, list_possible_hospital_columns
-from common.errors import BadInput
+from polyclinic.common.data.base.names import (
+    find_similar_names,
+    map_names_to_group_names,
+    normalize_name,
+    normalize_name_array,
+)
+from polyclinic.common.data.base.spec import FolderDatasetSpec
+from polyclinic.common.data.images import store
+from polyclinic.common.data.images.store import DecodedImageStore
+from polyclinic.common.data.load import load_dataset, open_label_table
+from polyclinic.common.data.tables.csv import CsvTable, read_csv_table
+from polyclinic.common.data.tables.labels import LabelTable
+from polyclinic.common.data.tables.patient_columns import guess_patients_by_filename, list_possible_patient_columns
+from polyclinic.common.data.tables.roles import find_class_synonyms, guess_column_roles, list_possible_hospital_columns
+from polyclinic.common.errors import BadInput
 
 ROWS = 24
 NFD_NAME, NFC_NAME = "Mu\u0308ller", "M\u00fcller"
@@ -776,8 +781,8 @@ def test_the_second_start_reads_nothing_of_the_pictures(cached: Path, monkeypatc
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from common.data.base.spec import FolderDatasetSpec
-from common.data.load import find_dataset_faults
+from polyclinic.common.data.base.spec import FolderDatasetSpec
+from polyclinic.common.data.load import find_dataset_faults
 files = dict(images="scans", labels="t.csv", image_column="file", label_columns=("Mass",), patient_column="id")
 fault, ignore = (FolderDatasetSpec(kind="folder", **files, missing_files=key) for key in ("fault", "ignore"))
 find_dataset_faults(fault, Path(sys.argv[1]))  # as root, so that all modules are loaded
@@ -811,8 +816,8 @@ import resource, sys, time
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]) << 20, int(sys.argv[2]) << 20))
 import numpy as np
-from common.data.base.spec import FolderDatasetSpec
-from common.data.load import find_dataset_faults
+from polyclinic.common.data.base.spec import FolderDatasetSpec
+from polyclinic.common.data.load import find_dataset_faults
 begin = time.process_time()
 labels = {"finding_column": "finding", "classes": ["Effusion", "Mass"]}
 spec = FolderDatasetSpec.model_validate({"kind": "folder", "images": "scans", "labels": "t.csv", "image_column": "file",

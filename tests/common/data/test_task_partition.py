@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.base.image_set import DatasetSplits, ImageSet
-from common.data.partition.division import PartitionedDataset, select_site_images
-from common.data.partition.partition import partition_dataset
-from common.errors import BadInput
+from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet
+from polyclinic.common.data.partition.division import PartitionedDataset, select_site_images
+from polyclinic.common.data.partition.partition import partition_dataset
+from polyclinic.common.errors import BadInput
 from tests.common.data.conftest import check_disjoint, in_turn, mixture, partition_spec, splits_of
 
 TASKS = {"oct": 4, "organ": 11, "tissue": 8}

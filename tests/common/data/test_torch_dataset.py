@@ -17,14 +17,19 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from common.data.base.image_set import GREY_DIGESTS, DatasetSplits, are_all_patients_known, compute_picture_digest
-from common.data.base.spec import PluginDatasetSpec
-from common.data.images.pixels import load_pixels_on_device
-from common.data.images.store import DecodedImageStore
-from common.data.load import load_dataset
-from common.data.sources import plugin
-from common.data.sources.torch_dataset import TorchDatasetPictures
-from common.errors import BadInput
+from polyclinic.common.data.base.image_set import (
+    GREY_DIGESTS,
+    DatasetSplits,
+    are_all_patients_known,
+    compute_picture_digest,
+)
+from polyclinic.common.data.base.spec import PluginDatasetSpec
+from polyclinic.common.data.images.pixels import load_pixels_on_device
+from polyclinic.common.data.images.store import DecodedImageStore
+from polyclinic.common.data.load import load_dataset
+from polyclinic.common.data.sources import plugin
+from polyclinic.common.data.sources.torch_dataset import TorchDatasetPictures
+from polyclinic.common.errors import BadInput
 from polyclinic.data import LabelledImages
 
 NAN = float("nan")

@@ -10,15 +10,15 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from client.gate.plan_costs import estimate_network_cost
-from common.errors import BadInput
-from common.models.network import build_network, find_network_build_faults
-from common.models.saved import load_model
-from common.models.state import make_model_layout, read_model_state, write_model_state
-from common.models.zoo import registry
-from common.models.zoo.spec import ModelSpec
-from common.plugins import MODELS, find_plugin_entry_point, identify_plugin
-from server.export.weights import convert_pretrained_weights
+from polyclinic.client.gate.plan_costs import estimate_network_cost
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import build_network, find_network_build_faults
+from polyclinic.common.models.saved import load_model
+from polyclinic.common.models.state import make_model_layout, read_model_state, write_model_state
+from polyclinic.common.models.zoo import registry
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.plugins import MODELS, find_plugin_entry_point, identify_plugin
+from polyclinic.server.export.weights import convert_pretrained_weights
 from tests.federations import federation
 from tests.third_parties import install
 

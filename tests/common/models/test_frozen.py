@@ -11,10 +11,10 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from client.gate.plan_costs import estimate_network_cost
-from client.site.memory import FrozenPartFiles
-from common.errors import BadInput
-from common.models.network import (
+from polyclinic.client.gate.plan_costs import estimate_network_cost
+from polyclinic.client.site.memory import FrozenPartFiles
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import (
     SplitNetwork,
     build_network,
     find_network_build_faults,
@@ -22,8 +22,8 @@ from common.models.network import (
     set_train_mode,
     unfreeze_network,
 )
-from common.models.saved import load_model, save_model
-from common.models.state import (
+from polyclinic.common.models.saved import load_model, save_model
+from polyclinic.common.models.state import (
     FrozenPart,
     add_frozen_hash_to_spec,
     build_initial_frozen_part,
@@ -33,9 +33,9 @@ from common.models.state import (
     read_model_state,
     write_model_state,
 )
-from common.models.trained import StandardisingLayer, merge_low_rank_factors
-from common.models.zoo.spec import ModelSpec
-from server.export.exported_model import ExportFormat, export_model
+from polyclinic.common.models.trained import StandardisingLayer, merge_low_rank_factors
+from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.server.export.exported_model import ExportFormat, export_model
 
 NAMES = ("1", "2", "3")
 CONVOLUTIONS = ("0.conv1", "0.conv2", "1.conv1", "1.conv2")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import BadInput
-from common.models.network import build_network, compute_logits
-from common.models.saved import load_model, save_model
-from common.models.zoo.spec import DESCRIPTION, ModelSpec
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import build_network, compute_logits
+from polyclinic.common.models.saved import load_model, save_model
+from polyclinic.common.models.zoo.spec import DESCRIPTION, ModelSpec
 from tests.processes import ROOT, environment
 
 MB = 10**6
@@ -20,8 +20,8 @@ TINY = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
 LOADS = """
 import resource, sys
 from pathlib import Path
-from common.errors import BadInput
-from common.models.saved import load_model
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.saved import load_model
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     load_model(Path(sys.argv[1]))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.errors import BadInput
-from common.models.network import (
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import (
     EVALUATION_BATCH,
     SplitNetwork,
     build_network,
@@ -20,8 +20,8 @@ from common.models.network import (
     set_train_mode,
     unfreeze_network,
 )
-from common.models.zoo.networks import is_batch_norm, replace_with_group_norm
-from common.models.zoo.spec import TRAITS, Architecture, ModelSpec
+from polyclinic.common.models.zoo.networks import is_batch_norm, replace_with_group_norm
+from polyclinic.common.models.zoo.spec import TRAITS, Architecture, ModelSpec
 from tests.federations import read_vectors
 
 SURGICAL = read_vectors("surgical.json")

