@@ -37,12 +37,31 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             yield node.level, node.module or ""
 
 
+def package_of(module: str) -> str:
+    """The one of our packages that a module belongs to: ``common`` of ``polyclinic.common.config``; else empty."""
+    top, _, rest = module.partition(".")
+    return rest.partition(".")[0] if top == "polyclinic" else ""
+
+
+def test_no_module_is_imported_without_the_installed_name() -> None:
+    """A user's own ``common.py`` or ``client/`` would be taken for ours."""
+    folders = (*MAY_IMPORT, "polyclinic", "tests", "benchmarks", "supply", "experiments")
+    bare = [
+        (str(path.relative_to(ROOT)), module)
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        for level, module in imports(path)
+        if not level and module.split(".")[0] in MAY_IMPORT
+    ]
+    assert bare == []
+
+
 def test_arrows_point_one_way_and_imports_are_absolute_and_no_test_imports_another() -> None:
     wrong = [
         (str(path.relative_to(ROOT)), module)
         for path in FILES
         for level, module in imports(path)
-        if level or module.split(".")[0] in MAY_IMPORT.keys() - MAY_IMPORT[path.relative_to(ROOT).parts[0]]
+        if level or package_of(module) in MAY_IMPORT.keys() - MAY_IMPORT[path.relative_to(ROOT).parts[0]]
     ]
     wrong += [
         (str(path.relative_to(ROOT)), module)
@@ -53,10 +72,8 @@ def test_arrows_point_one_way_and_imports_are_absolute_and_no_test_imports_anoth
     assert wrong == []
 
 
-def test_no_other_installed_distribution_claims_our_package_names() -> None:
-    owners = packages_distributions()
-    for name in MAY_IMPORT:
-        assert set(owners.get(name, ["polyclinic"])) == {"polyclinic"}
+def test_no_other_installed_distribution_claims_our_package_name() -> None:
+    assert set(packages_distributions().get("polyclinic", ["polyclinic"])) == {"polyclinic"}
 
 
 FRAGMENT = re.compile(
@@ -80,10 +97,13 @@ def room_of(module: str) -> str:
     """The folder a module lies in; a module at the top of a package is a room of its own."""
     path = MODULES[module].relative_to(ROOT)
     at_the_top = len(path.parts) == 2 and path.name != "__init__.py"
-    return module if at_the_top else ".".join(path.parent.parts)
+    return module if at_the_top else ".".join(("polyclinic", *path.parent.parts))
 
 
-MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+MODULES = {
+    ".".join(("polyclinic", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in FILES
+}
 
 
 def run_when_loaded(node: ast.AST) -> Iterator[ast.AST]:
@@ -123,7 +143,7 @@ def test_arrows_between_folders_run_one_way() -> None:
     arrows = defaultdict[str, set[str]](set)
     for module, path in MODULES.items():
         others = {room_of(other) for other in imported_modules(path)} - {room_of(module)}
-        arrows[room_of(module)] |= {room for room in others if "." in room}
+        arrows[room_of(module)] |= {room for room in others if room.count(".") > 1}
     assert circle_in(dict(arrows)) == []
     planted = {
         **arrows,
@@ -145,14 +165,16 @@ def test_the_layers_of_strategies_import_in_one_direction() -> None:
         "registry": {"aggregation", "local", "privacy", "methods", "method_list"},
     }
     for module, path in MODULES.items():
-        if module.startswith("strategies."):
-            layer = module.split(".")[1]
-            others = {other.split(".")[1] for other in imported_modules(path) if other.startswith("strategies.")}
+        if module.startswith("polyclinic.strategies."):
+            layer = module.split(".")[2]
+            inner = [other for other in imported_modules(path) if other.startswith("polyclinic.strategies.")]
+            others = {other.split(".")[2] for other in inner}
             assert others <= below[layer], module
 
 
 def test_a_hospitals_process_loads_no_module_of_the_engine() -> None:
-    program = "import sys, polyclinic.client.app; print([name for name in sys.modules if name.startswith('polyclinic.strategies.engine')])"
+    engine = "polyclinic.strategies.engine"
+    program = f"import sys, polyclinic.client.app; print([name for name in sys.modules if name.startswith('{engine}')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 
@@ -160,4 +182,5 @@ def test_a_hospitals_process_loads_no_module_of_the_engine() -> None:
 def test_a_method_is_a_few_hooks_and_has_few_classes_of_ours_above_it() -> None:
     for name, method in STRATEGIES.items():
         assert len([member for member in dir(method) if not member.startswith("_")]) <= 20, name
-        assert len([base for base in method.__mro__[1:] if base.__module__.startswith("strategies.")]) <= 3, name
+        ours = [base for base in method.__mro__[1:] if base.__module__.startswith("polyclinic.strategies.")]
+        assert len(ours) <= 3, name

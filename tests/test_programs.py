@@ -224,7 +224,7 @@ def test_ctrl_c_while_a_program_imports_ends_it_and_no_other_process(program: st
         "import signal, sys\n"
         f"sys.argv[0] = '/bin/{program}'\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "import common\n"
+        "import polyclinic.common\n"
         "print(signal.getsignal(signal.SIGINT) is signal.SIG_DFL)\n"
     )
     done = python(code)
@@ -234,7 +234,8 @@ def test_ctrl_c_while_a_program_imports_ends_it_and_no_other_process(program: st
 def test_a_locale_without_our_signs_ends_no_program() -> None:
     """As in containers and cron jobs where nobody set a locale."""
     code = (
-        "from polyclinic.common.system.terminal import EscapingConsole, make_command_line_program, run_command_line_program\n"
+        "from polyclinic.common.system.terminal import EscapingConsole\n"
+        "from polyclinic.common.system.terminal import make_command_line_program, run_command_line_program\n"
         "app = make_command_line_program('flwr-sim', 'about', 'codes')\n"
         "@app.command()\n"
         "def tell():\n"

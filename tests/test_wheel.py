@@ -1,4 +1,4 @@
-"""The wheel: complete, and usable in a folder whose files have the names of our packages."""
+"""The wheel: complete, one name, and usable beside files that have the names of its parts."""
 
 import os
 import subprocess
@@ -10,7 +10,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
-HOSTILE = ("server.py", "client.py", "common.py", "strategies.py", "polyclinic.py")
+PARTS = ("common", "strategies", "server", "client", "studies")
+HOSTILE = (*(f"{part}.py" for part in PARTS), "polyclinic.py")
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +20,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     tree = folder / "tree"  # a build leaves files beside its sources
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
-    for name in listed.decode().split("\0"):
-        if name and (ROOT / name).is_file():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            (tree / name).write_bytes((ROOT / name).read_bytes())
+    for name in filter(None, listed.decode().split("\0")):
+        source, copy = ROOT / name, tree / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink():
+            copy.symlink_to(source.readlink())
+        elif source.is_file():
+            copy.write_bytes(source.read_bytes())
     options = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
     subprocess.run([sys.executable, "-m", "pip", "wheel", ".", *options, "-w", folder], cwd=tree, check=True)
     (wheel,) = folder.glob("polyclinic-*.whl")
@@ -51,8 +55,8 @@ def test_it_holds_the_packages_the_experiments_and_the_licence(installed: Path) 
     for name in (
         "polyclinic/py.typed",
         "polyclinic/flower/__init__.py",
-        "studies/demo.toml",
-        "common/security/phrase_words.txt",
+        "polyclinic/studies/demo.toml",
+        "polyclinic/common/security/phrase_words.txt",
     ):
         assert (installed / name).is_file(), name
     there = {path.name for path in (installed / "polyclinic" / "experiments").iterdir()}
@@ -60,15 +64,17 @@ def test_it_holds_the_packages_the_experiments_and_the_licence(installed: Path) 
     assert (installed / "polyclinic" / "experiments" / "flower-quickstart" / "quickstart" / "client_app.py").is_file()
     (facts,) = installed.glob("*.dist-info")
     assert list(facts.rglob("LICENSE"))
-    assert not (installed / "tests").exists()
+    assert {path.name for path in installed.iterdir()} == {"polyclinic", facts.name}
+    assert (facts / "top_level.txt").read_text(encoding="utf-8").split() == ["polyclinic"]
 
 
 def test_it_holds_every_file_of_our_packages_that_git_has(installed: Path) -> None:
-    packages = ("common", "strategies", "server", "client", "polyclinic", "studies")
-    listed = subprocess.run(["git", "ls-files", "-z", *packages], cwd=ROOT, check=True, capture_output=True).stdout
-    names = [name for name in listed.decode().split("\0") if name]
+    folders = (*PARTS, "polyclinic")
+    listed = subprocess.run(["git", "ls-files", "-z", *folders], cwd=ROOT, check=True, capture_output=True).stdout
+    names = [name for name in listed.decode().split("\0") if name and not (ROOT / name).is_symlink()]
     assert len(names) > 200  # the listing is not empty
-    assert [name for name in names if not (installed / name).is_file()] == []
+    places = [name if name.startswith("polyclinic/") else f"polyclinic/{name}" for name in names]
+    assert [place for place in places if not (installed / place).is_file()] == []
 
 
 @pytest.mark.parametrize("backend", ["inline", pytest.param("ray", marks=pytest.mark.network)])

@@ -273,9 +273,11 @@ _CHANGING = (
     *("torch.utils.tensorboard.", "tensorboard.", "tensorboardX.", "tqdm.", "wandb.", "mlflow."),
 )
 """Modules of classes whose instances change by themselves and compute nothing of a model, such as loggers."""
-_PROGRAM = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).parents[2]
+# In a checkout the package's parts are links to the folders beside it.
 _PROGRAM_FOLDERS = tuple(
-    f"{_PROGRAM / name}{os.sep}" for name in ("client", "common", "polyclinic", "server", "strategies", "studies")
+    f"{os.path.realpath(_PACKAGE / name)}{os.sep}"
+    for name in ("", "client", "common", "server", "strategies", "studies")
 )
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 

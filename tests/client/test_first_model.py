@@ -110,7 +110,8 @@ def test_the_first_model_of_a_coordinator_without_avx2_is_trained(tmp_path: Path
     of = changed_plan(SURGICAL, model={"architecture": "efficientnet_lite0", "image_size": 32})
     program = (
         "import sys, numpy; from polyclinic.common.models.network import build_network; "
-        "from polyclinic.common.models.state import read_model_state; from polyclinic.common.models.zoo.spec import ModelSpec; "
+        "from polyclinic.common.models.state import read_model_state; "
+        "from polyclinic.common.models.zoo.spec import ModelSpec; "
         "spec = ModelSpec.model_validate_json(sys.argv[1]); "
         "numpy.save(sys.argv[2], read_model_state(build_network(spec, ('b', 'a'), 5)).trunk)"
     )

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 
 GONE = "its key is not admitted any more"
 OF_ANOTHER_WIRE = (
-    f"import sys, polyclinic.common.wire.fleet_protocol; polyclinic.common.wire.fleet_protocol.WIRE_VERSION = {WIRE_VERSION + 1}; "
+    "import sys, polyclinic.common.wire.fleet_protocol as protocol; "
+    f"protocol.WIRE_VERSION = {WIRE_VERSION + 1}; "
     "from polyclinic.client.cli import main; main(sys.argv[1:])"
 )
 

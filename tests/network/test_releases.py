@@ -14,7 +14,8 @@ pytestmark = pytest.mark.slow
 
 OTHER = "9.8.7"
 OF_ANOTHER_RELEASE = (
-    f"import sys, common; common.__version__ = {OTHER!r}; from polyclinic.client.cli import main; main(sys.argv[1:])"
+    f"import sys, polyclinic.common; polyclinic.common.__version__ = {OTHER!r}; "
+    "from polyclinic.client.cli import main; main(sys.argv[1:])"
 )
 
 

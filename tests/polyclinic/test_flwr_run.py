@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.network.real import eventually, free_ports, listens
+from tests.own_files import write_modules
 from tests.processes import environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -25,8 +26,9 @@ Starts = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's machine: the quickstart copied, Flower's own folder empty."""
+    """A user's machine: the quickstart beside files of his with the names of our parts; Flower's own folder empty."""
     shutil.copytree(ROOT / "experiments" / "flower-quickstart", tmp_path / "app")
+    write_modules(tmp_path / "app")
     for key, value in {
         **environment(),
         "FLWR_HOME": str(tmp_path / "home"),

@@ -113,7 +113,8 @@ def test_a_child_does_not_outlive_the_process_that_started_it() -> None:
     code = (
         "import os, subprocess, sys, time; from polyclinic.common.system.stopping import STARTER\n"
         "environment = {**os.environ, STARTER: str(os.getpid())}\n"
-        "program = 'from polyclinic.common.system.stopping import end_with_parent_if_requested; end_with_parent_if_requested()'\n"
+        "program = 'from polyclinic.common.system.stopping import end_with_parent_if_requested; '\n"
+        "program += 'end_with_parent_if_requested()'\n"
         "program += '; import time; print(0, flush=True); time.sleep(60)'\n"
         "child = subprocess.Popen([sys.executable, '-c', program], env=environment, stdout=subprocess.PIPE)\n"
         "child.stdout.readline()\n"

@@ -167,7 +167,10 @@ def test_what_pydicom_warns_of_is_not_printed(tmp_path: Path) -> None:
     """Texts for programmers with paths of this machine, between our own lines."""
     padded = dicom(np.zeros((4, 4), np.uint16), PixelData=bytes(34))
     (tmp_path / "padded.dcm").write_bytes(padded)
-    code = "import pathlib, sys; from polyclinic.common.data.images import reading; reading.decode_picture(pathlib.Path(sys.argv[1]))"
+    code = (
+        "import pathlib, sys; from polyclinic.common.data.images import reading; "
+        "reading.decode_picture(pathlib.Path(sys.argv[1]))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "padded.dcm"], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
