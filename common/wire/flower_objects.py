@@ -2,8 +2,7 @@
 
 Flower splits a message into a tree of objects, whose ids are their SHA-256, and splits arrays into chunks. Its own
 functions copy every array six times to send a message and four times to receive it; the functions here copy it once
-each. ``tests/test_flower_names.py`` lists the private names, and fails if a release of Flower moves one. Only the
-private names of Flower's cryptography are used elsewhere.
+each. ``tests/test_flower_names.py`` lists the private names, and fails if a release of Flower moves one.
 """
 
 import hashlib

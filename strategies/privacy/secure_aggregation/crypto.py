@@ -1,9 +1,8 @@
 """Cryptography of secure aggregation: keys, secret shares, encrypted messages, mask streams, signed statements.
 
-All primitives are Flower's and ``cryptography``'s. Of Flower's ``secure_aggregation`` (1.39) we use Shamir's secret
-sharing, key agreement and encryption, but not its mask generator. That generator reduces a key to 32 bits for a
-Mersenne Twister, so that four thousand million attempts remove any mask, and it never draws the largest number. Masks
-come from AES-256 in counter mode, as Bonawitz et al. require.
+The primitives are those of the library ``cryptography``: key agreement by ECDH on P-256 with HKDF, encryption by
+Fernet, masks from AES-256 in counter mode, as Bonawitz et al. require. Secret shares are made in
+:mod:`polyclinic.strategies.privacy.secure_aggregation.secret_sharing`.
 """
 
 import base64
@@ -13,20 +12,20 @@ from typing import Self
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
-from cryptography.fernet import InvalidToken
+from cryptography.fernet import Fernet, InvalidToken
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
 from pydantic import Base64Bytes, BaseModel, ConfigDict, ValidationError, model_validator
 
 from polyclinic.common.errors import WireError
 from polyclinic.common.wire.secure_aggregation import Integers
+from polyclinic.strategies.privacy.secure_aggregation.secret_sharing import recover_secret
 
 CURVE = ec.SECP256R1()
 SECRET_BYTES = 32
@@ -74,15 +73,16 @@ def compute_shared_secret(key: ec.EllipticCurvePrivateKey, other: str) -> bytes:
     Raises:
         SecretsError: If the other key is not a point of the curve.
     """
-    return base64.urlsafe_b64decode(_derive_shared_encryption_key(key, other))
-
-
-def _derive_shared_encryption_key(key: ec.EllipticCurvePrivateKey, other: str) -> bytes:
     try:
         public = ec.EllipticCurvePublicKey.from_encoded_point(CURVE, bytes.fromhex(other))
     except ValueError:
         raise SecretsError("a stated key is no point of the curve") from None
-    return generate_shared_key(key, public)
+    agreed = key.exchange(ec.ECDH(), public)
+    return HKDF(hashes.SHA256(), SECRET_BYTES, salt=None, info=None).derive(agreed)
+
+
+def _make_cipher(key: ec.EllipticCurvePrivateKey, other: str) -> Fernet:
+    return Fernet(base64.urlsafe_b64encode(compute_shared_secret(key, other)))
 
 
 def encrypt_message_for_site(letter: bytes, key: ec.EllipticCurvePrivateKey, recipient: str) -> bytes:
@@ -93,7 +93,7 @@ def encrypt_message_for_site(letter: bytes, key: ec.EllipticCurvePrivateKey, rec
         key: The sender's key pair.
         recipient: The recipient's public key, in hexadecimal.
     """
-    return encrypt(_derive_shared_encryption_key(key, recipient), letter)
+    return _make_cipher(key, recipient).encrypt(letter)
 
 
 def decrypt_message_from_site(letter: bytes, key: ec.EllipticCurvePrivateKey, sender: str) -> bytes:
@@ -108,29 +108,21 @@ def decrypt_message_from_site(letter: bytes, key: ec.EllipticCurvePrivateKey, se
         SecretsError: If the message was not encrypted by the owner of ``sender`` for this key.
     """
     try:
-        return decrypt(_derive_shared_encryption_key(key, sender), letter)
+        return _make_cipher(key, sender).decrypt(letter)
     except InvalidToken:
         raise SecretsError("a letter cannot be opened") from None
 
 
-def split_secret_into_shares(secret: bytes, threshold: int, sites: int) -> list[bytes]:
-    """Split a secret into one share for each site; any ``threshold`` shares recover it, fewer reveal nothing."""
-    return create_shares(secret, threshold, sites)
-
-
 def recover_secret_from_shares(shares: Sequence[bytes]) -> bytes:
-    """Recover a secret from shares of :func:`split_secret_into_shares`, at least as many as its threshold.
+    """Recover a secret from its shares, at least as many as its threshold.
 
     Raises:
         SecretsError: If the shares do not fit together.
     """
     try:
-        secret = combine_shares(list(shares))
-    except ValueError:
-        raise SecretsError("shares do not fit together") from None
-    if len(secret) != SECRET_BYTES:
-        raise SecretsError("shares make a secret of another length")
-    return secret
+        return recover_secret(shares)
+    except ValueError as error:
+        raise SecretsError(f"shares do not fit together: {error}") from None
 
 
 def add_mask_to_vector(vector: Integers, places: Iterable[slice], secret: bytes, *, subtract: bool = False) -> None:

@@ -49,10 +49,10 @@ from polyclinic.strategies.privacy.secure_aggregation.crypto import (
     refuse_unsigned_statement,
     serialize_private_key,
     sign_masking_statement,
-    split_secret_into_shares,
 )
 from polyclinic.strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundStore, count_needed_survivors
 from polyclinic.strategies.privacy.secure_aggregation.noise_shares import DistributedNoise
+from polyclinic.strategies.privacy.secure_aggregation.secret_sharing import split_secret_into_shares
 from polyclinic.strategies.privacy.secure_aggregation.vectors import (
     UpdateVectorSegment,
     compute_share_threshold,
