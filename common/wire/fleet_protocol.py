@@ -67,7 +67,8 @@ PullObjectResponse: 1 bool object_found, 2 bool object_available, 3 bytes object
 ConfirmMessageReceivedRequest: 1 Node node, 2 uint64 run_id, 3 string message_object_id
 ConfirmMessageReceivedResponse:
 """
-"""One line a message: numbers, types and names of its fields; a star marks a repeated field."""
+"""One line a message: numbers, types and names of its fields. A star marks a repeated field, a question mark a field of
+the message's only ``oneof``."""
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 
@@ -89,7 +90,11 @@ def make_protobuf_message_classes(package: str, messages: str) -> dict[str, Any]
             number, kind, title = field.split()
             label = _FIELD.LABEL_REPEATED if kind.endswith("*") else _FIELD.LABEL_OPTIONAL
             added = message.field.add(name=title, number=int(number), label=label)
-            if (kind := kind.rstrip("*")).islower():  # protobuf's own kinds, such as uint64
+            if kind.endswith("?"):
+                if not message.oneof_decl:
+                    message.oneof_decl.add(name="value")
+                added.oneof_index = 0
+            if (kind := kind.rstrip("*?")).islower():  # protobuf's own kinds, such as uint64
                 added.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
             else:
                 added.type, added.type_name = _FIELD.TYPE_MESSAGE, f".{package}.{kind}"

@@ -1,0 +1,351 @@
+"""Our own encoding of Flower's messages as objects, and the reverse, in the format of Flower 1.39 to 1.42.
+
+A message is a tree of objects. Each object is a head, a zero byte and a body; its id is the SHA-256 of all three. The
+head is ``KIND CHILDREN LENGTH``: the ids of the children, separated by commas, and the length of the body. The kinds:
+
+==============  =================================================  =====================================
+kind            body                                               children
+==============  =================================================  =====================================
+Message         protobuf: metadata without message id, or error    a RecordDict, none with an error
+RecordDict      JSON: record's name -> object id                   its records
+ArrayRecord     JSON: array's name -> object id                    its arrays
+ConfigRecord    protobuf: names and values                         none
+MetricRecord    protobuf: names and values                         none
+Array           JSON: dtype, shape, stype, places of its chunks    its chunks, once each
+ArrayChunk      a part of the array's bytes                        none
+==============  =================================================  =====================================
+
+Flower's own functions copy every array six times to send a message and four times to receive it; these copy it once
+each. ``tests/common/test_message_objects.py`` compares the bytes with those of the installed Flower.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
+
+from polyclinic.common.wire.fleet_protocol import (
+    CHUNK_BYTES,
+    Envelope,
+    MetadataFields,
+    ObjectTree,
+    make_protobuf_message_classes,
+)
+
+HASHERS = 2
+"""Number of parts of an array that are hashed at the same time."""
+MOST_RECORDS = 100
+"""Most Flower records in one message; ours have a handful."""
+PER_ARRAY = 64
+"""Bytes that an array counts for beside its content: an empty array takes time, too."""
+INT64_MAX = 2**63 - 1
+
+_DIVIDER = b"\x00"
+_LONGEST_CHUNK_HEAD = 64  # a chunk has no children, so its head is its kind and its length
+_CHUNKS = "polyclinic_chunks"  # our own attribute of an Array that was split already
+
+_VALUES = """
+DoubleList: 1 double* vals
+SintList: 1 sint64* vals
+UintList: 1 uint64* vals
+BoolList: 1 bool* vals
+StringList: 1 string* vals
+BytesList: 1 bytes* vals
+Value: 1 double? double, 2 sint64? sint64, 3 uint64? uint64, 4 bool? bool, 5 string? string, 6 bytes? bytes, \
+21 DoubleList? double_list, 22 SintList? sint_list, 23 UintList? uint_list, 24 BoolList? bool_list, \
+25 StringList? string_list, 26 BytesList? bytes_list
+Item: 1 string key, 2 Value value
+Record: 1 Item* items
+"""
+_RECORD_CLASSES = {
+    name.rpartition(".")[2]: made for name, made in make_protobuf_message_classes("polyclinic.record", _VALUES).items()
+}
+_Record, _Value = _RECORD_CLASSES["Record"], _RECORD_CLASSES["Value"]
+
+# The types of a record's values, in the order in which Flower tries them: an empty list is of the first one.
+_CONFIG_TYPES: tuple[type, ...] = (bool, int, float, str, bytes)
+_METRIC_TYPES: tuple[type, ...] = (float, int)
+_FIELDS: Mapping[type, tuple[str, str]] = {
+    bool: ("bool", "bool_list"),
+    int: ("sint64", "sint_list"),
+    float: ("double", "double_list"),
+    str: ("string", "string_list"),
+    bytes: ("bytes", "bytes_list"),
+}
+
+
+class MessageTooLarge(ValueError):
+    """Raised when a received message would take more memory than is allowed."""
+
+
+# ---------------------------------------------------------------------- encoding
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk of an array as an object: its id and its content with the head."""
+
+    object_id: str
+    content: bytes
+
+
+def encode_message_objects(message: Message) -> tuple[Any, dict[str, bytes]]:
+    """Encode a message as objects.
+
+    Returns:
+        The tree of object ids (:data:`ObjectTree`), whose root is the message's id; and object id -> content, children
+        first.
+    """
+    contents: dict[str, bytes] = {}
+    envelope = Envelope(metadata=encode_metadata(message.metadata, message_id=""))
+    children = []
+    if message.has_content():
+        children.append(_encode_record_dict(message.content, contents))
+    if message.has_error():
+        envelope.error.code = message.error.code
+        envelope.error.reason = message.error.reason or ""
+    body = envelope.SerializeToString(deterministic=True)
+    return _add_object("Message", children, body, contents), contents
+
+
+def encode_metadata(metadata: Metadata, *, message_id: str) -> Any:
+    """Return a message's metadata as :data:`MetadataFields`, with the given message id."""
+    fields = {name: getattr(metadata, name) for name in MetadataFields.DESCRIPTOR.fields_by_name}
+    return MetadataFields(**{**fields, "message_id": message_id})
+
+
+def encode_record_values(record: ConfigRecord | MetricRecord) -> bytes:
+    """Encode the names and values of a record as protobuf.
+
+    Raises:
+        TypeError: If a value is of a type that Flower does not allow.
+    """
+    types = _CONFIG_TYPES if isinstance(record, ConfigRecord) else _METRIC_TYPES
+    encoded = _Record()
+    for key, value in record.items():
+        encoded.items.add(key=key, value=_encode_value(value, types))
+    return bytes(encoded.SerializeToString())
+
+
+def _encode_value(value: Any, types: Iterable[type]) -> Any:
+    for kind in types:
+        single, several = _FIELDS[kind]
+        if isinstance(value, kind):
+            if kind is int and value > INT64_MAX:
+                single = "uint64"
+            return _Value(**{single: value})
+        if isinstance(value, list) and all(isinstance(item, kind) for item in value):
+            if kind is int and any(item > INT64_MAX for item in value):
+                several = "uint_list"
+            encoded = _Value()
+            values = getattr(encoded, several)
+            values.SetInParent()  # an empty list is a list, too
+            values.vals.extend(value)
+            return encoded
+    raise TypeError(f"a record cannot have the value {value!r}")
+
+
+def _add_object(kind: str, children: Sequence[Any], body: bytes, contents: dict[str, bytes]) -> Any:
+    """Add an object to ``contents``; return its tree, in which each child stands once."""
+    below = {child.object_id: child for child in children}
+    content = b"".join((_make_head(kind, below, len(body)), _DIVIDER, body))
+    object_id = hashlib.sha256(content).hexdigest()
+    contents.setdefault(object_id, content)
+    return ObjectTree(object_id=object_id, children=below.values())
+
+
+def _make_head(kind: str, children: Iterable[str], length: int) -> bytes:
+    return f"{kind} {','.join(children)} {length}".encode()
+
+
+def _encode_record_dict(content: RecordDict, contents: dict[str, bytes]) -> Any:
+    trees = {name: _encode_record(record, contents) for name, record in content.items()}
+    return _add_object("RecordDict", list(trees.values()), _encode_ids(trees), contents)
+
+
+def _encode_record(record: ArrayRecord | ConfigRecord | MetricRecord, contents: dict[str, bytes]) -> Any:
+    if isinstance(record, ArrayRecord):
+        trees = {name: _encode_array(array, contents) for name, array in record.items()}
+        return _add_object("ArrayRecord", list(trees.values()), _encode_ids(trees), contents)
+    kind = "ConfigRecord" if isinstance(record, ConfigRecord) else "MetricRecord"
+    return _add_object(kind, (), encode_record_values(record), contents)
+
+
+def _encode_ids(trees: Mapping[str, Any]) -> bytes:
+    return json.dumps({name: tree.object_id for name, tree in trees.items()}).encode()
+
+
+def _encode_array(array: Array, contents: dict[str, bytes]) -> Any:
+    chunks = split_array_into_chunks(array)
+    ids = list(dict.fromkeys(chunk.object_id for chunk in chunks))
+    for chunk in chunks:
+        contents.setdefault(chunk.object_id, chunk.content)
+    places = {object_id: place for place, object_id in enumerate(ids)}
+    body = {
+        "dtype": array.dtype,
+        "shape": array.shape,
+        "stype": array.stype,
+        "arraychunk_ids": [places[chunk.object_id] for chunk in chunks],
+    }
+    children = [ObjectTree(object_id=object_id) for object_id in ids]
+    return _add_object("Array", children, json.dumps(body).encode(), contents)
+
+
+def split_array_into_chunks(array: Array) -> Sequence[_Chunk]:
+    """Split an array's bytes into chunk objects; an array that goes to many sites is split and hashed only once."""
+    data = array.data
+    earlier: tuple[bytes, Sequence[_Chunk]] | None = vars(array).get(_CHUNKS)
+    if earlier is not None and earlier[0] is data:
+        return earlier[1]
+    view = memoryview(data)
+    parts = [view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES)]
+    with ThreadPoolExecutor(max(1, min(HASHERS, len(parts)))) as pool:
+        chunks = list(pool.map(_encode_chunk, parts))
+    vars(array)[_CHUNKS] = data, chunks
+    return chunks
+
+
+def _encode_chunk(part: memoryview) -> _Chunk:
+    content = b"".join((_make_head("ArrayChunk", (), len(part)), _DIVIDER, part))
+    return _Chunk(hashlib.sha256(content).hexdigest(), content)
+
+
+# ---------------------------------------------------------------------- decoding
+
+Contents = Mapping[str, bytes | memoryview]
+
+
+def decode_message_objects(message_id: str, contents: Contents, most: float) -> Message:
+    """Decode a received message from its objects.
+
+    An array can contain the same chunk many times, and a record the same array, although the sender transferred it
+    once. So the memory of the message is limited separately from the size of its objects.
+
+    Args:
+        message_id: Id of the message, which is the id of its root object.
+        contents: Object id -> content.
+        most: Maximum bytes of all arrays, :data:`PER_ARRAY` for each included.
+
+    Raises:
+        MessageTooLarge: If the arrays have more bytes, or there are too many records.
+        ValueError: If the objects are not a valid Flower message.
+    """
+    try:
+        return _Decoder(contents, most).decode_message(message_id)
+    except MessageTooLarge:
+        raise
+    except Exception as error:  # as the other side has written it: JSON, protobuf and Flower raise a dozen kinds
+        raise ValueError(f"message {message_id[:8]} cannot be put together: {error!r}") from None
+
+
+def decode_record_values(encoded: bytes | memoryview) -> dict[str, Any]:
+    """Decode the names and values of a record from protobuf, in their order.
+
+    Raises:
+        ValueError: If the bytes are no record, or a value has no type.
+    """
+    record = _Record.FromString(bytes(encoded))
+    return {item.key: _decode_value(item.value) for item in record.items}
+
+
+def _decode_value(value: Any) -> Any:
+    field = value.WhichOneof("value")
+    if field is None:
+        raise ValueError("a value is of no type")
+    decoded = getattr(value, field)
+    return list(decoded.vals) if field.endswith("_list") else decoded
+
+
+class _Decoder:
+    """Decodes the objects of one message, of fixed kinds at each level, so that no tree can be deeper than ours."""
+
+    def __init__(self, contents: Contents, most: float) -> None:
+        self._contents, self._room = contents, most
+        self._arrays: dict[str, tuple[Array, int]] = {}  # an array of several names is made once
+
+    def decode_message(self, message_id: str) -> Message:
+        _, children, body = self._split_object(message_id, "Message")
+        envelope = Envelope.FromString(bytes(body))
+        fields = {name: getattr(envelope.metadata, name) for name in MetadataFields.DESCRIPTOR.fields_by_name}
+        metadata = Metadata(**{**fields, "message_id": message_id})
+        if envelope.HasField("error"):
+            if children:
+                raise ValueError("an error has no content")
+            error = Error(envelope.error.code, envelope.error.reason or None)
+            return Message(error=error, metadata=metadata)
+        (content_id,) = children
+        return Message(content=self._decode_record_dict(content_id), metadata=metadata)
+
+    def _decode_record_dict(self, object_id: str) -> RecordDict:
+        names = self._read_named_children(object_id, "RecordDict")
+        if len(names) > MOST_RECORDS:
+            raise MessageTooLarge(f"a message has {len(names)} records; {MOST_RECORDS} is the most")
+        return RecordDict({name: self._decode_record(child) for name, child in names.items()})
+
+    def _decode_record(self, object_id: str) -> ArrayRecord | ConfigRecord | MetricRecord:
+        kind, children, body = self._split_object(object_id, "ArrayRecord", "ConfigRecord", "MetricRecord")
+        if kind == "ArrayRecord":
+            names = self._read_named_children(object_id, kind)
+            return ArrayRecord({name: self._decode_array(child) for name, child in names.items()})
+        if children:
+            raise ValueError(f"a {kind} has no children")
+        values = decode_record_values(body)
+        return ConfigRecord(values) if kind == "ConfigRecord" else MetricRecord(values)
+
+    def _decode_array(self, object_id: str) -> Array:
+        if object_id in self._arrays:
+            array, size = self._arrays[object_id]
+            self._take_room(size)
+            return array
+        _, children, body = self._split_object(object_id, "Array")
+        about = json.loads(bytes(body))
+        pieces = [self._split_object(child, "ArrayChunk")[2] for child in children]
+        places = about["arraychunk_ids"]
+        if any(type(place) is not int or not 0 <= place < len(pieces) for place in places):
+            raise ValueError("an array names a chunk that it does not have")
+        size = sum(len(pieces[place]) for place in places) + PER_ARRAY * (1 + len(places))
+        self._take_room(size)  # before anything is made of the chunks
+        chunks = [pieces[place] for place in places]
+        data = bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
+        array = Array(dtype=about["dtype"], shape=tuple(about["shape"]), stype=about["stype"], data=data)
+        self._arrays[object_id] = array, size
+        return array
+
+    def _take_room(self, size: int) -> None:
+        self._room -= size
+        if self._room < 0:
+            raise MessageTooLarge("the arrays of a message would take too much memory")
+
+    def _read_named_children(self, object_id: str, kind: str) -> dict[str, str]:
+        """Return name -> object id of a record's parts; all are children of the object."""
+        _, children, body = self._split_object(object_id, kind)
+        names = json.loads(bytes(body))
+        if not isinstance(names, dict) or set(names.values()) != set(children):
+            raise ValueError(f"a {kind} does not name its children")
+        return names
+
+    def _split_object(self, object_id: str, *kinds: str) -> tuple[str, list[str], memoryview]:
+        """Return an object's kind, its children's ids and its body."""
+        content = self._contents[object_id]
+        end = _find_divider(content)
+        kind, below, length = bytes(content[:end]).decode().split(" ")
+        body = memoryview(content)[end + 1 :]
+        if kind not in kinds or int(length) != len(body):
+            raise ValueError(f"object {object_id[:8]} is no {' or '.join(kinds)}")
+        return kind, below.split(",") if below else [], body
+
+
+def _find_divider(content: bytes | memoryview) -> int:
+    """Return the length of an object's head; of a large chunk only the first bytes are searched."""
+    start = bytes(content[:_LONGEST_CHUNK_HEAD])
+    end = start.find(_DIVIDER)
+    return end if end >= 0 else bytes(content).index(_DIVIDER)
+
+
+def count_array_bytes(content: RecordDict) -> int:
+    """Count the bytes of all arrays in a message's content, plus :data:`PER_ARRAY` for each."""
+    return sum(len(array.data) + PER_ARRAY for record in content.array_records.values() for array in record.values())
